@@ -1,0 +1,53 @@
+"""Speculative sampling: keep drafted tokens so that the output is distributed as the target's."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import pad
+
+from bild_lab.acceptance.exact_match import ExactMatch
+from bild_lab.draft import Draft, Verdict
+from bild_lab.request import Request
+
+
+class SpeculativeSampling:
+    """Accept a token drawn from q with probability min(1, p / q) (speculative decoding, Algorithm 1).
+
+    At the first rejection the next token is drawn from norm(max(0, p − q)); after a draft that was
+    accepted whole, from p. With argmax sampling p and q are one-hot and this is exact match.
+    """
+
+    accepts_trees = False
+
+    def __init__(self) -> None:
+        self._greedy = ExactMatch()
+
+    def __call__(self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict:
+        if request.sampling.greedy:
+            return self._greedy(draft, logits, request)
+        n, generator = len(draft), request.generator
+        p = request.sampling.probs(logits)  # [n+1, vocab]
+        q = drafter_probs(draft, p)  # [n, vocab]
+        rows = torch.arange(n, device=p.device)
+        uniform = torch.rand(n, generator=generator, device=p.device, dtype=p.dtype)
+        accepted = uniform * q[rows, draft.tokens] < p[rows, draft.tokens]
+        kept = int(accepted.long().cumprod(0).sum())
+        after = residual(p[kept], q[kept]) if kept < n else p[n]
+        next_token = int(torch.multinomial(after, 1, generator=generator))
+        return Verdict(path=tuple(range(kept)), next_token=next_token)
+
+
+def drafter_probs(draft: Draft, p: Float[Tensor, "n+1 vocab"]) -> Float[Tensor, "n vocab"]:
+    """q as wide as p: one-hot for a drafter that is certain, padded where vocabularies are padded apart."""
+    if draft.probs is not None:
+        return pad(draft.probs.to(p), (0, p.shape[-1] - draft.probs.shape[-1]))
+    return torch.zeros_like(p[:-1]).scatter_(-1, draft.tokens[:, None], 1.0)
+
+
+def residual(p: Float[Tensor, " vocab"], q: Float[Tensor, " vocab"]) -> Float[Tensor, " vocab"]:
+    """norm(max(0, p − q)); p itself where rounding leaves nothing of the difference."""
+    difference = (p - q).clamp(min=0)
+    total = difference.sum()
+    return difference / total if total > 0 else p

@@ -1,0 +1,1 @@
+"""What the numbers mean: Pareto fronts, walltime theory, statistics."""

@@ -1,0 +1,73 @@
+"""Which points of a sweep are worth having: the Pareto front and the best point at a given loss."""
+
+import math
+from collections.abc import Sequence
+
+from bild_lab.errors import UserError
+
+# Identical output scored twice may differ in the last bits of the score's sum.
+_TOLERANCE = 1e-9
+
+
+def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Return the indices of the undominated (cost, quality) points, cheapest first.
+
+    A point is dominated when another costs no more, is no worse, and is better in one of the two.
+    Points with equal cost and equal quality do not dominate each other: all are kept, in their order.
+
+    Raises:
+        UserError: a cost or a quality is not finite, so that no order exists.
+    """
+    _require_finite(points)
+    order = sorted(range(len(points)), key=lambda index: (points[index][0], -points[index][1], index))
+    front: list[int] = []
+    for index in order:
+        if not front or points[index][1] > points[front[-1]][1] or points[index] == points[front[-1]]:
+            front.append(index)
+    return front
+
+
+def hypervolume(points: Sequence[tuple[float, float]], reference: tuple[float, float]) -> float:
+    """Return the area between the front and a reference (cost, quality) that is worse than both.
+
+    The unit is cost times quality. Points that do not beat the reference in both add nothing.
+    """
+    cost_limit, quality_floor = reference
+    area, quality = 0.0, quality_floor
+    for cost, better in (points[index] for index in pareto_front(points)):
+        if cost < cost_limit and better > quality:
+            area += (cost_limit - cost) * (better - quality)
+            quality = better
+    return area
+
+
+def is_baseline(result: dict) -> bool:
+    """Say whether a result is the baseline that the others of its setting are compared with."""
+    return result["policy"] == result["setting"]["baseline"]
+
+
+def best_at_loss(results: list[dict], loss: float) -> dict | None:
+    """Return the fastest result whose quality is at least its baseline's minus `loss` points.
+
+    Every result is compared with the baseline quality of its own setting. The baseline itself, and
+    results measured without one, are no candidates. Of equally fast results the better one wins.
+    """
+    kept = [result for result in results if _loses_at_most(result, loss)]
+    return max(kept, key=lambda result: (result["speedup"]["value"], result["quality"]["value"]), default=None)
+
+
+def _loses_at_most(result: dict, loss: float) -> bool:
+    quality = result["quality"]
+    known = (result["speedup"]["value"], quality["value"], quality["baseline"])
+    if is_baseline(result) or any(value is None for value in known):
+        return False
+    return quality["value"] >= quality["baseline"] - loss - _TOLERANCE
+
+
+def _require_finite(points: Sequence[tuple[float, float]]) -> None:
+    for index, (cost, quality) in enumerate(points):
+        if not (math.isfinite(cost) and math.isfinite(quality)):
+            raise UserError(
+                f"a Pareto front wants finite costs and qualities, got cost {cost} and quality {quality} "
+                f"at point {index}; leave that point out"
+            )

@@ -1,0 +1,70 @@
+"""Estimates with intervals from paired, repeated timings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """Baseline time over method time, with its 95 % bootstrap interval over examples.
+
+    value: total baseline time over total time, as in the papers. median: of the ratios of single examples.
+    """
+
+    value: float
+    low: float
+    high: float
+    median: float
+
+
+def paired_speedup(
+    baseline_s: Float[np.ndarray, "examples repeats"], method_s: Float[np.ndarray, "examples repeats"], seed: int = 0
+) -> Speedup:
+    """How many times faster the method is; both timed on the same examples in the same run.
+
+    Each example counts with the median of its repeats; resampling keeps the pairs together.
+    """
+    slow, fast = np.median(baseline_s, axis=1), np.median(method_s, axis=1)
+    picks = np.random.default_rng(seed).integers(len(slow), size=(RESAMPLES, len(slow)))
+    ratios = slow[picks].sum(1) / fast[picks].sum(1)
+    low, high = np.quantile(ratios, [0.025, 0.975])
+    return Speedup(float(slow.sum() / fast.sum()), float(low), float(high), float(np.median(slow / fast)))
+
+
+def latency_summary(latency_s: Float[np.ndarray, "examples repeats"]) -> dict[str, float]:
+    """Seconds per example over examples, each with the median of its repeats."""
+    per_example = np.median(latency_s, axis=1)
+    return {
+        "median": float(np.median(per_example)),
+        "p95": float(np.quantile(per_example, 0.95)),
+        "mean": float(per_example.mean()),
+        "total": float(per_example.sum()),
+    }
+
+
+def acceptance_by_position(rounds: list[tuple[int, int]]) -> list[float]:
+    """Of the rounds (drafted, accepted) whose draft stood up to a position, the share in which that token stood too."""
+    longest = max((drafted for drafted, _ in rounds), default=0)
+    rates = []
+    for position in range(longest):
+        reached = [accepted for drafted, accepted in rounds if drafted > position and accepted >= position]
+        if not reached:
+            break
+        rates.append(sum(accepted > position for accepted in reached) / len(reached))
+    return rates
+
+
+def acceptance_rate(rounds: list[tuple[int, int]]) -> float | None:
+    """The probability that a drafted token stands, given that those before it do: accepted / (accepted + rejections).
+
+    The estimate of α in the speculative decoding paper; tokens behind a rejection were never judged.
+    """
+    accepted = sum(kept for _, kept in rounds)
+    judged = accepted + sum(kept < drafted for drafted, kept in rounds)
+    return accepted / judged if judged else None

@@ -1,0 +1,126 @@
+"""Decoding from Python: `bild_lab.load(...)` and `decoder.generate(...)`."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+
+from bild_lab.build import build_method
+from bild_lab.config import compose_policy, require_whole
+from bild_lab.decode import Method
+from bild_lab.errors import UserError
+from bild_lab.models.hf import HuggingFaceModel
+from bild_lab.models.loading import Checkpoint, require_same_vocabulary, resolve_device, resolve_dtype
+from bild_lab.request import Limits, Request
+from bild_lab.sampling import Sampling
+from bild_lab.trace import StageTrace, Trace
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One continuation. token_ids: as emitted, the end token included; text: without special tokens."""
+
+    text: str
+    token_ids: list[int]
+    trace: Trace
+    latency_s: float
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A target model and a method that decodes with it."""
+
+    target: HuggingFaceModel
+    method: Method
+    models: tuple[HuggingFaceModel, ...]  # the target, then what the method drafts with
+
+    def load_weights(self) -> None:
+        """Read the weights now rather than at the first decoding."""
+        for model in self.models:
+            _ = model.module
+
+    def request(
+        self,
+        prompt: str,
+        max_new_tokens: int,
+        sampling: Sampling | None = None,
+        seed: int = 0,
+        max_source_tokens: int | None = None,
+    ) -> Request:
+        """Tokenize a prompt and set its limits and sampling."""
+        require_whole("max_new_tokens", max_new_tokens, 1)
+        sampling = sampling or Sampling()
+        source = self.target.source(prompt, max_source_tokens)
+        limits = Limits(len(source.prompt), max_new_tokens, self.target.checkpoint.end_tokens)
+        generator = None if sampling.greedy else torch.Generator(self.target.device).manual_seed(seed)
+        return Request(source, limits, sampling, generator)
+
+    def generate(
+        self,
+        prompt: str,
+        max_new_tokens: int = 128,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+    ) -> Generation:
+        """Continue (or, encoder–decoder, translate) one prompt; the trace holds every round and its stages."""
+        request = self.request(prompt, max_new_tokens, Sampling(temperature, top_k, top_p), seed)
+        trace = StageTrace(synchronize=self.synchronize)
+        started = time.perf_counter()
+        tokens = self.method.decode(request, trace)
+        self.synchronize()
+        emitted = tokens[request.limits.prompt_length :]
+        return Generation(self.text(emitted), emitted, trace, time.perf_counter() - started)
+
+    def text(self, token_ids: list[int]) -> str:
+        return self.target.checkpoint.tokenizer.decode(token_ids, skip_special_tokens=True).strip()
+
+    def synchronize(self) -> None:
+        """Wait until the device has done what it was asked."""
+        if self.target.device.type == "cuda":
+            torch.cuda.synchronize(self.target.device)
+
+
+def load(
+    target: str,
+    draft: str | None = None,
+    policy: str | DictConfig = "bild",
+    dtype: str = "float32",
+    device: str = "auto",
+    target_revision: str | None = None,
+    draft_revision: str | None = None,
+    **knobs: Any,
+) -> Decoder:
+    """A decoder for a pair of checkpoints.
+
+    target, draft: a folder, a hub id, or toy:large and toy:small. policy: a name in conf/policy, its
+    knobs as keywords (`fallback=0.6`), or a composed policy. Weights load at the first decoding and
+    are shared by later decoders. Raises UserError where the parts do not fit together.
+    """
+    node = compose_policy(policy, knobs) if isinstance(policy, str) else policy
+    where, precision = str(resolve_device(device)), resolve_dtype(dtype)
+    target_model = load_model(target, target_revision, where, precision)
+    drafts: list[HuggingFaceModel] = []
+
+    def draft_model() -> HuggingFaceModel:
+        if draft is None:
+            raise UserError(f"policy {node.name} drafts with a small model; give one with pair.draft (draft=)")
+        drafts.append(load_model(draft, draft_revision, where, precision))
+        return drafts[-1]
+
+    method = build_method(node, {"target": lambda: target_model, "draft": draft_model})
+    for model in drafts:
+        require_same_vocabulary(target_model.checkpoint, model.checkpoint)
+    return Decoder(target_model, method, (target_model, *drafts))
+
+
+@lru_cache(maxsize=8)
+def load_model(path: str, revision: str | None, device: str, dtype: torch.dtype) -> HuggingFaceModel:
+    """A model, shared by all decoders of the process."""
+    return HuggingFaceModel(Checkpoint(path, revision), torch.device(device), dtype)

@@ -1,0 +1,102 @@
+"""Is the Hugging Face hub there? Asked with one socket before any of its libraries waits for minutes.
+
+An unreachable hub costs `huggingface_hub` 23 s (refused) to 389 s (black-holed) a call.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from bild_lab.errors import UserError
+
+DEFAULT_ENDPOINT = "https://huggingface.co"
+PROBE_TIMEOUT_S = 2.0
+_TRUE_WORDS = {"1", "ON", "YES", "TRUE"}  # as huggingface_hub reads its variables
+
+
+def require_hub(what: str, remedy: str) -> None:
+    """Return if the hub can be reached, within about two seconds.
+
+    `what` is the thing wanted ("dataset 'wmt/wmt14'"), `remedy` the way round the hub ("give a local
+    copy: dataset.path=DIR"). Raises UserError with both if the hub is unreachable or switched off.
+    """
+    problem = hub_problem()
+    if problem is not None:
+        raise UserError(f"wanted {what} from the Hugging Face hub, but {problem}; {remedy}")
+
+
+def hub_problem(timeout_s: float = PROBE_TIMEOUT_S) -> str | None:
+    """Why the hub cannot be used, or None if a socket to it (or to its proxy) opens."""
+    for switch in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        if os.environ.get(switch, "").upper() in _TRUE_WORDS:
+            return f"{switch} is set"
+    host, port = _probe_address()
+    failure = _connect(host, port, timeout_s)
+    return None if failure is None else f"{host}:{port} cannot be reached ({failure})"
+
+
+def _probe_address() -> tuple[str, int]:
+    """Host and port that a request to the hub would open first: the endpoint, or its proxy.
+
+    Raises UserError for an endpoint or a proxy that is not a URL.
+    """
+    url = endpoint = os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT
+    parts = urllib.parse.urlsplit(endpoint)
+    proxy = urllib.request.getproxies().get(parts.scheme)
+    if proxy and parts.hostname and not urllib.request.proxy_bypass(parts.hostname):
+        url = proxy if "://" in proxy else f"http://{proxy}"
+        parts = urllib.parse.urlsplit(url)
+    try:
+        port = parts.port or {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}[parts.scheme]
+    except (KeyError, ValueError):
+        port = None
+    if parts.hostname is None or port is None:
+        raise UserError(f"HF_ENDPOINT or its proxy must be a URL such as {DEFAULT_ENDPOINT}, got {url!r}")
+    return parts.hostname, port
+
+
+def _connect(host: str, port: int, timeout_s: float) -> str | None:
+    """Open and close a socket; the failure in words, or None."""
+    outcome: list[str | None] = []
+
+    def connect() -> None:
+        try:
+            socket.create_connection((host, port), timeout=timeout_s).close()
+            outcome.append(None)
+        except OSError as error:
+            outcome.append(error.strerror or str(error))
+
+    # in a thread: a name server that does not answer holds getaddrinfo, which has no timeout of its own
+    prober = threading.Thread(target=connect, daemon=True)
+    prober.start()
+    prober.join(timeout_s)
+    return outcome[0] if outcome else f"no answer in {timeout_s:g} s"
+
+
+@contextmanager
+def offline_hub() -> Iterator[None]:
+    """Let the hub's libraries use their cache only, inside the block.
+
+    HF_HUB_OFFLINE is read once, at import, so the constants that were read are switched instead.
+    Import what will be called (`datasets`, `transformers`) before entering.
+    """
+    import huggingface_hub.constants
+
+    modules = [huggingface_hub.constants]
+    if "datasets.config" in sys.modules:
+        modules.append(sys.modules["datasets.config"])
+    before = [module.HF_HUB_OFFLINE for module in modules]
+    try:
+        for module in modules:
+            module.HF_HUB_OFFLINE = True
+        yield
+    finally:
+        for module, value in zip(modules, before, strict=True):
+            module.HF_HUB_OFFLINE = value

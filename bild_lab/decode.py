@@ -1,0 +1,91 @@
+"""The draft-then-verify loop, which every method that drafts and verifies goes through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from bild_lab.draft import Draft, Verdict
+from bild_lab.errors import UserError
+from bild_lab.models.session import Model, Scores
+from bild_lab.request import Request
+from bild_lab.trace import Trace
+
+
+class Drafter(Protocol):
+    """Proposes tokens for the target to check."""
+
+    drafts_trees: bool
+
+    def start(self, request: Request) -> None: ...
+    def propose(self, tokens: list[int]) -> Draft: ...
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None: ...
+
+
+class Acceptance(Protocol):
+    """Decides how much of a draft stands; row 0 follows the root, row i+1 follows node i."""
+
+    accepts_trees: bool
+
+    def __call__(self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict: ...
+
+
+class Method(Protocol):
+    """Any way to continue a prompt: returns the prompt's tokens and the emitted ones."""
+
+    def decode(self, request: Request, trace: Trace) -> list[int]: ...
+
+
+@dataclass(frozen=True)
+class DraftThenVerify:
+    """A target, a drafter and an acceptance rule.
+
+    verify_tail: check drafted tokens that end the text too. False returns them unchecked, as
+    Algorithm 1 of BiLD does.
+    """
+
+    target: Model
+    drafter: Drafter
+    acceptance: Acceptance
+    verify_tail: bool = True
+
+    def __post_init__(self) -> None:
+        if self.drafter.drafts_trees and not self.acceptance.accepts_trees:
+            raise UserError(
+                f"{type(self.acceptance).__name__} accepts chains of tokens, but "
+                f"{type(self.drafter).__name__} drafts trees; use ExactMatch with it"
+            )
+
+    @torch.inference_mode()
+    def decode(self, request: Request, trace: Trace) -> list[int]:
+        return draft_then_verify(self.target, self.drafter, self.acceptance, request, trace, self.verify_tail)
+
+
+def draft_then_verify(
+    target: Model, drafter: Drafter, accept: Acceptance, request: Request, trace: Trace, verify_tail: bool = True
+) -> list[int]:
+    """Continue the prompt until an end token or the length limit; returns prompt and continuation."""
+    limits = request.limits
+    tokens = list(request.source.prompt)
+    with trace.span("prefill"):
+        session = target.start(request.source)
+        drafter.start(request)
+    while not limits.reached(tokens):
+        with trace.span("draft"):
+            draft = drafter.propose(tokens)
+        if not verify_tail and limits.reached(tail := limits.append(tokens, draft.token_list)):
+            trace.step(draft, None)
+            return tail
+        with trace.span("verify"):
+            scores = session.extend(*draft.under(tokens[-1]))  # the last committed token is not cached yet
+            verdict = accept(draft, scores.logits, request)
+        session.keep([0, *(node + 1 for node in verdict.path)])
+        drafter.observe(draft, scores, verdict)
+        drafted = draft.token_list
+        tokens = limits.append(tokens, [*(drafted[node] for node in verdict.path), verdict.next_token])
+        trace.step(draft, verdict)
+    return tokens

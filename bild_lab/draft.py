@@ -1,0 +1,90 @@
+"""What a drafter proposes and what an acceptance rule decides about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+ROOT = -1  # the parent of a node that follows the last committed token
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A tree of proposed tokens under the last committed token; a chain is one branch.
+
+    tokens: [n] on the model's device.
+    parents: [n], parents[i] < i, or ROOT; None means a chain.
+    probs: [n vocab], the distribution each token was sampled from (q of the speculative
+        sampling paper); None means that the drafter proposed with certainty.
+    confidence: the drafter's largest probability at each of its calls, where it was computed.
+    fallback: the drafter handed over because it lacked confidence (BiLD §3.3).
+    calls: how many forwards the drafter ran for it.
+    """
+
+    tokens: Int[Tensor, " n"]
+    parents: Int[Tensor, " n"] | None = None
+    probs: Float[Tensor, "n vocab"] | None = None
+    confidence: tuple[float, ...] = ()
+    fallback: bool = False
+    calls: int = 0
+
+    def __len__(self) -> int:
+        return self.tokens.shape[0]
+
+    def under(self, token: int) -> tuple[Int[Tensor, " n+1"], Int[Tensor, " n+1"] | None]:
+        """Rows to feed the target: the last committed token, then the nodes below it."""
+        rows = torch.cat([self.tokens.new_tensor([token]), self.tokens])
+        if self.parents is None:
+            return rows, None
+        return rows, torch.cat([self.parents.new_tensor([ROOT]), self.parents + 1])
+
+    def child(self, node: int, token: int) -> int | None:
+        """The node that continues `node` (or ROOT) with `token`, if it was drafted."""
+        for index, (drafted, parent) in enumerate(zip(self.token_list, self.parent_list, strict=True)):
+            if parent == node and drafted == token:
+                return index
+        return None
+
+    @cached_property
+    def token_list(self) -> list[int]:
+        return self.tokens.tolist()
+
+    @cached_property
+    def parent_list(self) -> list[int]:
+        return list(range(-1, len(self) - 1)) if self.parents is None else self.parents.tolist()
+
+
+def empty_draft(device: torch.device) -> Draft:
+    """No proposal: the target produces the next token alone."""
+    return Draft(tokens=torch.empty(0, dtype=torch.long, device=device))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Which drafted nodes stand, root to leaf, and the target's own token after them.
+
+    distance: nats, one per drafted token, where the rule measures one (BiLD §3.4).
+    """
+
+    path: tuple[int, ...]
+    next_token: int
+    distance: tuple[float, ...] = ()
+
+
+def ancestors(parents: Int[Tensor, " n"]) -> Bool[Tensor, "n n"]:
+    """Which rows each row may attend to: itself and the rows above it in the tree."""
+    n = parents.shape[0]
+    visible = torch.eye(n, dtype=torch.bool, device=parents.device)  # [n, n]
+    for row, parent in enumerate(parents.tolist()):
+        if parent != ROOT:
+            visible[row] |= visible[parent]
+    return visible
+
+
+def depths(parents: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
+    """How many rows lie above each row: its position relative to the first row of the tree."""
+    return ancestors(parents).sum(-1) - 1

@@ -1,0 +1,1 @@
+"""How latency is measured, and on what."""

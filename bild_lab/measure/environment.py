@@ -1,0 +1,92 @@
+"""On what a measurement was made: versions, hardware, load."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import resource
+import subprocess
+import sys
+from datetime import UTC, datetime
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PACKAGES = ("torch", "transformers", "tokenizers", "sacrebleu", "rouge-score", "datasets")
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """What a reader needs to judge the timings."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    return {
+        "bild_lab": _version("bild_lab"),
+        "code": code_fingerprint(),
+        **{name: _version(name) for name in PACKAGES},
+        "python": platform.python_version(),
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "os": f"{platform.system()} {platform.release()}",
+        "git": git_commit(),
+        "load_average": load,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def peak_memory_mb(device: torch.device) -> float:
+    """Peak memory since the last reset on a GPU; on the CPU, of the whole process so far."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, kibibytes on Linux
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
+
+
+@lru_cache(maxsize=1)
+def code_fingerprint() -> str:
+    """A hash of the package's modules that can change a result: reports and tables cannot."""
+    package = Path(__file__).resolve().parents[1]
+    digest = hashlib.sha256()
+    for file in sorted(package.rglob("*.py")):
+        relative = file.relative_to(package)
+        if relative.parts[0] not in ("report", "results"):
+            digest.update(str(relative).encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+@lru_cache(maxsize=1)
+def cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:  # not Linux
+        pass
+    return platform.processor() or platform.machine()
+
+
+@lru_cache(maxsize=1)
+def git_commit() -> str | None:
+    """The checkout's commit, `+` where it has uncommitted changes; None outside a checkout."""
+    folder = Path(__file__).resolve().parents[1]
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True, timeout=5
+        ).stdout.strip()
+
+    try:
+        return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

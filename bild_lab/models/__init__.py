@@ -1,0 +1,1 @@
+"""Models behind the session protocol, and loading them."""

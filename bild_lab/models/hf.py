@@ -1,0 +1,172 @@
+"""Any Hugging Face checkpoint, causal or encoder–decoder, as a model that can roll back."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
+
+from bild_lab.draft import ancestors, depths
+from bild_lab.errors import UserError
+from bild_lab.models.loading import Checkpoint
+from bild_lab.models.session import Scores
+from bild_lab.request import Source
+
+
+@dataclass
+class HuggingFaceModel:
+    """A checkpoint on a device. The weights load at the first use of `module`.
+
+    Everything that only needs the checkpoint's small files (vocabulary, end tokens, prompts)
+    works before that, so that a wrong pair fails before gigabytes are read.
+    """
+
+    checkpoint: Checkpoint
+    device: torch.device
+    dtype: torch.dtype
+
+    @cached_property
+    def module(self) -> PreTrainedModel:
+        return self.checkpoint.weights(self.dtype).to(self.device).eval()
+
+    @property
+    def encoder_decoder(self) -> bool:
+        return self.checkpoint.encoder_decoder
+
+    @torch.inference_mode()
+    def start(self, source: Source) -> HuggingFaceSession:
+        return HuggingFaceSession(self.module, source)
+
+    def source(self, prompt: str, max_tokens: int | None = None) -> Source:
+        """The prompt as token ids, with the special tokens of the checkpoint's tokenizer."""
+        return self.checkpoint.source(prompt, max_tokens).to(self.device)
+
+
+class HuggingFaceSession:
+    """One sequence over a `DynamicCache`.
+
+    A decoder-only prompt is not run at the start: it goes in with the first rows, in one forward,
+    as `generate` does.
+    """
+
+    def __init__(self, module: PreTrainedModel, source: Source) -> None:
+        self._module = module
+        self._cached = 0  # rows in the cache
+        self._rows = 0  # rows of the last extend
+        self._pending = list(source.prompt[:-1])  # prompt tokens not fed yet
+        self._fixed: dict[str, Any] = {}
+        if source.encoder_ids is None:
+            self._cache = DynamicCache()
+            self._past = self._cache
+            self._ids_name = "input_ids"
+        else:
+            self._cache = DynamicCache()
+            self._past = EncoderDecoderCache(self._cache, DynamicCache())
+            self._ids_name = "decoder_input_ids"
+            self._fixed["encoder_outputs"] = module.get_encoder()(input_ids=source.encoder_ids, return_dict=True)
+        self._keeps_logits = "logits_to_keep" in inspect.signature(module.forward).parameters
+
+    @property
+    def length(self) -> int:
+        return self._cached + len(self._pending)
+
+    @torch.inference_mode()
+    def extend(self, tokens: Sequence[int] | Int[Tensor, " m"], parents: Int[Tensor, " m"] | None = None) -> Scores:
+        rows = torch.as_tensor(tokens, device=self._module.device)
+        self._rows = len(rows)
+        fed, fed_parents = self._with_pending(rows, parents)
+        tree = nullcontext({}) if fed_parents is None else self._tree(fed_parents)
+        with tree as tree_inputs:
+            out = self._module(
+                **{self._ids_name: fed[None]},
+                **self._fixed,
+                **tree_inputs,
+                **({"logits_to_keep": self._rows} if self._keeps_logits else {}),
+                past_key_values=self._past,
+                use_cache=True,
+            )
+        self._cached += len(fed)
+        self._pending = []
+        return Scores(logits=out.logits[0, -self._rows :])
+
+    def keep(self, path: Sequence[int]) -> None:
+        base = self._cached - self._rows
+        if list(path) != list(range(len(path))):
+            rows = torch.tensor([*range(base), *(base + row for row in path)], device=self._module.device)
+            for layer in self._cache.layers:
+                layer.keys = layer.keys.index_select(-2, rows)
+                layer.values = layer.values.index_select(-2, rows)
+            self._cached = len(rows)
+        self.rollback(base + len(path))
+        self._rows = len(path)
+
+    def rollback(self, length: int) -> None:
+        dropped = self._cached - length
+        if dropped > 0:
+            self._cache.crop(-dropped)
+            self._cached = length
+
+    def _with_pending(self, rows: Tensor, parents: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The rows behind the prompt that has not been fed yet."""
+        count = len(self._pending)
+        if count == 0:
+            return rows, parents
+        fed = torch.cat([rows.new_tensor(self._pending), rows])
+        if parents is None:
+            return fed, None
+        chain = torch.arange(-1, count - 1, device=rows.device)
+        return fed, torch.cat([chain, parents + count])  # a root (-1) follows the last pending row
+
+    @contextmanager
+    def _tree(self, parents: Int[Tensor, " m"]) -> Iterator[dict[str, Tensor]]:
+        """Inputs that let every row see the cache and its own ancestors, at its logical position."""
+        module, cached = self._module, self._cached
+        positions = cached + depths(parents)  # [m]
+        # additive: a boolean 4-D mask is silently wrong with eager attention
+        mask = torch.zeros(len(parents), cached + len(parents), dtype=module.dtype, device=parents.device)
+        mask[:, cached:].masked_fill_(~ancestors(parents), torch.finfo(module.dtype).min)
+        if not module.config.is_encoder_decoder:
+            yield {"attention_mask": mask[None, None], "position_ids": positions[None]}
+            return
+        keys = torch.cat([torch.arange(cached, device=parents.device), positions])
+        with t5_positions(module, positions, keys):
+            yield {"decoder_attention_mask": mask[None, None]}
+
+
+@contextmanager
+def t5_positions(module: PreTrainedModel, queries: Int[Tensor, " m"], keys: Int[Tensor, " k"]) -> Iterator[None]:
+    """Let a T5 decoder compute its position bias from these positions instead of the cache's length.
+
+    Raises UserError for other encoder–decoders, whose positions cannot be set.
+    """
+    blocks = getattr(module.get_decoder(), "block", None)
+    if blocks is None:
+        raise UserError(
+            f"tree drafts need a T5, mT5 or decoder-only target, got {module.config.model_type}; use a chain drafter"
+        )
+    attention = blocks[0].layer[0].SelfAttention
+    attention.compute_bias = partial(_bias_at, attention, queries, keys)
+    try:
+        yield
+    finally:
+        del attention.compute_bias  # the class's own method again
+
+
+def _bias_at(
+    attention: torch.nn.Module, queries: Int[Tensor, " m"], keys: Int[Tensor, " k"], *_: Any, **__: Any
+) -> Float[Tensor, "1 heads m k"]:
+    buckets = attention._relative_position_bucket(
+        keys[None, :] - queries[:, None],
+        bidirectional=False,
+        num_buckets=attention.relative_attention_num_buckets,
+        max_distance=attention.relative_attention_max_distance,
+    )
+    return attention.relative_attention_bias(buckets).permute(2, 0, 1)[None]

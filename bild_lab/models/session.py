@@ -1,0 +1,46 @@
+"""What the decoding loop asks of a model, whichever engine runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from bild_lab.request import Source
+
+
+@dataclass(frozen=True)
+class Scores:
+    """logits: [m vocab], row i scores what follows the i-th row that was fed."""
+
+    logits: Float[Tensor, "m vocab"]
+
+
+class Session(Protocol):
+    """One sequence in one model. Its last committed token is not cached yet."""
+
+    @property
+    def length(self) -> int:
+        """How many tokens of the sequence need not be fed again."""
+
+    def extend(self, tokens: Sequence[int] | Int[Tensor, " m"], parents: Int[Tensor, " m"] | None = None) -> Scores:
+        """Run rows after the cached ones. parents[i] < i, or -1 for a row that follows the cache; None: a chain."""
+
+    def keep(self, path: Sequence[int]) -> None:
+        """Of the rows of the last `extend`, keep these (in order, root to leaf) and drop the others."""
+
+    def rollback(self, length: int) -> None:
+        """Drop every cached row from this position on."""
+
+
+class Model(Protocol):
+    """A model that can start sessions."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def start(self, source: Source) -> Session: ...

@@ -1,0 +1,93 @@
+"""What users would run instead, measured in the same harness: Hugging Face's own generation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from bild_lab.errors import UserError
+from bild_lab.models.hf import HuggingFaceModel
+from bild_lab.request import Request
+from bild_lab.trace import Trace
+
+
+class HuggingFaceGenerate:
+    """`generate` of Transformers, as shipped, with the request's limits and sampling and nothing else."""
+
+    def __init__(self, target: HuggingFaceModel) -> None:
+        self._target = require_transformers(target)
+
+    @torch.inference_mode()
+    def decode(self, request: Request, trace: Trace) -> list[int]:
+        return generate(self._target, request)
+
+
+class HuggingFaceAssisted:
+    """Assisted generation of Transformers: a small model drafts, `generate` verifies.
+
+    decoder_mask: pass the decoder an attention mask of ones, without which encoder–decoders feed the
+    drafter the whole sequence again in every round (seen in transformers 5.23); false is as shipped.
+    """
+
+    def __init__(self, target: HuggingFaceModel, draft: HuggingFaceModel, decoder_mask: bool = False) -> None:
+        self._target = require_transformers(target)
+        self._draft = require_transformers(draft)
+        self._decoder_mask = decoder_mask and target.encoder_decoder
+
+    @torch.inference_mode()
+    def decode(self, request: Request, trace: Trace) -> list[int]:
+        options: dict[str, Any] = {"assistant_model": self._draft.module}
+        if self._decoder_mask:
+            options["decoder_attention_mask"] = torch.ones(1, 1, dtype=torch.long, device=self._target.device)
+        return generate(self._target, request, **options)
+
+
+def generate(target: HuggingFaceModel, request: Request, **options: Any) -> list[int]:
+    """Call `generate` for one prompt; returns prompt and continuation, cut as every method's is."""
+    module, source, limits = target.module, request.source, request.limits
+    module.generation_config = plain_generation_config(target, request)  # else the checkpoint's own fills the gaps
+    ids = torch.tensor([source.prompt], device=target.device)
+    if source.encoder_ids is None:
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    else:
+        mask = torch.ones_like(source.encoder_ids)
+        inputs = {"input_ids": source.encoder_ids, "attention_mask": mask, "decoder_input_ids": ids}
+    devices = [target.device] if target.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices, enabled=request.generator is not None):
+        if request.generator is not None:  # `generate` draws from the global generator
+            torch.manual_seed(request.generator.initial_seed())
+        out = module.generate(**inputs, **options)[0].tolist()
+    return limits.append(out[: limits.prompt_length], out[limits.prompt_length :])
+
+
+def plain_generation_config(target: HuggingFaceModel, request: Request) -> GenerationConfig:
+    """The request's settings alone: no beams, penalties or forced tokens that our own loop does not have."""
+    sampling, limits = request.sampling, request.limits
+    chosen: dict[str, Any] = {"do_sample": False}
+    if not sampling.greedy:
+        chosen = {
+            "do_sample": True,
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k or 0,
+            "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
+        }
+    pad = target.checkpoint.generation.pad_token_id
+    end = sorted(limits.end_tokens)
+    return GenerationConfig(
+        max_new_tokens=limits.max_new_tokens,
+        eos_token_id=end or None,
+        pad_token_id=pad if pad is not None else (end[0] if end else 0),
+        decoder_start_token_id=target.checkpoint.decoder_start if target.encoder_decoder else None,
+        use_cache=True,
+        **chosen,
+    )
+
+
+def require_transformers(model: HuggingFaceModel) -> HuggingFaceModel:
+    if not isinstance(model, HuggingFaceModel):
+        raise UserError(
+            f"Hugging Face generation needs a model of transformers, got {type(model).__name__}; set runtime.engine=hf"
+        )
+    return model

@@ -1,0 +1,1 @@
+"""What a sweep found, shown: figures, HTML report, terminal table, Weights & Biases."""

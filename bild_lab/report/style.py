@@ -1,0 +1,28 @@
+"""Colours and markers of policies, the same in every figure (Okabe and Ito's colour-blind safe set)."""
+
+from dataclasses import dataclass
+
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_MARKERS = (("o", "circle"), ("s", "square"), ("^", "triangle-up"), ("D", "diamond"), ("v", "triangle-down"))
+
+INK = "#1c1e21"
+MUTED = "#6b7280"
+HAIRLINE = "#e5e7eb"
+STAGE_COLOURS = {"prefill": "#999999", "draft": "#56B4E9", "verify": "#0072B2", "host": "#E69F00"}
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How one policy is drawn."""
+
+    colour: str
+    marker: str
+    plotly_symbol: str
+
+
+def marks(policies: list[str]) -> dict[str, Mark]:
+    """Give each policy its colour and marker; thirty policies differ in one of the two."""
+    return {
+        policy: Mark(_COLOURS[index % len(_COLOURS)], *_MARKERS[index % len(_MARKERS)])
+        for index, policy in enumerate(policies)
+    }

@@ -1,0 +1,86 @@
+"""How numbers, knobs and points are written, the same in the terminal, the figures and the HTML."""
+
+import math
+
+TIMES = "\u00d7"
+MINUS = "\u2212"
+MISSING = "\u2013"
+INFINITY = "\u221e"
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """Write a number with a fixed count of decimals; a missing one as a dash."""
+    if value is None or math.isnan(value):
+        return MISSING
+    if math.isinf(value):
+        return INFINITY if value > 0 else MINUS + INFINITY
+    rounded = f"{abs(value):,.{digits}f}"
+    return MINUS + rounded if value < 0 and float(rounded.replace(",", "")) != 0 else rounded
+
+
+def signed(value: float | None, digits: int = 2) -> str:
+    """Write a difference with its sign, also when it is positive."""
+    text = number(value, digits)
+    return f"+{text}" if value is not None and value > 0 else text
+
+
+def times(value: float | None) -> str:
+    """Write a speedup: `1.53` and the multiplication sign."""
+    return number(value) + TIMES if value is not None else MISSING
+
+
+def interval(low: float | None, high: float | None, digits: int = 2) -> str:
+    """Write an interval as `[1.48, 1.58]`; nothing where there is none."""
+    return f"[{number(low, digits)}, {number(high, digits)}]" if low is not None and high is not None else ""
+
+
+def signed_interval(low: float | None, high: float | None, digits: int = 2) -> str:
+    """Write an interval of a difference as `[-0.30, +0.70]`; nothing where there is none."""
+    return f"[{signed(low, digits)}, {signed(high, digits)}]" if low is not None and high is not None else ""
+
+
+def percent(share: float | None, digits: int = 0) -> str:
+    """Write a share between 0 and 1 as a percentage."""
+    return f"{number(share * 100, digits)} %" if share is not None else MISSING
+
+
+def duration(seconds: float | None) -> str:
+    """Write seconds in the unit that reads best: ms, s, min or h."""
+    if seconds is None:
+        return MISSING
+    if seconds < 1:
+        return f"{number(seconds * 1000, 1)} ms"
+    if seconds < 120:
+        return f"{number(seconds, 1)} s"
+    return f"{number(seconds / 60, 1)} min" if seconds < 7200 else f"{number(seconds / 3600, 1)} h"
+
+
+def short_name(name: str, limit: int = 28) -> str:
+    """Write a model's or data set's name without the folders or the owner before it."""
+    last = str(name).rstrip("/").rsplit("/", 1)[-1]
+    return last if len(last) <= limit else f"{last[: limit - 1]}\u2026"
+
+
+def knob_value(value: object) -> str:
+    """Write a knob's value: `on`/`off`, the infinity sign, numbers without trailing zeros."""
+    if value in ("inf", ".inf", "Infinity"):  # JSON has no infinity
+        return INFINITY
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if value is None:
+        return "none"
+    if isinstance(value, float):
+        return number(value) if math.isinf(value) else f"{value:g}"
+    return str(value)
+
+
+def knob_label(result: dict, knobs: list[str], separator: str = ", ") -> str:
+    """Write the named knobs of a result: `fallback 0.5, rollback 1`. Knobs it lacks are left out."""
+    own = result["knobs"]
+    return separator.join(f"{knob} {knob_value(own[knob])}" for knob in knobs if knob in own)
+
+
+def point_label(result: dict, knobs: list[str]) -> str:
+    """Write a result's policy with the named knobs: `bild (fallback 0.5, rollback 1)`."""
+    label = knob_label(result, knobs)
+    return f"{result['policy']} ({label})" if label else result["policy"]

@@ -1,0 +1,104 @@
+"""The folder of a sweep: `points/HASH/{config.yaml,result.json,examples.jsonl}`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bild_lab.errors import UserError
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Everything that was measured under one name."""
+
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    def finished(self, point: str) -> dict[str, Any] | None:
+        """The point's result, if it has one."""
+        file = self.folder / "points" / point / "result.json"
+        return json.loads(file.read_text()) if file.is_file() else None
+
+    def write_point(
+        self, point: str, config_yaml: str, result: dict[str, Any], examples: Iterable[dict[str, Any]]
+    ) -> Path:
+        """Store a finished point; it appears whole or not at all."""
+        files = {
+            "config.yaml": config_yaml,
+            "examples.jsonl": "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in examples),
+            "result.json": json.dumps(finite(result), indent=2, ensure_ascii=False) + "\n",
+        }
+        return self._publish(point, files)
+
+    def write_failure(self, point: str, config_yaml: str, failure: dict[str, Any]) -> Path:
+        """Store why a point failed; a result that is already there stays."""
+        if self.finished(point) is not None:
+            return self.folder / "points" / point
+        files = {"config.yaml": config_yaml, "failed.json": json.dumps(finite(failure), indent=2) + "\n"}
+        return self._publish(point, files)
+
+    def results(self) -> list[dict[str, Any]]:
+        """Every finished point, oldest first."""
+        found = [json.loads(file.read_text()) for file in self.folder.glob("points/*/result.json")]
+        return sorted(found, key=lambda result: (result["environment"]["started"], result["point"]))
+
+    def failures(self) -> list[dict[str, Any]]:
+        """Every point whose last try failed."""
+        found = sorted(self.folder.glob("points/*/failed.json"))
+        return [json.loads(file.read_text()) for file in found]
+
+    def _publish(self, point: str, files: dict[str, str]) -> Path:
+        final = self.folder / "points" / point
+        draft = final.with_name(f".{point}.{os.getpid()}.{uuid.uuid4().hex[:8]}")
+        draft.mkdir(parents=True)
+        try:
+            for name, content in files.items():
+                with (draft / name).open("w", encoding="utf-8") as stream:
+                    stream.write(content)
+                    stream.flush()
+                    os.fsync(stream.fileno())
+            if final.exists():  # an earlier failure of this point
+                shutil.rmtree(final)
+            draft.rename(final)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+        return final
+
+
+def require_writable(folder: Path) -> None:
+    """Raise UserError unless results can be written there; creates nothing that stays."""
+    existing = folder
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(f"results go to {folder}, but {existing} is not a folder that can be written; choose name=NAME")
+
+
+def point_hash(inputs: dict[str, Any]) -> str:
+    """Twelve hex digits that name what determines a point's result."""
+    canonical = json.dumps(inputs, sort_keys=True, ensure_ascii=False, default=str)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+def finite(value: Any) -> Any:
+    """JSON has no NaN or infinity: NaN becomes null, infinity its name."""
+    if isinstance(value, dict):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    return value

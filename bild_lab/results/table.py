@@ -1,0 +1,64 @@
+"""A sweep's points as one table, `sweep.csv`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+SETTING_COLUMNS = ("target", "draft", "dataset", "split", "n_examples", "dtype", "device", "engine")
+PLAIN_COLUMNS = (
+    "tokens",
+    "tokens_per_s",
+    "tokens_per_target_call",
+    "acceptance_rate",
+    "drafted",
+    "accepted",
+    "draft_calls",
+    "target_calls",
+    "fallbacks",
+    "rollbacks",
+    "agreement_with_target",
+    "peak_memory_mb",
+)
+
+
+def to_row(result: dict[str, Any]) -> dict[str, Any]:
+    """One result, flat: identity, knobs under their own names, then what was measured."""
+    quality, speedup = result["quality"], result["speedup"]
+    return {
+        "point": result["point"],
+        "policy": result["policy"],
+        **result["knobs"],
+        **{key: result["setting"].get(key) for key in SETTING_COLUMNS},
+        "quality_metric": quality["metric"],
+        "quality": quality["value"],
+        "quality_low": quality["low"],
+        "quality_high": quality["high"],
+        **{
+            f"quality_{key}": quality.get(key)
+            for key in ("baseline", "difference", "difference_low", "difference_high")
+        },
+        "latency_s_median": result["latency_s"]["median"],
+        "latency_s_p95": result["latency_s"]["p95"],
+        "latency_s_mean": result["latency_s"]["mean"],
+        **{("speedup" if key == "value" else f"speedup_{key}"): value for key, value in speedup.items()},
+        **{key: result.get(key) for key in PLAIN_COLUMNS},
+    }
+
+
+def to_frame(results: list[dict[str, Any]]) -> pd.DataFrame:
+    """One row per point; knobs that a policy does not have are empty."""
+    knobs = list(dict.fromkeys(knob for result in results for knob in result["knobs"]))
+    frame = pd.DataFrame([to_row(result) for result in results])
+    fixed = [column for column in frame.columns if column not in knobs]
+    return frame[[*fixed[:2], *knobs, *fixed[2:]]]
+
+
+def write_table(results: list[dict[str, Any]], path: Path) -> None:
+    """Write `sweep.csv`, whole or not at all."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    to_frame(results).to_csv(draft, index=False)
+    os.replace(draft, path)

@@ -1,0 +1,258 @@
+"""One configuration, one result: everything is checked first, then measured, then written."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from bild_lab.api import Decoder, load
+from bild_lab.build import described, policy_label
+from bild_lab.config import DecodingSpec, MeasureSpec, PairSpec, RuntimeSpec, compose_policy, knob_values, typed
+from bild_lab.data.tasks import DatasetSpec, Example, load_examples
+from bild_lab.errors import UserError
+from bild_lab.measure.environment import cpu_name, environment
+from bild_lab.measure.timing import Timed, time_methods, trace_stages, warm_up
+from bild_lab.models.loading import resolve_device
+from bild_lab.request import Request
+from bild_lab.results.records import Sweep, point_hash, require_writable
+from bild_lab.sampling import Sampling
+from bild_lab.summary import summarize
+
+METHOD, BASELINE = "method", "baseline"
+
+
+@dataclass(frozen=True)
+class Point:
+    """A configuration that was found good, with everything needed to measure it."""
+
+    id: str
+    name: str
+    policy: str
+    knobs: dict[str, Any]
+    composition: str
+    setting: dict[str, Any]
+    config_yaml: str
+    decoders: dict[str, Decoder]  # METHOD and, unless switched off, BASELINE
+    examples: tuple[Example, ...]
+    metric: str
+    decoding: DecodingSpec
+    measure: MeasureSpec
+    seed: int
+    threads: int | None
+    max_source_tokens: int | None
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(self.decoding.temperature, self.decoding.top_k, self.decoding.top_p)
+
+
+def prepare(cfg: DictConfig) -> Point:
+    """Check a whole configuration; reads the dataset and the checkpoints' small files, no weights.
+
+    Raises UserError for anything that could not be measured. Writes nothing.
+    """
+    pair = typed(PairSpec, cfg.pair, "pair")
+    decoding = typed(DecodingSpec, cfg.decoding, "decoding")
+    runtime = typed(RuntimeSpec, cfg.runtime, "runtime")
+    measure = typed(MeasureSpec, cfg.measure, "measure")
+    dataset = typed(DatasetSpec, cfg.dataset, "dataset")
+    Sampling(decoding.temperature, decoding.top_k, decoding.top_p)
+    require_writable(sweep_folder(cfg))
+    if dataset.metric == "agreement" and measure.baseline is None:
+        raise UserError("dataset.metric=agreement compares with a baseline; set measure.baseline=vanilla")
+    decoders = {METHOD: _decoder(cfg.policy, pair, runtime)}
+    if measure.baseline is not None:
+        decoders[BASELINE] = _decoder(compose_policy(measure.baseline), pair, runtime)
+    for decoder in decoders.values():
+        for model in decoder.models:
+            model.checkpoint.check()
+    examples = cached_examples(dataset)
+    setting = _setting(pair, dataset, decoding, runtime, measure, len(examples))
+    policy = OmegaConf.to_container(cfg.policy, resolve=False)
+    inputs = {
+        "policy": {key: value for key, value in policy.items() if key != "name"},
+        "setting": {key: value for key, value in setting.items() if key not in ("target", "draft")},
+        "traced_examples": measure.traced_examples,
+        "weights": [model.checkpoint.fingerprint for model in decoders[METHOD].models],
+        "examples": [(example.id, example.prompt, example.references) for example in examples],
+        "max_source_tokens": dataset.max_source_tokens,
+        "environment": _inputs_of(environment(decoders[METHOD].target.device)),
+    }
+    return Point(
+        id=point_hash(inputs),
+        name=str(cfg.name),
+        policy=policy_label(cfg.policy),
+        knobs=OmegaConf.to_container(OmegaConf.create(knob_values(cfg.policy)), resolve=True),
+        composition=described(OmegaConf.to_container(cfg.policy.decoder, resolve=True)),
+        setting=setting,
+        config_yaml=OmegaConf.to_yaml(cfg, resolve=False),
+        decoders=decoders,
+        examples=examples,
+        metric=dataset.metric,
+        decoding=decoding,
+        measure=measure,
+        seed=runtime.seed,
+        threads=runtime.threads,
+        max_source_tokens=dataset.max_source_tokens,
+    )
+
+
+def run_point(point: Point, sweep: Sweep, advance: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """Measure a point and store it; returns its result."""
+    clock = Clock()
+    if point.threads is not None:
+        torch.set_num_threads(point.threads)
+    decoder = point.decoders[METHOD]
+    device, synchronize = decoder.target.device, decoder.synchronize
+    surroundings = environment(device)
+    for each in point.decoders.values():
+        each.load_weights()
+    requests = [_request(point, example) for example in point.examples]
+    clock.lap("load")
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    methods = {name: each.method for name, each in point.decoders.items()}
+    warm_up(methods, requests, point.measure.warmup, point.seed)
+    clock.lap("warmup")
+    timed = time_methods(methods, requests, point.measure.repeats, point.seed, synchronize, advance)
+    clock.lap("decode")
+    stages = None
+    if point.measure.traced_examples and timed[METHOD][0].trace.rounds:
+        stages = trace_stages(decoder.method, requests[: point.measure.traced_examples], point.seed, synchronize)
+    clock.lap("trace")
+    texts = {name: [decoder.text(one.token_ids) for one in several] for name, several in timed.items()}
+    result = {
+        "schema": 1,
+        "point": point.id,
+        "name": point.name,
+        "policy": point.policy,
+        "knobs": point.knobs,
+        "composition": point.composition,
+        "setting": point.setting,
+        **summarize(point.metric, point.examples, timed, texts, device, point.seed),
+        "stages_s": stages,
+        "environment": surroundings,
+    }
+    clock.lap("metrics")
+    result["seconds"] = clock.seconds()
+    sweep.write_point(point.id, point.config_yaml, result, _example_rows(point.examples, timed, texts))
+    return result
+
+
+class Clock:
+    """Wall-clock seconds by what they were spent on."""
+
+    def __init__(self) -> None:
+        self._started = self._last = time.perf_counter()
+        self._laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self._laps[name] = now - self._last
+        self._last = now
+
+    def seconds(self) -> dict[str, float]:
+        return {**self._laps, "total": time.perf_counter() - self._started}
+
+
+def sweep_folder(cfg: DictConfig) -> Path:
+    """outputs/NAME. Raises UserError for a name that is not one folder's."""
+    name = str(cfg.name)
+    if not name or name in (".", "..") or any(character in name for character in "/\\\0"):
+        raise UserError(f"name must be a plain folder name, got {name!r}; results go to outputs/NAME")
+    return Path("outputs") / name
+
+
+@lru_cache(maxsize=4)
+def cached_examples(spec: DatasetSpec) -> tuple[Example, ...]:
+    """The dataset's examples, read once per process."""
+    return load_examples(spec)
+
+
+def _decoder(policy: DictConfig, pair: PairSpec, runtime: RuntimeSpec) -> Decoder:
+    return load(
+        pair.target,
+        pair.draft,
+        policy,
+        dtype=runtime.dtype,
+        device=runtime.device,
+        target_revision=pair.target_revision,
+        draft_revision=pair.draft_revision,
+    )
+
+
+def _setting(
+    pair: PairSpec,
+    dataset: DatasetSpec,
+    decoding: DecodingSpec,
+    runtime: RuntimeSpec,
+    measure: MeasureSpec,
+    n_examples: int,
+) -> dict[str, Any]:
+    """What two points must share to be compared."""
+    device = resolve_device(runtime.device)
+    return {
+        "target": pair.target,
+        "draft": pair.draft,
+        "dataset": dataset.name,
+        "split": dataset.split,
+        "n_examples": n_examples,
+        "prompt_template": dataset.prompt_template,
+        "metric": dataset.metric,
+        "engine": "hf",
+        "dtype": runtime.dtype,
+        "device": str(device),
+        "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
+        "threads": runtime.threads or torch.get_num_threads(),
+        "decoding": asdict(decoding),
+        "seed": runtime.seed,
+        "repeats": measure.repeats,
+        "warmup": measure.warmup,
+        "baseline": measure.baseline,
+    }
+
+
+def _request(point: Point, example: Example) -> Request:
+    decoder = point.decoders[METHOD]
+    return decoder.request(
+        example.prompt, point.decoding.max_new_tokens, point.sampling, point.seed, point.max_source_tokens
+    )
+
+
+def _inputs_of(surroundings: dict[str, Any]) -> dict[str, Any]:
+    """The part of the environment that a finished point must share to be taken as finished."""
+    return {key: surroundings[key] for key in ("code", "torch", "transformers", "tokenizers")}
+
+
+def _example_rows(
+    examples: tuple[Example, ...], timed: dict[str, list[Timed]], texts: dict[str, list[str]]
+) -> list[dict[str, Any]]:
+    rows = []
+    for index, example in enumerate(examples):
+        one = timed[METHOD][index]
+        row = {
+            "id": example.id,
+            "prediction": texts[METHOD][index],
+            "token_ids": one.token_ids,
+            "latency_s": one.latency_s,
+            "rounds": [
+                {"drafted": list(each.drafted), "accepted": each.accepted, "fallback": each.fallback}
+                for each in one.trace.rounds
+            ],
+        }
+        if BASELINE in timed:
+            other = timed[BASELINE][index]
+            row |= {
+                "baseline_prediction": texts[BASELINE][index],
+                "baseline_token_ids": other.token_ids,
+                "baseline_latency_s": other.latency_s,
+            }
+        rows.append(row)
+    return rows

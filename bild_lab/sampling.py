@@ -1,0 +1,72 @@
+"""From logits to the next token: temperature, top-k, top-p and argmax as one distribution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from bild_lab.errors import UserError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Standardized sampling (speculative decoding §2.2): one adjusted distribution for every model.
+
+    temperature 0 is argmax; top_k keeps the k likeliest tokens; top_p the smallest set of tokens
+    whose probability reaches p.
+    """
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature < float("inf"):
+            raise UserError(f"decoding.temperature must be >= 0, got {self.temperature}; use 0 for greedy decoding")
+        if self.top_k is not None and self.top_k < 1:
+            raise UserError(f"decoding.top_k must be >= 1, got {self.top_k}; use null to switch it off")
+        if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
+            raise UserError(f"decoding.top_p must lie in (0, 1], got {self.top_p}; use null to switch it off")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    def probs(self, logits: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
+        """The adjusted distribution, in float32 or better."""
+        logits = precise(logits)
+        if self.greedy:
+            return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+        logits = logits / self.temperature
+        if self.top_k is not None and self.top_k < logits.shape[-1]:
+            kth = logits.topk(self.top_k, dim=-1).values[..., -1:]
+            logits = logits.masked_fill(logits < kth, float("-inf"))
+        if self.top_p is not None and self.top_p < 1.0:
+            logits = logits.masked_fill(outside_nucleus(logits, self.top_p), float("-inf"))
+        return logits.softmax(-1)
+
+    def choose(self, logits: Float[Tensor, "n vocab"], generator: torch.Generator | None) -> Int[Tensor, " n"]:
+        """One token per row: the likeliest, or a draw from the adjusted distribution."""
+        if self.greedy:
+            return logits.argmax(-1)
+        return draw(self.probs(logits), generator)
+
+
+def outside_nucleus(logits: Float[Tensor, "n vocab"], top_p: float) -> Tensor:
+    """True for tokens beyond the smallest likeliest set whose probability reaches top_p."""
+    ordered, order = logits.softmax(-1).sort(-1, descending=True)
+    before = ordered.cumsum(-1) - ordered  # probability of the likelier tokens
+    return torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before >= top_p)
+
+
+def draw(probs: Float[Tensor, "n vocab"], generator: torch.Generator | None) -> Int[Tensor, " n"]:
+    """One draw per row."""
+    return torch.multinomial(probs, 1, generator=generator)[:, 0]
+
+
+def precise(logits: Tensor) -> Tensor:
+    """Half-precision logits as float32; float32 and float64 untouched."""
+    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits

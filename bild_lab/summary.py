@@ -1,0 +1,84 @@
+"""From timed examples to the numbers of one result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+
+from bild_lab.analysis.statistics import acceptance_by_position, acceptance_rate, latency_summary, paired_speedup
+from bild_lab.data.tasks import Example
+from bild_lab.measure.environment import peak_memory_mb
+from bild_lab.measure.timing import Timed
+from bild_lab.metrics import compare, score
+
+
+def summarize(
+    metric: str,
+    examples: Sequence[Example],
+    timed: dict[str, list[Timed]],
+    texts: dict[str, list[str]],
+    device: torch.device,
+    seed: int,
+) -> dict[str, Any]:
+    """Quality, latency, speedup and decoding counts of "method", against "baseline" where it was timed."""
+    method, baseline = timed["method"], timed.get("baseline")
+    latency = np.array([one.latency_s for one in method])  # [examples, repeats]
+    tokens = sum(len(one.token_ids) for one in method)
+    summary = {
+        "quality": quality(metric, examples, texts, seed),
+        "latency_s": latency_summary(latency),
+        "baseline_latency_s": None,
+        "speedup": {"value": None, "low": None, "high": None, "median": None},
+        "tokens": tokens,
+        "tokens_per_s": tokens / float(np.median(latency, axis=1).sum()),
+        "agreement_with_target": None,
+        **counts(method, tokens),
+        "peak_memory_mb": peak_memory_mb(device),
+    }
+    if baseline is not None:
+        paired = np.array([one.latency_s for one in baseline])
+        summary["baseline_latency_s"] = latency_summary(paired)
+        summary["speedup"] = asdict(paired_speedup(paired, latency, seed))
+        same = [one.token_ids == other.token_ids for one, other in zip(method, baseline, strict=True)]
+        summary["agreement_with_target"] = sum(same) / len(same)
+    return summary
+
+
+def quality(metric: str, examples: Sequence[Example], texts: dict[str, list[str]], seed: int) -> dict[str, Any]:
+    """The metric of the outputs with its interval, and its paired difference from the baseline's."""
+    baseline = texts.get("baseline")
+    references = [[text] for text in baseline or []] if metric == "agreement" else [one.references for one in examples]
+    result: dict[str, Any] = asdict(score(metric, texts["method"], references, seed=seed))
+    result |= dict.fromkeys(("baseline", "difference", "difference_low", "difference_high", "p_value"))
+    if baseline is not None:
+        difference = compare(metric, texts["method"], baseline, references, seed=seed)
+        result["baseline"] = result["value"] - difference.value
+        result["difference"] = difference.value
+        result["difference_low"], result["difference_high"] = difference.low, difference.high
+        result["p_value"] = difference.p_value
+    return result
+
+
+def counts(method: Sequence[Timed], tokens: int) -> dict[str, Any]:
+    """What the rounds add up to; null for a method that has none, such as a peer's own loop."""
+    traces = [one.trace for one in method]
+    rounds = [(len(each.drafted), each.accepted) for trace in traces for each in trace.rounds]
+    if not rounds:
+        names = ("tokens_per_target_call", "acceptance_rate", "drafted", "accepted", "draft_calls", "target_calls")
+        return dict.fromkeys((*names, "fallbacks", "rollbacks", "acceptance_by_position"))
+    target_calls = sum(trace.target_calls for trace in traces)
+    return {
+        "tokens_per_target_call": tokens / target_calls if target_calls else None,
+        "acceptance_rate": acceptance_rate(rounds),
+        "drafted": sum(trace.drafted for trace in traces),
+        "accepted": sum(trace.accepted for trace in traces),
+        "draft_calls": sum(trace.draft_calls for trace in traces),
+        "target_calls": target_calls,
+        "fallbacks": sum(trace.fallbacks for trace in traces),
+        "rollbacks": sum(trace.rollbacks for trace in traces),
+        "acceptance_by_position": acceptance_by_position(rounds),
+    }

@@ -1,0 +1,178 @@
+"""One run or a sweep of them: check before anything is written, measure, report, exit honestly."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from hydra.experimental.callback import Callback
+from hydra.types import RunMode
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from bild_lab.build import policy_label
+from bild_lab.cli import console, escape, plain_message, refuse
+from bild_lab.config import knob_values
+from bild_lab.errors import UserError
+from bild_lab.report.figures import draw_pareto
+from bild_lab.report.html import write_html
+from bild_lab.report.terminal import headline, sweep_table
+from bild_lab.results import Sweep, write_table
+from bild_lab.results.records import point_hash
+from bild_lab.runner import Point, prepare, run_point, sweep_folder
+
+FAILED_POINTS = 1
+MOST_CHECKED_BEFORE = 64  # points composed while looking for one that can run
+
+_failed: list[str] = []
+_total: dict[str, int] = {}
+
+
+def measure_point(cfg: DictConfig) -> float:
+    """The task function: measure one configuration, or take its finished result.
+
+    Returns the speedup. A point that fails is recorded and does not end the sweep.
+    """
+    sweep = Sweep(sweep_folder(cfg))
+    try:
+        point = prepare(cfg)
+        result = sweep.finished(point.id) if cfg.resume else None
+        if result is not None:
+            console.print(f"[dim]{escape(_title(point))}: finished before[/dim]")
+        else:
+            result = _measured(point, sweep)
+            instantiate(cfg.logger).log_point(result, OmegaConf.to_container(cfg, resolve=True))
+        speedup = result["speedup"]["value"]
+        return float("nan") if speedup is None else speedup
+    except Exception as error:  # any fault of one point; the others still run and the exit code tells
+        _record_failure(cfg, sweep, error)
+        return float("nan")
+
+
+class SweepCallback(Callback):
+    """Refuses a run that cannot work before a file is written; reports when all points are done."""
+
+    def on_run_start(self, config: DictConfig, **_: Any) -> None:
+        _check([config])
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        jobs = _jobs(config)
+        _total["points"] = len(jobs)
+        _check(_composed(config, jobs[:MOST_CHECKED_BEFORE]))
+
+    def on_run_end(self, config: DictConfig, **_: Any) -> None:
+        _finish(config)
+
+    def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
+        _finish(config)
+
+
+def _check(configs: Any) -> None:
+    """Exit with the first complaint unless one of the configurations can run."""
+    complaint: BaseException | None = None
+    try:
+        for config in configs:
+            try:
+                prepare(config)
+                return
+            except (UserError, HydraException, OmegaConfBaseException) as error:
+                complaint = complaint or error
+    except Exception:  # a fault of ours: Hydra would turn it into a warning and go on
+        traceback.print_exc()
+        sys.exit(FAILED_POINTS)
+    if complaint is not None:
+        refuse(complaint)
+    refuse(UserError("the sweep has no points: one of its lists of values is empty"))
+
+
+def _jobs(config: DictConfig) -> list[list[str]]:
+    """The overrides of every job that the basic sweeper will launch."""
+    given = [f"{key}={value}" for key, value in (config.hydra.sweeper.get("params") or {}).items()]
+    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+    overrides = parser.parse_overrides([*given, *config.hydra.overrides.task])
+    return list(itertools.chain(*BasicSweeper.split_arguments(overrides, None)))
+
+
+def _composed(config: DictConfig, jobs: list[list[str]]) -> Any:
+    loader = GlobalHydra.instance().config_loader()
+    for job in jobs:
+        try:
+            yield loader.load_sweep_config(config, job)
+        except (HydraException, OmegaConfBaseException) as error:  # every job has the same keys
+            refuse(error)
+
+
+def _measured(point: Point, sweep: Sweep) -> dict[str, Any]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(escape(_title(point)), total=len(point.examples))
+        result = run_point(point, sweep, lambda: progress.advance(task))
+    speedup, quality = result["speedup"]["value"], result["quality"]
+    told = "" if speedup is None else f", {speedup:.2f}x"
+    console.print(f"{escape(_title(point))}: {quality['metric']} {quality['value']:.2f}{told}")
+    return result
+
+
+def _title(point: Point) -> str:
+    number = HydraConfig.get().job.get("num") if HydraConfig.get().mode == RunMode.MULTIRUN else None
+    place = "" if number is None else f"{number + 1}/{_total.get('points', '?')} "
+    return place + " ".join([point.policy, *(f"{knob}={value}" for knob, value in point.knobs.items())])
+
+
+def _record_failure(cfg: DictConfig, sweep: Sweep, error: Exception) -> None:
+    knobs = OmegaConf.to_container(OmegaConf.create(knob_values(cfg.policy)), resolve=False)
+    config_yaml = OmegaConf.to_yaml(cfg, resolve=False)
+    point = point_hash({"config": config_yaml})
+    failure = {
+        "point": point,
+        "policy": policy_label(cfg.policy),
+        "knobs": knobs,
+        "error": {
+            "type": type(error).__name__,
+            "message": plain_message(error),
+            "traceback": "".join(traceback.format_exception(error)),
+        },
+    }
+    try:
+        folder = sweep.write_failure(point, config_yaml, failure)
+    except OSError as fault:
+        folder = Path(f"not written ({fault})")
+    _failed.append(point)
+    console.print(f"[bold red]failed[/bold red] {failure['policy']} {knobs}: {escape(plain_message(error))}")
+    if not isinstance(error, UserError):
+        console.print(f"[dim]traceback in {escape(str(folder / 'failed.json'))}[/dim]")
+
+
+def _finish(config: DictConfig) -> None:
+    """Write the table, the figure and the report; exit non-zero if a point of this run failed."""
+    try:
+        _report(Sweep(sweep_folder(config)))
+    except Exception as error:  # Hydra turns exceptions of callbacks into warnings
+        traceback.print_exc()
+        console.print(f"[bold red]the report could not be written[/bold red]: {escape(str(error))}")
+        sys.exit(FAILED_POINTS)
+    if _failed:
+        console.print(f"[bold red]{len(_failed)} point(s) failed[/bold red]")
+        sys.exit(FAILED_POINTS)
+
+
+def _report(sweep: Sweep) -> None:
+    results, failures = sweep.results(), sweep.failures()
+    if results:
+        write_table(results, sweep.folder / "sweep.csv")
+        draw_pareto(results, sweep.folder / "pareto.png")
+    if results or failures:
+        write_html(sweep.name, results, failures, sweep.folder / "report.html")
+        console.print(sweep_table(results, failures))
+    console.print(escape(headline(results)))
+    console.print(f"{sweep.folder}/report.html, pareto.png and sweep.csv hold the rest")

@@ -1,0 +1,98 @@
+"""What happened while one prompt was decoded: the rounds, and in a traced pass their times."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+
+from bild_lab.draft import Draft, Verdict
+
+
+@dataclass(frozen=True)
+class Round:
+    """One draft and its verification.
+
+    accepted: how many drafted tokens stand. next_token: the target's own token after them, None
+    where an unverified tail ended the text. confidence: the drafter's largest probability at each
+    of its calls. distance: nats, one per drafted token.
+    """
+
+    drafted: tuple[int, ...]
+    accepted: int
+    next_token: int | None
+    fallback: bool
+    draft_calls: int
+    confidence: tuple[float, ...]
+    distance: tuple[float, ...]
+
+    @property
+    def rollback(self) -> bool:
+        """The target replaced a drafted token and dropped what followed it."""
+        return self.next_token is not None and self.accepted < len(self.drafted)
+
+
+@dataclass
+class Trace:
+    """The rounds of one example; its spans cost nothing, so timed runs use it."""
+
+    rounds: list[Round] = field(default_factory=list)
+
+    def span(self, name: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def step(self, draft: Draft, verdict: Verdict | None) -> None:
+        """Record one round; without a verdict the whole draft stands unverified."""
+        self.rounds.append(
+            Round(
+                drafted=tuple(draft.token_list),
+                accepted=len(draft) if verdict is None else len(verdict.path),
+                next_token=None if verdict is None else verdict.next_token,
+                fallback=draft.fallback,
+                draft_calls=draft.calls,
+                confidence=draft.confidence,
+                distance=() if verdict is None else verdict.distance,
+            )
+        )
+
+    @property
+    def target_calls(self) -> int:
+        return sum(r.next_token is not None for r in self.rounds)
+
+    @property
+    def draft_calls(self) -> int:
+        return sum(r.draft_calls for r in self.rounds)
+
+    @property
+    def drafted(self) -> int:
+        return sum(len(r.drafted) for r in self.rounds)
+
+    @property
+    def accepted(self) -> int:
+        return sum(r.accepted for r in self.rounds)
+
+    @property
+    def fallbacks(self) -> int:
+        return sum(r.fallback for r in self.rounds)
+
+    @property
+    def rollbacks(self) -> int:
+        return sum(r.rollback for r in self.rounds)
+
+
+@dataclass
+class StageTrace(Trace):
+    """Also times every stage, waiting for the device at each end: for a separate, slower pass."""
+
+    synchronize: Callable[[], None] = lambda: None
+    stages_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        self.synchronize()
+        started = time.perf_counter()
+        yield
+        self.synchronize()
+        self.stages_s[name] += time.perf_counter() - started

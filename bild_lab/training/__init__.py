@@ -1,0 +1,1 @@
+"""Training: the toy pair, fine-tuning and alignment."""

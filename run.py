@@ -1,0 +1,19 @@
+"""Measure decoding policies: python run.py [-m] [overrides]; `python run.py --help` lists them."""
+
+import hydra
+from omegaconf import DictConfig
+
+from bild_lab.cli import run_application
+from bild_lab.config import config_dir
+
+
+@hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")
+def main(cfg: DictConfig) -> float:
+    """One point of a sweep."""
+    from bild_lab.sweep import measure_point  # torch loads only when something is to be measured
+
+    return measure_point(cfg)
+
+
+if __name__ == "__main__":
+    run_application(main)

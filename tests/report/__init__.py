@@ -1,0 +1,1 @@
+"""Tests of the figures, the report and the tables."""

@@ -1,0 +1,183 @@
+"""Sample results shaped like those of a real sweep, for the tests of the report."""
+
+import hashlib
+import json
+
+SETTING = {
+    "target": "t5-large",
+    "draft": "t5-tiny",
+    "dataset": "multi30k",
+    "split": "test",
+    "n_examples": 100,
+    "metric": "bleu",
+    "dtype": "bfloat16",
+    "device": "cpu",
+    "threads": 2,
+    "engine": "hf",
+    "decoding": {"max_new_tokens": 128, "temperature": 0.0, "top_k": None, "top_p": None},
+    "seed": 0,
+    "repeats": 3,
+    "warmup": 3,
+    "baseline": "vanilla",
+}
+ENVIRONMENT = {
+    "bild_lab": "0.1.0",
+    "torch": "2.13.0",
+    "transformers": "5.23.0",
+    "python": "3.11.7",
+    "cpu": "AMD EPYC 7B13",
+    "cores": 2,
+    "gpu": None,
+    "os": "Linux 6.1",
+    "git": "abc1234",
+    "load_average": 0.4,
+    "started": "2026-11-21T06:00:00Z",
+}
+BASELINE_MEAN_S = 0.110
+BASELINE_QUALITY = 41.0
+# fallback, rollback, speedup, difference in BLEU, acceptance rate, agreement
+BILD = [
+    (0.3, 0.69, 1.46, 0.0, 0.71, 1.00),
+    (0.3, 1.0, 1.55, 0.05, 0.75, 0.93),
+    (0.3, 2.0, 1.68, -0.42, 0.82, 0.74),
+    (0.3, 5.0, 1.83, -1.31, 0.91, 0.49),
+    (0.5, 0.69, 1.43, 0.0, 0.78, 1.00),
+    (0.5, 1.0, 1.53, 0.21, 0.81, 0.95),
+    (0.5, 2.0, 1.61, -0.12, 0.87, 0.83),
+    (0.5, 5.0, 1.70, -0.74, 0.94, 0.66),
+    (0.9, 0.69, 0.97, 0.0, 0.94, 1.00),
+    (0.9, 1.0, 0.99, 0.02, 0.95, 0.99),
+    (0.9, 2.0, 1.01, 0.10, 0.97, 0.97),
+    (0.9, 5.0, 1.02, -0.03, 0.99, 0.95),
+]
+SPECULATIVE = [(2, 1.21, 0.83), (4, 1.38, 0.74), (6, 1.34, 0.66), (10, 1.12, 0.52)]
+
+
+def sample_result(policy: str, knobs: dict, speedup: float | None, difference: float = 0.0, **changes) -> dict:
+    """Make one result; `changes` replaces whole entries, `setting` only the given keys of the setting."""
+    setting = {**SETTING, **changes.pop("setting", {})}
+    mean = BASELINE_MEAN_S if speedup is None else BASELINE_MEAN_S / speedup
+    point = hashlib.sha256(json.dumps([policy, knobs, setting], sort_keys=True).encode()).hexdigest()[:12]
+    result = {
+        "schema": 1,
+        "point": point,
+        "name": "first",
+        "policy": policy,
+        "knobs": knobs,
+        "composition": f"{policy}({', '.join(f'{key}={value}' for key, value in knobs.items())})",
+        "setting": setting,
+        "quality": _quality(BASELINE_QUALITY + difference, BASELINE_QUALITY),
+        "latency_s": _latency(mean),
+        "baseline_latency_s": _latency(BASELINE_MEAN_S),
+        "speedup": _speedup(speedup),
+        "tokens_per_s": 16.5 / mean,
+        "tokens": 1650,
+        "tokens_per_target_call": 1.0,
+        "acceptance_rate": None,
+        "drafted": None,
+        "accepted": None,
+        "target_calls": 1650,
+        "draft_calls": None,
+        "fallbacks": None,
+        "rollbacks": None,
+        "agreement_with_target": 1.0,
+        "acceptance_by_position": None,
+        "stages_s": {"prefill": 0.9, "draft": 0.0, "verify": mean * 100 - 1.2, "host": 0.3},
+        "seconds": _seconds(mean),
+        "peak_memory_mb": 512.0,
+        "environment": ENVIRONMENT,
+    }
+    return {**result, **changes}
+
+
+def sample_baseline(**changes) -> dict:
+    """Make the result of the baseline itself."""
+    quality = {**_quality(BASELINE_QUALITY, None), "difference": None, "difference_low": None}
+    return sample_result("vanilla", {}, 1.0, quality={**quality, "difference_high": None}, **changes)
+
+
+def sample_drafted(policy: str, knobs: dict, speedup: float, difference: float, rates: tuple, **changes) -> dict:
+    """Make a result of a policy that drafts, from its acceptance rate and its agreement."""
+    acceptance, agreement = rates
+    drafted = 1500
+    calls = int(1650 / (1 + 3.2 * acceptance))
+    total = 100 * BASELINE_MEAN_S / speedup
+    drafting = 0.38 * total
+    own = {
+        "acceptance_rate": acceptance,
+        "drafted": drafted,
+        "accepted": round(drafted * acceptance),
+        "target_calls": calls,
+        "draft_calls": drafted + 90,
+        "tokens_per_target_call": 1650 / calls,
+        "agreement_with_target": agreement,
+        "acceptance_by_position": [round(acceptance + 0.06 - 0.03 * i, 3) for i in range(int(knobs.get("window", 6)))],
+        "stages_s": {"prefill": 0.9, "draft": drafting, "verify": total - drafting - 1.2, "host": 0.3},
+    }
+    return sample_result(policy, knobs, speedup, difference, **{**own, **changes})
+
+
+def sample_sweep(**changes) -> list[dict]:
+    """Make a sweep over several policies in one setting: 20 points with their baseline."""
+    peer = {"stages_s": None, "target_calls": None, "tokens_per_target_call": None}
+    results = [
+        sample_baseline(**changes),
+        sample_result("hf_generate", {}, 0.96, **peer, **changes),
+        sample_result("hf_assisted", {"window": 5}, 1.17, **peer, **changes),
+        sample_result("hf_prompt_lookup", {"window": 10}, 0.91, **peer, **changes),
+    ]
+    for window, speedup, acceptance in SPECULATIVE:
+        knobs = {"window": window, "lenience": 1.0}
+        results.append(sample_drafted("speculative", knobs, speedup, 0.0, (acceptance, 1.0), **changes))
+    for fallback, rollback, speedup, difference, acceptance, agreement in BILD:
+        knobs = {"fallback": fallback, "rollback": rollback, "window": 10, "verify_tail": True}
+        own = {"fallbacks": round(300 * fallback), "rollbacks": round(200 / rollback), **changes}
+        results.append(sample_drafted("bild", knobs, speedup, difference, (acceptance, agreement), **own))
+    return results
+
+
+def sample_failure(
+    message: str = "rollback threshold must be > 0 nats, got -1; use .inf to switch it off",
+) -> dict:
+    """Make the record of a failed point."""
+    error = {"type": "UserError", "message": message}
+    return {
+        "point": "f00df00df00d",
+        "policy": "bild",
+        "knobs": {"fallback": 0.5, "rollback": -1.0},
+        "error": error,
+    }
+
+
+def _quality(value: float, baseline: float | None) -> dict:
+    difference = None if baseline is None else round(value - baseline, 6)
+    same = difference == 0
+    return {
+        "metric": "BLEU",
+        "value": value,
+        "low": value - 2.3,
+        "high": value + 2.5,
+        "signature": "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.5.1",
+        "extra": {},
+        "baseline": baseline,
+        "difference": difference,
+        "difference_low": None if difference is None else difference - (0.0 if same else 0.45),
+        "difference_high": None if difference is None else difference + (0.0 if same else 0.5),
+        "p_value": None if difference is None else (1.0 if same else 0.3),
+    }
+
+
+def _latency(mean: float) -> dict:
+    return {"median": mean * 0.93, "p50": mean * 0.93, "p95": mean * 1.7, "mean": mean, "total": mean * 100}
+
+
+def _speedup(value: float | None) -> dict:
+    if value is None:
+        return {"value": None, "low": None, "high": None, "median": None}
+    return {"value": value, "low": value - 0.05, "high": value + 0.05, "median": value + 0.02}
+
+
+def _seconds(mean: float) -> dict:
+    parts = {"load": 0.4, "warmup": 0.6, "decode": 300 * (mean + BASELINE_MEAN_S), "trace": 100 * mean}
+    parts = {**parts, "metrics": 0.9, "write": 0.01}
+    return {**parts, "total": sum(parts.values()) + 0.2}

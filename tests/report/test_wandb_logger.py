@@ -1,0 +1,66 @@
+"""Tests of the Weights & Biases logger: offline runs, and the way there when nothing can be reached."""
+
+import logging
+
+import pytest
+
+from bild_lab.errors import UserError
+from bild_lab.report.wandb_logger import NoLogger, WandbLogger, flat_metrics
+from tests.report.sample import sample_baseline, sample_result
+
+
+@pytest.fixture(autouse=True)
+def _no_account(monkeypatch, tmp_path):
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HOME", "NETRC", "WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # nobody listens there
+
+
+def logger(directory, mode):
+    return WandbLogger("bild_lab", None, group="first", mode=mode, tags=["test"], directory=str(directory))
+
+
+def offline_runs(directory):
+    return sorted(path.name.rsplit("-", 1)[1] for path in (directory / "wandb").glob("offline-run-*"))
+
+
+def test_every_point_becomes_an_offline_run_under_the_outputs(tmp_path):
+    results = [sample_baseline(), sample_result("bild", {"fallback": 0.5}, 1.5)]
+    offline = logger(tmp_path / "outputs" / "first", "offline")
+    for result in results:
+        offline.log_point(result, {"policy": {"fallback": 0.5}})
+    assert offline_runs(tmp_path / "outputs" / "first") == sorted(result["point"] for result in results)
+    (written,) = (tmp_path / "outputs" / "first" / "wandb").glob(f"offline-run-*-{results[1]['point']}/*.wandb")
+    content = written.read_bytes()
+    assert b"first" in content
+    assert b"speedup/value" in content
+
+
+def test_an_online_run_that_cannot_start_falls_back_to_offline_with_a_warning(tmp_path, caplog):
+    online = logger(tmp_path, "online")
+    with caplog.at_level(logging.WARNING):
+        online.log_point(sample_baseline(), {})
+        online.log_point(sample_result("bild", {}, 1.5), {})
+    warnings = [record.message for record in caplog.records if record.name == "bild_lab.report.wandb_logger"]
+    assert len(warnings) == 1  # the second point does not try again
+    assert "logged offline" in warnings[0]
+    assert len(offline_runs(tmp_path)) == 2
+
+
+def test_metrics_are_flat_and_missing_ones_are_left_out():
+    metrics = flat_metrics(sample_baseline())
+    assert (metrics["quality/value"], metrics["speedup/value"], metrics["stages_s/draft"]) == (41.0, 1.0, 0.0)
+    assert not {"acceptance_rate", "quality/difference", "quality/extra", "policy", "setting/seed"} & set(metrics)
+
+
+def test_an_unknown_mode_is_refused_with_a_remedy(tmp_path):
+    with pytest.raises(UserError, match="wants online or offline, got disabled; to log nowhere use logger=none"):
+        logger(tmp_path, "disabled")
+
+
+def test_no_logger_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    NoLogger().log_point(sample_baseline(), {})
+    assert list(tmp_path.iterdir()) == []

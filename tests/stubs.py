@@ -1,0 +1,97 @@
+"""Models made of a function: the next token's logits given all tokens before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from bild_lab.models.hf import HuggingFaceSession
+from bild_lab.models.session import Scores
+from bild_lab.request import Source
+
+NextLogits = Callable[[list[int]], Tensor]
+
+
+@dataclass
+class StubModel:
+    """A model without weights. `fed` counts the rows it was asked to run."""
+
+    next_logits: NextLogits
+    device: torch.device = torch.device("cpu")
+    fed: list[int] = field(default_factory=list)
+
+    def start(self, source: Source) -> StubSession:
+        return StubSession(self, list(source.prompt[:-1]))
+
+
+class StubSession:
+    """Keeps plain token lists; a row's context is the cache and its ancestors."""
+
+    def __init__(self, model: StubModel, tokens: list[int]) -> None:
+        self._model, self._tokens = model, tokens
+        self._rows: list[int] = []
+
+    @property
+    def length(self) -> int:
+        return len(self._tokens)
+
+    def extend(self, tokens: Sequence[int] | Tensor, parents: Tensor | None = None) -> Scores:
+        self._rows = [int(token) for token in tokens]
+        self._model.fed.extend(self._rows)
+        above = list(range(-1, len(self._rows) - 1)) if parents is None else parents.tolist()
+        contexts: list[list[int]] = []
+        for token, parent in zip(self._rows, above, strict=True):
+            contexts.append([*(self._tokens if parent < 0 else contexts[parent]), token])
+        self._tokens = [*self._tokens, *self._rows]
+        return Scores(logits=torch.stack([self._model.next_logits(context) for context in contexts]))
+
+    def keep(self, path: Sequence[int]) -> None:
+        base = len(self._tokens) - len(self._rows)
+        self._tokens = [*self._tokens[:base], *(self._rows[row] for row in path)]
+
+    def rollback(self, length: int) -> None:
+        self._tokens = self._tokens[:length]
+
+
+@dataclass
+class ModuleModel:
+    """A Hugging Face module behind the session protocol, without a checkpoint. `fed` counts decoder rows."""
+
+    module: PreTrainedModel
+    fed: list[int] = field(default_factory=list)
+
+    @property
+    def device(self) -> torch.device:
+        return self.module.device
+
+    def start(self, source: Source) -> CountingSession:
+        return CountingSession(self, source)
+
+
+class CountingSession(HuggingFaceSession):
+    """A session that notes how many rows each forward ran."""
+
+    def __init__(self, model: ModuleModel, source: Source) -> None:
+        super().__init__(model.module, source)
+        self._model = model
+
+    def extend(self, tokens: Sequence[int] | Tensor, parents: Tensor | None = None) -> Scores:
+        self._model.fed.append(len(self._pending) + len(tokens))
+        return super().extend(tokens, parents)
+
+
+def uncached(module: PreTrainedModel, source: Source) -> NextLogits:
+    """The next token's logits by one forward over everything, with no cache: the oracle of sessions."""
+
+    @torch.inference_mode()
+    def next_logits(tokens: list[int]) -> Tensor:
+        ids = torch.tensor([tokens])
+        if source.encoder_ids is None:
+            return module(input_ids=ids, use_cache=False).logits[0, -1]
+        return module(input_ids=source.encoder_ids, decoder_input_ids=ids, use_cache=False).logits[0, -1]
+
+    return next_logits
