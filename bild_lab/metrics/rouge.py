@@ -41,10 +41,7 @@ def _f_measures(reference: str, prediction: str) -> list[float]:
     target, output = _tokenize(reference), _tokenize(prediction)
     longest = common_subsequence_length(target, output)
     rouge_l = _f_measure(longest, len(target), len(output))
-    if "\n" in reference or "\n" in prediction:
-        rouge_lsum = _summary_f_measure(reference, prediction)
-    else:
-        rouge_lsum = rouge_l
+    rouge_lsum = _summary_f_measure(reference, prediction) if "\n" in reference or "\n" in prediction else rouge_l
     return [rouge_l, _ngram_f_measure(target, output, 1), _ngram_f_measure(target, output, 2), rouge_lsum]
 
 
