@@ -26,6 +26,7 @@ def run_application(main: Callable[[], Any]) -> NoReturn:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its exceptions on instead of printing them
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console)])
     logging.captureWarnings(True)
+    logging.getLogger("transformers").setLevel(logging.ERROR)  # its notes on our own calls are not the user's
     try:
         main()
     except (UserError, HydraException, OmegaConfBaseException) as error:

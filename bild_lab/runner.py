@@ -104,8 +104,14 @@ def prepare(cfg: DictConfig) -> Point:
     )
 
 
-def run_point(point: Point, sweep: Sweep, advance: Callable[[], None] = lambda: None) -> dict[str, Any]:
-    """Measure a point and store it; returns its result."""
+def run_point(
+    point: Point, sweep: Sweep, setup_s: float = 0.0, advance: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """Measure a point and store it; returns its result.
+
+    setup_s: what was spent on it before, for the account of where time went. advance: called after
+    every example.
+    """
     clock = Clock()
     if point.threads is not None:
         torch.set_num_threads(point.threads)
@@ -141,7 +147,7 @@ def run_point(point: Point, sweep: Sweep, advance: Callable[[], None] = lambda: 
         "environment": surroundings,
     }
     clock.lap("metrics")
-    result["seconds"] = clock.seconds()
+    result["seconds"] = {"setup": setup_s, **clock.laps, "total": setup_s + sum(clock.laps.values())}
     sweep.write_point(point.id, point.config_yaml, result, _example_rows(point.examples, timed, texts))
     return result
 
@@ -150,16 +156,13 @@ class Clock:
     """Wall-clock seconds by what they were spent on."""
 
     def __init__(self) -> None:
-        self._started = self._last = time.perf_counter()
-        self._laps: dict[str, float] = {}
+        self._last = time.perf_counter()
+        self.laps: dict[str, float] = {}
 
     def lap(self, name: str) -> None:
         now = time.perf_counter()
-        self._laps[name] = now - self._last
+        self.laps[name] = now - self._last
         self._last = now
-
-    def seconds(self) -> dict[str, float]:
-        return {**self._laps, "total": time.perf_counter() - self._started}
 
 
 def sweep_folder(cfg: DictConfig) -> Path:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
 
+import psutil
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -24,11 +26,7 @@ from bild_lab.build import policy_label
 from bild_lab.cli import console, escape, plain_message, refuse
 from bild_lab.config import knob_values
 from bild_lab.errors import UserError
-from bild_lab.report.figures import draw_pareto
-from bild_lab.report.html import write_html
-from bild_lab.report.terminal import headline, sweep_table
-from bild_lab.results import Sweep, write_table
-from bild_lab.results.records import point_hash
+from bild_lab.results.records import Sweep, point_hash
 from bild_lab.runner import Point, prepare, run_point, sweep_folder
 
 FAILED_POINTS = 1
@@ -36,6 +34,7 @@ MOST_CHECKED_BEFORE = 64  # points composed while looking for one that can run
 
 _failed: list[str] = []
 _total: dict[str, int] = {}
+_last_end: list[float] = []  # when the point before this one ended, time.time()
 
 
 def measure_point(cfg: DictConfig) -> float:
@@ -51,6 +50,7 @@ def measure_point(cfg: DictConfig) -> float:
             console.print(f"[dim]{escape(_title(point))}: finished before[/dim]")
         else:
             result = _measured(point, sweep)
+            sweep.forget_failure(failure_hash(point.config_yaml))
             instantiate(cfg.logger).log_point(result, OmegaConf.to_container(cfg, resolve=True))
         speedup = result["speedup"]["value"]
         return float("nan") if speedup is None else speedup
@@ -116,11 +116,18 @@ def _measured(point: Point, sweep: Sweep) -> dict[str, Any]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(escape(_title(point)), total=len(point.examples))
-        result = run_point(point, sweep, lambda: progress.advance(task))
+        result = run_point(point, sweep, since_last_point_s(), lambda: progress.advance(task))
+    _last_end.append(time.time())
     speedup, quality = result["speedup"]["value"], result["quality"]
     told = "" if speedup is None else f", {speedup:.2f}x"
     console.print(f"{escape(_title(point))}: {quality['metric']} {quality['value']:.2f}{told}")
     return result
+
+
+def since_last_point_s() -> float:
+    """Seconds since the last point ended, or since the process started: imports, configuration, checks, data."""
+    before = _last_end[-1] if _last_end else psutil.Process().create_time()
+    return time.time() - before
 
 
 def _title(point: Point) -> str:
@@ -132,7 +139,7 @@ def _title(point: Point) -> str:
 def _record_failure(cfg: DictConfig, sweep: Sweep, error: Exception) -> None:
     knobs = OmegaConf.to_container(OmegaConf.create(knob_values(cfg.policy)), resolve=False)
     config_yaml = OmegaConf.to_yaml(cfg, resolve=False)
-    point = point_hash({"config": config_yaml})
+    point = failure_hash(config_yaml)
     failure = {
         "point": point,
         "policy": policy_label(cfg.policy),
@@ -153,6 +160,11 @@ def _record_failure(cfg: DictConfig, sweep: Sweep, error: Exception) -> None:
         console.print(f"[dim]traceback in {escape(str(folder / 'failed.json'))}[/dim]")
 
 
+def failure_hash(config_yaml: str) -> str:
+    """What a failed point is stored under: its configuration, as nothing more may be known of it."""
+    return point_hash({"failed": config_yaml})
+
+
 def _finish(config: DictConfig) -> None:
     """Write the table, the figure and the report; exit non-zero if a point of this run failed."""
     try:
@@ -167,6 +179,12 @@ def _finish(config: DictConfig) -> None:
 
 
 def _report(sweep: Sweep) -> None:
+    # drawing libraries take seconds to import, which bad input should not wait for
+    from bild_lab.report.figures import draw_pareto
+    from bild_lab.report.html import write_html
+    from bild_lab.report.terminal import headline, sweep_table
+    from bild_lab.results.table import write_table
+
     results, failures = sweep.results(), sweep.failures()
     if results:
         write_table(results, sweep.folder / "sweep.csv")

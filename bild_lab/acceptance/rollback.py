@@ -23,8 +23,8 @@ class Rollback:
     accepts_trees = False
 
     def __init__(self, threshold: float) -> None:
-        if isinstance(threshold, bool) or not threshold > 0:
-            raise UserError(f"the rollback threshold must be > 0 nats, got {threshold}; use inf to switch rollback off")
+        if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not threshold > 0:
+            raise UserError(f"the rollback threshold must be > 0 nats, got {threshold!r}; use inf to switch it off")
         self._threshold = threshold
 
     def __call__(self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict:

@@ -23,9 +23,9 @@ class LowConfidence:
     threshold: float
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.threshold <= 1.0:
+        if not isinstance(self.threshold, int | float) or not 0.0 <= self.threshold <= 1.0:
             raise UserError(
-                f"the fallback threshold is a probability and must lie in [0, 1], got {self.threshold}; "
+                f"the fallback threshold is a probability and must lie in [0, 1], got {self.threshold!r}; "
                 "0 never falls back"
             )
 

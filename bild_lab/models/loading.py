@@ -147,7 +147,7 @@ class Checkpoint:
                 raise UserError(
                     f"no checkpoint folder {self.path}; give a folder with config.json or a hub id such as org/name"
                 )
-            require_hub(f"the checkpoint {self.path}", "pair.target=DIR or pair.draft=DIR with a local folder")
+            require_hub(f"the checkpoint {self.path}", "give a local folder instead: pair.target=DIR, pair.draft=DIR")
         elif not (folder / "config.json").is_file():
             raise UserError(f"{self.path} has no config.json; give a folder in Hugging Face layout")
         try:

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from bild_lab.errors import UserError
-from bild_lab.report.files import write_atomically
+from bild_lab.files import write_atomically
 from bild_lab.report.labels import Box, place_labels, segment_boxes
 from bild_lab.report.settings import Group, by_setting
 from bild_lab.report.style import HAIRLINE, INK, MUTED, Mark, marks

@@ -7,7 +7,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from bild_lab.report.files import write_atomically
+from bild_lab.files import write_atomically
 from bild_lab.report.interactive import acceptance_figure, pareto_figure, stages_figure
 from bild_lab.report.settings import FEW, Group, by_setting, differing_keys, setting_title
 from bild_lab.report.style import Mark, marks

@@ -49,6 +49,10 @@ class Sweep:
         files = {"config.yaml": config_yaml, "failed.json": json.dumps(finite(failure), indent=2) + "\n"}
         return self._publish(point, files)
 
+    def forget_failure(self, point: str) -> None:
+        """Remove what an earlier try of a point left, now that it has succeeded."""
+        shutil.rmtree(self.folder / "points" / point, ignore_errors=True)
+
     def results(self) -> list[dict[str, Any]]:
         """Every finished point, oldest first."""
         found = [json.loads(file.read_text()) for file in self.folder.glob("points/*/result.json")]

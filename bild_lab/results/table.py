@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+
+from bild_lab.files import write_atomically
 
 SETTING_COLUMNS = ("target", "draft", "dataset", "split", "n_examples", "dtype", "device", "engine")
 PLAIN_COLUMNS = (
@@ -59,6 +60,4 @@ def to_frame(results: list[dict[str, Any]]) -> pd.DataFrame:
 
 def write_table(results: list[dict[str, Any]], path: Path) -> None:
     """Write `sweep.csv`, whole or not at all."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    to_frame(results).to_csv(draft, index=False)
-    os.replace(draft, path)
+    write_atomically(path, to_frame(results).to_csv(index=False).encode())

@@ -1,6 +1,7 @@
 """Train the toy pair with Hugging Face's Trainer: tokenizer, two T5 models, a progress bar."""
 
 import random
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,7 +36,10 @@ def train_pair(recipe: Recipe, pairs: list[dict[str, str]], target: Path, draft:
     tokenizer = train_tokenizer(pairs, recipe.vocabulary)
     examples = _encode(tokenizer, pairs)
     with _isolated(recipe), _bar(progress) as bar:
-        for name, shape, folder in (("target", recipe.target, target), ("draft", recipe.draft, draft)):
+        for name, shape, folder in (
+            ("target", recipe.target, target),
+            ("draft", recipe.draft, draft),
+        ):
             task = bar.add_task(f"training the toy {name}", total=shape.steps, loss="")
             model = train_model(recipe, shape, tokenizer, examples, _ShowProgress(bar, task), folder)
             model.save_pretrained(folder)
@@ -76,6 +80,7 @@ def train_model(
     torch.manual_seed(recipe.seed)
     # eager attention: the fused kernel's backward pass is slower for sentences this short
     model = T5ForConditionalGeneration._from_config(_config(shape, len(tokenizer)), attn_implementation="eager")
+    model.config.architectures = [type(model).__name__]
     model.generation_config.max_new_tokens = _LONGEST_ANSWER
     optimizer = Adafactor(
         model.parameters(),
@@ -91,7 +96,7 @@ def train_model(
         data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
         train_dataset=examples,
         optimizers=(optimizer, schedule),
-        callbacks=[callback],
+        callbacks=[callback, _YieldToOthers()],
     )
     trainer.remove_callback(PrinterCallback)
     trainer.train()
@@ -159,6 +164,30 @@ class _ShowProgress(TrainerCallback):
             self.bar.update(self.task, loss=f"loss {float(logs['loss']):.2f}")
 
 
+class _YieldToOthers(TrainerCallback):
+    """Goes down to one thread once several steps stalled.
+
+    OpenMP threads wait for each other by spinning: on a machine whose cores are taken, two of
+    them need up to a hundred times as long, one does not.
+    """
+
+    stall_s = 1.0  # an ordinary step takes a tenth of it
+    patience = 3
+
+    def __init__(self):
+        self.started_s, self.stalls = 0.0, 0
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        """Start the clock."""
+        self.started_s = time.perf_counter()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """Count a stall, and act on the last one allowed."""
+        self.stalls += time.perf_counter() - self.started_s > self.stall_s
+        if self.stalls == self.patience:
+            torch.set_num_threads(1)
+
+
 def _bar(progress: bool) -> Progress:
     return Progress(
         TextColumn("{task.description}"),
@@ -178,11 +207,15 @@ def _isolated(recipe: Recipe) -> Iterator[None]:
     python_state, numpy_state = random.getstate(), numpy.random.get_state()
     torch.set_num_threads(recipe.threads)
     transformers_logging.set_verbosity_error()
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
     try:
         with torch.random.fork_rng(devices=[]):
             yield
     finally:
         torch.set_num_threads(threads)
         transformers_logging.set_verbosity(level)
+        if bars:
+            transformers_logging.enable_progress_bar()
         random.setstate(python_state)
         numpy.random.set_state(numpy_state)

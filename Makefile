@@ -1,0 +1,41 @@
+# bild_lab: `make help` lists what there is. Everything installs itself on first use.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test test-slow lint format clean
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+
+setup: $(INSTALLED) ## Make .venv with the tested versions
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=python3.x"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+run: setup ## Run the quickstart sweep: a Pareto curve in outputs/quickstart
+	$(BIN)/python run.py experiment=quickstart
+	$(BIN)/python run.py experiment=quickstart_peers
+
+test: setup ## Run the tests, under 6 minutes on two cores
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-slow: setup ## Run every test, the slow ones too
+	$(BIN)/python -m pytest -n 2
+
+lint: setup ## Check style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: setup ## Mend style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## Remove the environment and caches; outputs stay
+	rm -rf .venv .ruff_cache build *.egg-info
+	find . -name __pycache__ -prune -exec rm -rf {} +
