@@ -27,6 +27,8 @@ def run_application(main: Callable[[], Any]) -> NoReturn:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console)])
     logging.captureWarnings(True)
     logging.getLogger("transformers").setLevel(logging.ERROR)  # its notes on our own calls are not the user's
+    multirun = [word for word in sys.argv[1:] if word in ("-m", "--multirun")]  # Hydra wants it in front
+    sys.argv[1:] = [*multirun[:1], *(word for word in sys.argv[1:] if word not in multirun)]
     try:
         main()
     except (UserError, HydraException, OmegaConfBaseException) as error:

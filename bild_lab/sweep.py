@@ -63,9 +63,11 @@ class SweepCallback(Callback):
     """Refuses a run that cannot work before a file is written; reports when all points are done."""
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
+        _failed.clear()
         _check([config])
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        _failed.clear()
         jobs = _jobs(config)
         _total["points"] = len(jobs)
         _check(_composed(config, jobs[:MOST_CHECKED_BEFORE]))

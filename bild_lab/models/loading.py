@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -152,7 +153,7 @@ class Checkpoint:
             raise UserError(f"{self.path} has no config.json; give a folder in Hugging Face layout")
         try:
             return read(str(folder) if folder.is_dir() else self.location, **self._where, **options)
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
             detail = str(error).strip().splitlines()
             raise UserError(
                 f"cannot read the {part} of {self.path}: {detail[0] if detail else type(error).__name__}; "

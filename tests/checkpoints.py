@@ -1,0 +1,38 @@
+"""Tiny checkpoints and data on disk, shared by the tests that go through files."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.tiny import WORDS, relative_of, save, tiny_llama, tiny_t5
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+needs_shared = pytest.mark.skipif(
+    not (SHARED / "models").is_dir(), reason="no trained checkpoints beside the project (../shared/models)"
+)
+
+
+def write_checkpoints(folder: Path) -> Path:
+    """t5, t5-draft, llama, llama-draft, and llama-words, whose vocabulary is another."""
+    for name, make in (("t5", tiny_t5), ("llama", tiny_llama)):
+        target = make(1)
+        save(relative_of(target, 2, noise=0.2), folder / f"{name}-draft")
+        save(target, folder / name)
+    save(tiny_llama(3), folder / "llama-words", words=[f"other{index}" for index in range(len(WORDS))])
+    return folder
+
+
+def write_data(folder: Path, rows: int = 6) -> Path:
+    """A test split of random words, as source and reference."""
+    folder.mkdir(parents=True, exist_ok=True)
+    chance = random.Random(0)
+    with (folder / "test.jsonl").open("w") as stream:
+        for _ in range(rows):
+            words = chance.choices(WORDS, k=chance.randint(3, 8))
+            stream.write(json.dumps({"de": " ".join(words), "en": " ".join(reversed(words))}) + "\n")
+    return folder
