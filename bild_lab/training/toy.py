@@ -38,8 +38,8 @@ class Shape:
 class Recipe:
     """Everything that decides the weights, next to the corpus and the library versions."""
 
-    target: Shape = field(default_factory=lambda: Shape(8, 128, 256, 4, steps=750, warm_up_steps=60))
-    draft: Shape = field(default_factory=lambda: Shape(1, 96, 192, 4, steps=900, warm_up_steps=60))
+    target: Shape = field(default_factory=lambda: Shape(6, 128, 256, 4, steps=1000, warm_up_steps=60))
+    draft: Shape = field(default_factory=lambda: Shape(1, 96, 192, 4, steps=800, warm_up_steps=60))
     vocabulary: int = 1300  # pieces, shared by both models and both languages
     batch: int = 32  # sentences
     learning_rate: float = 4e-2  # of Adafactor, relative to the scale of each parameter

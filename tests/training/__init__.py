@@ -1,0 +1,1 @@
+"""Tests of bild_lab.training."""
