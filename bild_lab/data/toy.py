@@ -9,19 +9,7 @@ decided only by the far end of the clause, so that a small model errs where a la
 from functools import cache
 from random import Random
 
-from bild_lab.data.toy_lexicon import (
-    CITIES,
-    MANNERS,
-    NAMES,
-    TIMES,
-    Noun,
-    Verb,
-    adjectives,
-    nouns,
-    number,
-    pairs,
-    verbs,
-)
+from bild_lab.data.toy_lexicon import CITIES, MANNERS, NAMES, TIMES, Noun, Verb, adjectives, nouns, number, pairs, verbs
 from bild_lab.data.toy_phrases import (
     MANY,
     MODALS,
@@ -45,14 +33,8 @@ _WORDS = range(4, 27)  # words of a German sentence
 
 _OBJECTS = ("animal", "person", "place", "device", "food", "text")
 _GIFTS = ("device", "text")  # not food: Birne would be undecided between pear and light bulb
-_POSSESSIVES = {
-    "he": ("sein", "his"),
-    "she": ("ihr", "her"),
-    "it": ("sein", "its"),
-    "they": ("ihr", "their"),
-    "I": ("mein", "my"),
-    "we": ("unser", "our"),
-}
+_POSSESSIVES = {"he": ("sein", "his"), "she": ("ihr", "her"), "it": ("sein", "its"), "they": ("ihr", "their")}
+_POSSESSIVES |= {"I": ("mein", "my"), "we": ("unser", "our")}
 _CONJUNCTIONS = "weil=because; obwohl=although; wenn=if; während=while; bevor=before; sobald=as soon as"
 _PRONOUNS = "ich=I; wir=we; er=he; sie=she; sie=they"
 _REPORTS = (
@@ -122,10 +104,7 @@ class Writer:
         german, english = self._main()
         joint, english_joint = self._pick(_CONJUNCTIONS)
         clause = self._clause()
-        return (
-            f"{german}, {joint} {clause.german_final()}",
-            f"{english} {english_joint} {clause.english_main()}",
-        )
+        return f"{german}, {joint} {clause.german_final()}", f"{english} {english_joint} {clause.english_main()}"
 
     def _subordinate_first(self) -> tuple[str, str]:
         joint, english_joint = self._pick(_CONJUNCTIONS)

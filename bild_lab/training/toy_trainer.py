@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy
 import torch
+from accelerate.state import AcceleratorState
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -202,7 +203,7 @@ def _bar(progress: bool) -> Progress:
 
 @contextmanager
 def _isolated(recipe: Recipe) -> Iterator[None]:
-    """Restore what the Trainer changes globally: generators, threads and log level."""
+    """Restore what the Trainer changes globally: generators, threads, precision and log level."""
     threads, level = torch.get_num_threads(), transformers_logging.get_verbosity()
     python_state, numpy_state = random.getstate(), numpy.random.get_state()
     torch.set_num_threads(recipe.threads)
@@ -213,6 +214,7 @@ def _isolated(recipe: Recipe) -> Iterator[None]:
         with torch.random.fork_rng(devices=[]):
             yield
     finally:
+        AcceleratorState._reset_state(reset_partial_state=True)  # else it keeps every later user to bf16
         torch.set_num_threads(threads)
         transformers_logging.set_verbosity(level)
         if bars:

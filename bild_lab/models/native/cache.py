@@ -1,0 +1,51 @@
+"""Keys and values of one sequence, in memory that is allocated once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+class KeyValueCache:
+    """Keys and values of every layer: [layers, heads, capacity, head_dim], filled up to `length`.
+
+    Rolling back is setting `length`. The first `reserved` slots hold a prefix and never roll back.
+    """
+
+    def __init__(self, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device) -> None:
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)  # zeros: masked slots must not hold NaN
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.length = 0
+
+    @property
+    def capacity(self) -> int:
+        return self.keys.shape[2]
+
+    def write(
+        self, layer: int, start: int, keys: Float[Tensor, "m heads dim"], values: Float[Tensor, "m heads dim"]
+    ) -> None:
+        """Store a layer's rows from slot `start` on."""
+        stop = start + keys.shape[0]
+        self.keys[layer, :, start:stop] = keys.transpose(0, 1)
+        self.values[layer, :, start:stop] = values.transpose(0, 1)
+
+    def keep(self, start: int, path: Sequence[int]) -> None:
+        """Of the rows from slot `start` on, keep these, in order; one gather over all layers."""
+        if list(path) != list(range(len(path))):
+            rows: Int[Tensor, " k"] = torch.tensor([start + row for row in path], device=self.keys.device)
+            stop = start + len(path)
+            self.keys[:, :, start:stop] = self.keys.index_select(2, rows)
+            self.values[:, :, start:stop] = self.values.index_select(2, rows)
+        self.length = start + len(path)
+
+    def grown(self, capacity: int) -> KeyValueCache:
+        """A larger cache with the same rows."""
+        layers, heads, _, dim = self.keys.shape
+        larger = KeyValueCache((layers, heads, capacity, dim), self.keys.dtype, self.keys.device)
+        larger.keys[:, :, : self.length] = self.keys[:, :, : self.length]
+        larger.values[:, :, : self.length] = self.values[:, :, : self.length]
+        larger.length = self.length
+        return larger
