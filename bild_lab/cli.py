@@ -26,7 +26,7 @@ def run_application(main: Callable[[], Any]) -> NoReturn:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its exceptions on instead of printing them
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console)])
     logging.captureWarnings(True)
-    logging.getLogger("transformers").setLevel(logging.ERROR)  # its notes on our own calls are not the user's
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its notes on our own calls are not the user's
     multirun = [word for word in sys.argv[1:] if word in ("-m", "--multirun")]  # Hydra wants it in front
     sys.argv[1:] = [*multirun[:1], *(word for word in sys.argv[1:] if word not in multirun)]
     try:
