@@ -16,9 +16,12 @@ from bild_lab.decode import Method
 from bild_lab.errors import UserError
 from bild_lab.models.hf import HuggingFaceModel
 from bild_lab.models.loading import Checkpoint, require_same_vocabulary, resolve_device, resolve_dtype
+from bild_lab.models.native import NativeModel, why_not_native
 from bild_lab.request import Limits, Request
 from bild_lab.sampling import Sampling
 from bild_lab.trace import StageTrace, Trace
+
+ENGINES = ("auto", "native", "hf")
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Decoder:
     def load_weights(self) -> None:
         """Read the weights now rather than at the first decoding."""
         for model in self.models:
-            _ = model.module
+            model.load()
 
     def request(
         self,
@@ -93,6 +96,7 @@ def load(
     policy: str | DictConfig = "bild",
     dtype: str = "float32",
     device: str = "auto",
+    engine: str = "auto",
     target_revision: str | None = None,
     draft_revision: str | None = None,
     **knobs: Any,
@@ -100,18 +104,19 @@ def load(
     """A decoder for a pair of checkpoints.
 
     target, draft: a folder, a hub id, or toy:large and toy:small. policy: a name in conf/policy, its
-    knobs as keywords (`fallback=0.6`), or a composed policy. Weights load at the first decoding and
-    are shared by later decoders. Raises UserError where the parts do not fit together.
+    knobs as keywords (`fallback=0.6`), or a composed policy. engine: native, hf, or auto, which is
+    native where the architecture is known. Weights load at the first decoding and are shared by later
+    decoders. Raises UserError where the parts do not fit together.
     """
     node = compose_policy(policy, knobs) if isinstance(policy, str) else policy
     where, precision = str(resolve_device(device)), resolve_dtype(dtype)
-    target_model = load_model(target, target_revision, where, precision)
+    target_model = load_model(target, target_revision, where, precision, engine)
     drafts: list[HuggingFaceModel] = []
 
     def draft_model() -> HuggingFaceModel:
         if draft is None:
             raise UserError(f"policy {node.name} drafts with a small model; give one with pair.draft (draft=)")
-        drafts.append(load_model(draft, draft_revision, where, precision))
+        drafts.append(load_model(draft, draft_revision, where, precision, engine))
         return drafts[-1]
 
     method = build_method(node, {"target": lambda: target_model, "draft": draft_model})
@@ -121,6 +126,16 @@ def load(
 
 
 @lru_cache(maxsize=8)
-def load_model(path: str, revision: str | None, device: str, dtype: torch.dtype) -> HuggingFaceModel:
-    """A model, shared by all decoders of the process."""
-    return HuggingFaceModel(Checkpoint(path, revision), torch.device(device), dtype)
+def load_model(path: str, revision: str | None, device: str, dtype: torch.dtype, engine: str) -> HuggingFaceModel:
+    """A model, shared by all decoders of the process.
+
+    Raises UserError for an unknown engine, or where engine=native does not know the architecture.
+    """
+    if engine not in ENGINES:
+        raise UserError(f"runtime.engine must be one of {', '.join(ENGINES)}, got {engine!r}")
+    checkpoint = Checkpoint(path, revision)
+    reason = None if engine == "hf" else why_not_native(checkpoint.config)
+    if engine == "native" and reason is not None:
+        raise UserError(f"{path} cannot run natively, as {reason}; set runtime.engine=hf or auto")
+    kind = HuggingFaceModel if engine == "hf" or reason is not None else NativeModel
+    return kind(checkpoint, torch.device(device), dtype)

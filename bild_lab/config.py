@@ -65,6 +65,7 @@ class RuntimeSpec:
     """Where and in which precision models run. threads: null leaves PyTorch's choice."""
 
     device: str
+    engine: str
     dtype: str
     threads: int | None
     seed: int

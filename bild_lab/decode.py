@@ -72,7 +72,7 @@ def draft_then_verify(
     limits = request.limits
     tokens = list(request.source.prompt)
     with trace.span("prefill"):
-        session = target.start(request.source)
+        session = target.start(request.source, limits.max_new_tokens)
         drafter.start(request)
     while not limits.reached(tokens):
         with trace.span("draft"):

@@ -74,7 +74,7 @@ def prepare(cfg: DictConfig) -> Point:
         for model in decoder.models:
             model.checkpoint.check()
     examples = cached_examples(dataset)
-    setting = _setting(pair, dataset, decoding, runtime, measure, len(examples))
+    setting = _setting(pair, dataset, decoding, runtime, measure, len(examples), decoders[METHOD].target.engine)
     policy = OmegaConf.to_container(cfg.policy, resolve=False)
     inputs = {
         "policy": {key: value for key, value in policy.items() if key != "name"},
@@ -186,6 +186,7 @@ def _decoder(policy: DictConfig, pair: PairSpec, runtime: RuntimeSpec) -> Decode
         policy,
         dtype=runtime.dtype,
         device=runtime.device,
+        engine=runtime.engine,
         target_revision=pair.target_revision,
         draft_revision=pair.draft_revision,
     )
@@ -198,6 +199,7 @@ def _setting(
     runtime: RuntimeSpec,
     measure: MeasureSpec,
     n_examples: int,
+    engine: str,
 ) -> dict[str, Any]:
     """What two points must share to be compared."""
     device = resolve_device(runtime.device)
@@ -209,7 +211,7 @@ def _setting(
         "n_examples": n_examples,
         "prompt_template": dataset.prompt_template,
         "metric": dataset.metric,
-        "engine": "hf",
+        "engine": engine,
         "dtype": runtime.dtype,
         "device": str(device),
         "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),

@@ -24,7 +24,7 @@ class StubModel:
     device: torch.device = torch.device("cpu")
     fed: list[int] = field(default_factory=list)
 
-    def start(self, source: Source) -> StubSession:
+    def start(self, source: Source, room: int) -> StubSession:
         return StubSession(self, list(source.prompt[:-1]))
 
 
@@ -39,7 +39,9 @@ class StubSession:
     def length(self) -> int:
         return len(self._tokens)
 
-    def extend(self, tokens: Sequence[int] | Tensor, parents: Tensor | None = None) -> Scores:
+    def extend(
+        self, tokens: Sequence[int] | Tensor, parents: Tensor | None = None, scored: int | None = None
+    ) -> Scores:
         self._rows = [int(token) for token in tokens]
         self._model.fed.extend(self._rows)
         above = list(range(-1, len(self._rows) - 1)) if parents is None else parents.tolist()
@@ -47,7 +49,9 @@ class StubSession:
         for token, parent in zip(self._rows, above, strict=True):
             contexts.append([*(self._tokens if parent < 0 else contexts[parent]), token])
         self._tokens = [*self._tokens, *self._rows]
-        return Scores(logits=torch.stack([self._model.next_logits(context) for context in contexts]))
+        return Scores(
+            logits=torch.stack([self._model.next_logits(context) for context in contexts[-(scored or len(contexts)) :]])
+        )
 
     def keep(self, path: Sequence[int]) -> None:
         base = len(self._tokens) - len(self._rows)
@@ -68,7 +72,7 @@ class ModuleModel:
     def device(self) -> torch.device:
         return self.module.device
 
-    def start(self, source: Source) -> CountingSession:
+    def start(self, source: Source, room: int) -> CountingSession:
         return CountingSession(self, source)
 
 
@@ -79,9 +83,11 @@ class CountingSession(HuggingFaceSession):
         super().__init__(model.module, source)
         self._model = model
 
-    def extend(self, tokens: Sequence[int] | Tensor, parents: Tensor | None = None) -> Scores:
+    def extend(
+        self, tokens: Sequence[int] | Tensor, parents: Tensor | None = None, scored: int | None = None
+    ) -> Scores:
         self._model.fed.append(len(self._pending) + len(tokens))
-        return super().extend(tokens, parents)
+        return super().extend(tokens, parents, scored)
 
 
 def uncached(module: PreTrainedModel, source: Source) -> NextLogits:

@@ -313,7 +313,7 @@ def test_a_stage_trace_times_prefill_draft_and_verify() -> None:
 
 def test_row_scores_stay_exact_over_many_rollbacks() -> None:
     target, _, source = random_pair("llama", 9)
-    session, large = target.start(source), uncached(target.module, source)
+    session, large = target.start(source, 60), uncached(target.module, source)
     generator = torch.Generator().manual_seed(0)
     y = list(source.prompt)
     for _ in range(12):

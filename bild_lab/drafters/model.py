@@ -51,7 +51,7 @@ class ModelDrafter:
 
     def start(self, request: Request) -> None:
         self._request = request
-        self._session = self._model.start(request.source)
+        self._session = self._model.start(request.source, request.limits.max_new_tokens)
 
     def propose(self, tokens: list[int]) -> Draft:
         limits, sampling = self._request.limits, self._request.sampling
@@ -62,7 +62,7 @@ class ModelDrafter:
         confidences: list[float] = []
         fallback, calls = False, 0
         while len(drafted) < min(self._window, limits.room(tokens)):
-            logits = self._session.extend(feed).logits[-1:]  # [1, vocab]
+            logits = self._session.extend(feed, scored=1).logits  # [1, vocab]
             calls += 1
             if self._stop is not None:
                 confidences.append(confidence(logits))

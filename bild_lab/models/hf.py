@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -32,17 +32,22 @@ class HuggingFaceModel:
     checkpoint: Checkpoint
     device: torch.device
     dtype: torch.dtype
+    engine: ClassVar[str] = "hf"
 
     @cached_property
     def module(self) -> PreTrainedModel:
         return self.checkpoint.weights(self.dtype).to(self.device).eval()
+
+    def load(self) -> None:
+        """Read the weights now rather than at the first decoding."""
+        _ = self.module
 
     @property
     def encoder_decoder(self) -> bool:
         return self.checkpoint.encoder_decoder
 
     @torch.inference_mode()
-    def start(self, source: Source) -> HuggingFaceSession:
+    def start(self, source: Source, room: int) -> HuggingFaceSession:
         return HuggingFaceSession(self.module, source)
 
     def source(self, prompt: str, max_tokens: int | None = None) -> Source:
@@ -79,7 +84,12 @@ class HuggingFaceSession:
         return self._cached + len(self._pending)
 
     @torch.inference_mode()
-    def extend(self, tokens: Sequence[int] | Int[Tensor, " m"], parents: Int[Tensor, " m"] | None = None) -> Scores:
+    def extend(
+        self,
+        tokens: Sequence[int] | Int[Tensor, " m"],
+        parents: Int[Tensor, " m"] | None = None,
+        scored: int | None = None,
+    ) -> Scores:
         rows = torch.as_tensor(tokens, device=self._module.device)
         self._rows = len(rows)
         fed, fed_parents = self._with_pending(rows, parents)
@@ -89,13 +99,13 @@ class HuggingFaceSession:
                 **{self._ids_name: fed[None]},
                 **self._fixed,
                 **tree_inputs,
-                **({"logits_to_keep": self._rows} if self._keeps_logits else {}),
+                **({"logits_to_keep": scored or self._rows} if self._keeps_logits else {}),
                 past_key_values=self._past,
                 use_cache=True,
             )
         self._cached += len(fed)
         self._pending = []
-        return Scores(logits=out.logits[0, -self._rows :])
+        return Scores(logits=out.logits[0, -(scored or self._rows) :])
 
     def keep(self, path: Sequence[int]) -> None:
         base = self._cached - self._rows

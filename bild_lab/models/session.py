@@ -15,9 +15,14 @@ from bild_lab.request import Source
 
 @dataclass(frozen=True)
 class Scores:
-    """logits: [m vocab], row i scores what follows the i-th row that was fed."""
+    """What a forward says of the rows that were fed.
+
+    logits: row i scores what follows the i-th row. hidden: every layer's output for the rows, where
+    it was asked for.
+    """
 
     logits: Float[Tensor, "m vocab"]
+    hidden: Float[Tensor, "layers m dim"] | None = None
 
 
 class Session(Protocol):
@@ -27,8 +32,17 @@ class Session(Protocol):
     def length(self) -> int:
         """How many tokens of the sequence need not be fed again."""
 
-    def extend(self, tokens: Sequence[int] | Int[Tensor, " m"], parents: Int[Tensor, " m"] | None = None) -> Scores:
-        """Run rows after the cached ones. parents[i] < i, or -1 for a row that follows the cache; None: a chain."""
+    def extend(
+        self,
+        tokens: Sequence[int] | Int[Tensor, " m"],
+        parents: Int[Tensor, " m"] | None = None,
+        scored: int | None = None,
+    ) -> Scores:
+        """Run rows after the cached ones.
+
+        parents: parents[i] < i, or -1 for a row that follows the cache; None: a chain. scored: how many
+        of the last rows need logits; None: all.
+        """
 
     def keep(self, path: Sequence[int]) -> None:
         """Of the rows of the last `extend`, keep these (in order, root to leaf) and drop the others."""
@@ -43,4 +57,5 @@ class Model(Protocol):
     @property
     def device(self) -> torch.device: ...
 
-    def start(self, source: Source) -> Session: ...
+    def start(self, source: Source, room: int) -> Session:
+        """A session for this source, behind whose prompt about `room` rows will be kept."""

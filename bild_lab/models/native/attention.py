@@ -1,0 +1,88 @@
+"""What both families share: normalization, attention over the cache, and which rows see what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import rms_norm, scaled_dot_product_attention
+
+from bild_lab.draft import ancestors, depths
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows about to be run, and where they stand.
+
+    start: their first slot in the cache. positions: [m], logical, as a tree's siblings share one.
+    visible: [m keys], which slots up to their own each row attends to; None for a single row that
+    sees all of them.
+    key_positions: [keys], the logical position of every slot; None where it is the slot's own index.
+    """
+
+    start: int
+    positions: Int[Tensor, " m"]
+    visible: Bool[Tensor, "m keys"] | None = None
+    key_positions: Int[Tensor, " keys"] | None = None
+
+    @property
+    def count(self) -> int:
+        return self.positions.shape[0]
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.count
+
+
+def place_rows(
+    start: int,
+    count: int,
+    device: torch.device,
+    parents: Int[Tensor, " m"] | None = None,
+    reserved: int = 0,
+    probe: Bool[Tensor, " m"] | None = None,
+) -> Rows:
+    """Rows behind `start` cached slots, of which the first `reserved` hold a prefix for probe rows only."""
+    first = start - reserved  # logical position of the first row
+    if count == 1 and not reserved:
+        return Rows(start, torch.tensor([first], device=device))
+    if parents is None:
+        positions = torch.arange(first, first + count, device=device)
+        among = torch.ones(count, count, dtype=torch.bool, device=device).tril()
+    else:
+        positions, among = first + depths(parents), ancestors(parents)
+    visible = torch.ones(count, start + count, dtype=torch.bool, device=device)
+    visible[:, start:] = among
+    if not reserved:
+        keys = None if parents is None else torch.cat([torch.arange(start, device=device), positions])
+        return Rows(start, positions, visible, keys)
+    visible[:, :reserved] = False if probe is None else probe[:, None]
+    cached = torch.arange(-reserved, first, device=device)
+    return Rows(start, positions, visible, torch.cat([cached, positions]))
+
+
+def normalize(x: Float[Tensor, "m dim"], weight: Float[Tensor, " dim"], epsilon: float) -> Float[Tensor, "m dim"]:
+    """Root-mean-square normalization, computed in float32 for half precision as PyTorch's kernel does."""
+    return rms_norm(x, weight.shape, weight, epsilon)
+
+
+def attend(
+    queries: Float[Tensor, "m heads dim"],
+    keys: Float[Tensor, "kv_heads n dim"],
+    values: Float[Tensor, "kv_heads n dim"],
+    mask: Tensor | None,
+    scale: float,
+) -> Float[Tensor, "m features"]:
+    """Attention of each row over n slots. mask: broadcastable to [heads, m, n], boolean or additive."""
+    m, heads, _ = queries.shape
+    out = scaled_dot_product_attention(
+        queries.transpose(0, 1)[None],
+        keys[None],
+        values[None],
+        attn_mask=None if mask is None else mask[None],
+        scale=scale,
+        enable_gqa=keys.shape[0] != heads,
+    )
+    return out[0].transpose(0, 1).reshape(m, -1)

@@ -1,0 +1,120 @@
+"""A checkpoint run by our own decoders, behind the same session protocol as the Hugging Face engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from bild_lab.models.hf import HuggingFaceModel
+from bild_lab.models.native import llama, t5
+from bild_lab.models.native.attention import place_rows
+from bild_lab.models.native.cache import KeyValueCache
+from bild_lab.models.session import Scores
+from bild_lab.request import Source
+
+SPARE_ROWS = 64  # for the branches of a tree and drafts behind the length limit
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """Keys and values that only probe rows see (BiTA's prompt), [layers, heads, p, dim] each."""
+
+    keys: Float[Tensor, "layers heads p dim"]
+    values: Float[Tensor, "layers heads p dim"]
+
+
+class NativeModel(HuggingFaceModel):
+    """Native weights load at the first use of `decoder`; `module` is there for the Hugging Face peers."""
+
+    engine: ClassVar[str] = "native"
+
+    @cached_property
+    def decoder(self) -> llama.LlamaDecoder | t5.T5Decoder:
+        family = t5.T5Decoder if self.encoder_decoder else llama.LlamaDecoder
+        return family(self.checkpoint.weights(self.dtype).to(self.device).eval())
+
+    def load(self) -> None:
+        _ = self.decoder
+
+    @torch.inference_mode()
+    def start(self, source: Source, room: int, prefix: Prefix | None = None) -> NativeSession:
+        return NativeSession(self.decoder, source, room, prefix)
+
+
+class NativeSession:
+    """One sequence in one native decoder.
+
+    A decoder-only prompt goes in with the first rows. The cache is allocated once, for the prompt and
+    `room` rows behind it; rows beyond that make it grow.
+    """
+
+    def __init__(
+        self, decoder: llama.LlamaDecoder | t5.T5Decoder, source: Source, room: int, prefix: Prefix | None = None
+    ) -> None:
+        self._decoder = decoder
+        self._reserved = 0 if prefix is None else prefix.keys.shape[2]
+        self._pending = list(source.prompt[:-1])  # prompt tokens not fed yet
+        self._base = 0  # first slot of the last extend's rows
+        layers, heads, dim = decoder.cache_shape
+        capacity = self._reserved + len(source.prompt) + room + SPARE_ROWS
+        weight = decoder.embedding
+        self._cache = KeyValueCache((layers, heads, capacity, dim), weight.dtype, weight.device)
+        if prefix is not None:
+            self._cache.keys[:, :, : self._reserved] = prefix.keys
+            self._cache.values[:, :, : self._reserved] = prefix.values
+            self._cache.length = self._reserved
+        self._memory = () if source.encoder_ids is None else (decoder.encode(source.encoder_ids[0]),)
+
+    @property
+    def length(self) -> int:
+        return self._cache.length - self._reserved + len(self._pending)
+
+    @torch.inference_mode()
+    def extend(
+        self,
+        tokens: Sequence[int] | Int[Tensor, " m"],
+        parents: Int[Tensor, " m"] | None = None,
+        scored: int | None = None,
+        probe: Bool[Tensor, " m"] | None = None,
+        hidden: bool = False,
+    ) -> Scores:
+        """As the protocol says; probe: rows that also see the prefix; hidden: return every layer's output."""
+        decoder, cache = self._decoder, self._cache
+        device = decoder.embedding.device
+        fed = torch.as_tensor(tokens, device=device)
+        count, waiting = fed.shape[0], len(self._pending)
+        if waiting:
+            fed = torch.cat([fed.new_tensor(self._pending), fed])
+            if parents is not None:  # a root (-1) follows the last pending row
+                parents = torch.cat([torch.arange(-1, waiting - 1, device=device), parents + waiting])
+            if probe is not None:
+                probe = torch.cat([probe.new_zeros(waiting), probe])
+            self._pending = []
+        if cache.length + fed.shape[0] > cache.capacity:
+            cache = self._cache = cache.grown(2 * (cache.length + fed.shape[0]))
+        rows = place_rows(cache.length, fed.shape[0], device, parents, self._reserved, probe)
+        outputs: list[Tensor] | None = [] if hidden else None
+        layers = range(len(decoder.layers))
+        x = decoder.run(decoder.embed(fed), rows, cache, *self._memory, layers=layers, hidden=outputs)
+        self._base = rows.stop - count
+        cache.length = rows.stop
+        kept = None if outputs is None else torch.stack(outputs)[:, -count:]
+        return Scores(logits=decoder.logits(x[-(scored or count) :]), hidden=kept)
+
+    def keep(self, path: Sequence[int]) -> None:
+        self._cache.keep(self._base, path)
+
+    def rollback(self, length: int) -> None:
+        self._cache.length = min(self._cache.length, self._reserved + length)
+
+
+def why_not_native(config: PreTrainedConfig) -> str | None:
+    """Why a configuration cannot run natively, or None if it can."""
+    return (t5 if config.is_encoder_decoder else llama).why_not(config)
