@@ -1,0 +1,64 @@
+"""Print a sweep's points as a Markdown table: python scripts/results_table.py outputs/NAME"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from bild_lab.cli import run_application
+from bild_lab.errors import UserError
+from bild_lab.report.terminal import headline
+from bild_lab.results.records import Sweep
+
+HEADER = "policy|knobs|quality|difference|speedup|ms (median, p95)|tokens/s|tokens/call|kept|same".split("|")
+    "policy",
+    "knobs",
+    "quality",
+    "difference",
+    "speedup",
+    "ms (median, p95)",
+    "tokens/s",
+    "tokens/call",
+    "kept",
+    "same",
+)
+
+
+def row(result: dict) -> tuple[str, ...]:
+    """One point's cells; a dash where a policy has no such number."""
+    quality, speedup, latency = result["quality"], result["speedup"], result["latency_s"]
+
+    def share(key: str) -> str:
+        return "–" if result[key] is None else f"{100 * result[key]:.0f} %"
+
+    calls = result["tokens_per_target_call"]
+    return (
+        f"`{result['policy']}`",
+        ", ".join(f"{knob} {value}" for knob, value in result["knobs"].items()),
+        f"{quality['value']:.2f} [{quality['low']:.2f}, {quality['high']:.2f}]",
+        "–"
+        if quality["difference"] is None
+        else f"{quality['difference']:+.2f} [{quality['difference_low']:+.2f}, {quality['difference_high']:+.2f}]",
+        "–" if speedup["value"] is None else f"{speedup['value']:.2f} [{speedup['low']:.2f}, {speedup['high']:.2f}]",
+        f"{1000 * latency['median']:.1f}, {1000 * latency['p95']:.1f}",
+        f"{result['tokens_per_s']:.0f}",
+        "–" if calls is None else f"{calls:.2f}",
+        share("acceptance_rate"),
+        share("agreement_with_target"),
+    )
+
+
+def main() -> None:
+    if len(sys.argv) != 2:
+        raise UserError(f"one folder is wanted, as in outputs/NAME, got {len(sys.argv) - 1}")
+    results = Sweep(Path(sys.argv[1])).results()
+    if not results:
+        raise UserError(f"{sys.argv[1]} has no finished points; give the folder of a sweep, outputs/NAME")
+    print(headline(results) + "\n")
+    rows = [HEADER, ("---",) * len(HEADER)]
+    rows += [row(result) for result in sorted(results, key=lambda result: result["latency_s"]["mean"])]
+    print("\n".join("| " + " | ".join(cells) + " |" for cells in rows))
+
+
+if __name__ == "__main__":
+    run_application(main)
