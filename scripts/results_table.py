@@ -11,17 +11,6 @@ from bild_lab.report.terminal import headline
 from bild_lab.results.records import Sweep
 
 HEADER = "policy|knobs|quality|difference|speedup|ms (median, p95)|tokens/s|tokens/call|kept|same".split("|")
-    "policy",
-    "knobs",
-    "quality",
-    "difference",
-    "speedup",
-    "ms (median, p95)",
-    "tokens/s",
-    "tokens/call",
-    "kept",
-    "same",
-)
 
 
 def row(result: dict) -> tuple[str, ...]:
