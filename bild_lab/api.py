@@ -45,7 +45,10 @@ class Decoder:
     def load_weights(self) -> None:
         """Read the weights now rather than at the first decoding."""
         for model in self.models:
-            model.load()
+            if self.method.engine == model.engine:
+                model.load()
+            else:  # a peer runs the modules of Transformers, whatever engine our own loop has
+                _ = model.module
 
     def request(
         self,
@@ -74,6 +77,7 @@ class Decoder:
     ) -> Generation:
         """Continue (or, encoder–decoder, translate) one prompt; the trace holds every round and its stages."""
         request = self.request(prompt, max_new_tokens, Sampling(temperature, top_k, top_p), seed)
+        self.load_weights()
         trace = StageTrace(synchronize=self.synchronize)
         started = time.perf_counter()
         tokens = self.method.decode(request, trace)
@@ -108,6 +112,8 @@ def load(
     native where the architecture is known. Weights load at the first decoding and are shared by later
     decoders. Raises UserError where the parts do not fit together.
     """
+    if knobs and not isinstance(policy, str):
+        raise UserError(f"knobs go with a policy's name; set {', '.join(knobs)} in the composed policy instead")
     node = compose_policy(policy, knobs) if isinstance(policy, str) else policy
     where, precision = str(resolve_device(device)), resolve_dtype(dtype)
     target_model = load_model(target, target_revision, where, precision, engine)
@@ -125,7 +131,7 @@ def load(
     return Decoder(target_model, method, (target_model, *drafts))
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=4)
 def load_model(path: str, revision: str | None, device: str, dtype: torch.dtype, engine: str) -> HuggingFaceModel:
     """A model, shared by all decoders of the process.
 
@@ -134,7 +140,7 @@ def load_model(path: str, revision: str | None, device: str, dtype: torch.dtype,
     if engine not in ENGINES:
         raise UserError(f"runtime.engine must be one of {', '.join(ENGINES)}, got {engine!r}")
     checkpoint = Checkpoint(path, revision)
-    reason = None if engine == "hf" else why_not_native(checkpoint.config)
+    reason = None if engine == "hf" else why_not_native(checkpoint.config, dtype)
     if engine == "native" and reason is not None:
         raise UserError(f"{path} cannot run natively, as {reason}; set runtime.engine=hf or auto")
     kind = HuggingFaceModel if engine == "hf" or reason is not None else NativeModel

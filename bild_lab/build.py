@@ -48,7 +48,7 @@ def build(node: Any, models: dict[str, Callable[[], Any]]) -> Any:
         values[name] = models[name]()
     try:
         return part(**values)
-    except TypeError as error:
+    except (TypeError, AttributeError) as error:
         raise UserError(f"{part.__name__}: {error}; got {described(node)}") from error
 
 
@@ -64,21 +64,20 @@ def described(node: Any) -> str:
     return f"{name}({', '.join([*values, *parts])})"
 
 
-def part_names(node: Any) -> list[str]:
-    """The classes a decoder is composed of."""
-    if not isinstance(node, dict):
-        return []
-    return [node["_target_"], *(name for value in node.values() for name in part_names(value))] if node else []
-
-
 def policy_label(policy: DictConfig) -> str:
-    """The policy's name, marked where its parts are not those of its file."""
-    decoder = OmegaConf.to_container(policy.decoder)
+    """The policy's name, marked where its parts or their values are not those of its file."""
     try:
-        shipped = OmegaConf.to_container(compose_policy(policy.name).decoder)
+        shipped = compose_policy(policy.name).decoder
     except UserError:  # a name of the user's own
         return policy.name
-    if part_names(decoder) == part_names(shipped):
-        return policy.name
-    changed = [name.rsplit(".", 1)[-1] for name in part_names(decoder) if name not in part_names(shipped)]
-    return f"{policy.name} (changed: {', '.join(changed) or 'parts removed'})"
+    ours, theirs = (flat(OmegaConf.to_container(node)) for node in (policy.decoder, shipped))
+    changed = [key for key in {**theirs, **ours} if ours.get(key) != theirs.get(key)]
+    return f"{policy.name} (changed: {', '.join(changed)})" if changed else policy.name
+
+
+def flat(node: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, with dotted keys."""
+    if not isinstance(node, dict):
+        return {prefix: node}
+    start = f"{prefix}." if prefix else ""
+    return {key: value for name, item in node.items() for key, value in flat(item, f"{start}{name}").items()}

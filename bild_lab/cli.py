@@ -19,6 +19,8 @@ from bild_lab.errors import UserError
 
 BAD_INPUT, INTERRUPTED = 2, 130
 console = Console(stderr=True, soft_wrap=True, highlight=False)
+output = Console(soft_wrap=True, highlight=False)
+FREE_TEXT = ("dataset.prompt_template", "dataset.path", "pair.target", "pair.draft")
 
 
 def run_application(main: Callable[[], Any]) -> NoReturn:
@@ -28,7 +30,7 @@ def run_application(main: Callable[[], Any]) -> NoReturn:
     logging.captureWarnings(True)
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its notes on our own calls are not the user's
     multirun = [word for word in sys.argv[1:] if word in ("-m", "--multirun")]  # Hydra wants it in front
-    sys.argv[1:] = [*multirun[:1], *(word for word in sys.argv[1:] if word not in multirun)]
+    sys.argv[1:] = [*multirun[:1], *(quoted(word) for word in sys.argv[1:] if word not in multirun)]
     try:
         main()
     except (UserError, HydraException, OmegaConfBaseException) as error:
@@ -37,6 +39,21 @@ def run_application(main: Callable[[], Any]) -> NoReturn:
         console.print("[bold]stopped[/bold]; finished points are kept, the same command runs the rest")
         sys.exit(INTERRUPTED)
     sys.exit(0)
+
+
+def quoted(word: str) -> str:
+    """An override whose value is free text, with the quotes that Hydra's grammar wants and a shell takes away.
+
+    `dataset.prompt_template=German: {source}` would not parse. Values that are quoted already, and
+    lists of paths to sweep over, stay as they are.
+    """
+    key, equals, value = word.partition("=")
+    if not equals or key not in FREE_TEXT or re.fullmatch(r"[\w./~:-]*", value) or value[:1] in "'\"":
+        return word
+    if key != "dataset.prompt_template" and "," in value:
+        return word
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"{key}='{escaped}'"
 
 
 def refuse(error: BaseException) -> NoReturn:
@@ -63,7 +80,10 @@ def plain_message(error: BaseException) -> str:
 
 def unknown_key(key: str) -> str:
     """A message about a configuration key that does not exist, with the nearest that does."""
-    near = difflib.get_close_matches(key, known_keys(key), n=1, cutoff=0.5)
+    known = known_keys()
+    if key in known:
+        return f"not every chosen configuration has the key {key}; sweep policies with different knobs one by one"
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     meant = f"; did you mean {near[0]}?" if near else ""
     return f"there is no configuration key {key}{meant} `python run.py --cfg job` lists them all"
 
@@ -77,13 +97,14 @@ def unknown_choice(choice: str, options: list[str]) -> str:
     return f"there is no {group or 'config'} {name!r}{meant}{known}"
 
 
-def known_keys(key: str) -> list[str]:
+def known_keys() -> list[str]:
     """Every key of the configuration with the chosen policy, dotted."""
     from omegaconf import DictConfig, OmegaConf
 
     from bild_lab.config import compose_config
 
-    chosen = [word for word in sys.argv[1:] if re.fullmatch(r"(policy|dataset|pair|logger)=\w+", word)]
+    # of several policies to sweep over, the first
+    chosen = [match[0] for word in sys.argv[1:] if (match := re.match(r"(policy|dataset|pair|logger)=\w+", word))]
     config = compose_config(chosen)
 
     def walk(node: DictConfig, prefix: str) -> list[str]:

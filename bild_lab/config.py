@@ -56,8 +56,6 @@ class DecodingSpec:
 
     def __post_init__(self) -> None:
         require_whole("decoding.max_new_tokens", self.max_new_tokens, 1)
-        if isinstance(self.temperature, bool) or not isinstance(self.temperature, int | float):
-            raise UserError(f"decoding.temperature must be a number, got {self.temperature!r}")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bild_lab.draft import Draft, Verdict
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, require_flag
 from bild_lab.models.session import Model, Scores
 from bild_lab.request import Request
 from bild_lab.trace import Trace
@@ -37,6 +37,10 @@ class Acceptance(Protocol):
 class Method(Protocol):
     """Any way to continue a prompt: returns the prompt's tokens and the emitted ones."""
 
+    @property
+    def engine(self) -> str:
+        """What runs its forwards: native or hf."""
+
     def decode(self, request: Request, trace: Trace) -> list[int]: ...
 
 
@@ -54,11 +58,16 @@ class DraftThenVerify:
     verify_tail: bool = True
 
     def __post_init__(self) -> None:
+        require_flag("verify_tail", self.verify_tail)
         if self.drafter.drafts_trees and not self.acceptance.accepts_trees:
             raise UserError(
                 f"{type(self.acceptance).__name__} accepts chains of tokens, but "
                 f"{type(self.drafter).__name__} drafts trees; use ExactMatch with it"
             )
+
+    @property
+    def engine(self) -> str:
+        return self.target.engine
 
     @torch.inference_mode()
     def decode(self, request: Request, trace: Trace) -> list[int]:

@@ -7,3 +7,9 @@ class UserError(ValueError):
     The message says what was wanted, what came, and what to do. Entrypoints print it alone,
     without a traceback, and exit with code 2.
     """
+
+
+def require_flag(key: str, value: object) -> None:
+    """Raise UserError unless the value is true or false; YAML's yes and off are words here."""
+    if not isinstance(value, bool):
+        raise UserError(f"{key} must be true or false, got {value!r}")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, require_flag
 from bild_lab.models.hf import HuggingFaceModel
 from bild_lab.request import Request
 from bild_lab.trace import Trace
@@ -15,6 +15,8 @@ from bild_lab.trace import Trace
 
 class HuggingFaceGenerate:
     """`generate` of Transformers, as shipped, with the request's limits and sampling and nothing else."""
+
+    engine = "hf"
 
     def __init__(self, target: HuggingFaceModel) -> None:
         self._target = require_transformers(target)
@@ -31,7 +33,10 @@ class HuggingFaceAssisted:
     drafter the whole sequence again in every round (seen in transformers 5.23); false is as shipped.
     """
 
+    engine = "hf"
+
     def __init__(self, target: HuggingFaceModel, draft: HuggingFaceModel, decoder_mask: bool = False) -> None:
+        require_flag("decoder_mask", decoder_mask)
         self._target = require_transformers(target)
         self._draft = require_transformers(draft)
         self._decoder_mask = decoder_mask and target.encoder_decoder

@@ -16,16 +16,17 @@ from bild_lab.api import Decoder, load
 from bild_lab.build import described, policy_label
 from bild_lab.config import DecodingSpec, MeasureSpec, PairSpec, RuntimeSpec, compose_policy, knob_values, typed
 from bild_lab.data.tasks import DatasetSpec, Example, load_examples
-from bild_lab.errors import UserError
-from bild_lab.measure.environment import cpu_name, environment
+from bild_lab.errors import UserError, require_flag
+from bild_lab.measure.environment import cpu_name, environment, peak_memory_mb
 from bild_lab.measure.timing import Timed, time_methods, trace_stages, warm_up
 from bild_lab.models.loading import resolve_device
 from bild_lab.request import Request
 from bild_lab.results.records import Sweep, point_hash, require_writable
 from bild_lab.sampling import Sampling
-from bild_lab.summary import summarize
+from bild_lab.summary import agreement, summarize
 
 METHOD, BASELINE = "method", "baseline"
+DEFAULT_THREADS = torch.get_num_threads()
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,12 @@ class Point:
     decoding: DecodingSpec
     measure: MeasureSpec
     seed: int
-    threads: int | None
     max_source_tokens: int | None
+
+    @property
+    def baseline_is_target(self) -> bool:
+        """Whether the baseline's outputs are the target's own greedy decoding."""
+        return self.measure.baseline == "vanilla" and self.sampling.greedy
 
     @property
     def sampling(self) -> Sampling:
@@ -67,23 +72,29 @@ def prepare(cfg: DictConfig) -> Point:
     require_writable(sweep_folder(cfg))
     if dataset.metric == "agreement" and measure.baseline is None:
         raise UserError("dataset.metric=agreement compares with a baseline; set measure.baseline=vanilla")
-    decoders = {METHOD: _decoder(cfg.policy, pair, runtime)}
+    require_flag("resume", cfg.resume)
+    policies = {METHOD: cfg.policy}
     if measure.baseline is not None:
-        decoders[BASELINE] = _decoder(compose_policy(measure.baseline), pair, runtime)
+        policies[BASELINE] = compose_policy(measure.baseline)
+    decoders = {name: _decoder(policy, pair, runtime) for name, policy in policies.items()}
     for decoder in decoders.values():
         for model in decoder.models:
             model.checkpoint.check()
     examples = cached_examples(dataset)
-    setting = _setting(pair, dataset, decoding, runtime, measure, len(examples), decoders[METHOD].target.engine)
-    policy = OmegaConf.to_container(cfg.policy, resolve=False)
+    setting = _setting(pair, dataset, decoding, runtime, measure)
+    target = decoders.get(BASELINE, decoders[METHOD]).target
+    setting |= {
+        "n_examples": len(examples),
+        "data": point_hash({"examples": [(one.id, one.prompt, one.references) for one in examples]}),
+        "weights": target.checkpoint.fingerprint,
+        "engine": target.engine,
+        "code": _code(environment(target.device)),
+    }
     inputs = {
-        "policy": {key: value for key, value in policy.items() if key != "name"},
+        "policies": {name: _without_name(policy) for name, policy in policies.items()},
         "setting": {key: value for key, value in setting.items() if key not in ("target", "draft")},
         "traced_examples": measure.traced_examples,
-        "weights": [model.checkpoint.fingerprint for model in decoders[METHOD].models],
-        "examples": [(example.id, example.prompt, example.references) for example in examples],
-        "max_source_tokens": dataset.max_source_tokens,
-        "environment": _inputs_of(environment(decoders[METHOD].target.device)),
+        "weights": [model.checkpoint.fingerprint for each in decoders.values() for model in each.models],
     }
     return Point(
         id=point_hash(inputs),
@@ -99,7 +110,6 @@ def prepare(cfg: DictConfig) -> Point:
         decoding=decoding,
         measure=measure,
         seed=runtime.seed,
-        threads=runtime.threads,
         max_source_tokens=dataset.max_source_tokens,
     )
 
@@ -113,8 +123,7 @@ def run_point(
     every example.
     """
     clock = Clock()
-    if point.threads is not None:
-        torch.set_num_threads(point.threads)
+    torch.set_num_threads(point.setting["threads"])
     decoder = point.decoders[METHOD]
     device, synchronize = decoder.target.device, decoder.synchronize
     surroundings = environment(device)
@@ -141,8 +150,11 @@ def run_point(
         "policy": point.policy,
         "knobs": point.knobs,
         "composition": point.composition,
+        "engine": decoder.method.engine,
         "setting": point.setting,
-        **summarize(point.metric, point.examples, timed, texts, device, point.seed),
+        **summarize(point.metric, point.examples, timed, texts, point.seed),
+        "agreement_with_target": agreement(timed) if point.baseline_is_target else None,
+        "peak_memory_mb": peak_memory_mb(device),
         "stages_s": stages,
         "environment": surroundings,
     }
@@ -198,8 +210,6 @@ def _setting(
     decoding: DecodingSpec,
     runtime: RuntimeSpec,
     measure: MeasureSpec,
-    n_examples: int,
-    engine: str,
 ) -> dict[str, Any]:
     """What two points must share to be compared."""
     device = resolve_device(runtime.device)
@@ -208,14 +218,13 @@ def _setting(
         "draft": pair.draft,
         "dataset": dataset.name,
         "split": dataset.split,
-        "n_examples": n_examples,
         "prompt_template": dataset.prompt_template,
+        "max_source_tokens": dataset.max_source_tokens,
         "metric": dataset.metric,
-        "engine": engine,
         "dtype": runtime.dtype,
         "device": str(device),
         "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
-        "threads": runtime.threads or torch.get_num_threads(),
+        "threads": runtime.threads or DEFAULT_THREADS,
         "decoding": asdict(decoding),
         "seed": runtime.seed,
         "repeats": measure.repeats,
@@ -231,9 +240,13 @@ def _request(point: Point, example: Example) -> Request:
     )
 
 
-def _inputs_of(surroundings: dict[str, Any]) -> dict[str, Any]:
-    """The part of the environment that a finished point must share to be taken as finished."""
-    return {key: surroundings[key] for key in ("code", "torch", "transformers", "tokenizers")}
+def _code(surroundings: dict[str, Any]) -> str:
+    """The code that a finished point must share to be taken as finished."""
+    return " ".join(f"{key} {surroundings[key]}" for key in ("code", "torch", "transformers", "tokenizers"))
+
+
+def _without_name(policy: DictConfig) -> dict[str, Any]:
+    return {key: value for key, value in OmegaConf.to_container(policy).items() if key != "name"}
 
 
 def _example_rows(
@@ -244,6 +257,7 @@ def _example_rows(
         one = timed[METHOD][index]
         row = {
             "id": example.id,
+            **({} if example.category is None else {"category": example.category}),
             "prediction": texts[METHOD][index],
             "token_ids": one.token_ids,
             "latency_s": one.latency_s,

@@ -24,6 +24,10 @@ class Sampling:
     top_p: float | None = None
 
     def __post_init__(self) -> None:
+        for key, kind in (("temperature", int | float), ("top_k", int | None), ("top_p", int | float | None)):
+            value = getattr(self, key)
+            if isinstance(value, bool) or not isinstance(value, kind):
+                raise UserError(f"decoding.{key} must be a number, got {value!r}")
         if not 0.0 <= self.temperature < float("inf"):
             raise UserError(f"decoding.temperature must be >= 0, got {self.temperature}; use 0 for greedy decoding")
         if self.top_k is not None and self.top_k < 1:

@@ -7,11 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-import torch
 
 from bild_lab.analysis.statistics import acceptance_by_position, acceptance_rate, latency_summary, paired_speedup
 from bild_lab.data.tasks import Example
-from bild_lab.measure.environment import peak_memory_mb
 from bild_lab.measure.timing import Timed
 from bild_lab.metrics import compare, score
 
@@ -21,7 +19,6 @@ def summarize(
     examples: Sequence[Example],
     timed: dict[str, list[Timed]],
     texts: dict[str, list[str]],
-    device: torch.device,
     seed: int,
 ) -> dict[str, Any]:
     """Quality, latency, speedup and decoding counts of "method", against "baseline" where it was timed."""
@@ -35,17 +32,20 @@ def summarize(
         "speedup": {"value": None, "low": None, "high": None, "median": None},
         "tokens": tokens,
         "tokens_per_s": tokens / float(np.median(latency, axis=1).sum()),
-        "agreement_with_target": None,
         **counts(method, tokens),
-        "peak_memory_mb": peak_memory_mb(device),
     }
     if baseline is not None:
         paired = np.array([one.latency_s for one in baseline])
         summary["baseline_latency_s"] = latency_summary(paired)
         summary["speedup"] = asdict(paired_speedup(paired, latency, seed))
-        same = [one.token_ids == other.token_ids for one, other in zip(method, baseline, strict=True)]
-        summary["agreement_with_target"] = sum(same) / len(same)
     return summary
+
+
+def agreement(timed: dict[str, list[Timed]]) -> float:
+    """The share of examples whose tokens all equal the baseline's."""
+    pairs = zip(timed["method"], timed["baseline"], strict=True)
+    same = [one.token_ids == other.token_ids for one, other in pairs]
+    return sum(same) / len(same)
 
 
 def quality(metric: str, examples: Sequence[Example], texts: dict[str, list[str]], seed: int) -> dict[str, Any]:

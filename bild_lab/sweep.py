@@ -6,6 +6,7 @@ import itertools
 import sys
 import time
 import traceback
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from bild_lab.build import policy_label
-from bild_lab.cli import console, escape, plain_message, refuse
+from bild_lab.build import build, policy_label
+from bild_lab.cli import console, escape, output, plain_message, refuse
 from bild_lab.config import knob_values
 from bild_lab.errors import UserError
 from bild_lab.results.records import Sweep, point_hash
@@ -50,13 +50,15 @@ def measure_point(cfg: DictConfig) -> float:
             console.print(f"[dim]{escape(_title(point))}: finished before[/dim]")
         else:
             result = _measured(point, sweep)
-            sweep.forget_failure(failure_hash(point.config_yaml))
-            instantiate(cfg.logger).log_point(result, OmegaConf.to_container(cfg, resolve=True))
+            _log(cfg, result)
+        sweep.forget_failure(failure_hash(point.config_yaml))
         speedup = result["speedup"]["value"]
         return float("nan") if speedup is None else speedup
     except Exception as error:  # any fault of one point; the others still run and the exit code tells
         _record_failure(cfg, sweep, error)
         return float("nan")
+    finally:
+        _last_end.append(time.time())
 
 
 class SweepCallback(Callback):
@@ -68,9 +70,9 @@ class SweepCallback(Callback):
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         _failed.clear()
-        jobs = _jobs(config)
-        _total["points"] = len(jobs)
-        _check(_composed(config, jobs[:MOST_CHECKED_BEFORE]))
+        configs = _composed(config, _jobs(config))
+        _total["points"] = len(configs)
+        _check(configs[:MOST_CHECKED_BEFORE])
 
     def on_run_end(self, config: DictConfig, **_: Any) -> None:
         _finish(config)
@@ -79,22 +81,20 @@ class SweepCallback(Callback):
         _finish(config)
 
 
-def _check(configs: Any) -> None:
+def _check(configs: list[DictConfig]) -> None:
     """Exit with the first complaint unless one of the configurations can run."""
-    complaint: BaseException | None = None
-    try:
-        for config in configs:
-            try:
-                prepare(config)
-                return
-            except (UserError, HydraException, OmegaConfBaseException) as error:
-                complaint = complaint or error
-    except Exception:  # a fault of ours: Hydra would turn it into a warning and go on
-        traceback.print_exc()
-        sys.exit(FAILED_POINTS)
-    if complaint is not None:
-        refuse(complaint)
-    refuse(UserError("the sweep has no points: one of its lists of values is empty"))
+    complaint: BaseException = UserError("the sweep has no points: one of its lists of values is empty")
+    for number, config in enumerate(configs):
+        try:
+            prepare(config)
+            logger(config)
+            return
+        except (UserError, HydraException, OmegaConfBaseException) as error:
+            complaint = error if number == 0 else complaint
+        except Exception:  # a fault of ours: Hydra would turn it into a warning and go on
+            traceback.print_exc()
+            sys.exit(FAILED_POINTS)
+    refuse(complaint)
 
 
 def _jobs(config: DictConfig) -> list[list[str]]:
@@ -105,13 +105,23 @@ def _jobs(config: DictConfig) -> list[list[str]]:
     return list(itertools.chain(*BasicSweeper.split_arguments(overrides, None)))
 
 
-def _composed(config: DictConfig, jobs: list[list[str]]) -> Any:
+def _composed(config: DictConfig, jobs: list[list[str]]) -> list[DictConfig]:
+    """Every job's configuration; exits where one cannot be composed."""
     loader = GlobalHydra.instance().config_loader()
-    for job in jobs:
-        try:
-            yield loader.load_sweep_config(config, job)
-        except (HydraException, OmegaConfBaseException) as error:  # every job has the same keys
-            refuse(error)
+    try:
+        return [loader.load_sweep_config(config, job) for job in jobs]
+    except (HydraException, OmegaConfBaseException) as error:
+        refuse(error)
+
+
+@lru_cache(maxsize=1)
+def _logger(config_yaml: str) -> Any:
+    return build(OmegaConf.to_container(OmegaConf.create(config_yaml)), {})
+
+
+def logger(cfg: DictConfig) -> Any:
+    """The run's logger, one for the whole process: it remembers whether its server can be reached."""
+    return _logger(OmegaConf.to_yaml(cfg.logger, resolve=True))
 
 
 def _measured(point: Point, sweep: Sweep) -> dict[str, Any]:
@@ -119,7 +129,6 @@ def _measured(point: Point, sweep: Sweep) -> dict[str, Any]:
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(escape(_title(point)), total=len(point.examples))
         result = run_point(point, sweep, since_last_point_s(), lambda: progress.advance(task))
-    _last_end.append(time.time())
     speedup, quality = result["speedup"]["value"], result["quality"]
     told = "" if speedup is None else f", {speedup:.2f}x"
     console.print(f"{escape(_title(point))}: {quality['metric']} {quality['value']:.2f}{told}")
@@ -136,6 +145,15 @@ def _title(point: Point) -> str:
     number = HydraConfig.get().job.get("num") if HydraConfig.get().mode == RunMode.MULTIRUN else None
     place = "" if number is None else f"{number + 1}/{_total.get('points', '?')} "
     return place + " ".join([point.policy, *(f"{knob}={value}" for knob, value in point.knobs.items())])
+
+
+def _log(cfg: DictConfig, result: dict[str, Any]) -> None:
+    """Log a stored point; where that fails the point stands, and the exit code tells."""
+    try:
+        logger(cfg).log_point(result, OmegaConf.to_container(cfg, resolve=True))
+    except Exception as error:  # whatever a logging service raises
+        _failed.append(result["point"])
+        console.print(f"[bold red]not logged[/bold red] {result['point']}: {escape(plain_message(error))}")
 
 
 def _record_failure(cfg: DictConfig, sweep: Sweep, error: Exception) -> None:
@@ -176,7 +194,7 @@ def _finish(config: DictConfig) -> None:
         console.print(f"[bold red]the report could not be written[/bold red]: {escape(str(error))}")
         sys.exit(FAILED_POINTS)
     if _failed:
-        console.print(f"[bold red]{len(_failed)} point(s) failed[/bold red]")
+        console.print(f"[bold red]{len(set(_failed))} point(s) failed[/bold red]")
         sys.exit(FAILED_POINTS)
 
 
@@ -193,6 +211,6 @@ def _report(sweep: Sweep) -> None:
         draw_pareto(results, sweep.folder / "pareto.png")
     if results or failures:
         write_html(sweep.name, results, failures, sweep.folder / "report.html")
-        console.print(sweep_table(results, failures))
-    console.print(escape(headline(results)))
-    console.print(f"{sweep.folder}/report.html, pareto.png and sweep.csv hold the rest")
+        output.print(sweep_table(results, failures))
+    output.print(escape(headline(results)))
+    output.print(f"{sweep.folder}/report.html, pareto.png and sweep.csv hold the rest")

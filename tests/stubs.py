@@ -22,6 +22,7 @@ class StubModel:
 
     next_logits: NextLogits
     device: torch.device = torch.device("cpu")
+    engine: str = "stub"
     fed: list[int] = field(default_factory=list)
 
     def start(self, source: Source, room: int) -> StubSession:
@@ -66,6 +67,7 @@ class ModuleModel:
     """A Hugging Face module behind the session protocol, without a checkpoint. `fed` counts decoder rows."""
 
     module: PreTrainedModel
+    engine: str = "hf"
     fed: list[int] = field(default_factory=list)
 
     @property

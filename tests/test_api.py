@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 import bild_lab
-from bild_lab.build import described, part_names, policy_label
+from bild_lab.build import described, flat, policy_label
 from bild_lab.config import compose_policy, config_dir, policy_names
 from bild_lab.errors import UserError
 from tests.checkpoints import SHARED, needs_shared
@@ -26,7 +26,7 @@ LOSSLESS_RULES = {
 
 
 def is_lossless(policy: str) -> bool:
-    return bool(LOSSLESS_RULES & set(part_names(OmegaConf.to_container(compose_policy(policy).decoder))))
+    return bool(LOSSLESS_RULES & set(flat(OmegaConf.to_container(compose_policy(policy).decoder)).values()))
 
 
 def load(checkpoints: Path, family: str, policy: str, **knobs: object) -> bild_lab.Decoder:
@@ -125,8 +125,10 @@ def test_a_composition_is_described_and_changes_are_marked() -> None:
     node = OmegaConf.to_container(OmegaConf.create({"policy": policy}).policy.decoder, resolve=True)
     assert described(node) == ("ModelDrafter(window=10, LowConfidence(threshold=0.5)) + Rollback(threshold=2.0)")
     assert policy_label(policy) == "bild"
+    policy.decoder.drafter.window = 3
+    assert policy_label(policy) == "bild (changed: drafter.window)"
     policy.decoder.acceptance = {"_target_": "bild_lab.acceptance.SpeculativeSampling"}
-    assert policy_label(policy) == "bild (changed: SpeculativeSampling)"
+    assert policy_label(policy) == "bild (changed: drafter.window, acceptance._target_, acceptance.threshold)"
 
 
 @pytest.mark.parametrize(

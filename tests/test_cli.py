@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +15,9 @@ import pandas as pd
 import pytest
 
 import run
-from bild_lab.cli import run_application
+from bild_lab.api import load_model
+from bild_lab.cli import quoted, run_application
+from bild_lab.runner import DEFAULT_THREADS
 
 Command = Callable[..., tuple[int, str]]
 
@@ -149,14 +152,13 @@ def test_an_experiment_file_sweeps_without_being_asked(command: Command, base: l
 
 
 def test_a_policy_with_another_drafter_is_labelled_so(command: Command, base: list[str]) -> None:
-    code, printed = command(
-        *base,
-        "policy.decoder.drafter={_target_:bild_lab.drafters.NoDraft}",
-    )
-    code, printed = command(*base, "~policy.decoder.drafter.stop")
+    code, printed = command(*base, "policy.decoder.drafter={_target_:bild_lab.drafters.NoDraft}")
+    assert code == 2  # the file's window and stop rule are still there
+    assert "NoDraft has no parameter 'stop'" in printed
+    code, printed = command(*base, "~policy.decoder.drafter.stop", "policy.decoder.drafter.window=3")
     assert code == 0, printed
-    labels = set(pd.read_csv("outputs/tested/sweep.csv")["policy"])
-    assert labels == {"bild (changed: parts removed)"}
+    (label,) = pd.read_csv("outputs/tested/sweep.csv")["policy"]
+    assert label == "bild (changed: drafter.window, drafter.stop._target_, drafter.stop.threshold)"
 
 
 def test_a_decoder_only_pair_runs_with_a_prompt_template(command: Command, base: list[str], checkpoints: Path) -> None:
@@ -164,16 +166,17 @@ def test_a_decoder_only_pair_runs_with_a_prompt_template(command: Command, base:
         *base,
         f"pair.target={checkpoints / 'llama'}",
         f"pair.draft={checkpoints / 'llama-draft'}",
-        "dataset.prompt_template='w5 {source} w6'",
+        "dataset.prompt_template=w5: {source}, it's w6",  # as a shell hands it over
         "policy.rollback=0.6",
     )
     assert code == 0, printed
     assert pd.read_csv("outputs/tested/sweep.csv")["agreement_with_target"].tolist() == [1.0]
 
 
-def test_sampling_is_reported_without_claiming_agreement_it_does_not_have(command: Command, base: list[str]) -> None:
+def test_sampling_repeats_with_its_seed_and_claims_no_agreement(command: Command, base: list[str]) -> None:
     code, printed = command(*base, "policy=speculative", "decoding=sample")
     assert code == 0, printed
+    assert pd.read_csv("outputs/tested/sweep.csv")["agreement_with_target"].isna().all()
     first = Path(points()[0] / "examples.jsonl").read_text()
     code, printed = command(*base, "policy=speculative", "decoding=sample", "name=again")
     tokens = [[json.loads(line)["token_ids"] for line in text.splitlines()] for text in (first, _only_examples())]
@@ -189,6 +192,71 @@ def test_without_a_baseline_there_is_no_speedup(command: Command, base: list[str
     code, printed = command(*base, "measure.baseline=null")
     assert code == 0, printed
     assert pd.read_csv("outputs/tested/sweep.csv")["speedup"].isna().all()
+
+
+def test_a_whole_number_is_the_same_point_however_it_is_written(command: Command, base: list[str]) -> None:
+    command(*base, "policy.rollback=2.0")
+    code, printed = command(*base, "policy.rollback=2")
+    assert code == 0
+    assert "finished before" in printed
+    assert len(points()) == 1
+
+
+def test_a_point_measured_anew_replaces_the_old_one_in_the_table(
+    command: Command, base: list[str], checkpoints: Path, tmp_path: Path
+) -> None:
+    draft = tmp_path / "draft"
+    shutil.copytree(checkpoints / "t5-draft", draft)
+    command(*base, f"pair.draft={draft}")
+    shutil.copy(checkpoints / "t5" / "model.safetensors", draft)  # other weights under the same path
+    load_model.cache_clear()  # as a new process would
+    code, printed = command(*base, f"pair.draft={draft}")
+    assert code == 0, printed
+    assert len(points()) == 2
+    frame = pd.read_csv("outputs/tested/sweep.csv")
+    assert frame["acceptance_rate"].tolist() == [1.0]  # the target drafts for itself
+
+
+def test_what_a_killed_write_left_is_never_read(command: Command, base: list[str]) -> None:
+    command(*base)
+    unfinished = Path("outputs/tested/points/.abc.1.2")
+    unfinished.mkdir()
+    (unfinished / "result.json").write_text('{"point": "ab')
+    code, printed = command(*base)
+    assert code == 0, printed
+
+
+def test_the_default_number_of_threads_comes_back(command: Command, base: list[str]) -> None:
+    code, printed = command("-m", *base, "runtime.threads=1,null,2")
+    assert code == 0, printed
+    threads = {json.loads(file.read_text())["environment"]["threads"] for file in Path().rglob("result.json")}
+    assert threads == {1, 2, DEFAULT_THREADS}
+
+
+def test_a_logger_that_fails_costs_no_point(command: Command, base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise ConnectionError("the server is gone")
+
+    monkeypatch.setattr("bild_lab.report.wandb_logger.NoLogger.log_point", refuse)
+    code, printed = command(*base)
+    assert code == 1
+    assert "not logged" in printed and "the server is gone" in printed
+    assert len(pd.read_csv("outputs/tested/sweep.csv")) == 1
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("dataset.prompt_template={source}", "dataset.prompt_template='{source}'"),
+        ("dataset.prompt_template='{source}'", "dataset.prompt_template='{source}'"),
+        ("dataset.prompt_template=it's {source}", r"dataset.prompt_template='it\'s {source}'"),
+        ("dataset.path=/a=b/c d", "dataset.path='/a=b/c d'"),
+        ("pair.draft=a/b,c/d", "pair.draft=a/b,c/d"),
+        ("policy.fallback=0.5,0.6", "policy.fallback=0.5,0.6"),
+    ],
+)
+def test_free_text_gets_the_quotes_a_shell_took_away(word: str, expected: str) -> None:
+    assert quoted(word) == expected
 
 
 BAD_INPUT = {
@@ -216,6 +284,18 @@ BAD_INPUT = {
     "negative temperature": (["decoding.temperature=-1"], "decoding.temperature must be >= 0"),
     "name with a slash": (["name=a/b"], "name must be a plain folder name"),
     "whole sweep out of range": (["-m", "policy.fallback=2,3"], r"must lie in [0, 1], got 2"),
+    "a flag that is a word": (["policy.verify_tail=no"], "verify_tail must be true or false, got 'no'"),
+    "resume is a word": (["resume=off"], "resume must be true or false, got 'off'"),
+    "top_p is a word": (["decoding.top_p=abc"], "decoding.top_p must be a number, got 'abc'"),
+    "top_k is a fraction": (["decoding.top_k=5.5"], "decoding.top_k must be a number, got 5.5"),
+    "path is a number": (["dataset.path=2024"], "dataset.path must be text, got 2024"),
+    "no drafter": (["policy.decoder.drafter=null"], "DraftThenVerify"),
+    "logger mode": (["logger=wandb", "logger.mode=onlin"], "logger mode wants online or offline, got onlin"),
+    "knob of one policy only": (
+        ["-m", "policy=bild,vanilla", "policy.fallback=0.5"],
+        "not every chosen configuration has the key policy.fallback",
+    ),
+    "misspelt policy in a sweep": (["-m", "policy=bild,blid"], "no policy 'blid'; did you mean bild?"),
     "unknown part": (["policy.decoder.drafter._target_=bild_lab.drafters.Oracle"], "cannot find bild_lab.drafters"),
 }
 

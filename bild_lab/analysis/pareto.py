@@ -27,20 +27,6 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
     return front
 
 
-def hypervolume(points: Sequence[tuple[float, float]], reference: tuple[float, float]) -> float:
-    """Return the area between the front and a reference (cost, quality) that is worse than both.
-
-    The unit is cost times quality. Points that do not beat the reference in both add nothing.
-    """
-    cost_limit, quality_floor = reference
-    area, quality = 0.0, quality_floor
-    for cost, better in (points[index] for index in pareto_front(points)):
-        if cost < cost_limit and better > quality:
-            area += (cost_limit - cost) * (better - quality)
-            quality = better
-    return area
-
-
 def is_baseline(result: dict) -> bool:
     """Say whether a result is the baseline that the others of its setting are compared with."""
     return result["policy"] == result["setting"]["baseline"]

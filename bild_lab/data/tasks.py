@@ -55,6 +55,10 @@ class DatasetSpec:
     def __post_init__(self) -> None:
         for field in ("source_column", "reference_column", "id_column", "category_column"):
             object.__setattr__(self, field, _column_names(field, getattr(self, field)))
+        for field in ("path", "split", "prompt_template", "metric", "hub_id"):
+            value = getattr(self, field)
+            if value is not None and not isinstance(value, str):
+                raise UserError(f"dataset.{field} must be text, got {value!r}; quote it: dataset.{field}='\"{value}\"'")
         for field in ("limit", "max_source_tokens"):
             value = getattr(self, field)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):

@@ -34,7 +34,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "os": f"{platform.system()} {platform.release()}",
         "git": git_commit(),
         "load_average": load,
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "started": datetime.now(UTC).isoformat(timespec="milliseconds"),
     }
 
 

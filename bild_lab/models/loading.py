@@ -23,7 +23,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from bild_lab.data.hub import require_hub
+from bild_lab.data.hub import hub_problem, require_hub
 from bild_lab.errors import UserError
 from bild_lab.request import Source
 
@@ -47,7 +47,7 @@ class Checkpoint:
     def location(self) -> str:
         """The folder or hub id to read from."""
         if not self.path.startswith("toy:"):
-            return self.path
+            return str(Path(self.path).expanduser()) if self.path.startswith("~") else self.path
         from bild_lab.training.toy import toy_pair
 
         members = ("toy:large", "toy:small")
@@ -65,9 +65,13 @@ class Checkpoint:
 
     @cached_property
     def generation(self) -> GenerationConfig:
+        if Path(self.location).is_dir() and not (Path(self.location) / "generation_config.json").is_file():
+            return GenerationConfig.from_model_config(self.config)  # older checkpoints have none
         try:
-            return GenerationConfig.from_pretrained(self.location, **self._where)
-        except OSError:  # older checkpoints have none
+            return self._read("generation settings", GenerationConfig.from_pretrained)
+        except UserError:
+            if Path(self.location).is_dir():
+                raise
             return GenerationConfig.from_model_config(self.config)
 
     def check(self) -> None:
@@ -129,7 +133,7 @@ class Checkpoint:
         if commit is not None:
             return commit
         digest = hashlib.sha256()
-        for file in sorted(Path(self.location).expanduser().iterdir()):
+        for file in sorted(Path(self.location).iterdir()):
             if file.is_file():
                 digest.update(file.name.encode())
                 with file.open("rb") as stream:
@@ -142,18 +146,23 @@ class Checkpoint:
 
     def _read(self, part: str, read: Callable[..., T], **options: Any) -> T:
         """Call a `from_pretrained`, with one clear message where it cannot work."""
-        folder = Path(self.location).expanduser()
+        folder = Path(self.location)
         if not folder.is_dir():
             if folder.is_absolute() or self.path.startswith((".", "~")) or self.path.count("/") > 1:
                 raise UserError(
                     f"no checkpoint folder {self.path}; give a folder with config.json or a hub id such as org/name"
                 )
-            require_hub(f"the checkpoint {self.path}", "give a local folder instead: pair.target=DIR, pair.draft=DIR")
+            if hub_problem() is not None:  # what was fetched before still serves
+                options["local_files_only"] = True
         elif not (folder / "config.json").is_file():
             raise UserError(f"{self.path} has no config.json; give a folder in Hugging Face layout")
         try:
-            return read(str(folder) if folder.is_dir() else self.location, **self._where, **options)
+            return read(self.location, **self._where, **options)
         except (OSError, ValueError, KeyError, SafetensorError) as error:
+            if options.get("local_files_only"):
+                require_hub(
+                    f"the checkpoint {self.path}", "give a local folder instead: pair.target=DIR, pair.draft=DIR"
+                )
             detail = str(error).strip().splitlines()
             raise UserError(
                 f"cannot read the {part} of {self.path}: {detail[0] if detail else type(error).__name__}; "

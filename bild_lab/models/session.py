@@ -57,5 +57,8 @@ class Model(Protocol):
     @property
     def device(self) -> torch.device: ...
 
+    @property
+    def engine(self) -> str: ...
+
     def start(self, source: Source, room: int) -> Session:
         """A session for this source, behind whose prompt about `room` rows will be kept."""

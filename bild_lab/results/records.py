@@ -54,14 +54,20 @@ class Sweep:
         shutil.rmtree(self.folder / "points" / point, ignore_errors=True)
 
     def results(self) -> list[dict[str, Any]]:
-        """Every finished point, oldest first."""
-        found = [json.loads(file.read_text()) for file in self.folder.glob("points/*/result.json")]
-        return sorted(found, key=lambda result: (result["environment"]["started"], result["point"]))
+        """Every finished point, oldest first; of points alike in policy and setting the newest."""
+        found = [json.loads(file.read_text()) for file in self._files("result.json")]
+        ordered = sorted(found, key=lambda result: (result["environment"]["started"], result["point"]))
+        newest = {_identity(result): result for result in ordered}  # of one policy measured anew, say with new weights
+        return list(newest.values())
 
     def failures(self) -> list[dict[str, Any]]:
         """Every point whose last try failed."""
-        found = sorted(self.folder.glob("points/*/failed.json"))
-        return [json.loads(file.read_text()) for file in found]
+        return [json.loads(file.read_text()) for file in self._files("failed.json")]
+
+    def _files(self, name: str) -> list[Path]:
+        """That file of every published point; a folder with a dot was never finished."""
+        found = self.folder.glob(f"points/*/{name}")
+        return sorted(file for file in found if not file.parent.name.startswith("."))
 
     def _publish(self, point: str, files: dict[str, str]) -> Path:
         final = self.folder / "points" / point
@@ -82,6 +88,11 @@ class Sweep:
         return final
 
 
+def _identity(result: dict[str, Any]) -> str:
+    keys = ("policy", "knobs", "composition", "setting")
+    return json.dumps({key: result.get(key) for key in keys}, sort_keys=True)
+
+
 def require_writable(folder: Path) -> None:
     """Raise UserError unless results can be written there; creates nothing that stays."""
     existing = folder
@@ -93,8 +104,17 @@ def require_writable(folder: Path) -> None:
 
 def point_hash(inputs: dict[str, Any]) -> str:
     """Twelve hex digits that name what determines a point's result."""
-    canonical = json.dumps(inputs, sort_keys=True, ensure_ascii=False, default=str)
+    canonical = json.dumps(plain_numbers(inputs), sort_keys=True, ensure_ascii=False, default=str)
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+def plain_numbers(value: Any) -> Any:
+    """2.0 as 2, so that a whole number is the same value however it was written."""
+    if isinstance(value, dict):
+        return {str(key): plain_numbers(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_numbers(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def finite(value: Any) -> Any:

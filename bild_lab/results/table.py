@@ -9,7 +9,7 @@ import pandas as pd
 
 from bild_lab.files import write_atomically
 
-SETTING_COLUMNS = ("target", "draft", "dataset", "split", "n_examples", "dtype", "device", "engine")
+SETTING_COLUMNS = ("target", "draft", "dataset", "split", "n_examples", "dtype", "device")
 PLAIN_COLUMNS = (
     "tokens",
     "tokens_per_s",
@@ -34,6 +34,7 @@ def to_row(result: dict[str, Any]) -> dict[str, Any]:
         "policy": result["policy"],
         **result["knobs"],
         **{key: result["setting"].get(key) for key in SETTING_COLUMNS},
+        "engine": result.get("engine"),
         "quality_metric": quality["metric"],
         "quality": quality["value"],
         "quality_low": quality["low"],

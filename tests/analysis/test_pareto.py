@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from bild_lab.analysis.pareto import best_at_loss, hypervolume, pareto_front
+from bild_lab.analysis.pareto import best_at_loss, pareto_front
 from bild_lab.errors import UserError
 from tests.report.sample import sample_baseline, sample_result, sample_sweep
 
@@ -42,15 +42,6 @@ def test_front_agrees_with_comparing_every_pair():
         return any(a[0] <= one[0] and a[1] >= one[1] and a != one for a in points)
 
     assert sorted(pareto_front(points)) == [i for i, one in enumerate(points) if not dominated(one)]
-
-
-def test_hypervolume_is_the_area_of_the_union_of_rectangles():
-    # from (4, 0): 3 wide to quality 1, then 2 wide from 1 to 3
-    assert hypervolume([(1.0, 1.0), (2.0, 3.0), (3.0, 2.0)], reference=(4.0, 0.0)) == 3.0 * 1.0 + 2.0 * 2.0
-
-
-def test_hypervolume_ignores_points_that_do_not_beat_the_reference():
-    assert hypervolume([(5.0, 9.0), (1.0, -1.0)], reference=(4.0, 0.0)) == 0.0
 
 
 def test_best_at_no_loss_is_the_fastest_at_least_as_good_as_the_baseline():

@@ -97,7 +97,7 @@ def uncached_logits(module: PreTrainedModel, source: Source, tokens: list[int]) 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_logits_are_those_of_transformers_in_float32(name: str) -> None:
     module, decoder, source = build(name)
-    assert why_not_native(module.config) is None
+    assert why_not_native(module.config, torch.float32) is None
     session = NativeSession(decoder, source, 200)
     tokens = list(source.prompt)
     generator = torch.Generator().manual_seed(1)
@@ -206,7 +206,7 @@ def test_only_the_rows_asked_for_are_scored() -> None:
     ],
 )
 def test_configurations_it_does_not_know_are_left_to_transformers(config: object, reason: str) -> None:
-    assert reason in why_not_native(config)
+    assert reason in why_not_native(config, torch.bfloat16)
 
 
 def test_the_engine_is_chosen_by_architecture_unless_set(checkpoints: Path) -> None:

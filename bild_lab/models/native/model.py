@@ -115,6 +115,8 @@ class NativeSession:
         self._cache.length = min(self._cache.length, self._reserved + length)
 
 
-def why_not_native(config: PreTrainedConfig) -> str | None:
-    """Why a configuration cannot run natively, or None if it can."""
+def why_not_native(config: PreTrainedConfig, dtype: torch.dtype) -> str | None:
+    """Why a configuration cannot run natively in this precision, or None if it can."""
+    if config.is_encoder_decoder and dtype == torch.float16:
+        return "T5 overflows in float16 without the clamping that Transformers does"
     return (t5 if config.is_encoder_decoder else llama).why_not(config)

@@ -171,7 +171,9 @@ class T5Decoder:
             if rows.stop > self._backward.shape[1]:
                 places = torch.arange(max(256, 2 * rows.stop), device=self.embedding.device).flip(0)
                 self._backward = self._bias_by_distance[:, places.clamp(max=self._farthest)]
-            return self._backward[:, None, -rows.stop :]
+            bias = self._backward[:, None, -rows.stop :]
+            # CUDA's attention kernels want the mask's first element aligned, which a slice is not
+            return bias.contiguous() if bias.is_cuda else bias
         keys = rows.key_positions
         if keys is None:
             keys = torch.arange(rows.stop, device=rows.positions.device)
