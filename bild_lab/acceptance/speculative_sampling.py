@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 from bild_lab.acceptance.exact_match import ExactMatch
 from bild_lab.draft import Draft, Verdict
 from bild_lab.request import Request
+from bild_lab.sampling import draw
 
 
 class SpeculativeSampling:
@@ -35,7 +36,7 @@ class SpeculativeSampling:
         accepted = uniform * q[rows, draft.tokens] < p[rows, draft.tokens]
         kept = int(accepted.long().cumprod(0).sum())
         after = residual(p[kept], q[kept]) if kept < n else p[n]
-        next_token = int(torch.multinomial(after, 1, generator=generator))
+        next_token = int(draw(after[None], generator))
         return Verdict(path=tuple(range(kept)), next_token=next_token)
 
 

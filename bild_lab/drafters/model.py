@@ -10,7 +10,7 @@ from bild_lab.draft import Draft, Verdict
 from bild_lab.errors import UserError
 from bild_lab.models.session import Model, Scores
 from bild_lab.request import Request
-from bild_lab.sampling import precise
+from bild_lab.sampling import draw, precise
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,14 @@ class ModelDrafter:
             logits = self._session.extend(feed, scored=1).logits  # [1, vocab]
             calls += 1
             if self._stop is not None:
-                confidences.append(confidence(logits))
+                confidences.append(float(precise(logits).softmax(-1).max()))  # at temperature 1
                 if fallback := self._stop(confidences[-1]):
                     break
             if sampling.greedy:
-                token = int(logits.argmax())
+                token = int(sampling.choose(logits, None))
             else:
                 probs.append(sampling.probs(logits))
-                token = int(torch.multinomial(probs[-1], 1, generator=self._request.generator))
+                token = int(draw(probs[-1], self._request.generator))
             drafted.append(token)
             if token in limits.end_tokens:
                 break
@@ -87,9 +87,3 @@ class ModelDrafter:
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         self._session.rollback(self._base + len(verdict.path))
-
-
-def confidence(logits: torch.Tensor) -> float:
-    """The largest probability of a [1, vocab] row, at temperature 1."""
-    logits = precise(logits)
-    return float((logits.max() - logits.logsumexp(-1)).exp())
