@@ -76,7 +76,7 @@ def speedup_ticks(low: float, high: float) -> list[float]:
     """Return round speedups whose latencies, one over the speedup, lie between `low` and `high`."""
     fastest, slowest = 1 / max(low, 0.01), 1 / high
     step = next((step for step in (0.1, 0.25, 0.5, 1.0, 2.0, 5.0) if (fastest - slowest) / step <= 10), 10.0)
-    spread = (high - low) / 18  # nearer ticks would run into each other
+    spread = (high - low) / 13  # nearer ticks would run into each other
     kept: list[float] = []
     for index in range(1, int(fastest / step) + 1):
         tick = round(index * step, 2)
