@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-slow lint format clean
+.PHONY: help setup run test test-slow lint format bench clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -35,6 +35,9 @@ lint: setup ## Check style
 format: setup ## Mend style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+bench: setup ## Benchmark our loop against Transformers' own, 2 minutes on two cores
+	$(BIN)/python scripts/bench.py
 
 clean: ## Remove the environment and caches; outputs stay
 	rm -rf .venv .ruff_cache build *.egg-info

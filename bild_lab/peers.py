@@ -31,19 +31,32 @@ class HuggingFaceAssisted:
 
     decoder_mask: pass the decoder an attention mask of ones, without which encoder–decoders feed the
     drafter the whole sequence again in every round (seen in transformers 5.23); false is as shipped.
+    window: draft exactly so many tokens a round; None leaves the length of drafts as shipped.
     """
 
     engine = "hf"
 
-    def __init__(self, target: HuggingFaceModel, draft: HuggingFaceModel, decoder_mask: bool = False) -> None:
+    def __init__(
+        self,
+        target: HuggingFaceModel,
+        draft: HuggingFaceModel,
+        decoder_mask: bool = False,
+        window: int | None = None,
+    ) -> None:
         require_flag("decoder_mask", decoder_mask)
         self._target = require_transformers(target)
         self._draft = require_transformers(draft)
+        self._window = window
         self._decoder_mask = decoder_mask and target.encoder_decoder
 
     @torch.inference_mode()
     def decode(self, request: Request, trace: Trace) -> list[int]:
         options: dict[str, Any] = {"assistant_model": self._draft.module}
+        if self._window is not None:
+            settings = self._draft.module.generation_config
+            settings.num_assistant_tokens = self._window
+            settings.num_assistant_tokens_schedule = "constant"
+            settings.assistant_confidence_threshold = 0.0
         if self._decoder_mask:
             options["decoder_attention_mask"] = torch.ones(1, 1, dtype=torch.long, device=self._target.device)
         return generate(self._target, request, **options)
