@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -133,6 +134,6 @@ def policy_names() -> list[str]:
     return sorted(file.stem for file in (config_dir() / "policy").glob("*.yaml"))
 
 
-def knob_values(policy: DictConfig) -> dict[str, Any]:
+def knob_values(policy: Mapping[str, Any]) -> dict[str, Any]:
     """What a user may turn on a policy: everything in its file but its name and its parts."""
     return {key: policy[key] for key in policy if key not in ("name", "decoder")}

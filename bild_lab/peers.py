@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -46,17 +47,18 @@ class HuggingFaceAssisted:
         require_flag("decoder_mask", decoder_mask)
         self._target = require_transformers(target)
         self._draft = require_transformers(draft)
-        self._window = window
+        # `generate` adapts the drafter's settings from call to call: a copy of our own keeps methods apart
+        self._settings = copy.deepcopy(draft.checkpoint.generation)
+        if window is not None:
+            self._settings.num_assistant_tokens = window
+            self._settings.num_assistant_tokens_schedule = "constant"
+            self._settings.assistant_confidence_threshold = 0.0
         self._decoder_mask = decoder_mask and target.encoder_decoder
 
     @torch.inference_mode()
     def decode(self, request: Request, trace: Trace) -> list[int]:
         options: dict[str, Any] = {"assistant_model": self._draft.module}
-        if self._window is not None:
-            settings = self._draft.module.generation_config
-            settings.num_assistant_tokens = self._window
-            settings.num_assistant_tokens_schedule = "constant"
-            settings.assistant_confidence_threshold = 0.0
+        self._draft.module.generation_config = self._settings
         if self._decoder_mask:
             options["decoder_attention_mask"] = torch.ones(1, 1, dtype=torch.long, device=self._target.device)
         return generate(self._target, request, **options)

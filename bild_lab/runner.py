@@ -100,7 +100,7 @@ def prepare(cfg: DictConfig) -> Point:
         id=point_hash(inputs),
         name=str(cfg.name),
         policy=policy_label(cfg.policy),
-        knobs=OmegaConf.to_container(OmegaConf.create(knob_values(cfg.policy)), resolve=True),
+        knobs=knob_values(OmegaConf.to_container(cfg.policy, resolve=True)),
         composition=described(OmegaConf.to_container(cfg.policy.decoder, resolve=True)),
         setting=setting,
         config_yaml=OmegaConf.to_yaml(cfg, resolve=False),

@@ -157,7 +157,7 @@ def _log(cfg: DictConfig, result: dict[str, Any]) -> None:
 
 
 def _record_failure(cfg: DictConfig, sweep: Sweep, error: Exception) -> None:
-    knobs = OmegaConf.to_container(OmegaConf.create(knob_values(cfg.policy)), resolve=False)
+    knobs = knob_values(OmegaConf.to_container(cfg.policy))
     config_yaml = OmegaConf.to_yaml(cfg, resolve=False)
     point = failure_hash(config_yaml)
     failure = {

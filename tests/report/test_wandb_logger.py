@@ -1,6 +1,7 @@
 """Tests of the Weights & Biases logger: offline runs, and the way there when nothing can be reached."""
 
 import logging
+import time
 
 import pytest
 
@@ -26,6 +27,14 @@ def offline_runs(directory):
     return sorted(path.name.rsplit("-", 1)[1] for path in (directory / "wandb").glob("offline-run-*"))
 
 
+def written_by_the_service(file, awaited, seconds=30.0):
+    """What the file holds once wandb's own process, which writes it, has got to the awaited word."""
+    deadline = time.monotonic() + seconds
+    while awaited not in (content := file.read_bytes()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return content
+
+
 def test_every_point_becomes_an_offline_run_under_the_outputs(tmp_path):
     results = [sample_baseline(), sample_result("bild", {"fallback": 0.5}, 1.5)]
     offline = logger(tmp_path / "outputs" / "first", "offline")
@@ -33,7 +42,7 @@ def test_every_point_becomes_an_offline_run_under_the_outputs(tmp_path):
         offline.log_point(result, {"policy": {"fallback": 0.5}})
     assert offline_runs(tmp_path / "outputs" / "first") == sorted(result["point"] for result in results)
     (written,) = (tmp_path / "outputs" / "first" / "wandb").glob(f"offline-run-*-{results[1]['point']}/*.wandb")
-    content = written.read_bytes()
+    content = written_by_the_service(written, b"speedup/value")
     assert b"first" in content
     assert b"speedup/value" in content
 
