@@ -17,7 +17,7 @@ from bild_lab.build import described, policy_label
 from bild_lab.config import DecodingSpec, MeasureSpec, PairSpec, RuntimeSpec, compose_policy, knob_values, typed
 from bild_lab.data.tasks import DatasetSpec, Example, load_examples
 from bild_lab.errors import UserError, require_flag
-from bild_lab.measure.environment import cpu_name, environment, peak_memory_mb
+from bild_lab.measure.environment import OtherLoad, cpu_name, environment, peak_memory_mb
 from bild_lab.measure.timing import Timed, time_methods, trace_stages, warm_up
 from bild_lab.models.loading import resolve_device
 from bild_lab.request import Request
@@ -136,7 +136,9 @@ def run_point(
     methods = {name: each.method for name, each in point.decoders.items()}
     warm_up(methods, requests, point.measure.warmup, point.seed)
     clock.lap("warmup")
+    others = OtherLoad()
     timed = time_methods(methods, requests, point.measure.repeats, point.seed, synchronize, advance)
+    surroundings["busy_elsewhere_percent"] = round(others.percent(), 1)
     clock.lap("decode")
     stages = None
     if point.measure.traced_examples and timed[METHOD][0].trace.rounds:

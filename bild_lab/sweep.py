@@ -30,6 +30,7 @@ from bild_lab.results.records import Sweep, point_hash
 from bild_lab.runner import Point, prepare, run_point, sweep_folder
 
 FAILED_POINTS = 1
+BUSY_PERCENT = 10  # of all cores' time
 MOST_CHECKED_BEFORE = 64  # points composed while looking for one that can run
 
 _failed: list[str] = []
@@ -132,6 +133,9 @@ def _measured(point: Point, sweep: Sweep) -> dict[str, Any]:
     speedup, quality = result["speedup"]["value"], result["quality"]
     told = "" if speedup is None else f", {speedup:.2f}x"
     console.print(f"{escape(_title(point))}: {quality['metric']} {quality['value']:.2f}{told}")
+    busy = result["environment"]["busy_elsewhere_percent"]
+    if busy > BUSY_PERCENT:
+        console.print(f"[bold red]{busy:.0f} % of the machine was busy with something else[/bold red], timings suffer")
     return result
 
 

@@ -8,12 +8,14 @@ import platform
 import resource
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 PACKAGES = ("torch", "transformers", "tokenizers", "sacrebleu", "rouge-score", "datasets")
@@ -44,6 +46,24 @@ def peak_memory_mb(device: torch.device) -> float:
         return torch.cuda.max_memory_allocated(device) / 2**20
     unit = 1 if sys.platform == "darwin" else 1024  # bytes there, kibibytes on Linux
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
+
+
+class OtherLoad:
+    """How busy the machine was with other processes since this object was made."""
+
+    def __init__(self) -> None:
+        self._before = self._seconds()
+
+    def percent(self) -> float:
+        """Of all cores' time; other load makes short timings several times too long."""
+        wall, busy, own = (now - before for now, before in zip(self._seconds(), self._before, strict=True))
+        return 100 * max(0.0, busy - own) / max(wall * (os.cpu_count() or 1), 1e-9)
+
+    @staticmethod
+    def _seconds() -> tuple[float, float, float]:
+        everyone, own = psutil.cpu_times(), psutil.Process().cpu_times()
+        idle = everyone.idle + getattr(everyone, "iowait", 0.0)
+        return time.monotonic(), sum(everyone) - idle, own.user + own.system
 
 
 @lru_cache(maxsize=1)

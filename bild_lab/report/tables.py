@@ -125,7 +125,7 @@ def environments(results: list[dict]) -> list[tuple[str, str]]:
     for key in dict.fromkeys(key for result in results for key in result["environment"]):
         values = [_plain(result["environment"].get(key)) for result in results]
         counts = {value: values.count(value) for value in sorted(set(values))}
-        if key in ("started", "load_average") and len(counts) > 1:
+        if key in ("started", "load_average", "busy_elsewhere_percent") and len(counts) > 1:
             lines.append((key, f"{_least(results, key)} to {_most(results, key)}"))
         elif len(counts) == 1:
             lines.append((key, values[0]))
