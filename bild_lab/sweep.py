@@ -31,7 +31,7 @@ from bild_lab.runner import Point, prepare, run_point, sweep_folder
 
 FAILED_POINTS = 1
 BUSY_PERCENT = 10  # of all cores' time
-MOST_CHECKED_BEFORE = 64  # points composed while looking for one that can run
+MOST_CHECKED_BEFORE = 64  # points prepared while looking for one that can run
 
 _failed: list[str] = []
 _total: dict[str, int] = {}

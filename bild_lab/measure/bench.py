@@ -86,8 +86,6 @@ SHAPES = {
 class SyntheticCheckpoint(Checkpoint):
     """Random weights of a configuration, in memory, behind the interface of a checkpoint."""
 
-    path: str
-    revision: str | None = None
     shape: PreTrainedConfig = field(default_factory=T5Config)
 
     @cached_property

@@ -35,8 +35,6 @@ class LlamaLayer:
 class LlamaDecoder:
     """Rows through any range of layers. There is no batch axis: one sequence, [m, dim]."""
 
-    memory = None  # no encoder
-
     def __init__(self, module: PreTrainedModel) -> None:
         config = module.config
         self.heads = config.num_attention_heads
