@@ -13,7 +13,7 @@ from bild_lab.draft import Draft, Verdict
 from bild_lab.errors import UserError, require_flag
 from bild_lab.models.session import Model, Scores
 from bild_lab.request import Request
-from bild_lab.trace import Trace
+from bild_lab.trace import Trace, recorded_to
 
 
 class Drafter(Protocol):
@@ -71,7 +71,8 @@ class DraftThenVerify:
 
     @torch.inference_mode()
     def decode(self, request: Request, trace: Trace) -> list[int]:
-        return draft_then_verify(self.target, self.drafter, self.acceptance, request, trace, self.verify_tail)
+        with recorded_to(trace.forwards):
+            return draft_then_verify(self.target, self.drafter, self.acceptance, request, trace, self.verify_tail)
 
 
 def draft_then_verify(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
 ROOT = -1  # the parent of a node that follows the last committed token
@@ -37,10 +37,10 @@ class Draft:
 
     def under(self, token: int) -> tuple[Int[Tensor, " n+1"], Int[Tensor, " n+1"] | None]:
         """Rows to feed the target: the last committed token, then the nodes below it."""
-        rows = torch.cat([self.tokens.new_tensor([token]), self.tokens])
+        rows = torch.cat([self.tokens.new_full((1,), token), self.tokens])  # new_tensor would wait for a GPU
         if self.parents is None:
             return rows, None
-        return rows, torch.cat([self.parents.new_tensor([ROOT]), self.parents + 1])
+        return rows, torch.cat([self.parents.new_full((1,), ROOT), self.parents + 1])
 
     def child(self, node: int, token: int) -> int | None:
         """The node that continues `node` (or ROOT) with `token`, if it was drafted."""
@@ -48,6 +48,18 @@ class Draft:
             if parent == node and drafted == token:
                 return index
         return None
+
+    def to_host(self, *values: Num[Tensor, " _"]) -> list[list[float]]:
+        """These vectors as lists. The draft's tokens come with them, so that a round waits for the device once."""
+        parts = [self.tokens, *values] if "token_list" not in self.__dict__ else [*values]
+        exact = torch.cat([part.double() for part in parts]).tolist()  # every token id is exact in float64
+        lists = []
+        for part in parts:
+            lists.append(exact[: part.shape[0]])
+            exact = exact[part.shape[0] :]
+        if len(parts) > len(values):
+            self.__dict__["token_list"] = [int(token) for token in lists.pop(0)]
+        return lists
 
     @cached_property
     def token_list(self) -> list[int]:

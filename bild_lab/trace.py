@@ -6,9 +6,47 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from bild_lab.draft import Draft, Verdict
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+_forwards: ContextVar[list[Forward] | None] = ContextVar("forwards", default=None)
+
+
+@dataclass(frozen=True)
+class Forward:
+    """One pass of a model: through its encoder, or of rows through its decoder.
+
+    config: of the model that ran (one object per model). rows: how many went through. cached: how many the cache held before them.
+    scored: for how many the head ran. source: the encoder's tokens, 0 for decoder-only models.
+    """
+
+    config: PreTrainedConfig
+    rows: int
+    cached: int = 0
+    scored: int = 0
+    source: int = 0
+    encoder: bool = False
+
+
+def forward_log() -> list[Forward] | None:
+    """Where a session that starts now records its forwards; None where nobody listens."""
+    return _forwards.get()
+
+
+@contextmanager
+def recorded_to(log: list[Forward]) -> Iterator[None]:
+    """Record the forwards of every session that starts inside."""
+    token = _forwards.set(log)
+    try:
+        yield
+    finally:
+        _forwards.reset(token)
 
 
 @dataclass(frozen=True)
@@ -36,9 +74,10 @@ class Round:
 
 @dataclass
 class Trace:
-    """The rounds of one example; its spans cost nothing, so timed runs use it."""
+    """The rounds and forwards of one example; its spans cost nothing, so timed runs use it."""
 
     rounds: list[Round] = field(default_factory=list)
+    forwards: list[Forward] = field(default_factory=list)
 
     def span(self, name: str) -> AbstractContextManager[None]:
         return nullcontext()

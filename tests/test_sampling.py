@@ -130,8 +130,8 @@ def test_exact_match_walks_down_a_tree() -> None:
 
 def test_the_residual_is_what_p_has_and_q_lacks() -> None:
     expected = torch.tensor([0.3, 0.0, 0.1, 0.0], dtype=torch.float64) / 0.4
-    torch.testing.assert_close(residual(P, Q), expected)
-    assert residual(P, P) is P
+    torch.testing.assert_close(residual(P[None], Q[None])[0], expected)
+    assert torch.equal(residual(P[None], P[None])[0], P)
 
 
 def sampled_pairs(accept: object, count: int, seed: int, window: int = 2) -> torch.Tensor:

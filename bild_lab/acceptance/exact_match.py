@@ -18,10 +18,10 @@ class ExactMatch:
     accepts_trees = True
 
     def __call__(self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict:
-        chosen = request.sampling.choose(logits, request.generator).tolist()  # [n+1]
+        (chosen,) = draft.to_host(request.sampling.choose(logits, request.generator))  # [n+1]
         path: list[int] = []
         node = ROOT
         while (following := draft.child(node, chosen[node + 1])) is not None:
             path.append(following)
             node = following
-        return Verdict(path=tuple(path), next_token=chosen[node + 1])
+        return Verdict(path=tuple(path), next_token=int(chosen[node + 1]))

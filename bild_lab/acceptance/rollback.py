@@ -31,6 +31,6 @@ class Rollback:
         n = len(draft)
         log_probs = precise(logits[:n]).log_softmax(-1)  # [n, vocab]
         distance = -log_probs.gather(-1, draft.tokens[:, None])[:, 0]  # [n], nats
-        kept = int((distance <= self._threshold).long().cumprod(0).sum())
-        next_token = int(request.sampling.choose(logits[kept : kept + 1], request.generator))
-        return Verdict(path=tuple(range(kept)), next_token=next_token, distance=tuple(distance.tolist()))
+        distances, chosen = draft.to_host(distance, request.sampling.choose(logits, request.generator))
+        kept = next((m for m, nats in enumerate(distances) if not nats <= self._threshold), n)
+        return Verdict(path=tuple(range(kept)), next_token=int(chosen[kept]), distance=tuple(distances))

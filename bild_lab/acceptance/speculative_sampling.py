@@ -28,16 +28,17 @@ class SpeculativeSampling:
     def __call__(self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict:
         if request.sampling.greedy:
             return self._greedy(draft, logits, request)
-        n, generator = len(draft), request.generator
+        generator = request.generator
         p = request.sampling.probs(logits)  # [n+1, vocab]
         q = drafter_probs(draft, p)  # [n, vocab]
-        rows = torch.arange(n, device=p.device)
-        uniform = torch.rand(n, generator=generator, device=p.device, dtype=p.dtype)
-        accepted = uniform * q[rows, draft.tokens] < p[rows, draft.tokens]
-        kept = int(accepted.long().cumprod(0).sum())
-        after = residual(p[kept], q[kept]) if kept < n else p[n]
-        next_token = int(draw(after[None], generator))
-        return Verdict(path=tuple(range(kept)), next_token=next_token)
+        drafted = draft.tokens[:, None]
+        uniform = torch.rand(len(draft), generator=generator, device=p.device, dtype=p.dtype)
+        accepted = uniform * q.gather(-1, drafted)[:, 0] < p[:-1].gather(-1, drafted)[:, 0]
+        kept = accepted.long().cumprod(0).sum(0, keepdim=True)  # [1], left on the device
+        # nothing was drafted after a whole draft: q is 0 there, and p − q is p
+        after = residual(p.index_select(0, kept), pad(q, (0, 0, 0, 1)).index_select(0, kept))
+        (counted, chosen) = draft.to_host(kept, draw(after, generator))
+        return Verdict(path=tuple(range(int(counted[0]))), next_token=int(chosen[0]))
 
 
 def drafter_probs(draft: Draft, p: Float[Tensor, "n+1 vocab"]) -> Float[Tensor, "n vocab"]:
@@ -47,8 +48,8 @@ def drafter_probs(draft: Draft, p: Float[Tensor, "n+1 vocab"]) -> Float[Tensor, 
     return torch.zeros_like(p[:-1]).scatter_(-1, draft.tokens[:, None], 1.0)
 
 
-def residual(p: Float[Tensor, " vocab"], q: Float[Tensor, " vocab"]) -> Float[Tensor, " vocab"]:
-    """norm(max(0, p − q)); p itself where rounding leaves nothing of the difference."""
+def residual(p: Float[Tensor, "n vocab"], q: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
+    """norm(max(0, p − q)) of each row; p itself where rounding leaves nothing of the difference."""
     difference = (p - q).clamp(min=0)
-    total = difference.sum()
-    return difference / total if total > 0 else p
+    total = difference.sum(-1, keepdim=True)
+    return torch.where(total > 0, difference / total, p)

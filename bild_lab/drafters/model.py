@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from bild_lab.draft import Draft, Verdict
 from bild_lab.errors import UserError
@@ -57,29 +59,34 @@ class ModelDrafter:
         limits, sampling = self._request.limits, self._request.sampling
         self._base = len(tokens)
         feed = tokens[self._session.length :]
-        drafted: list[int] = []
-        probs: list[torch.Tensor] = []
+        drafted: list[Tensor] = []  # [1] each
+        probs: list[Tensor] = []
         confidences: list[float] = []
         fallback, calls = False, 0
+        # on an accelerator a fixed window is drafted without looking: to look is to wait for it
+        looks = self._stop is not None or self._model.device.type == "cpu"
         while len(drafted) < min(self._window, limits.room(tokens)):
             logits = self._session.extend(feed, scored=1).logits  # [1, vocab]
             calls += 1
-            if self._stop is not None:
-                confidences.append(float(precise(logits).softmax(-1).max()))  # at temperature 1
-                if fallback := self._stop(confidences[-1]):
-                    break
             if sampling.greedy:
-                token = int(sampling.choose(logits, None))
+                chosen = sampling.choose(logits, None)
             else:
                 probs.append(sampling.probs(logits))
-                token = int(draw(probs[-1], self._request.generator))
-            drafted.append(token)
-            if token in limits.end_tokens:
+                chosen = draw(probs[-1], self._request.generator)
+            if self._stop is not None:
+                confidence, token = read(precise(logits).softmax(-1).amax(-1), chosen)  # at temperature 1
+                confidences.append(confidence)
+                if fallback := self._stop(confidence):
+                    break
+            elif looks:
+                token = int(chosen)
+            drafted.append(chosen)
+            if looks and token in limits.end_tokens:
                 break
-            feed = [token]
+            feed = chosen
         return Draft(
-            tokens=torch.tensor(drafted, dtype=torch.long, device=self._model.device),
-            probs=torch.cat(probs) if probs else None,
+            tokens=torch.cat(drafted) if drafted else torch.empty(0, dtype=torch.long, device=self._model.device),
+            probs=torch.cat(probs[: len(drafted)]) if drafted and probs else None,
             confidence=tuple(confidences),
             fallback=fallback,
             calls=calls,
@@ -87,3 +94,9 @@ class ModelDrafter:
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         self._session.rollback(self._base + len(verdict.path))
+
+
+def read(confidence: Float[Tensor, " 1"], token: Int[Tensor, " 1"]) -> tuple[float, int]:
+    """Both on the host, in one transfer."""
+    first, second = torch.cat([confidence.double(), token.double()]).tolist()
+    return first, int(second)

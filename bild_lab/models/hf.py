@@ -17,8 +17,9 @@ from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from bild_lab.draft import ancestors, depths
 from bild_lab.errors import UserError
 from bild_lab.models.loading import Checkpoint
-from bild_lab.models.session import Scores
+from bild_lab.models.session import Scores, rows_of
 from bild_lab.request import Source
+from bild_lab.trace import Forward, forward_log
 
 
 @dataclass
@@ -64,6 +65,8 @@ class HuggingFaceSession:
 
     def __init__(self, module: PreTrainedModel, source: Source) -> None:
         self._module = module
+        self._log = forward_log()
+        self._source = 0 if source.encoder_ids is None else source.encoder_ids.shape[1]
         self._cached = 0  # rows in the cache
         self._rows = 0  # rows of the last extend
         self._pending = list(source.prompt[:-1])  # prompt tokens not fed yet
@@ -76,6 +79,8 @@ class HuggingFaceSession:
             self._cache = DynamicCache()
             self._past = EncoderDecoderCache(self._cache, DynamicCache())
             self._ids_name = "decoder_input_ids"
+            if self._log is not None:
+                self._log.append(Forward(module.config, self._source, source=self._source, encoder=True))
             self._fixed["encoder_outputs"] = module.get_encoder()(input_ids=source.encoder_ids, return_dict=True)
         self._keeps_logits = "logits_to_keep" in inspect.signature(module.forward).parameters
 
@@ -90,7 +95,7 @@ class HuggingFaceSession:
         parents: Int[Tensor, " m"] | None = None,
         scored: int | None = None,
     ) -> Scores:
-        rows = torch.as_tensor(tokens, device=self._module.device)
+        rows = rows_of(tokens, self._module.device)
         self._rows = len(rows)
         fed, fed_parents = self._with_pending(rows, parents)
         tree = nullcontext({}) if fed_parents is None else self._tree(fed_parents)
@@ -103,6 +108,8 @@ class HuggingFaceSession:
                 past_key_values=self._past,
                 use_cache=True,
             )
+        if self._log is not None:
+            self._log.append(Forward(self._module.config, len(fed), self._cached, out.logits.shape[1], self._source))
         self._cached += len(fed)
         self._pending = []
         return Scores(logits=out.logits[0, -(scored or self._rows) :])

@@ -62,3 +62,10 @@ class Model(Protocol):
 
     def start(self, source: Source, room: int) -> Session:
         """A session for this source, behind whose prompt about `room` rows will be kept."""
+
+
+def rows_of(tokens: Sequence[int] | Int[Tensor, " m"], device: torch.device) -> Int[Tensor, " m"]:
+    """Token ids on the device; a list travels without waiting for what a GPU is doing."""
+    if isinstance(tokens, Tensor) or device.type != "cuda":
+        return torch.as_tensor(tokens, dtype=torch.long, device=device)
+    return torch.tensor(tokens).pin_memory().to(device, non_blocking=True)

@@ -47,7 +47,7 @@ def place_rows(
     """Rows behind `start` cached slots, of which the first `reserved` hold a prefix for probe rows only."""
     first = start - reserved  # logical position of the first row
     if count == 1 and not reserved:
-        return Rows(start, torch.tensor([first], device=device))
+        return Rows(start, torch.full((1,), first, device=device))  # torch.tensor would wait for a GPU
     if parents is None:
         positions = torch.arange(first, first + count, device=device)
         among = torch.ones(count, count, dtype=torch.bool, device=device).tril()

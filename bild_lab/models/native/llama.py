@@ -36,7 +36,7 @@ class LlamaDecoder:
     """Rows through any range of layers. There is no batch axis: one sequence, [m, dim]."""
 
     def __init__(self, module: PreTrainedModel) -> None:
-        config = module.config
+        self.config = config = module.config
         self.heads = config.num_attention_heads
         self.kv_heads = config.num_key_value_heads
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // self.heads

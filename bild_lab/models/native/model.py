@@ -16,8 +16,9 @@ from bild_lab.models.hf import HuggingFaceModel
 from bild_lab.models.native import llama, t5
 from bild_lab.models.native.attention import place_rows
 from bild_lab.models.native.cache import KeyValueCache
-from bild_lab.models.session import Scores
+from bild_lab.models.session import Scores, rows_of
 from bild_lab.request import Source
+from bild_lab.trace import Forward, forward_log
 
 SPARE_ROWS = 64  # for the branches of a tree and drafts behind the length limit
 
@@ -70,7 +71,14 @@ class NativeSession:
             self._cache.keys[:, :, : self._reserved] = prefix.keys
             self._cache.values[:, :, : self._reserved] = prefix.values
             self._cache.length = self._reserved
-        self._memory = () if source.encoder_ids is None else (decoder.encode(source.encoder_ids[0]),)
+        self._log = forward_log()
+        self._source = 0
+        self._memory: tuple[t5.Memory, ...] = ()
+        if source.encoder_ids is not None:
+            self._source = source.encoder_ids.shape[1]
+            self._memory = (decoder.encode(source.encoder_ids[0]),)
+            if self._log is not None:
+                self._log.append(Forward(decoder.config, self._source, source=self._source, encoder=True))
 
     @property
     def length(self) -> int:
@@ -88,10 +96,10 @@ class NativeSession:
         """As the protocol says; probe: rows that also see the prefix; hidden: return every layer's output."""
         decoder, cache = self._decoder, self._cache
         device = decoder.embedding.device
-        fed = torch.as_tensor(tokens, device=device)
+        fed = rows_of(tokens, device)
         count, waiting = fed.shape[0], len(self._pending)
         if waiting:
-            fed = torch.cat([fed.new_tensor(self._pending), fed])
+            fed = torch.cat([rows_of(self._pending, device), fed])
             if parents is not None:  # a root (-1) follows the last pending row
                 parents = torch.cat([torch.arange(-1, waiting - 1, device=device), parents + waiting])
             if probe is not None:
@@ -105,6 +113,8 @@ class NativeSession:
         x = decoder.run(decoder.embed(fed), rows, cache, *self._memory, layers=layers, hidden=outputs)
         self._base = rows.stop - count
         cache.length = rows.stop
+        if self._log is not None:
+            self._log.append(Forward(decoder.config, rows.count, rows.start, scored or count, self._source))
         kept = None if outputs is None else torch.stack(outputs)[:, -count:]
         return Scores(logits=decoder.logits(x[-(scored or count) :]), hidden=kept)
 

@@ -74,7 +74,7 @@ class T5Decoder:
     """Rows through any range of decoder layers. There is no batch axis: one sequence, [m, dim]."""
 
     def __init__(self, module: PreTrainedModel) -> None:
-        config = module.config
+        self.config = config = module.config
         self.heads, self.head_dim = config.num_heads, config.d_kv
         self.epsilon = config.layer_norm_epsilon
         self.activation = ACTIVATIONS[config.dense_act_fn]
