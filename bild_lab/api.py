@@ -103,26 +103,28 @@ def load(
     engine: str = "auto",
     target_revision: str | None = None,
     draft_revision: str | None = None,
+    compile: bool = False,
     **knobs: Any,
 ) -> Decoder:
     """A decoder for a pair of checkpoints.
 
     target, draft: a folder, a hub id, or toy:large and toy:small. policy: a name in conf/policy, its
     knobs as keywords (`fallback=0.6`), or a composed policy. engine: native, hf, or auto, which is
-    native where the architecture is known. Weights load at the first decoding and are shared by later
+    native where the architecture is known. compile: native steps go through torch.compile, on a GPU
+    as CUDA graphs; their first use takes seconds each. Weights load at the first decoding and are shared by later
     decoders. Raises UserError where the parts do not fit together.
     """
     if knobs and not isinstance(policy, str):
         raise UserError(f"knobs go with a policy's name; set {', '.join(knobs)} in the composed policy instead")
     node = compose_policy(policy, knobs) if isinstance(policy, str) else policy
     where, precision = str(resolve_device(device)), resolve_dtype(dtype)
-    target_model = load_model(target, target_revision, where, precision, engine)
+    target_model = load_model(target, target_revision, where, precision, engine, compile)
     drafts: list[HuggingFaceModel] = []
 
     def draft_model() -> HuggingFaceModel:
         if draft is None:
             raise UserError(f"policy {node.name} drafts with a small model; give one with pair.draft (draft=)")
-        drafts.append(load_model(draft, draft_revision, where, precision, engine))
+        drafts.append(load_model(draft, draft_revision, where, precision, engine, compile))
         return drafts[-1]
 
     method = build_method(node, {"target": lambda: target_model, "draft": draft_model})
@@ -132,10 +134,12 @@ def load(
 
 
 @lru_cache(maxsize=4)
-def load_model(path: str, revision: str | None, device: str, dtype: torch.dtype, engine: str) -> HuggingFaceModel:
+def load_model(
+    path: str, revision: str | None, device: str, dtype: torch.dtype, engine: str, compile: bool = False
+) -> HuggingFaceModel:
     """A model, shared by all decoders of the process.
 
-    Raises UserError for an unknown engine, or where engine=native does not know the architecture.
+    Raises UserError for an unknown engine, or where what asks for the native engine cannot have it.
     """
     if engine not in ENGINES:
         raise UserError(f"runtime.engine must be one of {', '.join(ENGINES)}, got {engine!r}")
@@ -143,5 +147,9 @@ def load_model(path: str, revision: str | None, device: str, dtype: torch.dtype,
     reason = None if engine == "hf" else why_not_native(checkpoint.config, dtype)
     if engine == "native" and reason is not None:
         raise UserError(f"{path} cannot run natively, as {reason}; set runtime.engine=hf or auto")
-    kind = HuggingFaceModel if engine == "hf" or reason is not None else NativeModel
-    return kind(checkpoint, torch.device(device), dtype)
+    where = torch.device(device)
+    if engine != "hf" and reason is None:
+        return NativeModel(checkpoint, where, dtype, compile)
+    if compile:
+        raise UserError(f"only the native engine compiles, and {path} runs on hf; set runtime.compile=false")
+    return HuggingFaceModel(checkpoint, where, dtype)

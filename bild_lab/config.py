@@ -15,7 +15,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, require_flag
 
 T = TypeVar("T")
 
@@ -65,11 +65,13 @@ class RuntimeSpec:
 
     device: str
     engine: str
+    compile: bool
     dtype: str
     threads: int | None
     seed: int
 
     def __post_init__(self) -> None:
+        require_flag("runtime.compile", self.compile)
         require_whole("runtime.seed", self.seed, 0)
         if self.threads is not None:
             require_whole("runtime.threads", self.threads, 1)

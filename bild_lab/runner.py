@@ -137,7 +137,9 @@ def run_point(
     warm_up(methods, requests, point.measure.warmup, point.seed)
     clock.lap("warmup")
     others = OtherLoad()
-    timed = time_methods(methods, requests, point.measure.repeats, point.seed, synchronize, advance)
+    timed = time_methods(
+        methods, requests, point.measure.repeats, point.seed, synchronize, advance, lambda: compiled_steps(point)
+    )
     surroundings["busy_elsewhere_percent"] = round(others.percent(), 1)
     clock.lap("decode")
     stages = None
@@ -164,6 +166,12 @@ def run_point(
     result["seconds"] = {"setup": setup_s, **clock.laps, "total": setup_s + sum(clock.laps.values())}
     sweep.write_point(point.id, point.config_yaml, result, _example_rows(point.examples, timed, texts))
     return result
+
+
+def compiled_steps(point: Point) -> int:
+    """How many shapes the point's models have compiled; each once where decoders share a model."""
+    models = {id(model): model for each in point.decoders.values() for model in each.models}
+    return sum(getattr(model, "compiled_steps", 0) for model in models.values())
 
 
 class Clock:
@@ -201,6 +209,7 @@ def _decoder(policy: DictConfig, pair: PairSpec, runtime: RuntimeSpec) -> Decode
         dtype=runtime.dtype,
         device=runtime.device,
         engine=runtime.engine,
+        compile=runtime.compile,
         target_revision=pair.target_revision,
         draft_revision=pair.draft_revision,
     )
@@ -224,6 +233,7 @@ def _setting(
         "max_source_tokens": dataset.max_source_tokens,
         "metric": dataset.metric,
         "dtype": runtime.dtype,
+        "compile": runtime.compile,
         "device": str(device),
         "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
         "threads": runtime.threads or DEFAULT_THREADS,

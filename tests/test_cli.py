@@ -279,7 +279,7 @@ BAD_INPUT = {
     "absent device": (["runtime.device=mtia"], "runtime.device must be auto, cpu"),
     "unknown dtype": (["runtime.dtype=int3"], "runtime.dtype must be one of float32"),
     "no repeats": (["measure.repeats=0"], "measure.repeats must be a whole number >= 1"),
-    "unknown baseline": (["measure.baseline=best"], "policy must be one of bild"),
+    "unknown baseline": (["measure.baseline=best"], "policy must be one of"),
     "no tokens": (["decoding.max_new_tokens=0"], "decoding.max_new_tokens must be a whole number >= 1"),
     "negative temperature": (["decoding.temperature=-1"], "decoding.temperature must be >= 0"),
     "name with a slash": (["name=a/b"], "name must be a plain folder name"),

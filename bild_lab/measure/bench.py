@@ -141,6 +141,7 @@ def prepare(
         "hf_generate": HuggingFaceGenerate(hf),
         "hf_loop": DraftThenVerify(hf, NoDraft(hf), ExactMatch()),
         "native": DraftThenVerify(native, NoDraft(native), ExactMatch()),
+        "native_compiled": DraftThenVerify(compiled := native.as_compiled(), NoDraft(compiled), ExactMatch()),
     }
     if drafts is not None:
         native_draft, hf_draft = drafts
@@ -177,7 +178,7 @@ def run(bench: Bench, repeats: int, synchronize: Callable[[], None]) -> list[dic
     tokens: dict[str, int] = {}
     floors: list[float] = []
     matrices = [weight for _, weight in decoder_matrices(bench.native)]
-    for method in bench.methods.values():  # warm-up
+    for method in bench.methods.values():  # warm-up, which also compiles
         method.decode(bench.request, Trace())
     with no_garbage_collection():
         for _ in range(repeats):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from bild_lab.measure import bench
+from bild_lab.models.native import compiled
 from bild_lab.request import Limits, Request, Source
 from bild_lab.trace import Trace
 
@@ -19,6 +20,7 @@ def benches(monkeypatch: pytest.MonkeyPatch) -> dict[str, bench.Bench]:
         "llama_12": bench.Shape(lambda: bench.llama(2), "llama_2", 9),
     }
     monkeypatch.setattr(bench, "SHAPES", small)
+    monkeypatch.setattr(compiled, "BACKEND", "eager")
     return {each.shape: each for each in bench.synthetic_benches(torch.device("cpu"), torch.float32)}
 
 
@@ -33,6 +35,7 @@ def test_every_arm_of_a_shape_emits_the_same_tokens(benches: dict[str, bench.Ben
         "hf_assisted_workaround",
         "hf_loop",
         "native",
+        "native_compiled",
         "native_speculative",
     }
 

@@ -11,6 +11,8 @@ from transformers import BartConfig, BartForConditionalGeneration
 
 from bild_lab.errors import UserError
 from bild_lab.models.hf import HuggingFaceSession
+from bild_lab.models.native import compiled
+from bild_lab.models.native.compiled import Workspace
 from bild_lab.models.native.llama import LlamaDecoder
 from bild_lab.models.native.model import NativeSession
 from bild_lab.models.native.t5 import T5Decoder
@@ -18,6 +20,13 @@ from bild_lab.models.session import Session
 from bild_lab.request import Source
 from tests.stubs import NextLogits, uncached
 from tests.tiny import PAD, START, VOCABULARY, tiny_llama, tiny_t5
+
+
+@pytest.fixture(autouse=True)
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of fixed shape are traced and then run as they are, which takes no compiler."""
+    monkeypatch.setattr(compiled, "BACKEND", "eager")
+
 
 Opened = tuple[Session, NextLogits, list[int]]
 #       root
@@ -43,6 +52,19 @@ def open_native_llama() -> Opened:
     return NativeSession(LlamaDecoder(module), source, 4), uncached(module, source), list(source.prompt)
 
 
+def open_fixed_t5() -> Opened:
+    session, large, prompt = open_native_t5()
+    workspace = Workspace(session._decoder, 128, 16)
+    source = Source((PAD,), torch.tensor([[5, 9, 12, 30, 1]]))
+    return NativeSession(session._decoder, source, 4, workspace=workspace), large, prompt
+
+
+def open_fixed_llama() -> Opened:
+    session, large, prompt = open_native_llama()
+    workspace = Workspace(session._decoder, 128, 0)
+    return NativeSession(session._decoder, Source(tuple(prompt)), 4, workspace=workspace), large, prompt
+
+
 def open_t5() -> Opened:
     source = Source((PAD,), torch.tensor([[5, 9, 12, 30, 1]]))
     module = tiny_t5(0, layers=2, decoder_layers=3).double()
@@ -55,7 +77,9 @@ def open_llama() -> Opened:
     return HuggingFaceSession(module, source), uncached(module, source), list(source.prompt)
 
 
-sessions = pytest.mark.parametrize("opened", [open_t5, open_llama, open_native_t5, open_native_llama])
+sessions = pytest.mark.parametrize(
+    "opened", [open_t5, open_llama, open_native_t5, open_native_llama, open_fixed_t5, open_fixed_llama]
+)
 
 
 def assert_scores(scores: torch.Tensor, large: NextLogits, contexts: list[list[int]]) -> None:

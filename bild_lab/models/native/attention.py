@@ -16,24 +16,21 @@ from bild_lab.draft import ancestors, depths
 class Rows:
     """Rows about to be run, and where they stand.
 
-    start: their first slot in the cache. positions: [m], logical, as a tree's siblings share one.
-    visible: [m keys], which slots up to their own each row attends to; None for a single row that
-    sees all of them.
-    key_positions: [keys], the logical position of every slot; None where it is the slot's own index.
+    slots: theirs in the cache. stop: how many slots of the cache are read. positions: [m], logical, as
+    a tree's siblings share one. visible: [m stop], which slots each row attends to; None for a single
+    row that sees all of them. key_positions: [stop], the logical position of every slot; None where it
+    is the slot's own index.
     """
 
-    start: int
+    slots: slice | Int[Tensor, " m"]
+    stop: int
     positions: Int[Tensor, " m"]
-    visible: Bool[Tensor, "m keys"] | None = None
-    key_positions: Int[Tensor, " keys"] | None = None
+    visible: Bool[Tensor, "m stop"] | None = None
+    key_positions: Int[Tensor, " stop"] | None = None
 
     @property
     def count(self) -> int:
         return self.positions.shape[0]
-
-    @property
-    def stop(self) -> int:
-        return self.start + self.count
 
 
 def place_rows(
@@ -45,22 +42,23 @@ def place_rows(
     probe: Bool[Tensor, " m"] | None = None,
 ) -> Rows:
     """Rows behind `start` cached slots, of which the first `reserved` hold a prefix for probe rows only."""
+    slots, stop = slice(start, start + count), start + count
     first = start - reserved  # logical position of the first row
     if count == 1 and not reserved:
-        return Rows(start, torch.full((1,), first, device=device))  # torch.tensor would wait for a GPU
+        return Rows(slots, stop, torch.full((1,), first, device=device))  # torch.tensor would wait for a GPU
     if parents is None:
         positions = torch.arange(first, first + count, device=device)
         among = torch.ones(count, count, dtype=torch.bool, device=device).tril()
     else:
         positions, among = first + depths(parents), ancestors(parents)
-    visible = torch.ones(count, start + count, dtype=torch.bool, device=device)
+    visible = torch.ones(count, stop, dtype=torch.bool, device=device)
     visible[:, start:] = among
     if not reserved:
         keys = None if parents is None else torch.cat([torch.arange(start, device=device), positions])
-        return Rows(start, positions, visible, keys)
+        return Rows(slots, stop, positions, visible, keys)
     visible[:, :reserved] = False if probe is None else probe[:, None]
     cached = torch.arange(-reserved, first, device=device)
-    return Rows(start, positions, visible, torch.cat([cached, positions]))
+    return Rows(slots, stop, positions, visible, torch.cat([cached, positions]))
 
 
 def normalize(x: Float[Tensor, "m dim"], weight: Float[Tensor, " dim"], epsilon: float) -> Float[Tensor, "m dim"]:

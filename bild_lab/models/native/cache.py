@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from bild_lab.models.session import rows_of
+
 
 class KeyValueCache:
     """Keys and values of every layer: [layers, heads, capacity, head_dim], filled up to `length`.
@@ -25,17 +27,23 @@ class KeyValueCache:
         return self.keys.shape[2]
 
     def write(
-        self, layer: int, start: int, keys: Float[Tensor, "m heads dim"], values: Float[Tensor, "m heads dim"]
+        self,
+        layer: int,
+        slots: slice | Int[Tensor, " m"],
+        keys: Float[Tensor, "m heads dim"],
+        values: Float[Tensor, "m heads dim"],
     ) -> None:
-        """Store a layer's rows from slot `start` on."""
-        stop = start + keys.shape[0]
-        self.keys[layer, :, start:stop] = keys.transpose(0, 1)
-        self.values[layer, :, start:stop] = values.transpose(0, 1)
+        """Store a layer's rows."""
+        for store, rows in ((self.keys[layer], keys), (self.values[layer], values)):
+            if isinstance(slots, slice):
+                store[:, slots] = rows.transpose(0, 1)
+            else:
+                store.index_copy_(1, slots, rows.transpose(0, 1))
 
     def keep(self, start: int, path: Sequence[int]) -> None:
         """Of the rows from slot `start` on, keep these, in order; one gather over all layers."""
         if list(path) != list(range(len(path))):
-            rows: Int[Tensor, " k"] = torch.tensor([start + row for row in path], device=self.keys.device)
+            rows = rows_of([start + row for row in path], self.keys.device)  # [k]
             stop = start + len(path)
             self.keys[:, :, start:stop] = self.keys.index_select(2, rows)
             self.values[:, :, start:stop] = self.values.index_select(2, rows)

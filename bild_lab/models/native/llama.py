@@ -74,7 +74,7 @@ class LlamaDecoder:
             normed = normalize(x, layer.attention_norm, self.epsilon)
             qkv = linear(normed, layer.qkv, layer.qkv_bias).view(rows.count, -1, self.head_dim)
             turned = rotate(qkv[:, : self.heads + self.kv_heads], cos, sin)  # [m, heads + kv_heads, head_dim]
-            cache.write(index, rows.start, turned[:, self.heads :], qkv[:, self.heads + self.kv_heads :])
+            cache.write(index, rows.slots, turned[:, self.heads :], qkv[:, self.heads + self.kv_heads :])
             mixed = attend(
                 turned[:, : self.heads],
                 cache.keys[index, :, : rows.stop],
@@ -93,14 +93,17 @@ class LlamaDecoder:
     def logits(self, x: Float[Tensor, "m dim"]) -> Float[Tensor, "m vocab"]:
         return linear(normalize(x, self.final_norm, self.epsilon), self.head)
 
-    def _rotation(self, rows: Rows) -> tuple[Float[Tensor, "m 1 dim"], Float[Tensor, "m 1 dim"]]:
-        """cos and sin at the rows' positions, sin signed so that a roll rotates."""
-        needed = rows.stop
-        if needed > self._cos.shape[0]:
-            positions = torch.arange(max(256, 2 * needed), device=self.embedding.device)
-            cos, sin = self._rotary(self.embedding[:1], positions[None])  # [1, n, head_dim]
+    def reach(self, positions: int) -> None:
+        """Have the rotation of at least so many positions at hand."""
+        if positions > self._cos.shape[0]:
+            every = torch.arange(max(256, 2 * positions), device=self.embedding.device)
+            cos, sin = self._rotary(self.embedding[:1], every[None])  # [1, n, head_dim]
             half = self.head_dim // 2
             self._cos, self._sin = cos[0], torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)
+
+    def _rotation(self, rows: Rows) -> tuple[Float[Tensor, "m 1 dim"], Float[Tensor, "m 1 dim"]]:
+        """cos and sin at the rows' positions, sin signed so that a roll rotates."""
+        self.reach(rows.stop)
         if rows.visible is None:
             place = rows.stop - 1
             return self._cos[place : place + 1, None], self._sin[place : place + 1, None]

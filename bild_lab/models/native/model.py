@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +17,7 @@ from bild_lab.models.hf import HuggingFaceModel
 from bild_lab.models.native import llama, t5
 from bild_lab.models.native.attention import place_rows
 from bild_lab.models.native.cache import KeyValueCache
+from bild_lab.models.native.compiled import Workspace, roomy
 from bild_lab.models.session import Scores, rows_of
 from bild_lab.request import Source
 from bild_lab.trace import Forward, forward_log
@@ -31,10 +33,20 @@ class Prefix:
     values: Float[Tensor, "layers heads p dim"]
 
 
+@dataclass
 class NativeModel(HuggingFaceModel):
-    """Native weights load at the first use of `decoder`; `module` is there for the Hugging Face peers."""
+    """Native weights load at the first use of `decoder`; `module` is there for the Hugging Face peers.
 
+    compiled: run steps of fixed shape through torch.compile, and on a GPU as CUDA graphs. Each shape
+    is compiled when it first comes up.
+    """
+
+    compiled: bool = False
     engine: ClassVar[str] = "native"
+
+    def __post_init__(self) -> None:
+        self.compiled_steps = 0  # so far; a timing during which it grew measured the compiler
+        self._free: list[Workspace] = []
 
     @cached_property
     def decoder(self) -> llama.LlamaDecoder | t5.T5Decoder:
@@ -44,29 +56,64 @@ class NativeModel(HuggingFaceModel):
     def load(self) -> None:
         _ = self.decoder
 
+    def as_compiled(self) -> NativeModel:
+        """The same weights, run through compiled steps."""
+        model = NativeModel(self.checkpoint, self.device, self.dtype, compiled=True)
+        model.decoder = self.decoder
+        return model
+
     @torch.inference_mode()
     def start(self, source: Source, room: int, prefix: Prefix | None = None) -> NativeSession:
-        return NativeSession(self.decoder, source, room, prefix)
+        if not self.compiled or prefix is not None:
+            return NativeSession(self.decoder, source, room, prefix)
+        workspace = self._workspace(len(source.prompt) + room + SPARE_ROWS, source)
+        session = NativeSession(self.decoder, source, room, workspace=workspace)
+        weakref.finalize(session, self._free.append, workspace)
+        return session
+
+    def _workspace(self, capacity: int, source: Source) -> Workspace:
+        """One that no session uses; of a fitting one from before the compiled steps serve again."""
+        length = 0 if source.encoder_ids is None else source.encoder_ids.shape[1]
+        for workspace in self._free:
+            if workspace.fits(capacity, length):
+                self._free.remove(workspace)
+                return workspace
+        self._free.clear()  # all too small
+        return Workspace(self.decoder, roomy(capacity), roomy(length) if length else 0, self._count_step)
+
+    def _count_step(self) -> None:
+        self.compiled_steps += 1
 
 
 class NativeSession:
     """One sequence in one native decoder.
 
     A decoder-only prompt goes in with the first rows. The cache is allocated once, for the prompt and
-    `room` rows behind it; rows beyond that make it grow.
+    `room` rows behind it; rows beyond that make it grow. In a workspace every step but the first is of
+    fixed shape; its logits stand until the next one.
     """
 
     def __init__(
-        self, decoder: llama.LlamaDecoder | t5.T5Decoder, source: Source, room: int, prefix: Prefix | None = None
+        self,
+        decoder: llama.LlamaDecoder | t5.T5Decoder,
+        source: Source,
+        room: int,
+        prefix: Prefix | None = None,
+        workspace: Workspace | None = None,
     ) -> None:
         self._decoder = decoder
         self._reserved = 0 if prefix is None else prefix.keys.shape[2]
         self._pending = list(source.prompt[:-1])  # prompt tokens not fed yet
         self._base = 0  # first slot of the last extend's rows
-        layers, heads, dim = decoder.cache_shape
-        capacity = self._reserved + len(source.prompt) + room + SPARE_ROWS
-        weight = decoder.embedding
-        self._cache = KeyValueCache((layers, heads, capacity, dim), weight.dtype, weight.device)
+        self._workspace = workspace
+        if workspace is None:
+            layers, heads, dim = decoder.cache_shape
+            capacity = self._reserved + len(source.prompt) + room + SPARE_ROWS
+            weight = decoder.embedding
+            self._cache = KeyValueCache((layers, heads, capacity, dim), weight.dtype, weight.device)
+        else:
+            self._cache = workspace.cache
+            self._cache.length = 0
         if prefix is not None:
             self._cache.keys[:, :, : self._reserved] = prefix.keys
             self._cache.values[:, :, : self._reserved] = prefix.values
@@ -77,6 +124,8 @@ class NativeSession:
         if source.encoder_ids is not None:
             self._source = source.encoder_ids.shape[1]
             self._memory = (decoder.encode(source.encoder_ids[0]),)
+            if workspace is not None:
+                workspace.remember(self._memory)
             if self._log is not None:
                 self._log.append(Forward(decoder.config, self._source, source=self._source, encoder=True))
 
@@ -105,19 +154,26 @@ class NativeSession:
             if probe is not None:
                 probe = torch.cat([probe.new_zeros(waiting), probe])
             self._pending = []
-        if cache.length + fed.shape[0] > cache.capacity:
-            cache = self._cache = cache.grown(2 * (cache.length + fed.shape[0]))
-        rows = place_rows(cache.length, fed.shape[0], device, parents, self._reserved, probe)
+        start, scored = cache.length, scored or count
+        self._base = start + waiting
+        if self._log is not None:
+            self._log.append(Forward(decoder.config, fed.shape[0], start, scored, self._source))
+        if self._workspace is not None and not waiting and not hidden and self._workspace.takes(count):
+            logits = self._workspace.step(fed, parents)
+            cache.length = start + count
+            return Scores(logits=logits[-scored:])
+        if start + fed.shape[0] > cache.capacity:
+            cache = self._cache = cache.grown(2 * (start + fed.shape[0]))
+            self._workspace = None
+        rows = place_rows(start, fed.shape[0], device, parents, self._reserved, probe)
         outputs: list[Tensor] | None = [] if hidden else None
         layers = range(len(decoder.layers))
         x = decoder.run(decoder.embed(fed), rows, cache, *self._memory, layers=layers, hidden=outputs)
-        self._base = rows.stop - count
         cache.length = rows.stop
-        if self._log is not None:
-            self._log.append(Forward(decoder.config, rows.count, rows.start, scored or count, self._source))
         kept = None if outputs is None else torch.stack(outputs)[:, -count:]
-        return Scores(logits=decoder.logits(x[-(scored or count) :]), hidden=kept)
+        return Scores(logits=decoder.logits(x[-scored:]), hidden=kept)
 
+    @torch.inference_mode()
     def keep(self, path: Sequence[int]) -> None:
         self._cache.keep(self._base, path)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import gelu, linear, relu, silu
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -64,10 +64,14 @@ class T5Layer:
 
 @dataclass(frozen=True)
 class Memory:
-    """What the decoder knows of the source: cross-attention keys and values, [layers, heads, s, dim] each."""
+    """What the decoder knows of the source: cross-attention keys and values of every layer.
+
+    visible: which of the s places hold something; None for all.
+    """
 
     keys: Float[Tensor, "layers heads s dim"]
     values: Float[Tensor, "layers heads s dim"]
+    visible: Bool[Tensor, "1 1 s"] | None = None
 
 
 class T5Decoder:
@@ -118,6 +122,12 @@ class T5Decoder:
         both = both.permute(2, 1, 3, 0, 4).contiguous()  # [2, layers, heads, s, head_dim]
         return Memory(both[0], both[1])
 
+    def empty_memory(self, source: int) -> Memory:
+        """Room for what `encode` gives of at most so many tokens."""
+        layers, heads, dim = self.cache_shape
+        keys = self.embedding.new_zeros(layers, heads, source, dim)
+        return Memory(keys, keys.clone(), torch.zeros(1, 1, source, dtype=torch.bool, device=keys.device))
+
     def embed(self, tokens: Int[Tensor, " m"]) -> Float[Tensor, "m dim"]:
         return self.embedding[tokens]
 
@@ -135,14 +145,14 @@ class T5Decoder:
         for index in layers:
             layer = self.layers[index]
             queries, keys, values = self._project(x, layer.own)
-            cache.write(index, rows.start, keys, values)
+            cache.write(index, rows.slots, keys, values)
             mixed = attend(
                 queries, cache.keys[index, :, : rows.stop], cache.values[index, :, : rows.stop], bias, scale=1.0
             )
             x = x + linear(mixed, layer.own.out)
             normed = normalize(x, layer.cross.norm, self.epsilon)
             queries = linear(normed, layer.cross.query).view(rows.count, self.heads, self.head_dim)
-            mixed = attend(queries, memory.keys[index], memory.values[index], None, scale=1.0)
+            mixed = attend(queries, memory.keys[index], memory.values[index], memory.visible, scale=1.0)
             x = x + linear(mixed, layer.cross.out)
             x = x + self._feed_forward(x, layer.feed_forward)
             if hidden is not None:
