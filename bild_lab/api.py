@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -12,7 +13,7 @@ from omegaconf import DictConfig
 
 from bild_lab.build import build_method
 from bild_lab.config import compose_policy, require_whole
-from bild_lab.decode import Method
+from bild_lab.decode import Method, Prepares
 from bild_lab.errors import UserError
 from bild_lab.models.hf import HuggingFaceModel
 from bild_lab.models.loading import Checkpoint, require_same_vocabulary, resolve_device, resolve_dtype
@@ -78,6 +79,8 @@ class Decoder:
         """Continue (or, encoder–decoder, translate) one prompt; the trace holds every round and its stages."""
         request = self.request(prompt, max_new_tokens, Sampling(temperature, top_k, top_p), seed)
         self.load_weights()
+        if isinstance(self.method, Prepares):
+            self.method.prepare(request)
         trace = StageTrace(synchronize=self.synchronize)
         started = time.perf_counter()
         tokens = self.method.decode(request, trace)
@@ -103,12 +106,14 @@ def load(
     engine: str = "auto",
     target_revision: str | None = None,
     draft_revision: str | None = None,
+    second_draft: str | None = None,
+    second_draft_revision: str | None = None,
     compile: bool = False,
     **knobs: Any,
 ) -> Decoder:
     """A decoder for a pair of checkpoints.
 
-    target, draft: a folder, a hub id, or toy:large and toy:small. policy: a name in conf/policy, its
+    target, draft, second_draft: a folder, a hub id, or toy:large and toy:small. policy: a name in conf/policy, its
     knobs as keywords (`fallback=0.6`), or a composed policy. engine: native, hf, or auto, which is
     native where the architecture is known. compile: native steps go through torch.compile, on a GPU
     as CUDA graphs; their first use takes seconds each. Weights load at the first decoding and are shared by later
@@ -121,13 +126,21 @@ def load(
     target_model = load_model(target, target_revision, where, precision, engine, compile)
     drafts: list[HuggingFaceModel] = []
 
-    def draft_model() -> HuggingFaceModel:
-        if draft is None:
-            raise UserError(f"policy {node.name} drafts with a small model; give one with pair.draft (draft=)")
-        drafts.append(load_model(draft, draft_revision, where, precision, engine, compile))
-        return drafts[-1]
+    def loading(key: str, path: str | None, revision: str | None) -> Callable[[], HuggingFaceModel]:
+        def load_draft() -> HuggingFaceModel:
+            if path is None:
+                raise UserError(f"policy {node.name} drafts with a small model; give one with pair.{key} ({key}=)")
+            drafts.append(load_model(path, revision, where, precision, engine, compile))
+            return drafts[-1]
 
-    method = build_method(node, {"target": lambda: target_model, "draft": draft_model})
+        return load_draft
+
+    models = {
+        "target": lambda: target_model,
+        "draft": loading("draft", draft, draft_revision),
+        "second_draft": loading("second_draft", second_draft, second_draft_revision),
+    }
+    method = build_method(node, models)
     for model in drafts:
         require_same_vocabulary(target_model.checkpoint, model.checkpoint)
     return Decoder(target_model, method, (target_model, *drafts))

@@ -53,15 +53,24 @@ def build(node: Any, models: dict[str, Callable[[], Any]]) -> Any:
 
 
 def described(node: Any) -> str:
-    """A decoder's parts and values in one line, such as `ModelDrafter(window=10) + Rollback(threshold=2.0)`."""
+    """A decoder's parts and values in one line, such as `ModelDrafter(window=10) + Rollback(threshold=2.0)`.
+
+    A part whose every value is null is switched off and left out.
+    """
     if not isinstance(node, dict):
         return str(node)
     name = node["_target_"].rsplit(".", 1)[-1] if "_target_" in node else ""
-    parts = [described(value) for value in node.values() if isinstance(value, dict)]
+    parts = [described(value) for value in node.values() if isinstance(value, dict) and not switched_off(value)]
     values = [f"{key}={value}" for key, value in node.items() if key != "_target_" and not isinstance(value, dict)]
     if name == "DraftThenVerify":
         return " + ".join(parts) + "".join(f", {value}" for value in values if value != "verify_tail=True")
     return f"{name}({', '.join([*values, *parts])})"
+
+
+def switched_off(node: dict[str, Any]) -> bool:
+    """Whether a part was given values, and all of them null."""
+    values = [value for key, value in node.items() if key != "_target_"]
+    return bool(values) and all(value is None for value in values)
 
 
 def policy_label(policy: DictConfig) -> str:

@@ -20,7 +20,14 @@ from bild_lab.errors import UserError
 BAD_INPUT, INTERRUPTED = 2, 130
 console = Console(stderr=True, soft_wrap=True, highlight=False)
 output = Console(soft_wrap=True, highlight=False)
-FREE_TEXT = ("dataset.prompt_template", "dataset.path", "pair.target", "pair.draft")
+FREE_TEXT = (
+    "dataset.prompt_template",
+    "dataset.path",
+    "pair.target",
+    "pair.draft",
+    "pair.second_draft",
+    "policy.table",
+)
 
 
 def run_application(main: Callable[[], Any]) -> NoReturn:

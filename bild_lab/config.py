@@ -29,16 +29,18 @@ def config_dir() -> Path:
 
 @dataclass(frozen=True)
 class PairSpec:
-    """Checkpoints: a folder, a hub id, or toy:large and toy:small."""
+    """Checkpoints: a folder, a hub id, or toy:large and toy:small. second_draft: drafts for the draft model."""
 
     name: str
     target: str
     draft: str | None = None
+    second_draft: str | None = None
     target_revision: str | None = None
     draft_revision: str | None = None
+    second_draft_revision: str | None = None
 
     def __post_init__(self) -> None:
-        for key in ("target", "draft"):
+        for key in ("target", "draft", "second_draft"):
             value = getattr(self, key)
             if value is not None and not (isinstance(value, str) and value):
                 raise UserError(f"pair.{key} must be a folder or a hub id, got {value!r}")
@@ -79,14 +81,16 @@ class RuntimeSpec:
 
 @dataclass(frozen=True)
 class MeasureSpec:
-    """How often to time. baseline: the policy every example is paired with, or null."""
+    """How often to time. baseline: the policy every example is paired with, or null. certify: judge differences."""
 
     warmup: int
     repeats: int
     baseline: str | None
     traced_examples: int
+    certify: bool
 
     def __post_init__(self) -> None:
+        require_flag("measure.certify", self.certify)
         require_whole("measure.warmup", self.warmup, 0)
         require_whole("measure.repeats", self.repeats, 1)
         require_whole("measure.traced_examples", self.traced_examples, 0)

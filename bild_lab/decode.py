@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -17,13 +17,35 @@ from bild_lab.trace import Trace, recorded_to
 
 
 class Drafter(Protocol):
-    """Proposes tokens for the target to check."""
+    """Proposes tokens for the target to check.
+
+    Text may be taken back between two proposals: to the drafter inside a `SpeculativeDrafter` it
+    happens whenever the target rejects. The tokens may then be fewer than before, and the last of
+    them new; all others are as they were. A draft is of the tokens it is asked to continue, whatever
+    stood behind them once.
+    """
 
     drafts_trees: bool
 
-    def start(self, request: Request) -> None: ...
-    def propose(self, tokens: list[int]) -> Draft: ...
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None: ...
+    def start(self, request: Request) -> None:
+        """A new text."""
+
+    def propose(self, tokens: list[int]) -> Draft:
+        """A draft behind all committed tokens, the prompt included."""
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """What the target said of the draft."""
+
+
+@runtime_checkable
+class Prepares(Protocol):
+    """A method or drafter with something to do for a request that is no part of decoding it.
+
+    Timing calls it before the clock starts. `decode` calls it too, for requests that nobody prepared,
+    so a second call for one request does nothing.
+    """
+
+    def prepare(self, request: Request) -> None: ...
 
 
 class Acceptance(Protocol):
@@ -62,15 +84,21 @@ class DraftThenVerify:
         if self.drafter.drafts_trees and not self.acceptance.accepts_trees:
             raise UserError(
                 f"{type(self.acceptance).__name__} accepts chains of tokens, but "
-                f"{type(self.drafter).__name__} drafts trees; use ExactMatch with it"
+                f"{type(self.drafter).__name__} drafts trees; use ExactMatch or SpeculativeSampling with it"
             )
 
     @property
     def engine(self) -> str:
         return self.target.engine
 
+    def prepare(self, request: Request) -> None:
+        """Let the drafter prepare, if it is one that does."""
+        if isinstance(self.drafter, Prepares):
+            self.drafter.prepare(request)
+
     @torch.inference_mode()
     def decode(self, request: Request, trace: Trace) -> list[int]:
+        self.prepare(request)
         with recorded_to(trace.forwards):
             return draft_then_verify(self.target, self.drafter, self.acceptance, request, trace, self.verify_tail)
 

@@ -23,6 +23,7 @@ class Draft:
     confidence: the drafter's largest probability at each of its calls, where it was computed.
     fallback: the drafter handed over because it lacked confidence (BiLD §3.3).
     calls: how many forwards the drafter ran for it.
+    own_probs: [n vocab], the drafter's own distribution, at temperature 1, where a rule asks for it.
     """
 
     tokens: Int[Tensor, " n"]
@@ -31,6 +32,7 @@ class Draft:
     confidence: tuple[float, ...] = ()
     fallback: bool = False
     calls: int = 0
+    own_probs: Float[Tensor, "n vocab"] | None = None
 
     def __len__(self) -> int:
         return self.tokens.shape[0]
@@ -50,15 +52,17 @@ class Draft:
         return None
 
     def to_host(self, *values: Num[Tensor, " _"]) -> list[list[float]]:
-        """These vectors as lists. The draft's tokens come with them, so that a round waits for the device once."""
-        parts = [self.tokens, *values] if "token_list" not in self.__dict__ else [*values]
+        """These vectors as lists. The draft's own come with them, so that a round waits for the device once."""
+        own = {"token_list": self.tokens, "parent_list": self.parents}
+        own = {name: held for name, held in own.items() if held is not None and name not in self.__dict__}
+        parts = [*own.values(), *values]
         exact = torch.cat([part.double() for part in parts]).tolist()  # every token id is exact in float64
         lists = []
         for part in parts:
             lists.append(exact[: part.shape[0]])
             exact = exact[part.shape[0] :]
-        if len(parts) > len(values):
-            self.__dict__["token_list"] = [int(token) for token in lists.pop(0)]
+        for name in own:
+            self.__dict__[name] = [int(value) for value in lists.pop(0)]  # of the cached property
         return lists
 
     @cached_property

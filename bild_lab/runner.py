@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -12,18 +13,20 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from bild_lab.analysis.prediction import predict
 from bild_lab.api import Decoder, load
 from bild_lab.build import described, policy_label
 from bild_lab.config import DecodingSpec, MeasureSpec, PairSpec, RuntimeSpec, compose_policy, knob_values, typed
 from bild_lab.data.tasks import DatasetSpec, Example, load_examples
 from bild_lab.errors import UserError, require_flag
+from bild_lab.measure.certificate import Certificate, certify, counted
 from bild_lab.measure.environment import OtherLoad, cpu_name, environment, peak_memory_mb
 from bild_lab.measure.timing import Timed, time_methods, trace_stages, warm_up
-from bild_lab.models.loading import resolve_device
+from bild_lab.models.loading import DTYPES, resolve_device
 from bild_lab.request import Request
 from bild_lab.results.records import Sweep, point_hash, require_writable
 from bild_lab.sampling import Sampling
-from bild_lab.summary import agreement, summarize
+from bild_lab.summary import agreement, cost_account, summarize
 
 METHOD, BASELINE = "method", "baseline"
 DEFAULT_THREADS = torch.get_num_threads()
@@ -72,6 +75,11 @@ def prepare(cfg: DictConfig) -> Point:
     require_writable(sweep_folder(cfg))
     if dataset.metric == "agreement" and measure.baseline is None:
         raise UserError("dataset.metric=agreement compares with a baseline; set measure.baseline=vanilla")
+    if measure.certify and (measure.baseline != "vanilla" or decoding.temperature != 0):
+        raise UserError(
+            "measure.certify compares with the target's own greedy text; "
+            "set measure.baseline=vanilla and decoding=greedy"
+        )
     require_flag("resume", cfg.resume)
     policies = {METHOD: cfg.policy}
     if measure.baseline is not None:
@@ -92,9 +100,11 @@ def prepare(cfg: DictConfig) -> Point:
     }
     inputs = {
         "policies": {name: _without_name(policy) for name, policy in policies.items()},
-        "setting": {key: value for key, value in setting.items() if key not in ("target", "draft")},
+        "setting": {key: value for key, value in setting.items() if key not in ("target", "draft", "second_draft")},
         "traced_examples": measure.traced_examples,
+        "certify": measure.certify,
         "weights": [model.checkpoint.fingerprint for each in decoders.values() for model in each.models],
+        "files": [file_hash(value) for value in knob_values(cfg.policy).values() if isinstance(value, str)],
     }
     return Point(
         id=point_hash(inputs),
@@ -146,6 +156,10 @@ def run_point(
     if point.measure.traced_examples and timed[METHOD][0].trace.rounds:
         stages = trace_stages(decoder.method, requests[: point.measure.traced_examples], point.seed, synchronize)
     clock.lap("trace")
+    traced = {name: several[: point.measure.traced_examples] for name, several in timed.items()}
+    prediction = None if stages is None or BASELINE not in timed else predict(**traced, stages_s=stages)
+    certificates = certified(point, requests, timed) if point.measure.certify else None
+    clock.lap("certify")
     texts = {name: [decoder.text(one.token_ids) for one in several] for name, several in timed.items()}
     result = {
         "schema": 1,
@@ -158,14 +172,27 @@ def run_point(
         "setting": point.setting,
         **summarize(point.metric, point.examples, timed, texts, point.seed),
         "agreement_with_target": agreement(timed) if point.baseline_is_target else None,
+        "certificate": None if certificates is None else counted(certificates),
         "peak_memory_mb": peak_memory_mb(device),
         "stages_s": stages,
+        "prediction": None if prediction is None else asdict(prediction),
+        "cost": cost_account(timed, DTYPES[point.setting["dtype"]].itemsize),
         "environment": surroundings,
     }
     clock.lap("metrics")
     result["seconds"] = {"setup": setup_s, **clock.laps, "total": setup_s + sum(clock.laps.values())}
-    sweep.write_point(point.id, point.config_yaml, result, _example_rows(point.examples, timed, texts))
+    rows = _example_rows(point.examples, timed, texts)
+    for row, certificate in zip(rows, certificates or [], strict=False):
+        row["certificate"] = asdict(certificate)
+    sweep.write_point(point.id, point.config_yaml, result, rows)
     return result
+
+
+def certified(point: Point, requests: list[Request], timed: dict[str, list[Timed]]) -> list[Certificate]:
+    """Each example's text against the target's own."""
+    target = point.decoders[METHOD].target
+    trios = zip(requests, timed[METHOD], timed[BASELINE], strict=True)
+    return [certify(target, request, one.token_ids, own.token_ids) for request, one, own in trios]
 
 
 def compiled_steps(point: Point) -> int:
@@ -212,6 +239,8 @@ def _decoder(policy: DictConfig, pair: PairSpec, runtime: RuntimeSpec) -> Decode
         compile=runtime.compile,
         target_revision=pair.target_revision,
         draft_revision=pair.draft_revision,
+        second_draft=pair.second_draft,
+        second_draft_revision=pair.second_draft_revision,
     )
 
 
@@ -227,6 +256,7 @@ def _setting(
     return {
         "target": pair.target,
         "draft": pair.draft,
+        "second_draft": pair.second_draft,
         "dataset": dataset.name,
         "split": dataset.split,
         "prompt_template": dataset.prompt_template,
@@ -255,6 +285,12 @@ def _request(point: Point, example: Example) -> Request:
 def _code(surroundings: dict[str, Any]) -> str:
     """The code that a finished point must share to be taken as finished."""
     return " ".join(f"{key} {surroundings[key]}" for key in ("code", "torch", "transformers", "tokenizers"))
+
+
+def file_hash(path: str) -> str | None:
+    """What identifies the file that a knob names, which may change under its name; None where there is none."""
+    file = Path(path).expanduser()
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
 
 
 def _without_name(policy: DictConfig) -> dict[str, Any]:

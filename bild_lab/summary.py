@@ -8,7 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from bild_lab.analysis.statistics import acceptance_by_position, acceptance_rate, latency_summary, paired_speedup
+from bild_lab.analysis.cost import knows, total
+from bild_lab.analysis.statistics import (
+    acceptance_by_position,
+    acceptance_rate,
+    latency_summary,
+    nothing_accepted,
+    paired_speedup,
+)
 from bild_lab.data.tasks import Example
 from bild_lab.measure.timing import Timed
 from bild_lab.metrics import compare, score
@@ -69,11 +76,12 @@ def counts(method: Sequence[Timed], tokens: int) -> dict[str, Any]:
     rounds = [(len(each.drafted), each.accepted) for trace in traces for each in trace.rounds]
     if not rounds:
         names = ("tokens_per_target_call", "acceptance_rate", "drafted", "accepted", "draft_calls", "target_calls")
-        return dict.fromkeys((*names, "fallbacks", "rollbacks", "acceptance_by_position"))
+        return dict.fromkeys((*names, "nothing_accepted", "fallbacks", "rollbacks", "acceptance_by_position"))
     target_calls = sum(trace.target_calls for trace in traces)
     return {
         "tokens_per_target_call": tokens / target_calls if target_calls else None,
         "acceptance_rate": acceptance_rate(rounds),
+        "nothing_accepted": nothing_accepted(rounds),
         "drafted": sum(trace.drafted for trace in traces),
         "accepted": sum(trace.accepted for trace in traces),
         "draft_calls": sum(trace.draft_calls for trace in traces),
@@ -82,3 +90,28 @@ def counts(method: Sequence[Timed], tokens: int) -> dict[str, Any]:
         "rollbacks": sum(trace.rollbacks for trace in traces),
         "acceptance_by_position": acceptance_by_position(rounds),
     }
+
+
+def cost_account(timed: dict[str, list[Timed]], bytes_per_value: int) -> dict[str, Any] | None:
+    """Operations and memory traffic of "method", and over those of "baseline" (BiLD Figure 8).
+
+    None where a forward was not recorded (a peer's own loop) or its architecture's cost is unknown.
+    """
+    forwards = {name: [each for one in several for each in one.trace.forwards] for name, several in timed.items()}
+    own = forwards["method"]
+    if not own or not all(knows(each.config) for several in forwards.values() for each in several):
+        return None
+    spent, tokens = total(own, bytes_per_value), sum(len(one.token_ids) for one in timed["method"])
+    account = {
+        "flops_per_token": spent.flops / tokens,
+        "bytes_per_token": spent.bytes_moved / tokens,
+        "flops_per_byte": spent.intensity,
+        "forwards": len(own),
+        **dict.fromkeys(("flops_ratio", "bytes_ratio", "intensity_ratio")),
+    }
+    if forwards.get("baseline"):
+        base = total(forwards["baseline"], bytes_per_value)
+        account["flops_ratio"] = spent.flops / base.flops
+        account["bytes_ratio"] = spent.bytes_moved / base.bytes_moved
+        account["intensity_ratio"] = account["flops_ratio"] / account["bytes_ratio"]
+    return account

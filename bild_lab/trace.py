@@ -22,8 +22,9 @@ _forwards: ContextVar[list[Forward] | None] = ContextVar("forwards", default=Non
 class Forward:
     """One pass of a model: through its encoder, or of rows through its decoder.
 
-    config: of the model that ran (one object per model). rows: how many went through. cached: how many the cache held before them.
-    scored: for how many the head ran. source: the encoder's tokens, 0 for decoder-only models.
+    config: of the model that ran, one object per model. rows: how many went through. cached: how many the
+    cache held before them. scored: for how many the head ran. source: the encoder's tokens, 0 for decoder-only models.
+    layers: how many decoder layers, None for all.
     """
 
     config: PreTrainedConfig
@@ -32,6 +33,7 @@ class Forward:
     scored: int = 0
     source: int = 0
     encoder: bool = False
+    layers: int | None = None
 
 
 def forward_log() -> list[Forward] | None:

@@ -15,24 +15,31 @@ from bild_lab.build import described, flat, policy_label
 from bild_lab.config import compose_policy, config_dir, policy_names
 from bild_lab.errors import UserError
 from tests.checkpoints import SHARED, needs_shared
+from tests.drafters.tables import ngram_table
 
 PROMPT = "w5 w9 w30 w12"
 LOSSLESS_RULES = {
     "bild_lab.acceptance.ExactMatch",
+    "bild_lab.acceptance.RejectionSampling",
     "bild_lab.acceptance.SpeculativeSampling",
     "bild_lab.peers.HuggingFaceGenerate",
     "bild_lab.peers.HuggingFaceAssisted",
 }
+GREEDY_ONLY = {"synthetic", "synthetic_with_cost"}  # they draft the target's greedy text
 
 
 def is_lossless(policy: str) -> bool:
-    return bool(LOSSLESS_RULES & set(flat(OmegaConf.to_container(compose_policy(policy).decoder)).values()))
+    composed = OmegaConf.create({"policy": compose_policy(policy)}).policy.decoder
+    values = flat(OmegaConf.to_container(composed, resolve=True))
+    named = {str(value) for value in values.values()}
+    return bool(LOSSLESS_RULES & named) and values.get("acceptance.lenience", 1.0) == 1.0
 
 
 def load(checkpoints: Path, family: str, policy: str, **knobs: object) -> bild_lab.Decoder:
-    return bild_lab.load(
-        target=str(checkpoints / family), draft=str(checkpoints / f"{family}-draft"), policy=policy, **knobs
-    )
+    if policy in policy_names() and "table" in compose_policy(policy):
+        knobs = {"table": str(ngram_table(checkpoints / family)), **knobs}
+    draft = str(checkpoints / f"{family}-draft")
+    return bild_lab.load(str(checkpoints / family), draft, policy, second_draft=draft, **knobs)
 
 
 def transformers_greedy(folder: Path, prompt: str, max_new_tokens: int) -> list[int]:
@@ -67,7 +74,7 @@ def test_lossless_policies_give_the_tokens_of_transformers(checkpoints: Path, fa
         assert decoder.generate(prompt, max_new_tokens=20).token_ids == expected
 
 
-@pytest.mark.parametrize("policy", policy_names())
+@pytest.mark.parametrize("policy", [name for name in policy_names() if name not in GREEDY_ONLY])
 def test_every_policy_samples_reproducibly(checkpoints: Path, policy: str) -> None:
     decoder = load(checkpoints, "llama", policy)
     texts = [decoder.generate(PROMPT, max_new_tokens=25, temperature=1.0, seed=seed).token_ids for seed in (3, 3, 4)]
@@ -88,7 +95,7 @@ def test_a_result_tells_text_tokens_rounds_and_stages(checkpoints: Path) -> None
 def test_knobs_are_those_of_the_policy_file(checkpoints: Path) -> None:
     with pytest.raises(UserError, match="policy bild has no knob 'fallbak'; it has fallback, rollback, window, verify"):
         load(checkpoints, "t5", "bild", fallbak=0.5)
-    with pytest.raises(UserError, match="policy must be one of bild, .*vanilla, got 'blid'"):
+    with pytest.raises(UserError, match="policy must be one of .*vanilla, got 'blid'"):
         load(checkpoints, "t5", "blid")
 
 

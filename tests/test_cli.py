@@ -202,6 +202,19 @@ def test_a_whole_number_is_the_same_point_however_it_is_written(command: Command
     assert len(points()) == 1
 
 
+def test_a_certified_run_judges_every_text(command: Command, base: list[str]) -> None:
+    sweep = ["-m", "policy=speculative,bild_no_fallback", "policy.window=3"]
+    code, printed = command(*base, *sweep, "measure.certify=true")
+    assert code == 0, printed
+    table = pd.read_csv("outputs/tested/sweep.csv").set_index("policy")
+    verdicts = table[["certificate_equal", "certificate_ties", "certificate_defects"]]
+    assert verdicts.loc["speculative"].tolist() == [6, 0, 0]
+    assert verdicts.loc["bild_no_fallback"].sum() == 6
+    examples = Path("outputs/tested/points") / table.loc["bild_no_fallback", "point"] / "examples.jsonl"
+    judged = [json.loads(line)["certificate"]["verdict"] for line in examples.read_text().splitlines()]
+    assert judged.count("defect") == verdicts.loc["bild_no_fallback", "certificate_defects"]
+
+
 def test_a_point_measured_anew_replaces_the_old_one_in_the_table(
     command: Command, base: list[str], checkpoints: Path, tmp_path: Path
 ) -> None:
@@ -278,6 +291,11 @@ BAD_INPUT = {
     "unknown device": (["runtime.device=abacus"], "runtime.device must be auto, cpu"),
     "absent device": (["runtime.device=mtia"], "runtime.device must be auto, cpu"),
     "unknown dtype": (["runtime.dtype=int3"], "runtime.dtype must be one of float32"),
+    "certificate of sampled text": (["measure.certify=true", "decoding=sample"], "measure.certify compares with"),
+    "certificate without a baseline": (
+        ["measure.certify=true", "measure.baseline=null"],
+        "measure.certify compares with",
+    ),
     "no repeats": (["measure.repeats=0"], "measure.repeats must be a whole number >= 1"),
     "unknown baseline": (["measure.baseline=best"], "policy must be one of"),
     "no tokens": (["decoding.max_new_tokens=0"], "decoding.max_new_tokens must be a whole number >= 1"),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bild_lab.acceptance import ExactMatch, Rollback, SpeculativeSampling
+from bild_lab.acceptance import ExactMatch, RejectionSampling, Rollback, SpeculativeSampling
 from bild_lab.decode import Acceptance, Drafter, DraftThenVerify
 from bild_lab.draft import Draft
 from bild_lab.drafters import LowConfidence, ModelDrafter, NoDraft
@@ -243,8 +243,8 @@ def test_tree_drafts_give_the_same_text_in_fewer_rounds(family: str) -> None:
 
 
 def test_a_chain_only_rule_refuses_a_tree_drafter() -> None:
-    with pytest.raises(UserError, match=r"SpeculativeSampling accepts chains.*TreeDrafter drafts trees"):
-        DraftThenVerify(StubModel(lambda _: torch.zeros(5)), TreeDrafter([]), SpeculativeSampling())
+    with pytest.raises(UserError, match=r"RejectionSampling accepts chains.*TreeDrafter drafts trees"):
+        DraftThenVerify(StubModel(lambda _: torch.zeros(5)), TreeDrafter([]), RejectionSampling())
 
 
 def copying(offset: int) -> NextLogits:

@@ -1,7 +1,17 @@
 """Acceptance rules: one module per way to decide how much of a draft stands."""
 
+from bild_lab.acceptance.cascades import SpeculativeCascade
 from bild_lab.acceptance.exact_match import ExactMatch
+from bild_lab.acceptance.rejection_sampling import RejectionSampling
 from bild_lab.acceptance.rollback import Rollback
 from bild_lab.acceptance.speculative_sampling import SpeculativeSampling
+from bild_lab.acceptance.typical import TypicalAcceptance
 
-__all__ = ["ExactMatch", "Rollback", "SpeculativeSampling"]
+__all__ = [
+    "ExactMatch",
+    "RejectionSampling",
+    "Rollback",
+    "SpeculativeCascade",
+    "SpeculativeSampling",
+    "TypicalAcceptance",
+]

@@ -68,3 +68,9 @@ def acceptance_rate(rounds: list[tuple[int, int]]) -> float | None:
     accepted = sum(kept for _, kept in rounds)
     judged = accepted + sum(kept < drafted for drafted, kept in rounds)
     return accepted / judged if judged else None
+
+
+def nothing_accepted(rounds: list[tuple[int, int]]) -> float | None:
+    """Of the rounds (drafted, accepted) that drafted something, the share in which none of it stood."""
+    kept = [accepted for drafted, accepted in rounds if drafted]
+    return kept.count(0) / len(kept) if kept else None

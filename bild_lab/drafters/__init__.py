@@ -1,6 +1,21 @@
 """Drafters: one module per way to propose tokens."""
 
+from bild_lab.drafters.hierarchy import SpeculativeDrafter
 from bild_lab.drafters.model import LowConfidence, ModelDrafter
+from bild_lab.drafters.ngram import NGramDrafter, NGramTable
 from bild_lab.drafters.none import NoDraft
+from bild_lab.drafters.prompt_lookup import PromptLookup
+from bild_lab.drafters.synthetic import SyntheticDrafter
+from bild_lab.drafters.windows import AdaptiveWindow
 
-__all__ = ["LowConfidence", "ModelDrafter", "NoDraft"]
+__all__ = [
+    "AdaptiveWindow",
+    "LowConfidence",
+    "ModelDrafter",
+    "NGramDrafter",
+    "NGramTable",
+    "NoDraft",
+    "PromptLookup",
+    "SpeculativeDrafter",
+    "SyntheticDrafter",
+]

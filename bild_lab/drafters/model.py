@@ -9,8 +9,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bild_lab.draft import Draft, Verdict
-from bild_lab.errors import UserError
-from bild_lab.models.session import Model, Scores
+from bild_lab.drafters.windows import FixedWindow, Window
+from bild_lab.errors import UserError, require_flag
+from bild_lab.models.session import Model, Scores, Session
 from bild_lab.request import Request
 from bild_lab.sampling import draw, precise
 
@@ -35,39 +36,57 @@ class LowConfidence:
         return confidence < self.threshold
 
 
+def low_confidence(threshold: float | None) -> LowConfidence | None:
+    """The stop rule of this threshold; None where drafts end at their window alone."""
+    return None if threshold is None else LowConfidence(threshold)
+
+
 class ModelDrafter:
     """Drafts up to `window` tokens with a model, or fewer where `stop` or an end token says so.
 
     Its cache follows the target's decisions: after a rejection it drops exactly the rows behind the
     last accepted token, so no token is ever computed twice.
+
+    window: a number, or what decides one before each round, such as `AdaptiveWindow`. Neither that nor
+    `stop` sees the token it decides about, so that speculative sampling stays lossless with both.
+    keeps_probs: give the rule the drafter's own distribution at temperature 1, as cascades ask for.
     """
 
     drafts_trees = False
 
-    def __init__(self, draft: Model, window: int, stop: LowConfidence | None = None) -> None:
-        if isinstance(window, bool) or not isinstance(window, int) or window < 1:
-            raise UserError(f"the draft window must be a whole number >= 1, got {window!r}")
+    def __init__(
+        self, draft: Model, window: int | Window, stop: LowConfidence | None = None, keeps_probs: bool = False
+    ) -> None:
         self._model = draft
-        self._window = window
+        self._window = window if isinstance(window, Window) else FixedWindow(window)
         self._stop = stop
+        require_flag("keeps_probs", keeps_probs)
+        self._keeps_probs = keeps_probs
+        self._session: Session | None = None
 
     def start(self, request: Request) -> None:
         self._request = request
+        self._session = None  # a compiled model's memory serves the next sequence again
         self._session = self._model.start(request.source, request.limits.max_new_tokens)
+        self._window.start()
 
     def propose(self, tokens: list[int]) -> Draft:
         limits, sampling = self._request.limits, self._request.sampling
-        self._base = len(tokens)
+        self._session.rollback(len(tokens) - 1)
+        window = min(self._window.size(), limits.room(tokens))
         feed = tokens[self._session.length :]
         drafted: list[Tensor] = []  # [1] each
         probs: list[Tensor] = []
+        own_probs: list[Tensor] = []
         confidences: list[float] = []
         fallback, calls = False, 0
         # on an accelerator a fixed window is drafted without looking: to look is to wait for it
         looks = self._stop is not None or self._model.device.type == "cpu"
-        while len(drafted) < min(self._window, limits.room(tokens)):
+        while len(drafted) < window:
             logits = self._session.extend(feed, scored=1).logits  # [1, vocab]
             calls += 1
+            if self._keeps_probs:
+                own_probs.append(precise(logits).softmax(-1))
             if sampling.greedy:
                 chosen = sampling.choose(logits, None)
             else:
@@ -90,10 +109,11 @@ class ModelDrafter:
             confidence=tuple(confidences),
             fallback=fallback,
             calls=calls,
+            own_probs=torch.cat(own_probs[: len(drafted)]) if drafted and own_probs else None,
         )
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        self._session.rollback(self._base + len(verdict.path))
+        self._window.observe(len(draft), len(verdict.path))
 
 
 def read(confidence: Float[Tensor, " 1"], token: Int[Tensor, " 1"]) -> tuple[float, int]:

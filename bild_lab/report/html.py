@@ -8,6 +8,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from bild_lab.files import write_atomically
+from bild_lab.report.accounts import cost_table, prediction_table
 from bild_lab.report.interactive import acceptance_figure, pareto_figure, stages_figure
 from bild_lab.report.settings import FEW, Group, by_setting, differing_keys, setting_title
 from bild_lab.report.style import Mark, marks
@@ -78,6 +79,8 @@ def _section(group: Group, colours: dict[str, Mark], index: int, figures: dict[s
         "columns": columns,
         "rows": point_rows(group, columns),
         "fixed": fixed_knobs(group),
+        "prediction": prediction_table(group),
+        "cost": cost_table(group),
         "count": len(group.results),
         "few": FEW,
         "ids": ids,

@@ -63,11 +63,25 @@ def point_columns(group: Group) -> list[Column]:
     speedup = Column("speedup", "times the baseline's speed, with its 95 % interval", _speedup)
     quality = Column(group.metric, f"{group.metric} with its 95 % interval", _quality)
     difference = Column("difference", "quality minus the baseline's, paired, with its 95 % interval", _difference)
-    return [policy, *knobs, speedup, quality, difference, *_NUMBERS, *(_count(*told) for told in _COUNTS)]
+    certified = [certificate_column()] if any(result.get("certificate") for result in group.results) else []
+    counts = [_count(*told) for told in _COUNTS]
+    return [policy, *knobs, speedup, quality, difference, *certified, *_NUMBERS, *counts]
 
 
-def point_rows(group: Group, columns: list[Column]) -> list[Row]:
-    """Return one row per point, fastest first."""
+def certificate_column() -> Column:
+    """Return the column of lossless certificates."""
+
+    def cell(result: dict) -> Cell:
+        found = result.get("certificate")
+        if found is None:
+            return Cell(MISSING)
+        return Cell(f"{found['equal']} equal", f"{found['ties']} ties, {found['defects']} defects", found["defects"])
+
+    return Column("certificate", "examples equal to the target's own, differing by a numerical tie, by more", cell)
+
+
+def point_rows(group: Group, columns: list[Column], results: list[dict] | None = None) -> list[Row]:
+    """Return one row per point, or per given result of the group, fastest first."""
     front = {id(result) for result in group.front()}
     return [
         Row(
@@ -76,7 +90,7 @@ def point_rows(group: Group, columns: list[Column]) -> list[Row]:
             id(result) in front,
             is_baseline(result),
         )
-        for result in group.results
+        for result in (group.results if results is None else results)
     ]
 
 
@@ -199,6 +213,7 @@ _NUMBERS = [
         _plain_number("tokens_per_target_call", 2),
     ),
     Column("acceptance", "how often a drafted token stands if those before it do", _share("acceptance_rate")),
+    Column("none stood", "rounds whose whole draft was dropped", _share("nothing_accepted")),
     Column(
         "same output",
         "examples whose tokens all equal the target's own output",

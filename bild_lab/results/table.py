@@ -15,6 +15,7 @@ PLAIN_COLUMNS = (
     "tokens_per_s",
     "tokens_per_target_call",
     "acceptance_rate",
+    "nothing_accepted",
     "drafted",
     "accepted",
     "draft_calls",
@@ -24,6 +25,15 @@ PLAIN_COLUMNS = (
     "agreement_with_target",
     "peak_memory_mb",
 )
+COST_COLUMNS = (
+    "flops_per_token",
+    "bytes_per_token",
+    "flops_per_byte",
+    "flops_ratio",
+    "bytes_ratio",
+    "intensity_ratio",
+)
+PREDICTION_COLUMNS = ("cost_ratio", "window", "theorem", "rounds", "verify", "host", "prefill")
 
 
 def to_row(result: dict[str, Any]) -> dict[str, Any]:
@@ -48,6 +58,12 @@ def to_row(result: dict[str, Any]) -> dict[str, Any]:
         "latency_s_mean": result["latency_s"]["mean"],
         **{("speedup" if key == "value" else f"speedup_{key}"): value for key, value in speedup.items()},
         **{key: result.get(key) for key in PLAIN_COLUMNS},
+        # the names of tokens per target call in Spec-Bench and in SPEED-Bench
+        "mean_accepted_tokens": result["tokens_per_target_call"],
+        "acceptance_length": result["tokens_per_target_call"],
+        **{f"certificate_{key}": (result.get("certificate") or {}).get(key) for key in ("equal", "ties", "defects")},
+        **{key: (result.get("cost") or {}).get(key) for key in COST_COLUMNS},
+        **{f"predicted_{key}": (result.get("prediction") or {}).get(key) for key in PREDICTION_COLUMNS},
     }
 
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bild_lab.analysis.statistics import acceptance_by_position, acceptance_rate, latency_summary, paired_speedup
+from bild_lab.analysis.statistics import (
+    acceptance_by_position,
+    acceptance_rate,
+    latency_summary,
+    nothing_accepted,
+    paired_speedup,
+)
 
 
 def test_a_speedup_is_total_time_over_total_time_of_the_median_repeats() -> None:
@@ -47,3 +53,8 @@ def test_the_acceptance_rate_leaves_out_tokens_that_were_never_judged() -> None:
 def test_acceptance_by_position_counts_rounds_that_got_there() -> None:
     assert acceptance_by_position([(3, 3), (3, 1), (2, 2), (3, 0)]) == [3 / 4, 2 / 3, 1.0]
     assert acceptance_by_position([(3, 0)]) == [0.0]
+
+
+def test_rounds_that_drafted_nothing_do_not_count_as_nothing_accepted() -> None:
+    assert nothing_accepted([(3, 0), (0, 0), (3, 1), (2, 2), (1, 0)]) == 0.5
+    assert nothing_accepted([(0, 0)]) is None

@@ -142,7 +142,7 @@ def test_layers_run_in_any_ranges_to_the_same_end(name: str) -> None:
     x = decoder.embed(torch.tensor(fed))
     with torch.inference_mode():
         for layers in (range(0, 1), range(1, len(decoder.layers))):
-            x = decoder.run(x, rows, split._cache, *memory, layers=layers)
+            x = decoder.run(x, rows, split.cache, *memory, layers=layers)
         torch.testing.assert_close(decoder.logits(x)[-len(expected) :], expected)
 
 
@@ -170,10 +170,10 @@ def test_a_prefix_is_seen_by_probe_rows_only(name: str) -> None:
 def test_the_cache_is_allocated_once_within_its_room(name: str) -> None:
     _, decoder, source = build(name)
     session = NativeSession(decoder, source, 40)
-    address = session._cache.keys.data_ptr()
+    address = session.cache.keys.data_ptr()
     for _ in range(20):
         session.extend([5, 6])
-    assert session._cache.keys.data_ptr() == address
+    assert session.cache.keys.data_ptr() == address
 
 
 @pytest.mark.parametrize("name", ["t5 v1.1", "llama"])

@@ -54,15 +54,15 @@ def open_native_llama() -> Opened:
 
 def open_fixed_t5() -> Opened:
     session, large, prompt = open_native_t5()
-    workspace = Workspace(session._decoder, 128, 16)
+    workspace = Workspace(session.decoder, 128, 16)
     source = Source((PAD,), torch.tensor([[5, 9, 12, 30, 1]]))
-    return NativeSession(session._decoder, source, 4, workspace=workspace), large, prompt
+    return NativeSession(session.decoder, source, 4, workspace=workspace), large, prompt
 
 
 def open_fixed_llama() -> Opened:
     session, large, prompt = open_native_llama()
-    workspace = Workspace(session._decoder, 128, 0)
-    return NativeSession(session._decoder, Source(tuple(prompt)), 4, workspace=workspace), large, prompt
+    workspace = Workspace(session.decoder, 128, 0)
+    return NativeSession(session.decoder, Source(tuple(prompt)), 4, workspace=workspace), large, prompt
 
 
 def open_t5() -> Opened:

@@ -74,6 +74,7 @@ def sample_result(policy: str, knobs: dict, speedup: float | None, difference: f
         "tokens": 1650,
         "tokens_per_target_call": 1.0,
         "acceptance_rate": None,
+        "nothing_accepted": None,
         "drafted": None,
         "accepted": None,
         "target_calls": 1650,
@@ -83,6 +84,9 @@ def sample_result(policy: str, knobs: dict, speedup: float | None, difference: f
         "agreement_with_target": 1.0,
         "acceptance_by_position": None,
         "stages_s": {"prefill": 0.9, "draft": 0.0, "verify": mean * 100 - 1.2, "host": 0.3},
+        "prediction": None,
+        "certificate": None,
+        "cost": _cost(1.0, 1.0),
         "seconds": _seconds(mean),
         "peak_memory_mb": 512.0,
         "environment": ENVIRONMENT,
@@ -105,6 +109,7 @@ def sample_drafted(policy: str, knobs: dict, speedup: float, difference: float, 
     drafting = 0.38 * total
     own = {
         "acceptance_rate": acceptance,
+        "nothing_accepted": 0.25 * (1 - acceptance),
         "drafted": drafted,
         "accepted": round(drafted * acceptance),
         "target_calls": calls,
@@ -113,6 +118,8 @@ def sample_drafted(policy: str, knobs: dict, speedup: float, difference: float, 
         "agreement_with_target": agreement,
         "acceptance_by_position": [round(acceptance + 0.06 - 0.03 * i, 3) for i in range(int(knobs.get("window", 6)))],
         "stages_s": {"prefill": 0.9, "draft": drafting, "verify": total - drafting - 1.2, "host": 0.3},
+        "prediction": _prediction(policy, knobs, speedup, acceptance),
+        "cost": _cost(1.4, 0.6),
     }
     return sample_result(policy, knobs, speedup, difference, **{**own, **changes})
 
@@ -181,3 +188,28 @@ def _seconds(mean: float) -> dict:
     parts = {"load": 0.4, "warmup": 0.6, "decode": 300 * (mean + BASELINE_MEAN_S), "trace": 100 * mean}
     parts = {**parts, "metrics": 0.9, "write": 0.01}
     return {**parts, "total": sum(parts.values()) + 0.2}
+
+
+def _cost(flops_ratio: float, bytes_ratio: float) -> dict:
+    return {
+        "flops_per_token": 5.4e7 * flops_ratio,
+        "bytes_per_token": 5.6e7 * bytes_ratio,
+        "flops_per_byte": 0.96 * flops_ratio / bytes_ratio,
+        "forwards": 1650,
+        "flops_ratio": flops_ratio,
+        "bytes_ratio": bytes_ratio,
+        "intensity_ratio": flops_ratio / bytes_ratio,
+    }
+
+
+def _prediction(policy: str, knobs: dict, speedup: float, acceptance: float) -> dict:
+    fixed = policy == "speculative"
+    names = ("rounds", "verify", "host", "prefill")
+    return {
+        "acceptance_rate": acceptance,
+        "window": knobs["window"] if fixed else None,
+        "cost_ratio": 0.17,
+        "theorem": 1.31 * speedup if fixed else None,
+        **{name: factor * speedup for name, factor in zip(names, (1.24, 1.12, 1.06, 1.01), strict=True)},
+        "measured": speedup,
+    }

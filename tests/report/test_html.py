@@ -146,3 +146,27 @@ def test_a_report_that_cannot_be_put_in_place_leaves_no_rubbish(tmp_path):
     with pytest.raises(OSError, match="directory"):
         write_html("first", [], [], tmp_path / "report.html")
     assert [entry.name for entry in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_predictions_stand_beside_what_was_measured(page):
+    assert "Theorem 3.8 real rounds + verify + host + prefill measured" in page.text
+    assert "speculative window 4 0.170 74.0 % 4 1.81\u00d7 1.71\u00d7" in page.text
+    assert "bild fallback 0.3, rollback 1 0.170 75.0 % \u2013 \u2013 1.92\u00d7" in page.text  # no fixed window
+
+
+def test_operations_and_traffic_are_told_beside_the_baselines(page):
+    assert "0.076 33.6 2.24 1.40\u00d7 0.60\u00d7 2.33\u00d7" in page.text
+
+
+def test_results_without_accounts_get_no_such_tables(tmp_path):
+    results = [{**result, "prediction": None, "cost": None} for result in sample_sweep()]
+    text = report(tmp_path, results, []).text
+    assert "Predicted beside measured" not in text
+    assert "Operations and memory traffic" not in text
+
+
+def test_certificates_are_told_where_there_are_any(tmp_path):
+    results = sample_sweep()
+    assert "ties" not in report(tmp_path, results, []).text.split("What the words mean")[0]
+    results[3]["certificate"] = {"equal": 97, "ties": 2, "defects": 1}
+    assert "97 equal 2 ties, 1 defects" in report(tmp_path, results, []).text

@@ -47,6 +47,7 @@ class NativeModel(HuggingFaceModel):
     def __post_init__(self) -> None:
         self.compiled_steps = 0  # so far; a timing during which it grew measured the compiler
         self._free: list[Workspace] = []
+        self._latest: weakref.ref[NativeSession] | None = None
 
     @cached_property
     def decoder(self) -> llama.LlamaDecoder | t5.T5Decoder:
@@ -64,12 +65,19 @@ class NativeModel(HuggingFaceModel):
 
     @torch.inference_mode()
     def start(self, source: Source, room: int, prefix: Prefix | None = None) -> NativeSession:
-        if not self.compiled or prefix is not None:
-            return NativeSession(self.decoder, source, room, prefix)
-        workspace = self._workspace(len(source.prompt) + room + SPARE_ROWS, source)
-        session = NativeSession(self.decoder, source, room, workspace=workspace)
-        weakref.finalize(session, self._free.append, workspace)
+        if self.compiled and prefix is None:
+            workspace = self._workspace(len(source.prompt) + room + SPARE_ROWS, source)
+            session = NativeSession(self.decoder, source, room, workspace=workspace)
+            weakref.finalize(session, self._free.append, workspace)
+        else:
+            session = NativeSession(self.decoder, source, room, prefix)
+        self._latest = weakref.ref(session)
         return session
+
+    @property
+    def latest(self) -> NativeSession | None:
+        """The session that was started last, while somebody holds it."""
+        return None if self._latest is None else self._latest()
 
     def _workspace(self, capacity: int, source: Source) -> Workspace:
         """One that no session uses; of a fitting one from before the compiled steps serve again."""
@@ -101,7 +109,8 @@ class NativeSession:
         prefix: Prefix | None = None,
         workspace: Workspace | None = None,
     ) -> None:
-        self._decoder = decoder
+        self.decoder = decoder
+        self.origin = source
         self._reserved = 0 if prefix is None else prefix.keys.shape[2]
         self._pending = list(source.prompt[:-1])  # prompt tokens not fed yet
         self._base = 0  # first slot of the last extend's rows
@@ -110,28 +119,28 @@ class NativeSession:
             layers, heads, dim = decoder.cache_shape
             capacity = self._reserved + len(source.prompt) + room + SPARE_ROWS
             weight = decoder.embedding
-            self._cache = KeyValueCache((layers, heads, capacity, dim), weight.dtype, weight.device)
+            self.cache = KeyValueCache((layers, heads, capacity, dim), weight.dtype, weight.device)
         else:
-            self._cache = workspace.cache
-            self._cache.length = 0
+            self.cache = workspace.cache
+            self.cache.length = 0
         if prefix is not None:
-            self._cache.keys[:, :, : self._reserved] = prefix.keys
-            self._cache.values[:, :, : self._reserved] = prefix.values
-            self._cache.length = self._reserved
-        self._log = forward_log()
-        self._source = 0
-        self._memory: tuple[t5.Memory, ...] = ()
+            self.cache.keys[:, :, : self._reserved] = prefix.keys
+            self.cache.values[:, :, : self._reserved] = prefix.values
+            self.cache.length = self._reserved
+        self.log = forward_log()
+        self.source = 0
+        self.memory: tuple[t5.Memory, ...] = ()
         if source.encoder_ids is not None:
-            self._source = source.encoder_ids.shape[1]
-            self._memory = (decoder.encode(source.encoder_ids[0]),)
+            self.source = source.encoder_ids.shape[1]
+            self.memory = (decoder.encode(source.encoder_ids[0]),)
             if workspace is not None:
-                workspace.remember(self._memory)
-            if self._log is not None:
-                self._log.append(Forward(decoder.config, self._source, source=self._source, encoder=True))
+                workspace.remember(self.memory)
+            if self.log is not None:
+                self.log.append(Forward(decoder.config, self.source, source=self.source, encoder=True))
 
     @property
     def length(self) -> int:
-        return self._cache.length - self._reserved + len(self._pending)
+        return self.cache.length - self._reserved + len(self._pending)
 
     @torch.inference_mode()
     def extend(
@@ -143,7 +152,7 @@ class NativeSession:
         hidden: bool = False,
     ) -> Scores:
         """As the protocol says; probe: rows that also see the prefix; hidden: return every layer's output."""
-        decoder, cache = self._decoder, self._cache
+        decoder, cache = self.decoder, self.cache
         device = decoder.embedding.device
         fed = rows_of(tokens, device)
         count, waiting = fed.shape[0], len(self._pending)
@@ -156,29 +165,43 @@ class NativeSession:
             self._pending = []
         start, scored = cache.length, scored or count
         self._base = start + waiting
-        if self._log is not None:
-            self._log.append(Forward(decoder.config, fed.shape[0], start, scored, self._source))
+        if self.log is not None:
+            self.log.append(Forward(decoder.config, fed.shape[0], start, scored, self.source))
         if self._workspace is not None and not waiting and not hidden and self._workspace.takes(count):
             logits = self._workspace.step(fed, parents)
             cache.length = start + count
             return Scores(logits=logits[-scored:])
-        if start + fed.shape[0] > cache.capacity:
-            cache = self._cache = cache.grown(2 * (start + fed.shape[0]))
-            self._workspace = None
+        self.reserve(fed.shape[0])
+        cache = self.cache
         rows = place_rows(start, fed.shape[0], device, parents, self._reserved, probe)
         outputs: list[Tensor] | None = [] if hidden else None
         layers = range(len(decoder.layers))
-        x = decoder.run(decoder.embed(fed), rows, cache, *self._memory, layers=layers, hidden=outputs)
+        x = decoder.run(decoder.embed(fed), rows, cache, *self.memory, layers=layers, hidden=outputs)
         cache.length = rows.stop
         kept = None if outputs is None else torch.stack(outputs)[:, -count:]
         return Scores(logits=decoder.logits(x[-scored:]), hidden=kept)
 
+    def reserve(self, rows: int) -> int:
+        """Have room for so many rows behind the cached ones; returns the first one's slot."""
+        start = self.cache.length
+        if start + rows > self.cache.capacity:
+            self.cache = self.cache.grown(2 * (start + rows))
+            self._workspace = None  # whose steps know their own cache only
+        return start
+
+    @torch.inference_mode()
+    def prefill(self) -> None:
+        """Run the prompt, which otherwise goes in with the first rows."""
+        if self._pending:
+            last = self._pending.pop()  # the others are pending before it
+            self.extend([last], scored=1)
+
     @torch.inference_mode()
     def keep(self, path: Sequence[int]) -> None:
-        self._cache.keep(self._base, path)
+        self.cache.keep(self._base, path)
 
     def rollback(self, length: int) -> None:
-        self._cache.length = min(self._cache.length, self._reserved + length)
+        self.cache.length = min(self.cache.length, self._reserved + length)
 
 
 def why_not_native(config: PreTrainedConfig, dtype: torch.dtype) -> str | None:

@@ -1,0 +1,139 @@
+"""What speculative decoding should gain: the closed forms of Leviathan et al. (2023), section 3.
+
+A target's tokens are drafted by a cheaper model, `window` at a time, and each is accepted with
+probability `acceptance_rate` (α), independently of the others. `cost_ratio` (c) is what one drafter
+step costs relative to one target step: in seconds for walltime, in operations for operations.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from jaxtyping import Float
+
+from bild_lab.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_NORMALIZED = 1e-3  # how far the sum of a distribution over a large vocabulary may be from 1
+
+
+def expected_tokens(acceptance_rate: float, window: float) -> float:
+    """Tokens per target call, the target's own included: (1 − α^(γ+1)) / (1 − α) (Eq. 1).
+
+    The window γ need not be whole: a drafter that decides its window has a mean one. Raises UserError
+    for an acceptance rate outside [0, 1] or a negative window.
+    """
+    _require_rate(acceptance_rate)
+    if not 0 <= window < math.inf:
+        raise UserError(f"the draft window must be a number >= 0, got {window!r}; 0 drafts nothing")
+    if acceptance_rate == 0:
+        return 1.0
+    if acceptance_rate == 1:
+        return window + 1.0
+    # expm1 keeps the digits that 1 − α^(γ+1) loses near α = 1
+    return -math.expm1((window + 1) * math.log(acceptance_rate)) / (1 - acceptance_rate)
+
+
+def walltime_improvement(acceptance_rate: float, window: float, cost_ratio: float) -> float:
+    """How many times faster than the target alone: (1 − α^(γ+1)) / ((1 − α)(γc + 1)) (Theorem 3.8).
+
+    cost_ratio: seconds of one drafter step over those of one target step. The target is taken to
+    verify a whole window in the time of one token. Raises UserError for values out of range.
+    """
+    _require_ratio(cost_ratio)
+    return expected_tokens(acceptance_rate, window) / (window * cost_ratio + 1)
+
+
+def operations_increase(acceptance_rate: float, window: float, cost_ratio: float) -> float:
+    """How many times the target's operations are done: (1 − α)(γĉ + γ + 1) / (1 − α^(γ+1)) (Theorem 3.11).
+
+    cost_ratio: ĉ, operations of one drafter step over those of one target step. Raises UserError for
+    values out of range.
+    """
+    _require_ratio(cost_ratio)
+    return (window * cost_ratio + window + 1) / expected_tokens(acceptance_rate, window)
+
+
+def optimal_window(acceptance_rate: float, cost_ratio: float, most: int = 100) -> int:
+    """The whole window of at most `most` tokens with the largest walltime improvement (§3.5).
+
+    0 where drafting does not pay, which is where α <= c (Corollary 3.9). Raises UserError for values
+    out of range.
+    """
+    _require_rate(acceptance_rate)
+    _require_ratio(cost_ratio)
+    if not isinstance(most, int) or most < 0:
+        raise UserError(f"the largest window must be a whole number >= 0, got {most!r}")
+    if acceptance_rate <= cost_ratio:
+        return 0
+    window, best = 0, 1.0
+    # a concave numerator over a linear denominator: after the first fall there is no other rise
+    while window < most and (gain := walltime_improvement(acceptance_rate, window + 1, cost_ratio)) > best:
+        window, best = window + 1, gain
+    return window
+
+
+def guaranteed_improvement(acceptance_rate: float, cost_ratio: float) -> float:
+    """The walltime improvement that some window reaches: (1 + α) / (1 + c), that of a window of 1 (Corollary 3.9).
+
+    1, that of not drafting, where α <= c. Raises UserError for values out of range.
+    """
+    return max(1.0, walltime_improvement(acceptance_rate, 1, cost_ratio))
+
+
+def oracle_improvement(acceptance_rate: float, cost_ratio: float) -> float:
+    """The walltime improvement if each draft ended just before its first rejection: 1 / (1 − α + cα) (§3.5).
+
+    Such drafts yield 1 / (1 − α) tokens per target call and take α / (1 − α) drafter steps. No choice
+    of windows does better; at cost ratio 0 it is the limit of ever larger windows (§3.6). Raises
+    UserError for values out of range.
+    """
+    _require_rate(acceptance_rate)
+    _require_ratio(cost_ratio)
+    cost = 1 - acceptance_rate + cost_ratio * acceptance_rate
+    return 1 / cost if cost > 0 else math.inf
+
+
+def acceptance_from_distributions(p: Float[Tensor, "n vocab"], q: Float[Tensor, "n vocab"]) -> float:
+    """α of a drafter: Σ min(p, q) over the vocabulary, averaged over positions (Corollary 3.6).
+
+    p is the target's distribution and q the drafter's at the same positions, both adjusted for the
+    sampling (`Sampling.probs`). Raises UserError unless every row is a distribution.
+    """
+    return lenient_acceptance(p, q, lenience=1.0)
+
+
+def lenient_acceptance(p: Float[Tensor, "n vocab"], q: Float[Tensor, "n vocab"], lenience: float) -> float:
+    """α where the target tolerates p / l instead of p: Σ min(p / l, q), averaged over positions (§A.5).
+
+    lenience: l in (0, 1]; 1 is lossless. Raises UserError for another lenience, or unless every row is
+    a distribution.
+    """
+    if not 0 < lenience <= 1:
+        raise UserError(f"the lenience must lie in (0, 1], got {lenience!r}; 1 is lossless")
+    if p.ndim != 2 or p.shape != q.shape or not len(p):
+        raise UserError(
+            f"p and q must both be [positions, vocabulary], got {list(p.shape)} and {list(q.shape)}; "
+            "pad the smaller vocabulary with zeros"
+        )
+    for name, rows in (("p", p), ("q", q)):
+        if rows.amin() < 0 or not (rows.sum(-1) - 1).abs().amax() <= _NORMALIZED:
+            raise UserError(f"every row of {name} must be a distribution, got other values; apply a softmax to logits")
+    return float((p / lenience).minimum(q).sum(-1).mean())
+
+
+def _require_rate(acceptance_rate: float) -> None:
+    if not 0 <= acceptance_rate <= 1:
+        raise UserError(
+            f"an acceptance rate must lie in [0, 1], got {acceptance_rate!r}; give accepted / (accepted + rejections)"
+        )
+
+
+def _require_ratio(cost_ratio: float) -> None:
+    if not 0 <= cost_ratio < math.inf:
+        raise UserError(
+            f"a cost ratio must be a number >= 0, got {cost_ratio!r}; give a drafter step's cost over a target step's"
+        )

@@ -1,0 +1,51 @@
+"""Count n-grams for policy=ngram: python scripts/build_ngrams.py name=ngrams [overrides]"""
+
+import hydra
+from omegaconf import DictConfig
+
+from bild_lab.cli import escape, output, refuse, run_application
+from bild_lab.config import PairSpec, config_dir, typed
+from bild_lab.errors import UserError
+
+
+def build_table(cfg: DictConfig) -> None:
+    """Count the references of a dataset as the target's tokenizer splits them. Raises UserError for bad input."""
+    from bild_lab.data.tasks import DatasetSpec, load_examples  # torch loads only when there is something to do
+    from bild_lab.drafters.ngram import estimate, reference_tokens, require_order
+    from bild_lab.models.loading import Checkpoint
+    from bild_lab.results.records import require_writable
+    from bild_lab.runner import sweep_folder
+
+    pair = typed(PairSpec, cfg.pair, "pair")
+    dataset = typed(DatasetSpec, cfg.dataset, "dataset")
+    require_order(cfg.ngram.order)
+    if dataset.reference_column is None:
+        raise UserError(f"dataset {dataset.name} has no references to count; set dataset.reference_column")
+    folder = sweep_folder(cfg)
+    require_writable(folder)
+    checkpoint = Checkpoint(pair.target, pair.target_revision)
+    checkpoint.check()
+    examples = load_examples(dataset)
+    texts = sum(len(example.references) for example in examples)
+    corpus = f"{dataset.name} {dataset.split}, {texts:,} texts"
+    table = estimate(reference_tokens(checkpoint, examples), cfg.ngram.order, checkpoint.vocabulary, corpus)
+    path = folder / "table.safetensors"
+    table.save(path)
+    pairs = f", {len(table.followers.tokens):,} different bigrams" if table.order == 2 else ""
+    seen = f"{table.token_count:,} tokens, {len(table.unigrams.tokens):,} of {table.width:,} pieces seen{pairs}"
+    output.print(escape(f"{path}: {corpus}, {seen}"))
+    order = "" if table.order == 2 else " policy.order=1"
+    output.print(escape(f"draft from it with: python run.py policy=ngram{order} policy.table={path}"))
+
+
+@hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="ngrams")
+def main(cfg: DictConfig) -> None:
+    """One table."""
+    try:
+        build_table(cfg)
+    except UserError as error:
+        refuse(error)  # here, as Hydra puts a line of its own before what passes through it
+
+
+if __name__ == "__main__":
+    run_application(main)

@@ -1,0 +1,44 @@
+"""Figures 2 to 4 of speculative decoding, sweeps among their curves: python scripts/theory.py [outputs/NAME ...]"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from bild_lab.cli import output, run_application
+from bild_lab.errors import UserError
+from bild_lab.report.theory_figures import (
+    draw_expected_tokens,
+    draw_measured,
+    draw_optimal_window,
+    draw_speed_and_operations,
+)
+from bild_lab.results.records import Sweep
+
+FOLDER = Path("outputs/theory")
+
+
+def measured(folders: list[str]) -> list[dict]:
+    """Every finished point of the sweeps."""
+    results: list[dict] = []
+    for folder in folders:
+        found = Sweep(Path(folder)).results()
+        if not found:
+            raise UserError(f"{folder} has no finished points; give folders of sweeps, outputs/NAME")
+        results += found
+    return results
+
+
+def main() -> None:
+    names = []
+    if folders := sys.argv[1:]:  # first, as it may refuse
+        draw_measured(measured(folders), FOLDER / "figure_4_measured.png")
+        names = ["figure_4_measured"]
+    drawn = {"figure_2": draw_expected_tokens, "figure_3": draw_optimal_window, "figure_4": draw_speed_and_operations}
+    for name, draw in drawn.items():
+        draw(FOLDER / f"{name}.png")
+    output.print(f"{FOLDER} holds {', '.join([*drawn, *names])}: a PNG each, and what it shows as CSV")
+
+
+if __name__ == "__main__":
+    run_application(main)
