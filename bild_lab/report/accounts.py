@@ -19,7 +19,7 @@ def prediction_table(group: Group) -> tuple[list[Column], list[Row]]:
     """Return columns and rows of the points that drafted, the telling ones of many."""
     results = [result for result in group.telling() if result.get("prediction")]
     columns = [
-        *_names(group),
+        _name(group),
         _told("c", "cost_ratio", "seconds of a drafter step over those of a token by the target alone"),
         Column("\u03b1", "acceptance rate on the traced examples", _acceptance),
         _told("window", "window", "tokens per draft, where it is fixed", digits=0),
@@ -32,7 +32,7 @@ def cost_table(group: Group) -> tuple[list[Column], list[Row]]:
     """Return columns and rows of the points whose forwards were recorded, the telling ones of many."""
     results = [result for result in group.telling() if result.get("cost")]
     columns = [
-        *_names(group),
+        _name(group),
         Column("GFLOP/token", "operations per emitted token, 10\u2079", _cost("flops_per_token", 1e9, 3)),
         Column("MB/token", "memory traffic per emitted token, 10\u2076 bytes", _cost("bytes_per_token", 1e6, 1)),
         Column("FLOP/byte", "arithmetic intensity", _cost("flops_per_byte", 1, 2)),
@@ -43,12 +43,12 @@ def cost_table(group: Group) -> tuple[list[Column], list[Row]]:
     return columns, point_rows(group, columns, results)
 
 
-def _names(group: Group) -> list[Column]:
-    def knobs(result: dict) -> Cell:
-        return Cell("baseline" if is_baseline(result) else knob_label(result, group.knobs(result)))
+def _name(group: Group) -> Column:
+    def cell(result: dict) -> Cell:
+        knobs = "baseline" if is_baseline(result) else knob_label(result, group.knobs(result))
+        return Cell(result["policy"], knobs, result["policy"])
 
-    policy = Column("policy", "how tokens were decoded", lambda result: Cell(result["policy"], "", result["policy"]))
-    return [policy, Column("knobs", "those that tell a point from others of its policy", knobs)]
+    return Column("policy", "how tokens were decoded, with the knobs that tell it from others", cell)
 
 
 def _told(title: str, key: str, hint: str, digits: int = 3) -> Column:

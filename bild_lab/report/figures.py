@@ -16,23 +16,12 @@ from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
 from bild_lab.report.labels import Box, place_labels, segment_boxes
 from bild_lab.report.settings import Group, by_setting
-from bild_lab.report.style import HAIRLINE, INK, MUTED, Mark, marks
+from bild_lab.report.style import FIGURE_STYLE, HAIRLINE, INK, MUTED, Mark, marks
 from bild_lab.report.wording import MINUS, TIMES, knob_label, short_name
 
 _PANEL_INCHES = (8.0, 5.0)
 _DPI = 150
 _LABELS_AT_MOST = 6
-_STYLE = {
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "text.color": INK,
-    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
-    "axes.edgecolor": "#9ca3af",
-    "axes.labelcolor": INK,
-    "axes.spines.right": False,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-}
 
 
 @dataclass(frozen=True)
@@ -60,7 +49,7 @@ def draw_pareto(results: list[dict], path: Path) -> None:
         raise UserError("a Pareto figure wants a point with latency and quality, got none; run a point first")
     colours = marks(sorted({policy for group in groups for policy in group.policies}))
     height = 1 / len(groups)
-    with rc_context(_STYLE):
+    with rc_context(FIGURE_STYLE):
         figure = Figure(figsize=(_PANEL_INCHES[0], _PANEL_INCHES[1] * len(groups)), dpi=_DPI)
         canvas = FigureCanvasAgg(figure)
         for row, group in enumerate(groups, start=1):

@@ -10,6 +10,18 @@ MUTED = "#6b7280"
 HAIRLINE = "#e5e7eb"
 STAGE_COLOURS = {"prefill": "#999999", "draft": "#56B4E9", "verify": "#0072B2", "host": "#E69F00"}
 
+FIGURE__STYLE = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "text.color": INK,
+    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
+    "axes.edgecolor": "#9ca3af",
+    "axes.labelcolor": INK,
+    "axes.spines.right": False,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+}
+
 
 @dataclass(frozen=True)
 class Mark:

@@ -26,9 +26,8 @@ from bild_lab.analysis.theory import (
 )
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
-from bild_lab.report.figures import _STYLE
 from bild_lab.report.settings import by_setting, setting_title
-from bild_lab.report.style import HAIRLINE, MUTED, Mark, marks
+from bild_lab.report.style import FIGURE_STYLE, HAIRLINE, MUTED, Mark, marks
 
 WINDOWS = (1, 3, 5, 7, 10)
 COST_RATIOS = (0.01, 0.02, 0.05, 0.1, 0.2)
@@ -219,7 +218,7 @@ def curves(
 @contextmanager
 def paper_figure(path: Path, inches: tuple[float, float], title: str, subtitle: str) -> Iterator[Figure]:
     """A figure with its heading, written as a PNG when the block ends."""
-    with rc_context(_STYLE):
+    with rc_context(FIGURE_STYLE):
         figure = Figure(figsize=inches, dpi=_DPI)
         canvas = FigureCanvasAgg(figure)
         left = 0.48 / inches[0]
