@@ -10,7 +10,7 @@ MUTED = "#6b7280"
 HAIRLINE = "#e5e7eb"
 STAGE_COLOURS = {"prefill": "#999999", "draft": "#56B4E9", "verify": "#0072B2", "host": "#E69F00"}
 
-FIGURE__STYLE = {
+FIGURE_STYLE = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
     "text.color": INK,
