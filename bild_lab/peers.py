@@ -6,10 +6,12 @@ import copy
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel
 
+from bild_lab.config import require_whole
 from bild_lab.errors import UserError, require_flag
 from bild_lab.models.hf import HuggingFaceModel
+from bild_lab.models.loading import Checkpoint
 from bild_lab.request import Request
 from bild_lab.trace import Trace
 
@@ -64,6 +66,70 @@ class HuggingFaceAssisted:
         return generate(self._target, request, **options)
 
 
+class HuggingFacePromptLookup:
+    """Prompt lookup of Transformers: `generate` copies what followed the same tokens earlier, and verifies.
+
+    On encoder–decoders it looks at the text so far alone, where `drafters.PromptLookup` looks at the
+    encoder's input too.
+
+    window: how many tokens to copy at the most. longest_match: look for the last so many tokens, then
+    for fewer. Raises UserError for a model whose state cannot go back to an earlier token.
+    """
+
+    engine = "hf"
+
+    def __init__(self, target: HuggingFaceModel, window: int, longest_match: int) -> None:
+        require_whole("the draft window", window, 1)
+        require_whole("longest_match", longest_match, 1)
+        self._target = require_transformers(target)
+        if weightless(target.checkpoint)._is_stateful:
+            raise UserError(
+                f"prompt lookup of transformers needs a model with a key-value cache, got {kind(target)}; "
+                "use policy=hf_generate"
+            )
+        self._options = {"prompt_lookup_num_tokens": window, "max_matching_ngram_size": longest_match}
+
+    @torch.inference_mode()
+    def decode(self, request: Request, trace: Trace) -> list[int]:
+        return generate(self._target, request, **self._options)
+
+
+class HuggingFaceEarlyExit:
+    """Early exit of Transformers: the target's first layers draft over a cache of their own, `generate` verifies.
+
+    As shipped it drafts up to 20 tokens, fewer where the exit's probability falls below 0.4.
+
+    exit_layer: how many layers draft. Raises UserError for an architecture that does not exit early, which
+    in transformers 5.23 are all encoder–decoders (T5 fails, BART drafts with its whole decoder) and
+    decoders such as GPT-2 that run every layer whatever `num_hidden_layers` says.
+    """
+
+    engine = "hf"
+
+    def __init__(self, target: HuggingFaceModel, exit_layer: int) -> None:
+        self._target = require_transformers(target)
+        if target.encoder_decoder or not exits_early(target.checkpoint):
+            raise UserError(
+                f"transformers cannot exit early from {kind(target)}, but from models such as Llama; "
+                "use policy=early_exit_speculative with the native engine, or policy=hf_prompt_lookup"
+            )
+        depth = target.checkpoint.config.num_hidden_layers
+        if isinstance(exit_layer, bool) or not isinstance(exit_layer, int) or not 1 <= exit_layer <= depth:
+            raise UserError(
+                f"exit_layer must be a whole number from 1 to the target's {depth} layers, got {exit_layer!r}"
+            )
+        self._exit_layer = exit_layer
+
+    @torch.inference_mode()
+    def decode(self, request: Request, trace: Trace) -> list[int]:
+        config = self._target.module.base_model.config
+        depth = config.num_hidden_layers
+        try:
+            return generate(self._target, request, assistant_early_exit=self._exit_layer)
+        finally:
+            config.num_hidden_layers = depth  # an interrupt in a draft would leave the model cut for all who share it
+
+
 def generate(target: HuggingFaceModel, request: Request, **options: Any) -> list[int]:
     """Call `generate` for one prompt; returns prompt and continuation, cut as every method's is."""
     module, source, limits = target.module, request.source, request.limits
@@ -111,3 +177,26 @@ def require_transformers(model: HuggingFaceModel) -> HuggingFaceModel:
             f"Hugging Face generation needs a model of transformers, got {type(model).__name__}; set runtime.engine=hf"
         )
     return model
+
+
+def exits_early(checkpoint: Checkpoint) -> bool:
+    """Whether the architecture runs as many layers as `num_hidden_layers` says when it is called."""
+    module = weightless(checkpoint)
+    module.base_model.config.num_hidden_layers = 1
+    try:
+        with torch.device("meta"):
+            out = module(input_ids=torch.zeros(1, 1, dtype=torch.long), use_cache=True)
+    except (IndexError, RuntimeError):  # more layers ran than the cache was made for
+        return False
+    return len(out.past_key_values) == 1
+
+
+def weightless(checkpoint: Checkpoint) -> PreTrainedModel:
+    """The checkpoint's architecture without memory for weights, to try out before they load."""
+    auto = AutoModelForSeq2SeqLM if checkpoint.encoder_decoder else AutoModelForCausalLM
+    with torch.device("meta"):
+        return auto.from_config(copy.deepcopy(checkpoint.config), dtype=torch.bfloat16)
+
+
+def kind(model: HuggingFaceModel) -> str:
+    return f"{model.checkpoint.path} ({model.checkpoint.config.model_type})"

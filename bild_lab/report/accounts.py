@@ -6,8 +6,8 @@ from bild_lab.report.tables import Cell, Column, Row, point_rows
 from bild_lab.report.wording import knob_label, number, percent, times
 
 _STEPS = (
-    ("Theorem 3.8", "theorem", "what the theorem promises for this acceptance rate, window and cost ratio"),
-    ("real rounds", "rounds", "with the tokens and drafter steps per target call that there were"),
+    ("Thm 3.8", "theorem", "what the theorem promises for this acceptance rate, window and cost ratio"),
+    ("rounds", "rounds", "with the tokens and drafter steps per target call that there were"),
     ("+ verify", "verify", "with the real time of verifying several rows and judging them"),
     ("+ host", "host", "with the code around"),
     ("+ prefill", "prefill", "with the encoder and prompt, and the real lengths of the texts"),

@@ -149,7 +149,7 @@ def test_a_report_that_cannot_be_put_in_place_leaves_no_rubbish(tmp_path):
 
 
 def test_predictions_stand_beside_what_was_measured(page):
-    assert "Theorem 3.8 real rounds + verify + host + prefill measured" in page.text
+    assert "Thm 3.8 rounds + verify + host + prefill measured" in page.text
     assert "speculative window 4 0.170 74.0 % 4 1.81\u00d7 1.71\u00d7" in page.text
     assert "bild fallback 0.3, rollback 1 0.170 75.0 % \u2013 \u2013 1.92\u00d7" in page.text  # no fixed window
 
