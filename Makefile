@@ -36,7 +36,7 @@ format: setup ## Mend style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup ## Benchmark our loop against Transformers' own, 2 minutes on two cores
+bench: setup ## Benchmark our loop against Transformers' own, about 5 minutes on two cores
 	$(BIN)/python scripts/bench.py
 
 clean: ## Remove the environment and caches; outputs stay
