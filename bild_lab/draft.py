@@ -92,13 +92,16 @@ class Verdict:
 
 
 def ancestors(parents: Int[Tensor, " n"]) -> Bool[Tensor, "n n"]:
-    """Which rows each row may attend to: itself and the rows above it in the tree."""
+    """Which rows each row may attend to: itself and the rows above it in the tree.
+
+    Found on the device, as the host would have to wait for it: paths of doubling length.
+    """
     n = parents.shape[0]
-    visible = torch.eye(n, dtype=torch.bool, device=parents.device)  # [n, n]
-    for row, parent in enumerate(parents.tolist()):
-        if parent != ROOT:
-            visible[row] |= visible[parent]
-    return visible
+    rows = torch.arange(n, device=parents.device)
+    reach = ((rows[:, None] == rows) | (parents[:, None] == rows)).float()  # [n, n], paths of at most one step
+    for _ in range((n - 1).bit_length()):
+        reach = (reach @ reach).clamp(max=1)
+    return reach > 0
 
 
 def depths(parents: Int[Tensor, " n"]) -> Int[Tensor, " n"]:

@@ -46,7 +46,7 @@ def table(rows: list[dict]) -> Table:
     shown = Table(title="milliseconds a token, medians of interleaved runs", width=100)
     for title in ("shape", "arm"):
         shown.add_column(title, no_wrap=True)
-    for title in ("ms/token", "range", "ratio to\ngenerate", "bandwidth\nshare", "tokens/\ncall"):
+    for title in ("ms/token", "range", "ratio to\ngenerate", "ratio to\nassisted", "bandwidth\nshare", "tokens/\ncall"):
         shown.add_column(title, justify="right", no_wrap=True)
     for index, row in enumerate(rows):
         if index and rows[index - 1]["shape"] != row["shape"]:
@@ -58,6 +58,7 @@ def table(rows: list[dict]) -> Table:
             f"{row['ms_per_token']:.2f}",
             f"{row['ms_low']:.2f}–{row['ms_high']:.2f}",
             f"{row['ratio_to_generate']:.2f}",
+            "–" if row["ratio_to_assisted"] is None else f"{row['ratio_to_assisted']:.2f}",
             f"{100 * row['bandwidth_share']:.0f} %",
             "–" if calls is None else f"{calls:.2f}",
         )

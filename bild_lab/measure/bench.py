@@ -35,6 +35,7 @@ from bild_lab.request import Limits, Request, Source
 from bild_lab.trace import Trace
 
 WINDOW = 5
+ASSISTED = ("hf_assisted_workaround", "hf_assisted")  # the better one first
 QUERY_LENGTHS = (1, 2, 4, 8, 16, 32)
 CONTEXTS = (64, 256, 1024, 2048)
 
@@ -195,6 +196,7 @@ def run(bench: Bench, repeats: int, synchronize: Callable[[], None]) -> list[dic
         per_token = [1000 * one / tokens[name] for one in times]
         pairs = list(zip(seconds["hf_generate"], times, floors, strict=True))
         share = statistics.median(1000 * floor / one for floor, one in zip(floors, per_token, strict=True))
+        assisted = next((seconds[arm] for arm in ASSISTED if arm in seconds), None)
         rows.append(
             {
                 "shape": bench.shape,
@@ -205,6 +207,10 @@ def run(bench: Bench, repeats: int, synchronize: Callable[[], None]) -> list[dic
                 "ratio_to_generate": statistics.median(generate / one for generate, one, _ in pairs),
                 # of a speculative arm the share may exceed 1: it reads the weights less than once a token
                 "bandwidth_share": share,
+                # the arm that users would run instead, with the same pair and window
+                "ratio_to_assisted": None
+                if assisted is None
+                else statistics.median(one / other for one, other in zip(assisted, times, strict=True)),
                 "tokens_per_target_call": tokens_per_call(bench, name),
             }
         )

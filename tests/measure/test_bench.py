@@ -52,6 +52,7 @@ def test_rows_tell_time_ratio_and_share_of_every_arm(benches: dict[str, bench.Be
     rows = bench.run(benches["t5_large"], 2, lambda: None)
     assert {row["arm"] for row in rows} == set(benches["t5_large"].methods)
     assert next(row for row in rows if row["arm"] == "hf_generate")["ratio_to_generate"] == 1.0
+    assert next(row for row in rows if row["arm"] == "hf_assisted_workaround")["ratio_to_assisted"] == 1.0
     for row in rows:
         assert 0 < row["ms_low"] <= row["ms_per_token"] <= row["ms_high"]
         assert row["bandwidth_share"] > 0
