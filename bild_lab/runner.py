@@ -157,7 +157,7 @@ def run_point(
         stages = trace_stages(decoder.method, requests[: point.measure.traced_examples], point.seed, synchronize)
     clock.lap("trace")
     traced = {name: several[: point.measure.traced_examples] for name, several in timed.items()}
-    prediction = None if stages is None or BASELINE not in timed else predict(**traced, stages_s=stages)
+    prediction = None if stages is None or BASELINE not in timed else predict(**traced, stages_s=stages.seconds)
     certificates = certified(point, requests, timed) if point.measure.certify else None
     clock.lap("certify")
     texts = {name: [decoder.text(one.token_ids) for one in several] for name, several in timed.items()}
@@ -174,7 +174,7 @@ def run_point(
         "agreement_with_target": agreement(timed) if point.baseline_is_target else None,
         "certificate": None if certificates is None else counted(certificates),
         "peak_memory_mb": peak_memory_mb(device),
-        "stages_s": stages,
+        "stages_s": None if stages is None else stages.seconds,
         "prediction": None if prediction is None else asdict(prediction),
         "cost": cost_account(timed, DTYPES[point.setting["dtype"]].itemsize),
         "environment": surroundings,
@@ -182,6 +182,8 @@ def run_point(
     clock.lap("metrics")
     result["seconds"] = {"setup": setup_s, **clock.laps, "total": setup_s + sum(clock.laps.values())}
     rows = _example_rows(point.examples, timed, texts)
+    for row, spans in zip(rows, () if stages is None else stages.spans, strict=False):
+        row["spans"] = [(stage, round(start, 6), round(end, 6)) for stage, start, end in spans]  # to microseconds
     for row, certificate in zip(rows, certificates or [], strict=False):
         row["certificate"] = asdict(certificate)
     sweep.write_point(point.id, point.config_yaml, result, rows)
@@ -310,7 +312,12 @@ def _example_rows(
             "token_ids": one.token_ids,
             "latency_s": one.latency_s,
             "rounds": [
-                {"drafted": list(each.drafted), "accepted": each.accepted, "fallback": each.fallback}
+                {
+                    "drafted": list(each.drafted),
+                    "accepted": each.accepted,
+                    "fallback": each.fallback,
+                    "draft_calls": each.draft_calls,
+                }
                 for each in one.trace.rounds
             ],
         }

@@ -15,6 +15,8 @@ from bild_lab.draft import Draft, Verdict
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+Span = tuple[str, float, float]  # a stage, and when it began and ended, in seconds since the decoding began
+
 _forwards: ContextVar[list[Forward] | None] = ContextVar("forwards", default=None)
 
 
@@ -125,15 +127,31 @@ class Trace:
 
 @dataclass
 class StageTrace(Trace):
-    """Also times every stage, waiting for the device at each end: for a separate, slower pass."""
+    """Also times every stage, waiting for the device at each end: for a separate, slower pass.
+
+    started: when the decoding began, on the clock of `time.perf_counter`. spans: every stage in turn, with its start
+    and end in seconds since then.
+    """
 
     synchronize: Callable[[], None] = lambda: None
-    stages_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    started: float = field(default_factory=time.perf_counter)
+    spans: list[Span] = field(default_factory=list)
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
         self.synchronize()
-        started = time.perf_counter()
+        start = self._now()
         yield
         self.synchronize()
-        self.stages_s[name] += time.perf_counter() - started
+        self.spans.append((name, start, self._now()))
+
+    @property
+    def stages_s(self) -> dict[str, float]:
+        """The seconds of each stage, over all its spans."""
+        seconds: dict[str, float] = defaultdict(float)
+        for name, start, end in self.spans:
+            seconds[name] += end - start
+        return seconds
+
+    def _now(self) -> float:
+        return time.perf_counter() - self.started

@@ -1,4 +1,4 @@
-"""Benchmark our loop against Transformers' own, about 5 minutes on two cores: python scripts/bench.py (or make bench)"""
+"""Our loop against Transformers' own, about 5 minutes on two cores: python scripts/bench.py (or make bench)"""
 
 from __future__ import annotations
 

@@ -51,6 +51,8 @@ def predict(method: Sequence[Timed], baseline: Sequence[Timed], stages_s: Mappin
     emitted = sum(len(one.token_ids) for one in method)
     baseline_s, method_s = total_s(baseline), total_s(method)
     step_s = (baseline_s - stages_s["prefill"]) / alone  # one token by the target alone
+    if step_s <= 0:  # the machine was so busy that the traced prefill outlasted whole timed texts
+        return None
     steps = sum(trace.draft_calls for trace in traces) or drafted  # tables have no forwards
     cost_ratio = stages_s["draft"] / steps / step_s
     alpha = acceptance_rate([(len(each.drafted), each.accepted) for trace in traces for each in trace.rounds])

@@ -12,7 +12,7 @@ import torch
 
 from bild_lab.decode import Method, Prepares
 from bild_lab.request import Request
-from bild_lab.trace import StageTrace, Trace
+from bild_lab.trace import Span, StageTrace, Trace
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,17 @@ class Timed:
     token_ids: list[int]
     latency_s: list[float]
     trace: Trace
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Where the time of traced examples went.
+
+    seconds: in prefill, draft, verify and host code, over all of them. spans: of each of them, every stage in turn.
+    """
+
+    seconds: dict[str, float]
+    spans: tuple[list[Span], ...]
 
 
 def warm_up(methods: Mapping[str, Method], requests: Sequence[Request], count: int, seed: int) -> None:
@@ -64,24 +75,23 @@ def time_methods(
     return results
 
 
-def trace_stages(
-    method: Method, requests: Sequence[Request], seed: int, synchronize: Callable[[], None]
-) -> dict[str, float]:
-    """Seconds in prefill, draft, verify and host code, over examples decoded once more with a clock in each stage."""
-    stages = {"prefill": 0.0, "draft": 0.0, "verify": 0.0, "host": 0.0}
+def trace_stages(method: Method, requests: Sequence[Request], seed: int, synchronize: Callable[[], None]) -> Stages:
+    """Decode the examples once more with a clock in each stage; host code is what lies between the stages."""
+    seconds = {"prefill": 0.0, "draft": 0.0, "verify": 0.0, "host": 0.0}
+    spans = []
     for index, request in enumerate(requests):
         if isinstance(method, Prepares):
             method.prepare(request)
-        trace = StageTrace(synchronize=synchronize)
         synchronize()
-        started = time.perf_counter()
+        trace = StageTrace(synchronize=synchronize)
         method.decode(seeded(request, seed, index), trace)
         synchronize()
-        whole = time.perf_counter() - started
-        for stage, seconds in trace.stages_s.items():
-            stages[stage] += seconds
-        stages["host"] += whole - sum(trace.stages_s.values())
-    return stages
+        whole = time.perf_counter() - trace.started
+        for stage, part in trace.stages_s.items():
+            seconds[stage] += part
+        seconds["host"] += whole - sum(trace.stages_s.values())
+        spans.append(trace.spans)
+    return Stages(seconds, tuple(spans))
 
 
 def seeded(request: Request, seed: int, index: int) -> Request:

@@ -69,3 +69,8 @@ def test_nothing_is_predicted_without_drafts_or_against_another_baseline() -> No
     assert predict([baseline_of(4)], [baseline_of(4)], stages) is None
     assert predict([drafting], [drafting], stages) is None
     assert predict([drafting], [Timed([1, 2], [0.1], Trace())], stages) is None  # a peer's own loop
+
+
+def test_nothing_is_predicted_from_a_prefill_longer_than_the_whole_text() -> None:
+    stages = {"prefill": 1.0, "draft": 0.01, "verify": 0.04, "host": 0.0}
+    assert predict([text([round_of(4, 4), round_of(4, 4)], 0.05)], [baseline_of(10)], stages) is None

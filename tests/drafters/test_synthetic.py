@@ -19,7 +19,7 @@ from bild_lab.measure.timing import time_methods, trace_stages
 from bild_lab.models.session import Scores
 from bild_lab.request import Limits, Request, Source
 from bild_lab.sampling import Sampling
-from bild_lab.trace import StageTrace, Trace
+from bild_lab.trace import Trace
 from tests.stubs import StubModel, StubSession, uncached
 from tests.test_decode import (
     FAMILIES,
@@ -150,8 +150,6 @@ class Prepared:
 
     def decode(self, request: Request, trace: Trace) -> list[int]:
         self.events.append("decode")
-        if isinstance(trace, StageTrace):
-            trace.stages_s["draft"] = 0.0
         return [*request.source.prompt, 1]
 
 
