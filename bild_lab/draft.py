@@ -94,14 +94,16 @@ class Verdict:
 def ancestors(parents: Int[Tensor, " n"]) -> Bool[Tensor, "n n"]:
     """Which rows each row may attend to: itself and the rows above it in the tree.
 
-    Found on the device, as the host would have to wait for it: paths of doubling length.
+    Found on the device, as the host would have to wait for it, by jumps of doubling length.
     """
     n = parents.shape[0]
-    rows = torch.arange(n, device=parents.device)
-    reach = ((rows[:, None] == rows) | (parents[:, None] == rows)).float()  # [n, n], paths of at most one step
+    visible = torch.eye(n + 1, n, dtype=torch.bool, device=parents.device)  # the last row stands above all roots
+    visible[n:] = False
+    above = torch.cat([torch.where(parents == ROOT, n, parents), parents.new_full((1,), n)])
     for _ in range((n - 1).bit_length()):
-        reach = (reach @ reach).clamp(max=1)
-    return reach > 0
+        visible = visible | visible[above]
+        above = above[above]
+    return visible[:n]
 
 
 def depths(parents: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
