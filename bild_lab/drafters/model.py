@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -73,10 +71,6 @@ class ModelDrafter:
         self._window.start()
 
     def propose(self, tokens: list[int]) -> Draft:
-        with one_thread() if getattr(self._model, "single_threaded", False) else nullcontext():
-            return self._draft(tokens)
-
-    def _draft(self, tokens: list[int]) -> Draft:
         limits, sampling = self._request.limits, self._request.sampling
         self._session.rollback(len(tokens) - 1)
         window = min(self._window.size(), limits.room(tokens))
@@ -120,17 +114,6 @@ class ModelDrafter:
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         self._window.observe(len(draft), len(verdict.path))
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Run on one CPU thread; switching takes less than a microsecond."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def read(confidence: Float[Tensor, " 1"], token: Int[Tensor, " 1"]) -> tuple[float, int]:

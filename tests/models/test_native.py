@@ -227,27 +227,3 @@ def test_trained_checkpoints_score_as_in_transformers(name: str) -> None:
     expected = hf.start(source, 10).extend(tokens).logits
     actual = native.start(source, 10).extend(tokens).logits
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
-
-
-def test_a_small_drafter_runs_on_one_thread_and_gives_the_others_back(checkpoints: Path) -> None:
-    pair = {"target": str(checkpoints / "t5"), "draft": str(checkpoints / "t5-draft")}
-    decoder = bild_lab.load(**pair, policy="speculative", engine="native")
-    _, draft = decoder.models
-    assert draft.single_threaded
-    seen = []
-    extend = NativeSession.extend
-
-    def noting(session, *args, **kwargs):
-        seen.append((session.decoder is draft.decoder, torch.get_num_threads()))
-        return extend(session, *args, **kwargs)
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(NativeSession, "extend", noting)
-            decoder.generate("w5 w9", 12)
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(threads)
-    assert set(seen) == {(True, 1), (False, 2)}

@@ -46,10 +46,6 @@ class LlamaDecoder:
         self.embedding = weights["model.embed_tokens.weight"]
         self.final_norm = weights["model.norm.weight"]
         self.head = weights["lm_head.weight"]
-        # numbers that decoding a token multiplies with
-        self.size = self.head.numel() + sum(
-            w.numel() for name, w in weights.items() if name.startswith("model.layers.")
-        )
         self.layers = [llama_layer(weights, f"model.layers.{i}.") for i in range(config.num_hidden_layers)]
         self._rotary = module.model.rotary_emb  # knows every kind of scaling
         self._cos = self._sin = self.embedding.new_empty(0, self.head_dim)

@@ -22,7 +22,6 @@ from bild_lab.models.session import Scores, rows_of
 from bild_lab.request import Source
 from bild_lab.trace import Forward, forward_log
 
-SMALL = 2_000_000  # numbers; below, sharing the products out among CPU threads costs more than it saves
 SPARE_ROWS = 64  # for the branches of a tree and drafts behind the length limit
 
 
@@ -57,11 +56,6 @@ class NativeModel(HuggingFaceModel):
 
     def load(self) -> None:
         _ = self.decoder
-
-    @property
-    def single_threaded(self) -> bool:
-        """Whether the model is so small that one CPU thread runs it fastest."""
-        return self.device.type == "cpu" and self.decoder.size < SMALL
 
     def as_compiled(self) -> NativeModel:
         """The same weights, run through compiled steps."""

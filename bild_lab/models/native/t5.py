@@ -87,10 +87,6 @@ class T5Decoder:
         weights = {name: weight.to(module.dtype) for name, weight in module.state_dict().items()}
         self.embedding = weights["shared.weight"]
         self.head = weights["lm_head.weight"]
-        # numbers that decoding a token multiplies with
-        self.size = self.head.numel() + sum(
-            w.numel() for name, w in weights.items() if name.startswith("decoder.block")
-        )
         self.final_norm = weights["decoder.final_layer_norm.weight"]
         self.encoder_norm = weights["encoder.final_layer_norm.weight"]
         gated = config.is_gated_act
