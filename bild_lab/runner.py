@@ -156,8 +156,10 @@ def run_point(
     if point.measure.traced_examples and timed[METHOD][0].trace.rounds:
         stages = trace_stages(decoder.method, requests[: point.measure.traced_examples], point.seed, synchronize)
     clock.lap("trace")
-    traced = {name: several[: point.measure.traced_examples] for name, several in timed.items()}
-    prediction = None if stages is None or BASELINE not in timed else predict(**traced, stages_s=stages.seconds)
+    prediction = None
+    if stages is not None and BASELINE in timed:
+        traced = {name: several[: point.measure.traced_examples] for name, several in timed.items()}
+        prediction = predict(**traced, stages_s=stages.seconds, end_tokens=decoder.target.checkpoint.end_tokens)
     certificates = certified(point, requests, timed) if point.measure.certify else None
     clock.lap("certify")
     texts = {name: [decoder.text(one.token_ids) for one in several] for name, several in timed.items()}

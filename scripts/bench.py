@@ -43,7 +43,7 @@ def busy_percent() -> float:
 
 def table(rows: list[dict]) -> Table:
     """The arms, a section per shape."""
-    shown = Table(title="milliseconds a token, medians of interleaved runs", width=100)
+    shown = Table(title="milliseconds a token, medians of interleaved runs")
     for title in ("shape", "arm"):
         shown.add_column(title, no_wrap=True)
     for title in ("ms/token", "range", "ratio to\ngenerate", "ratio to\nassisted", "bandwidth\nshare", "tokens/\ncall"):
@@ -84,7 +84,7 @@ def main() -> None:
     found = {"environment": {**environment(device), "busy_percent": busy}, "rows": rows, "forwards": costs}
     path = Path("outputs/bench/bench.json")
     write_atomically(path, json.dumps(found, indent=2).encode() + os.linesep.encode())
-    Console(width=100).print(table(rows))
+    Console(width=120).print(table(rows))
     output.print(f"{path} holds these rows and the cost of a forward by query and context length")
 
 

@@ -56,7 +56,7 @@ def predict(method: Sequence[Timed], baseline: Sequence[Timed], stages_s: Mappin
     steps = sum(trace.draft_calls for trace in traces) or drafted  # tables have no forwards
     cost_ratio = stages_s["draft"] / steps / step_s
     alpha = acceptance_rate([(len(each.drafted), each.accepted) for trace in traces for each in trace.rounds])
-    window = fixed_window(method)
+    window = fixed_window(method, end_tokens)
     drafting = steps / calls * cost_ratio  # of a round, in steps of the target
     verifying, host = (stages_s[name] / calls / step_s for name in ("verify", "host"))
     per_round = emitted / calls
@@ -78,9 +78,14 @@ def total_s(timed: Sequence[Timed]) -> float:
     return float(sum(np.median(one.latency_s) for one in timed))
 
 
-def fixed_window(timed: Sequence[Timed]) -> int | None:
-    """How many tokens every draft has, those that the end of a text cut short aside; None where they differ."""
-    lengths = Counter(len(each.drafted) for one in timed for each in one.trace.rounds[:-1])
+def fixed_window(timed: Sequence[Timed], end_tokens: frozenset[int] = frozenset()) -> int | None:
+    """How many tokens every draft has, None where they differ.
+
+    Drafts that the end of a text cut short do not count: the last of each text, and those that end in
+    an end token.
+    """
+    drafts = [each.drafted for one in timed for each in one.trace.rounds[:-1]]
+    lengths = Counter(len(draft) for draft in drafts if not draft or draft[-1] not in end_tokens)
     if not lengths:
         return None
     length, count = lengths.most_common(1)[0]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from bild_lab.analysis.pareto import best_at_loss, is_baseline, pareto_front
 from bild_lab.report.wording import short_name
+from bild_lab.results.records import plain_numbers
 
 FEW = 12
 
@@ -135,7 +136,8 @@ def by_setting(results: list[dict]) -> list[Group]:
     """Group results by their setting and metric, in order of appearance, each group fastest first."""
     groups: dict[str, list[dict]] = {}
     for result in results:
-        key = json.dumps([result["setting"], result["quality"]["metric"]], sort_keys=True, default=str)
+        setting = plain_numbers(result["setting"])  # a temperature of 0 is one of 0.0
+        key = json.dumps([setting, result["quality"]["metric"]], sort_keys=True, default=str)
         groups.setdefault(key, []).append(result)
     return [Group(group[0]["setting"], sorted(group, key=_slowness)) for group in groups.values()]
 

@@ -90,7 +90,7 @@ class Sweep:
 
 def _identity(result: dict[str, Any]) -> str:
     keys = ("policy", "knobs", "composition", "setting")
-    return json.dumps({key: result.get(key) for key in keys}, sort_keys=True)
+    return json.dumps(plain_numbers({key: result.get(key) for key in keys}), sort_keys=True)
 
 
 def require_writable(folder: Path) -> None:

@@ -55,6 +55,12 @@ def test_the_last_draft_of_a_text_may_be_shorter() -> None:
     assert fixed_window([text([round_of(2, 2)], 1.0)]) is None
 
 
+def test_a_draft_that_ends_in_an_end_token_does_not_count() -> None:
+    several = [text([round_of(4, 1), round_of(2, 1), round_of(3, 1), round_of(4, 4)], 1.0)]
+    assert fixed_window(several) is None
+    assert fixed_window(several, end_tokens=frozenset([1, 2])) == 4  # round_of(n) drafts 0 … n − 1
+
+
 def test_a_drafter_without_forwards_is_charged_by_the_token() -> None:
     rounds = [round_of(5, 5, calls=0), round_of(5, 0, calls=0)]
     stages = {"prefill": 0.0, "draft": 0.001, "verify": 0.02, "host": 0.0}

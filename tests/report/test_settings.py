@@ -67,3 +67,9 @@ def test_telling_knobs_are_those_that_vary_or_all_of_a_lone_point():
 def test_titles_name_models_by_their_last_part():
     (group,) = by_setting([sample_result("bild", {}, 1.5, setting={"target": "google/mt5-large"})])
     assert setting_title(group.setting) == "mt5-large drafted by t5-tiny, multi30k test, 100 examples"
+
+
+def test_a_whole_number_is_the_same_setting_however_it_was_written():
+    first = sample_result("bild", {}, 1.2, setting={"seed": 0, "threads": 2})
+    second = sample_result("bild", {"window": 3}, 1.3, setting={"seed": 0.0, "threads": 2.0})
+    assert len(by_setting([first, second])) == 1
