@@ -38,7 +38,12 @@ class Prediction:
     measured: float
 
 
-def predict(method: Sequence[Timed], baseline: Sequence[Timed], stages_s: Mapping[str, float]) -> Prediction | None:
+def predict(
+    method: Sequence[Timed],
+    baseline: Sequence[Timed],
+    stages_s: Mapping[str, float],
+    end_tokens: frozenset[int] = frozenset(),
+) -> Prediction | None:
     """The account of the examples that `stages_s` was traced on, timed with method and baseline.
 
     None where nothing was drafted, or where the baseline is not the target alone.
