@@ -11,35 +11,14 @@ from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 import bild_lab
-from bild_lab.build import described, flat, policy_label
+from bild_lab.build import described, policy_label
 from bild_lab.config import compose_policy, config_dir, policy_names
 from bild_lab.errors import UserError
 from tests.checkpoints import SHARED, needs_shared
-from tests.drafters.tables import ngram_table
+from tests.policies import RUNNABLE, is_lossless, load
 
 PROMPT = "w5 w9 w30 w12"
-LOSSLESS_RULES = {
-    "bild_lab.acceptance.ExactMatch",
-    "bild_lab.acceptance.RejectionSampling",
-    "bild_lab.acceptance.SpeculativeSampling",
-    "bild_lab.peers.HuggingFaceGenerate",
-    "bild_lab.peers.HuggingFaceAssisted",
-}
-GREEDY_ONLY = {"synthetic", "synthetic_with_cost"}  # they draft the target's greedy text
-
-
-def is_lossless(policy: str) -> bool:
-    composed = OmegaConf.create({"policy": compose_policy(policy)}).policy.decoder
-    values = flat(OmegaConf.to_container(composed, resolve=True))
-    named = {str(value) for value in values.values()}
-    return bool(LOSSLESS_RULES & named) and values.get("acceptance.lenience", 1.0) == 1.0
-
-
-def load(checkpoints: Path, family: str, policy: str, **knobs: object) -> bild_lab.Decoder:
-    if policy in policy_names() and "table" in compose_policy(policy):
-        knobs = {"table": str(ngram_table(checkpoints / family)), **knobs}
-    draft = str(checkpoints / f"{family}-draft")
-    return bild_lab.load(str(checkpoints / family), draft, policy, second_draft=draft, **knobs)
+GREEDY_ONLY = {"beam", "speculative_beam", "synthetic", "synthetic_with_cost"}  # they refuse to sample
 
 
 def transformers_greedy(folder: Path, prompt: str, max_new_tokens: int) -> list[int]:
@@ -53,9 +32,8 @@ def transformers_greedy(folder: Path, prompt: str, max_new_tokens: int) -> list[
     return out[1:] if model.config.is_encoder_decoder else out[inputs["input_ids"].shape[1] :]
 
 
-@pytest.mark.parametrize("family", ["t5", "llama"])
-@pytest.mark.parametrize("policy", policy_names())
-def test_every_policy_decodes_within_its_limits_and_repeats(checkpoints: Path, family: str, policy: str) -> None:
+@pytest.mark.parametrize(("policy", "family"), RUNNABLE)
+def test_every_policy_decodes_within_its_limits_and_repeats(checkpoints: Path, policy: str, family: str) -> None:
     decoder = load(checkpoints, family, policy)
     for max_new_tokens in (1, 2, 7, 25):
         result = decoder.generate(PROMPT, max_new_tokens=max_new_tokens)
@@ -65,9 +43,8 @@ def test_every_policy_decodes_within_its_limits_and_repeats(checkpoints: Path, f
         assert result.token_ids == decoder.generate(PROMPT, max_new_tokens=max_new_tokens).token_ids
 
 
-@pytest.mark.parametrize("family", ["t5", "llama"])
-@pytest.mark.parametrize("policy", [name for name in policy_names() if is_lossless(name)])
-def test_lossless_policies_give_the_tokens_of_transformers(checkpoints: Path, family: str, policy: str) -> None:
+@pytest.mark.parametrize(("policy", "family"), [(policy, family) for policy, family in RUNNABLE if is_lossless(policy)])
+def test_lossless_policies_give_the_tokens_of_transformers(checkpoints: Path, policy: str, family: str) -> None:
     decoder = load(checkpoints, family, policy)
     for prompt in (PROMPT, "w7", "w39 w38 w3 w3 w20 w21 w22 w23 w24"):
         expected = transformers_greedy(checkpoints / family, prompt, 20)

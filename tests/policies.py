@@ -1,0 +1,93 @@
+"""The policies of conf/policy: which are lossless, and what each can decode with."""
+
+from __future__ import annotations
+
+import copy
+from functools import lru_cache
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+from transformers import PreTrainedModel
+
+import bild_lab
+from bild_lab.build import flat
+from bild_lab.config import compose_policy, policy_names
+from bild_lab.models.hf import HuggingFaceModel
+from bild_lab.models.loading import Checkpoint
+from bild_lab.models.native import NativeModel
+from bild_lab.models.native.llama import LlamaDecoder
+from bild_lab.models.native.t5 import T5Decoder
+from tests.drafters.tables import ngram_table
+from tests.tiny import tiny_tokenizer
+
+FAMILIES = ("t5", "llama")
+LOSSLESS_RULES = {
+    "bild_lab.acceptance.ExactMatch",
+    "bild_lab.acceptance.RejectionSampling",
+    "bild_lab.acceptance.SpeculativeSampling",
+    "bild_lab.peers.HuggingFaceAssisted",
+    "bild_lab.peers.HuggingFaceEarlyExit",
+    "bild_lab.peers.HuggingFaceGenerate",
+    "bild_lab.peers.HuggingFacePromptLookup",
+}
+REFUSED = {("hf_early_exit", "t5")}  # what Transformers cannot do (tests/test_peers.py)
+RUNNABLE = [(policy, family) for policy in policy_names() for family in FAMILIES if (policy, family) not in REFUSED]
+
+
+@lru_cache
+def shipped(policy: str) -> DictConfig:
+    """The policy of its file, composed once for all tests; not to be changed."""
+    return compose_policy(policy)
+
+
+@lru_cache
+def parts(policy: str) -> dict[str, object]:
+    """The values of a policy's decoder, with dotted keys."""
+    composed = OmegaConf.create({"policy": shipped(policy)}).policy.decoder
+    return flat(OmegaConf.to_container(composed, resolve=True))
+
+
+def is_lossless(policy: str) -> bool:
+    values = parts(policy)
+    named = {str(value) for value in values.values()}
+    return bool(LOSSLESS_RULES & named) and values.get("acceptance.lenience", 1.0) == 1.0
+
+
+def is_peer(policy: str) -> bool:
+    """It runs the modules of Transformers, whatever engine is chosen."""
+    return str(parts(policy)["_target_"]).startswith("bild_lab.peers.")
+
+
+def needs_native(policy: str) -> bool:
+    """A part of it works on the native engine's own structures."""
+    return any(str(value).startswith("bild_lab.models.native.") for value in parts(policy).values())
+
+
+def engines(policy: str) -> tuple[str, ...]:
+    """On which engines it is another computation."""
+    if is_peer(policy):
+        return ("hf",)
+    return ("native",) if needs_native(policy) else ("native", "hf")
+
+
+def load(checkpoints: Path, family: str, policy: str, **knobs: object) -> bild_lab.Decoder:
+    """A policy on the tiny checkpoints of a family, with the files it needs."""
+    if policy in policy_names() and "table" in shipped(policy):
+        knobs = {"table": str(ngram_table(checkpoints / family)), **knobs}
+    draft = str(checkpoints / f"{family}-draft")
+    return bild_lab.load(str(checkpoints / family), draft, policy, second_draft=draft, **knobs)
+
+
+def in_memory(module: PreTrainedModel, engine: str = "hf") -> HuggingFaceModel:
+    """A module as a loaded model, without files: a tied head, as T5's must be in a file, repeats one token."""
+    checkpoint = Checkpoint("in memory")
+    encoder_decoder = module.config.is_encoder_decoder
+    vars(checkpoint).update(
+        config=module.config, tokenizer=tiny_tokenizer(encoder_decoder), generation=module.generation_config
+    )
+    kind = NativeModel if engine == "native" else HuggingFaceModel
+    model = kind(checkpoint, module.device, module.dtype)
+    model.module = module
+    if isinstance(model, NativeModel):
+        model.decoder = (T5Decoder if encoder_decoder else LlamaDecoder)(copy.deepcopy(module))
+    return model
