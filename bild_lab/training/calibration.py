@@ -1,0 +1,359 @@
+"""Calibration data: a target's greedy answers to a dataset, for a drafter to imitate (BiLD §3.5.1, §7.1.1)."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
+from jaxtyping import Int
+from torch import Tensor
+from transformers import DynamicCache, EncoderDecoderCache
+
+from bild_lab.build import flat
+from bild_lab.config import require_whole
+from bild_lab.data.loading import canonical_split
+from bild_lab.data.tasks import DatasetSpec, Example
+from bild_lab.errors import UserError
+from bild_lab.files import write_atomically
+from bild_lab.measure.environment import environment
+from bild_lab.models.hf import HuggingFaceModel
+from bild_lab.models.loading import Checkpoint
+from bild_lab.peers import plain_generation_config
+from bild_lab.request import Limits, Request, Source
+from bild_lab.results.records import point_hash
+from bild_lab.training.pairs import padded
+
+MANIFEST, PLAN = "manifest.json", "plan.json"
+END, LENGTH = "end", "length"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One row: a prompt as the tokenizer gets it, and what the target answered.
+
+    answer: without special tokens. answer_token_ids: as emitted, the end token included.
+    finish_reason: "end" or, where max_new_tokens cut the answer, "length".
+    """
+
+    id: str
+    prompt: str
+    answer: str
+    answer_token_ids: list[int]
+    finish_reason: str
+
+
+SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("prompt", pa.string()),
+        ("answer", pa.string()),
+        ("answer_token_ids", pa.list_(pa.int32())),
+        ("finish_reason", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class CalibrationJob:
+    """What to answer, with what, and where the answers go.
+
+    batch_size: prompts decoded at once. part_size: examples a file, which is what a kill can cost.
+    """
+
+    target: HuggingFaceModel
+    dataset: DatasetSpec
+    examples: tuple[Example, ...]
+    max_new_tokens: int
+    batch_size: int
+    part_size: int
+    folder: Path
+
+    def __post_init__(self) -> None:
+        require_whole("decoding.max_new_tokens", self.max_new_tokens, 1)
+        require_whole("batch_size", self.batch_size, 1)
+        require_whole("part_size", self.part_size, 1)
+
+    @cached_property
+    def plan(self) -> dict[str, Any]:
+        """Everything that decides the rows and how they are cut into parts."""
+        checkpoint = self.target.checkpoint
+        return {
+            "schema": 1,
+            "model": {
+                "path": checkpoint.path,
+                "revision": checkpoint.revision,
+                "fingerprint": checkpoint.fingerprint,
+                "type": checkpoint.config.model_type,
+                "encoder_decoder": checkpoint.encoder_decoder,
+                "vocabulary": vocabulary_hash(checkpoint),
+            },
+            "decoding": {"method": "greedy", "max_new_tokens": self.max_new_tokens, "dtype": dtype_name(self.target)},
+            "dataset": asdict(self.dataset),
+            "data": point_hash({"examples": [(one.id, one.prompt) for one in self.examples]}),
+            "count": len(self.examples),
+            "part_size": self.part_size,
+        }
+
+    @property
+    def parts(self) -> list[range]:
+        """The examples of every part."""
+        starts = range(0, len(self.examples), self.part_size)
+        return [range(start, min(start + self.part_size, len(self.examples))) for start in starts]
+
+    def file(self, part: range) -> Path:
+        """SPLIT-FIRST-END.parquet: a local dataset's name, so that `dataset.path` can be this folder."""
+        split = re.sub(r"\W+", "_", canonical_split(self.dataset.split))
+        return self.folder / f"{split}-{part.start:08d}-{part.stop:08d}.parquet"
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Finished calibration data, whole and as it was written."""
+
+    folder: Path
+    manifest: Mapping[str, Any]
+    answers: tuple[Answer, ...]
+
+    @property
+    def target(self) -> Checkpoint:
+        """The model that answered, where it lay then."""
+        return Checkpoint(self.manifest["model"]["path"], self.manifest["model"]["revision"])
+
+    @property
+    def dataset(self) -> DatasetSpec:
+        return DatasetSpec(**self.manifest["dataset"])
+
+
+def generate_calibration(
+    job: CalibrationJob, processes: PartialState, report: Callable[[int, int], None] = lambda done, total: None
+) -> dict[str, Any]:
+    """Write the parts that are missing, each by one of the processes, and then the manifest; returns it.
+
+    A part appears whole or not at all, so a killed run costs the parts in work and the same call
+    does the rest. report: called with the examples this process has done and will do. Raises UserError
+    where the folder holds other answers, the disk is full or the batch does not fit into memory.
+    """
+    missing: list[range] = []
+    if processes.is_main_process:
+        _require_same_plan(job)
+        missing = [part for part in job.parts if _rows(job.file(part)) != len(part)]
+        if missing:
+            (job.folder / MANIFEST).unlink(missing_ok=True)  # it speaks of all parts
+    (missing,) = broadcast_object_list([missing])  # one view of the folder, before anyone writes to it
+    mine = missing[processes.process_index :: processes.num_processes]
+    done, total = 0, sum(map(len, mine))
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        report(done, total)
+
+    for part in mine:
+        _write_part(job, part, processes.process_index, advance)
+    processes.wait_for_everyone()
+    if processes.is_main_process and not (job.folder / MANIFEST).is_file():
+        _write_manifest(job)
+    processes.wait_for_everyone()
+    return json.loads((job.folder / MANIFEST).read_text())
+
+
+def read_calibration(folder: Path) -> Calibration:
+    """The data that `generate_calibration` finished.
+
+    Raises UserError for a folder that is missing, unfinished, changed or empty.
+    """
+    again = f"make it with: python scripts/generate_calibration.py name={folder.name} model.path=TARGET dataset=…"
+    if not folder.is_dir():
+        raise UserError(f"no calibration data in {folder}; {again}")
+    if not (folder / MANIFEST).is_file():
+        parts = len(list(folder.glob("*.parquet")))
+        raise UserError(f"the calibration data in {folder} is not finished ({parts} parts, no {MANIFEST}); {again}")
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        answers = tuple(answer for name in manifest["parts"] for answer in _read_part(folder / name))
+        digest, count = manifest["hash"], manifest["count"]
+    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+        raise UserError(f"cannot read the calibration data in {folder}: {error}; {again}") from error
+    if len(answers) != count or contents_hash(answers) != digest:
+        raise UserError(
+            f"the calibration data in {folder} has changed since it was made: wanted {count} rows with hash {digest}, "
+            f"got {len(answers)} with {contents_hash(answers)}; {again}"
+        )
+    if not answers:
+        raise UserError(f"the calibration data in {folder} is empty; {again}")
+    return Calibration(folder, manifest, answers)
+
+
+def greedy_answers(
+    model: HuggingFaceModel,
+    sources: Sequence[Source],
+    max_new_tokens: int,
+    batch_size: int,
+    advance: Callable[[int], None] = lambda count: None,
+) -> list[list[int]]:
+    """The tokens that `vanilla` emits for each prompt, decoded in batches of prompts of like length.
+
+    They are equal in float32; in bfloat16 the rounding of a batch may flip near-ties.
+    """
+    order = sorted(range(len(sources)), key=lambda index: -source_length(sources[index]))
+    answers: list[list[int]] = [[]] * len(sources)
+    for start in range(0, len(order), batch_size):
+        batch = order[start : start + batch_size]
+        for index, tokens in zip(batch, _generate(model, [sources[i] for i in batch], max_new_tokens), strict=True):
+            answers[index] = tokens
+        advance(len(batch))
+    return answers
+
+
+def source_length(source: Source) -> int:
+    """Tokens that are read before the first is emitted."""
+    return len(source.prompt) if source.encoder_ids is None else source.encoder_ids.shape[1]
+
+
+def tensors(rows: Sequence[Sequence[int]], padding: int, side: str) -> tuple[Int[Tensor, "n m"], Int[Tensor, "n m"]]:
+    """Rows of tokens, padded on one side, and the mask of what is no padding."""
+    arrays = [np.array(row) for row in rows]
+    return padded(arrays, padding, side), padded([np.ones_like(array) for array in arrays], 0, side)
+
+
+def vocabulary_hash(checkpoint: Checkpoint) -> str:
+    """What identifies a tokenizer's pieces and their ids."""
+    return point_hash({"pieces": sorted(checkpoint.vocabulary.items(), key=lambda item: item[1])})
+
+
+def contents_hash(answers: Sequence[Answer]) -> str:
+    """SHA-256 over the rows in their order, whatever file holds them."""
+    digest = hashlib.sha256()
+    for answer in answers:
+        digest.update(json.dumps(astuple(answer), ensure_ascii=False).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def dtype_name(model: HuggingFaceModel) -> str:
+    return str(model.dtype).removeprefix("torch.")
+
+
+@torch.inference_mode()
+def _generate(model: HuggingFaceModel, sources: Sequence[Source], max_new_tokens: int) -> list[list[int]]:
+    limits = Limits(0, max_new_tokens, model.checkpoint.end_tokens)
+    settings = plain_generation_config(model, Request(sources[0], limits))
+    model.module.generation_config = settings  # else the checkpoint's own fills the gaps
+    options: dict[str, Any] = {}
+    if model.encoder_decoder:
+        rows, before = [source.encoder_ids[0].tolist() for source in sources], 1
+        start = torch.tensor([source.prompt for source in sources])  # [n 1]
+        # transformers 5.23 sizes the cache it makes itself by the depth of the encoder
+        options = {"past_key_values": EncoderDecoderCache(DynamicCache(), DynamicCache())}
+        options["decoder_input_ids"] = start.to(model.device)
+    else:
+        rows = [source.prompt for source in sources]
+        before = max(map(len, rows))
+    ids, mask = tensors(rows, settings.pad_token_id, "right" if model.encoder_decoder else "left")
+    out = model.module.generate(input_ids=ids.to(model.device), attention_mask=mask.to(model.device), **options)
+    return [limits.append([], row[before:]) for row in out.tolist()]
+
+
+def _require_same_plan(job: CalibrationJob) -> None:
+    """Write down what the folder will hold, or raise UserError where it is something else already."""
+    file = job.folder / PLAN
+    plan = json.loads(json.dumps(job.plan))
+    if not file.is_file():
+        _write(file, json.dumps(plan, indent=2, ensure_ascii=False).encode() + b"\n")
+        return
+    before, now = flat(json.loads(file.read_text())), flat(plan)
+    moved = {"model.path", "model.revision", "dataset.path"}  # the fingerprint and the data's hash tell
+    for key in sorted({*before, *now} - moved):
+        if before.get(key) != now.get(key):
+            raise UserError(
+                f"{job.folder} holds answers with {key} {before.get(key)!r}, now it is {now.get(key)!r}; "
+                "choose another name=NAME, or remove the folder"
+            )
+
+
+def _write_part(job: CalibrationJob, part: range, process: int, advance: Callable[[int], None]) -> None:
+    examples, checkpoint = [job.examples[index] for index in part], job.target.checkpoint
+    sources = [checkpoint.source(example.prompt, job.dataset.max_source_tokens) for example in examples]
+    started = time.perf_counter()
+    try:
+        emitted = greedy_answers(job.target, sources, job.max_new_tokens, job.batch_size, advance)
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            f"batch_size={job.batch_size} does not fit into the memory of {job.target.device}; lower it, "
+            "what is finished is kept"
+        ) from error
+    seconds = time.perf_counter() - started
+    rows = [
+        Answer(
+            example.id,
+            example.prompt,
+            checkpoint.tokenizer.decode(tokens, skip_special_tokens=True).strip(),
+            tokens,
+            END if tokens[-1] in checkpoint.end_tokens else LENGTH,
+        )
+        for example, tokens in zip(examples, emitted, strict=True)
+    ]
+    table = pa.Table.from_pylist([asdict(row) for row in rows], schema=SCHEMA)
+    content = io.BytesIO()
+    pq.write_table(table.replace_schema_metadata({"seconds": str(seconds), "process": str(process)}), content)
+    _write(job.file(part), content.getvalue())
+
+
+def _write_manifest(job: CalibrationJob) -> None:
+    """Read everything back, see that each example is there once, and say so."""
+    files = [job.file(part) for part in job.parts]
+    answers = [answer for file in files for answer in _read_part(file)]
+    if [answer.id for answer in answers] != [example.id for example in job.examples]:
+        raise UserError(f"the parquet files in {job.folder} are not the dataset's examples in order; remove the folder")
+    seconds = sum(float(pq.read_schema(file).metadata[b"seconds"]) for file in files)
+    tokens = sum(len(answer.answer_token_ids) for answer in answers)
+    metrics = {
+        "examples": len(answers),
+        "answer_tokens": tokens,
+        "cut_by_length": sum(answer.finish_reason == LENGTH for answer in answers),
+        "generation_s": seconds,  # of all processes together, over all runs
+        "examples_per_s": len(answers) / seconds,  # of one process
+        "tokens_per_s": tokens / seconds,
+        "batch_size": job.batch_size,
+        "environment": environment(job.target.device),
+    }
+    manifest = {**job.plan, "parts": [file.name for file in files], "hash": contents_hash(answers)}
+    for name, content in (("metrics.json", metrics), (MANIFEST, manifest)):  # the manifest last: it says finished
+        _write(job.folder / name, json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n")
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Raises UserError where the disk is full or the folder cannot be written."""
+    try:
+        write_atomically(path, content)
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path}: {error.strerror or error}; what is finished is kept, "
+            "make room and run the same line again"
+        ) from error
+
+
+def _rows(file: Path) -> int:
+    """Rows of a part; 0 where there is none or it cannot be read, say after a power cut."""
+    try:
+        return pq.read_metadata(file).num_rows
+    except (OSError, pa.ArrowException):
+        return 0
+
+
+def _read_part(file: Path) -> Iterator[Answer]:
+    for row in pq.read_table(file, columns=SCHEMA.names).to_pylist():
+        yield Answer(**row)

@@ -1,0 +1,227 @@
+"""Where a training starts: a checkpoint, or random weights of a fresh configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from bild_lab.config import require_whole
+from bild_lab.errors import UserError
+from bild_lab.models.loading import Checkpoint
+from bild_lab.results.records import point_hash
+from bild_lab.training.tokenizer import train_tokenizer
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Ids with a meaning. start: what an encoder–decoder's decoder begins with; None for a decoder."""
+
+    end: tuple[int, ...]
+    pad: int
+    start: int | None
+
+
+class Start(Protocol):
+    """What a training starts from. Making it reads small files only and raises UserError if they do not fit."""
+
+    @property
+    def name(self) -> str:
+        """As a reader of the model card should see it."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What decides the weights at the start, dotted under the user's own keys."""
+
+    @property
+    def config(self) -> PreTrainedConfig:
+        """The architecture; a vocabulary that is still to be made may differ."""
+
+    @property
+    def trains_tokenizer(self) -> bool:
+        """Whether `tokenizer` trains one."""
+
+    def tokenizer(self, texts: Callable[[], Iterable[str]]) -> PreTrainedTokenizerBase:
+        """The model's tokenizer, which may have to be trained on the texts."""
+
+    def special_tokens(self, tokenizer: PreTrainedTokenizerBase) -> SpecialTokens:
+        """Ids that training and decoding need."""
+
+    def model(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+        """The weights, in float32 on the CPU; random ones come from the global generator."""
+
+
+class FromCheckpoint:
+    """Start from a checkpoint's weights and tokenizer."""
+
+    trains_tokenizer = False
+
+    def __init__(self, path: str, revision: str | None = None) -> None:
+        if not (isinstance(path, str) and path):
+            raise UserError(f"model.path must be a folder or a hub id, got {path!r}")
+        self._checkpoint = Checkpoint(path, revision)
+        self._checkpoint.check()
+        require_fitting_tokenizer(
+            self._checkpoint.tokenizer, self._checkpoint.config, self._checkpoint.end_tokens, self.name
+        )
+
+    @property
+    def name(self) -> str:
+        return self._checkpoint.path
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {"model.weights": self._checkpoint.fingerprint}
+
+    @property
+    def config(self) -> PreTrainedConfig:
+        return self._checkpoint.config
+
+    def tokenizer(self, texts: Callable[[], Iterable[str]]) -> PreTrainedTokenizerBase:
+        return self._checkpoint.tokenizer
+
+    def special_tokens(self, tokenizer: PreTrainedTokenizerBase) -> SpecialTokens:
+        checkpoint = self._checkpoint
+        pad = next(
+            (each for each in (tokenizer.pad_token_id, checkpoint.generation.pad_token_id) if each is not None),
+            tokenizer.eos_token_id,  # Llama has none; padding is masked, so any will do
+        )
+        start = checkpoint.decoder_start if checkpoint.encoder_decoder else None
+        return SpecialTokens(tuple(sorted(checkpoint.end_tokens)), pad, start)
+
+    def model(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+        return self._checkpoint.weights(torch.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreshModel:
+    """A configuration to start from random weights: the fields of `conf/model/*.yaml`.
+
+    config: `model_type` and the arguments of its configuration in Transformers, without vocabulary and special
+    tokens, which the tokenizer decides. vocabulary: pieces of the tokenizer to train. tokenizer: a checkpoint
+    whose tokenizer to take instead, as a target and its drafter must share one.
+    """
+
+    name: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    vocabulary: int = 6000
+    tokenizer: str | None = None
+
+    def __post_init__(self) -> None:
+        require_whole("model.vocabulary", self.vocabulary, 32)
+        known = CONFIG_MAPPING.keys()
+        if self.config.get("model_type") not in known:
+            raise UserError(
+                f"model.config.model_type must be one of Transformers' model types, got "
+                f"{self.config.get('model_type')!r}; t5, mt5 and llama are the ones that decode fastest here"
+            )
+        fields = {each.name for each in dataclasses.fields(self._config_class)}
+        if unknown := sorted(set(self.config) - fields - {"model_type"}):
+            raise UserError(f"model.config: {self._config_class.__name__} has no key {unknown[0]!r}")
+
+    @property
+    def _config_class(self) -> type[PreTrainedConfig]:
+        return CONFIG_MAPPING[self.config["model_type"]]
+
+    def configuration(self, **special: Any) -> PreTrainedConfig:
+        """The configuration of Transformers. Raises UserError for values that it refuses."""
+        values = {key: value for key, value in self.config.items() if key != "model_type"}
+        try:
+            return self._config_class(**values, **special)
+        except (StrictDataclassError, ValueError, TypeError) as error:
+            raise UserError(f"model.config: {' '.join(str(error).split())}") from error
+
+
+class FromScratch:
+    """Start from random weights, with a tokenizer trained on the texts or taken from a checkpoint."""
+
+    def __init__(self, fresh: FreshModel, max_target_tokens: int) -> None:
+        self._fresh, self._longest = fresh, max_target_tokens
+        self.config = fresh.configuration()
+        self._shared = None if fresh.tokenizer is None else Checkpoint(fresh.tokenizer)
+        if self._shared is not None:
+            self._require_same_kind(self._shared)
+
+    @property
+    def name(self) -> str:
+        return f"random weights ({self._fresh.name})"
+
+    @property
+    def trains_tokenizer(self) -> bool:
+        return self._shared is None
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        shared = None if self._shared is None else point_hash(self._shared.vocabulary)
+        config = {f"model.config.{key}": value for key, value in self._fresh.config.items()}
+        return {**config, "model.vocabulary": self._fresh.vocabulary, "model.tokenizer": shared}
+
+    def tokenizer(self, texts: Callable[[], Iterable[str]]) -> PreTrainedTokenizerBase:
+        if self._shared is not None:
+            return self._shared.tokenizer
+        return train_tokenizer(texts(), self._fresh.vocabulary, self.config.is_encoder_decoder)
+
+    def special_tokens(self, tokenizer: PreTrainedTokenizerBase) -> SpecialTokens:
+        start = tokenizer.pad_token_id if self.config.is_encoder_decoder else None
+        return SpecialTokens((tokenizer.eos_token_id,), tokenizer.pad_token_id, start)
+
+    def model(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+        special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+        if self.config.is_encoder_decoder:
+            special["decoder_start_token_id"] = tokenizer.pad_token_id
+        else:
+            special["bos_token_id"] = tokenizer.bos_token_id
+        config = self._fresh.configuration(vocab_size=len(tokenizer), **special)
+        require_fitting_tokenizer(tokenizer, config, frozenset([tokenizer.eos_token_id]), self._fresh.name)
+        auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+        try:
+            model = auto.from_config(config, dtype=torch.float32)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise UserError(f"model.config cannot be built: {str(error).strip().splitlines()[0]}") from error
+        model.config.architectures = [type(model).__name__]
+        model.generation_config.max_new_tokens = self._longest
+        return model
+
+    def _require_same_kind(self, shared: Checkpoint) -> None:
+        shared.check()
+        if shared.encoder_decoder != self.config.is_encoder_decoder:
+            raise UserError(
+                f"model.tokenizer={shared.path} belongs to {_kind(shared.encoder_decoder)}, but {self._fresh.name} is "
+                f"{_kind(self.config.is_encoder_decoder)}: prompts of the two are tokenized differently; "
+                "choose a checkpoint of the same kind, or null"
+            )
+
+
+def require_fitting_tokenizer(
+    tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, end_tokens: frozenset[int], name: str
+) -> None:
+    """Raise UserError unless the model has a row for every token, and texts end with a token that ends decoding."""
+    rows, highest = config.get_text_config().vocab_size, max(tokenizer.get_vocab().values())
+    if highest >= rows:
+        raise UserError(
+            f"the tokenizer of {name} does not match its model: it has token {highest}, the model {rows} embeddings; "
+            "take both from one checkpoint"
+        )
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"the tokenizer of {name} has no end token; set its eos_token, as answers end with it")
+    if tokenizer.eos_token_id not in end_tokens:
+        raise UserError(
+            f"the tokenizer of {name} does not match its model: texts end with token {tokenizer.eos_token_id}, "
+            f"decoding with {sorted(end_tokens)}; take both from one checkpoint"
+        )
+
+
+def _kind(encoder_decoder: bool) -> str:
+    return "an encoder–decoder" if encoder_decoder else "a decoder"

@@ -1,0 +1,132 @@
+"""Train a small model on a large one's answers: python scripts/align.py name=aligned model.path=SMALL [overrides]
+
+Several devices train together: accelerate launch --num_processes 2 scripts/align.py name=aligned model.path=SMALL
+(on CPUs with --multi_gpu and train.device=cpu, without which Accelerate starts one process).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import hydra
+from omegaconf import DictConfig
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from bild_lab.cli import console, escape, output, refuse, run_application
+from bild_lab.config import MeasureSpec, RuntimeSpec, config_dir, typed
+from bild_lab.errors import UserError, require_flag
+
+if TYPE_CHECKING:
+    from bild_lab.training.align import Alignment
+
+
+def run(cfg: DictConfig) -> None:
+    """Train, compare, report. Raises UserError for bad input."""
+    from bild_lab.training.align import align  # torch loads only when there is something to do
+
+    job = alignment(cfg)
+    metrics = align(job, lambda line: console.print(f"[dim]{escape(line)}[/dim]"))
+    if metrics is None:  # another process reports
+        return
+    if job.comparison is not None:
+        write_report(job.folder)
+    output.print(compared_table(metrics["alignment"]["compared"], job))
+    output.print(escape(f"{job.folder}/checkpoint is the aligned model; metrics.json holds the table"))
+
+
+def alignment(cfg: DictConfig) -> Alignment:
+    """The configuration, typed."""
+    from bild_lab.models.loading import Checkpoint
+    from bild_lab.results.records import require_writable
+    from bild_lab.runner import sweep_folder
+    from bild_lab.training.align import Alignment, Comparison
+    from bild_lab.training.calibration import read_calibration
+    from bild_lab.training.job import Recipe
+    from bild_lab.training.tracking import run_logger
+
+    folder = sweep_folder(cfg)
+    require_writable(folder)
+    require_flag("sweep", cfg.sweep)
+    for key, value in {"model.path": cfg.model.path, "calibration": cfg.calibration}.items():
+        if not isinstance(value, str) or not value:
+            raise UserError(f"{key} must be a folder, got {value!r}")
+    small = Checkpoint(cfg.model.path, cfg.model.revision)
+    unaligned = small if cfg.unaligned.path is None else Checkpoint(cfg.unaligned.path, cfg.unaligned.revision)
+    comparison = typed(Comparison, cfg.comparison, "comparison")
+    return Alignment(
+        calibration=read_calibration(Path(cfg.calibration)),
+        small=small,
+        unaligned=unaligned,
+        held_out=cfg.held_out,
+        recipe=typed(Recipe, cfg.train, "train"),
+        folder=folder,
+        runtime=typed(RuntimeSpec, cfg.runtime, "runtime"),
+        measure=typed(MeasureSpec, cfg.measure, "measure"),
+        comparison=comparison if cfg.sweep else None,
+        logger=run_logger(cfg.logger),
+    )
+
+
+def write_report(folder: Path) -> None:
+    """What a sweep leaves beside its points, and says."""
+    from bild_lab.report.figures import draw_pareto
+    from bild_lab.report.html import write_html
+    from bild_lab.report.terminal import sweep_table
+    from bild_lab.results.records import Sweep
+    from bild_lab.results.table import write_table
+
+    sweep = Sweep(folder)
+    results, failures = sweep.results(), sweep.failures()
+    write_table(results, folder / "sweep.csv")
+    draw_pareto(results, folder / "pareto.png")
+    write_html(sweep.name, results, failures, folder / "report.html")
+    output.print(sweep_table(results, failures))
+
+
+def compared_table(compared: dict[str, Any], job: Alignment) -> Table:
+    """What was measured before and after."""
+    metric = job.calibration.dataset.metric.upper()
+    window = "" if job.comparison is None else job.comparison.window
+    rows = {
+        "token_agreement": ("target's tokens predicted, %", 100),
+        "text_agreement": ("target's texts reproduced, %", 100),
+        "own_quality": (f"{metric} of the small model alone", 1),
+        "target_quality": (f"{metric} of the target", 1),
+        "acceptance_rate": (f"acceptance rate, speculative window {window}, %", 100),
+        "tokens_per_target_call": ("its tokens per target call", 1),
+        "speculative_speedup": ("its speedup", 1),
+        "bild_speedup_at_no_loss": ("speedup of BiLD at no loss", 1),
+        "bild_speedup_at_one_point": ("speedup of BiLD within one point of loss", 1),
+    }
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("")
+    for title in ("before", "after", "change"):
+        table.add_column(title, justify="right")
+    for key, (label, scale) in rows.items():
+        if key in compared:
+            before, after = compared[key]["before"], compared[key]["after"]
+            change = None if before is None or after is None else after - before
+            table.add_row(label, *(_number(value, scale) for value in (before, after)), _number(change, scale, "+"))
+    return table
+
+
+def _number(value: float | None, scale: float, sign: str = "") -> str:
+    return "–" if value is None else f"{value * scale:{sign}.2f}"
+
+
+@hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="align")
+def main(cfg: DictConfig) -> None:
+    """One aligned model."""
+    if os.environ.get("RANK", "0") != "0":  # one process speaks for all
+        console.quiet = output.quiet = True
+    try:
+        run(cfg)
+    except UserError as error:
+        refuse(error)  # here, as Hydra puts a line of its own before what passes through it
+
+
+if __name__ == "__main__":
+    run_application(main)

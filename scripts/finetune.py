@@ -1,0 +1,125 @@
+"""Fine-tune a checkpoint, or train a fresh one: python scripts/finetune.py name=NAME [overrides]
+
+Several devices train together: accelerate launch --num_processes 2 scripts/finetune.py name=NAME [overrides]
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import hydra
+from omegaconf import DictConfig, OmegaConf
+
+from bild_lab.cli import console, escape, output, refuse, run_application
+from bild_lab.config import config_dir, require_whole, typed
+from bild_lab.errors import UserError
+
+if TYPE_CHECKING:
+    from bild_lab.data.tasks import DatasetSpec, Example
+    from bild_lab.training.job import TrainingJob
+
+
+@dataclass(frozen=True)
+class ValidationSpec:
+    """What a training is judged by. split: None holds out the last training examples."""
+
+    split: str | None
+    limit: int | None
+
+    def __post_init__(self) -> None:
+        if self.limit is not None:
+            require_whole("validation.limit", self.limit, 1)
+        elif self.split is None:
+            raise UserError("validation.split=null holds out validation.limit training examples; set it to a number")
+
+
+def finetune(cfg: DictConfig) -> None:
+    """Train, and say where the checkpoint lies. Raises UserError for bad input."""
+    from bild_lab.training.folder import write_json  # torch loads only when there is something to do
+    from bild_lab.training.trainer import train
+
+    job = training_job(cfg)
+    metrics = train(job)
+    if os.environ.get("RANK", "0") != "0":
+        return
+    write_json(job.folder / "metrics.json", metrics)
+    best = metrics["best"]
+    scored = f", {metrics['metric']} {best[metrics['metric']]:.2f} on validation" if best else ""
+    output.print(escape(f"{job.folder}/checkpoint: {metrics['steps']:,} steps, loss {metrics['loss']:.3f}{scored}"))
+    output.print(escape(f"decode with it: python run.py pair.target={job.folder}/checkpoint policy=vanilla"))
+
+
+def training_job(cfg: DictConfig) -> TrainingJob:
+    """The configuration as a job, its data read."""
+    from bild_lab.data.tasks import DatasetSpec
+    from bild_lab.results.records import require_writable
+    from bild_lab.runner import sweep_folder
+    from bild_lab.training.job import Recipe, TrainingJob
+    from bild_lab.training.tracking import run_logger
+
+    folder = sweep_folder(cfg)
+    require_writable(folder)
+    dataset = typed(DatasetSpec, cfg.dataset, "dataset")
+    recipe = typed(Recipe, cfg.train, "train")
+    start = starting_point(cfg.model)
+    if dataset.reference_column is None:
+        raise UserError(f"dataset {dataset.name} has no answers to learn from; set dataset.reference_column")
+    train, validation = examples(dataset, typed(ValidationSpec, cfg.validation, "validation"))
+    return TrainingJob(
+        train=train,
+        validation=validation,
+        metric=dataset.metric,
+        recipe=recipe,
+        folder=folder,
+        max_source_tokens=dataset.max_source_tokens,
+        data=f"{dataset.name}, split {dataset.split}: {len(train):,} examples",
+        title=folder.name,
+        logger=run_logger(cfg.logger),
+        provenance={"dataset": asdict(dataset)},
+        **start,
+    )
+
+
+def starting_point(model: DictConfig) -> dict[str, Any]:
+    """`conf/model` in the words of a job."""
+    values = OmegaConf.to_container(model, resolve=True)
+    if "path" not in values:
+        return {"model": values}
+    if values["path"] is None:
+        raise UserError("set model.path=DIR_OR_HUB_ID to start from a checkpoint, or choose one such as model=t5_tiny")
+    return {"model_path": values["path"], "model_revision": values["revision"]}
+
+
+def examples(dataset: DatasetSpec, validation: ValidationSpec) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
+    """What is trained on and what judges it. Raises UserError where there is nothing of either."""
+    from bild_lab.data.tasks import load_examples
+
+    train = load_examples(dataset)
+    if validation.split is None:
+        if len(train) <= validation.limit:
+            raise UserError(
+                f"dataset {dataset.name} has {len(train)} examples, of which validation.limit={validation.limit} "
+                "leaves none to train on; lower it"
+            )
+        return train[: -validation.limit], train[-validation.limit :]
+    try:
+        return train, load_examples(replace(dataset, split=validation.split, limit=validation.limit))
+    except UserError as error:
+        raise UserError(f"validation.split: {error}; null holds out training examples instead") from error
+
+
+@hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="finetune")
+def main(cfg: DictConfig) -> None:
+    """One checkpoint."""
+    if os.environ.get("RANK", "0") != "0":  # one process speaks for all
+        console.quiet = output.quiet = True
+    try:
+        finetune(cfg)
+    except UserError as error:
+        refuse(error)  # here, as Hydra puts a line of its own before what passes through it
+
+
+if __name__ == "__main__":
+    run_application(main)

@@ -1,0 +1,100 @@
+"""A large model's greedy answers to a dataset: python scripts/generate_calibration.py name=calib [overrides]
+
+Several devices share the work: accelerate launch --num_processes 2 scripts/generate_calibration.py name=calib
+(on CPUs with --multi_gpu, without which Accelerate starts one process).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import hydra
+from omegaconf import DictConfig
+
+from bild_lab.cli import console, escape, output, refuse, run_application
+from bild_lab.config import config_dir, require_whole, typed
+from bild_lab.errors import UserError
+
+if TYPE_CHECKING:
+    from accelerate import PartialState
+
+    from bild_lab.training.calibration import CalibrationJob
+
+LONGEST_WAIT = timedelta(days=7)  # of one process for another, whose texts may be longer
+
+
+def generate(cfg: DictConfig) -> None:
+    """Answer what is not answered yet. Raises UserError for bad input."""
+    from accelerate import PartialState  # torch loads only when there is something to do
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from bild_lab.models.loading import resolve_device
+    from bild_lab.training.calibration import generate_calibration
+
+    on_cpu = resolve_device(cfg.runtime.device).type == "cpu"
+    processes = PartialState(cpu=on_cpu, timeout=LONGEST_WAIT)
+    job = calibration_job(cfg, processes)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not processes.is_main_process) as bar:
+        task = bar.add_task("answers", total=None)
+        generate_calibration(job, processes, lambda done, total: bar.update(task, completed=done, total=total))
+    if processes.is_main_process:
+        if bar.tasks[0].total is None:
+            console.print("[dim]all answered before[/dim]")
+        tell(job)
+    processes.destroy_process_group()
+
+
+def calibration_job(cfg: DictConfig, processes: PartialState) -> CalibrationJob:
+    """The configuration, checked; no weights are read."""
+    import torch
+
+    from bild_lab.data.tasks import DatasetSpec, load_examples
+    from bild_lab.models.hf import HuggingFaceModel
+    from bild_lab.models.loading import Checkpoint, resolve_device, resolve_dtype
+    from bild_lab.results.records import require_writable
+    from bild_lab.runner import sweep_folder
+    from bild_lab.training.calibration import CalibrationJob
+
+    dataset = typed(DatasetSpec, cfg.dataset, "dataset")
+    folder = sweep_folder(cfg)
+    require_writable(folder)
+    if not isinstance(cfg.model.path, str) or not cfg.model.path:
+        raise UserError(f"model.path must be a folder or a hub id, got {cfg.model.path!r}")
+    if cfg.runtime.threads is not None:
+        require_whole("runtime.threads", cfg.runtime.threads, 1)
+        torch.set_num_threads(cfg.runtime.threads)
+    device = processes.device if processes.num_processes > 1 else resolve_device(cfg.runtime.device)
+    target = HuggingFaceModel(Checkpoint(cfg.model.path, cfg.model.revision), device, resolve_dtype(cfg.runtime.dtype))
+    target.checkpoint.check()
+    examples = load_examples(dataset)
+    limit = cfg.decoding.max_new_tokens
+    return CalibrationJob(target, dataset, examples, limit, cfg.batch_size, cfg.part_size, folder)
+
+
+def tell(job: CalibrationJob) -> None:
+    """What there is now, and what to do with it."""
+    metrics = json.loads((job.folder / "metrics.json").read_text())
+    what = f"{metrics['examples']:,} answers of {job.target.checkpoint.path} to {job.dataset.name} {job.dataset.split}"
+    counts = f"{metrics['answer_tokens']:,} tokens, {metrics['cut_by_length']:,} answers cut at {job.max_new_tokens}"
+    speed = f"{metrics['examples_per_s']:.1f} examples and {metrics['tokens_per_s']:,.0f} tokens/s in each process"
+    output.print(escape(f"{job.folder}: {what}, {counts}; {speed}"))
+    output.print(escape(f"align with: python scripts/align.py name=aligned model.path=SMALL calibration={job.folder}"))
+
+
+@hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="calibration")
+def main(cfg: DictConfig) -> None:
+    """One folder of answers."""
+    if os.environ.get("RANK", "0") != "0":  # one process speaks for all
+        console.quiet = output.quiet = True
+    try:
+        generate(cfg)
+    except UserError as error:
+        refuse(error)  # here, as Hydra puts a line of its own before what passes through it
+
+
+if __name__ == "__main__":
+    run_application(main)
