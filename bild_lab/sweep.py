@@ -30,8 +30,9 @@ from bild_lab.build import build, policy_label
 from bild_lab.cli import console, escape, output, plain_message, refuse
 from bild_lab.config import knob_values
 from bild_lab.errors import UserError
+from bild_lab.point import Point, prepare, sweep_folder
 from bild_lab.results.records import Sweep, point_hash
-from bild_lab.runner import Point, prepare, run_point, sweep_folder
+from bild_lab.runner import run_point
 from bild_lab.stopping import Stopped, StopSignals
 
 FAILED_POINTS = 1

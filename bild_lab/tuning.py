@@ -22,9 +22,9 @@ from bild_lab.config import compose_config, require_whole
 from bild_lab.data.loading import canonical_split
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
+from bild_lab.point import prepare, sweep_folder
 from bild_lab.report.settings import by_setting
 from bild_lab.results.records import Sweep, point_hash
-from bild_lab.runner import prepare, sweep_folder
 
 STUDY, CHOSEN = "study.sqlite", "tuned.json"
 STARTUP_TRIALS = 10  # at random, before Optuna's model is asked

@@ -43,8 +43,8 @@ def run(cfg: DictConfig) -> None:
 def alignment(cfg: DictConfig) -> Alignment:
     """The configuration, typed."""
     from bild_lab.models.loading import Checkpoint
+    from bild_lab.point import sweep_folder
     from bild_lab.results.records import require_writable
-    from bild_lab.runner import sweep_folder
     from bild_lab.training.align import Alignment
     from bild_lab.training.calibration import read_calibration
     from bild_lab.training.comparison import Comparison

@@ -13,8 +13,8 @@ def build_table(cfg: DictConfig) -> None:
     from bild_lab.data.tasks import DatasetSpec, load_examples  # torch loads only when there is something to do
     from bild_lab.drafters.ngram import estimate, reference_tokens, require_order
     from bild_lab.models.loading import Checkpoint
+    from bild_lab.point import sweep_folder
     from bild_lab.results.records import require_writable
-    from bild_lab.runner import sweep_folder
 
     pair = typed(PairSpec, cfg.pair, "pair")
     dataset = typed(DatasetSpec, cfg.dataset, "dataset")

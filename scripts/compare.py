@@ -20,10 +20,10 @@ def compare(cfg: DictConfig) -> None:
     """Compare, print, and write the table and the page. Raises UserError for bad input."""
     # drawing and scoring libraries take seconds to import, which bad input should not wait for
     from bild_lab.analysis.comparison import compare_pair, differences, match
+    from bild_lab.point import sweep_folder
     from bild_lab.report.comparison import comparison_table, notes, summary, write_comparison
     from bild_lab.results.records import require_writable
     from bild_lab.results.sides import read_side, references_of, stored_examples
-    from bild_lab.runner import sweep_folder
 
     names = tuple(str(name) for name in cfg.sweeps)
     if len(names) != 2:

@@ -58,8 +58,8 @@ def finetune(cfg: DictConfig) -> None:
 def training_job(cfg: DictConfig) -> TrainingJob:
     """The configuration as a job, its data read."""
     from bild_lab.data.tasks import DatasetSpec
+    from bild_lab.point import sweep_folder
     from bild_lab.results.records import require_writable
-    from bild_lab.runner import sweep_folder
     from bild_lab.training.job import Recipe, TrainingJob
     from bild_lab.training.tracking import run_logger
 

@@ -58,8 +58,8 @@ def calibration_job(cfg: DictConfig, processes: PartialState) -> CalibrationJob:
     from bild_lab.data.tasks import DatasetSpec, load_examples
     from bild_lab.models.hf import HuggingFaceModel
     from bild_lab.models.loading import Checkpoint, resolve_device, resolve_dtype
+    from bild_lab.point import sweep_folder
     from bild_lab.results.records import require_writable
-    from bild_lab.runner import sweep_folder
     from bild_lab.training.calibration import CalibrationJob
 
     dataset = typed(DatasetSpec, cfg.dataset, "dataset")

@@ -30,9 +30,9 @@ MOVED = {"model.path", "dataset.path"}  # the weights' fingerprint and the data'
 def match_rates(cfg: DictConfig) -> None:
     """Measure, and leave table and figure. Raises UserError for bad input."""
     from bild_lab.data.tasks import DatasetSpec, load_examples  # torch loads only when there is something to do
+    from bild_lab.point import data_hash, sweep_folder
     from bild_lab.ppd.match_rates import MatchSpec, layers_of, measure_match_rates
     from bild_lab.results.records import require_writable
-    from bild_lab.runner import data_hash, sweep_folder
 
     folder = sweep_folder(cfg)
     require_writable(folder)
@@ -92,7 +92,7 @@ def request_for(target: NativeModel, prompt: str, dataset: DatasetSpec, max_new_
 
 def settings_of(spec: MatchSpec, layers: tuple[int, ...], target: NativeModel, max_new_tokens: int) -> dict[str, Any]:
     """What decides the numbers beside the data, dotted under the user's own keys."""
-    from bild_lab.runner import file_hash
+    from bild_lab.point import file_hash
 
     return {
         "model.path": target.checkpoint.path,

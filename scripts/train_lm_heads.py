@@ -50,8 +50,8 @@ def train(cfg: DictConfig) -> None:
 
 def heads_job(cfg: DictConfig) -> FrozenJob:
     """The configuration as a job; answers are generated where they are learned and not there yet."""
+    from bild_lab.point import sweep_folder
     from bild_lab.results.records import require_writable
-    from bild_lab.runner import sweep_folder
     from bild_lab.training.folder import TrainingFolder
     from bild_lab.training.frozen import FrozenJob
     from bild_lab.training.lm_heads import LayerHeadsTraining, RowCheckpoint

@@ -19,9 +19,9 @@ from bild_lab.errors import UserError, require_flag
 def report(cfg: DictConfig) -> None:
     """Write the spec, publish it, and say where it is. Raises UserError for bad input."""
     from bild_lab.files import write_atomically
+    from bild_lab.point import sweep_folder
     from bild_lab.report.wandb_report import group_report, publish, report_spec  # wandb takes seconds to import
     from bild_lab.results.records import require_writable
-    from bild_lab.runner import sweep_folder
 
     require_flag("offline", cfg.offline)
     folder = sweep_folder(cfg)

@@ -21,7 +21,7 @@ import run
 from bild_lab.api import load_model
 from bild_lab.cli import quoted, run_application
 from bild_lab.measure.sharing import DeviceUse
-from bild_lab.runner import DEFAULT_THREADS, file_hash
+from bild_lab.point import DEFAULT_THREADS, file_hash
 
 Command = Callable[..., tuple[int, str]]
 

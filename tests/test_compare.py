@@ -13,8 +13,8 @@ from omegaconf import OmegaConf
 from bild_lab.cli import run_application, with_words
 from bild_lab.config import compose_config
 from bild_lab.data.tasks import DatasetSpec, load_examples
+from bild_lab.point import data_hash
 from bild_lab.results.records import Sweep
-from bild_lab.runner import data_hash
 from scripts import compare
 from tests.report.sample import ENVIRONMENT, sample_result
 

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from bild_lab.config import config_dir, typed
 from bild_lab.data.tasks import DatasetSpec, load_examples
 from bild_lab.errors import UserError
-from bild_lab.runner import cached_examples, prepare
+from bild_lab.point import cached_examples, prepare
 from tests.adapters.tiny import files_of
 from tests.drafters.tables import ngram_table
 from tests.tiny import tiny_llama

@@ -14,6 +14,8 @@ from bild_lab.decode import Method, Prepares
 from bild_lab.request import Request
 from bild_lab.trace import Span, StageTrace, Trace
 
+METHOD, BASELINE = "method", "baseline"  # what is measured, and what it is measured against
+
 
 @dataclass(frozen=True)
 class Timed:

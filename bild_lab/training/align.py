@@ -16,8 +16,8 @@ from bild_lab.errors import UserError
 from bild_lab.metrics import score
 from bild_lab.models.hf import HuggingFaceModel
 from bild_lab.models.loading import Checkpoint, resolve_device, resolve_dtype
+from bild_lab.point import cached_examples, prepare
 from bild_lab.results.records import Sweep
-from bild_lab.runner import cached_examples, prepare
 from bild_lab.training.agreement import agreement
 from bild_lab.training.calibration import END, Answer, Calibration, vocabulary_hash
 from bild_lab.training.comparison import Comparison, gains, measured_points, point_configs

@@ -14,8 +14,9 @@ from bild_lab.config import compose_policy, require_whole
 from bild_lab.data.tasks import DatasetSpec
 from bild_lab.errors import UserError
 from bild_lab.models.loading import Checkpoint
+from bild_lab.point import prepare
 from bild_lab.results.records import Sweep
-from bild_lab.runner import prepare, run_point
+from bild_lab.runner import run_point
 from bild_lab.training.calibration import Calibration
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from bild_lab.data.tasks import DatasetSpec, load_examples
 from bild_lab.errors import UserError
 from bild_lab.models.hf import HuggingFaceModel
 from bild_lab.models.loading import Checkpoint, resolve_dtype
+from bild_lab.point import sweep_folder
 from bild_lab.results.records import require_writable
-from bild_lab.runner import sweep_folder
 from bild_lab.training.calibration import Calibration, CalibrationJob, generate_calibration, read_calibration
 from bild_lab.training.engine import on_cpu
 from bild_lab.training.folder import TrainingFolder

@@ -8,11 +8,12 @@ import pytest
 
 from bild_lab.config import compose_config
 from bild_lab.measure.timing import Timed
+from bild_lab.point import prepare
 from bild_lab.ppd.account import pipeline_account, pipeline_units
 from bild_lab.ppd.log import PipelineLog
 from bild_lab.results.records import Sweep
 from bild_lab.results.table import to_row
-from bild_lab.runner import prepare, run_point
+from bild_lab.runner import run_point
 from bild_lab.trace import Round, Trace
 
 
