@@ -8,8 +8,8 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from hydra.errors import HydraException
@@ -124,6 +124,20 @@ def refuse(error: BaseException, config_name: str = "config") -> NoReturn:
     """Say what is wrong with the input and exit with code 2."""
     console.print(f"[bold red]error[/bold red]: {escape(plain_message(error, config_name))}")
     sys.exit(BAD_INPUT)
+
+
+@contextmanager
+def refusing(config_name: str = "config") -> Iterator[None]:
+    """Refuse bad input that the block finds; of several processes that train together, one speaks for all.
+
+    The block is what Hydra calls, as Hydra puts a line of its own before an error that passes through it.
+    """
+    if os.environ.get("RANK", "0") != "0":
+        console.quiet = output.quiet = True
+    try:
+        yield
+    except UserError as error:
+        refuse(error, config_name)
 
 
 def plain_message(error: BaseException, config_name: str = "config") -> str:

@@ -9,7 +9,6 @@ Several devices train together:
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from omegaconf import DictConfig
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from bild_lab.cli import console, escape, output, refuse, run_application
+from bild_lab.cli import console, escape, output, refusing, run_application
 from bild_lab.config import MeasureSpec, RuntimeSpec, config_dir, typed
 from bild_lab.errors import UserError, require_flag
 
@@ -124,12 +123,8 @@ def _number(value: float | None, scale: float, sign: str = "") -> str:
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="align")
 def main(cfg: DictConfig) -> None:
     """One aligned model."""
-    if os.environ.get("RANK", "0") != "0":  # one process speaks for all
-        console.quiet = output.quiet = True
-    try:
+    with refusing():
         run(cfg)
-    except UserError as error:
-        refuse(error)  # here, as Hydra puts a line of its own before what passes through it
 
 
 if __name__ == "__main__":

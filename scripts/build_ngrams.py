@@ -3,7 +3,7 @@
 import hydra
 from omegaconf import DictConfig
 
-from bild_lab.cli import escape, output, refuse, run_application
+from bild_lab.cli import escape, output, refusing, run_application
 from bild_lab.config import PairSpec, config_dir, typed
 from bild_lab.errors import UserError
 
@@ -41,10 +41,8 @@ def build_table(cfg: DictConfig) -> None:
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="ngrams")
 def main(cfg: DictConfig) -> None:
     """One table."""
-    try:
+    with refusing():
         build_table(cfg)
-    except UserError as error:
-        refuse(error)  # here, as Hydra puts a line of its own before what passes through it
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import sys
 import hydra
 from omegaconf import DictConfig
 
-from bild_lab.cli import escape, output, refuse, run_application, with_words
+from bild_lab.cli import escape, output, refusing, run_application, with_words
 from bild_lab.config import config_dir
 from bild_lab.errors import UserError
 
@@ -58,10 +58,8 @@ def compare(cfg: DictConfig) -> None:
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="compare")
 def main(cfg: DictConfig) -> None:
     """One comparison."""
-    try:
+    with refusing():
         compare(cfg)
-    except UserError as error:
-        refuse(error)  # here, as Hydra puts a line of its own before what passes through it
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
-from bild_lab.cli import console, escape, output, refuse, run_application
+from bild_lab.cli import escape, output, refusing, run_application
 from bild_lab.config import config_dir, require_whole, typed
 from bild_lab.errors import UserError
 
@@ -117,12 +117,8 @@ def examples(dataset: DatasetSpec, validation: ValidationSpec) -> tuple[tuple[Ex
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="finetune")
 def main(cfg: DictConfig) -> None:
     """One checkpoint."""
-    if os.environ.get("RANK", "0") != "0":  # one process speaks for all
-        console.quiet = output.quiet = True
-    try:
+    with refusing():
         finetune(cfg)
-    except UserError as error:
-        refuse(error)  # here, as Hydra puts a line of its own before what passes through it
 
 
 if __name__ == "__main__":

@@ -10,14 +10,13 @@ Several devices share the work:
 from __future__ import annotations
 
 import json
-import os
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import hydra
 from omegaconf import DictConfig
 
-from bild_lab.cli import console, escape, output, refuse, run_application
+from bild_lab.cli import console, escape, output, refusing, run_application
 from bild_lab.config import config_dir, require_whole, typed
 from bild_lab.errors import UserError
 
@@ -91,12 +90,8 @@ def tell(job: CalibrationJob) -> None:
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="calibration")
 def main(cfg: DictConfig) -> None:
     """One folder of answers."""
-    if os.environ.get("RANK", "0") != "0":  # one process speaks for all
-        console.quiet = output.quiet = True
-    try:
+    with refusing():
         generate(cfg)
-    except UserError as error:
-        refuse(error)  # here, as Hydra puts a line of its own before what passes through it
 
 
 if __name__ == "__main__":

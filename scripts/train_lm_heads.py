@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
-from bild_lab.cli import console, escape, output, refuse, run_application
+from bild_lab.cli import escape, output, refusing, run_application
 from bild_lab.config import config_dir, require_whole, typed
 from bild_lab.errors import UserError
 
@@ -128,12 +128,8 @@ def recipe_for(cfg: DictConfig, answers: int) -> Recipe:
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train_lm_heads")
 def main(cfg: DictConfig) -> None:
     """One folder of heads."""
-    if os.environ.get("RANK", "0") != "0":  # one process speaks for all
-        console.quiet = output.quiet = True
-    try:
+    with refusing():
         train(cfg)
-    except UserError as error:
-        refuse(error)  # here, as Hydra puts a line of its own before what passes through it
 
 
 if __name__ == "__main__":

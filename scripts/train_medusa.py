@@ -9,14 +9,11 @@ Several devices train together:
 
 from __future__ import annotations
 
-import os
-
 import hydra
 from omegaconf import DictConfig
 
-from bild_lab.cli import console, output, refuse, run_application
+from bild_lab.cli import refusing, run_application
 from bild_lab.config import config_dir, typed
-from bild_lab.errors import UserError
 
 
 def train(cfg: DictConfig) -> None:
@@ -30,12 +27,8 @@ def train(cfg: DictConfig) -> None:
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train_medusa")
 def main(cfg: DictConfig) -> None:
     """One set of heads."""
-    if os.environ.get("RANK", "0") != "0":  # one process speaks for all
-        console.quiet = output.quiet = True
-    try:
+    with refusing():
         train(cfg)
-    except UserError as error:
-        refuse(error)  # here, as Hydra puts a line of its own before what passes through it
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ import sys
 import hydra
 from omegaconf import DictConfig
 
-from bild_lab.cli import console, escape, output, refuse, run_application, with_words
+from bild_lab.cli import console, escape, output, refusing, run_application, with_words
 from bild_lab.config import config_dir
-from bild_lab.errors import UserError, require_flag
+from bild_lab.errors import require_flag
 
 
 def report(cfg: DictConfig) -> None:
@@ -44,10 +44,8 @@ def report(cfg: DictConfig) -> None:
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="wandb_report")
 def main(cfg: DictConfig) -> None:
     """One report."""
-    try:
+    with refusing():
         report(cfg)
-    except UserError as error:
-        refuse(error)  # here, as Hydra puts a line of its own before what passes through it
 
 
 if __name__ == "__main__":
