@@ -1,4 +1,7 @@
-"""How often early layers know the next token: python scripts/match_rates.py name=match model.path=DIR [overrides]"""
+"""How often early layers know the next token: python scripts/match_rates.py name=match model.path=DIR [overrides]
+
+PPD's tables: python scripts/match_rates.py experiment=ppd_tab1/squad; small ones: experiment=ppd_tab1/small
+"""
 
 from __future__ import annotations
 
@@ -129,8 +132,9 @@ def require_same_settings(folder: Path, settings: dict[str, Any]) -> None:
 def write(found: MatchRates, folder: Path, settings: dict[str, Any], target: NativeModel) -> None:
     """Table and figure, then what they are of."""
     from bild_lab.measure.environment import environment
-    from bild_lab.ppd.match_rates import Rate, draw_match_rates
-    from bild_lab.report.theory_figures import write_csv
+    from bild_lab.ppd.match_rates import Rate
+    from bild_lab.report.figure_files import write_csv
+    from bild_lab.report.match_rate_figure import draw_match_rates
     from bild_lab.report.wording import short_name
     from bild_lab.training.folder import write_json, writing
 

@@ -7,25 +7,35 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
-from itertools import zip_longest
+from itertools import product, takewhile, zip_longest
 from pathlib import Path
 
 import pytest
+import torch
 from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig, OmegaConf
 
+from bild_lab.adapters.layer_heads import LayerHeads
 from bild_lab.config import config_dir, typed
 from bild_lab.data.tasks import DatasetSpec, load_examples
 from bild_lab.errors import UserError
+from bild_lab.models.loading import Checkpoint
+from bild_lab.models.native import NativeModel
 from bild_lab.point import cached_examples, prepare
+from bild_lab.report.paper_figures import FIGURES, measured
+from bild_lab.report.published import load_published
+from scripts.match_rates import match_rates
 from tests.adapters.tiny import files_of
 from tests.drafters.tables import ngram_table
 from tests.tiny import tiny_llama
 
 FOLDER = config_dir() / "experiment"
-EXPERIMENTS = sorted(file.relative_to(FOLDER).with_suffix("").as_posix() for file in FOLDER.rglob("*.yaml"))
+EVERY = sorted(file.relative_to(FOLDER).with_suffix("").as_posix() for file in FOLDER.rglob("*.yaml"))
+MATCH_RATES = [name for name in EVERY if name.startswith("ppd_tab")]  # run by scripts/match_rates.py
+EXPERIMENTS = [name for name in EVERY if name not in MATCH_RATES]
 
 TEMPERATURES, WINDOWS = ("decoding.temperature", "0,1"), ("policy.window", "3,5,7")
 LENIENCES, ORDERS = ("policy.lenience", "1,0.5,0.3,0.1"), ("policy.order", "1,2")
@@ -57,6 +67,16 @@ BITA = {
     "bita_fig9": (BITA_DATA, None),
 }
 CHAT = {"llama2": "[INST] <<SYS>>", "vicuna": "A chat between", "falcon": "User: "}
+# PPD's Table 3 with the contents of ROW
+PROMPTS = {
+    "squad": "We have provided context information below.\na text\n"
+    "### Given this information, please answer the question: what is it?\n### Assistant:",
+    "wmt15_en_fr": "### Instruction: Translate English sentence into French.\n"
+    "English: Sounds like a typical rugby club to me.\nFrench: Ça m'a l'air d'être un club de rugby typique. #\n"
+    "English: At an English university, perhaps\nFrench: Dans une université anglaise, peut-être #\n"
+    "English: a text\nFrench:",
+    "cnn_dailymail": "# Article\na text\n# Summarize the article\n### Assistant:",
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -213,3 +233,77 @@ def test_the_ways_of_decoding_are_those_of_bitas_table_4() -> None:
 def test_a_small_bita_experiment_asks_for_the_users_target(file: str) -> None:
     with pytest.raises(UserError, match=r"pair\.target must be a folder or a hub id, got null"):
         prepare(composed(f"bita_small/{file}"))
+
+
+@lru_cache
+def of_match_rates(experiment: str, *overrides: str) -> DictConfig:
+    return compose("match_rates", [f"experiment={experiment}", *overrides])
+
+
+def scale_of(experiment: str) -> str:
+    return "small" if experiment.endswith("/small") else "paper"
+
+
+@pytest.mark.parametrize("experiment", MATCH_RATES)
+def test_an_experiment_of_match_rates_names_its_own_command_the_hardware_and_the_cost(experiment: str) -> None:
+    first, second, *others = (FOLDER / f"{experiment}.yaml").read_text().splitlines()
+    assert first == "# @package _global_"
+    assert second.endswith(f": python scripts/match_rates.py experiment={experiment}")
+    comment = "\n".join(takewhile(lambda line: line.startswith("#"), others))
+    assert "The paper: Vicuna-13B, its heads trained on 8 A100" in comment and "Cost: " in comment
+
+
+@pytest.mark.parametrize("experiment", MATCH_RATES)
+def test_an_experiment_of_match_rates_is_refused_by_the_main_job(experiment: str) -> None:
+    """Which would measure the default policy on the default pair instead."""
+    with pytest.raises(ConfigCompositionException, match="Could not override 'model'"):
+        composed(experiment)
+
+
+@pytest.mark.parametrize("table", ["ppd_tab1", "ppd_tab4_6"])
+def test_ppds_tables_have_a_file_for_each_data_set_and_a_small_one_that_share_their_runs(table: str) -> None:
+    files = sorted(name.partition("/")[2] for name in MATCH_RATES if name.startswith(f"{table}/"))
+    assert files == sorted([*PROMPTS, "small"])
+    for file in files:
+        assert of_match_rates(f"{table}/{file}") == of_match_rates(f"ppd_tab1/{file}")
+    for scale, folders in load_published(table).folders.items():
+        own = [name for name in MATCH_RATES if name.startswith(f"{table}/") and scale_of(name) == scale]
+        assert sorted(folders) == sorted(of_match_rates(name).name for name in own)
+
+
+@pytest.mark.parametrize("dataset", PROMPTS)
+def test_a_row_of_ppds_tables_has_the_papers_prompt_and_all_the_numbers_it_prints(dataset: str, rows: Path) -> None:
+    cfg = of_match_rates(f"ppd_tab4_6/{dataset}", f"dataset.path={rows}")
+    (example,) = load_examples(typed(DatasetSpec, cfg.dataset, "dataset"))
+    assert (example.prompt, cfg.dataset.max_source_tokens, cfg.dataset.limit) == (PROMPTS[dataset], None, None)
+    assert (cfg.model.path, cfg.heads[0]) == ("lmsys/vicuna-13b-v1.3", "shared")
+    assert len(cfg.heads) == 2 and cfg.heads[1].startswith("outputs/")
+    groups, rest = divmod(cfg.decoding.max_new_tokens, cfg.positions)
+    ends = [(group * cfg.positions + 1, (group + 1) * cfg.positions) for group in range(groups)]
+    panels = [dataset, *(f"{dataset}, tokens {first}-{last}" for first, last in ends)]
+    asked = {
+        (panel, f"layer {layer}, {heads}, k = {top_k}", "match rate")
+        for panel, layer, heads, top_k in product(panels, cfg.layers, ("shared", "trained"), cfg.top_k)
+    }
+    printed = {key for key in load_published("ppd_tab4_6").printed if key[0].partition(",")[0] == dataset}
+    assert (asked, rest) == (printed, 0)
+
+
+@pytest.mark.parametrize("experiment", [f"ppd_tab1/{file}" for file in (*PROMPTS, "small")])
+def test_an_experiment_of_match_rates_fills_both_figures(
+    experiment: str, checkpoints: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a tiny checkpoint with heads for its first layer, and a local row in place of what the hub has."""
+    monkeypatch.chdir(tmp_path)
+    plain = of_match_rates(experiment)
+    target = NativeModel(Checkpoint(str(checkpoints / "llama")), torch.device("cpu"), torch.float32)
+    LayerHeads.fresh(target.decoder, {"fingerprint": target.checkpoint.fingerprint}, [1]).save(plain.heads[1])
+    here = [f"model.path={checkpoints / 'llama'}", "layers=[1]", "runtime.device=cpu"]
+    here += [f"dataset.path={rows}"] if plain.dataset.name != "toy" else ["dataset.limit=2"]
+    match_rates(of_match_rates(experiment, *here))
+    expected = [f"layer 1, {heads}, k = {top_k}" for heads in ("shared", "trained") for top_k in (1, 3, 5)]
+    for name in ("ppd_tab1", "ppd_tab4_6"):
+        rates = measured(FIGURES[name], load_published(name), Path("outputs"), scale_of(experiment))
+        cells = FIGURES[name].cells(rates)
+        assert [cell.row for cell in cells if cell.panel == plain.dataset.name] == expected
+        assert (f"{plain.dataset.name}, tokens 1-{plain.positions}" in {cell.panel for cell in cells}) == ("4" in name)

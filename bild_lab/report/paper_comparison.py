@@ -61,13 +61,18 @@ class Comparison:
 
 
 def compare(cells: Sequence[Cell], published: Published, scale: str) -> Comparison:
-    """Set what was measured beside what was printed; at small scale beside the panel that it stands for."""
+    """Set what was measured beside what was printed; at small scale beside the panel that it stands for.
+
+    What a panel's name has behind a comma is a part of the data, which stays the same part.
+    """
     lines, used = [], set()
     for cell in cells:
         panel, row, quantity = cell.key
         if scale == "small":
             row = published.stands_for.rows.get(row, row)
-            panel = panel if (panel, row, quantity) in published.printed else published.stands_for.panel
+            _, *part = panel.split(",")  # such as "toy, tokens 1-2"
+            stand_in = ",".join([published.stands_for.panel, *part])
+            panel = panel if (panel, row, quantity) in published.printed else stand_in
         key = (panel, row, quantity)
         beside, tolerance = published.printed.get(key), published.tolerances.get(quantity)
         if cell.formula is not None:

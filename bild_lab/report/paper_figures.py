@@ -22,7 +22,7 @@ from bild_lab.report.paper_drawings import (
     draw_tokens_per_call,
     draw_trade_offs,
 )
-from bild_lab.report.paper_points import Point, Row, read_match_rates, read_points
+from bild_lab.report.paper_points import MatchRate, Point, Row, read_match_rates, read_points
 from bild_lab.report.paper_texts import draw_texts, texts_as_markdown
 from bild_lab.report.published import SCALES, Published, load_published
 from bild_lab.report.wording import short_name
@@ -33,7 +33,8 @@ class PaperFigure:
     """How outputs become a figure.
 
     cells: the numbers that a run gives. row: which curve a point belongs to. borrowed: rows that come from another
-    figure's folder, and alone make no panel. read: what the folders hold. texts: what follows the tables.
+    figure's folder, and alone make no panel. read: what the folders hold. script: what runs the figure's experiments.
+    texts: what follows the tables.
     """
 
     cells: Callable[[Sequence[Any]], list[cells_of.Cell]]
@@ -41,11 +42,19 @@ class PaperFigure:
     row: Row = rows.policy
     borrowed: frozenset[str] = frozenset()
     read: Callable[[Sequence[Path]], list[Any]] = read_points
+    script: str = "run.py"
     texts: Callable[[Sequence[Point]], str] = lambda _: ""
 
 
 def _trade_off(row: Row, *borrowed: str) -> PaperFigure:
     return PaperFigure(cells_of.at_losses(row), draw_trade_offs, row, frozenset(borrowed))
+
+
+def _match_rates(positions: bool) -> PaperFigure:
+    def cells(rates: Sequence[MatchRate]) -> list[cells_of.Cell]:
+        return cells_of.match_rates(rates, positions)
+
+    return PaperFigure(cells, read=read_match_rates, script="scripts/match_rates.py")
 
 
 FIGURES = {
@@ -73,8 +82,8 @@ FIGURES = {
     "bita_fig7": PaperFigure(cells_of.greedy_speedups(rows.policy, rows.pair)),
     "bita_fig8": PaperFigure(cells_of.greedy_speedups(rows.prompt_tokens)),
     "bita_fig9": PaperFigure(cells_of.greedy_speedups(rows.mask_tokens)),
-    "ppd_tab1": PaperFigure(lambda rates: cells_of.match_rates(rates, positions=False), read=read_match_rates),
-    "ppd_tab4_6": PaperFigure(lambda rates: cells_of.match_rates(rates, positions=True), read=read_match_rates),
+    "ppd_tab1": _match_rates(positions=False),
+    "ppd_tab4_6": _match_rates(positions=True),
     "ppd_fig2": PaperFigure(cells_of.pipeline_trade_off),
     "ppd_fig4": PaperFigure(cells_of.pipeline_compute),
 }
@@ -124,16 +133,11 @@ def measured(figure: PaperFigure, published: Published, outputs: Path, scale: st
     return found if figure.cells(found) or figure.texts(found) else []
 
 
-def small_commands(name: str) -> list[str]:
-    """What to run for the figure at small scale, in order."""
-    return load_published(name).small
-
-
 def paper_commands(name: str) -> list[str]:
-    """What to run for the figure at the paper's scale; empty where a script of its own measures it."""
+    """What to run for the figure at the paper's scale."""
     files = sorted((config_dir() / "experiment" / name).glob("*.yaml"))
     named = [file.stem for file in files if not file.stem.startswith("small")]
-    return [f"python run.py experiment={name}/{one}" for one in named]
+    return [f"python {FIGURES[name].script} experiment={name}/{one}" for one in named]
 
 
 def _drawn(name: str, figure: PaperFigure, published: Published, points: list[Any], scale: str, folder: Path) -> Drawn:
@@ -195,8 +199,7 @@ def _nothing(name: str, published: Published, outputs: Path, scale: str | None) 
     folders = dict.fromkeys(str(outputs / each) for one in scales for each in published.folders[one])
     ways = []
     if "paper" in scales:
-        large = "; ".join(paper_commands(name)) or "what conf/match_rates.yaml says"
-        ways.append(f"at the paper's scale {large}")
+        ways.append(f"at the paper's scale {'; '.join(paper_commands(name))}")
     if "small" in scales:
         ways.append(f"at small scale {'; '.join(published.small)}")
     return f"{name} wants finished points in {' or '.join(folders)}, got none; run {', or '.join(ways)}"
