@@ -12,9 +12,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.analysis.pareto import best_at_loss
@@ -25,12 +22,12 @@ from bild_lab.files import write_atomically
 from bild_lab.point import prepare, sweep_folder
 from bild_lab.report.settings import by_setting
 from bild_lab.results.records import Sweep, point_hash
+from bild_lab.search_space import Space, Values
 
 STUDY, CHOSEN = "study.sqlite", "tuned.json"
 STARTUP_TRIALS = 10  # at random, before Optuna's model is asked
 
 Measure = Callable[[DictConfig], Any]
-Values = tuple[str, ...]  # one override for each list of the space
 
 
 @dataclass(frozen=True)
@@ -50,54 +47,6 @@ class TuneSpec:
             raise UserError(f"tune.loss must be points of quality >= 0, or null for the whole front, got {self.loss!r}")
         if canonical_split(str(self.validation)) == canonical_split(str(self.test)):
             raise UserError(f"tune.validation and tune.test must be two splits, got {self.validation!r} twice")
-
-
-@dataclass(frozen=True)
-class Space:
-    """What is searched: every list of values as its overrides, `policy.window=3` and so on, numbers in their order."""
-
-    lists: tuple[Values, ...]
-    fixed: tuple[str, ...]  # values that are no lists
-
-    @property
-    def size(self) -> int:
-        return math.prod(len(values) for values in self.lists)
-
-    def at(self, places: Sequence[int]) -> Values:
-        return tuple(values[place] for values, place in zip(self.lists, places, strict=True))
-
-    def corners(self) -> list[Values]:
-        """Points in which each list's first and last value comes."""
-        firsts = [0] * len(self.lists)
-        lasts = [len(values) - 1 for values in self.lists]
-        changed = [[*firsts[:number], last, *firsts[number + 1 :]] for number, last in enumerate(lasts)]
-        return list(dict.fromkeys(self.at(places) for places in [firsts, *changed]))
-
-
-def read_space(words: Sequence[str]) -> Space:
-    """The lists among overrides such as `policy.window=3,5` or `policy.fallback=range(0.2,0.9,0.1)`.
-
-    Of two for one key the later counts. Raises UserError for anything else than choices and ranges, or no list.
-    """
-    lists: dict[str, Values] = {}
-    for override in OverridesParser.create().parse_overrides(list(words)):
-        try:
-            (jobs,) = BasicSweeper.split_arguments([override], None)
-        except HydraException as error:
-            raise UserError(f"a search wants lists or ranges of values, got {override.input_line}") from error
-        lists[override.get_key_element()] = _ordered([job[0] for job in jobs])
-    searched = tuple(values for values in lists.values() if len(values) > 1)
-    if not searched:
-        raise UserError("a search wants lists of values, got none; give some: policy.fallback=0.3,0.5,0.7")
-    return Space(searched, tuple(values[0] for values in lists.values() if len(values) == 1))
-
-
-def _ordered(overrides: list[str]) -> Values:
-    """Numbers ascending, so that neighbours in a list are alike; others as they were given."""
-    try:
-        return tuple(sorted(dict.fromkeys(overrides), key=lambda one: float(one.partition("=")[2])))
-    except ValueError:
-        return tuple(dict.fromkeys(overrides))
 
 
 @dataclass(frozen=True)
@@ -263,21 +212,17 @@ class Study:
 def tune(tuning: Tuning, seed: int, resume: bool) -> list[dict[str, Any]]:
     """Search, choose, confirm; returns and stores in `tuned.json` what was chosen, with its two results.
 
-    Each is {"overrides", "validation": result, "test": result or None where it failed}.
+    Each is {"overrides", "validation": result, "test": result or None where it failed}. Raises UserError where
+    another process searches under the same name.
     """
-    found = Study(tuning, seed, resume).search()
-    chosen = tuning.chosen(list(found.values()))
-    pairs = []
-    for result in chosen:
-        values = next(values for values, one in found.items() if one is result)
-        pairs.append(
-            {
-                "overrides": list(values),
-                "validation": result,
-                "test": tuning.result(values, tuning.spec.test),
-            }
-        )
-    write_tuned(tuning.sweep.folder / CHOSEN, pairs)
+    with tuning.sweep.search_lock():
+        found = Study(tuning, seed, resume).search()
+        pairs = []
+        for result in tuning.chosen(list(found.values())):
+            values = next(values for values, one in found.items() if one is result)
+            test = tuning.result(values, tuning.spec.test)
+            pairs.append({"overrides": list(values), "validation": result, "test": test})
+        write_tuned(tuning.sweep.folder / CHOSEN, pairs)
     return pairs
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import hydra
 from omegaconf import DictConfig
 
-from bild_lab.cli import escape, output, refuse, run_application
+from bild_lab.cli import escape, output, refuse, run_application, with_words
 from bild_lab.config import config_dir
 from bild_lab.errors import UserError
 
@@ -51,16 +51,6 @@ def merged_from(source: Sweep, merged: Sweep) -> str:
     return f"{source.folder}: {copied} of {len(newest)} points copied, the others were here{left}"
 
 
-def as_overrides(words: list[str]) -> list[str]:
-    """Plain words are folders of sweeps; the rest are overrides and options."""
-    before = ["", *words]  # the word before each: `--cfg job` is an option and its value
-    plain = ["=" not in word and word[:1] != "-" and last[:1] != "-" for last, word in zip(before, words, strict=False)]
-    folders = [word for word, is_plain in zip(words, plain, strict=True) if is_plain]
-    others = [word for word, is_plain in zip(words, plain, strict=True) if not is_plain]
-    quoted = ",".join("'" + folder.replace("\\", "\\\\").replace("'", "\\'") + "'" for folder in folders)
-    return [*others, f"sweeps=[{quoted}]"] if folders else others
-
-
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="merge")
 def main(cfg: DictConfig) -> None:
     """One merged sweep."""
@@ -71,5 +61,5 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    sys.argv[1:] = as_overrides(sys.argv[1:])
+    sys.argv[1:] = with_words(sys.argv[1:], "sweeps")
     run_application(main, "merge")

@@ -26,8 +26,9 @@ from bild_lab.errors import UserError
 def search(cfg: DictConfig) -> None:
     """Check, search, confirm, and say what was chosen. Raises UserError for bad input."""
     from bild_lab.report.wording import number, signed, times  # torch loads only when there is something to do
+    from bild_lab.search_space import read_space
     from bild_lab.sweep import measure_point
-    from bild_lab.tuning import TuneSpec, Tuning, read_space, tune
+    from bild_lab.tuning import TuneSpec, Tuning, tune
 
     if importlib.util.find_spec("optuna") is None:
         raise UserError("a search wants Optuna, which is not installed; pip install 'bild_lab[tuning]'")

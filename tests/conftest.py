@@ -1,10 +1,14 @@
 """Fixtures that several test modules share."""
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
+from bild_lab.cli import run_application
 from tests.checkpoints import write_checkpoints, write_data
 
 torch.set_num_threads(1)  # fastest for tiny models, and leaves the other core to the other half of the tests
@@ -18,3 +22,24 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture
+def command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
+    """Runs a script's `main` in an empty folder; returns its exit code and everything it printed.
+
+    config: the name of the script's own configuration.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(script: ModuleType, *words: str, config: str = "config") -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", [f"{script.__name__.rpartition('.')[2]}.py", *words])
+        with pytest.raises(SystemExit) as ended:
+            run_application(script.main, config)
+        out = capfd.readouterr()
+        return ended.value.code or 0, out.out + out.err
+
+    return call

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,27 +11,10 @@ import pytest
 from transformers import AutoTokenizer
 
 import run
-from bild_lab.cli import run_application
 from bild_lab.drafters.ngram import read_table
 from scripts import build_ngrams
 
 Command = Callable[..., tuple[int, str]]
-
-
-@pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    """Runs one of the applications in an empty folder; returns its exit code and everything it printed."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def call(application: object, *words: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["application", *words])
-        with pytest.raises(SystemExit) as ended:
-            run_application(application.main)
-        out = capfd.readouterr()
-        return ended.value.code or 0, out.out + out.err
-
-    return call
 
 
 @pytest.fixture

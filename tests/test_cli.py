@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -19,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 import run
 from bild_lab.api import load_model
-from bild_lab.cli import quoted, run_application
+from bild_lab.cli import quoted
 from bild_lab.measure.sharing import DeviceUse
 from bild_lab.point import DEFAULT_THREADS, file_hash
 
@@ -33,19 +34,9 @@ PROMISED_COLUMNS = (
 
 
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    """Runs the application in an empty folder; returns its exit code and everything it printed."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def call(*words: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["run.py", *words])
-        with pytest.raises(SystemExit) as ended:
-            run_application(run.main)
-        out = capfd.readouterr()
-        return ended.value.code or 0, out.out + out.err
-
-    return call
+def command(command: Command) -> Command:
+    """Runs run.py in an empty folder; returns its exit code and everything it printed."""
+    return partial(command, run)
 
 
 @pytest.fixture

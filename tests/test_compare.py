@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
-from bild_lab.cli import run_application, with_words
+from bild_lab.cli import with_words
 from bild_lab.config import compose_config
 from bild_lab.data.tasks import DatasetSpec, load_examples
 from bild_lab.point import data_hash
@@ -23,18 +22,9 @@ FALLBACKS = (0.3, 0.6)
 
 
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def call(*words: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["compare.py", *with_words(list(words), "sweeps")])
-        with pytest.raises(SystemExit) as ended:
-            run_application(compare.main, "compare")
-        out = capfd.readouterr()
-        return ended.value.code or 0, out.out + out.err
-
-    return call
+def command(command: Command) -> Command:
+    """Runs scripts/compare.py in an empty folder; returns its exit code and everything it printed."""
+    return lambda *words: command(compare, *with_words(list(words), "sweeps"), config="compare")
 
 
 @pytest.fixture

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import run
 from bild_lab.build import build
-from bild_lab.cli import require_no_secrets, run_application
+from bild_lab.cli import require_no_secrets
 from bild_lab.data import DatasetSpec, load_examples
 from bild_lab.errors import UserError
 from bild_lab.models.loading import Checkpoint
@@ -24,18 +24,9 @@ Command = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def call(*words: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["run.py", *words])
-        with pytest.raises(SystemExit) as ended:
-            run_application(run.main)
-        out = capfd.readouterr()
-        return ended.value.code or 0, out.out + out.err
-
-    return call
+def command(command: Command) -> Command:
+    """Runs run.py in an empty folder; returns its exit code and everything it printed."""
+    return partial(command, run)
 
 
 def changed(checkpoint: Path, folder: Path, **settings: object) -> Path:

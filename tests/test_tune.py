@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,10 +12,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from bild_lab.cli import run_application
 from bild_lab.errors import UserError
 from bild_lab.results.records import Sweep
-from bild_lab.tuning import Space, Study, TuneSpec, Tuning, read_space
+from bild_lab.search_space import Space, read_space
+from bild_lab.tuning import Study, TuneSpec, Tuning
 from scripts import tune as script
 from tests.checkpoints import write_data
 
@@ -179,19 +178,9 @@ Command = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
+def command(command: Command) -> Command:
     """Runs scripts/tune.py in an empty folder; returns its exit code and everything it printed."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def call(*words: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["tune.py", *script.as_overrides(list(words))])
-        with pytest.raises(SystemExit) as ended:
-            run_application(script.main, "tune")
-        out = capfd.readouterr()
-        return ended.value.code or 0, out.out + out.err
-
-    return call
+    return lambda *words: command(script, *script.as_overrides(list(words)), config="tune")
 
 
 @pytest.fixture
@@ -244,6 +233,17 @@ def test_a_search_that_cannot_run_leaves_nothing(case: str, command: Command, ba
     assert code == 2, printed
     assert message in " ".join(printed.split()) and "Traceback" not in printed
     assert [file for file in Path().rglob("*") if file.is_file()] == []
+
+
+def test_a_second_search_under_a_name_is_refused_while_the_first_runs(command: Command, base: list[str]) -> None:
+    sweep = Sweep(Path("outputs/tuned"))
+    with sweep.search_lock():
+        code, printed = command(*base, "policy.window=3,5")
+        assert code == 2, printed
+        assert "another process searches in outputs/tuned; wait" in " ".join(printed.split())
+        assert [file.name for file in sweep.folder.iterdir()] == [".search.lock"]
+    with sweep.search_lock():
+        pass  # what was held is given back
 
 
 def test_validation_that_is_test_under_another_name_is_refused(command: Command, base: list[str], data: Path) -> None:

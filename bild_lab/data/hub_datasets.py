@@ -12,6 +12,11 @@ from bild_lab.data.loading import Row, local_rows
 from bild_lab.errors import UserError
 
 REMEDY = "give a local copy instead: dataset.path=DIR (a folder or a file: .jsonl .json .csv .tsv .parquet)"
+ACCESS = "check its name, its revision and your access (ask for it on the dataset's page, then `hf auth login`)"
+CONVERTED = (
+    "take what the hub made of it, CONFIG being a folder of that branch: "
+    "dataset.hub_revision=refs/convert/parquet dataset.hub_data_dir=CONFIG"
+)
 
 
 def hub_rows(
@@ -24,20 +29,43 @@ def hub_rows(
 ) -> Iterator[tuple[str, Row]]:
     """Rows of one split, each with where it stands ("wmt/wmt14 row 3").
 
-    Raises UserError when the hub is unreachable and the dataset is not cached (within about 5 s), and
-    when the dataset is missing, gated, or has no such config, revision or split.
+    Raises UserError when the hub is unreachable and the dataset is not cached whole (within about 5 s), when
+    the dataset is missing, gated, a script, or has no such config, revision or split, and when a download
+    breaks off or a file is damaged.
     """
-    options = {"name": config, "data_dir": data_dir, "revision": revision, "split": split}
-    if hub_problem() is None:
-        dataset = _load(hub_id, options)
-    else:
-        snapshot = _cached_snapshot(hub_id, data_dir) if data_dir else None
-        if snapshot is not None:
-            yield from local_rows(snapshot, split)
-            return
-        dataset = _load_cached(hub_id, options)
+    if data_dir:
+        yield from local_rows(_folder(hub_id, data_dir.strip("/"), revision), split, [config] if config else [])
+        return
+    options = {"name": config, "revision": revision, "split": split}
+    dataset = _load(hub_id, options) if hub_problem() is None else _load_cached(hub_id, options)
     for index, row in enumerate(dataset):
         yield f"{hub_id} row {index}", row
+
+
+def _folder(hub_id: str, data_dir: str, revision: str | None) -> Path:
+    """One folder of a dataset's files, in the hub's cache.
+
+    `datasets` 5.2 does not find its own cache again when it was loaded with a `data_dir`, and the files
+    alone do not tell whether all were fetched; `snapshot_download` keeps a list of what belongs there.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HTTPError
+
+    where: dict[str, Any] = {"revision": revision, "allow_patterns": f"{data_dir}/*"}
+    cached_only = hub_problem() is not None
+    try:
+        snapshot = snapshot_download(hub_id, repo_type="dataset", local_files_only=cached_only, **where)
+    except (HTTPError, OSError, ValueError) as error:
+        if cached_only:
+            require_hub(f"dataset {hub_id!r}, of which the local cache has not all of {data_dir},", REMEDY)
+        raise UserError(_complaint(hub_id, {"data_dir": data_dir, "revision": revision}, error)) from error
+    folder = Path(snapshot, data_dir)
+    if not folder.is_dir():
+        raise UserError(
+            f"dataset {hub_id!r} has no folder {data_dir!r} (revision={revision}); correct dataset.hub_data_dir, "
+            f"or {REMEDY}"
+        )
+    return folder
 
 
 def _load_cached(hub_id: str, options: dict[str, Any]) -> Any:
@@ -57,12 +85,39 @@ def _load_cached(hub_id: str, options: dict[str, Any]) -> Any:
 
 def _load(hub_id: str, options: dict[str, Any]) -> Any:
     import datasets
+    from huggingface_hub.errors import HTTPError
 
     try:
         return datasets.load_dataset(hub_id, **options)
-    except (datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError) as error:
-        asked = ", ".join(f"{key}={value}" for key, value in options.items() if value is not None)
-        raise UserError(f"cannot load dataset {hub_id!r} ({asked}) from the hub: {error}; {REMEDY}") from error
+    except (datasets.exceptions.DatasetsError, HTTPError, OSError, ValueError, RuntimeError) as error:
+        raise UserError(_complaint(hub_id, options, error)) from error
+
+
+def _complaint(hub_id: str, options: dict[str, Any], error: Exception) -> str:
+    """What could not be loaded, why, and what a user can do about it."""
+    from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
+    from huggingface_hub.errors import HTTPError, RepositoryNotFoundError, RevisionNotFoundError
+    from pyarrow import ArrowException
+
+    reason, remedy = error, REMEDY
+    if isinstance(error, DatasetNotFoundError | RepositoryNotFoundError | RevisionNotFoundError):
+        remedy = f"{ACCESS}, or {REMEDY}"
+    elif isinstance(error, DatasetGenerationError | ArrowException):
+        reason = error.__cause__ or error  # datasets' own words say nothing of the file
+        remedy = f"if its file is damaged, remove {_cache(hub_id)} and repeat the command, or {REMEDY}"
+    elif "scripts are no longer supported" in str(error):
+        remedy = f"{CONVERTED}; or {REMEDY}"
+    elif isinstance(error, HTTPError) or "Consistency check failed" in str(error):
+        remedy = f"the download broke off; repeat the command, or {REMEDY}"
+    asked = ", ".join(f"{key}={value}" for key, value in options.items() if value is not None)
+    return f"cannot load dataset {hub_id!r} ({asked}) from the hub: {' '.join(str(reason).split())}; {remedy}"
+
+
+def _cache(hub_id: str) -> Path:
+    """Where the hub's library keeps what it has fetched of a dataset."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE, f"datasets--{hub_id.replace('/', '--')}")
 
 
 def _may_be_cached(hub_id: str) -> bool:
@@ -71,14 +126,3 @@ def _may_be_cached(hub_id: str) -> bool:
 
     cache = Path(os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME, "datasets")).expanduser()
     return any(cache.glob(f"{hub_id.split('/')[0]}*"))
-
-
-def _cached_snapshot(hub_id: str, data_dir: str) -> Path | None:
-    """The newest downloaded copy of a dataset's folder.
-
-    `datasets` 5.2 does not find its own cache again when it was loaded with a `data_dir`.
-    """
-    from huggingface_hub import constants
-
-    snapshots = Path(constants.HF_HUB_CACHE, f"datasets--{hub_id.replace('/', '--')}", "snapshots")
-    return max(snapshots.glob(f"*/{data_dir}"), key=lambda folder: folder.stat().st_mtime, default=None)

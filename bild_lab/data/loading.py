@@ -219,4 +219,4 @@ def _parquet_rows(file: Path) -> Iterator[tuple[str, Row]]:
                 yield f"{file} row {index}", row
                 index += 1
     except pyarrow.ArrowException as error:
-        raise UserError(f"{file} is not a readable parquet file: {error}") from error
+        raise UserError(f"{file} is not a readable parquet file: {error}; copy or download it again") from error

@@ -13,8 +13,8 @@ from matplotlib.lines import Line2D
 from bild_lab.ppd.paper import DATASETS, LAYERS, TOP_KS, match_rate
 from bild_lab.ppd.simulator import draw_matches, simulate
 from bild_lab.ppd.theory import compute_per_time_unit, compute_per_token, latency_per_token
+from bild_lab.report.figure_files import paper_figure, write_csv
 from bild_lab.report.style import HAIRLINE, INK, MUTED, marks
-from bild_lab.report.theory_figures import paper_figure, write_csv
 
 EXITS = (20, 30, 35, 37)  # the paper's figures show the first, half of the layers
 SIMULATED_TOKENS, SIMULATED_TEXTS = 128, 30

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from statistics import median
 
-from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
-from matplotlib.figure import Figure
 
 from bild_lab.analysis.theory import (
     expected_tokens,
@@ -25,9 +19,9 @@ from bild_lab.analysis.theory import (
     walltime_improvement,
 )
 from bild_lab.errors import UserError
-from bild_lab.files import write_atomically
+from bild_lab.report.figure_files import paper_figure, write_csv
 from bild_lab.report.settings import by_setting, setting_title
-from bild_lab.report.style import FIGURE_STYLE, HAIRLINE, MUTED, Mark, marks
+from bild_lab.report.style import HAIRLINE, MUTED, Mark, marks
 
 WINDOWS = (1, 3, 5, 7, 10)
 COST_RATIOS = (0.01, 0.02, 0.05, 0.1, 0.2)
@@ -36,7 +30,6 @@ RATES_OF_WINDOWS = RATES[:-10]  # up to 0.95: towards 1 the optimal window grows
 RULES = ("ExactMatch", "RejectionSampling", "SpeculativeSampling")  # of speculative decoding
 
 _SHADES = ("#7fb9de", "#003a5d")  # of one blue, as a family of curves is ordered
-_DPI = 150
 _LINE_HEIGHT = 13  # points between the centers of two labels
 _HEADING_INCHES, _PANEL_INCHES = 0.7, 4.2
 
@@ -215,21 +208,6 @@ def curves(
     return [Curve(parameter, rates, tuple(value(rate, parameter) for rate in rates)) for parameter in parameters]
 
 
-@contextmanager
-def paper_figure(path: Path, inches: tuple[float, float], title: str, subtitle: str) -> Iterator[Figure]:
-    """A figure with its heading, written as a PNG when the block ends."""
-    with rc_context(FIGURE_STYLE):
-        figure = Figure(figsize=inches, dpi=_DPI)
-        canvas = FigureCanvasAgg(figure)
-        left = 0.48 / inches[0]
-        figure.text(left, 1 - 0.24 / inches[1], title, va="center", size=11.5, weight="bold")
-        figure.text(left, 1 - 0.48 / inches[1], subtitle, va="center", color=MUTED)
-        yield figure
-        image = io.BytesIO()
-        canvas.print_png(image)
-    write_atomically(path, image.getvalue())
-
-
 def frame(axes: Axes, what: str, **limits: tuple[float, float]) -> None:
     """Axes of `what` against the acceptance rate."""
     axes.grid(color=HAIRLINE, linewidth=0.7)
@@ -270,13 +248,6 @@ def apart(heights: Sequence[float], gap: float, highest: float) -> list[float]:
 def rows_of(family: Iterable[Curve]) -> list[tuple[float, float, float]]:
     """Parameter, acceptance rate and value of every point of every curve."""
     return [(c.parameter, rate, value) for c in family for rate, value in zip(c.rates, c.values, strict=True)]
-
-
-def write_csv(figure: Path, names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Write what a figure shows beside it."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([names, *rows])
-    write_atomically(figure.with_suffix(".csv"), text.getvalue().encode())
 
 
 def _measured(result: dict) -> Measured | None:

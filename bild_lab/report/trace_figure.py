@@ -13,9 +13,9 @@ from matplotlib.patches import Patch
 
 from bild_lab.analysis.pareto import is_baseline
 from bild_lab.errors import UserError
+from bild_lab.report.figure_files import paper_figure
 from bild_lab.report.settings import Group, by_setting, setting_title
 from bild_lab.report.style import HAIRLINE, INK, MUTED, STAGE_COLOURS
-from bild_lab.report.theory_figures import paper_figure
 from bild_lab.report.wording import knob_label, number
 from bild_lab.results.records import Sweep
 

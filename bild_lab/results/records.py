@@ -158,6 +158,24 @@ class Sweep:
                 fcntl.flock(stream, fcntl.LOCK_EX)
             yield
 
+    @contextmanager
+    def search_lock(self) -> Iterator[None]:
+        """Let one search of knobs at a time go on here. Raises UserError where another process has one.
+
+        A second one would take the first one's trial for that of a killed process, and measure it too.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / ".search.lock").open("w") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UserError(
+                    f"another process searches in {self.folder}; wait until it ends, or choose another name=NAME"
+                ) from error
+            except OSError:  # a network folder without locks
+                pass
+            yield
+
     def _files(self, name: str) -> list[Path]:
         """That file of every published point; a folder with a dot in front was never finished."""
         found = self.folder.glob(f"points/*/{name}")

@@ -30,9 +30,11 @@ from bild_lab.models.hf import HuggingFaceModel
 from bild_lab.models.loading import Checkpoint
 from bild_lab.results.records import point_hash
 from bild_lab.training.answers import greedy_answers
+from bild_lab.training.folder import write_json, writing
 
 MANIFEST, PLAN = "manifest.json", "plan.json"
 END, LENGTH = "end", "length"
+AGAIN = "what is finished is kept, make room and run the same line again"
 
 
 @dataclass(frozen=True)
@@ -214,7 +216,8 @@ def _require_same_plan(job: CalibrationJob) -> None:
     file = job.folder / PLAN
     plan = json.loads(json.dumps(job.plan))
     if not file.is_file():
-        _write(file, json.dumps(plan, indent=2, ensure_ascii=False).encode() + b"\n")
+        with writing(job.folder, "the calibration data", AGAIN):
+            write_json(file, plan)
         return
     before, now = flat(json.loads(file.read_text())), flat(plan)
     moved = {"model.path", "model.revision", "dataset.path"}  # the fingerprint and the data's hash tell
@@ -251,7 +254,8 @@ def _write_part(job: CalibrationJob, part: range, process: int, advance: Callabl
     table = pa.Table.from_pylist([asdict(row) for row in rows], schema=SCHEMA)
     content = io.BytesIO()
     pq.write_table(table.replace_schema_metadata({"seconds": str(seconds), "process": str(process)}), content)
-    _write(job.file(part), content.getvalue())
+    with writing(job.file(part), "the calibration data", AGAIN):
+        write_atomically(job.file(part), content.getvalue())
 
 
 def _write_manifest(job: CalibrationJob) -> None:
@@ -273,19 +277,9 @@ def _write_manifest(job: CalibrationJob) -> None:
         "environment": environment(job.target.device),
     }
     manifest = {**job.plan, "parts": [file.name for file in files], "hash": contents_hash(answers)}
-    for name, content in (("metrics.json", metrics), (MANIFEST, manifest)):  # the manifest last: it says finished
-        _write(job.folder / name, json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n")
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Raises UserError where the disk is full or the folder cannot be written."""
-    try:
-        write_atomically(path, content)
-    except OSError as error:
-        raise UserError(
-            f"cannot write {path}: {error.strerror or error}; what is finished is kept, "
-            "make room and run the same line again"
-        ) from error
+    with writing(job.folder, "the calibration data", AGAIN):
+        write_json(job.folder / "metrics.json", metrics)
+        write_json(job.folder / MANIFEST, manifest)  # last: it says finished
 
 
 def _rows(file: Path) -> int:

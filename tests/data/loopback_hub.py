@@ -3,16 +3,49 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 import urllib.parse
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import sha1
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REVISIONS = ("main", COMMIT, "refs/convert/parquet")
+REPOSITORY = Path(__file__).resolve().parents[2]
 NOTHING: Mapping[str, Mapping[str, bytes]] = {}
+_LOAD_ALL = """
+import json, sys
+from types import SimpleNamespace
+import huggingface_hub.file_download
+from bild_lab.data import DatasetSpec, load_examples
+from bild_lab.errors import UserError
+huggingface_hub.file_download.time = SimpleNamespace(sleep=lambda seconds: None)  # it waits before each new try
+columns = dict(name="x", source_column="translation.de", reference_column="translation.en", metric="bleu")
+for fields in json.loads(sys.argv[1]):
+    try:
+        print([example.source for example in load_examples(DatasetSpec(**columns, **fields))])
+    except UserError as error:
+        print(" ".join(str(error).split()))
+"""
+
+
+def load_in_a_fresh_process(endpoint: str, home: Path, *specs: dict[str, str], token: str = "") -> list[str]:
+    """What each load of a dataset printed; the hub's libraries read their variables only once, at import."""
+    switches = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", "OMP_NUM_THREADS": "1"}
+    login = {} if token is None else {"HF_TOKEN": token}
+    inherited = {
+        name: value for name, value in os.environ.items() if name not in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+    }
+    environment = {**inherited, **switches, **login, "PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, "-c", _LOAD_ALL, json.dumps(specs)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
 
 
 @contextmanager
@@ -21,15 +54,17 @@ def loopback_hub(
     models: Mapping[str, Mapping[str, bytes]] = NOTHING,
     gated: Collection[str] = (),
     truncated: Collection[str] = (),
+    shortened: Collection[str] = (),
 ) -> Iterator[str]:
     """Serve `{"owner/name": {"data/test.jsonl": b"..."}}`; yields the endpoint's URL.
 
-    gated: repositories whose files want a permission. truncated: names of files that end in the middle.
+    gated: repositories whose files want a login and a permission, which nobody has. truncated: names of files that
+    end before the length they announce. shortened: of those that announce, when asked for, half their length only.
     """
 
     class Handler(_HubHandler):
         kinds = {"datasets": datasets, "models": models}
-        withheld, cut = frozenset(gated), frozenset(truncated)
+        withheld, cut, halved = frozenset(gated), frozenset(truncated), frozenset(shortened)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -46,6 +81,7 @@ class _HubHandler(BaseHTTPRequestHandler):
     kinds: Mapping[str, Mapping[str, Mapping[str, bytes]]] = {}
     withheld: frozenset[str] = frozenset()
     cut: frozenset[str] = frozenset()
+    halved: frozenset[str] = frozenset()
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
@@ -63,7 +99,7 @@ class _HubHandler(BaseHTTPRequestHandler):
         if api:
             return self._api(repository, files, rest)
         if repository in self.withheld:
-            return self._error("GatedRepo", 403)
+            return self._error("GatedRepo", 403 if "Authorization" in self.headers else 401)
         return self._file(files, "/".join(rest[2:]))
 
     do_HEAD = do_GET
@@ -102,6 +138,8 @@ class _HubHandler(BaseHTTPRequestHandler):
         if path in self.cut and self.command == "GET":
             self.close_connection = True
             return self._reply(200, files[path], headers, sent=len(files[path]) // 2)
+        if path in self.halved and self.command == "GET":
+            return self._reply(200, files[path][: len(files[path]) // 2], headers)
         self._reply(200, files[path], headers)
 
     def _json(self, value: object) -> None:

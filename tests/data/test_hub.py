@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,9 +11,8 @@ import pytest
 from bild_lab.data import DatasetSpec, load_examples
 from bild_lab.data.hub import hub_problem, offline_hub, require_hub
 from bild_lab.errors import UserError
-from tests.data.loopback_hub import loopback_hub
+from tests.data.loopback_hub import load_in_a_fresh_process, loopback_hub
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 ROWS = b'{"translation": {"de": "Ja", "en": "Yes"}}\n{"translation": {"de": "Nein", "en": "No"}}\n'
 
 
@@ -112,33 +107,6 @@ def test_a_dataset_of_an_unreachable_hub_is_refused_at_once(monkeypatch: pytest.
     ):
         load_examples(never_cached)
     assert time.perf_counter() - began < 5
-
-
-_LOAD_ALL = """
-import json, sys
-from bild_lab.data import DatasetSpec, load_examples
-from bild_lab.errors import UserError
-columns = dict(name="x", source_column="translation.de", reference_column="translation.en", metric="bleu")
-for fields in json.loads(sys.argv[1]):
-    try:
-        print([example.source for example in load_examples(DatasetSpec(**columns, **fields))])
-    except UserError as error:
-        print(" ".join(str(error).split()))
-"""
-
-
-def load_in_a_fresh_process(endpoint: str, home: Path, *specs: dict[str, str]) -> list[str]:
-    """What each load printed; the hub's libraries read their variables only once, at import."""
-    environment = os.environ | {
-        "HF_ENDPOINT": endpoint,
-        "HF_HOME": str(home),
-        "HF_HUB_DISABLE_XET": "1",
-        "PYTHONPATH": str(REPOSITORY),
-    }
-    command = [sys.executable, "-c", _LOAD_ALL, json.dumps(specs)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
 
 
 def test_hub_datasets_load_online_and_then_from_the_cache(tmp_path: Path, closed_port: int) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from bild_lab.cli import run_application
+from bild_lab.cli import with_words
 from bild_lab.report.settings import by_setting
 from bild_lab.results.records import Sweep
 from scripts import merge
@@ -19,18 +18,9 @@ Command = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def call(*words: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["merge.py", *merge.as_overrides(list(words))])
-        with pytest.raises(SystemExit) as ended:
-            run_application(merge.main)
-        out = capfd.readouterr()
-        return ended.value.code or 0, out.out + out.err
-
-    return call
+def command(command: Command) -> Command:
+    """Runs scripts/merge.py in an empty folder; returns its exit code and everything it printed."""
+    return lambda *words: command(merge, *with_words(list(words), "sweeps"), config="merge")
 
 
 def write_sweep(name: str, fallbacks: list[float], hardware: str, host: str, beside: bool = False) -> Sweep:
@@ -110,12 +100,3 @@ def test_what_cannot_be_merged_is_refused(words: list[str], message: str, comman
     code, printed = command(*words)
     assert code == 2 and message in printed
     assert not Path("outputs/all").exists()
-
-
-def test_words_that_are_no_overrides_are_folders() -> None:
-    assert merge.as_overrides(["name=all", "outputs/a b", "--cfg", "job", "o'b"]) == [
-        "name=all",
-        "--cfg",
-        "job",
-        r"sweeps=['outputs/a b','o\'b']",
-    ]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,6 @@ from transformers import PreTrainedModel
 
 import scripts.match_rates
 from bild_lab.adapters.layer_heads import LayerHeads
-from bild_lab.cli import run_application
 from bild_lab.errors import UserError
 from bild_lab.models.loading import Checkpoint
 from bild_lab.models.native import NativeModel
@@ -156,19 +155,9 @@ def native(path: Path) -> NativeModel:
 
 
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    """Runs the script in an empty folder; returns its exit code and everything it printed."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def call(*words: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["match_rates.py", *words])
-        with pytest.raises(SystemExit) as ended:
-            run_application(scripts.match_rates.main)
-        out = capfd.readouterr()
-        return ended.value.code or 0, out.out + out.err
-
-    return call
+def command(command: Command) -> Command:
+    """Runs scripts/match_rates.py in an empty folder; returns its exit code and everything it printed."""
+    return partial(command, scripts.match_rates, config="match_rates")
 
 
 def words(checkpoints: Path, data: Path) -> list[str]:

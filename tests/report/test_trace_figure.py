@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 import run
-from bild_lab.cli import run_application
 from bild_lab.errors import UserError
 from bild_lab.report.settings import by_setting
 from bild_lab.report.style import STAGE_COLOURS
@@ -157,21 +155,6 @@ def test_the_picture_is_a_small_png_that_grows_with_its_lanes(sweep: Sweep, tmp_
     assert (width, height) == (1500, 568)
     assert (tmp_path / "new" / "trace.png").stat().st_size < 150_000
     assert matplotlib.rcParams["text.parse_math"]  # the style is not left behind
-
-
-@pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable:
-    """Runs an application in an empty folder; returns its exit code and everything it printed."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(application: object, *words: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["application", *words])
-        with pytest.raises(SystemExit) as ended:
-            run_application(application.main)
-        out = capfd.readouterr()
-        return ended.value.code or 0, out.out + out.err
-
-    return call
 
 
 def test_a_run_keeps_the_spans_of_traced_examples_and_the_script_draws_them(

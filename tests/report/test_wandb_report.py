@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bild_lab.cli import run_application, with_words
+from bild_lab.cli import with_words
 from bild_lab.report import wandb_report
 from scripts import wandb_report as script
 
@@ -17,18 +17,9 @@ Command = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def call(*words: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["wandb_report.py", *with_words(list(words), "groups")])
-        with pytest.raises(SystemExit) as ended:
-            run_application(script.main, "wandb_report")
-        out = capfd.readouterr()
-        return ended.value.code or 0, out.out + out.err
-
-    return call
+def command(command: Command) -> Command:
+    """Runs scripts/wandb_report.py in an empty folder; returns its exit code and everything it printed."""
+    return lambda *words: command(script, *with_words(list(words), "groups"), config="wandb_report")
 
 
 @pytest.fixture

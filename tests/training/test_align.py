@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -18,7 +19,6 @@ import torch
 from accelerate import PartialState
 
 from bild_lab.api import load_model
-from bild_lab.cli import run_application
 from bild_lab.data.tasks import DatasetSpec, load_examples
 from bild_lab.errors import UserError
 from bild_lab.models.hf import HuggingFaceModel
@@ -39,20 +39,10 @@ FAMILIES = ("t5", "llama", "deaf")
 
 
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    """Runs the application in an empty folder; returns its exit code and everything it printed."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
+def command(command: Command) -> Command:
+    """Runs scripts/align.py in an empty folder; returns its exit code and everything it printed."""
     load_model.cache_clear()  # every test trains an outputs/aligned/checkpoint of its own
-
-    def call(*words: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["align.py", *words])
-        with pytest.raises(SystemExit) as ended:
-            run_application(align.main, "align")
-        out = capfd.readouterr()
-        return ended.value.code or 0, out.out + out.err
-
-    return call
+    return partial(command, align, config="align")
 
 
 @pytest.fixture(scope="session")

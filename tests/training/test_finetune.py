@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -18,7 +19,6 @@ import pytest
 from omegaconf import OmegaConf
 
 import bild_lab
-from bild_lab.cli import run_application
 from bild_lab.config import config_dir, typed
 from bild_lab.training.job import Recipe
 from scripts import finetune
@@ -40,19 +40,9 @@ Command = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    """Runs the application in an empty folder; returns its exit code and everything it printed."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def call(*words: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["application", *words])
-        with pytest.raises(SystemExit) as ended:
-            run_application(finetune.main, "finetune")
-        out = capfd.readouterr()
-        return ended.value.code or 0, out.out + out.err
-
-    return call
+def command(command: Command) -> Command:
+    """Runs scripts/finetune.py in an empty folder; returns its exit code and everything it printed."""
+    return partial(command, finetune, config="finetune")
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +88,7 @@ def test_curves_go_to_weights_and_biases_offline(command: Command, dataset: list
 BAD_INPUT = {
     "misspelt key": (
         [*TINY, "train.max_setps=3"],
-        "no configuration key train.max_setps; did you mean train.max_steps? `python application --cfg job`",
+        "no configuration key train.max_setps; did you mean train.max_steps? `python finetune.py --cfg job`",
     ),
     "misspelt key of a chosen model": (
         ["model=llama_small_cpu", "model.config.hidden_sise=8"],

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,7 +16,6 @@ from torch import nn
 from transformers import TrainerCallback
 
 from bild_lab.adapters import BitaAdapter
-from bild_lab.cli import run_application
 from bild_lab.errors import UserError
 from bild_lab.training.columns import ColumnEvaluator, ColumnLoss, leading_run
 from bild_lab.training.frozen import train_beside
@@ -205,22 +202,6 @@ def test_a_batch_that_cannot_be_divided_is_refused(
 
 QUICK = ["train.max_steps=2", "train.batch_size=4", "train.accumulate=1", "train.evaluate_every=2", "train.log_every=1"]
 QUICK += ["train.device=cpu", "train.precision=float32", "held_out=2", "answers.max_new_tokens=8", "dataset.split=test"]
-
-
-@pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    """Runs an application in an empty folder; returns its exit code and everything it printed."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def call(application: ModuleType, *words: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["application", *words])
-        with pytest.raises(SystemExit) as ended:
-            run_application(application.main)
-        out = capfd.readouterr()
-        return ended.value.code or 0, out.out + out.err
-
-    return call
 
 
 def words(data: Path) -> list[str]:

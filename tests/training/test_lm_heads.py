@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,7 +16,6 @@ from safetensors.torch import load_file
 from transformers import FalconConfig, TrainerCallback
 
 from bild_lab.adapters.layer_heads import LayerHeads
-from bild_lab.cli import run_application
 from bild_lab.config import compose_config, typed
 from bild_lab.data.tasks import DatasetSpec, Example
 from bild_lab.errors import UserError
@@ -230,22 +227,6 @@ def test_the_default_recipe_is_that_of_table_2() -> None:
     assert (config.passes, config.warmup_ratio, config.heads.labels) == (3, 0.04, "data")
     fields = {"layers": [4], **config.heads}
     assert typed(LayerHeadsTraining, OmegaConf.create(fields), "heads").layers == (4,)
-
-
-@pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    """Runs an application in an empty folder; returns its exit code and everything it printed."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def call(application: ModuleType, *words: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["application", *words])
-        with pytest.raises(SystemExit) as ended:
-            run_application(application.main)
-        out = capfd.readouterr()
-        return ended.value.code or 0, out.out + out.err
-
-    return call
 
 
 QUICK = ["train.batch_size=4", "train.accumulate=1", "train.evaluate_every=20", "train.log_every=10", "held_out=2"]
