@@ -16,7 +16,7 @@ from rich.box import SIMPLE_HEAD
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from bild_lab.cli import console, escape, output, refuse, run_application
+from bild_lab.cli import console, escape, output, refusing, run_application
 from bild_lab.config import config_dir, require_whole, typed
 from bild_lab.errors import UserError
 
@@ -173,10 +173,8 @@ def table_of(found: MatchRates) -> Table:
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="match_rates")
 def main(cfg: DictConfig) -> None:
     """One table."""
-    try:
+    with refusing():
         match_rates(cfg)
-    except UserError as error:
-        refuse(error)  # here, as Hydra puts a line of its own before what passes through it
 
 
 if __name__ == "__main__":

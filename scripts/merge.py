@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import hydra
 from omegaconf import DictConfig
 
-from bild_lab.cli import escape, output, refuse, run_application, with_words
+from bild_lab.cli import escape, output, refusing, run_application, with_words
 from bild_lab.config import config_dir
 from bild_lab.errors import UserError
 
@@ -54,10 +54,8 @@ def merged_from(source: Sweep, merged: Sweep) -> str:
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="merge")
 def main(cfg: DictConfig) -> None:
     """One merged sweep."""
-    try:
+    with refusing():
         merge(cfg)
-    except UserError as error:
-        refuse(error)  # here, as Hydra puts a line of its own before what passes through it
 
 
 if __name__ == "__main__":
