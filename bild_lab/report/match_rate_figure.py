@@ -16,6 +16,8 @@ from bild_lab.ppd.match_rates import TOTAL, MatchRates
 from bild_lab.report.figure_files import paper_figure
 from bild_lab.report.style import HAIRLINE, MUTED, marks
 
+FEW = 30  # tokens; positions that fewer texts reach are in the table, not in the figure
+
 
 def draw_match_rates(found: MatchRates, path: Path, subtitle: str) -> None:
     """Left the rate against the layer, a line for each k, with 95 % intervals; right against the position.
@@ -30,7 +32,8 @@ def draw_match_rates(found: MatchRates, path: Path, subtitle: str) -> None:
     for row in found.rows():
         if row.position != TOTAL and row.top_k == middle:
             place = int(row.position.split("-")[0])
-            by_layer[row.heads, f"layer {row.layer}"].append((place, row.rate, row.rate, row.rate))
+            if row.count >= FEW or place == 1:
+                by_layer[row.heads, f"layer {row.layer}"].append((place, row.rate, row.rate, row.rate))
     with paper_figure(path, (10.0, 4.8), "Match rates of early layers", subtitle) as figure:
         left, right = (figure.add_axes((x, 0.12, 0.42, 0.68)) for x in (0.07, 0.55))
         _draw_lines(left, by_k, "layer", "all positions")

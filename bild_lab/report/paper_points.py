@@ -207,7 +207,16 @@ def pipeline(point: Point) -> str | None:
         return None
     heads = "shared head" if point.knobs["heads"] == "shared" else "trained heads"
     exit_layer = point.knobs["exit_layer"]
-    return f"{heads}, k = {point.knobs['top_k']}" + ("" if exit_layer is None else f", layer {exit_layer}")
+    half = exit_layer is None or 2 * exit_layer == _depth(point)
+    return f"{heads}, k = {point.knobs['top_k']}" + ("" if half else f", layer {exit_layer}")
+
+
+def _depth(point: Point) -> int | None:
+    """The target's layers, as the theorem's speedup is depth over latency; None where that was not told."""
+    told = point.result["pipeline"] or {}
+    if told.get("theorem") is None:
+        return None
+    return round(told["theorem"] * told["predicted_latency_units"])
 
 
 def _adapter(point: Point) -> str | None:
