@@ -202,7 +202,7 @@ def _nothing(name: str, published: Published, outputs: Path, scale: str | None) 
         ways.append(f"at the paper's scale {'; '.join(paper_commands(name))}")
     if "small" in scales:
         commands = published.small or [
-            f"the experiment in conf/experiment that is named {published.folders['small'][0]}"
+            f"the one of conf/experiment named {published.folders['small'][0]}"
         ]
         ways.append(f"at small scale {'; '.join(commands)}")
     return f"{name} wants finished points in {' or '.join(folders)}, got none; run {', or '.join(ways)}"
