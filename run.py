@@ -5,6 +5,7 @@ from omegaconf import DictConfig
 
 from bild_lab.cli import run_application
 from bild_lab.config import config_dir
+from bild_lab.processes import first_speaks
 
 
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")
@@ -16,4 +17,5 @@ def main(cfg: DictConfig) -> float:
 
 
 if __name__ == "__main__":
-    run_application(main)
+    with first_speaks():
+        run_application(main)

@@ -18,11 +18,13 @@ from bild_lab.errors import UserError
 from bild_lab.models.hf import HuggingFaceModel
 from bild_lab.models.loading import Checkpoint, require_same_vocabulary, resolve_device, resolve_dtype
 from bild_lab.models.native import NativeModel, why_not_native
+from bild_lab.models.parallel import Placement
 from bild_lab.request import Limits, Request
 from bild_lab.sampling import Sampling
 from bild_lab.trace import StageTrace, Trace
 
 ENGINES = ("auto", "native", "hf")
+ON_ONE_DEVICE = Placement()
 
 
 @dataclass(frozen=True)
@@ -105,9 +107,8 @@ class Decoder:
         }
 
     def synchronize(self) -> None:
-        """Wait until the device has done what it was asked."""
-        if self.target.device.type == "cuda":
-            torch.cuda.synchronize(self.target.device)
+        """Wait until the target's device has done what it was asked."""
+        self.target.synchronize()
 
 
 def load(
@@ -123,6 +124,8 @@ def load(
     second_draft_revision: str | None = None,
     compile: bool = False,
     trust_remote_code: bool = False,
+    device_map: str | None = None,
+    tensor_parallel: bool = False,
     **knobs: Any,
 ) -> Decoder:
     """A decoder for a pair of checkpoints.
@@ -131,22 +134,26 @@ def load(
     knobs as keywords (`fallback=0.6`), or a composed policy. engine: native, hf, or auto, which is
     native where the architecture is known. compile: native steps go through torch.compile, on a GPU
     as CUDA graphs; their first use takes seconds each. trust_remote_code: run Python code that checkpoints bring along.
+    device_map, tensor_parallel: how the target is spread over devices (`Placement`); the pair then runs on hf.
     Weights load at the first decoding and are shared by later
     decoders. Raises UserError where the parts do not fit together.
     """
     if knobs and not isinstance(policy, str):
         raise UserError(f"knobs go with a policy's name; set {', '.join(knobs)} in the composed policy instead")
     node = compose_policy(policy, knobs) if isinstance(policy, str) else policy
-    where, precision = str(resolve_device(device)), resolve_dtype(dtype)
-    target_model = load_model(target, target_revision, where, precision, engine, compile, trust_remote_code)
+    placement = Placement(device_map, tensor_parallel)
+    where, precision = str(placement.home(resolve_device(device))), resolve_dtype(dtype)
+    engine = "hf" if placement.spread and engine == "auto" else engine  # one for the pair
+    target_model = load_model(target, target_revision, where, precision, engine, compile, trust_remote_code, placement)
     drafts: list[HuggingFaceModel] = []
 
     def loading(key: str, path: str | None, revision: str | None) -> Callable[[], HuggingFaceModel]:
         def load_draft() -> HuggingFaceModel:
             if path is None:
                 raise UserError(f"policy {node.name} drafts with a small model; give one with pair.{key} ({key}=)")
-            drafts.append(load_model(path, revision, where, precision, engine, compile, trust_remote_code))
-            return drafts[-1]
+            model = load_model(path, revision, where, precision, engine, compile, trust_remote_code, ON_ONE_DEVICE)
+            drafts.append(model)
+            return model
 
         return load_draft
 
@@ -170,14 +177,18 @@ def load_model(
     engine: str,
     compile: bool = False,
     trust_remote_code: bool = False,
+    placement: Placement = ON_ONE_DEVICE,
 ) -> HuggingFaceModel:
     """A model, shared by all decoders of the process.
 
-    Raises UserError for an unknown engine, or where what asks for the native engine cannot have it.
+    Raises UserError for an unknown engine, where what asks for the native engine cannot have it, and for a model
+    that cannot be placed so.
     """
     if engine not in ENGINES:
         raise UserError(f"runtime.engine must be one of {', '.join(ENGINES)}, got {engine!r}")
     checkpoint = Checkpoint(path, revision, trust_remote_code)
+    if engine == "native" and placement.spread:
+        raise UserError("a target that is spread over devices runs on hf; set runtime.engine=hf or auto")
     reason = None if engine == "hf" else why_not_native(checkpoint.config, dtype)
     if engine == "native" and reason is not None:
         raise UserError(f"{path} cannot run natively, as {reason}; set runtime.engine=hf or auto")
@@ -186,4 +197,4 @@ def load_model(
         return NativeModel(checkpoint, where, dtype, compile)
     if compile:
         raise UserError(f"only the native engine compiles, and {path} runs on hf; set runtime.compile=false")
-    return HuggingFaceModel(checkpoint, where, dtype)
+    return placement.model(checkpoint, where, dtype)

@@ -76,6 +76,7 @@ class RuntimeSpec:
     """Where and in which precision models run.
 
     threads: null leaves PyTorch's choice. trust_remote_code: run Python code that a checkpoint brings along.
+    device_map, tensor_parallel: how the target is spread over devices (checked by `Placement`).
     """
 
     device: str
@@ -85,6 +86,8 @@ class RuntimeSpec:
     threads: int | None
     seed: int
     trust_remote_code: bool = False
+    device_map: str | None = None
+    tensor_parallel: bool = False
 
     def __post_init__(self) -> None:
         require_flag("runtime.compile", self.compile)

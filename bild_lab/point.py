@@ -27,9 +27,10 @@ from bild_lab.config import (
 )
 from bild_lab.data.tasks import DatasetSpec, Example, load_examples
 from bild_lab.errors import UserError, require_flag
-from bild_lab.measure.environment import cpu_name, environment
+from bild_lab.measure.environment import environment
 from bild_lab.measure.timing import BASELINE, METHOD
 from bild_lab.models.loading import resolve_device
+from bild_lab.models.parallel import Placement
 from bild_lab.results.records import point_hash, require_writable
 from bild_lab.sampling import Sampling
 
@@ -167,6 +168,8 @@ def _decoder(policy: DictConfig, pair: PairSpec, runtime: RuntimeSpec) -> Decode
         engine=runtime.engine,
         compile=runtime.compile,
         trust_remote_code=runtime.trust_remote_code,
+        device_map=runtime.device_map,
+        tensor_parallel=runtime.tensor_parallel,
         target_revision=pair.target_revision,
         draft_revision=pair.draft_revision,
         second_draft=pair.second_draft,
@@ -196,7 +199,7 @@ def _setting(
         "dtype": runtime.dtype,
         "compile": runtime.compile,
         "device": str(device),
-        "hardware": hardware_name(device),
+        **Placement(runtime.device_map, runtime.tensor_parallel).setting(device),
         "threads": runtime.threads or DEFAULT_THREADS,
         "decoding": asdict(decoding),
         "seed": runtime.seed,
@@ -204,11 +207,6 @@ def _setting(
         "warmup": measure.warmup,
         "baseline": measure.baseline,
     }
-
-
-def hardware_name(device: torch.device) -> str:
-    """The processors that a timing depends on; decoding one example at a time on a GPU waits for the CPU as well."""
-    return f"{torch.cuda.get_device_name(device)}, {cpu_name()}" if device.type == "cuda" else cpu_name()
 
 
 def _code(surroundings: dict[str, Any]) -> str:

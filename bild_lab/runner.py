@@ -19,8 +19,10 @@ from bild_lab.measure.sharing import DeviceUse
 from bild_lab.measure.soundness import require_numbers
 from bild_lab.measure.timing import BASELINE, METHOD, Stages, Timed, time_methods, trace_stages, warm_up
 from bild_lab.models.loading import DTYPES
+from bild_lab.models.parallel import SpreadModel
 from bild_lab.point import Point
 from bild_lab.ppd.account import pipeline_account
+from bild_lab.processes import PeersLoad
 from bild_lab.request import Request
 from bild_lab.results.records import Sweep
 from bild_lab.results.rows import example_rows, with_trace
@@ -33,16 +35,17 @@ def run_point(
     """Measure a point and store it; returns its result.
 
     setup_s: what was spent on it before, for the account of where time went. advance: called after
-    every example.
+    every example. Of several processes that hold the target between them the first stores its own.
     """
     clock = Clock()
     torch.set_num_threads(point.setting["threads"])
     decoder = point.decoders[METHOD]
-    device, synchronize = decoder.target.device, decoder.synchronize
-    use = DeviceUse(device)
+    device, synchronize, peers = decoder.target.device, decoder.synchronize, decoder.target.peers
+    use = DeviceUse(device) if peers.first or device.type == "cuda" else None  # of a CPU, which the peers share
     surroundings = {**environment(device), "host": platform.node()}
-    for each in point.decoders.values():
-        each.load_weights()
+    peers.together(lambda: [each.load_weights() for each in point.decoders.values()])
+    if isinstance(decoder.target, SpreadModel):
+        surroundings["parts"] = decoder.target.parts
     clock.lap("load")
     limit = point.decoding.max_new_tokens
     examples = with_history(point.examples, point.vanilla, point.setting, limit, sweep.folder / "history")
@@ -54,14 +57,16 @@ def run_point(
     methods = {name: each.method for name, each in point.decoders.items()}
     warm_up(methods, requests, point.measure.warmup, point.seed)
     clock.lap("warmup")
-    others = OtherLoad()
+    others, ours = OtherLoad(), PeersLoad(peers)
     timed = time_methods(
         methods, requests, point.measure.repeats, point.seed, synchronize, advance, lambda: compiled_steps(point)
     )
-    surroundings["busy_elsewhere_percent"] = round(others.percent(), 1)
-    surroundings["shared_device"] = use.shared()
-    use.close()
+    surroundings["busy_elsewhere_percent"] = round(max(0.0, others.percent() - ours.percent()), 1)
+    surroundings["shared_device"] = any(peers.gathered(use is not None and use.shared()))
+    if use is not None:
+        use.close()
     clock.lap("decode")
+    peers.require_alike("tokens", {name: [one.token_ids for one in several] for name, several in timed.items()})
     stages = _traced(point, requests, timed)
     clock.lap("trace")
     certificates = certified(point, requests, timed) if point.measure.certify else None
@@ -92,7 +97,8 @@ def run_point(
     spans = iter(() if stages is None else stages.spans)
     for index, example in enumerate(examples[: point.measure.traced_examples]):
         rows[index] = with_trace(rows[index], example.prompt, next(spans, ()), decoder.pieces)
-    sweep.write_point(point.id, point.config_yaml, result, rows, beside=not point.resume)
+    if peers.first:
+        sweep.write_point(point.id, point.config_yaml, result, rows, beside=not point.resume)
     return result
 
 

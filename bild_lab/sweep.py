@@ -31,6 +31,7 @@ from bild_lab.cli import console, escape, output, plain_message, refuse
 from bild_lab.config import knob_values
 from bild_lab.errors import UserError
 from bild_lab.point import Point, prepare, sweep_folder
+from bild_lab.processes import launched, require_basic_launcher
 from bild_lab.results.records import Sweep, point_hash
 from bild_lab.runner import run_point
 from bild_lab.stopping import Stopped, StopSignals
@@ -67,6 +68,8 @@ def measure_point(cfg: DictConfig) -> float:
     try:
         with _signals.measuring():
             speedup, broke = _tried(cfg)
+        if broke and launched().count > 1:  # the others may wait for this one in the middle of a forward
+            _finish(cfg, FAILED_POINTS)
         if broke:
             _release_models()
         return float("nan") if speedup is None else speedup
@@ -79,17 +82,18 @@ def measure_point(cfg: DictConfig) -> float:
 
 def _tried(cfg: DictConfig) -> tuple[float | None, bool]:
     """The point's speedup, and whether something broke in a way that may have left a device full."""
-    sweep = Sweep(sweep_folder(cfg))
+    sweep, peers = Sweep(sweep_folder(cfg)), launched()
     try:
-        point = prepare(cfg)
-        result = sweep.finished(point.id) if cfg.resume else None
+        point = peers.together(lambda: _prepared(cfg))
+        result = peers.told(sweep.finished(point.id) if cfg.resume else None)
         failure = failure_hash(point.config_yaml)
         if result is not None:
             console.print(f"[dim]{escape(_title(point))}: finished before[/dim]")
         else:
             result = _measured(point, sweep)
-            _log(cfg, sweep, result)
-        if failure not in _run.failed:
+            if peers.first:
+                _log(cfg, sweep, result)
+        if peers.first and failure not in _run.failed:
             sweep.forget_failure(failure)
         return result["speedup"]["value"], False
     except Exception as error:  # any fault of one point; the others still run and the exit code tells
@@ -123,7 +127,8 @@ def _check(configs: list[DictConfig]) -> None:
     complaint: BaseException = UserError("the sweep has no points: one of its lists of values is empty")
     for number, config in enumerate(configs):
         try:
-            prepare(config)
+            require_basic_launcher(config.hydra.launcher._target_)
+            _prepared(config)
             logger(config)
             return
         except (UserError, HydraException, OmegaConfBaseException) as error:
@@ -132,6 +137,17 @@ def _check(configs: list[DictConfig]) -> None:
             traceback.print_exc()
             sys.exit(FAILED_POINTS)
     refuse(complaint)
+
+
+def _prepared(cfg: DictConfig) -> Point:
+    """The point, where its target lies in all processes that were started. Raises UserError for one that cannot be."""
+    point = prepare(cfg)
+    if point.vanilla.target.peers != launched():
+        raise UserError(
+            f"{launched().count} processes would measure the same and write it to {sweep_folder(cfg)}; "
+            "leave torchrun out, or set runtime.tensor_parallel=true"
+        )
+    return point
 
 
 def _jobs(config: DictConfig) -> list[list[str]]:
@@ -215,7 +231,7 @@ def _record_failure(cfg: DictConfig, sweep: Sweep, error: Exception, what: str =
         },
     }
     try:
-        folder = sweep.write_failure(point, config_yaml, failure)
+        folder = sweep.write_failure(point, config_yaml, failure) if launched().first else sweep.folder
     except OSError as fault:
         if not _run.jobs:
             raise
@@ -223,7 +239,8 @@ def _record_failure(cfg: DictConfig, sweep: Sweep, error: Exception, what: str =
     _run.failed.add(point)
     console.print(f"[bold red]{what}[/bold red] {failure['policy']} {knobs}: {escape(plain_message(error))}")
     if not isinstance(error, UserError):
-        console.print(f"[dim]traceback in {escape(str(folder / 'failed.json'))}[/dim]")
+        trace = f"traceback in {folder / 'failed.json'}" if launched().first else failure["error"]["traceback"]
+        console.print(f"[dim]{escape(trace)}[/dim]")
 
 
 def failure_hash(config_yaml: str) -> str:
@@ -246,7 +263,8 @@ def _finish(config: DictConfig, code: int = 0) -> None:
     if code:
         console.print("[bold]stopped[/bold]; finished points are kept, the same command runs the rest")
     try:
-        report_sweep(sweep)
+        if launched().first:
+            report_sweep(sweep)
     except Exception as error:  # Hydra turns exceptions of callbacks into warnings
         traceback.print_exc()
         console.print(f"[bold red]the report could not be written[/bold red]: {escape(str(error))}")

@@ -18,6 +18,7 @@ from bild_lab.draft import Tree, as_tree
 from bild_lab.errors import UserError
 from bild_lab.models.loading import Checkpoint
 from bild_lab.models.session import Prefix, Scores, rows_of
+from bild_lab.processes import ALONE, Peers
 from bild_lab.request import Source
 from bild_lab.trace import Forward, forward_log
 
@@ -34,6 +35,7 @@ class HuggingFaceModel:
     device: torch.device
     dtype: torch.dtype
     engine: ClassVar[str] = "hf"
+    peers: ClassVar[Peers] = ALONE  # the processes that hold its weights
 
     @cached_property
     def module(self) -> PreTrainedModel:
@@ -42,6 +44,12 @@ class HuggingFaceModel:
     def load(self) -> None:
         """Read the weights now rather than at the first decoding."""
         _ = self.module
+
+    def synchronize(self) -> None:
+        """Wait until the device has done what it was asked, in all processes that hold a part of the model."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.peers.wait()
 
     @property
     def encoder_decoder(self) -> bool:
@@ -63,7 +71,8 @@ class HuggingFaceModel:
             past_key_values=cache,
             use_cache=True,
         )
-        keys, values = (torch.cat([getattr(layer, name) for layer in cache.layers]) for name in ("keys", "values"))
+        parts = ([getattr(layer, name).to(embeddings.device) for layer in cache.layers] for name in ("keys", "values"))
+        keys, values = (torch.cat(part) for part in parts)
         return Prefix(keys, values)
 
     def source(self, prompt: str, max_tokens: int | None = None) -> Source:
@@ -80,6 +89,7 @@ class HuggingFaceSession:
 
     def __init__(self, module: PreTrainedModel, source: Source, prefix: Prefix | None = None) -> None:
         self._module = module
+        self._device = input_device(module)
         self._log = forward_log()
         self._source = 0 if source.encoder_ids is None else source.encoder_ids.shape[1]
         self._prefix = prefix
@@ -88,12 +98,11 @@ class HuggingFaceSession:
         self._rows = 0  # rows of the last extend
         self._pending = list(source.prompt[:-1])  # prompt tokens not fed yet
         self._fixed: dict[str, Any] = {}
+        self._cache = DynamicCache() if prefix is None else PrefixedCache()
         if source.encoder_ids is None:
-            self._cache = DynamicCache()
             self._past = self._cache
             self._ids_name = "input_ids"
         else:
-            self._cache = DynamicCache()
             self._past = EncoderDecoderCache(self._cache, DynamicCache())
             self._ids_name = "decoder_input_ids"
             if self._log is not None:
@@ -114,7 +123,7 @@ class HuggingFaceSession:
         parents: Tree | Int[Tensor, " m"] | None = None,
         scored: int | None = None,
     ) -> Scores:
-        rows = rows_of(tokens, self._module.device)
+        rows = rows_of(tokens, self._device)
         self._rows = len(rows)
         fed, fed_parents = self._with_pending(rows, parents)
         if fed_parents is None and self._reserved:  # where a prefix is hidden, a chain needs its mask too
@@ -134,13 +143,14 @@ class HuggingFaceSession:
         self._cached += len(fed)
         self._pending = []
         logits = out.logits[0, -(scored or self._rows) :]
-        return Scores(logits=logits, final=final[0][0, -logits.shape[0] :] if final else None)
+        return Scores(logits=logits, final=final[0][0, -logits.shape[0] :].to(logits.device) if final else None)
 
     def keep(self, path: Sequence[int]) -> None:
         base = self._cached - self._rows
         if list(path) != list(range(len(path))):
-            rows = torch.tensor([*range(base), *(base + row for row in path)], device=self._module.device)
+            rows = torch.tensor([*range(base), *(base + row for row in path)], device=self._device)
             for layer in self._cache.layers:
+                rows = rows.to(layer.keys.device)  # layers of a spread model lie on several
                 layer.keys = layer.keys.index_select(-2, rows)
                 layer.values = layer.values.index_select(-2, rows)
             self._cached = len(rows)
@@ -193,6 +203,21 @@ class HuggingFaceSession:
             yield {"decoder_attention_mask": mask[None, None]}
 
 
+class PrefixedCache(DynamicCache):
+    """A cache with slots that were filled before the layers ran: they go where their layer turns out to lie."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *rest: Any, **options: Any) -> Any:
+        if layer_idx < len(self.layers) and (layer := self.layers[layer_idx]).is_initialized:
+            layer.keys, layer.values = layer.keys.to(key_states.device), layer.values.to(value_states.device)
+        return super().update(key_states, value_states, layer_idx, *rest, **options)
+
+
+def input_device(module: PreTrainedModel) -> torch.device:
+    """Where a model takes tokens and gives logits. Of a spread one, weights may lie elsewhere, or on disk."""
+    hook = getattr(module, "_hf_hook", None)  # of Accelerate
+    return module.device if hook is None else torch.empty(0, device=hook.execution_device).device
+
+
 def additive(visible: Bool[Tensor, "m n"], dtype: torch.dtype) -> Float[Tensor, "m n"]:
     """The mask as what is added to scores: a boolean 4-D mask is silently wrong with eager attention."""
     return torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, torch.finfo(dtype).min)
@@ -231,10 +256,15 @@ def t5_positions(module: PreTrainedModel, queries: Int[Tensor, " m"], keys: Int[
 
 
 def _bias_at(
-    attention: torch.nn.Module, queries: Int[Tensor, " m"], keys: Int[Tensor, " k"], *_: Any, **__: Any
+    attention: torch.nn.Module,
+    queries: Int[Tensor, " m"],
+    keys: Int[Tensor, " k"],
+    *_: Any,
+    device: torch.device | None = None,
+    **__: Any,
 ) -> Float[Tensor, "1 heads m k"]:
     buckets = attention._relative_position_bucket(
-        keys[None, :] - queries[:, None],
+        (keys[None, :] - queries[:, None]).to(device=device),  # the layer's, which may not be where tokens go in
         bidirectional=False,
         num_buckets=attention.relative_attention_num_buckets,
         max_distance=attention.relative_attention_max_distance,

@@ -127,8 +127,11 @@ class Checkpoint:
             raise UserError(f"the prompt {prompt!r} has no tokens; a decoder-only model needs at least one")
         return Source(prompt=tuple(ids))
 
-    def weights(self, dtype: torch.dtype) -> PreTrainedModel:
-        """The model on the CPU; every weight must come from the checkpoint."""
+    def weights(self, dtype: torch.dtype, **placement: Any) -> PreTrainedModel:
+        """The model on the CPU, or where these options of `from_pretrained` put it.
+
+        Every weight must come from the checkpoint, else it raises UserError.
+        """
         auto = AutoModelForSeq2SeqLM if self.encoder_decoder else AutoModelForCausalLM
         with no_progress_bars():
             model, info = self._read(
@@ -138,6 +141,7 @@ class Checkpoint:
                 use_safetensors=True,
                 output_loading_info=True,
                 trust_remote_code=self.trust_remote_code,
+                **placement,
             )
         if missing := sorted(info["missing_keys"]):
             raise UserError(
