@@ -201,8 +201,6 @@ def _nothing(name: str, published: Published, outputs: Path, scale: str | None) 
     if "paper" in scales:
         ways.append(f"at the paper's scale {'; '.join(paper_commands(name))}")
     if "small" in scales:
-        commands = published.small or [
-            f"the one of conf/experiment named {published.folders['small'][0]}"
-        ]
+        commands = published.small or [f"the one of conf/experiment named {published.folders['small'][0]}"]
         ways.append(f"at small scale {'; '.join(commands)}")
     return f"{name} wants finished points in {' or '.join(folders)}, got none; run {', or '.join(ways)}"
