@@ -27,11 +27,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from bild_lab.api import load_model
 from bild_lab.build import build, policy_label
-from bild_lab.cli import console, escape, output, plain_message, refuse
+from bild_lab.cli import console, escape, plain_message, refuse
 from bild_lab.config import knob_values
 from bild_lab.errors import UserError
 from bild_lab.point import Point, prepare, sweep_folder
 from bild_lab.processes import launched, require_basic_launcher
+from bild_lab.report.sweep import report_sweep
 from bild_lab.results.records import Sweep, point_hash
 from bild_lab.runner import run_point
 from bild_lab.stopping import Stopped, StopSignals
@@ -283,29 +284,3 @@ def _failed_elsewhere(sweep: Sweep) -> set[str]:
         return set()
     jobs = (OmegaConf.masked_copy(job, [key for key in job if key != "hydra"]) for job in _run.jobs)
     return stored & {failure_hash(OmegaConf.to_yaml(job, resolve=False)) for job in jobs}
-
-
-def report_sweep(sweep: Sweep) -> None:
-    """Write a sweep's table, figure and report, and say what it found."""
-    # drawing libraries take seconds to import, which bad input should not wait for
-    from bild_lab.report.categories import terminal_table
-    from bild_lab.report.figures import draw_pareto
-    from bild_lab.report.html import write_html
-    from bild_lab.report.origins import notes
-    from bild_lab.report.terminal import headline, sweep_table
-    from bild_lab.results.table import write_table
-
-    with sweep.report_lock():
-        results, failures, older = sweep.results(), sweep.failures(), sweep.older()
-        if results:
-            write_table(results, sweep.folder / "sweep.csv")
-            draw_pareto(results, sweep.folder / "pareto.png")
-        if results or failures:
-            write_html(sweep.name, results, failures, sweep.folder / "report.html", sweep.examples, older)
-            output.print(sweep_table(results, failures))
-        if (categories := terminal_table(results)) is not None:
-            output.print(categories)
-    output.print(escape(headline(results)))
-    for note in notes(results, older):
-        output.print(escape(note))
-    output.print(f"{sweep.folder}/report.html, pareto.png and sweep.csv hold the rest")

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def merge(cfg: DictConfig) -> None:
     """Copy the points, say what came from where, and write the report. Raises UserError for bad input."""
     from bild_lab.point import sweep_folder
+    from bild_lab.report.sweep import report_sweep
     from bild_lab.results.records import Sweep, require_writable  # torch loads only when there is something to do
-    from bild_lab.sweep import report_sweep
 
     merged = Sweep(sweep_folder(cfg))
     sources = [Sweep(Path(str(folder)).expanduser()) for folder in cfg.sweeps]

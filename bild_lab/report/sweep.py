@@ -1,0 +1,32 @@
+"""A sweep's files and what the terminal says of it."""
+
+from __future__ import annotations
+
+from bild_lab.cli import escape, output
+from bild_lab.results.records import Sweep
+
+
+def report_sweep(sweep: Sweep) -> None:
+    """Write a sweep's table, figure and report, and say what it found."""
+    # drawing libraries take seconds to import, which bad input should not wait for
+    from bild_lab.report.categories import terminal_table
+    from bild_lab.report.figures import draw_pareto
+    from bild_lab.report.html import write_html
+    from bild_lab.report.origins import notes
+    from bild_lab.report.terminal import headline, sweep_table
+    from bild_lab.results.table import write_table
+
+    with sweep.report_lock():
+        results, failures, older = sweep.results(), sweep.failures(), sweep.older()
+        if results:
+            write_table(results, sweep.folder / "sweep.csv")
+            draw_pareto(results, sweep.folder / "pareto.png")
+        if results or failures:
+            write_html(sweep.name, results, failures, sweep.folder / "report.html", sweep.examples, older)
+            output.print(sweep_table(results, failures))
+        if (categories := terminal_table(results)) is not None:
+            output.print(categories)
+    output.print(escape(headline(results)))
+    for note in notes(results, older):
+        output.print(escape(note))
+    output.print(f"{sweep.folder}/report.html, pareto.png and sweep.csv hold the rest")
