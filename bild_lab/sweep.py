@@ -18,6 +18,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.utils import JobReturn
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
@@ -116,6 +117,10 @@ class SweepCallback(Callback):
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         _finish(config)
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
+        """Hydra keeps what every job returns to the end of a sweep; two whole configurations each would add up."""
+        job_return.cfg = job_return.hydra_cfg = None
 
     def _start(self, config: DictConfig, jobs: list[DictConfig]) -> None:
         _run.jobs, _run.failed = jobs, set()
