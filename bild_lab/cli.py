@@ -177,6 +177,8 @@ def unknown_choice(choice: str, options: list[str]) -> str:
         name, folder = f"{rest}/{name}", config_dir() / group
         files = (file.relative_to(folder) for file in folder.rglob("*.yaml"))
         options = sorted(file.with_suffix("").as_posix() for file in files) or options
+    elif "/" in group:
+        options = sorted(file.stem for file in folder.glob("*.yaml"))
     near = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
     meant = f"; did you mean {near[0]}?" if near else ""
     known = f" {group or 'the configuration'} can be {', '.join(options)}" if options else ""

@@ -337,6 +337,7 @@ BAD_INPUT = {
     "unknown key": (["flavour=sweet"], "no configuration key flavour"),
     "unknown group": (["polcy=bild"], "polcy"),
     "misspelt policy": (["policy=blid"], "no policy 'blid'; did you mean bild?"),
+    "misspelt file of an experiment": (["experiment=bild_fig4/smal_aligned"], "did you mean small_aligned?"),
     "fallback out of range": (["policy.fallback=1.5"], r"must lie in [0, 1], got 1.5"),
     "rollback out of range": (["policy.rollback=0"], "rollback threshold must be > 0 nats, got 0"),
     "threshold is a word": (["policy.rollback=much"], "rollback threshold must be > 0 nats, got 'much'"),
