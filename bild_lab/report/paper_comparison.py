@@ -11,6 +11,7 @@ from bild_lab.report.published import Order, Published
 from bild_lab.report.wording import MISSING, interval, number
 
 FORMULA_TOLERANCE = 0.1  # of what a formula gives for the run
+QUALITY = "quality"  # which only texts of the same data set can share
 
 AGREES, HIGHER, LOWER = "agrees", "higher", "lower"
 HOLDS, WITHIN, FAILS, UNKNOWN = "holds", "within the intervals", "does not hold", "not measured"
@@ -63,7 +64,8 @@ class Comparison:
 def compare(cells: Sequence[Cell], published: Published, scale: str) -> Comparison:
     """Set what was measured beside what was printed; at small scale beside the panel that it stands for.
 
-    What a panel's name has behind a comma is a part of the data, which stays the same part.
+    What a panel's name has behind a comma is a part of the data, which stays the same part. The quality of another
+    panel's texts is no measure of these.
     """
     lines, used = [], set()
     for cell in cells:
@@ -72,7 +74,8 @@ def compare(cells: Sequence[Cell], published: Published, scale: str) -> Comparis
             row = published.stands_for.rows.get(row, row)
             _, *part = panel.split(",")  # such as "toy, tokens 1-2"
             stand_in = ",".join([published.stands_for.panel, *part])
-            panel = panel if (panel, row, quantity) in published.printed else stand_in
+            if (panel, row, quantity) not in published.printed and quantity != QUALITY:
+                panel = stand_in
         key = (panel, row, quantity)
         beside, tolerance = published.printed.get(key), published.tolerances.get(quantity)
         if cell.formula is not None:

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -397,3 +398,11 @@ def test_a_command_that_fails_is_named(
     monkeypatch.setattr(scripts.figures.subprocess, "run", lambda command: subprocess.CompletedProcess(command, 1))
     assert script(["spec_tab4", "scale=small", "run=true"], monkeypatch) == 2
     assert "this command failed" in capsys.readouterr().err
+
+
+def test_the_quality_of_other_data_gets_no_verdict() -> None:
+    cells = [Cell("toy", "speculative", what, value) for what, value in (("quality", 39.9), ("speedup", 1.3))]
+    quality, speedup = compare(cells, load_published("bild_speculative"), "small").lines
+    assert (quality.beside, quality.verdict) == (None, "–")
+    assert (speedup.beside, speedup.verdict) == (1.28, "agrees")
+    assert compare([replace(cells[0], panel="iwslt2017")], load_published("bild_speculative"), "paper").lines[0].beside
