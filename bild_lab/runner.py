@@ -12,6 +12,7 @@ import torch
 
 from bild_lab.analysis.prediction import predict
 from bild_lab.data.tasks import Example
+from bild_lab.example_rows import example_rows, with_trace
 from bild_lab.history import with_history
 from bild_lab.measure.certificate import Certificate, certify, counted
 from bild_lab.measure.environment import OtherLoad, environment, peak_memory_mb
@@ -25,7 +26,6 @@ from bild_lab.ppd.account import pipeline_account
 from bild_lab.processes import PeersLoad
 from bild_lab.request import Request
 from bild_lab.results.records import Sweep
-from bild_lab.results.rows import example_rows, with_trace
 from bild_lab.summary import agreement, cost_account, summarize
 
 

@@ -46,7 +46,8 @@ def _folder(hub_id: str, data_dir: str, revision: str | None) -> Path:
     """One folder of a dataset's files, in the hub's cache.
 
     `datasets` 5.2 does not find its own cache again when it was loaded with a `data_dir`, and the files
-    alone do not tell whether all were fetched; `snapshot_download` keeps a list of what belongs there.
+    alone do not tell whether all were fetched; `snapshot_download` keeps a list of what belongs there. A cache
+    that it did not fill has none, and is taken as it is.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HTTPError

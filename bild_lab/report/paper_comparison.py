@@ -101,13 +101,17 @@ def judged(order: Order, panel: str, cells: Iterable[Cell]) -> str:
     if None in chain:
         return UNKNOWN
     steps = list(pairwise(chain))
-    if all(one.value >= other.value for one, other in steps):
-        return HOLDS
-    overlapping = all(
-        one.value >= other.value or (one.high is not None and other.low is not None and one.high >= other.low)
-        for one, other in steps
-    )
-    return WITHIN if overlapping else FAILS
+    apart = [(one, other) for one, other in steps if not overlapping(one, other)]
+    if any(one.value < other.value for one, other in apart):
+        return FAILS
+    return HOLDS if len(apart) == len(steps) else WITHIN
+
+
+def overlapping(one: Cell, other: Cell) -> bool:
+    """Whether intervals leave open which of two numbers is larger; numbers without them are taken at their word."""
+    if None in (one.low, one.high, other.low, other.high):
+        return False
+    return one.low <= other.high and other.low <= one.high
 
 
 def markdown(comparison: Comparison) -> str:

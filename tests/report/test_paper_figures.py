@@ -322,6 +322,8 @@ def test_at_the_papers_scale_another_data_set_has_nothing_beside_it() -> None:
         (Cell("p", "a", "q", 2.0), Cell("p", "b", "q", 1.0), HOLDS),
         (Cell("p", "a", "q", 1.0), Cell("p", "b", "q", 2.0), FAILS),
         (Cell("p", "a", "q", 1.0, 0.8, 1.9), Cell("p", "b", "q", 2.0, 1.7, 2.3), WITHIN),
+        (Cell("p", "a", "q", 2.0, 1.7, 2.3), Cell("p", "b", "q", 1.9, 1.6, 2.2), WITHIN),
+        (Cell("p", "a", "q", 2.0, 1.9, 2.1), Cell("p", "b", "q", 1.0, 0.9, 1.1), HOLDS),
         (Cell("p", "a", "q", 2.0), Cell("p", "b", "other", 1.0), UNKNOWN),
     ],
 )
