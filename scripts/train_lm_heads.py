@@ -50,24 +50,15 @@ def train(cfg: DictConfig) -> None:
 
 def heads_job(cfg: DictConfig) -> FrozenJob:
     """The configuration as a job; answers are generated where they are learned and not there yet."""
-    from bild_lab.point import sweep_folder
-    from bild_lab.results.records import require_writable
-    from bild_lab.training.folder import TrainingFolder
     from bild_lab.training.frozen import FrozenJob
+    from bild_lab.training.launch import free_folder, frozen_base
     from bild_lab.training.lm_heads import LayerHeadsTraining, RowCheckpoint
     from bild_lab.training.tracking import run_logger
 
-    folder = sweep_folder(cfg)
-    require_writable(folder)
-    values = {"layers": cfg.layers, **cfg.heads}
-    extension = typed(LayerHeadsTraining, OmegaConf.create(values), "heads")
-    TrainingFolder(folder, extension.leaves).require_free()
+    extension = typed(LayerHeadsTraining, OmegaConf.create({"layers": cfg.layers, **cfg.heads}), "heads")
+    folder = free_folder(cfg, extension)
     logger = run_logger(cfg.logger)
-    if not (isinstance(cfg.model.path, str) and cfg.model.path):
-        raise UserError(f"model.path must be a folder or a hub id, got {cfg.model.path!r}")
-    base = RowCheckpoint(cfg.model.path, cfg.model.revision)
-    base.check()
-    extension.check(base.config)
+    base = frozen_base(cfg, extension, RowCheckpoint)
     recipe, calibration = lesson(cfg, base, extension, folder)
     dataset = calibration.dataset
     own = f"greedy answers of {base.path} to {dataset.name} ({dataset.split})"

@@ -1,4 +1,4 @@
-"""What the entrypoints of trainings beside a frozen model share: `scripts/train_bita.py`, `scripts/train_medusa.py`."""
+"""What the entrypoints of trainings beside a frozen model share: `scripts/train_{bita,medusa,lm_heads}.py`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from accelerate import PartialState
 from omegaconf import DictConfig
@@ -28,6 +28,8 @@ from bild_lab.training.frozen import Extension, FrozenJob, train_beside
 from bild_lab.training.job import Recipe
 from bild_lab.training.state import isolated
 from bild_lab.training.tracking import run_logger
+
+C = TypeVar("C", bound=Checkpoint)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,16 +67,10 @@ def scored(metrics: dict[str, Any], best: dict[str, Any] | None) -> str:
 
 def frozen_job(cfg: DictConfig, extension: Extension) -> FrozenJob:
     """The configuration as a job; answers are generated where they are not there yet."""
-    folder = sweep_folder(cfg)
-    require_writable(folder)
-    TrainingFolder(folder, extension.leaves).require_free()
+    folder = free_folder(cfg, extension)
     recipe = typed(Recipe, cfg.train, "train")
     logger = run_logger(cfg.logger)
-    if not (isinstance(cfg.model.path, str) and cfg.model.path):
-        raise UserError(f"model.path must be a folder or a hub id of a decoder-only model, got {cfg.model.path!r}")
-    base = Checkpoint(cfg.model.path, cfg.model.revision)
-    base.check()
-    extension.check(base.config)
+    base = frozen_base(cfg, extension, Checkpoint)
     if cfg.calibration is None:
         calibration = own_answers(cfg, base, recipe, folder / "calibration")
     else:
@@ -88,6 +84,24 @@ def frozen_job(cfg: DictConfig, extension: Extension) -> FrozenJob:
         folder=folder,
         logger=logger,
     )
+
+
+def free_folder(cfg: DictConfig, extension: Extension) -> Path:
+    """outputs/NAME. Raises UserError where nothing can be written, or something lies there that no training made."""
+    folder = sweep_folder(cfg)
+    require_writable(folder)
+    TrainingFolder(folder, extension.leaves).require_free()
+    return folder
+
+
+def frozen_base(cfg: DictConfig, extension: Extension, kind: type[C]) -> C:
+    """The model that stays as it is. Raises UserError for one that cannot be read or that the extension cannot join."""
+    if not (isinstance(cfg.model.path, str) and cfg.model.path):
+        raise UserError(f"model.path must be a folder or a hub id, got {cfg.model.path!r}")
+    base = kind(cfg.model.path, cfg.model.revision)
+    base.check()
+    extension.check(base.config)
+    return base
 
 
 def own_answers(cfg: DictConfig, base: Checkpoint, recipe: Recipe, folder: Path) -> Calibration:
