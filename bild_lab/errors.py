@@ -13,3 +13,10 @@ def require_flag(key: str, value: object) -> None:
     """Raise UserError unless the value is true or false; YAML's yes and off are words here."""
     if not isinstance(value, bool):
         raise UserError(f"{key} must be true or false, got {value!r}")
+
+
+def require_whole(key: str, value: object, least: int, most: int | None = None) -> None:
+    """Raise UserError unless the value is an integer of at least `least`, and at most `most` where that is given."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
+        bound = "" if most is None else f" and <= {most}"
+        raise UserError(f"{key} must be a whole number >= {least}{bound}, got {value!r}")

@@ -3,18 +3,19 @@
 import hydra
 from omegaconf import DictConfig
 
-from bild_lab.cli import escape, output, refusing, run_application
-from bild_lab.config import PairSpec, config_dir, typed
 from bild_lab.errors import UserError
+from bild_lab.lab.cli import escape, output, refusing, run_application
+from bild_lab.lab.config import PairSpec, config_dir, typed
 
 
 def build_table(cfg: DictConfig) -> None:
     """Count the references of a dataset as the target's tokenizer splits them. Raises UserError for bad input."""
-    from bild_lab.data.tasks import DatasetSpec, load_examples  # torch loads only when there is something to do
-    from bild_lab.drafters.ngram import estimate, reference_tokens, require_order
-    from bild_lab.models.loading import Checkpoint
-    from bild_lab.point import sweep_folder
-    from bild_lab.results.records import require_writable
+    from bild_lab.engine.drafters.ngram_table import require_order
+    from bild_lab.lab.data.tasks import DatasetSpec, load_examples  # torch loads only when there is something to do
+    from bild_lab.lab.point import sweep_folder
+    from bild_lab.lab.results.records import require_writable
+    from bild_lab.lab.toy_pair import named_checkpoint
+    from bild_lab.training.ngrams import estimate, reference_tokens
 
     pair = typed(PairSpec, cfg.pair, "pair")
     dataset = typed(DatasetSpec, cfg.dataset, "dataset")
@@ -23,7 +24,7 @@ def build_table(cfg: DictConfig) -> None:
         raise UserError(f"dataset {dataset.name} has no references to count; set dataset.reference_column")
     folder = sweep_folder(cfg)
     require_writable(folder)
-    checkpoint = Checkpoint(pair.target, pair.target_revision)
+    checkpoint = named_checkpoint(pair.target, pair.target_revision)
     checkpoint.check()
     examples = load_examples(dataset)
     texts = sum(len(example.references) for example in examples)

@@ -18,10 +18,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from bild_lab.config import require_whole
-from bild_lab.errors import UserError
-from bild_lab.models.loading import Checkpoint
-from bild_lab.results.records import point_hash
+from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.errors import UserError, require_whole
+from bild_lab.lab.results.records import point_hash
+from bild_lab.lab.toy_pair import named_checkpoint
 from bild_lab.training.tokenizer import train_tokenizer
 
 
@@ -71,7 +71,7 @@ class FromCheckpoint:
     def __init__(self, path: str, revision: str | None = None) -> None:
         if not (isinstance(path, str) and path):
             raise UserError(f"model.path must be a folder or a hub id, got {path!r}")
-        self._checkpoint = Checkpoint(path, revision)
+        self._checkpoint = named_checkpoint(path, revision)
         self._checkpoint.check()
         require_fitting_tokenizer(
             self._checkpoint.tokenizer, self._checkpoint.config, self._checkpoint.end_tokens, self.name

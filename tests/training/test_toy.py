@@ -21,9 +21,10 @@ from omegaconf import OmegaConf
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import bild_lab
-from bild_lab.config import config_dir
-from bild_lab.data.toy import toy_corpus
 from bild_lab.errors import UserError
+from bild_lab.lab import toy_pair
+from bild_lab.lab.config import config_dir
+from bild_lab.lab.data.toy import toy_corpus
 from bild_lab.training import toy, trainer
 from bild_lab.training.stalls import YieldToOthers
 from bild_lab.training.trainer import job_identity, starting_point
@@ -58,14 +59,14 @@ def micro(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A pair that trains in a second, and a cache of its own."""
     folder = write_configuration(tmp_path_factory.mktemp("conf"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(toy, "config_dir", lambda: folder)
+        patch.setattr(toy_pair, "config_dir", lambda: folder)
         patch.setenv("BILD_LAB_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield folder
 
 
 @pytest.fixture(scope="module")
 def pair(micro: Path) -> tuple[Path, Path]:
-    return toy.toy_checkpoint("toy:large"), toy.toy_checkpoint("toy:small")
+    return toy.train_member("toy:large"), toy.train_member("toy:small")
 
 
 def must_not_run(*arguments: Any) -> None:
@@ -100,21 +101,21 @@ def test_the_tokenizer_gives_text_back_and_ends_it_with_eos(pair: tuple[Path, Pa
 
 def test_a_second_call_does_not_train_again(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer, "train", must_not_run)
-    assert (toy.toy_checkpoint("toy:large"), toy.toy_checkpoint("toy:small")) == pair
+    assert (toy.train_member("toy:large"), toy.train_member("toy:small")) == pair
 
 
 def test_another_recipe_gets_another_folder(
     pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = toy.toy_job("toy:small").folder
-    monkeypatch.setattr(toy, "config_dir", lambda: write_configuration(tmp_path, seed=1))
+    monkeypatch.setattr(toy_pair, "config_dir", lambda: write_configuration(tmp_path, seed=1))
     after = toy.toy_job("toy:small").folder
     assert before == pair[1].parent
     assert after.parent == before.parent and after.name.startswith("toy-small-") and after != before
 
 
 def test_other_libraries_get_another_folder(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toy, "version", lambda library: "0.0")
+    monkeypatch.setattr(toy_pair, "version", lambda library: "0.0")
     assert toy.toy_job("toy:small").folder != pair[1].parent
 
 
@@ -131,9 +132,9 @@ def test_an_interrupted_training_leaves_nothing_that_is_used_and_goes_on(
 
     monkeypatch.setattr(YieldToOthers, "on_step_end", note)
     with pytest.raises(KeyboardInterrupt):
-        toy.toy_checkpoint("toy:small")
+        toy.train_member("toy:small")
     assert not (toy.toy_job("toy:small").folder / "checkpoint").exists()
-    small = toy.toy_checkpoint("toy:small")
+    small = toy.train_member("toy:small")
     assert steps == [1, 2, 3, 3, 4]
     assert (small / "model.safetensors").read_bytes() == (pair[1] / "model.safetensors").read_bytes()
 
@@ -149,7 +150,7 @@ def test_a_process_waits_for_another_that_trains_and_takes_what_it_made(
     folder = toy.toy_job("toy:small").folder
     folder.mkdir()
     with FileLock(folder / "lock"):
-        waiting = threading.Thread(target=lambda: found.append(toy.toy_checkpoint("toy:small")))
+        waiting = threading.Thread(target=lambda: found.append(toy.train_member("toy:small")))
         waiting.start()
         assert said.wait(60)
         assert found == []
@@ -161,14 +162,14 @@ def test_a_process_waits_for_another_that_trains_and_takes_what_it_made(
 
 def test_a_name_that_is_no_member_is_refused() -> None:
     with pytest.raises(UserError, match="the toy pair has the members toy:large and toy:small, got 'toy:tiny'"):
-        toy.toy_checkpoint("toy:tiny")
+        toy.train_member("toy:tiny")
 
 
 def test_a_cache_that_cannot_be_used_is_refused(micro: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("BILD_LAB_CACHE", str(tmp_path / "file"))
     with pytest.raises(UserError, match=r"toy:small is kept in the cache .*file, which cannot be used: .*set BILD_LAB"):
-        toy.toy_checkpoint("toy:small")
+        toy.train_member("toy:small")
 
 
 def test_a_training_that_fails_says_where_it_was(micro: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +180,7 @@ def test_a_training_that_fails_says_where_it_was(micro: Path, tmp_path: Path, mo
 
     monkeypatch.setattr(trainer, "_train", full)
     with pytest.raises(UserError, match=rf"toy:small could not be trained into the cache {tmp_path}, .*: cannot write"):
-        toy.toy_checkpoint("toy:small")
+        toy.train_member("toy:small")
 
 
 def test_the_processes_of_a_launcher_want_it_trained_before(
@@ -188,17 +189,17 @@ def test_the_processes_of_a_launcher_want_it_trained_before(
     monkeypatch.setenv("BILD_LAB_CACHE", str(tmp_path))
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match=r"one process does, and this is one of 2; train it first: python run.py pair"):
-        toy.toy_checkpoint("toy:large")
+        toy.train_member("toy:large")
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", toy.MEMBERS)
+@pytest.mark.parametrize("name", toy_pair.MEMBERS)
 def test_finetune_makes_the_same_training(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(toy, "config_dir", config_dir)  # the project's own pair
+    monkeypatch.setattr(toy_pair, "config_dir", config_dir)  # the project's own pair
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        written = compose("finetune", ["name=same", f"model={toy.MEMBERS[name]}", "dataset=toy", "train=toy"])
-        by_model = compose("finetune", ["name=same", f"model={toy.MEMBERS[name]}"])
+        written = compose("finetune", ["name=same", f"model={toy_pair.MEMBERS[name]}", "dataset=toy", "train=toy"])
+        by_model = compose("finetune", ["name=same", f"model={toy_pair.MEMBERS[name]}"])
     assert written == by_model
     theirs, ours = finetune.training_job(written), toy.toy_job(name)
     deciding = [job_identity(job, starting_point(job)) for job in (theirs, ours)]
@@ -215,7 +216,7 @@ def test_of_two_processes_the_second_goes_on_where_the_first_was_killed(
 from pathlib import Path
 from bild_lab.training import toy
 toy.config_dir = lambda: Path({str(write_configuration(tmp_path / "conf", max_steps=100))!r})
-print(toy.toy_checkpoint("toy:small"))
+print(toy.train_member("toy:small"))
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "BILD_LAB_CACHE": str(tmp_path / "cache")}
 

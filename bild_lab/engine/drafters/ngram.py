@@ -1,0 +1,79 @@
+"""The n-gram drafter: a table lookup in place of a model (speculative decoding §3.6)."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from bild_lab.engine.draft import Draft, Verdict
+from bild_lab.engine.drafters.ngram_table import NGramTable
+from bild_lab.engine.request import Request
+from bild_lab.engine.sampling import draw
+from bild_lab.engine.session import Model, Scores, rows_of
+from bild_lab.errors import require_whole
+
+
+class NGramDrafter:
+    """Drafts up to `window` tokens from a table, without a model.
+
+    Greedy decoding drafts the likeliest token after the last one; sampling draws from the table's
+    distribution, standardized as the target's is, and says so in the draft's probs.
+    """
+
+    drafts_trees = False
+
+    def __init__(self, target: Model, table: NGramTable, window: int) -> None:
+        require_whole("the draft window", window, 1)
+        self._device = target.device
+        self._table = table
+        self._window = window
+
+    def start(self, request: Request) -> None:
+        self._request = request
+        self._rows: dict[int | None, tuple[Tensor, Tensor]] = {}
+        if not request.sampling.greedy:
+            # on the host, where reading a draw waits for nothing; its seed is drawn, as a generator with
+            # the request's own seed would repeat the numbers that drafts are accepted by
+            seed = torch.randint(2**62, (1,), generator=request.generator, device=self._device)
+            self._generator = torch.Generator().manual_seed(int(seed))
+
+    def propose(self, tokens: list[int]) -> Draft:
+        limits, sampling = self._request.limits, self._request.sampling
+        drafted: list[int] = []
+        rows: list[tuple[Tensor, Tensor]] = []
+        token = tokens[-1]
+        for _ in range(min(self._window, limits.room(tokens))):
+            if sampling.greedy:
+                token = self._table.likeliest_after(token)
+            else:
+                rows.append(self._distribution(token))
+                seen, probs = rows[-1]
+                token = int(seen[draw(probs[None], self._generator)])
+            drafted.append(token)
+            if token in limits.end_tokens:
+                break
+        return Draft(rows_of(drafted, self._device), probs=self._dense(rows) if rows else None)
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Nothing to update: the table is fixed."""
+
+    def _distribution(self, token: int) -> tuple[Int[Tensor, " k"], Float[Tensor, " k"]]:
+        """Tokens seen after this one and their standardized probabilities; all others have none."""
+        counts = self._table.after(token)
+        row = None if counts is self._table.unigrams else token
+        if row not in self._rows:
+            self._rows[row] = counts.tokens, self._request.sampling.probs(counts.times.float().log()[None])[0]
+        return self._rows[row]
+
+    def _dense(self, rows: list[tuple[Tensor, Tensor]]) -> Float[Tensor, "n vocab"]:
+        """The distributions on the device, as wide as the vocabulary."""
+        width = self._table.width
+        where = torch.cat([seen + index * width for index, (seen, _) in enumerate(rows)])
+        values = torch.cat([probs for _, probs in rows])
+        probs = torch.zeros(len(rows) * width, device=self._device)
+        return probs.index_copy_(0, self._sent(where), self._sent(values)).view(len(rows), width)
+
+    def _sent(self, values: Tensor) -> Tensor:
+        """On the device, without waiting for what a GPU is doing."""
+        return values.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else values

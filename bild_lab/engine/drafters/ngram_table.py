@@ -1,0 +1,153 @@
+"""Tables of n-grams on disk and in memory (speculative decoding §3.6)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jaxtyping import Int
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from bild_lab.errors import UserError
+from bild_lab.files import write_atomically
+
+if TYPE_CHECKING:
+    from bild_lab.engine.models.hf import HuggingFaceModel
+
+FORMAT = "bild_lab n-grams 1"
+BUILD = "python scripts/build_ngrams.py name=ngrams pair.target=DIR dataset=NAME dataset.path=DIR ngram.order=2"
+
+
+@dataclass(frozen=True, eq=False)
+class Counts:
+    """How often tokens were seen: the most frequent first, equals by token id."""
+
+    tokens: Int[Tensor, " k"]
+    times: Int[Tensor, " k"]
+
+
+@dataclass(frozen=True, eq=False)
+class NGramTable:
+    """Maximum-likelihood unigrams (order 1) or bigrams backed by unigrams (order 2) of a corpus.
+
+    width: one more than the largest token id. starts: where each token's followers begin; what was
+    seen after token c is followers[starts[c] : starts[c + 1]]. vocabulary_hash: of the tokenizer.
+    """
+
+    order: int
+    width: int
+    unigrams: Counts
+    starts: Int[Tensor, " contexts+1"]
+    followers: Counts
+    vocabulary_hash: str
+    corpus: str
+
+    @property
+    def token_count(self) -> int:
+        return int(self.unigrams.times.sum())
+
+    def after(self, token: int) -> Counts:
+        """What followed this token; all tokens where it was never seen."""
+        begin, end = self.starts[token : token + 2].tolist() if token + 1 < len(self.starts) else (0, 0)
+        if begin == end:
+            return self.unigrams
+        return Counts(self.followers.tokens[begin:end], self.followers.times[begin:end])
+
+    def likeliest_after(self, token: int) -> int:
+        return self._likeliest.get(token, self._likeliest_of_all)
+
+    @cached_property
+    def _likeliest(self) -> dict[int, int]:
+        seen = self.starts.diff().nonzero()[:, 0]
+        return dict(zip(seen.tolist(), self.followers.tokens[self.starts[seen]].tolist(), strict=True))
+
+    @cached_property
+    def _likeliest_of_all(self) -> int:
+        return int(self.unigrams.tokens[0])
+
+    def unigram(self) -> NGramTable:
+        """The same corpus without its bigrams."""
+        empty = self.starts.new_zeros(0)
+        return replace(self, order=1, starts=self.starts.new_zeros(1), followers=Counts(empty, empty))
+
+    def save(self, path: Path) -> None:
+        tensors = {
+            "unigram_tokens": self.unigrams.tokens.int(),
+            "unigram_times": self.unigrams.times,
+            "starts": self.starts,
+            "follower_tokens": self.followers.tokens.int(),
+            "follower_times": self.followers.times.int(),
+        }
+        metadata = {
+            "format": FORMAT,
+            "order": str(self.order),
+            "vocabulary_size": str(self.width),
+            "vocabulary_hash": self.vocabulary_hash,
+            "corpus": self.corpus,
+            "tokens": str(self.token_count),
+        }
+        write_atomically(path, save(tensors, metadata))
+
+
+def read_table(path: Path) -> NGramTable:
+    """A table that `NGramTable.save` wrote. Raises UserError for a missing file and for any other file."""
+    if not path.is_file():
+        raise UserError(f"no n-gram table {path}; make one with: {BUILD}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                raise UserError(f"{path} is not an n-gram table of this version; make one with: {BUILD}")
+            tensors = {name: file.get_tensor(name).long() for name in file.keys()}  # noqa: SIM118 (no mapping)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"cannot read the n-gram table {path}: {error}; make it again with: {BUILD}") from error
+    return NGramTable(
+        order=int(metadata["order"]),
+        width=int(metadata["vocabulary_size"]),
+        unigrams=Counts(tensors["unigram_tokens"], tensors["unigram_times"]),
+        starts=tensors["starts"],
+        followers=Counts(tensors["follower_tokens"], tensors["follower_times"]),
+        vocabulary_hash=metadata["vocabulary_hash"],
+        corpus=metadata["corpus"],
+    )
+
+
+def load_table(target: HuggingFaceModel, path: str | None, order: int) -> NGramTable:
+    """The table of a policy, as unigrams or bigrams.
+
+    Raises UserError for no or an unreadable table, one of another vocabulary, and one without bigrams
+    where they are wanted.
+    """
+    require_order(order)
+    if not isinstance(path, str):
+        raise UserError(
+            f"policy.table must be the file of an n-gram table, got {'null' if path is None else repr(path)}; "
+            f"make one with: {BUILD} and then set policy.table=outputs/ngrams/table.safetensors"
+        )
+    table = read_table(Path(path).expanduser())
+    checkpoint = target.checkpoint
+    if table.vocabulary_hash != vocabulary_hash(checkpoint.vocabulary):
+        raise UserError(
+            f"the n-gram table {path} ({table.corpus}) has another vocabulary than {checkpoint.path} "
+            f"({len(checkpoint.vocabulary)} pieces); make one with: {BUILD.replace('DIR', checkpoint.path, 1)}"
+        )
+    if table.order < order:
+        raise UserError(f"{path} holds unigrams, but bigrams are wanted; make them with: {BUILD}")
+    return table.unigram() if order == 1 else table
+
+
+def vocabulary_hash(vocabulary: dict[str, int]) -> str:
+    """What two tokenizers share that map the same pieces to the same ids."""
+    pieces = json.dumps(sorted(vocabulary.items()))
+    return hashlib.sha256(pieces.encode()).hexdigest()[:16]
+
+
+def require_order(order: object) -> None:
+    if not isinstance(order, int) or isinstance(order, bool) or order not in (1, 2):
+        raise UserError(f"the order of n-grams must be 1 (unigrams) or 2 (bigrams), got {order!r}")

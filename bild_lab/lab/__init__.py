@@ -1,0 +1,1 @@
+"""Measuring: configuration, data, metrics, timing, points, sweeps and their results."""

@@ -1,0 +1,221 @@
+"""The configuration: where it lies, its typed groups, and policies composed by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from bild_lab.errors import UserError, require_flag, require_whole
+
+T = TypeVar("T")
+
+MOST_WHOLE = 2**63 - 1
+MOST_THREADS = 4096
+MOST_TOKENS = 2**20
+TOP_LEVEL = "name resume pair dataset policy decoding runtime measure logger".split()  # of conf/config.yaml
+CHECKED_ELSEWHERE = {"checked": "elsewhere"}  # by what takes the value, so that Python users get the same message
+KINDS = {bool: "true or false", str: "text", int: "a whole number", float: "a number", type(None): "null"}
+
+
+def config_dir() -> Path:
+    """The folder of config groups: beside the package in a checkout, inside it in an installed wheel."""
+    package = Path(__file__).resolve().parents[1]
+    inside = package / "conf"
+    return inside if inside.is_dir() else package.parent / "conf"
+
+
+@dataclass(frozen=True)
+class PairSpec:
+    """Checkpoints: a folder, a hub id, or toy:large and toy:small. second_draft: drafts for the draft model."""
+
+    name: str
+    target: str
+    draft: str | None = None
+    second_draft: str | None = None
+    target_revision: str | None = None
+    draft_revision: str | None = None
+    second_draft_revision: str | None = None
+
+    def __post_init__(self) -> None:
+        for key in ("target", "draft", "second_draft"):
+            value = getattr(self, key)
+            if value is not None and not (isinstance(value, str) and value):
+                raise UserError(f"pair.{key} must be a folder or a hub id, got {value!r}")
+        if self.target is None:
+            raise UserError("pair.target must be a folder or a hub id, got null")
+
+
+@dataclass(frozen=True)
+class DecodingSpec:
+    """How long to decode and how to choose tokens (checked by `Sampling`)."""
+
+    max_new_tokens: int
+    temperature: float = field(metadata=CHECKED_ELSEWHERE)
+    top_k: int | None = field(metadata=CHECKED_ELSEWHERE)
+    top_p: float | None = field(metadata=CHECKED_ELSEWHERE)
+
+    def __post_init__(self) -> None:
+        require_whole("decoding.max_new_tokens", self.max_new_tokens, 1, MOST_TOKENS)
+
+
+@dataclass(frozen=True)
+class RuntimeSpec:
+    """Where and in which precision models run.
+
+    threads: null leaves PyTorch's choice. trust_remote_code: run Python code that a checkpoint brings along.
+    device_map, tensor_parallel: how the target is spread over devices (checked by `Placement`).
+    """
+
+    device: str
+    engine: str
+    compile: bool
+    dtype: str
+    threads: int | None
+    seed: int
+    trust_remote_code: bool = False
+    device_map: str | None = None
+    tensor_parallel: bool = False
+
+    def __post_init__(self) -> None:
+        require_flag("runtime.compile", self.compile)
+        require_flag("runtime.trust_remote_code", self.trust_remote_code)
+        require_whole("runtime.seed", self.seed, 0, MOST_WHOLE)
+        if self.threads is not None:
+            require_whole("runtime.threads", self.threads, 1, MOST_THREADS)
+
+
+@dataclass(frozen=True)
+class MeasureSpec:
+    """How often to time. baseline: the policy every example is paired with, or null. certify: judge differences."""
+
+    warmup: int
+    repeats: int
+    baseline: str | None
+    traced_examples: int
+    certify: bool
+
+    def __post_init__(self) -> None:
+        require_flag("measure.certify", self.certify)
+        require_whole("measure.warmup", self.warmup, 0)
+        require_whole("measure.repeats", self.repeats, 1)
+        require_whole("measure.traced_examples", self.traced_examples, 0)
+
+
+def typed(cls: type[T], node: Any, group: str) -> T:
+    """A config group as its dataclass.
+
+    Raises UserError for a missing, unknown or unresolvable key, and for a value of another kind than its field's.
+    """
+    if not OmegaConf.is_dict(node):
+        raise UserError(f"{group} must be a group of keys, got {node!r}; choose one of its files: {group}=NAME")
+    try:
+        values = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise UserError(f"{group}: {str(error).splitlines()[0]}") from error
+    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    if unknown := sorted(set(map(str, values)) - set(fields)):
+        raise UserError(f"{group} has no key {unknown[0]!r}; it has {', '.join(sorted(fields))}")
+    unset = dataclasses.MISSING
+    wanted = [name for name, one in fields.items() if one.default is unset and one.default_factory is unset]
+    if missing := sorted(set(wanted) - set(values)):
+        raise UserError(f"{group} lacks the key {missing[0]!r}; it wants {', '.join(wanted)}")
+    spec = cls(**values)
+    hints = typing.get_type_hints(cls)  # of class variables too, which are no keys
+    for name in fields:
+        if fields[name].metadata != CHECKED_ELSEWHERE:
+            _require_kind(f"{group}.{name}", values.get(name, fields[name].default), hints[name])
+    return spec
+
+
+def _require_kind(key: str, value: Any, hint: Any) -> None:
+    """Raise UserError unless the value is of a plain annotation's kinds; ranges are the dataclass's own business."""
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if not set(kinds) <= set(KINDS):
+        return  # columns and templates, which have checks of their own
+    allowed = (*kinds, int) if float in kinds else kinds
+    if isinstance(value, int) and abs(value) > MOST_WHOLE:
+        raise UserError(f"{key} must be a number of at most 64 bits, got {value!r}")
+    if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in kinds):
+        raise UserError(f"{key} must be {' or '.join(KINDS[kind] for kind in kinds)}, got {value!r}")
+
+
+def compose_config(overrides: list[str], name: str = "config") -> DictConfig:
+    """The whole configuration `conf/NAME.yaml` with these overrides, inside a Hydra application or outside one."""
+    if GlobalHydra.instance().is_initialized():  # its search path may hold the user's own folders
+        loader = GlobalHydra.instance().config_loader()
+        return loader.load_configuration(name, overrides, run_mode=RunMode.RUN)
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        return compose(name, overrides=overrides)
+
+
+def compose_policy(name: str, knobs: dict[str, Any] | None = None) -> DictConfig:
+    """The policy `conf/policy/NAME.yaml` with these knobs. Raises UserError for an unknown policy or knob."""
+    try:
+        policy = compose_config([f"policy={name}"]).policy
+    except HydraException as error:
+        raise UserError(f"policy must be one of {', '.join(policy_names())}, got {name!r}") from error
+    for knob, value in (knobs or {}).items():
+        if knob not in policy or knob in ("name", "decoder"):
+            raise UserError(f"policy {name} has no knob {knob!r}; it has {', '.join(knob_values(policy)) or 'none'}")
+        policy[knob] = value
+    return policy
+
+
+def require_keys(cfg: DictConfig, wanted: Sequence[str]) -> None:
+    """Raise UserError where the configuration lacks a key; keys of a user's own, to refer to, may be there too."""
+    if missing := [key for key in wanted if key not in cfg]:
+        raise UserError(f"the configuration lacks {missing[0]!r}; it wants {', '.join(wanted)}")
+
+
+def require_policy(policy: Any) -> None:
+    """Raise UserError unless a policy has a name, a decoder, and the knobs of its file with values of their kinds.
+
+    Which values are in range is for the parts to say. A name without a file is a policy of the user's own.
+    """
+    if not OmegaConf.is_dict(policy) or not isinstance(policy.get("name"), str):
+        raise UserError(f"policy must be one of {', '.join(policy_names())}, with a name, got {policy!r}")
+    if not OmegaConf.is_dict(policy.get("decoder")) or not isinstance(policy.decoder.get("_target_"), str):
+        raise UserError(f"policy.decoder must name its class in _target_, got {policy.get('decoder')!r}")
+    shipped = _shipped_knobs(policy.name)
+    if shipped is None:
+        return
+    values = knob_values(OmegaConf.to_container(policy, resolve=False))
+    for knob, value in values.items():
+        if knob not in shipped:
+            raise UserError(f"policy {policy.name} has no knob {knob!r}; it has {', '.join(shipped) or 'none'}")
+        default = shipped[knob]
+        wrong = isinstance(value, dict) or (isinstance(value, bool) and isinstance(default, int | float | str))
+        if wrong and not isinstance(default, bool | dict):
+            raise UserError(f"policy.{knob} must be a value such as {default!r}, got {value!r}")
+    if missing := [knob for knob in shipped if knob not in values]:
+        raise UserError(f"policy {policy.name} lacks its knob {missing[0]!r}; leave it in, null may switch it off")
+
+
+@lru_cache
+def _shipped_knobs(name: str) -> dict[str, Any] | None:
+    """What a policy's file says of its knobs; None where there is no such file."""
+    if name not in policy_names():
+        return None
+    return knob_values(OmegaConf.to_container(compose_policy(name), resolve=False))
+
+
+def policy_names() -> list[str]:
+    return sorted(file.stem for file in (config_dir() / "policy").glob("*.yaml"))
+
+
+def knob_values(policy: Mapping[str, Any]) -> dict[str, Any]:
+    """What a user may turn on a policy: everything in its file but its name and its parts."""
+    return {key: policy[key] for key in policy if key not in ("name", "decoder")}

@@ -1,0 +1,146 @@
+"""On what a measurement was made: versions, hardware, load."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from collections import Counter
+from datetime import UTC, datetime
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from bild_lab.engine.models.placement import Placement
+from bild_lab.engine.models.ranks import Ranks
+from bild_lab.lab.measure.code import measuring_code
+
+PACKAGES = ("torch", "transformers", "tokenizers", "sacrebleu", "rouge-score", "datasets")
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """What a reader needs to judge the timings."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    return {
+        "bild_lab": _version("bild_lab"),
+        "code": measuring_code(),
+        **{name: _version(name) for name in PACKAGES},
+        "python": platform.python_version(),
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "os": f"{platform.system()} {platform.release()}",
+        "git": git_commit(),
+        "load_average": load,
+        "started": datetime.now(UTC).isoformat(timespec="milliseconds"),
+    }
+
+
+def peak_memory_mb(device: torch.device) -> float:
+    """Peak memory since the last reset on a GPU; on the CPU, of the whole process so far."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, kibibytes on Linux
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
+
+
+class OtherLoad:
+    """How busy the machine was with other processes since this object was made."""
+
+    def __init__(self) -> None:
+        self._before = self._seconds()
+
+    def percent(self) -> float:
+        """Of all cores' time; other load makes short timings several times too long."""
+        wall, busy, own = (now - before for now, before in zip(self._seconds(), self._before, strict=True))
+        return 100 * max(0.0, busy - own) / max(wall * (os.cpu_count() or 1), 1e-9)
+
+    @staticmethod
+    def _seconds() -> tuple[float, float, float]:
+        everyone, own = psutil.cpu_times(), psutil.Process().cpu_times()
+        idle = everyone.idle + getattr(everyone, "iowait", 0.0)
+        return time.monotonic(), sum(everyone) - idle, own.user + own.system
+
+
+class RanksLoad:
+    """How busy this machine was with the other processes of a run since this object was made."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks, self._before = ranks, self._seconds()
+
+    def percent(self) -> float:
+        """Of all cores' time."""
+        wall, own = (now - before for now, before in zip(self._seconds(), self._before, strict=True))
+        share = 100 * own / max(wall * (os.cpu_count() or 1), 1e-9)
+        here = platform.node()
+        return sum(share for host, share in self._ranks.gather((here, share)) if host == here) - share
+
+    @staticmethod
+    def _seconds() -> tuple[float, float]:
+        own = psutil.Process().cpu_times()
+        return time.monotonic(), own.user + own.system
+
+
+def placement_setting(placement: Placement, device: torch.device) -> dict[str, Any]:
+    """The hardware and, of a target on several devices, how it is spread: parts of a point's setting."""
+    setting: dict[str, Any] = {"hardware": hardware(placement, device)}
+    if placement.device_map is not None:
+        setting["device_map"] = placement.device_map
+    if placement.tensor_parallel:
+        setting["tensor_parallel"] = placement.ranks.count
+    return setting
+
+
+def hardware(placement: Placement, device: torch.device) -> str:
+    """The processors that a timing depends on. On a GPU the CPU is one of them: batch 1 waits for it."""
+    if device.type != "cuda":
+        return _counted([cpu_name()] * placement.ranks.count)
+    several = placement.device_map is not None
+    devices = range(torch.cuda.device_count()) if several else [device] * placement.ranks.count
+    return f"{_counted([torch.cuda.get_device_name(each) for each in devices])}, {cpu_name()}"
+
+
+def _counted(names: list[str]) -> str:
+    return ", ".join(name if count == 1 else f"{count} x {name}" for name, count in Counter(names).items())
+
+
+@lru_cache(maxsize=1)
+def cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:  # not Linux
+        pass
+    return platform.processor() or platform.machine()
+
+
+@lru_cache(maxsize=1)
+def git_commit() -> str | None:
+    """The checkout's commit, `+` where it has uncommitted changes; None outside a checkout."""
+    folder = Path(__file__).resolve().parents[2]
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True, timeout=5
+        ).stdout.strip()
+
+    try:
+        return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

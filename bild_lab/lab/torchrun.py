@@ -1,0 +1,44 @@
+"""Running an application under `torchrun`: the first process prints and writes, the others are silent."""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from bild_lab.engine.models.ranks import launched
+from bild_lab.errors import UserError
+from bild_lab.lab.cli import console, output
+
+GRACE_S = 30  # for the first process to say what went wrong, and to report what is finished
+SIGNALLED = 128  # exit statuses above it mean a signal, which all processes got
+
+
+@contextmanager
+def first_speaks() -> Iterator[None]:
+    """Run an application in each process that `torchrun` started; only the first prints.
+
+    Another process prints only if it fails alone. `torchrun` ends all processes with the first one that fails, so
+    that process waits a while for the first to speak.
+    """
+    ranks, printed = launched(), io.StringIO()
+    if not ranks.first:
+        console.file, output.quiet = printed, True
+    try:
+        yield
+    except SystemExit as ended:
+        if ended.code and not ranks.first and ended.code <= SIGNALLED:
+            time.sleep(GRACE_S)
+            sys.stderr.write(f"process {ranks.rank}:\n{printed.getvalue()}")
+        torch = sys.modules.get("torch")  # not imported for `--help`
+        if not ended.code and ranks.count > 1 and torch is not None and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        raise
+
+
+def require_basic_launcher(launcher: str) -> None:
+    """Raise UserError for a Hydra launcher: `torchrun` does not know the processes it starts."""
+    if launched().count > 1 and not launcher.endswith(".BasicLauncher"):
+        raise UserError(f"processes of torchrun run every point themselves, got the launcher {launcher}; leave it out")

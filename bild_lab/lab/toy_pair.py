@@ -1,0 +1,104 @@
+"""The toy pair: a large and a small T5 that are trained on the toy corpus at first use and kept in a cache.
+
+`conf/model/toy_large.yaml`, `conf/model/toy_small.yaml` and `conf/train/toy.yaml` say how. The training runs in a
+process of its own, `python -m bild_lab.training.toy`, so that measuring does not depend on training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar
+
+from omegaconf import OmegaConf
+
+from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.ranks import launched
+from bild_lab.errors import UserError
+from bild_lab.lab.config import config_dir, typed
+from bild_lab.lab.data.tasks import DatasetSpec, Example, load_examples
+
+C = TypeVar("C", bound=Checkpoint)
+
+MEMBERS = {"toy:large": "toy_large", "toy:small": "toy_small"}  # and their files in conf/model
+TRAIN = "bild_lab.training.toy"
+PACKAGE = Path(__file__).resolve().parents[1]
+_LIBRARIES = ("torch", "transformers", "tokenizers")  # other versions, other weights
+
+
+def named_checkpoint(
+    path: str, revision: str | None = None, trust_remote_code: bool = False, kind: type[C] = Checkpoint
+) -> C:
+    """The checkpoint of a folder, a hub id, or toy:large and toy:small, which are trained at first use."""
+    folder = toy_checkpoint(path) if isinstance(path, str) and path.startswith("toy:") else None
+    return kind(path, revision, trust_remote_code, folder)
+
+
+def toy_checkpoint(name: str) -> Path:
+    """The folder of `toy:large` or `toy:small`, in Hugging Face layout; trained at first use.
+
+    Raises UserError for another name, and if the training fails.
+    """
+    checkpoint = toy_folder(name) / "checkpoint"
+    if not checkpoint.exists():
+        _train(name)
+    return checkpoint
+
+
+def toy_folder(name: str) -> Path:
+    """Where a member and its training lie: a cache folder named by a hash of all that decides the weights.
+
+    These are corpus, recipe, configuration and library versions. Raises UserError for another name.
+    """
+    if name not in MEMBERS:
+        raise UserError(f"the toy pair has the members {' and '.join(MEMBERS)}, got {name!r}")
+    spec, examples = toy_examples()
+    decisive = {
+        "model": toy_config(f"model/{MEMBERS[name]}"),
+        "recipe": toy_config("train/toy"),
+        "dataset": asdict(spec),
+        "versions": {library: version(library) for library in _LIBRARIES},
+        "examples": [(example.prompt, example.references) for example in examples],
+    }
+    digest = hashlib.sha256(json.dumps(decisive, sort_keys=True, default=list).encode()).hexdigest()[:16]
+    return cache_folder() / f"{name.replace(':', '-')}-{digest}"
+
+
+def toy_examples() -> tuple[DatasetSpec, tuple[Example, ...]]:
+    """What the pair is trained on, and the dataset it comes from."""
+    spec = typed(DatasetSpec, OmegaConf.create(toy_config("dataset/toy") | {"split": "train"}), "dataset")
+    return spec, load_examples(spec)
+
+
+def toy_config(name: str) -> dict[str, Any]:
+    """The values of `conf/NAME.yaml`."""
+    values = OmegaConf.to_container(OmegaConf.load(config_dir() / f"{name}.yaml"))
+    values.pop("defaults", None)  # Hydra's own: which recipe comes with a model
+    return values
+
+
+def cache_folder() -> Path:
+    """`$BILD_LAB_CACHE`, or `~/.cache/bild_lab` if it is unset or empty."""
+    return Path(os.environ.get("BILD_LAB_CACHE") or "~/.cache/bild_lab").expanduser()
+
+
+def _train(name: str) -> None:
+    """Train a member in a process of its own, which prints its progress."""
+    if launched().count > 1:  # each would train, and wait for the others inside the training
+        raise UserError(
+            f"{name} is not trained yet, and this is one of {launched().count} processes; "
+            "train it first: python run.py pair=toy dataset.limit=1"
+        )
+    path = os.pathsep.join([str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    ended = subprocess.run([sys.executable, "-m", TRAIN, name], env={**os.environ, "PYTHONPATH": path}, check=False)
+    if ended.returncode:
+        raise UserError(
+            f"{name} could not be trained into the cache {cache_folder()}, which BILD_LAB_CACHE=DIR moves; "
+            "the message above says why"
+        )

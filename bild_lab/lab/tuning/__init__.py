@@ -1,0 +1,1 @@
+"""Searching knobs on validation."""

@@ -1,0 +1,1 @@
+"""The papers' printed numbers, figures and tables, beside ours."""

@@ -1,0 +1,13 @@
+"""The Hydra callback of `python run.py`: runs a sweep and reports what it found."""
+
+from __future__ import annotations
+
+from bild_lab.lab.sweep import SweepCallback
+from bild_lab.report.sweep import report_sweep
+
+
+class ReportedSweep(SweepCallback):
+    """A sweep whose table, figure and report are written when it ends, however it ends."""
+
+    def __init__(self) -> None:
+        super().__init__(report_sweep)

@@ -1,0 +1,67 @@
+"""Counting n-grams of a corpus, for policy=ngram: `scripts/build_ngrams.py` (speculative decoding §3.6)."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
+
+import torch
+
+from bild_lab.engine.drafters.ngram_table import Counts, NGramTable, require_order, vocabulary_hash
+from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.errors import UserError
+from bild_lab.lab.data.tasks import Example
+
+
+def estimate(sequences: Iterable[Sequence[int]], order: int, vocabulary: dict[str, int], corpus: str) -> NGramTable:
+    """Count the tokens of these sequences; the first of each is context and is not counted itself.
+
+    Raises UserError for an order other than 1 and 2, and where there is nothing to count.
+    """
+    require_order(order)
+    before, tokens = array("q"), array("q")
+    for sequence in sequences:
+        before.extend(sequence[:-1])
+        tokens.extend(sequence[1:])
+    if not tokens:
+        raise UserError(f"{corpus} has no tokens to estimate n-grams from; choose another dataset or split")
+    width = max(vocabulary.values()) + 1
+    contexts, following = (torch.frombuffer(each, dtype=torch.long) for each in (before, tokens))
+    pairs, times = (contexts * width + following).unique(return_counts=True)
+    ranked = times.argsort(descending=True, stable=True)
+    ranked = ranked[(pairs[ranked] // width).argsort(stable=True)]  # by context, then by count, then by id
+    seen = torch.bincount(pairs // width)
+    counts = torch.bincount(following)
+    by_count = counts.argsort(descending=True, stable=True)[: int(counts.count_nonzero())]
+    table = NGramTable(
+        order=2,
+        width=width,
+        unigrams=Counts(by_count, counts[by_count]),
+        starts=torch.cat([seen.new_zeros(1), seen.cumsum(0)]),
+        followers=Counts(pairs[ranked] % width, times[ranked]),
+        vocabulary_hash=vocabulary_hash(vocabulary),
+        corpus=corpus,
+    )
+    return table if order == 2 else table.unigram()
+
+
+def reference_tokens(checkpoint: Checkpoint, examples: Iterable[Example]) -> Iterator[list[int]]:
+    """Every reference as the target would emit it, behind the token it would emit it after.
+
+    For a decoder-only model that is the prompt's continuation, up to an end token.
+    """
+    tokenizer = checkpoint.tokenizer
+    for example in examples:
+        for reference in example.references:
+            if checkpoint.encoder_decoder:
+                yield [checkpoint.decoder_start, *tokenizer(text_target=reference, verbose=False)["input_ids"]]
+                continue
+            gap = "" if example.prompt[-1].isspace() else " "
+            # together, as a piece may depend on what stands before it
+            texts = [example.prompt, f"{example.prompt}{gap}{reference}"]
+            prompt, whole = tokenizer(texts, verbose=False)["input_ids"]
+            end = [] if tokenizer.eos_token_id in (None, whole[-1]) else [tokenizer.eos_token_id]
+            same = (one == other for one, other in zip(prompt, whole, strict=False))
+            shared = len(list(takewhile(bool, same)))
+            yield [*whole[max(shared - 1, 0) :], *end]
