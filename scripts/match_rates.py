@@ -85,7 +85,7 @@ def request_for(target: LoadedModel, prompt: str, dataset: DatasetSpec, max_new_
     """One text to decode greedily."""
     from bild_lab.engine.request import Limits, Request
 
-    source = target.checkpoint.source(prompt, dataset.max_source_tokens).to(target.device)
+    source = target.source(prompt, dataset.max_source_tokens)
     return Request(source, Limits(len(source.prompt), max_new_tokens, target.checkpoint.end_tokens))
 
 

@@ -79,14 +79,14 @@ class ModuleModel:
         return self.module.device
 
     def start(self, source: Source, room: int, forwards: list[Forward] | None = None, *_: object) -> CountingSession:
-        return CountingSession(self, source)
+        return CountingSession(self, source, [] if forwards is None else forwards)
 
 
 class CountingSession(CachedSession):
     """A session that notes how many rows each forward ran."""
 
-    def __init__(self, model: ModuleModel, source: Source) -> None:
-        super().__init__(ModuleLayers(model.module, source), source.prompt, [])
+    def __init__(self, model: ModuleModel, source: Source, forwards: list[Forward]) -> None:
+        super().__init__(ModuleLayers(model.module, source), source.prompt, forwards)
         self._model = model
 
     def extend(self, rows: Rows | Sequence[int] | Tensor, want: Want = EVERYTHING) -> Scores:

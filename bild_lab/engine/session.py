@@ -171,6 +171,9 @@ class LoadedModel(Model, Protocol):
     def depth(self) -> int:
         """How many decoder layers it has."""
 
+    def source(self, prompt: str, max_tokens: int | None = None) -> Source:
+        """The prompt as token ids on the device, with the special tokens of the checkpoint's tokenizer."""
+
     def require_layers(self, what: str) -> None:
         """Raise UserError unless the layers can be run one by one. what: the method that needs it, for the message."""
 

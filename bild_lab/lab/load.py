@@ -67,7 +67,7 @@ class Decoder:
         """Tokenize a prompt and set its limits and sampling."""
         require_whole("max_new_tokens", max_new_tokens, 1)
         sampling = sampling or Sampling()
-        source = self.target.checkpoint.source(prompt, max_source_tokens).to(self.target.device)
+        source = self.target.source(prompt, max_source_tokens)
         limits = Limits(len(source.prompt), max_new_tokens, self.target.checkpoint.end_tokens)
         generator = None if sampling.greedy else torch.Generator(self.target.device).manual_seed(seed)
         return Request(source, limits, sampling, generator)

@@ -146,7 +146,7 @@ def test_cached_proposals_are_those_of_a_drafter_that_starts_anew(family: str) -
     assert trace.accepted > 0 and trace.rollbacks > 0
     for running, texts in seen:
         fresh = BeamDrafter(draft, 3, 4)
-        fresh.start(request, 3)
+        fresh.start(request, 3, [])
         assert [[one.text for one in step] for step in fresh.propose(running)] == texts
 
 

@@ -27,7 +27,7 @@ def test_a_fixed_window_of_assisted_generation_does_not_leak_into_runs_as_shippe
     drafts_with = []
     for decoder in (shipped, fixed, shipped):
         decoder.generate("w5 w9", max_new_tokens=4)
-        drafts_with.append(decoder.models[1].module.generation_config.num_assistant_tokens)
+        drafts_with.append(decoder.models[1].transformers.module.generation_config.num_assistant_tokens)
     assert drafts_with[1] == 2
     assert drafts_with[0] == drafts_with[2] != 2
 
@@ -35,7 +35,7 @@ def test_a_fixed_window_of_assisted_generation_does_not_leak_into_runs_as_shippe
 def test_a_checkpoints_own_generation_settings_are_left_out(checkpoints: Path) -> None:
     decoder = bild_lab.load(str(checkpoints / "llama"), policy="hf_generate")
     expected = decoder.generate("w5 w9 w30", max_new_tokens=20).token_ids
-    decoder.target.module.generation_config.repetition_penalty = 50.0
+    decoder.target.transformers.module.generation_config.repetition_penalty = 50.0
     decoder.target.checkpoint.generation.repetition_penalty = 50.0
     assert decoder.generate("w5 w9 w30", max_new_tokens=20).token_ids == expected
 
@@ -51,7 +51,7 @@ def counting(model: HuggingFaceModel) -> Counter[int]:
     """How often each of the decoder's layers ran, by its place."""
     decoder = model.module.get_decoder()
     ran: Counter[int] = Counter()
-    for place, layer in enumerate(decoder.block if model.encoder_decoder else decoder.layers):
+    for place, layer in enumerate(decoder.block if model.checkpoint.encoder_decoder else decoder.layers):
         layer.register_forward_hook(lambda *_, place=place: ran.update([place]))
     return ran
 

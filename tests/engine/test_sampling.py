@@ -70,14 +70,14 @@ def test_rollback_keeps_tokens_before_the_first_disagreement() -> None:
     verdict = Rollback(1.0)(draft, logits, GREEDY)
     assert verdict.path == (0,)
     assert verdict.next_token == 2
-    assert verdict.distance == pytest.approx([-math.log(0.9), -math.log(0.2), -math.log(0.98)])
+    assert list(verdict.stats["distance"]) == pytest.approx([-math.log(0.9), -math.log(0.2), -math.log(0.98)])
 
 
 def test_rollback_looks_past_no_earlier_violation() -> None:
     logits = log_rows([0.1, 0.9], [0.9, 0.1], [0.1, 0.9])
-    assert Rollback(1.0)(Draft(torch.tensor([0, 0])), logits, GREEDY) == Verdict(
-        (), 1, (pytest.approx(-math.log(0.1)), pytest.approx(-math.log(0.9)))
-    )
+    verdict = Rollback(1.0)(Draft(torch.tensor([0, 0])), logits, GREEDY)
+    assert (verdict.path, verdict.next_token) == ((), 1)
+    assert verdict.stats["distance"] == pytest.approx((-math.log(0.1), -math.log(0.9)))
 
 
 def test_a_distance_equal_to_the_threshold_stands() -> None:
@@ -89,12 +89,13 @@ def test_a_distance_equal_to_the_threshold_stands() -> None:
 
 def test_an_infinite_threshold_never_rolls_back() -> None:
     logits = log_rows([1.0, 0.0], [0.0, 1.0])
-    assert Rollback(math.inf)(Draft(torch.tensor([1])), logits, GREEDY) == Verdict((0,), 1, (math.inf,))
+    assert Rollback(math.inf)(Draft(torch.tensor([1])), logits, GREEDY) == Verdict((0,), 1, {"distance": (math.inf,)})
 
 
 def test_rules_accept_an_empty_draft() -> None:
     for rule in (Rollback(1.0), ExactMatch(), SpeculativeSampling()):
-        assert rule(empty_draft(torch.device("cpu")), log_rows([0.1, 0.9]), GREEDY) == Verdict((), 1)
+        verdict = rule(empty_draft(torch.device("cpu")), log_rows([0.1, 0.9]), GREEDY)
+        assert (verdict.path, verdict.next_token) == ((), 1)
 
 
 @pytest.mark.parametrize("threshold", [0, -1, math.nan, True])

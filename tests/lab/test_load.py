@@ -66,7 +66,7 @@ def test_a_result_tells_text_tokens_rounds_and_stages(checkpoints: Path) -> None
     assert result.latency_s > sum(result.trace.stages_s.values()) > 0
     emitted = [token for each in result.trace.rounds for token in (*each.drafted[: each.accepted], each.next_token)]
     assert emitted[: len(result.token_ids)] == result.token_ids
-    assert all(len(each.distance) == len(each.drafted) for each in result.trace.rounds)
+    assert all(len(each.stats["distance"]) == len(each.drafted) for each in result.trace.rounds)
 
 
 def test_knobs_are_those_of_the_policy_file(checkpoints: Path) -> None:

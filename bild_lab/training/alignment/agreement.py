@@ -38,7 +38,7 @@ def token_agreement(model: HuggingFaceModel, said: Said, max_source_tokens: int 
         sources = [model.checkpoint.source(prompt, max_source_tokens) for prompt in prompts]
         fed = [[*source.prompt, *answer[:-1]] for source, answer in zip(sources, answers, strict=True)]
         ids, mask = (tensor.to(model.device) for tensor in tensors(fed, 0, "right"))
-        if model.encoder_decoder:
+        if model.checkpoint.encoder_decoder:
             read = tensors([source.encoder_ids[0].tolist() for source in sources], 0, "right")
             read_ids, read_mask = (tensor.to(model.device) for tensor in read)
             out = model.module(input_ids=read_ids, attention_mask=read_mask, decoder_input_ids=ids)

@@ -55,7 +55,7 @@ def _generate(model: HuggingFaceModel, sources: Sequence[Source], max_new_tokens
     settings = plain_generation_config(model, Request(sources[0], limits))
     model.module.generation_config = settings  # else the checkpoint's own fills the gaps
     options: dict[str, Any] = {}
-    if model.encoder_decoder:
+    if model.checkpoint.encoder_decoder:
         rows, before = [source.encoder_ids[0].tolist() for source in sources], 1
         start = torch.tensor([source.prompt for source in sources])  # [n 1]
         # transformers 5.23 sizes the cache it makes itself by the depth of the encoder
@@ -64,6 +64,6 @@ def _generate(model: HuggingFaceModel, sources: Sequence[Source], max_new_tokens
     else:
         rows = [source.prompt for source in sources]
         before = max(map(len, rows))
-    ids, mask = tensors(rows, settings.pad_token_id, "right" if model.encoder_decoder else "left")
+    ids, mask = tensors(rows, settings.pad_token_id, "right" if model.checkpoint.encoder_decoder else "left")
     out = model.module.generate(input_ids=ids.to(model.device), attention_mask=mask.to(model.device), **options)
     return [limits.append([], row[before:]) for row in out.tolist()]

@@ -20,7 +20,7 @@ from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from tests.engine.acceptance.exact import DRAFTER, TARGET, continued, drafts, emitted, sampled
-from tests.stubs import StubModel
+from tests.stubs import SESSION, StubModel
 
 RULES = (Chow, Diff, Opt, TokenV1, TokenV2, TokenV3)
 ALWAYS = {Chow: -0.1, Diff: -1.1, Opt: -1e9, TokenV1: -1.1, TokenV2: -1.1, TokenV3: -0.1}
@@ -161,18 +161,18 @@ def test_an_empty_draft_leaves_the_word_to_the_target() -> None:
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.3, top_k=2)])
 def test_the_drafter_keeps_its_own_distribution_whatever_the_sampling(sampling: Sampling) -> None:
     drafter = ModelDrafter(StubModel(lambda tokens: DRAFTER[tokens[-1]].log()), 3, keeps_probs=True)
-    drafter.start(Request(Source((0,)), Limits(1, 10), sampling, torch.Generator().manual_seed(0)))
+    drafter.start(Request(Source((0,)), Limits(1, 10), sampling, torch.Generator().manual_seed(0)), SESSION)
     draft = drafter.propose([0])
     torch.testing.assert_close(draft.own_probs, DRAFTER[[0, *draft.token_list[:-1]]])
     assert len(draft) == 3
 
 
-def test_a_drafter_keeps_nothing_unasked() -> None:
+def test_a_rule_says_what_it_needs_of_its_drafter_when_composed() -> None:
     drafter = ModelDrafter(StubModel(lambda _: DRAFTER[0].log()), 3)
-    drafter.start(GREEDY)
+    drafter.start(GREEDY, SESSION)
     assert drafter.propose([0]).own_probs is None
-    with pytest.raises(UserError, match="needs the drafter's own distribution.*keeps_probs: true"):
-        SpeculativeCascade(Diff(0.1))(drafter.propose([0]), torch.zeros(4, 3), GREEDY)
+    with pytest.raises(UserError, match="needs the own_probs of every draft.*keeps_probs: true"):
+        DraftThenVerify(StubModel(lambda _: DRAFTER[0].log()), drafter, SpeculativeCascade(Diff(0.1)))
 
 
 def test_whole_texts_follow_the_target_or_the_drafter_at_the_limits() -> None:

@@ -43,7 +43,8 @@ def test_a_tree_is_cut_where_fewer_tokens_may_come() -> None:
 
 def test_every_row_has_a_chain_of_probes_below_it() -> None:
     trees = TokenTrees(efficient_tree, (2, 1), 40, CPU)
-    rows, tree = trees.draft(CANDIDATES[:, :2], 2, masks=2).under(7)
+    draft = trees.draft(CANDIDATES[:, :2], 2, masks=2)
+    rows, tree = draft.under(7), draft.tree
     assert rows.tolist() == [7, 10, 11, 20, *[40, 41] * 4]
     assert tree.parents.tolist() == [ROOT, 0, 0, 1, 0, 4, 1, 6, 2, 8, 3, 10]
     assert tree.depths.tolist() == [0, 1, 1, 2, 1, 2, 2, 3, 2, 3, 3, 4]
@@ -51,7 +52,8 @@ def test_every_row_has_a_chain_of_probes_below_it() -> None:
 
 def test_a_straightforward_chain_has_probes_below_its_root_alone() -> None:
     trees = TokenTrees(efficient_tree, (1, 1), 40, CPU)
-    rows, tree = trees.draft(CANDIDATES[:, :1], 2, masks=2, everywhere=False).under(7)
+    draft = trees.draft(CANDIDATES[:, :1], 2, masks=2, everywhere=False)
+    rows, tree = draft.under(7), draft.tree
     assert rows.tolist() == [7, 10, 20, 40, 41]
     assert tree.parents.tolist() == [ROOT, 0, 1, 0, 3]
 
@@ -59,8 +61,8 @@ def test_a_straightforward_chain_has_probes_below_its_root_alone() -> None:
 def test_a_shape_is_laid_out_once() -> None:
     trees = TokenTrees(efficient_tree, (2, 1), 40, CPU)
     first, second = (trees.draft(CANDIDATES[:, :2] + offset, 2, masks=2) for offset in (0, 1))
-    assert first.rows is second.rows
-    assert first.rows.ancestors is second.rows.ancestors
+    assert first.shape is second.shape
+    assert first.shape.ancestors is second.shape.ancestors
     assert (first.token_list, second.token_list) == ([10, 11, 20], [11, 12, 21])
 
 

@@ -133,7 +133,7 @@ class Pretended(Ranks):
     count: int = 2
     other: object = None
 
-    def gathered(self, value: object) -> list[object]:
+    def gather(self, value: object) -> list[object]:
         return [value, self.other]
 
 

@@ -12,6 +12,7 @@ import bild_lab
 from bild_lab.engine.adapters.layer_heads import LayerHeads, LayerHeadsConfig
 from bild_lab.engine.models.native import NativeModel
 from bild_lab.errors import UserError
+from bild_lab.lab.analysis.pipeline import pipeline_log
 from tests.policies import FAMILIES
 from tests.tiny import VOCABULARY, save, tiny_llama, tiny_t5
 
@@ -89,7 +90,7 @@ def test_the_pipeline_takes_its_candidates_from_a_folder_of_heads(models: Path, 
         knob = name if name == "shared" else str(tmp_path / name)
         decoder = bild_lab.load(str(models / family), policy="ppd", exit_layer=3, top_k=2, heads=knob)
         made = [decoder.generate(prompt, 20) for prompt in PROMPTS]
-        found[name] = sum(sum(each.trace.pipeline.matches) for each in made)
+        found[name] = sum(sum(pipeline_log(each.trace).matches) for each in made)
         plain = bild_lab.load(str(models / family), policy="vanilla")
         assert [each.token_ids for each in made] == [plain.generate(prompt, 20).token_ids for prompt in PROMPTS]
     assert found["shared"] == found["fresh"] > found["spoilt"]

@@ -67,6 +67,9 @@ class NativeModel:
         """Read the weights now rather than at the first decoding."""
         _ = self.decoder
 
+    def source(self, prompt: str, max_tokens: int | None = None) -> Source:
+        return self.transformers.source(prompt, max_tokens)
+
     def require_layers(self, what: str) -> None:
         """Every native decoder runs its layers one by one."""
 
