@@ -3,15 +3,15 @@
 import hydra
 from omegaconf import DictConfig
 
-from bild_lab.cli import run_application
-from bild_lab.config import config_dir
-from bild_lab.processes import first_speaks
+from bild_lab.lab.cli import run_application
+from bild_lab.lab.config import config_dir
+from bild_lab.lab.torchrun import first_speaks
 
 
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")
 def main(cfg: DictConfig) -> float:
     """One point of a sweep."""
-    from bild_lab.sweep import measure_point  # torch loads only when something is to be measured
+    from bild_lab.lab.sweep import measure_point  # torch loads only when something is to be measured
 
     return measure_point(cfg)
 

@@ -17,17 +17,17 @@ from omegaconf import DictConfig
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from bild_lab.cli import console, escape, output, refusing, run_application
-from bild_lab.config import MeasureSpec, RuntimeSpec, config_dir, typed
 from bild_lab.errors import UserError, require_flag
+from bild_lab.lab.cli import console, escape, output, refusing, run_application
+from bild_lab.lab.config import MeasureSpec, RuntimeSpec, config_dir, typed
 
 if TYPE_CHECKING:
-    from bild_lab.training.align import Alignment
+    from bild_lab.training.alignment.align import Alignment
 
 
 def run(cfg: DictConfig) -> None:
     """Train, compare, report. Raises UserError for bad input."""
-    from bild_lab.training.align import align  # torch loads only when there is something to do
+    from bild_lab.training.alignment.align import align  # torch loads only when there is something to do
 
     job = alignment(cfg)
     metrics = align(job, lambda line: console.print(f"[dim]{escape(line)}[/dim]"))
@@ -41,12 +41,12 @@ def run(cfg: DictConfig) -> None:
 
 def alignment(cfg: DictConfig) -> Alignment:
     """The configuration, typed."""
-    from bild_lab.models.loading import Checkpoint
-    from bild_lab.point import sweep_folder
-    from bild_lab.results.records import require_writable
-    from bild_lab.training.align import Alignment
-    from bild_lab.training.calibration import read_calibration
-    from bild_lab.training.comparison import Comparison
+    from bild_lab.engine.models.checkpoint import Checkpoint
+    from bild_lab.lab.point import sweep_folder
+    from bild_lab.lab.results.records import require_writable
+    from bild_lab.training.alignment.align import Alignment
+    from bild_lab.training.alignment.calibration import read_calibration
+    from bild_lab.training.alignment.draft_gain import Comparison
     from bild_lab.training.job import Recipe
     from bild_lab.training.tracking import run_logger
 
@@ -75,11 +75,11 @@ def alignment(cfg: DictConfig) -> Alignment:
 
 def write_report(folder: Path) -> None:
     """What a sweep leaves beside its points, and says."""
-    from bild_lab.report.figures import draw_pareto
-    from bild_lab.report.html import write_html
+    from bild_lab.lab.results.records import Sweep
+    from bild_lab.lab.results.table import write_table
+    from bild_lab.report.page.html import write_html
+    from bild_lab.report.pareto_figure import draw_pareto
     from bild_lab.report.terminal import sweep_table
-    from bild_lab.results.records import Sweep
-    from bild_lab.results.table import write_table
 
     sweep = Sweep(folder)
     results, failures = sweep.results(), sweep.failures()

@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.table import Table
 
 import bild_lab
-from bild_lab.api import load_model
-from bild_lab.cli import console, output, run_application
+from bild_lab.engine.models.checkpoint import resolve_device
 from bild_lab.files import write_atomically
-from bild_lab.measure.bench import Bench, forward_costs, prepare, run, synthetic_benches
-from bild_lab.measure.environment import environment
-from bild_lab.models.loading import resolve_device
+from bild_lab.lab.cli import console, output, run_application
+from bild_lab.lab.load import load_model
+from bild_lab.lab.measure.bench import Bench, forward_costs, prepare, run, synthetic_benches
+from bild_lab.lab.measure.environment import environment
 
 BUSY_PERCENT = 15
 REPEATS = {"t5_large": 7, "llama_12": 9}

@@ -3,18 +3,18 @@
 import hydra
 from omegaconf import DictConfig
 
-from bild_lab.cli import escape, output, refusing, run_application
-from bild_lab.config import PairSpec, config_dir, typed
 from bild_lab.errors import UserError
+from bild_lab.lab.cli import escape, output, refusing, run_application
+from bild_lab.lab.config import PairSpec, config_dir, typed
 
 
 def build_table(cfg: DictConfig) -> None:
     """Count the references of a dataset as the target's tokenizer splits them. Raises UserError for bad input."""
-    from bild_lab.data.tasks import DatasetSpec, load_examples  # torch loads only when there is something to do
-    from bild_lab.drafters.ngram import estimate, reference_tokens, require_order
-    from bild_lab.models.loading import Checkpoint
-    from bild_lab.point import sweep_folder
-    from bild_lab.results.records import require_writable
+    from bild_lab.engine.drafters.ngram import estimate, reference_tokens, require_order
+    from bild_lab.engine.models.checkpoint import Checkpoint
+    from bild_lab.lab.data.tasks import DatasetSpec, load_examples  # torch loads only when there is something to do
+    from bild_lab.lab.point import sweep_folder
+    from bild_lab.lab.results.records import require_writable
 
     pair = typed(PairSpec, cfg.pair, "pair")
     dataset = typed(DatasetSpec, cfg.dataset, "dataset")

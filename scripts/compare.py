@@ -11,19 +11,19 @@ import sys
 import hydra
 from omegaconf import DictConfig
 
-from bild_lab.cli import escape, output, refusing, run_application, with_words
-from bild_lab.config import config_dir
 from bild_lab.errors import UserError
+from bild_lab.lab.cli import escape, output, refusing, run_application, with_words
+from bild_lab.lab.config import config_dir
 
 
 def compare(cfg: DictConfig) -> None:
     """Compare, print, and write the table and the page. Raises UserError for bad input."""
     # drawing and scoring libraries take seconds to import, which bad input should not wait for
-    from bild_lab.analysis.comparison import compare_pair, differences, match
-    from bild_lab.point import sweep_folder
+    from bild_lab.lab.analysis.paired import compare_pair, differences, match
+    from bild_lab.lab.point import sweep_folder
+    from bild_lab.lab.results.commits import read_side, references_of, stored_examples
+    from bild_lab.lab.results.records import require_writable
     from bild_lab.report.comparison import comparison_table, notes, summary, write_comparison
-    from bild_lab.results.records import require_writable
-    from bild_lab.results.sides import read_side, references_of, stored_examples
 
     names = tuple(str(name) for name in cfg.sweeps)
     if len(names) != 2:

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bild_lab.cli import console, escape, output, run_application
 from bild_lab.errors import UserError
-from bild_lab.report.published import published_names
+from bild_lab.lab.cli import console, escape, output, run_application
+from bild_lab.papers.published import published_names
 
 ROOT = Path(__file__).resolve().parents[1]
 ALL = "all"
@@ -61,8 +61,8 @@ def run_missing(name: str, outputs: Path) -> None:
 
     Raises UserError where a command fails; what it printed tells why.
     """
-    from bild_lab.report.paper_figures import FIGURES, measured
-    from bild_lab.report.published import load_published
+    from bild_lab.papers.figures import FIGURES, measured
+    from bild_lab.papers.published import load_published
 
     published = load_published(name)
     stamps = outputs / "figures" / ".ran"
@@ -81,7 +81,7 @@ def run_missing(name: str, outputs: Path) -> None:
 
 def draw(wanted: Wanted) -> list[str]:
     """Draw every figure; returns what could not be drawn, and why, where more than one was asked for."""
-    from bild_lab.report.paper_figures import draw_figure  # pandas and matplotlib take a second
+    from bild_lab.papers.figures import draw_figure  # pandas and matplotlib take a second
 
     failed = []
     for name in wanted.figures:

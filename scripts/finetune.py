@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
-from bild_lab.cli import escape, output, refusing, run_application
-from bild_lab.config import config_dir, require_whole, typed
 from bild_lab.errors import UserError
+from bild_lab.lab.cli import escape, output, refusing, run_application
+from bild_lab.lab.config import config_dir, require_whole, typed
 
 if TYPE_CHECKING:
-    from bild_lab.data.tasks import DatasetSpec, Example
+    from bild_lab.lab.data.tasks import DatasetSpec, Example
     from bild_lab.training.job import TrainingJob
 
 
@@ -57,9 +57,9 @@ def finetune(cfg: DictConfig) -> None:
 
 def training_job(cfg: DictConfig) -> TrainingJob:
     """The configuration as a job, its data read."""
-    from bild_lab.data.tasks import DatasetSpec
-    from bild_lab.point import sweep_folder
-    from bild_lab.results.records import require_writable
+    from bild_lab.lab.data.tasks import DatasetSpec
+    from bild_lab.lab.point import sweep_folder
+    from bild_lab.lab.results.records import require_writable
     from bild_lab.training.job import Recipe, TrainingJob
     from bild_lab.training.tracking import run_logger
 
@@ -98,7 +98,7 @@ def starting_point(model: DictConfig) -> dict[str, Any]:
 
 def examples(dataset: DatasetSpec, validation: ValidationSpec) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
     """What is trained on and what judges it. Raises UserError where there is nothing of either."""
-    from bild_lab.data.tasks import load_examples
+    from bild_lab.lab.data.tasks import load_examples
 
     train = load_examples(dataset)
     if validation.split is None:

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 import hydra
 from omegaconf import DictConfig
 
-from bild_lab.cli import console, escape, output, refusing, run_application
-from bild_lab.config import config_dir, require_whole, typed
 from bild_lab.errors import UserError
+from bild_lab.lab.cli import console, escape, output, refusing, run_application
+from bild_lab.lab.config import config_dir, require_whole, typed
 
 if TYPE_CHECKING:
     from accelerate import PartialState
 
-    from bild_lab.training.calibration import CalibrationJob
+    from bild_lab.training.alignment.calibration import CalibrationJob
 
 LONGEST_WAIT = timedelta(days=7)  # of one process for another, whose texts may be longer
 
@@ -33,8 +33,8 @@ def generate(cfg: DictConfig) -> None:
     from accelerate import PartialState  # torch loads only when there is something to do
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from bild_lab.models.loading import resolve_device
-    from bild_lab.training.calibration import generate_calibration
+    from bild_lab.engine.models.checkpoint import resolve_device
+    from bild_lab.training.alignment.calibration import generate_calibration
 
     on_cpu = resolve_device(cfg.runtime.device).type == "cpu"
     processes = PartialState(cpu=on_cpu, timeout=LONGEST_WAIT)
@@ -54,12 +54,12 @@ def calibration_job(cfg: DictConfig, processes: PartialState) -> CalibrationJob:
     """The configuration, checked; no weights are read."""
     import torch
 
-    from bild_lab.data.tasks import DatasetSpec, load_examples
-    from bild_lab.models.hf import HuggingFaceModel
-    from bild_lab.models.loading import Checkpoint, resolve_device, resolve_dtype
-    from bild_lab.point import sweep_folder
-    from bild_lab.results.records import require_writable
-    from bild_lab.training.calibration import CalibrationJob
+    from bild_lab.engine.models.checkpoint import Checkpoint, resolve_device, resolve_dtype
+    from bild_lab.engine.models.hf import HuggingFaceModel
+    from bild_lab.lab.data.tasks import DatasetSpec, load_examples
+    from bild_lab.lab.point import sweep_folder
+    from bild_lab.lab.results.records import require_writable
+    from bild_lab.training.alignment.calibration import CalibrationJob
 
     dataset = typed(DatasetSpec, cfg.dataset, "dataset")
     folder = sweep_folder(cfg)

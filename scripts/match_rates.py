@@ -16,15 +16,15 @@ from rich.box import SIMPLE_HEAD
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from bild_lab.cli import console, escape, output, refusing, run_application
-from bild_lab.config import config_dir, require_whole, typed
 from bild_lab.errors import UserError
+from bild_lab.lab.cli import console, escape, output, refusing, run_application
+from bild_lab.lab.config import config_dir, require_whole, typed
 
 if TYPE_CHECKING:
-    from bild_lab.data.tasks import DatasetSpec
-    from bild_lab.models.native import NativeModel
-    from bild_lab.ppd.match_rates import MatchRates, MatchSpec
-    from bild_lab.request import Request
+    from bild_lab.engine.models.native import NativeModel
+    from bild_lab.engine.request import Request
+    from bild_lab.lab.data.tasks import DatasetSpec
+    from bild_lab.papers.match_rates import MatchRates, MatchSpec
 
 CSV, FIGURE, METRICS = "match_rates.csv", "match_rates.png", "metrics.json"
 MOVED = {"model.path", "dataset.path"}  # the weights' fingerprint and the data's hash tell
@@ -32,10 +32,10 @@ MOVED = {"model.path", "dataset.path"}  # the weights' fingerprint and the data'
 
 def match_rates(cfg: DictConfig) -> None:
     """Measure, and leave table and figure. Raises UserError for bad input."""
-    from bild_lab.data.tasks import DatasetSpec, load_examples  # torch loads only when there is something to do
-    from bild_lab.point import data_hash, sweep_folder
-    from bild_lab.ppd.match_rates import MatchSpec, layers_of, measure_match_rates
-    from bild_lab.results.records import require_writable
+    from bild_lab.lab.data.tasks import DatasetSpec, load_examples  # torch loads only when there is something to do
+    from bild_lab.lab.point import data_hash, sweep_folder
+    from bild_lab.lab.results.records import require_writable
+    from bild_lab.papers.match_rates import MatchSpec, layers_of, measure_match_rates
 
     folder = sweep_folder(cfg)
     require_writable(folder)
@@ -66,8 +66,8 @@ def native_target(cfg: DictConfig) -> NativeModel:
     """The model on our own engine, which can tell every layer's output; no weights are read."""
     import torch
 
-    from bild_lab.models.loading import Checkpoint, resolve_device, resolve_dtype
-    from bild_lab.models.native import NativeModel, why_not_native
+    from bild_lab.engine.models.checkpoint import Checkpoint, resolve_device, resolve_dtype
+    from bild_lab.engine.models.native import NativeModel, why_not_native
 
     if not isinstance(cfg.model.path, str) or not cfg.model.path:
         raise UserError(f"model.path must be a folder or a hub id, got {cfg.model.path!r}")
@@ -87,7 +87,7 @@ def native_target(cfg: DictConfig) -> NativeModel:
 
 def request_for(target: NativeModel, prompt: str, dataset: DatasetSpec, max_new_tokens: int) -> Request:
     """One text to decode greedily."""
-    from bild_lab.request import Limits, Request
+    from bild_lab.engine.request import Limits, Request
 
     source = target.source(prompt, dataset.max_source_tokens)
     return Request(source, Limits(len(source.prompt), max_new_tokens, target.checkpoint.end_tokens))
@@ -95,7 +95,7 @@ def request_for(target: NativeModel, prompt: str, dataset: DatasetSpec, max_new_
 
 def settings_of(spec: MatchSpec, layers: tuple[int, ...], target: NativeModel, max_new_tokens: int) -> dict[str, Any]:
     """What decides the numbers beside the data, dotted under the user's own keys."""
-    from bild_lab.point import file_hash
+    from bild_lab.lab.point import file_hash
 
     return {
         "model.path": target.checkpoint.path,
@@ -131,11 +131,11 @@ def require_same_settings(folder: Path, settings: dict[str, Any]) -> None:
 
 def write(found: MatchRates, folder: Path, settings: dict[str, Any], target: NativeModel) -> None:
     """Table and figure, then what they are of."""
-    from bild_lab.measure.environment import environment
-    from bild_lab.ppd.match_rates import Rate
+    from bild_lab.lab.measure.environment import environment
+    from bild_lab.papers.match_rate_figure import draw_match_rates
+    from bild_lab.papers.match_rates import Rate
     from bild_lab.report.figure_files import write_csv
-    from bild_lab.report.match_rate_figure import draw_match_rates
-    from bild_lab.report.wording import short_name
+    from bild_lab.report.formatting import short_name
     from bild_lab.training.folder import write_json, writing
 
     metrics = {

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING
 import hydra
 from omegaconf import DictConfig
 
-from bild_lab.cli import escape, output, refusing, run_application, with_words
-from bild_lab.config import config_dir
 from bild_lab.errors import UserError
+from bild_lab.lab.cli import escape, output, refusing, run_application, with_words
+from bild_lab.lab.config import config_dir
 
 if TYPE_CHECKING:
-    from bild_lab.results.records import Sweep
+    from bild_lab.lab.results.records import Sweep
 
 
 def merge(cfg: DictConfig) -> None:
     """Copy the points, say what came from where, and write the report. Raises UserError for bad input."""
-    from bild_lab.point import sweep_folder
+    from bild_lab.lab.point import sweep_folder
+    from bild_lab.lab.results.records import Sweep, require_writable  # torch loads only when there is something to do
     from bild_lab.report.sweep import report_sweep
-    from bild_lab.results.records import Sweep, require_writable  # torch loads only when there is something to do
 
     merged = Sweep(sweep_folder(cfg))
     sources = [Sweep(Path(str(folder)).expanduser()) for folder in cfg.sweeps]

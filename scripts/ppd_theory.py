@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bild_lab.cli import output, run_application
-from bild_lab.report.ppd_figures import draw_compute_per_time_unit, draw_compute_per_token
+from bild_lab.lab.cli import output, run_application
+from bild_lab.papers.ppd_curves import draw_compute_per_time_unit, draw_compute_per_token
 
 FOLDER = Path("outputs/ppd_theory")
 

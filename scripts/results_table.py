@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from bild_lab.cli import run_application
 from bild_lab.errors import UserError
+from bild_lab.lab.cli import run_application
+from bild_lab.lab.results.records import Sweep
 from bild_lab.report.terminal import headline
-from bild_lab.results.records import Sweep
 
 HEADER = "policy|knobs|quality|difference|speedup|ms (median, p95)|tokens/s|tokens/call|kept|same".split("|")
 

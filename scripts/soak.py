@@ -16,8 +16,8 @@ import hydra
 import psutil
 from omegaconf import DictConfig
 
-from bild_lab.cli import output, run_application
-from bild_lab.config import config_dir
+from bild_lab.lab.cli import output, run_application
+from bild_lab.lab.config import config_dir
 
 FALLBACKS = ",".join(f"{number / 100:g}" for number in range(2, 52, 2))  # 25
 ROLLBACKS = ",".join(f"{number / 4:g}" for number in range(1, 21))  # 20
@@ -32,7 +32,7 @@ FOLDER = Path("outputs/soak")
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")
 def main(cfg: DictConfig) -> float:
     """One point of the soak."""
-    from bild_lab.sweep import measure_point  # torch loads only when something is to be measured
+    from bild_lab.lab.sweep import measure_point  # torch loads only when something is to be measured
 
     speedup = measure_point(cfg)
     memory_mb.append(psutil.Process().memory_info().rss / 2**20)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from bild_lab.cli import output, run_application
 from bild_lab.errors import UserError
-from bild_lab.report.theory_figures import (
+from bild_lab.lab.cli import output, run_application
+from bild_lab.lab.results.records import Sweep
+from bild_lab.papers.speculative_curves import (
     draw_expected_tokens,
     draw_measured,
     draw_optimal_window,
     draw_speed_and_operations,
 )
-from bild_lab.results.records import Sweep
 
 FOLDER = Path("outputs/theory")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bild_lab.cli import output, run_application
-from bild_lab.report.trace_figure import draw_trace, picture_of
-from bild_lab.results.records import Sweep
+from bild_lab.lab.cli import output, run_application
+from bild_lab.lab.results.records import Sweep
+from bild_lab.papers.timeline_figure import draw_trace, picture_of
 
 
 def main() -> None:

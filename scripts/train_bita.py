@@ -12,14 +12,14 @@ from __future__ import annotations
 import hydra
 from omegaconf import DictConfig
 
-from bild_lab.cli import refusing, run_application
-from bild_lab.config import config_dir, typed
+from bild_lab.lab.cli import refusing, run_application
+from bild_lab.lab.config import config_dir, typed
 
 
 def train(cfg: DictConfig) -> None:
     """Raises UserError for bad input."""
-    from bild_lab.training.bita import BitaTraining  # torch loads only when there is something to do
-    from bild_lab.training.launch import train_and_tell
+    from bild_lab.training.frozen.bita import BitaTraining  # torch loads only when there is something to do
+    from bild_lab.training.frozen.launch import train_and_tell
 
     train_and_tell(cfg, typed(BitaTraining, cfg.bita, "bita"))
 

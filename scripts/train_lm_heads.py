@@ -17,22 +17,22 @@ from typing import TYPE_CHECKING
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
-from bild_lab.cli import escape, output, refusing, run_application
-from bild_lab.config import config_dir, require_whole, typed
 from bild_lab.errors import UserError
+from bild_lab.lab.cli import escape, output, refusing, run_application
+from bild_lab.lab.config import config_dir, require_whole, typed
 
 if TYPE_CHECKING:
-    from bild_lab.training.calibration import Calibration
-    from bild_lab.training.frozen import FrozenJob
+    from bild_lab.training.alignment.calibration import Calibration
+    from bild_lab.training.frozen.job import FrozenJob
+    from bild_lab.training.frozen.lm_heads import LayerHeadsTraining, RowCheckpoint
     from bild_lab.training.job import Recipe
-    from bild_lab.training.lm_heads import LayerHeadsTraining, RowCheckpoint
 
 
 def train(cfg: DictConfig) -> None:
     """Train, and say where the heads lie and how often they are right. Raises UserError for bad input."""
     from bild_lab.training.folder import TrainingFolder  # torch loads only when there is something to do
-    from bild_lab.training.frozen import train_beside
-    from bild_lab.training.launch import scored
+    from bild_lab.training.frozen.job import train_beside
+    from bild_lab.training.frozen.launch import scored
 
     job = heads_job(cfg)
     metrics = train_beside(job)
@@ -50,9 +50,9 @@ def train(cfg: DictConfig) -> None:
 
 def heads_job(cfg: DictConfig) -> FrozenJob:
     """The configuration as a job; answers are generated where they are learned and not there yet."""
-    from bild_lab.training.frozen import FrozenJob
-    from bild_lab.training.launch import free_folder, frozen_base
-    from bild_lab.training.lm_heads import LayerHeadsTraining, RowCheckpoint
+    from bild_lab.training.frozen.job import FrozenJob
+    from bild_lab.training.frozen.launch import free_folder, frozen_base
+    from bild_lab.training.frozen.lm_heads import LayerHeadsTraining, RowCheckpoint
     from bild_lab.training.tracking import run_logger
 
     extension = typed(LayerHeadsTraining, OmegaConf.create({"layers": cfg.layers, **cfg.heads}), "heads")
@@ -79,11 +79,11 @@ def lesson(
     cfg: DictConfig, base: RowCheckpoint, extension: LayerHeadsTraining, folder: Path
 ) -> tuple[Recipe, Calibration]:
     """What is learned, and in how many steps."""
-    from bild_lab.data.tasks import DatasetSpec, load_examples
-    from bild_lab.models.loading import Checkpoint
-    from bild_lab.training.calibration import read_calibration
-    from bild_lab.training.launch import own_answers
-    from bild_lab.training.lm_heads import SELF, reference_answers
+    from bild_lab.engine.models.checkpoint import Checkpoint
+    from bild_lab.lab.data.tasks import DatasetSpec, load_examples
+    from bild_lab.training.alignment.calibration import read_calibration
+    from bild_lab.training.frozen.launch import own_answers
+    from bild_lab.training.frozen.lm_heads import SELF, reference_answers
 
     if cfg.calibration is not None:
         if extension.labels != SELF:
@@ -103,8 +103,8 @@ def lesson(
 
 def recipe_for(cfg: DictConfig, answers: int) -> Recipe:
     """The recipe; where it leaves steps and warm-up open they follow from the number of answers."""
+    from bild_lab.training.frozen.lm_heads import steps_of, warmup_of
     from bild_lab.training.job import Recipe
-    from bild_lab.training.lm_heads import steps_of, warmup_of
 
     require_whole("held_out", cfg.held_out, 1)
     left_open = [key for key in ("max_steps", "warmup_steps") if cfg.train[key] is None]

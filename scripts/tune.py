@@ -18,17 +18,17 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from bild_lab.cli import escape, output, refuse, run_application
-from bild_lab.config import config_dir, typed
 from bild_lab.errors import UserError
+from bild_lab.lab.cli import escape, output, refuse, run_application
+from bild_lab.lab.config import config_dir, typed
 
 
 def search(cfg: DictConfig) -> None:
     """Check, search, confirm, and say what was chosen. Raises UserError for bad input."""
-    from bild_lab.report.wording import number, signed, times  # torch loads only when there is something to do
-    from bild_lab.search_space import read_space
-    from bild_lab.sweep import measure_point
-    from bild_lab.tuning import TuneSpec, Tuning, tune
+    from bild_lab.lab.sweep import measure_point
+    from bild_lab.lab.tuning.search import TuneSpec, Tuning, tune
+    from bild_lab.lab.tuning.space import read_space
+    from bild_lab.report.formatting import number, signed, times  # torch loads only when there is something to do
 
     if importlib.util.find_spec("optuna") is None:
         raise UserError("a search wants Optuna, which is not installed; pip install 'bild_lab[tuning]'")

@@ -11,17 +11,17 @@ import sys
 import hydra
 from omegaconf import DictConfig
 
-from bild_lab.cli import console, escape, output, refusing, run_application, with_words
-from bild_lab.config import config_dir
 from bild_lab.errors import require_flag
+from bild_lab.lab.cli import console, escape, output, refusing, run_application, with_words
+from bild_lab.lab.config import config_dir
 
 
 def report(cfg: DictConfig) -> None:
     """Write the spec, publish it, and say where it is. Raises UserError for bad input."""
     from bild_lab.files import write_atomically
-    from bild_lab.point import sweep_folder
-    from bild_lab.report.wandb_report import group_report, publish, report_spec  # wandb takes seconds to import
-    from bild_lab.results.records import require_writable
+    from bild_lab.lab.point import sweep_folder
+    from bild_lab.lab.results.records import require_writable
+    from bild_lab.report.wandb.report import group_report, publish, report_spec  # wandb takes seconds to import
 
     require_flag("offline", cfg.offline)
     folder = sweep_folder(cfg)

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from bild_lab.cli import run_application
+from bild_lab.lab.cli import run_application
 from tests.checkpoints import write_checkpoints, write_data
 
 torch.set_num_threads(1)  # fastest for tiny models, and leaves the other core to the other half of the tests

@@ -10,31 +10,34 @@ from omegaconf import DictConfig, OmegaConf
 from transformers import PreTrainedModel
 
 import bild_lab
-from bild_lab.build import flat
-from bild_lab.config import compose_policy, policy_names
-from bild_lab.models.hf import HuggingFaceModel
-from bild_lab.models.loading import Checkpoint
-from bild_lab.models.native import NativeModel
-from bild_lab.models.native.llama import LlamaDecoder
-from bild_lab.models.native.t5 import T5Decoder
-from tests.adapters.tiny import files_of
-from tests.drafters.tables import ngram_table
+from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.models.native import NativeModel
+from bild_lab.engine.models.native.llama import LlamaDecoder
+from bild_lab.engine.models.native.t5 import T5Decoder
+from bild_lab.lab.build import flat
+from bild_lab.lab.config import compose_policy, policy_names
+from tests.engine.adapters.tiny import files_of
+from tests.engine.drafters.tables import ngram_table
 from tests.tiny import tiny_tokenizer
 
 FAMILIES = ("t5", "llama")
 LOSSLESS_RULES = {
-    "bild_lab.acceptance.ExactMatch",
-    "bild_lab.acceptance.RejectionSampling",
-    "bild_lab.acceptance.SpeculativeSampling",
-    "bild_lab.peers.HuggingFaceAssisted",
-    "bild_lab.peers.HuggingFaceEarlyExit",
-    "bild_lab.peers.HuggingFaceGenerate",
-    "bild_lab.peers.HuggingFacePromptLookup",
-    "bild_lab.ppd.executor.PredictivePipeline",
+    "bild_lab.engine.acceptance.ExactMatch",
+    "bild_lab.engine.acceptance.RejectionSampling",
+    "bild_lab.engine.acceptance.SpeculativeSampling",
+    "bild_lab.engine.hf_generation.HuggingFaceAssisted",
+    "bild_lab.engine.hf_generation.HuggingFaceEarlyExit",
+    "bild_lab.engine.hf_generation.HuggingFaceGenerate",
+    "bild_lab.engine.hf_generation.HuggingFacePromptLookup",
+    "bild_lab.engine.ppd.pipeline.PredictivePipeline",
 }
-NATIVE_PARTS = ("bild_lab.calm.", "bild_lab.models.native.", "bild_lab.ppd.")
+NATIVE_PARTS = ("bild_lab.engine.calm.", "bild_lab.engine.models.native.", "bild_lab.engine.ppd.")
 DECODER_ONLY = {("bita", "t5"), ("medusa", "t5")}  # tests/adapters
-REFUSED = {("hf_early_exit", "t5"), *DECODER_ONLY}  # the first is what Transformers cannot do (tests/test_peers.py)
+REFUSED = {
+    ("hf_early_exit", "t5"),
+    *DECODER_ONLY,
+}  # the first is what Transformers cannot do (tests/engine/test_hf_generation.py)
 RUNNABLE = [(policy, family) for policy in policy_names() for family in FAMILIES if (policy, family) not in REFUSED]
 
 
@@ -59,7 +62,7 @@ def is_lossless(policy: str) -> bool:
 
 def is_peer(policy: str) -> bool:
     """It runs the modules of Transformers, whatever engine is chosen."""
-    return str(parts(policy)["_target_"]).startswith("bild_lab.peers.")
+    return str(parts(policy)["_target_"]).startswith("bild_lab.engine.hf_generation.")
 
 
 def needs_native(policy: str) -> bool:

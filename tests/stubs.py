@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from bild_lab.draft import Tree, as_tree
-from bild_lab.models.hf import HuggingFaceSession
-from bild_lab.models.session import Scores
-from bild_lab.request import Source
+from bild_lab.engine.draft import Tree, as_tree
+from bild_lab.engine.models.hf import HuggingFaceSession
+from bild_lab.engine.request import Source
+from bild_lab.engine.session import Scores
 
 NextLogits = Callable[[list[int]], Tensor]
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from bild_lab.acceptance import ExactMatch
-from bild_lab.config import compose_config
-from bild_lab.decode import DraftThenVerify
-from bild_lab.drafters import NoDraft
-from bild_lab.request import Limits, Request, Source
-from bild_lab.trace import Trace
+from bild_lab.engine.acceptance import ExactMatch
+from bild_lab.engine.decode import DraftThenVerify
+from bild_lab.engine.drafters import NoDraft
+from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.trace import Trace
+from bild_lab.lab.config import compose_config
 from tests.stubs import StubModel
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -18,18 +18,18 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig, OmegaConf
 
-from bild_lab.adapters.layer_heads import LayerHeads
-from bild_lab.config import config_dir, typed
-from bild_lab.data.tasks import DatasetSpec, load_examples
+from bild_lab.engine.adapters.layer_heads import LayerHeads
+from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.native import NativeModel
 from bild_lab.errors import UserError
-from bild_lab.models.loading import Checkpoint
-from bild_lab.models.native import NativeModel
-from bild_lab.point import cached_examples, prepare
-from bild_lab.report.paper_figures import FIGURES, measured
-from bild_lab.report.published import load_published
+from bild_lab.lab.config import config_dir, typed
+from bild_lab.lab.data.tasks import DatasetSpec, load_examples
+from bild_lab.lab.point import cached_examples, prepare
+from bild_lab.papers.figures import FIGURES, measured
+from bild_lab.papers.published import load_published
 from scripts.match_rates import match_rates
-from tests.adapters.tiny import files_of
-from tests.drafters.tables import ngram_table
+from tests.engine.adapters.tiny import files_of
+from tests.engine.drafters.tables import ngram_table
 from tests.tiny import tiny_llama
 
 FOLDER = config_dir() / "experiment"

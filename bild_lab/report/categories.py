@@ -4,10 +4,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from bild_lab.analysis.pareto import is_baseline
-from bild_lab.report.settings import Group, by_setting
-from bild_lab.report.tables import Cell, Column, Row
-from bild_lab.report.wording import interval, knob_label, number, percent, point_label, times
+from bild_lab.lab.analysis.pareto import is_baseline
+from bild_lab.lab.results.groups import Group, by_setting
+from bild_lab.report.formatting import interval, knob_label, number, percent, point_label, times
+from bild_lab.report.page.tables import Cell, Column, Row
 
 OVERALL = "overall"
 

@@ -12,13 +12,13 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from bild_lab.analysis.comparison import NOT_COMPARED, SAME, SIGNIFICANT, Compared
-from bild_lab.analysis.statistics import Speedup
 from bild_lab.files import write_atomically
-from bild_lab.report.html import page_environment
-from bild_lab.report.tables import Cell
+from bild_lab.lab.analysis.paired import NOT_COMPARED, SAME, SIGNIFICANT, Compared
+from bild_lab.lab.analysis.statistics import Speedup
+from bild_lab.report.formatting import MISSING, interval, knob_label, number, short_name, signed, signed_interval, times
+from bild_lab.report.page.html import page_environment
+from bild_lab.report.page.tables import Cell
 from bild_lab.report.terminal import WIDTH
-from bild_lab.report.wording import MISSING, interval, knob_label, number, short_name, signed, signed_interval, times
 
 DRIFT = 0.1  # of the baseline's latency, beyond which the machine, not the method, may have changed
 _COLOURS = {"faster": "green", "better": "green", "slower": "red", "worse": "red"}

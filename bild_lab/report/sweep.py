@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from bild_lab.cli import escape, output
-from bild_lab.results.records import Sweep
+from bild_lab.lab.cli import escape, output
+from bild_lab.lab.results.records import Sweep
 
 
 def report_sweep(sweep: Sweep) -> None:
     """Write a sweep's table, figure and report, and say what it found."""
     # drawing libraries take seconds to import, which bad input should not wait for
+    from bild_lab.lab.results.table import write_table
     from bild_lab.report.categories import terminal_table
-    from bild_lab.report.figures import draw_pareto
-    from bild_lab.report.html import write_html
-    from bild_lab.report.origins import notes
+    from bild_lab.report.page.html import write_html
+    from bild_lab.report.pareto_figure import draw_pareto
+    from bild_lab.report.provenance import notes
     from bild_lab.report.terminal import headline, sweep_table
-    from bild_lab.results.table import write_table
 
     with sweep.report_lock():
         results, failures, older = sweep.results(), sweep.failures(), sweep.older()

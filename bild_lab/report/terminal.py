@@ -4,9 +4,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from bild_lab.analysis.pareto import is_baseline
-from bild_lab.report.settings import Group, by_setting, differing_keys
-from bild_lab.report.wording import (
+from bild_lab.lab.analysis.pareto import is_baseline
+from bild_lab.lab.results.groups import Group, by_setting, differing_keys
+from bild_lab.report.formatting import (
     TIMES,
     duration,
     interval,

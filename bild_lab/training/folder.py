@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
-from bild_lab.results.records import finite
+from bild_lab.lab.results.records import finite
 
 _PREFIX = "checkpoint-"
 _MACHINE = "machine.json"

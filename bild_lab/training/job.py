@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bild_lab.config import require_whole
-from bild_lab.data.tasks import Example
 from bild_lab.errors import UserError, require_flag
+from bild_lab.lab.config import require_whole
+from bild_lab.lab.data.tasks import Example
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback

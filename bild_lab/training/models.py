@@ -18,10 +18,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from bild_lab.config import require_whole
+from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.errors import UserError
-from bild_lab.models.loading import Checkpoint
-from bild_lab.results.records import point_hash
+from bild_lab.lab.config import require_whole
+from bild_lab.lab.results.records import point_hash
 from bild_lab.training.tokenizer import train_tokenizer
 
 

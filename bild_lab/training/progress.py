@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 from bild_lab.training.job import TrainingJob
 
 if TYPE_CHECKING:
-    from bild_lab.training.frozen import FrozenJob
+    from bild_lab.training.frozen.job import FrozenJob
 
 
 class TerminalLog(TrainerCallback):

@@ -19,10 +19,10 @@ from typing import Any
 from filelock import FileLock, Timeout
 from omegaconf import OmegaConf
 
-from bild_lab.cli import console
-from bild_lab.config import config_dir, typed
-from bild_lab.data.tasks import DatasetSpec, load_examples
 from bild_lab.errors import UserError
+from bild_lab.lab.cli import console
+from bild_lab.lab.config import config_dir, typed
+from bild_lab.lab.data.tasks import DatasetSpec, load_examples
 from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.job import Recipe, TrainingJob
 

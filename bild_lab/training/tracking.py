@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from transformers import TrainerCallback
 
-from bild_lab.report.wandb_logger import WandbLogger
+from bild_lab.report.wandb.logger import WandbLogger
 
 
 class WandbRun(WandbLogger):

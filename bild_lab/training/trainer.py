@@ -15,10 +15,10 @@ from accelerate import PartialState
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import TrainerState
 
-from bild_lab.data.tasks import Example
 from bild_lab.errors import UserError
-from bild_lab.measure.environment import environment
-from bild_lab.results.records import point_hash, require_writable
+from bild_lab.lab.data.tasks import Example
+from bild_lab.lab.measure.environment import environment
+from bild_lab.lab.results.records import point_hash, require_writable
 from bild_lab.training.card import model_card
 from bild_lab.training.engine import Engine, Lesson, bfloat16, training_arguments
 from bild_lab.training.evaluation import Evaluator, greedy_settings

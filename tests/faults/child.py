@@ -15,15 +15,15 @@ from typing import Any
 
 import psutil
 
-import bild_lab.measure.environment
-import bild_lab.report.figures
-import bild_lab.report.html
-import bild_lab.results.records
-import bild_lab.runner
-import bild_lab.sweep
+import bild_lab.lab.measure.environment
+import bild_lab.lab.results.records
+import bild_lab.lab.runner
+import bild_lab.lab.sweep
+import bild_lab.report.page.html
+import bild_lab.report.pareto_figure
 import run
 import tests.tiny  # noqa: F401  (with the models' classes, which Transformers imports late)
-from bild_lab.cli import run_application
+from bild_lab.lab.cli import run_application
 
 if sys.platform == "linux":
     import resource
@@ -110,7 +110,7 @@ class FillDisk:
     nth: int = 1
 
     def __call__(self) -> None:
-        original, seen = bild_lab.runner.time_methods, [0]
+        original, seen = bild_lab.lab.runner.time_methods, [0]
 
         def timed(*arguments: Any) -> Any:
             result = original(*arguments)
@@ -119,7 +119,7 @@ class FillDisk:
                 fill(self.filler)
             return result
 
-        bild_lab.runner.time_methods = timed
+        bild_lab.lab.runner.time_methods = timed
 
 
 def fill(file: Path) -> None:
@@ -158,8 +158,8 @@ class ClockSetTo:
             def now(cls, zone: tzinfo | None = None) -> datetime:
                 return datetime.now(zone) + shift
 
-        bild_lab.results.records.datetime = Shifted
-        bild_lab.measure.environment.datetime = Shifted
+        bild_lab.lab.results.records.datetime = Shifted
+        bild_lab.lab.measure.environment.datetime = Shifted
         time.time = lambda: real() + shift.total_seconds()
 
 

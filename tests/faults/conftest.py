@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from bild_lab.results.records import Sweep
+from bild_lab.lab.results.records import Sweep
 from tests.faults import child
 
 PATIENCE_S = 300

@@ -8,9 +8,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from bild_lab.cli import with_words
-from bild_lab.report.settings import by_setting
-from bild_lab.results.records import Sweep
+from bild_lab.lab.cli import with_words
+from bild_lab.lab.results.groups import by_setting
+from bild_lab.lab.results.records import Sweep
 from scripts import merge
 from tests.report.sample import ENVIRONMENT, sample_result
 

@@ -4,9 +4,9 @@ import io
 
 from rich.console import Console
 
+from bild_lab.lab.results.groups import by_setting
 from bild_lab.report.categories import category_table, terminal_table
-from bild_lab.report.html import write_html
-from bild_lab.report.settings import by_setting
+from bild_lab.report.page.html import write_html
 from tests.report.sample import sample_baseline, sample_drafted, sample_result
 
 

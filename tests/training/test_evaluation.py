@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from bild_lab.data.tasks import Example
-from bild_lab.metrics import score
-from bild_lab.request import Source
+from bild_lab.engine.request import Source
+from bild_lab.lab.data.tasks import Example
+from bild_lab.lab.metrics import score
 from bild_lab.training.evaluation import Evaluator, greedy_settings
 from bild_lab.training.losses import LayerLoss
 from bild_lab.training.pairs import Batches, TokenLimits, encode

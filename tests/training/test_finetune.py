@@ -19,7 +19,7 @@ import pytest
 from omegaconf import OmegaConf
 
 import bild_lab
-from bild_lab.config import config_dir, typed
+from bild_lab.lab.config import config_dir, typed
 from bild_lab.training.job import Recipe
 from scripts import finetune
 from tests.training.jobs import losses, write_dataset

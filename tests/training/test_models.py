@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from bild_lab.config import config_dir
 from bild_lab.errors import UserError
+from bild_lab.lab.config import config_dir
 from bild_lab.training.models import FreshModel, FromCheckpoint, FromScratch
 from tests.training.jobs import LLAMA, T5, TURNED, WORDS
 

@@ -21,9 +21,9 @@ from omegaconf import OmegaConf
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import bild_lab
-from bild_lab.config import config_dir
-from bild_lab.data.toy import toy_corpus
 from bild_lab.errors import UserError
+from bild_lab.lab.config import config_dir
+from bild_lab.lab.data.toy import toy_corpus
 from bild_lab.training import toy, trainer
 from bild_lab.training.stalls import YieldToOthers
 from bild_lab.training.trainer import job_identity, starting_point

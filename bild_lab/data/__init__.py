@@ -1,5 +1,0 @@
-"""Datasets: where they come from and the examples made of them."""
-
-from bild_lab.data.tasks import DatasetSpec, Example, load_examples
-
-__all__ = ["DatasetSpec", "Example", "load_examples"]

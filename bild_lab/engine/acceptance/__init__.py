@@ -1,0 +1,17 @@
+"""Acceptance rules: one module per way to decide how much of a draft stands."""
+
+from bild_lab.engine.acceptance.cascades import SpeculativeCascade
+from bild_lab.engine.acceptance.exact_match import ExactMatch
+from bild_lab.engine.acceptance.rejection_sampling import RejectionSampling
+from bild_lab.engine.acceptance.rollback import Rollback
+from bild_lab.engine.acceptance.speculative_sampling import SpeculativeSampling
+from bild_lab.engine.acceptance.typical import TypicalAcceptance
+
+__all__ = [
+    "ExactMatch",
+    "RejectionSampling",
+    "Rollback",
+    "SpeculativeCascade",
+    "SpeculativeSampling",
+    "TypicalAcceptance",
+]

@@ -1,0 +1,35 @@
+"""Rejection sampling of drafted tokens, to compare speculative sampling with."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from bild_lab.engine.acceptance.speculative_sampling import before_rejection, drafter_probs
+from bild_lab.engine.draft import Draft, Verdict
+from bild_lab.engine.request import Request
+from bild_lab.engine.sampling import draw
+
+
+class RejectionSampling:
+    """Accept a token drawn from q with probability p / (M q), M = max p / q (speculative decoding, A.2).
+
+    The non-iterative version: at the first rejection the next token is drawn from p itself. A token
+    is then emitted with p / M + (1 − 1 / M) p = p, so the output is distributed as the target's. It
+    accepts one token in M, speculative sampling Σ min(p, q) >= 1 / M of them. Where the drafter
+    rules out a token that the target may emit, M is infinite and nothing is accepted. With argmax
+    sampling p and q are one-hot and this is exact match.
+    """
+
+    accepts_trees = False
+
+    def __call__(self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict:
+        p = request.sampling.probs(logits)  # [n+1, vocab]
+        q = drafter_probs(draft, p)  # [n, vocab]
+        drafted = draft.tokens[:, None]
+        bound = torch.where(p[:-1] > 0, p[:-1] / q, 0.0).amax(-1)  # M, [n]
+        uniform = torch.rand(len(draft), generator=request.generator, device=p.device, dtype=p.dtype)
+        kept = before_rejection(uniform * bound * q.gather(-1, drafted)[:, 0] < p[:-1].gather(-1, drafted)[:, 0])
+        (counted, chosen) = draft.to_host(kept, draw(p.index_select(0, kept), request.generator))
+        return Verdict(path=tuple(range(int(counted[0]))), next_token=int(chosen[0]))

@@ -1,0 +1,144 @@
+"""Speculative sampling: keep drafted tokens so that the output is distributed as the target's."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import pad
+
+from bild_lab.engine.acceptance.exact_match import ExactMatch
+from bild_lab.engine.acceptance.trees import judged_nodes, judging_rows
+from bild_lab.engine.draft import Draft, Verdict
+from bild_lab.engine.request import Request
+from bild_lab.engine.sampling import draw, precise
+from bild_lab.errors import UserError
+
+
+class SpeculativeSampling:
+    """Accept a token drawn from q with probability min(1, p / (l q)) (speculative decoding, Algorithm 1, A.5).
+
+    At the first rejection the next token is drawn from norm(max(0, p − l q)); after a draft that was
+    accepted whole, from p. In a tree the children of a node are tried in the order drafted, and what
+    a rejected child leaves of p takes p's place for the next.
+
+    lenience: l in (0, 1]. At 1 the output is distributed as the target's, also over trees whose
+    siblings were drawn one after another from their rows of `draft.probs`; below 1 no token comes
+    with a probability above p / l.
+
+    Under greedy decoding p and q are one-hot and this is exact match; with lenience below 1 a token
+    stands where p(token) >= l · max p, p before standardizing, at temperature 1, and of siblings
+    that pass the target's likeliest is taken.
+    """
+
+    accepts_trees = True
+
+    def __init__(self, lenience: float = 1.0) -> None:
+        if isinstance(lenience, bool) or not isinstance(lenience, int | float) or not 0.0 < lenience <= 1.0:
+            raise UserError(f"lenience must lie in (0, 1], got {lenience!r}; use 1 for lossless decoding")
+        self._lenience = lenience
+        self._exact = ExactMatch()
+
+    def __call__(self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict:
+        if request.sampling.greedy:
+            if self._lenience == 1.0:
+                return self._exact(draft, logits, request)
+            return near_match(draft, logits, request, self._lenience)
+        p = request.sampling.probs(logits)  # [n+1, vocab]
+        q = self._lenience * drafter_probs(draft, p)  # [n, vocab]
+        verify = verify_chain if draft.parents is None else verify_tree
+        return verify(p, q, draft, request.generator)
+
+
+def verify_chain(
+    p: Float[Tensor, "n+1 vocab"], q: Float[Tensor, "n vocab"], draft: Draft, generator: torch.Generator | None
+) -> Verdict:
+    """Accept each token with min(1, p / q) up to the first rejection, then draw from norm(max(0, p − q)).
+
+    q is the drafter's distribution times the lenience.
+    """
+    drafted = draft.tokens[:, None]
+    uniform = torch.rand(len(draft), generator=generator, device=p.device, dtype=p.dtype)
+    kept = before_rejection(uniform * q.gather(-1, drafted)[:, 0] < p[:-1].gather(-1, drafted)[:, 0])
+    # nothing was drafted after a whole draft: q is 0 there, and p − q is p
+    after = residual(p.index_select(0, kept), pad(q, (0, 0, 0, 1)).index_select(0, kept))
+    (counted, chosen) = draft.to_host(kept, draw(after, generator))
+    return Verdict(path=tuple(range(int(counted[0]))), next_token=int(chosen[0]))
+
+
+def verify_tree(
+    p: Float[Tensor, "n+1 vocab"], q: Float[Tensor, "n vocab"], draft: Draft, generator: torch.Generator | None
+) -> Verdict:
+    """The same from the root down: siblings are tried in turn, each against what those before it left of p.
+
+    What each row is left with does not depend on chance, so all rows are worked on at once, and the
+    way through them is found on the host.
+    """
+    nodes, rows = judged_nodes(draft), judging_rows(draft)  # how many siblings there are is asked of the host
+    table = sibling_table(rows, max(map(len, nodes)))
+    uniform = torch.rand(len(draft), generator=generator, device=p.device, dtype=p.dtype)
+    bar = uniform * q.gather(-1, draft.tokens[:, None])[:, 0]  # [n]
+    q = pad(q, (0, 0, 0, 1))  # nothing was drafted where there is no further child
+    accepted = torch.zeros_like(bar, dtype=torch.bool)
+    every = torch.arange(len(draft), device=p.device)
+    for children in table:  # [n+1], the first child of every row, then the second, …
+        accepted |= (children[rows] == every) & (bar < p[rows, draft.tokens])
+        p = residual(p, q[children])
+    (stands, chosen) = draft.to_host(accepted, draw(p, generator))
+    path: list[int] = []
+    row = 0
+    while (node := next((child for child in nodes[row] if stands[child]), None)) is not None:
+        path.append(node)
+        row = node + 1
+    return Verdict(path=tuple(path), next_token=int(chosen[row]))
+
+
+def sibling_table(rows: Int[Tensor, " n"], most: int) -> Int[Tensor, "most n+1"]:
+    """The first child of every row, then the second, up to the `most` that any row has; n where there is none."""
+    n = rows.shape[0]
+    rank = (rows == rows[:, None]).tril(-1).sum(-1)  # [n], how many siblings come before each node
+    table = rows.new_full((most, n + 1), n)
+    table[rank, rows] = torch.arange(n, device=rows.device)
+    return table
+
+
+def near_match(draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request, lenience: float) -> Verdict:
+    """Keep tokens with p(token) >= lenience · max p, then the target's own choice (speculative decoding, A.5)."""
+    logits = precise(logits)
+    rows = judging_rows(draft)
+    # the logarithm of p(token) / max p, in which the normalizer of p cancels
+    behind = logits[rows, draft.tokens] - logits.amax(-1)[rows]  # [n]
+    gaps, chosen = draft.to_host(behind, request.sampling.choose(logits, request.generator))
+    nodes = judged_nodes(draft)
+    path: list[int] = []
+    row = 0
+    while passing := [node for node in nodes[row] if gaps[node] >= math.log(lenience)]:
+        path.append(max(passing, key=gaps.__getitem__))
+        row = path[-1] + 1
+    return Verdict(path=tuple(path), next_token=int(chosen[row]))
+
+
+def before_rejection(accepted: Bool[Tensor, " n"]) -> Int[Tensor, " 1"]:
+    """How many tokens of a chain stand, left on the device."""
+    return accepted.long().cumprod(0).sum(0, keepdim=True)
+
+
+def drafter_probs(draft: Draft, p: Float[Tensor, "n+1 vocab"]) -> Float[Tensor, "n vocab"]:
+    """q as wide as p: one-hot for a drafter that is certain, padded where vocabularies are padded apart."""
+    if draft.probs is not None:
+        return as_wide_as(p, draft.probs)
+    return torch.zeros_like(p[:-1]).scatter_(-1, draft.tokens[:, None], 1.0)
+
+
+def as_wide_as(p: Float[Tensor, "m vocab"], q: Float[Tensor, "n other"]) -> Float[Tensor, "n vocab"]:
+    """q with p's vocabulary, device and precision."""
+    return pad(q.to(p), (0, p.shape[-1] - q.shape[-1]))
+
+
+def residual(p: Float[Tensor, "n vocab"], q: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
+    """norm(max(0, p − q)) of each row; p itself where rounding leaves nothing of the difference."""
+    difference = (p - q).clamp(min=0)
+    total = difference.sum(-1, keepdim=True)
+    return torch.where(total > 0, difference / total, p)

@@ -1,0 +1,66 @@
+"""Typical acceptance, Medusa's rule for tokens that are likely enough."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from bild_lab.engine.acceptance.trees import judging_rows
+from bild_lab.engine.draft import Draft, Verdict
+from bild_lab.engine.request import Request
+from bild_lab.engine.sampling import draw, precise
+from bild_lab.errors import UserError
+
+
+class TypicalAcceptance:
+    """Accept a token with p(token) > min(ε, δ · exp(−H(p))), H the entropy of p in nats (Medusa §2.3).
+
+    In a tree the longest path of such tokens stands, of equally long ones the likeliest. The
+    unconditional first token of Medusa's candidates, which makes every round emit something, is our
+    `next_token`: the target's own choice, drawn from p here where Medusa takes its argmax.
+
+    p is standardized as the request says. Under greedy decoding p(token) and H(p) are those at
+    temperature 1, where Medusa reverts to exact match: use ExactMatch for that.
+
+    epsilon: a token more probable than this is always likely enough. delta: how far the bar is
+    lowered where the target itself is unsure.
+    """
+
+    accepts_trees = True
+
+    def __init__(self, epsilon: float, delta: float) -> None:
+        for name, value in (("epsilon", epsilon), ("delta", delta)):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value <= 1.0:
+                raise UserError(f"typical acceptance's {name} must lie in (0, 1], got {value!r}; smaller accepts more")
+        self._epsilon, self._delta = epsilon, delta
+
+    def __call__(self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict:
+        sampling = request.sampling
+        if sampling.greedy:
+            p, choice = precise(logits).softmax(-1), sampling.choose(logits, None)
+        else:
+            p = sampling.probs(logits)  # [n+1, vocab]
+            choice = draw(p, request.generator)
+        bar = (self._delta * (-entropy(p)).exp()).clamp(max=self._epsilon)  # [n+1]
+        rows = judging_rows(draft)
+        likelihood = p[rows, draft.tokens]  # [n]
+        probs, bars, chosen = draft.to_host(likelihood, bar[rows], choice)
+        path = longest_path(draft.parent_list, probs, [prob > least for prob, least in zip(probs, bars, strict=True)])
+        return Verdict(path=path, next_token=int(chosen[path[-1] + 1 if path else 0]))
+
+
+def entropy(p: Float[Tensor, "n vocab"]) -> Float[Tensor, " n"]:
+    """In nats; a token of no probability adds nothing."""
+    return torch.special.entr(p).sum(-1)
+
+
+def longest_path(parents: list[int], probs: list[float], passes: list[bool]) -> tuple[int, ...]:
+    """The longest path from the root of nodes that pass, of equally long ones the most probable."""
+    standing: dict[int, tuple[tuple[int, ...], float]] = {-1: ((), 1.0)}  # its path and likelihood, by node
+    for node, parent in enumerate(parents):
+        if passes[node] and parent in standing:
+            path, likelihood = standing[parent]
+            standing[node] = ((*path, node), likelihood * probs[node])
+    best, _ = max(standing.values(), key=lambda item: (len(item[0]), item[1]))
+    return best

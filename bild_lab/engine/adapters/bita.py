@@ -1,0 +1,139 @@
+"""BiTA's trained part: prompt tokens that only mask rows see, and the embeddings of those rows (BiTA §3.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+
+from bild_lab.engine.adapters.folder import Kind, base_of, read_config, read_weights, require_same_shape, save_module
+from bild_lab.errors import UserError
+from bild_lab.lab.config import require_whole
+
+if TYPE_CHECKING:
+    from bild_lab.engine.models.hf import HuggingFaceModel
+
+PROMPTS = ("deep", "shallow", "none")
+INITIAL_STD = 0.02  # §4.1.2
+TRAIN = "python scripts/train_bita.py name=bita model.path=DIR dataset=NAME dataset.path=DIR"
+KIND = Kind(
+    weights="adapter.safetensors",
+    config="adapter_config.json",
+    noun="BiTA adapter",
+    remedy=f"make one with: {TRAIN} and give outputs/bita/adapter",
+)
+
+
+@dataclass(frozen=True)
+class BitaConfig:
+    """What tells an adapter's shapes, and the model it was trained for.
+
+    prompt: deep (keys and values in every layer), shallow (embeddings before the first layer) or none.
+    prompt_tokens: P, 0 where there is no prompt. mask_tokens: M. layers, kv_heads, head_dim,
+    hidden_size: the base model's. base: its path and the fingerprint of its weights.
+    """
+
+    prompt: str
+    prompt_tokens: int
+    mask_tokens: int
+    layers: int
+    kv_heads: int
+    head_dim: int
+    hidden_size: int
+    base: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.prompt not in PROMPTS:
+            raise UserError(f"bita.prompt must be one of {', '.join(PROMPTS)}, got {self.prompt!r}")
+        require_whole("bita.mask_tokens", self.mask_tokens, 1)
+        require_whole("bita.prompt_tokens", self.prompt_tokens, 0 if self.prompt == "none" else 1)
+        if self.prompt == "none" and self.prompt_tokens != 0:
+            raise UserError(
+                f"bita.prompt=none has no prompt tokens, got bita.prompt_tokens={self.prompt_tokens}; set 0"
+            )
+
+    @property
+    def prompt_parameters(self) -> int:
+        """P·2·L·(kv heads · head dim) for a deep prompt, P·dim for a shallow one."""
+        if self.prompt == "deep":
+            return self.prompt_tokens * 2 * self.layers * self.kv_heads * self.head_dim
+        return self.prompt_tokens * self.hidden_size
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers are trained: those of the prompt, and M·dim."""
+        return self.prompt_parameters + self.mask_tokens * self.hidden_size
+
+
+class BitaAdapter(nn.Module):
+    """The trained numbers alone; the model they go with is elsewhere, and frozen.
+
+    A deep prompt: prompt_keys and prompt_values, [layers, kv_heads, P, head_dim], in the cache's own
+    layout, without rotary position. A shallow one: prompt_embeddings, [P, dim]. masks: [M, dim], a
+    table apart from the vocabulary's. Mask j (from 0) behind n tokens stands at position n + j and
+    predicts token n + j + 1, as the last token's own row predicts token n.
+    """
+
+    def __init__(self, config: BitaConfig, seed: int) -> None:
+        super().__init__()
+        self.config = config
+        generator = torch.Generator().manual_seed(seed)
+
+        def normal(*shape: int) -> nn.Parameter:
+            return nn.Parameter(INITIAL_STD * torch.randn(shape, generator=generator))
+
+        self.masks = normal(config.mask_tokens, config.hidden_size)  # first, so that every kind of prompt has the same
+        if config.prompt == "deep":
+            shape = (config.layers, config.kv_heads, config.prompt_tokens, config.head_dim)
+            self.prompt_keys, self.prompt_values = normal(*shape), normal(*shape)
+        elif config.prompt == "shallow":
+            self.prompt_embeddings = normal(config.prompt_tokens, config.hidden_size)
+
+    @classmethod
+    def fresh(
+        cls,
+        model_config: PreTrainedConfig,
+        base: Mapping[str, Any],
+        prompt: str,
+        prompt_tokens: int,
+        mask_tokens: int,
+        seed: int,
+    ) -> BitaAdapter:
+        """An untrained adapter for a model of this configuration; without a prompt, prompt_tokens says nothing.
+
+        Raises UserError for an encoder–decoder, an unknown prompt, and for no mask or prompt tokens.
+        """
+        shape = base_of(model_config, "a BiTA adapter")
+        count = 0 if prompt == "none" else prompt_tokens
+        sizes = (shape.layers, shape.kv_heads, shape.head_dim, shape.hidden_size)
+        return cls(BitaConfig(prompt, count, mask_tokens, *sizes, base=dict(base)), seed)
+
+    def save(self, folder: Path | str) -> None:
+        """Write adapter.safetensors and adapter_config.json."""
+        save_module(Path(folder), KIND, self.config, self)
+
+    @classmethod
+    def load(cls, folder: Path | str) -> BitaAdapter:
+        """An adapter that `save` wrote, on the CPU. Raises UserError for any other folder."""
+        folder = Path(folder).expanduser()
+        adapter = cls(read_config(folder, KIND, BitaConfig), seed=0)
+        read_weights(folder, KIND, adapter)
+        return adapter
+
+
+def load_bita(target: HuggingFaceModel, path: str | None) -> BitaAdapter:
+    """The adapter in this folder, for this target, in the target's precision and on its device.
+
+    Raises UserError where there is none, or where it is for another model.
+    """
+    if path is None:
+        raise UserError(f"policy bita needs an adapter; {KIND.remedy}, as policy.adapter=outputs/bita/adapter")
+    adapter = BitaAdapter.load(path)
+    shapes = ("layers", "kv_heads", "head_dim", "hidden_size")
+    require_same_shape(adapter.config, shapes, target.checkpoint.config, f"the BiTA adapter {path}")
+    return adapter.to(target.device, target.dtype).requires_grad_(False)

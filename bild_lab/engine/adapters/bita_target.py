@@ -1,0 +1,60 @@
+"""A target with a BiTA adapter, on either engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+
+import torch
+
+from bild_lab.engine.adapters.bita import BitaAdapter
+from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.models.native.llama import sliding_window
+from bild_lab.engine.request import Source
+from bild_lab.engine.session import Prefix, Session
+from bild_lab.errors import UserError
+
+
+class AdaptedModel:
+    """The target's own weights and, for probe rows alone, an adapter's prompt and masks (BiTA §3.1).
+
+    Rows of the text never see the prompt or a mask: their logits are the target's own. Token
+    `vocab_size + j` is mask j. A shallow prompt is run through the layers once, so that its keys and
+    values are a prefix like those of a deep one.
+
+    prompt_tokens: how many of the adapter's prompt tokens, the first ones; None: all.
+    """
+
+    def __init__(self, target: HuggingFaceModel, adapter: BitaAdapter, prompt_tokens: int | None = None) -> None:
+        most = adapter.config.prompt_tokens
+        count = most if prompt_tokens is None else prompt_tokens
+        if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= most:
+            raise UserError(
+                f"prompt_tokens must be a whole number from 0 to the adapter's {most}, got {count!r}; null uses all"
+            )
+        if target.engine == "hf" and sliding_window(target.checkpoint.config) is not None:
+            raise UserError("BiTA on a model with a sliding window needs runtime.engine=native")
+        self._target, self._adapter, self._prompt_tokens = target, adapter, count
+
+    @property
+    def device(self) -> torch.device:
+        return self._target.device
+
+    @property
+    def engine(self) -> str:
+        return self._target.engine
+
+    def start(self, source: Source, room: int) -> Session:
+        return self._target.start(source, room, self._prefix)
+
+    @cached_property
+    def _prefix(self) -> Prefix:
+        adapter, count = self._adapter, self._prompt_tokens
+        if adapter.config.prompt == "shallow" and count:
+            return replace(self._target.prompt_cache(adapter.prompt_embeddings[:count]), masks=adapter.masks)
+        if adapter.config.prompt == "deep":
+            keys, values = adapter.prompt_keys[:, :, :count], adapter.prompt_values[:, :, :count]
+            return Prefix(keys, values, adapter.masks)
+        shape = (adapter.config.layers, adapter.config.kv_heads, 0, adapter.config.head_dim)
+        nothing = adapter.masks.new_empty(shape)
+        return Prefix(nothing, nothing, adapter.masks)

@@ -1,0 +1,154 @@
+"""A head for each of some layers, to predict tokens before the last layer (PPD §3, the "trained" rows of Table 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import linear, rms_norm
+
+from bild_lab.engine.adapters.folder import Kind, read_config, read_weights, save_module
+from bild_lab.errors import UserError
+from bild_lab.lab.config import require_whole
+
+if TYPE_CHECKING:
+    from bild_lab.engine.models.native import NativeModel
+    from bild_lab.engine.models.native.llama import LlamaDecoder
+    from bild_lab.engine.models.native.t5 import T5Decoder
+
+TRAIN = "python scripts/train_lm_heads.py name=heads model.path=DIR layers=[4,6,8] dataset=NAME dataset.path=DIR"
+KIND = Kind(
+    weights="heads.safetensors",
+    config="heads_config.json",
+    noun="folder of per-layer heads",
+    remedy=f"make one with: {TRAIN} and give outputs/heads/heads",
+)
+
+
+@dataclass(frozen=True)
+class LayerHeadsConfig:
+    """What tells the heads' shapes, and the model they were trained for.
+
+    layers: after how many of the model's layers there is a head, ascending. hidden_size, vocabulary: the
+    model's. epsilon: of its final norm. rank: None for whole matrices, or that of the change to the model's own
+    head. base: its path and the fingerprint of its weights.
+    """
+
+    layers: Sequence[int]
+    hidden_size: int
+    vocabulary: int
+    epsilon: float
+    rank: int | None = None
+    base: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.layers, Sequence) or isinstance(self.layers, str) or not self.layers:
+            raise UserError(f"layers must list at least one layer, such as [4,6,8], got {self.layers!r}")
+        for layer in self.layers:
+            require_whole("each of layers", layer, 1)
+        object.__setattr__(self, "layers", tuple(sorted(set(self.layers))))
+        if self.rank is not None:
+            require_whole("rank", self.rank, 1)
+
+    @classmethod
+    def read(cls, folder: Path | str) -> LayerHeadsConfig:
+        """Of heads that were saved. Raises UserError for any other folder."""
+        return read_config(Path(folder).expanduser(), KIND, cls)
+
+
+class LayerHeads(nn.Module):
+    """Each head is a root-mean-square norm and a matrix to the vocabulary, at first the model's own.
+
+    norms: [layers, dim]; what a T5 scales its decoder's output by is folded into them. Whole heads: matrices
+    [layers, vocab, dim]. Of low rank: the model's own head, [vocab, dim], frozen, and beside it ups
+    [layers, vocab, rank] and downs [layers, rank, dim], whose product is zero at first.
+    """
+
+    def __init__(self, config: LayerHeadsConfig) -> None:
+        super().__init__()
+        self.config = config
+        count, dim, vocabulary, rank = len(config.layers), config.hidden_size, config.vocabulary, config.rank
+        self.norms = nn.Parameter(torch.ones(count, dim))
+        if rank is None:
+            self.matrices = nn.Parameter(torch.zeros(count, vocabulary, dim))
+        else:
+            self.register_buffer("head", torch.zeros(vocabulary, dim))
+            self.ups = nn.Parameter(torch.zeros(count, vocabulary, rank))
+            self.downs = nn.Parameter(torch.zeros(count, rank, dim))
+
+    @classmethod
+    @torch.no_grad()
+    def fresh(
+        cls,
+        decoder: LlamaDecoder | T5Decoder,
+        base: Mapping[str, Any],
+        layers: Sequence[int],
+        rank: int | None = None,
+        seed: int = 0,
+    ) -> LayerHeads:
+        """Untrained heads: each predicts as the decoder's own norm and head would after its layer.
+
+        seed: of the low-rank factors. Raises UserError for layers that the decoder does not have.
+        """
+        vocabulary, dim = decoder.head.shape
+        heads = cls(LayerHeadsConfig(layers, dim, vocabulary, decoder.epsilon, rank, dict(base)))
+        require_layers(heads.config.layers, len(decoder.layers))
+        scale = getattr(decoder, "scale", None)
+        heads.norms.copy_(decoder.final_norm.float() * (1.0 if scale is None else scale))  # the same for every layer
+        if rank is None:
+            heads.matrices.copy_(decoder.head)
+        else:
+            heads.head.copy_(decoder.head)
+            drawn = torch.randn(heads.downs.shape, generator=torch.Generator().manual_seed(seed))
+            heads.downs.copy_(drawn * dim**-0.5)
+        return heads
+
+    def logits(self, layer: int, hidden: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows vocab"]:
+        """What follows each row, from the output of this layer, counted from 1."""
+        index = self.config.layers.index(layer)
+        normed = rms_norm(hidden, hidden.shape[-1:], self.norms[index], self.config.epsilon)
+        if self.config.rank is None:
+            return linear(normed, self.matrices[index])
+        return linear(normed, self.head) + linear(linear(normed, self.downs[index]), self.ups[index])
+
+    def save(self, folder: Path | str) -> None:
+        """Write heads.safetensors and heads_config.json."""
+        save_module(Path(folder), KIND, self.config, self)
+
+    @classmethod
+    def load(cls, folder: Path | str) -> LayerHeads:
+        """Heads that `save` wrote, on the CPU. Raises UserError for any other folder."""
+        folder = Path(folder).expanduser()
+        heads = cls(LayerHeadsConfig.read(folder))
+        read_weights(folder, KIND, heads)
+        return heads
+
+
+def require_layers(layers: Sequence[int], depth: int) -> None:
+    """Raise UserError unless a decoder of so many layers has all of these."""
+    if layers[-1] > depth:
+        raise UserError(f"layers must lie within the model's {depth}, got {list(layers)}")
+
+
+def require_heads_of(target: NativeModel, config: LayerHeadsConfig, path: str, layer: int) -> None:
+    """Raise UserError unless these heads are the target's and one of them is for this layer."""
+    checkpoint = target.checkpoint
+    trained_for = config.base.get("path", "another model")
+    for name, wanted in (("hidden_size", checkpoint.config.hidden_size), ("vocabulary", checkpoint.config.vocab_size)):
+        if (came := getattr(config, name)) != wanted:
+            raise UserError(
+                f"the heads {path} were trained for {trained_for}, whose {name} is {came}, but the target's is "
+                f"{wanted}; choose that model, or train heads for this target"
+            )
+    if "fingerprint" in config.base and config.base["fingerprint"] != checkpoint.fingerprint:
+        raise UserError(
+            f"the heads {path} were trained for {trained_for}, whose weights are not those of {checkpoint.path}; "
+            "choose that model, or train heads for this target"
+        )
+    if layer not in config.layers:
+        raise UserError(f"exit_layer must be one that {path} has a head for, {list(config.layers)}, got {layer}")

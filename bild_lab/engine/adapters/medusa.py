@@ -1,0 +1,112 @@
+"""Medusa's trained part: heads that look further ahead than the target's own (Cai et al., 2023, Medusa-1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import silu
+from transformers import PreTrainedConfig
+
+from bild_lab.engine.adapters.folder import Kind, base_of, read_config, read_weights, require_same_shape, save_module
+from bild_lab.errors import UserError
+from bild_lab.lab.config import require_whole
+
+if TYPE_CHECKING:
+    from bild_lab.engine.models.hf import HuggingFaceModel
+
+TRAIN = "python scripts/train_medusa.py name=medusa model.path=DIR dataset=NAME dataset.path=DIR"
+KIND = Kind(
+    weights="heads.safetensors",
+    config="heads_config.json",
+    noun="folder of Medusa heads",
+    remedy=f"make one with: {TRAIN} and give outputs/medusa/heads",
+)
+
+
+@dataclass(frozen=True)
+class MedusaConfig:
+    """What tells the heads' shapes, and the model they were trained for.
+
+    heads: how many tokens ahead of the target's own next one are predicted. layers: residual blocks of
+    each head. hidden_size, vocabulary: the base model's. base: its path and the fingerprint of its weights.
+    """
+
+    heads: int
+    layers: int
+    hidden_size: int
+    vocabulary: int
+    base: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require_whole("medusa.heads", self.heads, 1)
+        require_whole("medusa.layers", self.layers, 0)
+
+
+class MedusaHeads(nn.Module):
+    """Head i (from 0) predicts the token i + 2 positions ahead from what the target's own head reads.
+
+    Each head is `layers` residual blocks x + silu(W x + b), W and b zero at first, so that x passes
+    through them, then a matrix to the vocabulary. The heads are kept together: blocks
+    [heads, layers, dim, dim], biases [heads, layers, dim], outputs [heads, vocab, dim].
+    """
+
+    def __init__(self, config: MedusaConfig) -> None:
+        super().__init__()
+        self.config = config
+        dim = config.hidden_size
+        self.blocks = nn.Parameter(torch.zeros(config.heads, config.layers, dim, dim))
+        self.biases = nn.Parameter(torch.zeros(config.heads, config.layers, dim))
+        self.outputs = nn.Parameter(torch.zeros(config.heads, config.vocabulary, dim))
+
+    @classmethod
+    def fresh(
+        cls,
+        model_config: PreTrainedConfig,
+        lm_head: Float[Tensor, "vocab dim"],
+        base: Mapping[str, Any],
+        heads: int,
+        layers: int = 1,
+    ) -> MedusaHeads:
+        """Untrained heads, every one a copy of the model's own. Raises UserError for an encoder–decoder."""
+        shape = base_of(model_config, "Medusa")
+        made = cls(MedusaConfig(heads, layers, shape.hidden_size, lm_head.shape[0], base=dict(base)))
+        with torch.no_grad():
+            made.outputs.copy_(lm_head.detach())  # the same for every head
+        return made
+
+    def forward(self, hidden: Float[Tensor, "*rows dim"]) -> Float[Tensor, "heads *rows vocab"]:
+        rows = hidden.reshape(-1, hidden.shape[-1])  # [n, dim]
+        x = rows.expand(self.config.heads, *rows.shape)  # [heads, n, dim]
+        for layer in range(self.config.layers):
+            x = x + silu(x @ self.blocks[:, layer].mT + self.biases[:, layer, None])
+        return (x @ self.outputs.mT).view(self.config.heads, *hidden.shape[:-1], self.config.vocabulary)
+
+    def save(self, folder: Path | str) -> None:
+        """Write heads.safetensors and heads_config.json."""
+        save_module(Path(folder), KIND, self.config, self)
+
+    @classmethod
+    def load(cls, folder: Path | str) -> MedusaHeads:
+        """Heads that `save` wrote, on the CPU. Raises UserError for any other folder."""
+        folder = Path(folder).expanduser()
+        heads = cls(read_config(folder, KIND, MedusaConfig))
+        read_weights(folder, KIND, heads)
+        return heads
+
+
+def load_medusa(target: HuggingFaceModel, path: str | None) -> MedusaHeads:
+    """The heads in this folder, for this target, in the target's precision and on its device.
+
+    Raises UserError where there are none, or where they are for another model.
+    """
+    if path is None:
+        raise UserError(f"policy medusa needs heads; {KIND.remedy}, as policy.heads=outputs/medusa/heads")
+    heads = MedusaHeads.load(path)
+    require_same_shape(heads.config, ("hidden_size", "vocabulary"), target.checkpoint.config, f"the heads {path}")
+    return heads.to(target.device, target.dtype).requires_grad_(False)

@@ -1,0 +1,250 @@
+"""Beam search with the target, and speculative beam search (speculative decoding, A.4)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from bild_lab.engine.draft import ROOT
+from bild_lab.engine.drafters.windows import FixedWindow
+from bild_lab.engine.request import Limits, Request
+from bild_lab.engine.sampling import precise
+from bild_lab.engine.session import Model, Session, rows_of
+from bild_lab.engine.trace import Round, Trace, recorded_to
+from bild_lab.errors import UserError, require_flag
+
+Text = tuple[int, ...]  # the prompt's last token and what was emitted behind it
+Likeliest = Mapping[Text, list[tuple[int, float]]]  # tokens that may follow a text, with their log-probabilities
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A text and its score: Σ log p of its emitted tokens, over length ** length_penalty once it has ended."""
+
+    text: Text
+    score: float
+
+
+@dataclass(frozen=True)
+class Search:
+    """How far a search is. Both kinds of hypotheses stand best first; those that run are of one length."""
+
+    running: tuple[Hypothesis, ...]
+    ended: tuple[Hypothesis, ...] = ()
+    over: bool = False
+
+
+@dataclass(frozen=True)
+class BeamSearch:
+    """Beam search as `generate` of Transformers does it, for greedy requests; with a drafter, in fewer target calls.
+
+    beams: how many hypotheses run. length_penalty: the score of an ended hypothesis is divided by its
+    length, the end token included, to this power. early_stopping: stop as soon as so many hypotheses have
+    ended; otherwise only when the likeliest running one, were it to end now, would not be better than the
+    worst of them.
+
+    A step extends all running hypotheses by all tokens. Of the `beams` best candidates those that end
+    the text, or fill the length limit, are done; the `beams` best that do not end it run on. Scores
+    are sums, in float64, of log-probabilities in float32 or better.
+
+    The drafter's candidates for the coming steps are verified in one forward of the target, as a tree,
+    and the target's search is then replayed over these scores: a drafted step is accepted while every
+    hypothesis that the target runs on with is among the candidates (top_w of the target ⊆ top_u of the
+    drafter). The scores of the first step at which one is missing still give the target's own
+    selection, and so do those of the last step drafted; drafting goes on from there. The text is that of
+    the search without a drafter, up to ties of rounding.
+
+    A `Round` counts steps: drafted names one token for each, of the drafter's likeliest hypothesis, accepted
+    is how many stand, next_token the last one of the target's likeliest hypothesis. So the acceptance
+    rate is that of steps. Steps behind the one that ends the search were judged by nobody and are left
+    out. A search goes on behind the end of the text that wins it: tokens per target call are fewer than
+    steps per target call, and without a drafter at most 1.
+
+    Raises UserError for values out of range, and for requests that sample.
+    """
+
+    target: Model
+    beams: int
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+    drafter: BeamDrafter | None = None
+
+    def __post_init__(self) -> None:
+        require_beams("beams", self.beams, 2, "use policy=vanilla for a single hypothesis")
+        penalty = self.length_penalty
+        if isinstance(penalty, bool) or not isinstance(penalty, int | float) or not math.isfinite(penalty):
+            raise UserError(f"length_penalty must be a finite number, got {penalty!r}; 0 ignores how long a text is")
+        require_flag("early_stopping", self.early_stopping)
+        if self.drafter is not None and self.drafter.beams is not None:
+            require_beams("draft_beams", self.drafter.beams, self.beams, "fewer never hold all the target selects")
+
+    @property
+    def engine(self) -> str:
+        return self.target.engine
+
+    @torch.inference_mode()
+    def decode(self, request: Request, trace: Trace) -> list[int]:
+        if not request.sampling.greedy:
+            raise UserError(
+                f"beam search needs decoding.temperature=0, got {request.sampling.temperature}; use decoding=greedy"
+            )
+        with recorded_to(trace.forwards):
+            search = self._search(request, trace)
+        return request.limits.append(request.source.prompt, search.ended[0].text[1:])
+
+    def _search(self, request: Request, trace: Trace) -> Search:
+        limits = request.limits
+        with trace.span("prefill"):
+            target = SharedPrefix(self.target, request)
+            if self.drafter is not None:
+                self.drafter.start(request, self.beams)
+        search = Search(running=(Hypothesis(request.source.prompt[-1:], 0.0),))
+        while not search.over:
+            with trace.span("draft"):
+                drafted = [] if self.drafter is None else self.drafter.propose(search.running)
+            with trace.span("verify"):
+                texts = [one.text for step in (search.running, *drafted) for one in step]
+                likeliest = target.likeliest(texts, self.beams + len(limits.end_tokens))
+            steps = 0
+            while not search.over and all(one.text in likeliest for one in search.running):
+                search = self.step(search, likeliest, limits)
+                steps += 1
+            trace.rounds.append(round_of(drafted, steps, search))
+        return search
+
+    def step(self, search: Search, likeliest: Likeliest, limits: Limits) -> Search:
+        """One token more for every hypothesis; `likeliest` holds at least beams + end tokens for each of them."""
+        candidates = extended(search.running, likeliest)
+        length = len(candidates[0].text) - 1
+        last, divisor = length == limits.max_new_tokens, length**self.length_penalty
+        done = [one for one in candidates[: self.beams] if last or one.text[-1] in limits.end_tokens]
+        ended = best_first([*search.ended, *(Hypothesis(one.text, one.score / divisor) for one in done)])[: self.beams]
+        running = () if last else unended(candidates, limits)[: self.beams]
+        over = not running or (
+            len(ended) == self.beams and (self.early_stopping or running[0].score / divisor <= ended[-1].score)
+        )
+        return Search(running, ended, over)
+
+
+class BeamDrafter:
+    """Drafts `window` steps of a beam search of its own, from the target's hypotheses and their scores.
+
+    beams: how many candidates it drafts for a step, u in the paper; None: as many as the target has hypotheses.
+    No candidate ends a text: what ended has nothing to verify behind it.
+    """
+
+    def __init__(self, draft: Model, window: int, beams: int | None = None) -> None:
+        self._model = draft
+        self._window = FixedWindow(window).size()
+        self.beams = beams
+        self._prefix: SharedPrefix | None = None
+
+    def start(self, request: Request, beams: int) -> None:
+        """A new text, of which the target keeps so many hypotheses."""
+        self._width = beams if self.beams is None else self.beams
+        self._limits = request.limits
+        self._prefix = None  # a compiled model's memory serves the next sequence again
+        self._prefix = SharedPrefix(self._model, request)
+
+    def propose(self, running: Sequence[Hypothesis]) -> list[tuple[Hypothesis, ...]]:
+        """The candidates of each step behind these hypotheses; none for the last one that the length limit leaves."""
+        room = self._limits.max_new_tokens - (len(running[0].text) - 1)
+        steps: list[tuple[Hypothesis, ...]] = []
+        while len(steps) < min(self._window, room - 1):
+            texts = [one.text for one in running]
+            likeliest = self._prefix.likeliest(texts, self._width + len(self._limits.end_tokens))
+            running = unended(extended(running, likeliest), self._limits)[: self._width]
+            steps.append(running)
+        return steps
+
+
+class SharedPrefix:
+    """Several texts behind one prompt in one session, whose cache holds what all of them begin with.
+
+    A session keeps a single path. So the rows in which the texts differ are fed again, as a tree, in
+    every forward: with k texts that part ways r tokens ago, up to k · r rows beside the new ones.
+    """
+
+    def __init__(self, model: Model, request: Request) -> None:
+        self._device = model.device
+        self._session: Session = model.start(request.source, request.limits.max_new_tokens)
+        self._behind = len(request.source.prompt) - 1  # tokens of the sequence before a text
+        self._cached: Text = ()
+        self._rows: dict[Text, int] = {}  # of the last forward, by the text that ends in each
+
+    def likeliest(self, texts: Sequence[Text], count: int) -> Likeliest:
+        """The `count` likeliest tokens behind each text, with log-probabilities: one forward, one transfer.
+
+        texts: shortest first. All beginnings of a text that are as long as the first one are among them.
+        """
+        self._keep_common(texts)
+        shortest = len(texts[0])
+        inner = {text[:end]: None for end in range(len(self._cached) + 1, shortest) for text in texts}
+        self._rows = {text: row for row, text in enumerate((*inner, *texts))}
+        parents = [self._rows.get(text[:-1], ROOT) for text in self._rows]
+        chain = parents == list(range(-1, len(parents) - 1))
+        logits = self._session.extend(
+            rows_of([text[-1] for text in self._rows], self._device),
+            None if chain else rows_of(parents, self._device),
+            scored=len(texts),
+        ).logits
+        best = precise(logits).log_softmax(-1).topk(min(count, logits.shape[-1]))  # [texts, count]
+        values, tokens = torch.stack([best.values.double(), best.indices.double()]).tolist()
+        return {
+            text: [(int(token), value) for token, value in zip(ids, logs, strict=True)]
+            for text, ids, logs in zip(texts, tokens, values, strict=True)
+        }
+
+    def _keep_common(self, texts: Sequence[Text]) -> None:
+        """Cache what is fed already of what the texts begin with, and drop everything else."""
+        common = texts[0][: min(len(texts[0]) - 1, shared(min(texts), max(texts)))]
+        path = [self._rows[common[:end]] for end in range(1, len(common) + 1) if common[:end] in self._rows]
+        if self._rows:
+            self._session.keep(path)
+        self._cached = common[: shared(common, self._cached) + len(path)]
+        self._session.rollback(self._behind + len(self._cached))
+
+
+def extended(running: Sequence[Hypothesis], likeliest: Likeliest) -> list[Hypothesis]:
+    """The hypotheses with one of their likeliest tokens each, best first."""
+    return best_first(
+        [Hypothesis((*one.text, token), one.score + logp) for one in running for token, logp in likeliest[one.text]]
+    )
+
+
+def best_first(hypotheses: Sequence[Hypothesis]) -> tuple[Hypothesis, ...]:
+    """By score; of equal ones the earlier first."""
+    return tuple(sorted(hypotheses, key=lambda one: -one.score))
+
+
+def unended(hypotheses: Sequence[Hypothesis], limits: Limits) -> tuple[Hypothesis, ...]:
+    return tuple(one for one in hypotheses if one.text[-1] not in limits.end_tokens)
+
+
+def shared(first: Text, second: Text) -> int:
+    """How many tokens two texts begin with in common."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((index for index, (ours, theirs) in pairs if ours != theirs), min(len(first), len(second)))
+
+
+def round_of(drafted: Sequence[Sequence[Hypothesis]], steps: int, search: Search) -> Round:
+    """What one verification did: how many steps were drafted, and how many the target's search went."""
+    judged = steps - 1 if search.over else len(drafted)
+    return Round(
+        drafted=drafted[-1][0].text[-len(drafted) :][:judged] if drafted else (),
+        accepted=steps - 1,
+        next_token=(search.running or search.ended)[0].text[-1],
+        fallback=False,
+        draft_calls=len(drafted),
+        confidence=(),
+        distance=(),
+    )
+
+
+def require_beams(name: str, beams: int, least: int, remedy: str) -> None:
+    """Raise UserError unless there are enough beams."""
+    if isinstance(beams, bool) or not isinstance(beams, int) or beams < least:
+        raise UserError(f"{name} must be a whole number >= {least}, got {beams!r}; {remedy}")

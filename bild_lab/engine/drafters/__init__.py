@@ -1,0 +1,25 @@
+"""Drafters: one module per way to propose tokens."""
+
+from bild_lab.engine.drafters.bita import MaskTokenDrafter
+from bild_lab.engine.drafters.hierarchy import SpeculativeDrafter
+from bild_lab.engine.drafters.medusa import MedusaDrafter
+from bild_lab.engine.drafters.model import LowConfidence, ModelDrafter
+from bild_lab.engine.drafters.ngram import NGramDrafter, NGramTable
+from bild_lab.engine.drafters.none import NoDraft
+from bild_lab.engine.drafters.prompt_lookup import PromptLookup
+from bild_lab.engine.drafters.synthetic import SyntheticDrafter
+from bild_lab.engine.drafters.windows import AdaptiveWindow
+
+__all__ = [
+    "AdaptiveWindow",
+    "LowConfidence",
+    "MaskTokenDrafter",
+    "MedusaDrafter",
+    "ModelDrafter",
+    "NGramDrafter",
+    "NGramTable",
+    "NoDraft",
+    "PromptLookup",
+    "SpeculativeDrafter",
+    "SyntheticDrafter",
+]

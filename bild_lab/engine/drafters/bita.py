@@ -1,0 +1,79 @@
+"""Drafts that the target makes itself, from mask tokens in the same forward as the verification (BiTA §3.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxtyping import Int
+from torch import Tensor
+
+from bild_lab.engine.adapters.bita import BitaAdapter
+from bild_lab.engine.draft import Draft, Verdict
+from bild_lab.engine.drafters.trees import GROWTHS, TokenTrees, efficient_tree, widths_of
+from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.request import Request
+from bild_lab.engine.sampling import precise
+from bild_lab.engine.session import Scores
+from bild_lab.errors import UserError
+
+STRAIGHTFORWARD = "straightforward"
+DECODINGS = (*GROWTHS, STRAIGHTFORWARD)
+
+
+class MaskTokenDrafter:
+    """Streamlined generation and verification (BiTA §3.2, Appendix B, Algorithm 1), for an `AdaptedModel`.
+
+    Every forward runs the last committed token, the draft, and groups of masks. Mask j (from 0) of the group
+    behind the last token that stands predicts the token j + 2 positions on, where the target's own next token
+    is 1 on: the likeliest of each are the candidates of the next draft. The first forward has no draft, and
+    one group behind the prompt.
+
+    decoding: efficient_tree (Figure 5: the children of each depth's likeliest candidate) and full_tree (of
+    every candidate) have a group behind every token; straightforward (Figure 4) drafts a chain of each
+    mask's likeliest token, and has the one group behind the last committed token, so that the predictions
+    for tokens that were accepted meanwhile are gone, and those left were made without seeing them.
+    top_k: candidates of each mask, one number or one for each mask; straightforward takes 1 in any case.
+    mask_tokens: how many of the adapter's masks, the first ones; None: all, or as many as top_k lists.
+    """
+
+    drafts_trees = True
+
+    def __init__(
+        self,
+        target: HuggingFaceModel,
+        adapter: BitaAdapter,
+        decoding: str,
+        top_k: int | Sequence[int],
+        mask_tokens: int | None = None,
+    ) -> None:
+        if decoding not in DECODINGS:
+            raise UserError(f"decoding must be one of {', '.join(DECODINGS)}, got {decoding!r}")
+        most = adapter.config.mask_tokens
+        masks = most if mask_tokens is None else mask_tokens
+        if isinstance(masks, bool) or not isinstance(masks, int) or not 1 <= masks <= most:
+            raise UserError(
+                f"mask_tokens must be a whole number from 1 to the adapter's {most}, got {masks!r}; null uses all"
+            )
+        vocabulary = target.checkpoint.config.vocab_size
+        self._everywhere = decoding != STRAIGHTFORWARD
+        widths = widths_of(top_k if self._everywhere else 1, masks, vocabulary)
+        self._trees = TokenTrees(GROWTHS.get(decoding, efficient_tree), widths, vocabulary, target.device)
+
+    def start(self, request: Request) -> None:
+        self._limits = request.limits
+        self._candidates: Int[Tensor, "depth widest"] | None = None
+        self._masks = 0  # of each group of the draft that is being verified
+
+    def propose(self, tokens: list[int]) -> Draft:
+        room = self._limits.room(tokens)
+        depth = 0 if self._candidates is None else min(self._candidates.shape[0], room)
+        self._masks = min(self._trees.depth, room - 1)  # the next draft is of so many tokens at most
+        return self._trees.draft(self._candidates, depth, self._masks, self._everywhere)
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """The next draft's candidates are what the masks behind the last token that stands predict."""
+        group = verdict.path[-1] + 1 if self._everywhere and verdict.path else 0
+        accepted = 0 if self._everywhere else len(verdict.path)
+        first = len(draft) + 1 + group * self._masks
+        logits = scores.logits[first + accepted : first + self._masks]
+        self._candidates = precise(logits).topk(self._trees.widest).indices

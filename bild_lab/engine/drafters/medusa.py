@@ -1,0 +1,58 @@
+"""Drafts from heads that look further ahead than the target's own (Cai et al., 2023, Medusa)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxtyping import Int
+from torch import Tensor
+
+from bild_lab.engine.adapters.medusa import MedusaHeads
+from bild_lab.engine.draft import Draft, Verdict
+from bild_lab.engine.drafters.trees import GROWTHS, TokenTrees, widths_of
+from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.request import Request
+from bild_lab.engine.sampling import precise
+from bild_lab.engine.session import Scores
+from bild_lab.engine.trace import Forward, forward_log
+from bild_lab.errors import UserError
+
+
+class MedusaDrafter:
+    """A tree of the likeliest tokens of each head.
+
+    The heads read what the target's own read of the last token that stands, which gave the next token;
+    head i (from 0) gives the one i + 1 positions behind that. The first round has nothing to draft from.
+
+    The heads' products with their matrices to the vocabulary are recorded as forwards without layers; their
+    residual blocks, which are far smaller, are not.
+
+    tree: full_tree (the paper's Cartesian product) or efficient_tree (BiTA's). top_k: candidates of each head,
+    one number or one for each of the first heads.
+    """
+
+    drafts_trees = True
+
+    def __init__(self, target: HuggingFaceModel, heads: MedusaHeads, tree: str, top_k: int | Sequence[int]) -> None:
+        if tree not in GROWTHS:
+            raise UserError(f"tree must be one of {', '.join(GROWTHS)}, got {tree!r}")
+        widths = widths_of(top_k, heads.config.heads, heads.config.vocabulary)
+        self._heads = heads
+        self._config = target.checkpoint.config
+        self._trees = TokenTrees(GROWTHS[tree], widths, heads.config.vocabulary, target.device)
+
+    def start(self, request: Request) -> None:
+        self._limits, self._log = request.limits, forward_log()
+        self._candidates: Int[Tensor, "depth widest"] | None = None
+
+    def propose(self, tokens: list[int]) -> Draft:
+        depth = 0 if self._candidates is None else min(self._trees.depth, self._limits.room(tokens))
+        return self._trees.draft(self._candidates, depth)
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """The next draft's candidates are what the heads make of the last token that stands."""
+        row = verdict.path[-1] + 1 if verdict.path else 0
+        logits = self._heads(scores.final[row])[: self._trees.depth]  # [depth, vocab]
+        if self._log is not None:
+            self._log += [Forward(self._config, rows=0, scored=1, layers=0)] * self._heads.config.heads
+        self._candidates = precise(logits).topk(self._trees.widest).indices

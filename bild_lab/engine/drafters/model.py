@@ -1,0 +1,122 @@
+"""A small model that drafts a chain of tokens, as in speculative decoding and BiLD."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from bild_lab.engine.draft import Draft, Verdict
+from bild_lab.engine.drafters.windows import FixedWindow, Window
+from bild_lab.engine.request import Request
+from bild_lab.engine.sampling import draw, precise
+from bild_lab.engine.session import Model, Scores, Session
+from bild_lab.errors import UserError, require_flag
+
+
+@dataclass(frozen=True)
+class LowConfidence:
+    """Hand over to the target when the drafter's largest probability is below the threshold (BiLD §3.3).
+
+    The probability is the drafter's own, at temperature 1. At equality it drafts.
+    """
+
+    threshold: float
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.threshold, int | float) or not 0.0 <= self.threshold <= 1.0:
+            raise UserError(
+                f"the fallback threshold is a probability and must lie in [0, 1], got {self.threshold!r}; "
+                "0 never falls back"
+            )
+
+    def __call__(self, confidence: float) -> bool:
+        return confidence < self.threshold
+
+
+def low_confidence(threshold: float | None) -> LowConfidence | None:
+    """The stop rule of this threshold; None where drafts end at their window alone."""
+    return None if threshold is None else LowConfidence(threshold)
+
+
+class ModelDrafter:
+    """Drafts up to `window` tokens with a model, or fewer where `stop` or an end token says so.
+
+    Its cache follows the target's decisions: after a rejection it drops exactly the rows behind the
+    last accepted token, so no token is ever computed twice.
+
+    window: a number, or what decides one before each round, such as `AdaptiveWindow`. Neither that nor
+    `stop` sees the token it decides about, so that speculative sampling stays lossless with both.
+    keeps_probs: give the rule the drafter's own distribution at temperature 1, as cascades ask for.
+    """
+
+    drafts_trees = False
+
+    def __init__(
+        self, draft: Model, window: int | Window, stop: LowConfidence | None = None, keeps_probs: bool = False
+    ) -> None:
+        self._model = draft
+        self._window = window if isinstance(window, Window) else FixedWindow(window)
+        self._stop = stop
+        require_flag("keeps_probs", keeps_probs)
+        self._keeps_probs = keeps_probs
+        self._session: Session | None = None
+
+    def start(self, request: Request) -> None:
+        self._request = request
+        self._session = None  # a compiled model's memory serves the next sequence again
+        self._session = self._model.start(request.source, request.limits.max_new_tokens)
+        self._window.start()
+
+    def propose(self, tokens: list[int]) -> Draft:
+        limits, sampling = self._request.limits, self._request.sampling
+        self._session.rollback(len(tokens) - 1)
+        window = min(self._window.size(), limits.room(tokens))
+        feed = tokens[self._session.length :]
+        drafted: list[Tensor] = []  # [1] each
+        probs: list[Tensor] = []
+        own_probs: list[Tensor] = []
+        confidences: list[float] = []
+        fallback, calls = False, 0
+        # on an accelerator a fixed window is drafted without looking: to look is to wait for it
+        looks = self._stop is not None or self._model.device.type == "cpu"
+        while len(drafted) < window:
+            logits = self._session.extend(feed, scored=1).logits  # [1, vocab]
+            calls += 1
+            if self._keeps_probs:
+                own_probs.append(precise(logits).softmax(-1))
+            if sampling.greedy:
+                chosen = sampling.choose(logits, None)
+            else:
+                probs.append(sampling.probs(logits))
+                chosen = draw(probs[-1], self._request.generator)
+            if self._stop is not None:
+                confidence, token = read(precise(logits).softmax(-1).amax(-1), chosen)  # at temperature 1
+                confidences.append(confidence)
+                if fallback := self._stop(confidence):
+                    break
+            elif looks:
+                token = int(chosen)
+            drafted.append(chosen)
+            if looks and token in limits.end_tokens:
+                break
+            feed = chosen
+        return Draft(
+            tokens=torch.cat(drafted) if drafted else torch.empty(0, dtype=torch.long, device=self._model.device),
+            probs=torch.cat(probs[: len(drafted)]) if drafted and probs else None,
+            confidence=tuple(confidences),
+            fallback=fallback,
+            calls=calls,
+            own_probs=torch.cat(own_probs[: len(drafted)]) if drafted and own_probs else None,
+        )
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        self._window.observe(len(draft), len(verdict.path))
+
+
+def read(confidence: Float[Tensor, " 1"], token: Int[Tensor, " 1"]) -> tuple[float, int]:
+    """Both on the host, in one transfer."""
+    first, second = torch.cat([confidence.double(), token.double()]).tolist()
+    return first, int(second)

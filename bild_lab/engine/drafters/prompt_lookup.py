@@ -1,0 +1,88 @@
+"""Drafts by copying what followed the same words earlier in the text (speculative decoding §3.6; Saxena, 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from bild_lab.engine.draft import Draft, Verdict, empty_draft
+from bild_lab.engine.request import Request
+from bild_lab.engine.session import Model, Scores, rows_of
+from bild_lab.errors import UserError
+from bild_lab.lab.config import require_whole
+
+BOUNDARY = -1  # stands between the encoder's input and the text: no match or copy crosses it
+
+
+class PromptLookup:
+    """Proposes the tokens that followed the latest earlier occurrence of the text's longest suffix.
+
+    Suffixes of `longest_match` down to `shortest_match` tokens are looked for in the encoder's input,
+    if there is one, and in the text so far. A copy that reaches the end of the text goes on with what
+    it has just copied, so that a repetition is drafted a whole window ahead.
+    """
+
+    drafts_trees = False
+
+    def __init__(self, target: Model, window: int, longest_match: int, shortest_match: int = 1) -> None:
+        require_whole("the draft window", window, 1)
+        require_whole("shortest_match", shortest_match, 1)
+        require_whole("longest_match", longest_match, 1)
+        if longest_match < shortest_match:
+            raise UserError(f"longest_match must be >= shortest_match, got {longest_match} and {shortest_match}")
+        self._device = target.device
+        self._nothing = empty_draft(target.device)
+        self._window = window
+        self._lengths = range(longest_match, shortest_match - 1, -1)
+
+    def start(self, request: Request) -> None:
+        self._limits = request.limits
+        self._text: list[int] = []  # the encoder's input, then the tokens
+        self._places: dict[tuple[int, ...], list[int]] = {}  # where the text goes on after these tokens
+        self._offset = 0  # where the tokens begin
+        source = request.source
+        if source.encoder_ids is not None:
+            self._append(source.encoder_ids[0].tolist())
+            self._text.append(BOUNDARY)
+            self._offset = len(self._text)
+        self._append(source.prompt)
+
+    def propose(self, tokens: list[int]) -> Draft:
+        self._take_back(self._offset + len(tokens) - 1)  # the last token may stand in another's place
+        self._append(tokens[len(self._text) - self._offset :])
+        drafted = self._copied(min(self._window, self._limits.room(tokens)))
+        return Draft(rows_of(drafted, self._device)) if drafted else self._nothing
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Nothing to update: the next proposal sees what stands."""
+
+    def _append(self, tokens: Sequence[int]) -> None:
+        """Index every n-gram at the moment its follower is known, so that a suffix never finds itself."""
+        for token in tokens:
+            for suffix in self._suffixes():
+                self._places.setdefault(suffix, []).append(len(self._text))
+            self._text.append(token)
+
+    def _take_back(self, length: int) -> None:
+        """Forget the text behind so many tokens."""
+        while len(self._text) > length:
+            self._text.pop()
+            for suffix in self._suffixes():
+                self._places[suffix].pop()
+
+    def _suffixes(self) -> Iterator[tuple[int, ...]]:
+        """The last tokens of the text, the longest suffix first."""
+        return (tuple(self._text[-length:]) for length in self._lengths if length <= len(self._text))
+
+    def _copied(self, count: int) -> list[int]:
+        """What followed the longest suffix where it was last seen, up to an end token or the encoder's end."""
+        text, drafted = self._text, []
+        place = next((places[-1] for suffix in self._suffixes() if (places := self._places.get(suffix))), None)
+        while place is not None and len(drafted) < count:
+            beyond = place + len(drafted) - len(text)
+            token = drafted[beyond] if beyond >= 0 else text[place + len(drafted)]
+            if token == BOUNDARY:
+                break
+            drafted.append(token)
+            if token in self._limits.end_tokens:
+                break
+        return drafted

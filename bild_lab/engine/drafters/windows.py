@@ -1,0 +1,98 @@
+"""How many tokens to draft in the next round: a fixed number, or the one that has been paying off."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from bild_lab.engine.theory import optimal_window
+from bild_lab.errors import UserError
+
+PRIOR_TOKENS = 4.0  # how many judged tokens the assumed acceptance rate weighs as much as
+PROBE_ROUNDS = 8  # where drafting does not pay, one token is drafted in every so many rounds
+
+
+@runtime_checkable
+class Window(Protocol):
+    """Decides before each round how many tokens to draft, given how the rounds before went."""
+
+    def start(self) -> None:
+        """A new text."""
+
+    def size(self) -> int:
+        """The window of the round that starts now; 0 drafts nothing."""
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        """What became of that round's draft."""
+
+
+@dataclass(frozen=True)
+class FixedWindow:
+    """The same window in every round."""
+
+    tokens: int
+
+    def __post_init__(self) -> None:
+        if isinstance(self.tokens, bool) or not isinstance(self.tokens, int) or self.tokens < 1:
+            raise UserError(f"the draft window must be a whole number >= 1, got {self.tokens!r}")
+
+    def start(self) -> None:
+        """Nothing to forget."""
+
+    def size(self) -> int:
+        return self.tokens
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        """Nothing to learn."""
+
+
+class AdaptiveWindow:
+    """The window that Theorem 3.8 says pays most at the acceptance rate seen of late (speculative decoding §3.5).
+
+    cost_ratio: what one drafter step costs over what one target step costs, c in the theorem. A run of
+    policy=speculative measures it: prediction.cost_ratio in its result.json. Where reading the weights
+    is what takes the time, it is near the ratio of the two models' sizes.
+    largest: drafts no more than this.
+    prior: the acceptance rate assumed at the start of a text, with the weight of four judged tokens.
+    memory: in (0, 1], the weight that everything known keeps from one round to the next; 1 never
+    forgets, 0.9 looks back over about ten rounds.
+
+    The estimate is accepted / (accepted + rejections), forgotten exponentially: drafted tokens behind a
+    rejection were never judged. It starts anew with every text, so that a text does not depend on the
+    ones before it. Where drafting does not pay, every eighth round drafts one token, as the
+    estimate would otherwise never move again. Raises UserError for values out of range.
+    """
+
+    def __init__(self, cost_ratio: float, largest: int, prior: float, memory: float) -> None:
+        if isinstance(largest, bool) or not isinstance(largest, int) or largest < 1:
+            raise UserError(f"the largest draft window must be a whole number >= 1, got {largest!r}")
+        if not 0.0 < memory <= 1.0:
+            raise UserError(f"the window's memory must lie in (0, 1], got {memory!r}; 1 never forgets")
+        optimal_window(prior, cost_ratio, largest)  # which refuses rates and ratios out of range
+        self._cost_ratio = cost_ratio
+        self._largest = largest
+        self._prior = prior
+        self._memory = memory
+        self.start()
+
+    def start(self) -> None:
+        self._accepted = self._prior * PRIOR_TOKENS
+        self._judged = PRIOR_TOKENS
+        self._idle_rounds = 0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """The estimate so far of α, the probability that a drafted token stands if those before it do."""
+        return self._accepted / self._judged
+
+    def size(self) -> int:
+        best = optimal_window(self.acceptance_rate, self._cost_ratio, self._largest)
+        return 1 if best == 0 and self._idle_rounds + 1 >= PROBE_ROUNDS else best
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        if drafted == 0:
+            self._idle_rounds += 1
+            return
+        self._idle_rounds = 0
+        self._accepted = self._memory * self._accepted + accepted
+        self._judged = self._memory * self._judged + accepted + (accepted < drafted)

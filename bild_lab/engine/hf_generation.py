@@ -1,0 +1,202 @@
+"""What users would run instead, measured in the same harness: Hugging Face's own generation."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel
+
+from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.request import Request
+from bild_lab.engine.trace import Trace
+from bild_lab.errors import UserError, require_flag
+from bild_lab.lab.config import require_whole
+
+
+class HuggingFaceGenerate:
+    """`generate` of Transformers, as shipped, with the request's limits and sampling and nothing else."""
+
+    engine = "hf"
+
+    def __init__(self, target: HuggingFaceModel) -> None:
+        self._target = require_transformers(target)
+
+    @torch.inference_mode()
+    def decode(self, request: Request, trace: Trace) -> list[int]:
+        return generate(self._target, request)
+
+
+class HuggingFaceAssisted:
+    """Assisted generation of Transformers: a small model drafts, `generate` verifies.
+
+    decoder_mask: pass the decoder an attention mask of ones, without which encoder–decoders feed the
+    drafter the whole sequence again in every round (seen in transformers 5.23); false is as shipped.
+    window: draft exactly so many tokens a round; None leaves the length of drafts as shipped.
+    """
+
+    engine = "hf"
+
+    def __init__(
+        self,
+        target: HuggingFaceModel,
+        draft: HuggingFaceModel,
+        decoder_mask: bool = False,
+        window: int | None = None,
+    ) -> None:
+        require_flag("decoder_mask", decoder_mask)
+        self._target = require_transformers(target)
+        self._draft = require_transformers(draft)
+        # `generate` adapts the drafter's settings from call to call: a copy of our own keeps methods apart
+        self._settings = copy.deepcopy(draft.checkpoint.generation)
+        if window is not None:
+            self._settings.num_assistant_tokens = window
+            self._settings.num_assistant_tokens_schedule = "constant"
+            self._settings.assistant_confidence_threshold = 0.0
+        self._decoder_mask = decoder_mask and target.encoder_decoder
+
+    @torch.inference_mode()
+    def decode(self, request: Request, trace: Trace) -> list[int]:
+        options: dict[str, Any] = {"assistant_model": self._draft.module}
+        self._draft.module.generation_config = self._settings
+        if self._decoder_mask:
+            options["decoder_attention_mask"] = torch.ones(1, 1, dtype=torch.long, device=self._target.device)
+        return generate(self._target, request, **options)
+
+
+class HuggingFacePromptLookup:
+    """Prompt lookup of Transformers: `generate` copies what followed the same tokens earlier, and verifies.
+
+    On encoder–decoders it looks at the text so far alone, where `drafters.PromptLookup` looks at the
+    encoder's input too.
+
+    window: how many tokens to copy at the most. longest_match: look for the last so many tokens, then
+    for fewer. Raises UserError for a model whose state cannot go back to an earlier token.
+    """
+
+    engine = "hf"
+
+    def __init__(self, target: HuggingFaceModel, window: int, longest_match: int) -> None:
+        require_whole("the draft window", window, 1)
+        require_whole("longest_match", longest_match, 1)
+        self._target = require_transformers(target)
+        if weightless(target.checkpoint)._is_stateful:
+            raise UserError(
+                f"prompt lookup of transformers needs a model with a key-value cache, got {kind(target)}; "
+                "use policy=hf_generate"
+            )
+        self._options = {"prompt_lookup_num_tokens": window, "max_matching_ngram_size": longest_match}
+
+    @torch.inference_mode()
+    def decode(self, request: Request, trace: Trace) -> list[int]:
+        return generate(self._target, request, **self._options)
+
+
+class HuggingFaceEarlyExit:
+    """Early exit of Transformers: the target's first layers draft over a cache of their own, `generate` verifies.
+
+    As shipped it drafts up to 20 tokens, fewer where the exit's probability falls below 0.4.
+
+    exit_layer: how many layers draft. Raises UserError for an architecture that does not exit early, which
+    in transformers 5.23 are all encoder–decoders (T5 fails, BART drafts with its whole decoder) and
+    decoders such as GPT-2 that run every layer whatever `num_hidden_layers` says.
+    """
+
+    engine = "hf"
+
+    def __init__(self, target: HuggingFaceModel, exit_layer: int) -> None:
+        self._target = require_transformers(target)
+        if target.encoder_decoder or not exits_early(target.checkpoint):
+            raise UserError(
+                f"transformers cannot exit early from {kind(target)}, but from models such as Llama; "
+                "use policy=early_exit_speculative with the native engine, or policy=hf_prompt_lookup"
+            )
+        depth = target.checkpoint.config.num_hidden_layers
+        if isinstance(exit_layer, bool) or not isinstance(exit_layer, int) or not 1 <= exit_layer <= depth:
+            raise UserError(
+                f"exit_layer must be a whole number from 1 to the target's {depth} layers, got {exit_layer!r}"
+            )
+        self._exit_layer = exit_layer
+
+    @torch.inference_mode()
+    def decode(self, request: Request, trace: Trace) -> list[int]:
+        config = self._target.module.base_model.config
+        depth = config.num_hidden_layers
+        try:
+            return generate(self._target, request, assistant_early_exit=self._exit_layer)
+        finally:
+            config.num_hidden_layers = depth  # an interrupt in a draft would leave the model cut for all who share it
+
+
+def generate(target: HuggingFaceModel, request: Request, **options: Any) -> list[int]:
+    """Call `generate` for one prompt; returns prompt and continuation, cut as every method's is."""
+    module, source, limits = target.module, request.source, request.limits
+    module.generation_config = plain_generation_config(target, request)  # else the checkpoint's own fills the gaps
+    ids = torch.tensor([source.prompt], device=target.device)
+    if source.encoder_ids is None:
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    else:
+        mask = torch.ones_like(source.encoder_ids)
+        inputs = {"input_ids": source.encoder_ids, "attention_mask": mask, "decoder_input_ids": ids}
+    devices = [target.device] if target.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices, enabled=request.generator is not None):
+        if request.generator is not None:  # `generate` draws from the global generator
+            torch.manual_seed(request.generator.initial_seed())
+        out = module.generate(**inputs, **options)[0].tolist()
+    return limits.append(out[: limits.prompt_length], out[limits.prompt_length :])
+
+
+def plain_generation_config(target: HuggingFaceModel, request: Request) -> GenerationConfig:
+    """The request's settings alone: no beams, penalties or forced tokens that our own loop does not have."""
+    sampling, limits = request.sampling, request.limits
+    chosen: dict[str, Any] = {"do_sample": False}
+    if not sampling.greedy:
+        chosen = {
+            "do_sample": True,
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k or 0,
+            "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
+        }
+    pad = target.checkpoint.generation.pad_token_id
+    end = sorted(limits.end_tokens)
+    return GenerationConfig(
+        max_new_tokens=limits.max_new_tokens,
+        eos_token_id=end or None,
+        pad_token_id=pad if pad is not None else (end[0] if end else 0),
+        decoder_start_token_id=target.checkpoint.decoder_start if target.encoder_decoder else None,
+        use_cache=True,
+        **chosen,
+    )
+
+
+def require_transformers(model: HuggingFaceModel) -> HuggingFaceModel:
+    if not isinstance(model, HuggingFaceModel):
+        raise UserError(
+            f"Hugging Face generation needs a model of transformers, got {type(model).__name__}; set runtime.engine=hf"
+        )
+    return model
+
+
+def exits_early(checkpoint: Checkpoint) -> bool:
+    """Whether the architecture runs as many layers as `num_hidden_layers` says when it is called."""
+    module = weightless(checkpoint)
+    module.base_model.config.num_hidden_layers = 1
+    try:
+        with torch.device("meta"):
+            out = module(input_ids=torch.zeros(1, 1, dtype=torch.long), use_cache=True)
+    except (IndexError, RuntimeError):  # more layers ran than the cache was made for
+        return False
+    return len(out.past_key_values) == 1
+
+
+def weightless(checkpoint: Checkpoint) -> PreTrainedModel:
+    """The checkpoint's architecture without memory for weights, to try out before they load."""
+    auto = AutoModelForSeq2SeqLM if checkpoint.encoder_decoder else AutoModelForCausalLM
+    with torch.device("meta"):
+        return auto.from_config(copy.deepcopy(checkpoint.config), dtype=torch.bfloat16)
+
+
+def kind(model: HuggingFaceModel) -> str:
+    return f"{model.checkpoint.path} ({model.checkpoint.config.model_type})"

@@ -1,0 +1,268 @@
+"""A checkpoint in a folder or on the hub: its small files first, its weights when asked."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from huggingface_hub import try_to_load_from_cache
+from safetensors import SafetensorError
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from bild_lab.engine.models.hub import hub_problem, require_hub
+from bild_lab.engine.request import Source
+from bild_lab.errors import UserError
+
+T = TypeVar("T")
+
+DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+PICKLE_REMEDY = (
+    "pickled weights can run code as they are read. Where you trust them, save them anew with Transformers: "
+    "AutoModelForCausalLM or AutoModelForSeq2SeqLM, .from_pretrained(DIR).save_pretrained(NEW_DIR)"
+)
+REMOTE_CODE = "runs Python code of its own; look at it first, then set runtime.trust_remote_code=true"
+HUB_REMEDY = (
+    "check its name, its revision and your access (`hf auth login`), repeat the command where a download broke off, or "
+    "give a local folder in Hugging Face layout with safetensors weights"
+)
+ACCOUNTS = ("README.md", "metrics.json")  # of a training: times and places, which decide no weight
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model's files.
+
+    path: a folder, a hub id, or toy:large and toy:small, which are trained at first use.
+    revision: a branch, tag or commit of the hub.
+    trust_remote_code: run Python code that comes with the checkpoint; without it such a checkpoint is refused.
+    """
+
+    path: str
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+    @cached_property
+    def location(self) -> str:
+        """The folder or hub id to read from."""
+        if not self.path.startswith("toy:"):
+            return str(Path(self.path).expanduser()) if self.path.startswith("~") else self.path
+        from bild_lab.training.toy import toy_checkpoint
+
+        return str(toy_checkpoint(self.path))
+
+    @cached_property
+    def config(self) -> PreTrainedConfig:
+        return self._read("configuration", AutoConfig.from_pretrained, trust_remote_code=self.trust_remote_code)
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return self._read("tokenizer", AutoTokenizer.from_pretrained, trust_remote_code=self.trust_remote_code)
+
+    @cached_property
+    def generation(self) -> GenerationConfig:
+        if Path(self.location).is_dir() and not (Path(self.location) / "generation_config.json").is_file():
+            return GenerationConfig.from_model_config(self.config)  # older checkpoints have none
+        try:
+            return self._read("generation settings", GenerationConfig.from_pretrained)
+        except UserError:
+            if Path(self.location).is_dir():
+                raise
+            return GenerationConfig.from_model_config(self.config)
+
+    def check(self) -> None:
+        """Raise UserError unless the small files are there and fit together, and weights are safe to read."""
+        _ = self.vocabulary, self.end_tokens
+        folder = Path(self.location)
+        pickles = sorted(file.name for suffix in PICKLES for file in folder.glob(f"*{suffix}"))
+        if pickles and not any(folder.glob("*.safetensors")):
+            raise UserError(f"{self.path} has {pickles[0]} and no safetensors weights; {PICKLE_REMEDY}")
+        if self.encoder_decoder:
+            _ = self.decoder_start
+
+    @property
+    def encoder_decoder(self) -> bool:
+        return bool(self.config.is_encoder_decoder)
+
+    @cached_property
+    def vocabulary(self) -> dict[str, int]:
+        return self.tokenizer.get_vocab()
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        for ids in (self.generation.eos_token_id, self.config.eos_token_id, self.tokenizer.eos_token_id):
+            if ids is not None:
+                return frozenset([ids] if isinstance(ids, int) else ids)
+        return frozenset()
+
+    @property
+    def decoder_start(self) -> int:
+        for token in (self.generation.decoder_start_token_id, self.config.decoder_start_token_id):
+            if token is not None:
+                return token
+        raise UserError(f"{self.path} names no decoder_start_token_id; add it to its generation_config.json")
+
+    def source(self, prompt: str, max_tokens: int | None = None) -> Source:
+        """Token ids of a prompt, truncated to max_tokens, special tokens as the tokenizer adds them."""
+        limit = {} if max_tokens is None else {"truncation": True, "max_length": max_tokens}
+        ids = self.tokenizer(prompt, verbose=False, **limit)["input_ids"]
+        if self.encoder_decoder:
+            return Source(prompt=(self.decoder_start,), encoder_ids=torch.tensor([ids]))
+        if not ids:
+            raise UserError(f"the prompt {prompt!r} has no tokens; a decoder-only model needs at least one")
+        return Source(prompt=tuple(ids))
+
+    def weights(self, dtype: torch.dtype, **placement: Any) -> PreTrainedModel:
+        """The model on the CPU, or where these options of `from_pretrained` put it.
+
+        Every weight must come from the checkpoint, else it raises UserError.
+        """
+        auto = AutoModelForSeq2SeqLM if self.encoder_decoder else AutoModelForCausalLM
+        with no_progress_bars():
+            model, info = self._read(
+                "weights",
+                auto.from_pretrained,
+                dtype=dtype,
+                use_safetensors=True,
+                output_loading_info=True,
+                trust_remote_code=self.trust_remote_code,
+                **placement,
+            )
+        if missing := sorted(info["missing_keys"]):
+            raise UserError(
+                f"the checkpoint {self.path} lacks {len(missing)} of its model's weights, {missing[0]} first; "
+                "it may be truncated or belong to another architecture"
+            )
+        return model
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What identifies the weights: the hub's commit, or a hash of a folder's files, a training's account aside."""
+        if not Path(self.location).is_dir():
+            _ = self.config  # now it is in the cache, in a folder named by its commit
+            cached = try_to_load_from_cache(self.location, "config.json", revision=self.revision)
+            if not isinstance(cached, str):
+                raise UserError(f"{self.path} left no commit in the hub's cache; give a local folder instead")
+            return Path(cached).parent.name
+        digest = hashlib.sha256()
+        for file in sorted(Path(self.location).iterdir()):
+            if file.is_file() and file.name not in ACCOUNTS:
+                digest.update(file.name.encode())
+                with file.open("rb") as stream:
+                    digest.update(hashlib.file_digest(stream, "sha256").digest())
+        return digest.hexdigest()[:16]
+
+    @property
+    def _where(self) -> dict[str, Any]:
+        return {} if self.revision is None else {"revision": self.revision}
+
+    def _read(self, part: str, read: Callable[..., T], **options: Any) -> T:
+        """Call a `from_pretrained`, with one clear message where it cannot work."""
+        folder = Path(self.location)
+        if not folder.is_dir():
+            if folder.is_absolute() or self.path.startswith((".", "~")) or self.path.count("/") > 1:
+                raise UserError(
+                    f"no checkpoint folder {self.path}; give a folder with config.json or a hub id such as org/name"
+                )
+            if hub_problem() is not None:  # what was fetched before still serves
+                options["local_files_only"] = True
+        elif not (folder / "config.json").is_file():
+            raise UserError(f"{self.path} has no config.json; give a folder in Hugging Face layout")
+        try:
+            return read(self.location, **self._where, **options)
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            if options.get("local_files_only"):
+                require_hub(
+                    f"the checkpoint {self.path}", "give a local folder instead: pair.target=DIR, pair.draft=DIR"
+                )
+            raise UserError(self._complaint(part, error)) from error
+
+    def _complaint(self, part: str, error: Exception) -> str:
+        """What a user can do about a file that cannot be read."""
+        text = str(error).strip()
+        if "trust_remote_code" in text:
+            return f"the {part} of {self.path} {REMOTE_CODE}"
+        if "use_safetensors" in text:
+            return f"{self.path} has no safetensors weights; {PICKLE_REMEDY}"
+        detail = text.splitlines()[0] if text else type(error).__name__
+        if not Path(self.location).is_dir():
+            return f"cannot read the {part} of {self.path} from the hub: {detail} ({root_cause(error)}); {HUB_REMEDY}"
+        return (
+            f"cannot read the {part} of {self.path}: {detail}; "
+            "a checkpoint in Hugging Face layout with safetensors weights is needed"
+        )
+
+
+def root_cause(error: BaseException) -> str:
+    """What went wrong first, in one line."""
+    while (before := error.__cause__ or error.__context__) is not None:
+        error = before
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Silence Transformers' own bars, which fight with ours."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def require_same_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:
+    """Raise UserError unless both tokenizers map the same pieces to the same ids."""
+    if target.encoder_decoder != draft.encoder_decoder:
+        kinds = {True: "an encoder–decoder", False: "decoder-only"}
+        raise UserError(
+            f"target and draft must be of one kind, got {target.path} ({kinds[target.encoder_decoder]}) and "
+            f"{draft.path} ({kinds[draft.encoder_decoder]}); choose both of one family"
+        )
+    if target.vocabulary == draft.vocabulary:
+        return
+    differing = set(target.vocabulary.items()) ^ set(draft.vocabulary.items())
+    raise UserError(
+        f"target and draft must share one vocabulary, got {target.path} ({len(target.vocabulary)} pieces) and "
+        f"{draft.path} ({len(draft.vocabulary)} pieces), which differ in {len(differing)} entries; "
+        "choose a draft model with the target's tokenizer"
+    )
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto` is the GPU where there is one. Raises UserError for a device that cannot be used."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise UserError(
+            f"runtime.device must be auto, cpu, or an accelerator that is there, got {name!r}: "
+            f"{str(error).splitlines()[0]}"
+        ) from error
+    return device
+
+
+def resolve_dtype(name: str) -> torch.dtype:
+    if name not in DTYPES:
+        raise UserError(f"runtime.dtype must be one of {', '.join(DTYPES)}, got {name!r}")
+    return DTYPES[name]

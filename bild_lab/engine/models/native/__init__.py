@@ -1,0 +1,5 @@
+"""Our own decoders for the known architectures: T5 and mT5, and the Llama family."""
+
+from bild_lab.engine.models.native.model import NativeModel, why_not_native
+
+__all__ = ["NativeModel", "why_not_native"]

@@ -1,0 +1,87 @@
+"""What both families share: normalization, attention over the cache, and which rows see what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import rms_norm, scaled_dot_product_attention
+
+from bild_lab.engine.draft import Tree, as_tree
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows about to be run, and where they stand.
+
+    slots: theirs in the cache. stop: how many slots of the cache are read. positions: [m], logical, as
+    a tree's siblings share one. visible: [m stop], which slots each row attends to; None for a single
+    row that sees all of them. key_positions: [stop], the logical position of every slot; None where it
+    is the slot's own index.
+    """
+
+    slots: slice | Int[Tensor, " m"]
+    stop: int
+    positions: Int[Tensor, " m"]
+    visible: Bool[Tensor, "m stop"] | None = None
+    key_positions: Int[Tensor, " stop"] | None = None
+
+    @property
+    def count(self) -> int:
+        return self.positions.shape[0]
+
+
+def place_rows(
+    start: int,
+    count: int,
+    device: torch.device,
+    parents: Tree | Int[Tensor, " m"] | None = None,
+    reserved: int = 0,
+    probe: Bool[Tensor, " m"] | None = None,
+) -> Rows:
+    """Rows behind `start` cached slots, of which the first `reserved` hold a prefix for probe rows only."""
+    slots, stop = slice(start, start + count), start + count
+    first = start - reserved  # logical position of the first row
+    if count == 1 and not reserved:
+        return Rows(slots, stop, torch.full((1,), first, device=device))  # torch.tensor would wait for a GPU
+    if parents is None:
+        positions = torch.arange(first, first + count, device=device)
+        among = torch.ones(count, count, dtype=torch.bool, device=device).tril()
+    else:
+        tree = as_tree(parents)
+        positions, among = first + tree.depths, tree.ancestors
+    visible = torch.ones(count, stop, dtype=torch.bool, device=device)
+    visible[:, start:] = among
+    if not reserved:
+        keys = None if parents is None else torch.cat([torch.arange(start, device=device), positions])
+        return Rows(slots, stop, positions, visible, keys)
+    visible[:, :reserved] = False if probe is None else probe[:, None]
+    cached = torch.arange(-reserved, first, device=device)
+    return Rows(slots, stop, positions, visible, torch.cat([cached, positions]))
+
+
+def normalize(x: Float[Tensor, "m dim"], weight: Float[Tensor, " dim"], epsilon: float) -> Float[Tensor, "m dim"]:
+    """Root-mean-square normalization, computed in float32 for half precision as PyTorch's kernel does."""
+    return rms_norm(x, weight.shape, weight, epsilon)
+
+
+def attend(
+    queries: Float[Tensor, "m heads dim"],
+    keys: Float[Tensor, "kv_heads n dim"],
+    values: Float[Tensor, "kv_heads n dim"],
+    mask: Tensor | None,
+    scale: float,
+) -> Float[Tensor, "m features"]:
+    """Attention of each row over n slots. mask: broadcastable to [heads, m, n], boolean or additive."""
+    m, heads, _ = queries.shape
+    out = scaled_dot_product_attention(
+        queries.transpose(0, 1)[None],
+        keys[None],
+        values[None],
+        attn_mask=None if mask is None else mask[None],
+        scale=scale,
+        enable_gqa=keys.shape[0] != heads,
+    )
+    return out[0].transpose(0, 1).reshape(m, -1)

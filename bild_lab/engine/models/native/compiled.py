@@ -1,0 +1,186 @@
+"""Steps of fixed shape: compiled once for each number of rows, and on a GPU replayed as one CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import linear
+
+from bild_lab.engine.draft import Tree, as_tree
+from bild_lab.engine.models.native.attention import Rows
+from bild_lab.engine.models.native.cache import KeyValueCache
+from bild_lab.engine.models.native.llama import LlamaDecoder
+from bild_lab.engine.models.native.t5 import Memory, T5Decoder
+
+ROW_COUNTS = (1, 2, 4, 8, 16, 32, 64)  # others are padded up to the next
+LEAST_CAPACITY = 128
+BACKEND = "inductor"
+COMPILED_SHAPES = 256  # of one process; PyTorch's own limit is 8, after which it stops compiling
+
+Outputs = tuple[Float[Tensor, "m vocab"], Float[Tensor, "m dim"]]  # logits, and what the head read
+
+
+@dataclass
+class Step:
+    """One number of rows: its inputs, in memory that stays where it is, and what runs them."""
+
+    tokens: Int[Tensor, " m"]
+    start: Int[Tensor, ""]
+    depth: Int[Tensor, " m"]
+    among: Bool[Tensor, "m m"]
+    run: Callable[[], Outputs]
+    holds_tree: bool = False
+
+
+class Workspace:
+    """A cache and a memory of fixed shape for one sequence at a time, and the steps over them.
+
+    The cache is read whole in every step, slots beyond the sequence masked, so that one compiled
+    program serves every length.
+    """
+
+    @torch.inference_mode()
+    def __init__(
+        self,
+        decoder: LlamaDecoder | T5Decoder,
+        capacity: int,
+        source: int,
+        on_compiled: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._decoder = decoder
+        self._on_compiled = on_compiled
+        layers, heads, dim = decoder.cache_shape
+        weight = decoder.embedding
+        self.cache = KeyValueCache((layers, heads, capacity, dim), weight.dtype, weight.device)
+        self.memory: tuple[Memory, ...] = (decoder.empty_memory(source),) if isinstance(decoder, T5Decoder) else ()
+        self.source = source
+        self._steps: dict[int, Step] = {}
+        if isinstance(decoder, LlamaDecoder):
+            decoder.reach(capacity)
+
+    def fits(self, capacity: int, source: int) -> bool:
+        return self.cache.capacity >= capacity and self.source >= source
+
+    @torch.inference_mode()
+    def remember(self, memory: tuple[Memory, ...]) -> None:
+        """Take over the encoder's output of the sequence that starts now."""
+        for ours, theirs in zip(self.memory, memory, strict=True):
+            count = theirs.keys.shape[2]
+            ours.keys[:, :, :count] = theirs.keys
+            ours.values[:, :, :count] = theirs.values
+            ours.visible.fill_(False)[..., :count] = True
+
+    def takes(self, count: int) -> bool:
+        """Whether a step of so many rows is within the shapes and the capacity."""
+        return count <= ROW_COUNTS[-1] and self.cache.length + padded(count) <= self.cache.capacity
+
+    def step(self, tokens: Int[Tensor, " m"], parents: Tree | Int[Tensor, " m"] | None) -> Outputs:
+        """Run rows behind the cached ones; logits and what the head read stand until the next step."""
+        count = tokens.shape[0]
+        rows = padded(count)
+        if rows not in self._steps:
+            self._steps[rows] = self._compile(rows)
+            self._on_compiled()
+        step = self._steps[rows]
+        step.tokens[:count] = tokens
+        step.start.fill_(self.cache.length)
+        if parents is not None:
+            tree = as_tree(parents)
+            step.depth[:count] = tree.depths
+            step.among[:count, :count] = tree.ancestors
+        elif step.holds_tree:
+            step.depth.copy_(self._chain.depth[:rows])
+            step.among.copy_(self._chain.among[:rows, :rows])
+        step.holds_tree = parents is not None
+        logits, final = step.run()
+        return logits[:count], final[:count]
+
+    @cached_property
+    def _chain(self) -> Step:
+        """Depths and ancestors of a chain of the most rows."""
+        return self._inputs(ROW_COUNTS[-1])
+
+    def _inputs(self, rows: int) -> Step:
+        device = self.cache.keys.device
+        return Step(
+            tokens=torch.zeros(rows, dtype=torch.long, device=device),
+            start=torch.zeros((), dtype=torch.long, device=device),
+            depth=torch.arange(rows, device=device),
+            among=torch.ones(rows, rows, dtype=torch.bool, device=device).tril(),
+            run=lambda: (torch.empty(0), torch.empty(0)),
+        )
+
+    def _compile(self, rows: int) -> Step:
+        step = self._inputs(rows)
+        compiled = torch.compile(forward, dynamic=False, fullgraph=True, backend=BACKEND)
+
+        def run() -> Outputs:
+            return compiled(self._decoder, self.cache, self.memory, step.tokens, step.start, step.depth, step.among)
+
+        step.start.fill_(self.cache.length)
+        with torch._dynamo.config.patch(recompile_limit=COMPILED_SHAPES):
+            run()
+        step.run = run if step.tokens.device.type != "cuda" else captured(run)
+        return step
+
+
+def forward(
+    decoder: LlamaDecoder | T5Decoder,
+    cache: KeyValueCache,
+    memory: tuple[Memory, ...],
+    tokens: Int[Tensor, " m"],
+    start: Int[Tensor, ""],
+    depth: Int[Tensor, " m"],
+    among: Bool[Tensor, "m m"],
+) -> Outputs:
+    """Rows at slots start … start + m − 1; depth and among place them as a chain or a tree."""
+    m = tokens.shape[0]
+    places = torch.arange(cache.capacity, device=tokens.device)
+    positions = start + depth
+    row = places - start  # of the slots that are being filled, which row fills it
+    filled, nearest = (row >= 0) & (row < m), row.clamp(0, m - 1)
+    rows = Rows(
+        start + torch.arange(m, device=tokens.device),
+        cache.capacity,
+        positions,
+        # by lookup: PyTorch 2.13's compiler copies into an expanded mask wrongly
+        visible=torch.where(filled, among[:, nearest], row < 0),
+        key_positions=torch.where(filled, positions[nearest], places),
+    )
+    x = decoder.run(decoder.embed(tokens), rows, cache, *memory, layers=range(len(decoder.layers)))
+    final = decoder.final(x)
+    return linear(final, decoder.head), final
+
+
+def captured(run: Callable[[], Outputs]) -> Callable[[], Outputs]:
+    """The same kernels as one CUDA graph over the same memory."""
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):  # libraries set themselves up at their first calls, which a graph cannot hold
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run()
+
+    def replay() -> Outputs:
+        graph.replay()
+        return out
+
+    return replay
+
+
+def padded(count: int) -> int:
+    """The number of rows that a step of `count` rows is run with."""
+    return next((rows for rows in ROW_COUNTS if rows >= count), count)
+
+
+def roomy(least: int) -> int:
+    """A capacity that few sequences outgrow, from few sizes, as each is compiled anew."""
+    return max(LEAST_CAPACITY, 1 << (least - 1).bit_length())

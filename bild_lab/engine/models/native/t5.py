@@ -1,0 +1,256 @@
+"""T5 v1.0, v1.1 and mT5: an encoder that runs once, and a decoder over the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import gelu, linear, relu, silu
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from bild_lab.engine.models.native.attention import Rows, attend, normalize
+from bild_lab.engine.models.native.cache import KeyValueCache
+
+MODEL_TYPES = ("t5", "mt5")
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": relu,
+    "gelu_new": partial(gelu, approximate="tanh"),
+    "gelu": gelu,
+    "silu": silu,
+}
+
+
+@dataclass(frozen=True)
+class SelfAttention:
+    """Weights of attention within a sequence; query, key and value are one matrix."""
+
+    norm: Float[Tensor, " dim"]
+    qkv: Float[Tensor, "features dim"]
+    out: Float[Tensor, "dim features"]
+
+
+@dataclass(frozen=True)
+class CrossAttention:
+    """Weights of attention to the encoder's output."""
+
+    norm: Float[Tensor, " dim"]
+    query: Float[Tensor, "features dim"]
+    key_value: Float[Tensor, "twice_features dim"]
+    out: Float[Tensor, "dim features"]
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """Weights of a feed-forward block; a gated one has gate and up in one matrix."""
+
+    norm: Float[Tensor, " dim"]
+    inner: Float[Tensor, "hidden dim"]
+    outer: Float[Tensor, "dim hidden"]
+    gated: bool
+
+
+@dataclass(frozen=True)
+class T5Layer:
+    """One decoder layer, or, without `cross`, one encoder layer."""
+
+    own: SelfAttention
+    cross: CrossAttention | None
+    feed_forward: FeedForward
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the decoder knows of the source: cross-attention keys and values of every layer.
+
+    visible: which of the s places hold something; None for all.
+    """
+
+    keys: Float[Tensor, "layers heads s dim"]
+    values: Float[Tensor, "layers heads s dim"]
+    visible: Bool[Tensor, "1 1 s"] | None = None
+
+
+class T5Decoder:
+    """Rows through any range of decoder layers. There is no batch axis: one sequence, [m, dim]."""
+
+    def __init__(self, module: PreTrainedModel) -> None:
+        self.config = config = module.config
+        self.heads, self.head_dim = config.num_heads, config.d_kv
+        self.epsilon = config.layer_norm_epsilon
+        self.activation = ACTIVATIONS[config.dense_act_fn]
+        # T5 v1.0 scales the decoder's output before its head; v1.1 and mT5 do not
+        self.scale = config.d_model**-0.5 if getattr(config, "scale_decoder_outputs", False) else None
+        weights = {name: weight.to(module.dtype) for name, weight in module.state_dict().items()}
+        self.embedding = weights["shared.weight"]
+        self.head = weights["lm_head.weight"]
+        self.final_norm = weights["decoder.final_layer_norm.weight"]
+        self.encoder_norm = weights["encoder.final_layer_norm.weight"]
+        gated = config.is_gated_act
+        self.layers = [t5_layer(weights, f"decoder.block.{i}.", gated) for i in range(config.num_decoder_layers)]
+        self.encoder_layers = [t5_layer(weights, f"encoder.block.{i}.", gated) for i in range(config.num_layers)]
+        self._farthest = config.relative_attention_max_distance  # the bias is constant from there on
+        back = -torch.arange(self._farthest + 1, device=self.embedding.device)
+        around = torch.arange(-self._farthest, self._farthest + 1, device=self.embedding.device)
+        self._bias_by_distance = relative_bias(module.decoder, back, self.embedding.dtype)
+        self._bias_around = relative_bias(module.encoder, around, self.embedding.dtype)
+        self._backward = self._bias_by_distance[:, :0]  # bias of one row over all keys before it, for any position
+        self._cross_key_value = torch.cat([layer.cross.key_value for layer in self.layers])
+
+    @property
+    def cache_shape(self) -> tuple[int, int, int]:
+        """Layers, heads and width of the cache."""
+        return len(self.layers), self.heads, self.head_dim
+
+    def encode(self, tokens: Int[Tensor, " s"]) -> Memory:
+        """Run the encoder once, and every decoder layer's cross-attention keys and values from its output."""
+        x = self.embedding[tokens]
+        count = x.shape[0]
+        place = torch.arange(count, device=x.device)
+        relative = (place - place[:, None]).clamp(-self._farthest, self._farthest)  # key minus query
+        bias = self._bias_around[:, relative + self._farthest]  # [heads, s, s]
+        for layer in self.encoder_layers:
+            queries, keys, values = self._project(x, layer.own)
+            mixed = attend(queries, keys.transpose(0, 1), values.transpose(0, 1), bias, scale=1.0)
+            x = x + linear(mixed, layer.own.out)
+            x = x + self._feed_forward(x, layer.feed_forward)
+        out = normalize(x, self.encoder_norm, self.epsilon)
+        both = linear(out, self._cross_key_value).view(count, len(self.layers), 2, self.heads, self.head_dim)
+        both = both.permute(2, 1, 3, 0, 4).contiguous()  # [2, layers, heads, s, head_dim]
+        return Memory(both[0], both[1])
+
+    def empty_memory(self, source: int) -> Memory:
+        """Room for what `encode` gives of at most so many tokens."""
+        layers, heads, dim = self.cache_shape
+        keys = self.embedding.new_zeros(layers, heads, source, dim)
+        return Memory(keys, keys.clone(), torch.zeros(1, 1, source, dtype=torch.bool, device=keys.device))
+
+    def embed(self, tokens: Int[Tensor, " m"]) -> Float[Tensor, "m dim"]:
+        return self.embedding[tokens]
+
+    def run(
+        self,
+        x: Float[Tensor, "m dim"],
+        rows: Rows,
+        cache: KeyValueCache,
+        memory: Memory,
+        layers: range,
+        hidden: list[Tensor] | None = None,
+    ) -> Float[Tensor, "m dim"]:
+        """Rows through these layers, their keys and values into the cache; `hidden` collects each layer's output."""
+        bias = self._bias(rows)
+        for index in layers:
+            layer = self.layers[index]
+            queries, keys, values = self._project(x, layer.own)
+            cache.write(index, rows.slots, keys, values)
+            mixed = attend(
+                queries, cache.keys[index, :, : rows.stop], cache.values[index, :, : rows.stop], bias, scale=1.0
+            )
+            x = x + linear(mixed, layer.own.out)
+            normed = normalize(x, layer.cross.norm, self.epsilon)
+            queries = linear(normed, layer.cross.query).view(rows.count, self.heads, self.head_dim)
+            mixed = attend(queries, memory.keys[index], memory.values[index], memory.visible, scale=1.0)
+            x = x + linear(mixed, layer.cross.out)
+            x = x + self._feed_forward(x, layer.feed_forward)
+            if hidden is not None:
+                hidden.append(x)
+        return x
+
+    def fill(self, x: Float[Tensor, "m dim"], rows: Rows, cache: KeyValueCache, layers: range) -> None:
+        """Only the keys and values of these layers, from a state of the rows that stands for the input of each."""
+        width = self.heads * self.head_dim
+        for index in layers:
+            own = self.layers[index].own
+            both = linear(normalize(x, own.norm, self.epsilon), own.qkv[width:])
+            keys, values = both.view(rows.count, 2, self.heads, self.head_dim).unbind(1)
+            cache.write(index, rows.slots, keys, values)
+
+    def final(self, x: Float[Tensor, "m dim"]) -> Float[Tensor, "m dim"]:
+        """What the head reads: the last layer's output after the final norm, scaled where T5 v1.0 does."""
+        x = normalize(x, self.final_norm, self.epsilon)
+        return x if self.scale is None else x * self.scale
+
+    def logits(self, x: Float[Tensor, "m dim"]) -> Float[Tensor, "m vocab"]:
+        return linear(self.final(x), self.head)
+
+    def _project(self, x: Tensor, own: SelfAttention) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, [m, heads, head_dim] each."""
+        qkv = linear(normalize(x, own.norm, self.epsilon), own.qkv).view(x.shape[0], 3, self.heads, self.head_dim)
+        return qkv[:, 0], qkv[:, 1], qkv[:, 2]
+
+    def _feed_forward(self, x: Float[Tensor, "m dim"], block: FeedForward) -> Float[Tensor, "m dim"]:
+        inner = linear(normalize(x, block.norm, self.epsilon), block.inner)
+        if not block.gated:
+            return linear(self.activation(inner), block.outer)
+        gate, up = inner.chunk(2, -1)
+        return linear(self.activation(gate) * up, block.outer)
+
+    def _bias(self, rows: Rows) -> Float[Tensor, "heads m keys"]:
+        """Relative position bias of the rows, −inf where a row does not look."""
+        if rows.visible is None:
+            if rows.stop > self._backward.shape[1]:
+                places = torch.arange(max(256, 2 * rows.stop), device=self.embedding.device).flip(0)
+                self._backward = self._bias_by_distance[:, places.clamp(max=self._farthest)]
+            bias = self._backward[:, None, -rows.stop :]
+            # CUDA's attention kernels want the mask's first element aligned, which a slice is not
+            return bias.contiguous() if bias.is_cuda else bias
+        keys = rows.key_positions
+        if keys is None:
+            keys = torch.arange(rows.stop, device=rows.positions.device)
+        distance = (rows.positions[:, None] - keys).clamp(0, self._farthest)
+        return self._bias_by_distance[:, distance].masked_fill(~rows.visible, float("-inf"))
+
+
+def relative_bias(stack: torch.nn.Module, relative: Int[Tensor, " n"], dtype: torch.dtype) -> Float[Tensor, "heads n"]:
+    """The learned bias of a stack by the key's position minus the query's."""
+    attention = stack.block[0].layer[0].SelfAttention
+    buckets = attention._relative_position_bucket(
+        relative,
+        bidirectional=not attention.is_decoder,
+        num_buckets=attention.relative_attention_num_buckets,
+        max_distance=attention.relative_attention_max_distance,
+    )
+    return attention.relative_attention_bias.weight[buckets].T.contiguous().to(dtype)
+
+
+def t5_layer(weights: dict[str, Tensor], prefix: str, gated: bool) -> T5Layer:
+    def attention(part: str, *names: str) -> Tensor:
+        return torch.cat([weights[f"{prefix}{part}.{name}.weight"] for name in names])
+
+    own, cross = "layer.0.SelfAttention", "layer.1.EncDecAttention"
+    crosses = f"{prefix}{cross}.q.weight" in weights
+    last = f"{prefix}layer.{2 if crosses else 1}."
+    inner = ("wi_0", "wi_1") if gated else ("wi",)
+    return T5Layer(
+        own=SelfAttention(
+            norm=weights[f"{prefix}layer.0.layer_norm.weight"],
+            qkv=attention(own, "q", "k", "v"),
+            out=attention(own, "o"),
+        ),
+        cross=CrossAttention(
+            norm=weights[f"{prefix}layer.1.layer_norm.weight"],
+            query=attention(cross, "q"),
+            key_value=attention(cross, "k", "v"),
+            out=attention(cross, "o"),
+        )
+        if crosses
+        else None,
+        feed_forward=FeedForward(
+            norm=weights[f"{last}layer_norm.weight"],
+            inner=torch.cat([weights[f"{last}DenseReluDense.{name}.weight"] for name in inner]),
+            outer=weights[f"{last}DenseReluDense.wo.weight"],
+            gated=gated,
+        ),
+    )
+
+
+def why_not(config: PreTrainedConfig) -> str | None:
+    """Why this configuration cannot run here, or None if it can."""
+    if config.model_type not in MODEL_TYPES:
+        return f"its architecture is {config.model_type}"
+    if config.dense_act_fn not in ACTIVATIONS:
+        return f"its activation is {config.dense_act_fn}"
+    return None

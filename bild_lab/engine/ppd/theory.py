@@ -1,0 +1,105 @@
+"""What predictive pipelined decoding should gain: the closed forms of Yang et al. (2023), section 4.
+
+A target of d `layers` predicts the next token after layer d̄, `exit_layer`, and starts on the `top_k`
+likeliest candidates k while it finishes the current token. One of them is the right one with probability
+`match_rate` (p), independently of all others. Time is counted in layers run one after another, compute in layers
+run by any process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from bild_lab.errors import UserError
+from bild_lab.lab.config import require_whole
+
+
+def expected_latency(tokens: int, layers: int, exit_layer: int, match_rate: float) -> float:
+    """Layer-time units that a text takes: dℓ − (d − d̄)(ℓ − 1)p (Theorem 4.1).
+
+    tokens: ℓ, the length of the text. Raises UserError for values out of range.
+    """
+    require_exit(layers, exit_layer)
+    _require_rate(match_rate)
+    require_whole("tokens", tokens, 1)
+    return layers * tokens - (layers - exit_layer) * (tokens - 1) * match_rate
+
+
+def expected_compute(tokens: int, layers: int, exit_layer: int, match_rate: float, top_k: int) -> float:
+    """Layers that all processes run for a text: the latency, and k(d − d̄)ℓ (Theorem 4.1).
+
+    Raises UserError for values out of range.
+    """
+    require_whole("top_k", top_k, 1)
+    return expected_latency(tokens, layers, exit_layer, match_rate) + top_k * (layers - exit_layer) * tokens
+
+
+def latency_of_runs(runs: Sequence[int], layers: int, exit_layer: int) -> int:
+    """Layer-time units of a text whose runs have these lengths: d̄ℓ + (d − d̄)N (Appendix D; Eq. 1 at d̄ = d/2).
+
+    A run is tokens of which all but the first were predicted. Raises UserError for values out of range.
+    """
+    _require_runs(runs)
+    require_exit(layers, exit_layer)
+    return exit_layer * sum(runs) + (layers - exit_layer) * len(runs)
+
+
+def compute_of_runs(runs: Sequence[int], layers: int, exit_layer: int, top_k: int) -> int:
+    """Layers that all processes run for it: (d̄ + k(d − d̄))ℓ + (d − d̄)N (Eq. 5; Eq. 3 at d̄ = d/2).
+
+    Raises UserError for values out of range.
+    """
+    require_whole("top_k", top_k, 1)
+    return latency_of_runs(runs, layers, exit_layer) + top_k * (layers - exit_layer) * sum(runs)
+
+
+def latency_per_token(layers: int, exit_layer: int, match_rate: float) -> float:
+    """Layer-time units per token of a long text: d − (d − d̄)p, which is Eq. 2 at d̄ = d/2.
+
+    Raises UserError for values out of range.
+    """
+    require_exit(layers, exit_layer)
+    _require_rate(match_rate)
+    return layers - (layers - exit_layer) * match_rate
+
+
+def compute_per_token(layers: int, exit_layer: int, match_rate: float, top_k: int) -> float:
+    """Layers that all processes run per token of a long text; over d at d̄ = d/2 it is Eq. 6.
+
+    Raises UserError for values out of range.
+    """
+    require_whole("top_k", top_k, 1)
+    return latency_per_token(layers, exit_layer, match_rate) + top_k * (layers - exit_layer)
+
+
+def compute_per_time_unit(layers: int, exit_layer: int, match_rate: float, top_k: int) -> float:
+    """How many processes run on average during a long text, which is Eq. 4 at d̄ = d/2.
+
+    Raises UserError for values out of range.
+    """
+    compute = compute_per_token(layers, exit_layer, match_rate, top_k)
+    return compute / latency_per_token(layers, exit_layer, match_rate)
+
+
+def require_exit(layers: int, exit_layer: int) -> None:
+    """Raise UserError unless d/2 <= d̄ <= d: with an earlier exit the candidates would not be done in time."""
+    require_whole("layers", layers, 1)
+    least = math.ceil(layers / 2)
+    if isinstance(exit_layer, bool) or not isinstance(exit_layer, int) or not least <= exit_layer <= layers:
+        raise UserError(
+            f"exit_layer must be a whole number from {least}, half of the {layers} layers, to {layers}, "
+            f"got {exit_layer!r}; candidates run the other layers while the current token finishes"
+        )
+
+
+def _require_rate(match_rate: float) -> None:
+    if isinstance(match_rate, bool) or not isinstance(match_rate, int | float) or not 0 <= match_rate <= 1:
+        raise UserError(f"a match rate must lie in [0, 1], got {match_rate!r}; give matches / predictions")
+
+
+def _require_runs(runs: Sequence[int]) -> None:
+    if not runs:
+        raise UserError("a text has at least one run, got none; give the length of each")
+    for length in runs:
+        require_whole("the length of a run", length, 1)

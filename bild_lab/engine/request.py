@@ -1,0 +1,67 @@
+"""One prompt to be continued, and when its continuation ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from bild_lab.engine.sampling import Sampling
+
+
+@dataclass(frozen=True)
+class Source:
+    """Token ids that a model starts from.
+
+    prompt: what the decoder starts with (the decoder's start token for encoder–decoder models).
+    encoder_ids: [1 s], the encoder's input; None for decoder-only models.
+    """
+
+    prompt: tuple[int, ...]
+    encoder_ids: Int[Tensor, "1 s"] | None = None
+
+    device: torch.device = torch.device("cpu")
+
+    def to(self, device: torch.device) -> Source:
+        ids = None if self.encoder_ids is None else self.encoder_ids.to(device)
+        return Source(self.prompt, ids, device)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Where decoding stops: an end token after the prompt, or the length limit.
+
+    Every method's output passes through `append`, so emitted tokens are counted one way.
+    """
+
+    prompt_length: int
+    max_new_tokens: int
+    end_tokens: frozenset[int] = frozenset()
+
+    def room(self, tokens: Sequence[int]) -> int:
+        """How many more tokens may be emitted."""
+        return self.prompt_length + self.max_new_tokens - len(tokens)
+
+    def reached(self, tokens: Sequence[int]) -> bool:
+        return self.room(tokens) <= 0 or (len(tokens) > self.prompt_length and tokens[-1] in self.end_tokens)
+
+    def append(self, tokens: Sequence[int], new: Sequence[int]) -> list[int]:
+        """The tokens with `new` after them, cut behind the first end token and at the length limit."""
+        new = list(new[: self.room(tokens)])
+        for index, token in enumerate(new):
+            if token in self.end_tokens:
+                return [*tokens, *new[: index + 1]]
+        return [*tokens, *new]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A source, its limits, and how tokens are chosen for it."""
+
+    source: Source
+    limits: Limits
+    sampling: Sampling = field(default_factory=Sampling)
+    generator: torch.Generator | None = None

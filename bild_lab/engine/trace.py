@@ -1,0 +1,175 @@
+"""What happened while one prompt was decoded: the rounds, and in a traced pass their times."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from bild_lab.engine.draft import Draft, Verdict
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from bild_lab.engine.ppd.log import PipelineLog
+
+Span = tuple[str, float, float]  # a stage, and when it began and ended, in seconds since the decoding began
+
+_forwards: ContextVar[list[Forward] | None] = ContextVar("forwards", default=None)
+
+
+@dataclass(frozen=True)
+class Forward:
+    """One pass of a model: through its encoder, or of rows through its decoder.
+
+    config: of the model that ran, one object per model. rows: how many went through. cached: how many the
+    cache held before them. scored: for how many the head ran. source: the encoder's tokens, 0 for decoder-only models.
+    layers: how many decoder layers, None for all. first_layer: how many the rows went through in forwards before.
+    filled_layers: of how many layers behind these only keys and values were computed.
+    """
+
+    config: PreTrainedConfig
+    rows: int
+    cached: int = 0
+    scored: int = 0
+    source: int = 0
+    encoder: bool = False
+    layers: int | None = None
+    first_layer: int = 0
+    filled_layers: int = 0
+
+
+def forward_log() -> list[Forward] | None:
+    """Where a session that starts now records its forwards; None where nobody listens."""
+    return _forwards.get()
+
+
+@contextmanager
+def recorded_to(log: list[Forward]) -> Iterator[None]:
+    """Record the forwards of every session that starts inside."""
+    token = _forwards.set(log)
+    try:
+        yield
+    finally:
+        _forwards.reset(token)
+
+
+@dataclass(frozen=True)
+class Round:
+    """One draft and its verification.
+
+    accepted: how many drafted tokens stand. next_token: the target's own token after them, None
+    where an unverified tail ended the text. confidence: the drafter's largest probability at each
+    of its calls. distance: nats, one per drafted token. exit_layer: behind how many layers a method that
+    exits early took its token. branch: how many tokens the longest branch of a tree has; None for a chain.
+    """
+
+    drafted: tuple[int, ...]
+    accepted: int
+    next_token: int | None
+    fallback: bool
+    draft_calls: int
+    confidence: tuple[float, ...]
+    distance: tuple[float, ...]
+    exit_layer: int | None = None
+    branch: int | None = None
+
+    @property
+    def depth(self) -> int:
+        """How many drafted tokens could have stood."""
+        return len(self.drafted) if self.branch is None else self.branch
+
+    @property
+    def rollback(self) -> bool:
+        """The target replaced a drafted token and dropped what followed it."""
+        return self.next_token is not None and self.accepted < self.depth
+
+
+@dataclass
+class Trace:
+    """The rounds and forwards of one example; its spans cost nothing, so timed runs use it.
+
+    pipeline: what predictive pipelined decoding did, None for other methods.
+    """
+
+    rounds: list[Round] = field(default_factory=list)
+    forwards: list[Forward] = field(default_factory=list)
+    pipeline: PipelineLog | None = None
+
+    def span(self, name: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def step(self, draft: Draft, verdict: Verdict | None) -> None:
+        """Record one round; without a verdict the whole draft stands unverified."""
+        self.rounds.append(
+            Round(
+                drafted=tuple(draft.token_list),
+                accepted=len(draft) if verdict is None else len(verdict.path),
+                next_token=None if verdict is None else verdict.next_token,
+                fallback=draft.fallback,
+                draft_calls=draft.calls,
+                confidence=draft.confidence,
+                distance=() if verdict is None else verdict.distance,
+                branch=None if draft.parents is None else draft.depth,
+            )
+        )
+
+    @property
+    def target_calls(self) -> int:
+        return sum(r.next_token is not None for r in self.rounds)
+
+    @property
+    def draft_calls(self) -> int:
+        return sum(r.draft_calls for r in self.rounds)
+
+    @property
+    def drafted(self) -> int:
+        return sum(len(r.drafted) for r in self.rounds)
+
+    @property
+    def accepted(self) -> int:
+        return sum(r.accepted for r in self.rounds)
+
+    @property
+    def fallbacks(self) -> int:
+        return sum(r.fallback for r in self.rounds)
+
+    @property
+    def rollbacks(self) -> int:
+        return sum(r.rollback for r in self.rounds)
+
+
+@dataclass
+class StageTrace(Trace):
+    """Also times every stage, waiting for the device at each end: for a separate, slower pass.
+
+    started: when the decoding began, on the clock of `time.perf_counter`. spans: every stage in turn, with its start
+    and end in seconds since then.
+    """
+
+    synchronize: Callable[[], None] = lambda: None
+    started: float = field(default_factory=time.perf_counter)
+    spans: list[Span] = field(default_factory=list)
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        self.synchronize()
+        start = self._now()
+        yield
+        self.synchronize()
+        self.spans.append((name, start, self._now()))
+
+    @property
+    def stages_s(self) -> dict[str, float]:
+        """The seconds of each stage, over all its spans."""
+        seconds: dict[str, float] = defaultdict(float)
+        for name, start, end in self.spans:
+            seconds[name] += end - start
+        return seconds
+
+    def _now(self) -> float:
+        return time.perf_counter() - self.started

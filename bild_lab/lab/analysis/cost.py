@@ -1,0 +1,216 @@
+"""Operations and memory traffic of decoding, in closed form from recorded forwards (BiLD §7.3.1, Figure 8).
+
+FLOPs: 2·m·k·n for every product of [m, k] and [k, n]. These are the products with weights, the head for
+the rows that were scored, and in attention Q·Kᵀ and A·V over the whole rectangle of rows and keys, as
+kernels compute it even where a mask hides keys. The encoder's forward includes the cross-attention
+keys and values of all decoder layers, which are computed once. Rows that go through the layers in several
+forwards count in each with its layers, and read the embedding in the first of them; of layers that are only
+filled, the product that gives keys and values counts.
+
+Bytes moved (the paper's memory operations), all values being of one width:
+- every weight matrix once per forward, the head only if rows were scored, of the embedding one row per token;
+- what enters and what leaves every product with weights, where query, key and value are one product and
+  so are gate and up; the keys and values that leave are the write into the cache;
+- attention as one fused kernel: queries in, the cached and the new keys and values in, the mixed values
+  out; scores stay inside.
+
+Not counted in either: biases, normalization, activation functions, residual sums, softmax, rotary and
+relative positions, masks, copies within the cache, and the choice of tokens.
+
+Where rows see a sliding window, each counts with at most so many keys, and of the cache what they see
+together is read. Kernels that mask keys outside a window, and compiled steps that pad rows and cache to
+fixed shapes, compute and read more than is counted here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from transformers import PreTrainedConfig
+
+from bild_lab.engine.models.native import llama, t5
+from bild_lab.engine.trace import Forward
+from bild_lab.errors import UserError
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Operations and memory traffic of one or more forwards."""
+
+    flops: int = 0
+    bytes_moved: int = 0
+
+    @property
+    def intensity(self) -> float | None:
+        """Arithmetic intensity, FLOPs per byte; None where nothing ran."""
+        return self.flops / self.bytes_moved if self.bytes_moved else None
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.flops + other.flops, self.bytes_moved + other.bytes_moved)
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """Weight matrices that rows go through. values: numbers in them; ends: activations in and out, per row."""
+
+    values: int
+    ends: int
+
+    def work(self, rows: int) -> tuple[int, int]:
+        """FLOPs, and values moved."""
+        return 2 * rows * self.values, self.values + rows * self.ends
+
+
+@dataclass(frozen=True)
+class Dimensions:
+    """What a model's cost depends on.
+
+    query_width: of all heads. cache_width: keys and values of one token in one layer. layers: all decoder
+    layers. filling: keys and values of one layer alone. windows: how many keys a row sees at most, and in how many
+    decoder layers. cross_layers: decoder layers that attend to the source. encoder: all encoder layers. memory:
+    from the encoder's output to the cross-attention keys and values of all decoder layers.
+    """
+
+    dim: int
+    query_width: int
+    cache_width: int
+    layers: Matrices
+    filling: Matrices
+    windows: tuple[tuple[float, int], ...]
+    head: Matrices
+    cross_layers: int = 0
+    encoder: Matrices = Matrices(0, 0)
+    encoder_layers: int = 0
+    memory: Matrices = Matrices(0, 0)
+
+    @property
+    def weights(self) -> int:
+        """Numbers in all weight matrices but the embedding."""
+        return self.layers.values + self.head.values + self.encoder.values + self.memory.values
+
+    def work(self, forward: Forward) -> tuple[int, int]:
+        """FLOPs of a forward, and values moved."""
+        parts = self._encoder_work(forward.rows) if forward.encoder else self._decoder_work(forward)
+        embedded = 0 if forward.first_layer else forward.rows
+        return sum(flops for flops, _ in parts), sum(values for _, values in parts) + embedded * self.dim
+
+    def _encoder_work(self, rows: int) -> list[tuple[int, int]]:
+        attention = self._attention_work(self.encoder_layers, rows, rows, rows)
+        return [self.encoder.work(rows), attention, self.memory.work(rows)]
+
+    def _decoder_work(self, forward: Forward) -> list[tuple[int, int]]:
+        rows, source, keys = forward.rows, forward.source, forward.cached + forward.rows
+        parts = [self.layers.work(rows)]
+        for window, layers in self.windows:
+            together = min(keys, window + rows - 1)
+            parts.append(self._attention_work(layers, rows, min(keys, window), together))
+        parts.append(self._attention_work(self.cross_layers, rows, source, source))
+        if forward.layers is not None:  # all are alike, or, where windows differ, taken to be so on average
+            depth = sum(layers for _, layers in self.windows)
+            parts = [(flops * forward.layers // depth, values * forward.layers // depth) for flops, values in parts]
+        parts += [self.filling.work(rows)] * forward.filled_layers
+        if forward.scored:
+            parts.append(self.head.work(forward.scored))
+        return parts
+
+    def _attention_work(self, layers: int, rows: int, seen: int, read: int) -> tuple[int, int]:
+        """Rows that see so many keys each, of which together so many are read."""
+        flops = 4 * rows * seen * self.query_width
+        return layers * flops, layers * (2 * rows * self.query_width + read * self.cache_width)
+
+
+def knows(config: PreTrainedConfig) -> bool:
+    """Whether the cost of this architecture can be told."""
+    return config.model_type in _FAMILIES
+
+
+def dimensions(config: PreTrainedConfig) -> Dimensions:
+    """Raises UserError for an architecture that `knows` does not know."""
+    if not knows(config):
+        raise UserError(
+            f"FLOPs and bytes are known for {', '.join(_FAMILIES)}, got {config.model_type}; "
+            "leave the cost of this model out"
+        )
+    return _FAMILIES[config.model_type](config)
+
+
+def cost(forward: Forward, bytes_per_value: int) -> Cost:
+    """One forward. Raises UserError for an unknown architecture."""
+    return total([forward], bytes_per_value)
+
+
+def total(forwards: Iterable[Forward], bytes_per_value: int) -> Cost:
+    """All forwards, of whichever model. Raises UserError for an unknown architecture."""
+    return sum((each for _, each in by_model(forwards, bytes_per_value)), Cost())
+
+
+def by_model(forwards: Iterable[Forward], bytes_per_value: int) -> list[tuple[PreTrainedConfig, Cost]]:
+    """The forwards of each model apart, the model with most weights first.
+
+    A model is known by its configuration object. Raises UserError for an unknown architecture.
+    """
+    groups: dict[int, list[Forward]] = {}  # by identity: equal configurations may be two models
+    for forward in forwards:
+        groups.setdefault(id(forward.config), []).append(forward)
+    costs = []
+    for group in groups.values():
+        sizes = dimensions(group[0].config)
+        work = [sizes.work(forward) for forward in group]
+        moved = bytes_per_value * sum(values for _, values in work)
+        costs.append((sizes.weights, group[0].config, Cost(sum(flops for flops, _ in work), moved)))
+    costs.sort(key=lambda each: -each[0])
+    return [(config, each) for _, config, each in costs]
+
+
+def _matrices(count: int, *shapes: tuple[int, int]) -> Matrices:
+    """So many times the matrices of these shapes, [inputs, outputs] each."""
+    return Matrices(count * sum(k * n for k, n in shapes), count * sum(k + n for k, n in shapes))
+
+
+def _t5_dimensions(config: PreTrainedConfig) -> Dimensions:
+    dim, width, hidden = config.d_model, config.num_heads * config.d_kv, config.d_ff
+    layers = config.num_decoder_layers
+    own = [(dim, 3 * width), (width, dim)]
+    cross = [(dim, width), (width, dim)]
+    feed_forward = [(dim, 2 * hidden if config.is_gated_act else hidden), (hidden, dim)]
+    return Dimensions(
+        dim=dim,
+        query_width=width,
+        cache_width=2 * width,
+        layers=_matrices(layers, *own, *cross, *feed_forward),
+        filling=_matrices(1, (dim, 2 * width)),
+        windows=((math.inf, layers),),
+        head=_matrices(1, (dim, config.vocab_size)),
+        cross_layers=layers,
+        encoder=_matrices(config.num_layers, *own, *feed_forward),
+        encoder_layers=config.num_layers,
+        memory=_matrices(1, (dim, layers * 2 * width)),
+    )
+
+
+def _llama_dimensions(config: PreTrainedConfig) -> Dimensions:
+    dim, hidden, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
+    head_dim = getattr(config, "head_dim", None) or dim // config.num_attention_heads
+    queries, cached = config.num_attention_heads * head_dim, 2 * config.num_key_value_heads * head_dim
+    return Dimensions(
+        dim=dim,
+        query_width=queries,
+        cache_width=cached,
+        layers=_matrices(layers, (dim, queries + cached), (queries, dim), (dim, 2 * hidden), (hidden, dim)),
+        filling=_matrices(1, (dim, cached)),
+        windows=_windows(config),
+        head=_matrices(1, (dim, config.vocab_size)),
+    )
+
+
+def _windows(config: PreTrainedConfig) -> tuple[tuple[float, int], ...]:
+    window = getattr(config, "sliding_window", None)
+    sliding = math.inf if window is None else window
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    return tuple(Counter(math.inf if kind == "full_attention" else sliding for kind in kinds).items())
+
+
+_FAMILIES = dict.fromkeys(t5.MODEL_TYPES, _t5_dimensions) | dict.fromkeys(llama.MODEL_TYPES, _llama_dimensions)

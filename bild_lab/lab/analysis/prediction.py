@@ -1,0 +1,97 @@
+"""Predicted beside measured: what speculative decoding should gain here, and where the rest goes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bild_lab.engine.theory import walltime_improvement
+from bild_lab.lab.analysis.statistics import acceptance_rate
+from bild_lab.lab.measure.timing import Timed
+
+FIXED = 0.9  # share of drafts of one length from which on a window is fixed
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Speedups over the target alone, from theory to the clock; each step adds one thing that theory leaves out.
+
+    window: tokens per draft, None where drafts end at different lengths. cost_ratio: c, seconds per
+    drafter step over seconds per token of the target alone. theorem: Theorem 3.8 with these, None
+    without a fixed window. rounds: with the tokens and drafter steps per target call that there really
+    were. verify: with the real time of verifying several rows and judging them. host: with the code
+    around. prefill: with the encoder, and the real lengths of both texts. measured: without the waits of
+    the traced pass; the speedup of the timed one on these examples.
+    """
+
+    acceptance_rate: float | None
+    window: int | None
+    cost_ratio: float
+    theorem: float | None
+    rounds: float
+    verify: float
+    host: float
+    prefill: float
+    measured: float
+
+
+def predict(
+    method: Sequence[Timed],
+    baseline: Sequence[Timed],
+    stages_s: Mapping[str, float],
+    end_tokens: frozenset[int] = frozenset(),
+) -> Prediction | None:
+    """The account of the examples that `stages_s` was traced on, timed with method and baseline.
+
+    None where nothing was drafted, or where the baseline is not the target alone.
+    """
+    traces = [one.trace for one in method]
+    calls, drafted = sum(trace.target_calls for trace in traces), sum(trace.drafted for trace in traces)
+    alone = sum(one.trace.target_calls for one in baseline)
+    if not calls or not drafted or not alone or any(one.trace.drafted for one in baseline):
+        return None
+    emitted = sum(len(one.token_ids) for one in method)
+    baseline_s, method_s = total_s(baseline), total_s(method)
+    step_s = (baseline_s - stages_s["prefill"]) / alone  # one token by the target alone
+    if step_s <= 0:  # the machine was so busy that the traced prefill outlasted whole timed texts
+        return None
+    steps = sum(trace.draft_calls for trace in traces) or drafted  # tables have no forwards
+    cost_ratio = stages_s["draft"] / steps / step_s
+    alpha = acceptance_rate([(len(each.drafted), each.accepted) for trace in traces for each in trace.rounds])
+    window = fixed_window(method, end_tokens)
+    drafting = steps / calls * cost_ratio  # of a round, in steps of the target
+    verifying, host = (stages_s[name] / calls / step_s for name in ("verify", "host"))
+    per_round = emitted / calls
+    return Prediction(
+        acceptance_rate=alpha,
+        window=window,
+        cost_ratio=cost_ratio,
+        theorem=None if window is None or alpha is None else walltime_improvement(alpha, window, cost_ratio),
+        rounds=per_round / (drafting + 1),
+        verify=per_round / (drafting + verifying),
+        host=per_round / (drafting + verifying + host),
+        prefill=baseline_s / sum(stages_s.values()),
+        measured=baseline_s / method_s,
+    )
+
+
+def total_s(timed: Sequence[Timed]) -> float:
+    """Seconds of all examples, each with the median of its repeats."""
+    return float(sum(np.median(one.latency_s) for one in timed))
+
+
+def fixed_window(timed: Sequence[Timed], end_tokens: frozenset[int] = frozenset()) -> int | None:
+    """How many tokens every draft has, None where they differ.
+
+    Drafts that the end of a text cut short do not count: the last of each text, and those that end in
+    an end token.
+    """
+    drafts = [each.drafted for one in timed for each in one.trace.rounds[:-1]]
+    lengths = Counter(len(draft) for draft in drafts if not draft or draft[-1] not in end_tokens)
+    if not lengths:
+        return None
+    length, count = lengths.most_common(1)[0]
+    return length if length and count >= FIXED * lengths.total() else None

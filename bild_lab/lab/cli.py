@@ -1,0 +1,214 @@
+"""What every entrypoint shares: one clear message for bad input, and Hydra's errors in plain words."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn
+
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
+from rich.logging import RichHandler
+
+from bild_lab.errors import UserError
+from bild_lab.lab.glossary import terms_text
+
+BAD_INPUT, INTERRUPTED = 2, 130
+console = Console(stderr=True, soft_wrap=True, highlight=False)
+output = Console(soft_wrap=True, highlight=False)
+FREE_TEXT = (
+    "dataset.prompt_template",
+    "dataset.path",
+    "comparison.path",
+    "calibration",
+    "model.path",
+    "model.tokenizer",
+    "unaligned.path",
+    "pair.target",
+    "pair.draft",
+    "pair.second_draft",
+    "policy.heads",
+    "policy.table",
+)
+SECRET_NAME = re.compile(r"(?i)(token|secret|password|passwd|api_?key|credentials?)$")
+SECRET_VALUE = re.compile(r"\bhf_[A-Za-z0-9]{16,}")  # how a token of the hub looks
+
+
+def run_application(main: Callable[[], Any], config_name: str = "config") -> NoReturn:
+    """Run a Hydra application and exit with its code; bad input ends in one message and no traceback.
+
+    config_name: of the application's own configuration, whose keys are suggested for misspelt ones.
+    """
+    OmegaConf.register_new_resolver("terms", terms_text, replace=True)  # for --help, in conf/config.yaml
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its exceptions on instead of printing them
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console)])
+    logging.captureWarnings(True)
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its notes on our own calls are not the user's
+    multirun = [word for word in sys.argv[1:] if word in ("-m", "--multirun")]  # Hydra wants it in front
+    sys.argv[1:] = [*multirun[:1], *(quoted(word) for word in sys.argv[1:] if word not in multirun)]
+    try:
+        require_no_secrets(sys.argv[1:])
+        main()
+        sys.stdout.flush()
+    except (UserError, HydraException, OmegaConfBaseException) as error:
+        refuse(error, config_name)
+    except BrokenPipeError:  # `--help | head`: who read has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except Exception as error:
+        if not composing(error):
+            raise
+        refuse(error, config_name)
+    except KeyboardInterrupt:
+        console.print("[bold]stopped[/bold]; finished points are kept, the same command runs the rest")
+        sys.exit(INTERRUPTED)
+    sys.exit(0)
+
+
+def quoted(word: str) -> str:
+    """An override whose value is free text, with the quotes that Hydra's grammar wants and a shell takes away.
+
+    `dataset.prompt_template=German: {source}` would not parse. Values that are quoted already, and
+    lists of paths to sweep over, stay as they are.
+    """
+    key, equals, value = word.partition("=")
+    if not equals or key not in FREE_TEXT or re.fullmatch(r"[\w./~:-]*", value) or value[:1] in "'\"":
+        return word
+    if key != "dataset.prompt_template" and "," in value:
+        return word
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"{key}='{escaped}'"
+
+
+def require_no_secrets(words: list[str]) -> None:
+    """Raise UserError for a word with a token, a key or a password in it: overrides are saved beside the results."""
+    known = {value for name, value in os.environ.items() if SECRET_NAME.search(name) and len(value) >= 8}
+    for word in words:
+        key, _, value = word.partition("=")
+        copied = any(SECRET_NAME.search(name) for name in re.findall(r"oc\.env:\s*['\"]?(\w+)", value))
+        given = SECRET_NAME.search(key) and value not in ("", "null")
+        if copied or given or SECRET_VALUE.search(word) or any(secret in word for secret in known):
+            named_key = key.lstrip("+~") if "=" in word else "a word of the command line"
+            raise UserError(
+                f"{named_key} would save a secret with the results; leave it out and give it to the process "
+                "alone: `export HF_TOKEN=…` or `hf auth login`, `export WANDB_API_KEY=…` or `wandb login`"
+            )
+
+
+def composing(error: BaseException) -> bool:
+    """Whether Hydra itself choked on what it was given, rather than what runs inside it."""
+    names = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    packages = [name.partition(".")[0] for name in names]
+    last = next((name for name in reversed(packages) if name not in sys.stdlib_module_names), "")
+    return last in ("hydra", "omegaconf", "antlr4")
+
+
+def with_words(words: list[str], key: str) -> list[str]:
+    """The command line with its plain words as the list `key`; overrides and options stay as they are."""
+    before = ["", *words]  # the word before each: `--cfg job` is an option and its value
+    plain = ["=" not in word and word[:1] != "-" and last[:1] != "-" for last, word in zip(before, words, strict=False)]
+    listed = [word for word, is_plain in zip(words, plain, strict=True) if is_plain]
+    others = [word for word, is_plain in zip(words, plain, strict=True) if not is_plain]
+    values = ",".join("'" + word.replace("\\", "\\\\").replace("'", "\\'") + "'" for word in listed)
+    return [*others, f"{key}=[{values}]"] if listed else others
+
+
+def refuse(error: BaseException, config_name: str = "config") -> NoReturn:
+    """Say what is wrong with the input and exit with code 2."""
+    console.print(f"[bold red]error[/bold red]: {escape(plain_message(error, config_name))}")
+    sys.exit(BAD_INPUT)
+
+
+@contextmanager
+def refusing(config_name: str = "config") -> Iterator[None]:
+    """Refuse bad input that the block finds; of several processes that train together, one speaks for all.
+
+    The block is what Hydra calls, as Hydra puts a line of its own before an error that passes through it.
+    """
+    if os.environ.get("RANK", "0") != "0":
+        console.quiet = output.quiet = True
+    try:
+        yield
+    except UserError as error:
+        refuse(error, config_name)
+
+
+def plain_message(error: BaseException, config_name: str = "config") -> str:
+    """The error in words a user can act on. config_name: of the configuration whose keys are suggested."""
+    if isinstance(error, UserError):
+        return str(error)
+    causes = [error]
+    while (cause := causes[-1].__cause__) is not None:
+        causes.append(cause)
+    text = "\n".join(str(each) for each in causes)
+    if match := re.search(r"Could not override '([^']+)'", text):
+        return unknown_key(match[1], config_name)
+    if match := re.search(r"Could not find '([^']+)'", text):
+        options = re.findall(r"^\t(\S+)$", text, flags=re.MULTILINE)
+        return unknown_choice(match[1], options)
+    return " ".join(line.strip() for line in str(error).splitlines() if line.strip() and "full_key" not in line)
+
+
+def unknown_key(key: str, config_name: str) -> str:
+    """A message about a configuration key that does not exist, with the nearest that does."""
+    known = known_keys(config_name)
+    if key in known:
+        return f"not every chosen configuration has the key {key}; sweep policies with different knobs one by one"
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    meant = f"; did you mean {near[0]}?" if near else ""
+    return f"there is no configuration key {key}{meant} `python {sys.argv[0]} --cfg job` lists them all"
+
+
+def unknown_choice(choice: str, options: list[str]) -> str:
+    """A message about a file that its config group does not have."""
+    from bild_lab.lab.config import config_dir
+
+    group, _, name = choice.rpartition("/")
+    folder = config_dir() / group
+    if group and not folder.is_dir() and "/" in group:  # a folder of the group, such as experiment/bild_fig4
+        group, _, rest = group.partition("/")
+        name, folder = f"{rest}/{name}", config_dir() / group
+        files = (file.relative_to(folder) for file in folder.rglob("*.yaml"))
+        options = sorted(file.with_suffix("").as_posix() for file in files) or options
+    elif "/" in group:
+        options = sorted(file.stem for file in folder.glob("*.yaml"))
+    near = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
+    meant = f"; did you mean {near[0]}?" if near else ""
+    known = f" {group or 'the configuration'} can be {', '.join(options)}" if options else ""
+    return f"there is no {group or 'config'} {name!r}{meant}{known}"
+
+
+def known_keys(config_name: str) -> list[str]:
+    """Every key of the configuration with the chosen policy, dataset and so on, dotted."""
+    from omegaconf import DictConfig
+
+    from bild_lab.lab.config import compose_config
+
+    config = compose_config([], config_name)
+    # of several policies to sweep over, the first
+    chosen = [match for word in sys.argv[1:] if (match := re.match(r"(\w+)=\w+", word))]
+    groups = [match[0] for match in chosen if OmegaConf.is_dict(config.get(match[1]))]
+    with suppress(HydraException):  # a choice that does not exist either
+        config = compose_config(groups, config_name)
+
+    def walk(node: DictConfig, prefix: str) -> list[str]:
+        keys = []
+        for name in node:
+            keys.append(f"{prefix}{name}")
+            if OmegaConf.is_dict(node._get_node(name)):
+                keys += walk(node._get_node(name), f"{prefix}{name}.")
+        return keys
+
+    return walk(config, "")
+
+
+def escape(text: str) -> str:
+    """Square brackets as text, not as markup."""
+    return text.replace("[", r"\[")

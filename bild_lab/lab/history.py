@@ -1,0 +1,58 @@
+"""The history of later turns: the target's own answers to the turns before, the same text for method and baseline.
+
+It is decided before anything is timed and shared by all points of a sweep, so that a token in which two policies
+differ never changes what they are asked next.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bild_lab.errors import UserError
+from bild_lab.files import write_atomically
+from bild_lab.lab.data.conversations import Example, answered, continued
+from bild_lab.lab.load import Decoder
+from bild_lab.lab.results.records import point_hash
+
+# what decides the target's own greedy answers, of a point's setting
+DECIDING = ("weights", "data", "engine", "dtype", "compile", "device", "hardware", "code")
+
+
+def with_history(
+    examples: tuple[Example, ...], vanilla: Decoder, setting: dict[str, Any], max_new_tokens: int, folder: Path
+) -> tuple[Example, ...]:
+    """The examples with whole prompts: later turns follow on the greedy answers of `vanilla`.
+
+    The answers are made once and kept in `folder`, under a name that says what decided them.
+    """
+    if not any(example.continues for example in examples):
+        return examples
+    key = point_hash({**{name: setting[name] for name in DECIDING}, "max_new_tokens": max_new_tokens})
+    file = folder / f"{key}.json"
+    if not file.is_file():
+        answers = greedy_history(examples, vanilla, max_new_tokens)
+        content = json.dumps({"target": setting["target"], "answers": answers}, indent=2, ensure_ascii=False)
+        write_atomically(file, content.encode() + b"\n")
+    return answered(examples, _read(file))
+
+
+def greedy_history(examples: Sequence[Example], vanilla: Decoder, max_new_tokens: int) -> dict[str, str]:
+    """The decoder's greedy answers, by turn, to every turn that another continues."""
+    wanted = {example.continues.id for example in examples if example.continues}
+    whole: dict[str, Example] = {}
+    answers: dict[str, str] = {}
+    for example in examples:
+        whole[example.id] = continued(example, whole, answers)
+        if example.id in wanted:
+            answers[example.id] = vanilla.generate(whole[example.id].prompt, max_new_tokens).text
+    return answers
+
+
+def _read(file: Path) -> dict[str, str]:
+    try:
+        return json.loads(file.read_text())["answers"]
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"cannot read the conversations' history in {file}: {error}; remove it") from error

@@ -1,0 +1,200 @@
+"""Decoding from Python: `bild_lab.load(...)` and `decoder.generate(...)`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+
+from bild_lab.engine.decode import Method, Prepares
+from bild_lab.engine.models.checkpoint import Checkpoint, require_same_vocabulary, resolve_device, resolve_dtype
+from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.models.native import NativeModel, why_not_native
+from bild_lab.engine.models.placement import Placement
+from bild_lab.engine.request import Limits, Request
+from bild_lab.engine.sampling import Sampling
+from bild_lab.engine.trace import StageTrace, Trace
+from bild_lab.errors import UserError
+from bild_lab.lab.build import build_method
+from bild_lab.lab.config import compose_policy, require_whole
+
+ENGINES = ("auto", "native", "hf")
+ON_ONE_DEVICE = Placement()
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One continuation. token_ids: as emitted, the end token included; text: without special tokens."""
+
+    text: str
+    token_ids: list[int]
+    trace: Trace
+    latency_s: float
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A target model and a method that decodes with it."""
+
+    target: HuggingFaceModel
+    method: Method
+    models: tuple[HuggingFaceModel, ...]  # the target, then what the method drafts with
+
+    def load_weights(self) -> None:
+        """Read the weights now rather than at the first decoding."""
+        for model in self.models:
+            if self.method.engine == model.engine:
+                model.load()
+            else:  # a peer runs the modules of Transformers, whatever engine our own loop has
+                _ = model.module
+
+    def request(
+        self,
+        prompt: str,
+        max_new_tokens: int,
+        sampling: Sampling | None = None,
+        seed: int = 0,
+        max_source_tokens: int | None = None,
+    ) -> Request:
+        """Tokenize a prompt and set its limits and sampling."""
+        require_whole("max_new_tokens", max_new_tokens, 1)
+        sampling = sampling or Sampling()
+        source = self.target.source(prompt, max_source_tokens)
+        limits = Limits(len(source.prompt), max_new_tokens, self.target.checkpoint.end_tokens)
+        generator = None if sampling.greedy else torch.Generator(self.target.device).manual_seed(seed)
+        return Request(source, limits, sampling, generator)
+
+    def generate(
+        self,
+        prompt: str,
+        max_new_tokens: int = 128,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+    ) -> Generation:
+        """Continue (or, encoder–decoder, translate) one prompt; the trace holds every round and its stages."""
+        request = self.request(prompt, max_new_tokens, Sampling(temperature, top_k, top_p), seed)
+        self.load_weights()
+        if isinstance(self.method, Prepares):
+            self.method.prepare(request)
+        trace = StageTrace(synchronize=self.synchronize)
+        started = time.perf_counter()
+        tokens = self.method.decode(request, trace)
+        self.synchronize()
+        emitted = tokens[request.limits.prompt_length :]
+        return Generation(self.text(emitted), emitted, trace, time.perf_counter() - started)
+
+    def text(self, token_ids: list[int]) -> str:
+        return self.target.checkpoint.tokenizer.decode(token_ids, skip_special_tokens=True).strip()
+
+    def pieces(self, token_ids: Iterable[int]) -> dict[int, str]:
+        """What each token adds to a text, its leading space too; special tokens by their name."""
+        tokenizer = self.target.checkpoint.tokenizer
+        special = set(tokenizer.all_special_ids)
+        anchor = tokenizer.encode("a", add_special_tokens=False)[-1]  # alone, a token would lose its leading space
+        before = tokenizer.decode([anchor])
+        return {
+            token: tokenizer.convert_ids_to_tokens(token)
+            if token in special
+            else tokenizer.decode([anchor, token])[len(before) :]
+            for token in token_ids
+        }
+
+    def synchronize(self) -> None:
+        """Wait until the target's device has done what it was asked."""
+        self.target.synchronize()
+
+
+def load(
+    target: str,
+    draft: str | None = None,
+    policy: str | DictConfig = "bild",
+    dtype: str = "float32",
+    device: str = "auto",
+    engine: str = "auto",
+    target_revision: str | None = None,
+    draft_revision: str | None = None,
+    second_draft: str | None = None,
+    second_draft_revision: str | None = None,
+    compile: bool = False,
+    trust_remote_code: bool = False,
+    device_map: str | None = None,
+    tensor_parallel: bool = False,
+    **knobs: Any,
+) -> Decoder:
+    """A decoder for a pair of checkpoints.
+
+    target, draft, second_draft: a folder, a hub id, or toy:large and toy:small. policy: a name in conf/policy, its
+    knobs as keywords (`fallback=0.6`), or a composed policy. engine: native, hf, or auto, which is
+    native where the architecture is known. compile: native steps go through torch.compile, on a GPU
+    as CUDA graphs; their first use takes seconds each. trust_remote_code: run Python code that checkpoints bring along.
+    device_map, tensor_parallel: how the target is spread over devices (`Placement`); the pair then runs on hf.
+    Weights load at the first decoding and are shared by later
+    decoders. Raises UserError where the parts do not fit together.
+    """
+    if knobs and not isinstance(policy, str):
+        raise UserError(f"knobs go with a policy's name; set {', '.join(knobs)} in the composed policy instead")
+    node = compose_policy(policy, knobs) if isinstance(policy, str) else policy
+    placement = Placement(device_map, tensor_parallel)
+    where, precision = str(placement.home(resolve_device(device))), resolve_dtype(dtype)
+    engine = "hf" if placement.spread and engine == "auto" else engine  # one for the pair
+    target_model = load_model(target, target_revision, where, precision, engine, compile, trust_remote_code, placement)
+    drafts: list[HuggingFaceModel] = []
+
+    def loading(key: str, path: str | None, revision: str | None) -> Callable[[], HuggingFaceModel]:
+        def load_draft() -> HuggingFaceModel:
+            if path is None:
+                raise UserError(f"policy {node.name} drafts with a small model; give one with pair.{key} ({key}=)")
+            model = load_model(path, revision, where, precision, engine, compile, trust_remote_code, ON_ONE_DEVICE)
+            drafts.append(model)
+            return model
+
+        return load_draft
+
+    models = {
+        "target": lambda: target_model,
+        "draft": loading("draft", draft, draft_revision),
+        "second_draft": loading("second_draft", second_draft, second_draft_revision),
+    }
+    method = build_method(node, models)
+    for model in drafts:
+        require_same_vocabulary(target_model.checkpoint, model.checkpoint)
+    return Decoder(target_model, method, (target_model, *drafts))
+
+
+@lru_cache(maxsize=4)
+def load_model(
+    path: str,
+    revision: str | None,
+    device: str,
+    dtype: torch.dtype,
+    engine: str,
+    compile: bool = False,
+    trust_remote_code: bool = False,
+    placement: Placement = ON_ONE_DEVICE,
+) -> HuggingFaceModel:
+    """A model, shared by all decoders of the process.
+
+    Raises UserError for an unknown engine, where what asks for the native engine cannot have it, and for a model
+    that cannot be placed so.
+    """
+    if engine not in ENGINES:
+        raise UserError(f"runtime.engine must be one of {', '.join(ENGINES)}, got {engine!r}")
+    checkpoint = Checkpoint(path, revision, trust_remote_code)
+    if engine == "native" and placement.spread:
+        raise UserError("a target that is spread over devices runs on hf; set runtime.engine=hf or auto")
+    reason = None if engine == "hf" else why_not_native(checkpoint.config, dtype)
+    if engine == "native" and reason is not None:
+        raise UserError(f"{path} cannot run natively, as {reason}; set runtime.engine=hf or auto")
+    where = torch.device(device)
+    if engine != "hf" and reason is None:
+        return NativeModel(checkpoint, where, dtype, compile)
+    if compile:
+        raise UserError(f"only the native engine compiles, and {path} runs on hf; set runtime.compile=false")
+    return placement.model(checkpoint, where, dtype)

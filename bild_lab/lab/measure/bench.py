@@ -1,0 +1,276 @@
+"""The benchmark: our loop against Transformers' own on shapes that people use, everything interleaved in one run."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    GenerationConfig,
+    LlamaConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    T5Config,
+)
+from transformers.initialization import no_init_weights
+
+from bild_lab.engine.acceptance import ExactMatch, SpeculativeSampling
+from bild_lab.engine.decode import DraftThenVerify, Method
+from bild_lab.engine.drafters import ModelDrafter, NoDraft
+from bild_lab.engine.hf_generation import HuggingFaceAssisted, HuggingFaceGenerate
+from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.models.native import NativeModel
+from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.trace import Trace
+from bild_lab.lab.measure.timing import no_garbage_collection
+
+WINDOW = 5
+ASSISTED = ("hf_assisted_workaround", "hf_assisted")  # the better one first
+QUERY_LENGTHS = (1, 2, 4, 8, 16, 32)
+CONTEXTS = (64, 256, 1024, 2048)
+
+
+def t5(dim: int, layers: int, heads: int, hidden: int) -> T5Config:
+    return T5Config(
+        d_model=dim,
+        num_layers=layers,
+        num_decoder_layers=layers,
+        num_heads=heads,
+        d_ff=hidden,
+        decoder_start_token_id=0,
+    )
+
+
+def llama(layers: int) -> LlamaConfig:
+    return LlamaConfig(
+        hidden_size=768,
+        intermediate_size=2048,
+        num_hidden_layers=layers,
+        num_attention_heads=12,
+        vocab_size=32000,
+        tie_word_embeddings=True,
+        max_position_embeddings=4096,
+    )
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A target of published dimensions, the drafter that goes with it, and how many tokens a run decodes.
+
+    Names in `drafter` are other shapes. Weights are random: speed does not depend on their values.
+    """
+
+    config: Callable[[], PreTrainedConfig]
+    drafter: str | None
+    new_tokens: int
+
+
+SHAPES = {
+    "t5_small": Shape(lambda: t5(512, 6, 8, 2048), None, 48),
+    "t5_large": Shape(lambda: t5(1024, 24, 16, 4096), "t5_small", 18),
+    "llama_2": Shape(lambda: llama(2), None, 48),
+    "llama_12": Shape(lambda: llama(12), "llama_2", 24),
+}
+
+
+@dataclass(frozen=True)
+class SyntheticCheckpoint(Checkpoint):
+    """Random weights of a configuration, in memory, behind the interface of a checkpoint."""
+
+    shape: PreTrainedConfig = field(default_factory=T5Config)
+
+    @cached_property
+    def config(self) -> PreTrainedConfig:
+        return self.shape
+
+    @cached_property
+    def generation(self) -> GenerationConfig:
+        return GenerationConfig(pad_token_id=0, decoder_start_token_id=0)
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        return frozenset()  # every run decodes to its length limit
+
+    def weights(self, dtype: torch.dtype) -> PreTrainedModel:
+        auto = AutoModelForSeq2SeqLM if self.encoder_decoder else AutoModelForCausalLM
+        with no_init_weights():
+            model = auto.from_config(self.shape, dtype=dtype)
+        model.tie_weights()  # which initialization would have done
+        block = torch.randn(1 << 20, generator=torch.Generator().manual_seed(0))
+        for name, weight in model.named_parameters():
+            flat = weight.data.view(-1)
+            if "norm" in name:
+                flat.fill_(1.0)
+                continue
+            # faint layers under tied embeddings repeat the last token, so that every draft is accepted
+            scale = 1.0 if "embed" in name or "shared" in name else 0.002
+            for start in range(0, flat.numel(), block.numel()):  # one block again and again: values do not matter
+                part = flat[start : start + block.numel()]
+                part.copy_(block[: part.numel()] * scale)
+        return model.eval()
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One shape's arms, ready to run."""
+
+    shape: str
+    native: NativeModel
+    request: Request
+    methods: dict[str, Method]
+
+
+def prepare(
+    shape: str,
+    native: NativeModel,
+    hf: HuggingFaceModel,
+    drafts: tuple[NativeModel, HuggingFaceModel] | None,
+    request: Request,
+) -> Bench:
+    """The arms of a shape; those that draft are left out where it has no drafter."""
+    methods: dict[str, Method] = {
+        "hf_generate": HuggingFaceGenerate(hf),
+        "hf_loop": DraftThenVerify(hf, NoDraft(hf), ExactMatch()),
+        "native": DraftThenVerify(native, NoDraft(native), ExactMatch()),
+        "native_compiled": DraftThenVerify(compiled := native.as_compiled(), NoDraft(compiled), ExactMatch()),
+    }
+    if drafts is not None:
+        native_draft, hf_draft = drafts
+        methods["hf_assisted"] = HuggingFaceAssisted(hf, hf_draft, window=WINDOW)
+        if hf.encoder_decoder:
+            methods["hf_assisted_workaround"] = HuggingFaceAssisted(hf, hf_draft, decoder_mask=True, window=WINDOW)
+        drafter = ModelDrafter(native_draft, WINDOW)
+        methods["native_speculative"] = DraftThenVerify(native, drafter, SpeculativeSampling())
+    return Bench(shape, native, request, methods)
+
+
+def synthetic_benches(device: torch.device, dtype: torch.dtype) -> Iterator[Bench]:
+    """Every synthetic shape in turn; the one before is dropped, as the large ones fill gigabytes."""
+    models: dict[str, tuple[NativeModel, HuggingFaceModel]] = {}
+    for name, shape in SHAPES.items():
+        checkpoint = SyntheticCheckpoint(name, shape=shape.config())
+        models[name] = (NativeModel(checkpoint, device, dtype), HuggingFaceModel(checkpoint, device, dtype))
+        drafts = None if shape.drafter is None else models[shape.drafter]
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randint(3, 1000, (1, 24), generator=generator)
+        source = Source((0,), ids) if checkpoint.encoder_decoder else Source(tuple(ids[0].tolist()))
+        request = Request(source.to(device), Limits(len(source.prompt), shape.new_tokens))
+        yield prepare(name, *models[name], drafts, request)
+        if shape.drafter is not None:
+            models.clear()
+
+
+def run(bench: Bench, repeats: int, synchronize: Callable[[], None]) -> list[dict[str, Any]]:
+    """One row per arm: median milliseconds a token and their range, beside `generate` and the bandwidth floor.
+
+    Arms and the bare matrix products take turns; a ratio is the median of the rounds' ratios.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in bench.methods}
+    tokens: dict[str, int] = {}
+    floors: list[float] = []
+    matrices = [weight for _, weight in decoder_matrices(bench.native)]
+    for method in bench.methods.values():  # warm-up, which also compiles
+        method.decode(bench.request, Trace())
+    with no_garbage_collection():
+        for _ in range(repeats):
+            floors.append(bare_products_s(matrices, synchronize))
+            for name, method in bench.methods.items():
+                synchronize()
+                started = time.perf_counter()
+                out = method.decode(bench.request, Trace())
+                synchronize()
+                seconds[name].append(time.perf_counter() - started)
+                tokens[name] = len(out) - bench.request.limits.prompt_length
+    rows = []
+    for name, times in seconds.items():
+        per_token = [1000 * one / tokens[name] for one in times]
+        pairs = list(zip(seconds["hf_generate"], times, floors, strict=True))
+        share = statistics.median(1000 * floor / one for floor, one in zip(floors, per_token, strict=True))
+        assisted = next((seconds[arm] for arm in ASSISTED if arm in seconds), None)
+        rows.append(
+            {
+                "shape": bench.shape,
+                "arm": name,
+                "ms_per_token": statistics.median(per_token),
+                "ms_low": min(per_token),
+                "ms_high": max(per_token),
+                "ratio_to_generate": statistics.median(generate / one for generate, one, _ in pairs),
+                # of a speculative arm the share may exceed 1: it reads the weights less than once a token
+                "bandwidth_share": share,
+                # the arm that users would run instead, with the same pair and window
+                "ratio_to_assisted": None
+                if assisted is None
+                else statistics.median(one / other for one, other in zip(assisted, times, strict=True)),
+                "tokens_per_target_call": tokens_per_call(bench, name),
+            }
+        )
+    return rows
+
+
+def tokens_per_call(bench: Bench, arm: str) -> float | None:
+    """How many tokens a target forward gave; None for the loops of Transformers."""
+    trace = Trace()
+    out = bench.methods[arm].decode(bench.request, trace)
+    emitted = len(out) - bench.request.limits.prompt_length
+    return emitted / trace.target_calls if trace.target_calls else None
+
+
+def decoder_matrices(model: NativeModel) -> Iterator[tuple[str, Tensor]]:
+    """Every matrix that decoding one token multiplies with."""
+    decoder = model.decoder
+    for index, layer in enumerate(decoder.layers):
+        parts = [layer] if not model.encoder_decoder else [layer.own, layer.cross, layer.feed_forward]
+        for part in parts:
+            for name, weight in vars(part).items():
+                # cross-attention keys and values are made once, from the encoder's output
+                if isinstance(weight, Tensor) and weight.ndim == 2 and name != "key_value":
+                    yield f"{index}.{name}", weight
+    yield "head", decoder.head
+
+
+@torch.inference_mode()
+def bare_products_s(matrices: list[Tensor], synchronize: Callable[[], None]) -> float:
+    """Seconds for one row through every matrix and nothing else: what reading the weights costs."""
+    rows = [torch.ones(1, matrix.shape[1], dtype=matrix.dtype, device=matrix.device) for matrix in matrices]
+    times = []
+    for _ in range(5):
+        synchronize()
+        started = time.perf_counter()
+        for row, matrix in zip(rows, matrices, strict=True):
+            linear(row, matrix)
+        synchronize()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times)
+
+
+@torch.inference_mode()
+def forward_costs(bench: Bench, synchronize: Callable[[], None]) -> list[dict[str, Any]]:
+    """Median milliseconds of a native forward by query length, and of one row by context length."""
+    rows = []
+    for kind, lengths in (("query", QUERY_LENGTHS), ("context", CONTEXTS)):
+        for length in lengths:
+            session = bench.native.start(bench.request.source, max(CONTEXTS) + max(QUERY_LENGTHS))
+            filled = 64 if kind == "query" else length
+            while session.length < filled:
+                session.extend([5] * min(256, filled - session.length), scored=1)
+            base, fed = session.length, [5] * (length if kind == "query" else 1)
+            times = []
+            for _ in range(8):
+                synchronize()
+                started = time.perf_counter()
+                session.extend(fed)
+                synchronize()
+                times.append(1000 * (time.perf_counter() - started))
+                session.rollback(base)
+            rows.append({"shape": bench.shape, "by": kind, "length": length, "ms": statistics.median(times[2:])})
+    return rows

@@ -1,0 +1,80 @@
+"""A certificate of losslessness: where a method's text leaves the target's own, and whether a tie explains it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from bild_lab.engine.request import Request
+from bild_lab.engine.sampling import precise
+from bild_lab.engine.session import Model
+
+EQUAL, TIE, DEFECT = "equal", "numerical tie", "defect"
+SLACK = 4  # times the numerical noise that a tie may span
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """One example's verdict.
+
+    position: of the first token that differs, None where none does. token, target_token: the method's
+    and the target's own there, None for a text that had ended. gap: how much less the target thinks of
+    the method's token, in nats. margin: between the target's two likeliest tokens there, in nats. noise:
+    how far the target's scores of the two tokens move between feeding the text at once and one by one,
+    and at least their rounding, in nats.
+    """
+
+    verdict: str
+    position: int | None = None
+    token: int | None = None
+    target_token: int | None = None
+    gap: float | None = None
+    margin: float | None = None
+    noise: float | None = None
+
+
+@torch.inference_mode()
+def certify(target: Model, request: Request, tokens: Sequence[int], own: Sequence[int]) -> Certificate:
+    """Compare emitted tokens with the target's own, both decoded greedily.
+
+    A difference is a numerical tie if the target scores both tokens alike, within a few times its
+    numerical noise there; otherwise it is a defect, which a method that changes outputs on purpose has too.
+    """
+    if list(tokens) == list(own):
+        return Certificate(EQUAL)
+    shared = zip(tokens, own, strict=False)
+    position = next((at for at, (one, other) in enumerate(shared) if one != other), min(len(tokens), len(own)))
+    token, target_token = (text[position] if position < len(text) else None for text in (tokens, own))
+    if token is None or target_token is None:  # one text goes on where the other has ended
+        return Certificate(DEFECT, position, token, target_token)
+    at_once, one_by_one = (scores(target, request, own[:position], step) for step in (len(own), 1))
+    pair = torch.tensor([token, target_token], device=at_once.device)
+    rounding = torch.finfo(target_dtype(target)).eps * float(at_once[pair].abs().max())
+    noise = max(rounding, float((at_once - one_by_one)[pair].abs().max()))
+    gap = float(one_by_one[target_token] - one_by_one[token])
+    best, second = one_by_one.topk(2).values.tolist()
+    verdict = TIE if best - float(one_by_one[pair].min()) <= SLACK * noise else DEFECT
+    return Certificate(verdict, position, token, target_token, gap, best - second, noise)
+
+
+def scores(target: Model, request: Request, emitted: Sequence[int], step: int) -> Float[Tensor, " vocab"]:
+    """The target's logits after the prompt and these tokens, fed so many at a time."""
+    session = target.start(request.source, request.limits.max_new_tokens)
+    fed = [request.source.prompt[-1], *emitted]
+    for start in range(0, len(fed), step):
+        logits = session.extend(fed[start : start + step], scored=1).logits
+    return precise(logits[0])
+
+
+def target_dtype(target: Model) -> torch.dtype:
+    return getattr(target, "dtype", torch.float32)
+
+
+def counted(certificates: Sequence[Certificate]) -> dict[str, int]:
+    """How many examples have each verdict."""
+    verdicts = [each.verdict for each in certificates]
+    return {"equal": verdicts.count(EQUAL), "ties": verdicts.count(TIE), "defects": verdicts.count(DEFECT)}

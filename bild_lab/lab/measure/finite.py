@@ -1,0 +1,44 @@
+"""Whether models give numbers at all: broken or overflowing weights end a point instead of filling it with garbage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from bild_lab.engine.models.hf import HuggingFaceModel, HuggingFaceSession
+from bild_lab.engine.models.native.model import NativeModel, NativeSession
+from bild_lab.engine.request import Request
+from bild_lab.errors import UserError
+
+
+def require_numbers(
+    models: Iterable[HuggingFaceModel], engine: str, request: Request, emitted: Sequence[int] = ()
+) -> None:
+    """Raise UserError, naming the checkpoint, where a model scores a text with NaN.
+
+    Every model runs once over the prompt and what was emitted behind it; engine: what decoded, native or hf.
+    """
+    for model in models:
+        if bool(text_logits(model, engine, request, emitted).isnan().any()):
+            dtype = str(model.dtype).removeprefix("torch.")
+            raise UserError(
+                f"the checkpoint {model.checkpoint.path} scores a text with NaN in {dtype}: its weights are broken "
+                "or its numbers overflow; set runtime.dtype=float32 or give another checkpoint"
+            )
+
+
+@torch.inference_mode()
+def text_logits(
+    model: HuggingFaceModel, engine: str, request: Request, emitted: Sequence[int]
+) -> Float[Tensor, "m vocab"]:
+    """The scores behind the prompt and behind every emitted token but the last, in one forward."""
+    source = request.source
+    if engine == "native" and isinstance(model, NativeModel):
+        # not `start`: a text in one piece would be compiled as a step of its own
+        session = NativeSession(model.decoder, source, len(emitted) + 1)
+    else:
+        session = HuggingFaceSession(model.module, source)
+    return session.extend([source.prompt[-1], *emitted[:-1]]).logits

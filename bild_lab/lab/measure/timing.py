@@ -1,0 +1,133 @@
+"""Paired, interleaved, warm timing of decoding methods."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+
+from bild_lab.engine.decode import Method, Prepares
+from bild_lab.engine.request import Request
+from bild_lab.engine.trace import Span, StageTrace, Trace
+
+METHOD, BASELINE = "method", "baseline"  # what is measured, and what it is measured against
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What one method did with one example: the emitted tokens, every repeat's seconds, the rounds."""
+
+    token_ids: list[int]
+    latency_s: list[float]
+    trace: Trace
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Where the time of traced examples went.
+
+    seconds: in prefill, draft, verify and host code, over all of them. spans: of each of them, every stage in turn.
+    """
+
+    seconds: dict[str, float]
+    spans: tuple[list[Span], ...]
+
+
+def warm_up(methods: Mapping[str, Method], requests: Sequence[Request], count: int, seed: int) -> None:
+    """Decode the first examples with every method; nothing is recorded."""
+    for index, request in enumerate(requests[:count]):
+        for method in methods.values():
+            method.decode(seeded(request, seed, index), Trace())
+
+
+def time_methods(
+    methods: Mapping[str, Method],
+    requests: Sequence[Request],
+    repeats: int,
+    seed: int,
+    synchronize: Callable[[], None],
+    advance: Callable[[], None] = lambda: None,
+    compiled_steps: Callable[[], int] = lambda: 0,
+) -> dict[str, list[Timed]]:
+    """Decode every example with every method in turn, `repeats` times; the order alternates.
+
+    The clock covers a whole example, encoder and prefill included, and waits for the device once at
+    each end; what a method prepares (`Prepares`) comes before it. A repeat uses the same seed, so that
+    it repeats the same work. An example during which a step was compiled is decoded again. Raises
+    RuntimeError, naming the example, where a method fails.
+    """
+    results: dict[str, list[Timed]] = {name: [] for name in methods}
+    names = list(methods)
+    with no_garbage_collection():
+        for index, request in enumerate(requests):
+            for repeat in range(repeats):
+                for name in names if (index + repeat) % 2 == 0 else reversed(names):
+                    before = -1
+                    while before != compiled_steps():  # else the compiler was timed
+                        before = compiled_steps()
+                        tokens, seconds, trace = _once(methods[name], seeded(request, seed, index), synchronize, index)
+                    if repeat == 0:
+                        results[name].append(Timed(tokens[request.limits.prompt_length :], [], trace))
+                    results[name][index].latency_s.append(seconds)
+            advance()
+    return results
+
+
+def trace_stages(method: Method, requests: Sequence[Request], seed: int, synchronize: Callable[[], None]) -> Stages:
+    """Decode the examples once more with a clock in each stage; host code is what lies between the stages."""
+    seconds = {"prefill": 0.0, "draft": 0.0, "verify": 0.0, "host": 0.0}
+    spans = []
+    for index, request in enumerate(requests):
+        if isinstance(method, Prepares):
+            method.prepare(request)
+        synchronize()
+        trace = StageTrace(synchronize=synchronize)
+        method.decode(seeded(request, seed, index), trace)
+        synchronize()
+        whole = time.perf_counter() - trace.started
+        for stage, part in trace.stages_s.items():
+            seconds[stage] += part
+        seconds["host"] += whole - sum(trace.stages_s.values())
+        spans.append(trace.spans)
+    return Stages(seconds, tuple(spans))
+
+
+def seeded(request: Request, seed: int, index: int) -> Request:
+    """The request with a generator of its own: the same tokens for the same seed and example."""
+    if request.sampling.greedy:
+        return request
+    device = request.source.device
+    return replace(request, generator=torch.Generator(device).manual_seed(seed * 1_000_003 + index))
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Keep the collector from running inside a timed example."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _once(
+    method: Method, request: Request, synchronize: Callable[[], None], index: int
+) -> tuple[list[int], float, Trace]:
+    trace = Trace()
+    try:
+        if isinstance(method, Prepares):
+            method.prepare(request)
+        synchronize()
+        started = time.perf_counter()
+        tokens = method.decode(request, trace)
+    except Exception as error:
+        raise RuntimeError(f"example {index}: {error}") from error
+    synchronize()
+    return tokens, time.perf_counter() - started, trace

@@ -1,0 +1,227 @@
+"""A point: one configuration, found good and named by all that decides its numbers."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from bild_lab.engine.models.checkpoint import resolve_device
+from bild_lab.engine.models.placement import Placement
+from bild_lab.engine.sampling import Sampling
+from bild_lab.errors import UserError, require_flag
+from bild_lab.lab.build import described, policy_label
+from bild_lab.lab.config import (
+    TOP_LEVEL,
+    DecodingSpec,
+    MeasureSpec,
+    PairSpec,
+    RuntimeSpec,
+    compose_policy,
+    knob_values,
+    require_keys,
+    require_policy,
+    typed,
+)
+from bild_lab.lab.data.tasks import DatasetSpec, Example, load_examples
+from bild_lab.lab.load import Decoder, load
+from bild_lab.lab.measure.environment import environment
+from bild_lab.lab.measure.timing import BASELINE, METHOD
+from bild_lab.lab.results.records import point_hash, require_writable
+
+SCORERS = ("sacrebleu", "rouge-score")  # whose versions can change a quality
+LONGEST_NAME = 200  # bytes; file systems take 255, and our temporary names are longer than the folder's
+DEFAULT_THREADS = torch.get_num_threads()
+
+
+@dataclass(frozen=True)
+class Point:
+    """A configuration that was found good, with everything needed to measure it."""
+
+    id: str
+    name: str
+    policy: str
+    knobs: dict[str, Any]
+    composition: str
+    setting: dict[str, Any]
+    config_yaml: str
+    decoders: dict[str, Decoder]  # METHOD and, unless switched off, BASELINE
+    vanilla: Decoder  # answers the turns that later ones follow on
+    examples: tuple[Example, ...]
+    metric: str
+    decoding: DecodingSpec
+    measure: MeasureSpec
+    seed: int
+    max_source_tokens: int | None
+    resume: bool  # False: an earlier measurement of the point does not count
+
+    @property
+    def baseline_is_target(self) -> bool:
+        """Whether the baseline's outputs are the target's own greedy decoding."""
+        return self.measure.baseline == "vanilla" and self.sampling.greedy
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(self.decoding.temperature, self.decoding.top_k, self.decoding.top_p)
+
+
+def prepare(cfg: DictConfig) -> Point:
+    """Check a whole configuration; reads the dataset and the checkpoints' small files, no weights.
+
+    Raises UserError for anything that could not be measured. Writes nothing.
+    """
+    require_keys(cfg, TOP_LEVEL)
+    require_policy(cfg.policy)
+    pair = typed(PairSpec, cfg.pair, "pair")
+    decoding = typed(DecodingSpec, cfg.decoding, "decoding")
+    runtime = typed(RuntimeSpec, cfg.runtime, "runtime")
+    measure = typed(MeasureSpec, cfg.measure, "measure")
+    dataset = typed(DatasetSpec, cfg.dataset, "dataset")
+    Sampling(decoding.temperature, decoding.top_k, decoding.top_p)
+    require_writable(sweep_folder(cfg))
+    if dataset.metric == "agreement" and measure.baseline is None:
+        raise UserError("dataset.metric=agreement compares with a baseline; set measure.baseline=vanilla")
+    if measure.certify and (measure.baseline != "vanilla" or decoding.temperature != 0):
+        raise UserError(
+            "measure.certify compares with the target's own greedy text; "
+            "set measure.baseline=vanilla and decoding=greedy"
+        )
+    require_flag("resume", cfg.resume)
+    policies = {METHOD: cfg.policy}
+    if measure.baseline is not None:
+        policies[BASELINE] = compose_policy(measure.baseline)
+    decoders = {name: _decoder(policy, pair, runtime) for name, policy in policies.items()}
+    vanilla = _decoder(compose_policy("vanilla"), pair, runtime)
+    for decoder in decoders.values():
+        for model in decoder.models:
+            model.checkpoint.check()
+    examples = cached_examples(dataset)
+    setting = _setting(pair, dataset, decoding, runtime, measure)
+    target = decoders.get(BASELINE, decoders[METHOD]).target
+    setting |= {
+        "n_examples": len(examples),
+        "data": data_hash(examples),
+        "weights": target.checkpoint.fingerprint,
+        "engine": target.engine,
+        "code": _code(environment(target.device)),
+    }
+    inputs = {
+        "policies": {name: _without_name(policy) for name, policy in policies.items()},
+        "setting": {key: value for key, value in setting.items() if key not in ("target", "draft", "second_draft")},
+        "traced_examples": measure.traced_examples,
+        "certify": measure.certify,
+        "weights": [model.checkpoint.fingerprint for each in decoders.values() for model in each.models],
+        "files": [file_hash(value) for value in knob_values(cfg.policy).values() if isinstance(value, str)],
+    }
+    return Point(
+        id=point_hash(inputs),
+        name=str(cfg.name),
+        policy=policy_label(cfg.policy),
+        knobs=knob_values(OmegaConf.to_container(cfg.policy, resolve=True)),
+        composition=described(OmegaConf.to_container(cfg.policy.decoder, resolve=True)),
+        setting=setting,
+        config_yaml=OmegaConf.to_yaml(cfg, resolve=False),
+        decoders=decoders,
+        vanilla=vanilla,
+        examples=examples,
+        metric=dataset.metric,
+        decoding=decoding,
+        measure=measure,
+        seed=runtime.seed,
+        max_source_tokens=dataset.max_source_tokens,
+        resume=cfg.resume,
+    )
+
+
+def sweep_folder(cfg: DictConfig) -> Path:
+    """outputs/NAME. Raises UserError for a name that is not one folder's."""
+    name = str(cfg.name) if isinstance(cfg.name, str | int | float) else ""
+    if not name.isprintable() or name in ("", ".", "..") or set(name) & set("/\\") or len(name.encode()) > LONGEST_NAME:
+        raise UserError(f"name must be a plain folder name, got {cfg.name!r}; results go to outputs/NAME")
+    return Path("outputs") / name
+
+
+@lru_cache(maxsize=4)
+def cached_examples(spec: DatasetSpec) -> tuple[Example, ...]:
+    """The dataset's examples, read once per process; later turns may still lack their history."""
+    return load_examples(spec, unanswered=True)
+
+
+def data_hash(examples: tuple[Example, ...]) -> str:
+    """What identifies all that is asked; the answers that later turns follow on come from the target."""
+    told = [(one.id, one.prompt, one.references) + ((one.continues,) if one.continues else ()) for one in examples]
+    return point_hash({"examples": told})
+
+
+def _decoder(policy: DictConfig, pair: PairSpec, runtime: RuntimeSpec) -> Decoder:
+    return load(
+        pair.target,
+        pair.draft,
+        policy,
+        dtype=runtime.dtype,
+        device=runtime.device,
+        engine=runtime.engine,
+        compile=runtime.compile,
+        trust_remote_code=runtime.trust_remote_code,
+        device_map=runtime.device_map,
+        tensor_parallel=runtime.tensor_parallel,
+        target_revision=pair.target_revision,
+        draft_revision=pair.draft_revision,
+        second_draft=pair.second_draft,
+        second_draft_revision=pair.second_draft_revision,
+    )
+
+
+def _setting(
+    pair: PairSpec,
+    dataset: DatasetSpec,
+    decoding: DecodingSpec,
+    runtime: RuntimeSpec,
+    measure: MeasureSpec,
+) -> dict[str, Any]:
+    """What two points must share to be compared."""
+    device = resolve_device(runtime.device)
+    return {
+        "target": pair.target,
+        "draft": pair.draft,
+        "second_draft": pair.second_draft,
+        "dataset": dataset.name,
+        "split": dataset.split,
+        "prompt_template": dataset.prompt_template,
+        "chat_template": list(dataset.chat_template),
+        "max_source_tokens": dataset.max_source_tokens,
+        "metric": dataset.metric,
+        "dtype": runtime.dtype,
+        "compile": runtime.compile,
+        "device": str(device),
+        **Placement(runtime.device_map, runtime.tensor_parallel).setting(device),
+        "threads": runtime.threads or DEFAULT_THREADS,
+        "decoding": asdict(decoding),
+        "seed": runtime.seed,
+        "repeats": measure.repeats,
+        "warmup": measure.warmup,
+        "baseline": measure.baseline,
+    }
+
+
+def _code(surroundings: dict[str, Any]) -> str:
+    """The code that a finished point must share to be taken as finished."""
+    return " ".join(f"{key} {surroundings[key]}" for key in ("code", "torch", "transformers", "tokenizers", *SCORERS))
+
+
+def file_hash(path: str) -> str | None:
+    """What identifies the file or folder that a knob names, whose content may change; None where there is none."""
+    named = Path(path).expanduser()
+    if not named.is_dir():
+        return hashlib.sha256(named.read_bytes()).hexdigest() if named.is_file() else None
+    files = sorted(file for file in named.rglob("*") if file.is_file())
+    return point_hash({str(file.relative_to(named)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files})
+
+
+def _without_name(policy: DictConfig) -> dict[str, Any]:
+    return {key: value for key, value in OmegaConf.to_container(policy).items() if key != "name"}

@@ -1,0 +1,159 @@
+"""From a point that was found good to its stored result."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from bild_lab.engine.models.checkpoint import DTYPES
+from bild_lab.engine.models.placement import SpreadModel
+from bild_lab.engine.request import Request
+from bild_lab.lab.analysis.pipeline import pipeline_account
+from bild_lab.lab.analysis.prediction import predict
+from bild_lab.lab.data.tasks import Example
+from bild_lab.lab.history import with_history
+from bild_lab.lab.measure.certificate import Certificate, certify, counted
+from bild_lab.lab.measure.device_use import DeviceUse
+from bild_lab.lab.measure.environment import OtherLoad, environment, peak_memory_mb
+from bild_lab.lab.measure.finite import require_numbers
+from bild_lab.lab.measure.timing import BASELINE, METHOD, Stages, Timed, time_methods, trace_stages, warm_up
+from bild_lab.lab.point import Point
+from bild_lab.lab.results.example_rows import example_rows, with_trace
+from bild_lab.lab.results.records import Sweep
+from bild_lab.lab.results.summary import agreement, cost_account, summarize
+from bild_lab.lab.torchrun import PeersLoad
+
+
+def run_point(
+    point: Point, sweep: Sweep, setup_s: float = 0.0, advance: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """Measure a point and store it; returns its result.
+
+    setup_s: what was spent on it before, for the account of where time went. advance: called after
+    every example. Of several processes that hold the target between them the first stores its own.
+    """
+    clock = Clock()
+    torch.set_num_threads(point.setting["threads"])
+    decoder = point.decoders[METHOD]
+    device, synchronize, peers = decoder.target.device, decoder.synchronize, decoder.target.peers
+    use = DeviceUse(device) if peers.first or device.type == "cuda" else None  # of a CPU, which the peers share
+    surroundings = {**environment(device), "host": platform.node()}
+    peers.together(lambda: [each.load_weights() for each in point.decoders.values()])
+    if isinstance(decoder.target, SpreadModel):
+        surroundings["parts"] = decoder.target.parts
+    clock.lap("load")
+    limit = point.decoding.max_new_tokens
+    examples = with_history(point.examples, point.vanilla, point.setting, limit, sweep.folder / "history")
+    requests = [_request(point, example) for example in examples]
+    clock.lap("history")
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    require_numbers(decoder.models, decoder.method.engine, requests[0])
+    methods = {name: each.method for name, each in point.decoders.items()}
+    warm_up(methods, requests, point.measure.warmup, point.seed)
+    clock.lap("warmup")
+    others, ours = OtherLoad(), PeersLoad(peers)
+    timed = time_methods(
+        methods, requests, point.measure.repeats, point.seed, synchronize, advance, lambda: compiled_steps(point)
+    )
+    surroundings["busy_elsewhere_percent"] = round(max(0.0, others.percent() - ours.percent()), 1)
+    surroundings["shared_device"] = any(peers.gathered(use is not None and use.shared()))
+    if use is not None:
+        use.close()
+    clock.lap("decode")
+    peers.require_alike("tokens", {name: [one.token_ids for one in several] for name, several in timed.items()})
+    stages = _traced(point, requests, timed)
+    clock.lap("trace")
+    certificates = certified(point, requests, timed) if point.measure.certify else None
+    clock.lap("certify")
+    for request, one in zip(requests, timed[METHOD], strict=True):
+        require_numbers(decoder.models, decoder.method.engine, request, one.token_ids)
+    clock.lap("check")
+    texts = {name: [decoder.text(one.token_ids) for one in several] for name, several in timed.items()}
+    result = {
+        "schema": 1,
+        "point": point.id,
+        "name": point.name,
+        "policy": point.policy,
+        "knobs": point.knobs,
+        "composition": point.composition,
+        "engine": decoder.method.engine,
+        "setting": point.setting,
+        **summarize(point.metric, examples, timed, texts, point.seed),
+        "agreement_with_target": agreement(timed) if point.baseline_is_target else None,
+        "certificate": None if certificates is None else counted(certificates),
+        "peak_memory_mb": peak_memory_mb(device),
+        **_account(point, timed, stages),
+        "environment": surroundings,
+    }
+    clock.lap("metrics")
+    result["seconds"] = {"setup": setup_s, **clock.laps, "total": setup_s + sum(clock.laps.values())}
+    rows = example_rows(examples, timed, texts, certificates or ())
+    spans = iter(() if stages is None else stages.spans)
+    for index, example in enumerate(examples[: point.measure.traced_examples]):
+        rows[index] = with_trace(rows[index], example.prompt, next(spans, ()), decoder.pieces)
+    if peers.first:
+        sweep.write_point(point.id, point.config_yaml, result, rows, beside=not point.resume)
+    return result
+
+
+def _traced(point: Point, requests: list[Request], timed: dict[str, list[Timed]]) -> Stages | None:
+    """Where the time of the first examples goes; None for a method without rounds."""
+    decoder, count = point.decoders[METHOD], point.measure.traced_examples
+    if not count or not timed[METHOD][0].trace.rounds:
+        return None
+    return trace_stages(decoder.method, requests[:count], point.seed, decoder.synchronize)
+
+
+def _account(point: Point, timed: dict[str, list[Timed]], stages: Stages | None) -> dict[str, Any]:
+    """Seconds by stage and forwards by cost, and what theory makes of them."""
+    seconds = None if stages is None else stages.seconds
+    count, prediction = point.measure.traced_examples, None
+    if seconds is not None and BASELINE in timed:
+        traced = {name: several[:count] for name, several in timed.items()}
+        end_tokens = point.decoders[METHOD].target.checkpoint.end_tokens
+        prediction = predict(**traced, stages_s=seconds, end_tokens=end_tokens)
+    return {
+        "stages_s": seconds,
+        "prediction": None if prediction is None else asdict(prediction),
+        "pipeline": pipeline_account(timed, seconds, count),
+        "cost": cost_account(timed, DTYPES[point.setting["dtype"]].itemsize),
+    }
+
+
+def certified(point: Point, requests: list[Request], timed: dict[str, list[Timed]]) -> list[Certificate]:
+    """Each example's text against the target's own."""
+    target = point.decoders[METHOD].target
+    trios = zip(requests, timed[METHOD], timed[BASELINE], strict=True)
+    return [certify(target, request, one.token_ids, own.token_ids) for request, one, own in trios]
+
+
+def compiled_steps(point: Point) -> int:
+    """How many shapes the point's models have compiled; each once where decoders share a model."""
+    models = {id(model): model for each in point.decoders.values() for model in each.models}
+    return sum(getattr(model, "compiled_steps", 0) for model in models.values())
+
+
+class Clock:
+    """Wall-clock seconds by what they were spent on."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+        self.laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name] = now - self._last
+        self._last = now
+
+
+def _request(point: Point, example: Example) -> Request:
+    decoder = point.decoders[METHOD]
+    return decoder.request(
+        example.prompt, point.decoding.max_new_tokens, point.sampling, point.seed, point.max_source_tokens
+    )

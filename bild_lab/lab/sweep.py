@@ -1,0 +1,291 @@
+"""One run or a sweep of them: check before anything is written, measure, report, exit honestly."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import sys
+import time
+import traceback
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.utils import JobReturn
+from hydra.errors import HydraException
+from hydra.experimental.callback import Callback
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from bild_lab.errors import UserError
+from bild_lab.lab.build import build, policy_label
+from bild_lab.lab.cli import console, escape, plain_message, refuse
+from bild_lab.lab.config import knob_values
+from bild_lab.lab.load import load_model
+from bild_lab.lab.point import Point, prepare, sweep_folder
+from bild_lab.lab.results.records import Sweep, point_hash
+from bild_lab.lab.runner import run_point
+from bild_lab.lab.stop_signals import Stopped, StopSignals
+from bild_lab.lab.torchrun import launched, require_basic_launcher
+from bild_lab.report.sweep import report_sweep
+
+FAILED_POINTS = 1
+BUSY_PERCENT = 10  # of all cores' time
+MOST_CHECKED_BEFORE = 64  # points prepared while looking for one that can run
+
+
+@dataclass
+class Run:
+    """What the process that the user started knows of its run; a launcher's workers have none of it.
+
+    jobs: every job's configuration. failed: points that failed in this process, stored or not. ended_s:
+    when the last point of this process ended, on the clock of `process_age_s`.
+    """
+
+    jobs: list[DictConfig] = field(default_factory=list)
+    failed: set[str] = field(default_factory=set)
+    ended_s: float = 0.0
+
+
+_run = Run()
+_signals = StopSignals()
+_imported_s = time.perf_counter()
+_age_at_import_s = max(0.0, time.time() - psutil.Process().create_time())
+
+
+def measure_point(cfg: DictConfig) -> float:
+    """The task function: measure one configuration, or take its finished result.
+
+    Returns the speedup. A point that fails is recorded and does not end the sweep; a signal does.
+    """
+    try:
+        with _signals.measuring():
+            speedup, broke = _tried(cfg)
+        if broke and launched().count > 1:  # the others may wait for this one in the middle of a forward
+            _finish(cfg, FAILED_POINTS)
+        if broke:
+            _release_models()
+        return float("nan") if speedup is None else speedup
+    except Stopped as stop:
+        _finish(cfg, stop.code)
+    finally:
+        _run.ended_s = process_age_s()
+    raise AssertionError("unreachable: a stopped run exits")
+
+
+def _tried(cfg: DictConfig) -> tuple[float | None, bool]:
+    """The point's speedup, and whether something broke in a way that may have left a device full."""
+    sweep, peers = Sweep(sweep_folder(cfg)), launched()
+    try:
+        point = peers.together(lambda: _prepared(cfg))
+        result = peers.told(sweep.finished(point.id) if cfg.resume else None)
+        failure = failure_hash(point.config_yaml)
+        if result is not None:
+            console.print(f"[dim]{escape(_title(point))}: finished before[/dim]")
+        else:
+            result = _measured(point, sweep)
+            if peers.first:
+                _log(cfg, sweep, result)
+        if peers.first and failure not in _run.failed:
+            sweep.forget_failure(failure)
+        return result["speedup"]["value"], False
+    except Exception as error:  # any fault of one point; the others still run and the exit code tells
+        _record_failure(cfg, sweep, error)
+        return None, not isinstance(error, UserError)
+
+
+class SweepCallback(Callback):
+    """Refuses a run that cannot work before a file is written; reports when all points are done."""
+
+    def on_run_start(self, config: DictConfig, **_: Any) -> None:
+        self._start(config, [config])
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        self._start(config, _composed(config, _jobs(config)))
+
+    def on_run_end(self, config: DictConfig, **_: Any) -> None:
+        _finish(config)
+
+    def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
+        _finish(config)
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
+        """Hydra keeps what every job returns to the end of a sweep; two whole configurations each would add up."""
+        job_return.cfg = job_return.hydra_cfg = None
+
+    def _start(self, config: DictConfig, jobs: list[DictConfig]) -> None:
+        _run.jobs, _run.failed = jobs, set()
+        _check(jobs[:MOST_CHECKED_BEFORE])
+        _signals.install(lambda code: _finish(config, code))
+
+
+def _check(configs: list[DictConfig]) -> None:
+    """Exit with the first complaint unless one of the configurations can run."""
+    complaint: BaseException = UserError("the sweep has no points: one of its lists of values is empty")
+    for number, config in enumerate(configs):
+        try:
+            require_basic_launcher(config.hydra.launcher._target_)
+            _prepared(config)
+            logger(config)
+            return
+        except (UserError, HydraException, OmegaConfBaseException) as error:
+            complaint = error if number == 0 else complaint
+        except Exception:  # a fault of ours: Hydra would turn it into a warning and go on
+            traceback.print_exc()
+            sys.exit(FAILED_POINTS)
+    refuse(complaint)
+
+
+def _prepared(cfg: DictConfig) -> Point:
+    """The point, where its target lies in all processes that were started. Raises UserError for one that cannot be."""
+    point = prepare(cfg)
+    if point.vanilla.target.peers != launched():
+        raise UserError(
+            f"{launched().count} processes would measure the same and write it to {sweep_folder(cfg)}; "
+            "leave torchrun out, or set runtime.tensor_parallel=true"
+        )
+    return point
+
+
+def _jobs(config: DictConfig) -> list[list[str]]:
+    """The overrides of every job that the basic sweeper will launch."""
+    given = [f"{key}={value}" for key, value in (config.hydra.sweeper.get("params") or {}).items()]
+    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+    overrides = parser.parse_overrides([*given, *config.hydra.overrides.task])
+    return list(itertools.chain(*BasicSweeper.split_arguments(overrides, None)))
+
+
+def _composed(config: DictConfig, jobs: list[list[str]]) -> list[DictConfig]:
+    """Every job's configuration; exits where one cannot be composed."""
+    loader = GlobalHydra.instance().config_loader()
+    try:
+        return [loader.load_sweep_config(config, job) for job in jobs]
+    except (HydraException, OmegaConfBaseException) as error:
+        refuse(error)
+
+
+@lru_cache(maxsize=1)
+def _logger(config_yaml: str) -> Any:
+    return build(OmegaConf.to_container(OmegaConf.create(config_yaml)), {})
+
+
+def logger(cfg: DictConfig) -> Any:
+    """The run's logger, one for the whole process: it remembers whether its server can be reached."""
+    return _logger(OmegaConf.to_yaml(cfg.logger, resolve=True))
+
+
+def _measured(point: Point, sweep: Sweep) -> dict[str, Any]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(escape(_title(point)), total=len(point.examples))
+        result = run_point(point, sweep, since_last_point_s(), lambda: progress.advance(task))
+    speedup, quality = result["speedup"]["value"], result["quality"]
+    told = "" if speedup is None else f", {speedup:.2f}x"
+    console.print(f"{escape(_title(point))}: {quality['metric']} {quality['value']:.2f}{told}")
+    busy = result["environment"]["busy_elsewhere_percent"]
+    if busy > BUSY_PERCENT:
+        console.print(f"[bold red]{busy:.0f} % of the machine was busy with something else[/bold red], timings suffer")
+    return result
+
+
+def since_last_point_s() -> float:
+    """Seconds since the last point ended, or since the process started: imports, configuration, checks, data."""
+    return process_age_s() - _run.ended_s
+
+
+def process_age_s() -> float:
+    """Seconds since the process started, on a clock that nobody sets."""
+    return _age_at_import_s + time.perf_counter() - _imported_s
+
+
+def _title(point: Point) -> str:
+    number = HydraConfig.get().job.get("num") if HydraConfig.get().mode == RunMode.MULTIRUN else None
+    place = "" if number is None else f"{number + 1}/{len(_run.jobs)} " if _run.jobs else f"{number + 1} "
+    return place + " ".join([point.policy, *(f"{knob}={value}" for knob, value in point.knobs.items())])
+
+
+def _log(cfg: DictConfig, sweep: Sweep, result: dict[str, Any]) -> None:
+    """Log a stored point; where that fails the point stands, and the exit code tells."""
+    try:
+        logger(cfg).log_point(result, OmegaConf.to_container(cfg, resolve=True))
+    except Exception as error:  # whatever a logging service raises
+        _record_failure(cfg, sweep, error, "not logged")
+
+
+def _record_failure(cfg: DictConfig, sweep: Sweep, error: Exception, what: str = "failed") -> None:
+    """Store and say what went wrong; where a launcher's worker cannot store it, its error reaches the launcher."""
+    knobs = knob_values(OmegaConf.to_container(cfg.policy))
+    config_yaml = OmegaConf.to_yaml(cfg, resolve=False)
+    point = failure_hash(config_yaml)
+    failure = {
+        "point": point,
+        "policy": policy_label(cfg.policy),
+        "knobs": knobs,
+        "error": {
+            "type": type(error).__name__,
+            "message": plain_message(error) if what == "failed" else f"{what}: {plain_message(error)}",
+            "traceback": "".join(traceback.format_exception(error)),
+        },
+    }
+    try:
+        folder = sweep.write_failure(point, config_yaml, failure) if launched().first else sweep.folder
+    except OSError as fault:
+        if not _run.jobs:
+            raise
+        folder = Path(f"not written ({fault})")
+    _run.failed.add(point)
+    console.print(f"[bold red]{what}[/bold red] {failure['policy']} {knobs}: {escape(plain_message(error))}")
+    if not isinstance(error, UserError):
+        trace = f"traceback in {folder / 'failed.json'}" if launched().first else failure["error"]["traceback"]
+        console.print(f"[dim]{escape(trace)}[/dim]")
+
+
+def failure_hash(config_yaml: str) -> str:
+    """What a failed point is stored under: its configuration, as nothing more may be known of it."""
+    return point_hash({"failed": config_yaml})
+
+
+def _release_models() -> None:
+    """Drop the process's models, which the next point loads again: what broke may have been for want of memory."""
+    load_model.cache_clear()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _finish(config: DictConfig, code: int = 0) -> None:
+    """Write the table, the figure and the report; exit non-zero if a point of this run failed or it was stopped."""
+    _signals.restore()
+    sweep = Sweep(sweep_folder(config))
+    if code:
+        console.print("[bold]stopped[/bold]; finished points are kept, the same command runs the rest")
+    try:
+        if launched().first:
+            report_sweep(sweep)
+    except Exception as error:  # Hydra turns exceptions of callbacks into warnings
+        traceback.print_exc()
+        console.print(f"[bold red]the report could not be written[/bold red]: {escape(str(error))}")
+        sys.exit(code or FAILED_POINTS)
+    if failed := _run.failed | _failed_elsewhere(sweep):
+        console.print(f"[bold red]{len(failed)} point(s) failed[/bold red]")
+        sys.exit(code or FAILED_POINTS)
+    if code:
+        sys.exit(code)
+
+
+def _failed_elsewhere(sweep: Sweep) -> set[str]:
+    """The jobs of this run that a launcher's workers stored as failed."""
+    stored = {failure["point"] for failure in sweep.failures()} - _run.failed
+    if not stored:
+        return set()
+    jobs = (OmegaConf.masked_copy(job, [key for key in job if key != "hydra"]) for job in _run.jobs)
+    return stored & {failure_hash(OmegaConf.to_yaml(job, resolve=False)) for job in jobs}

@@ -1,5 +1,0 @@
-"""Quality of outputs: BLEU, ROUGE and agreement with a baseline, with bootstrap intervals."""
-
-from bild_lab.metrics.quality import METRICS, Difference, Quality, compare, score
-
-__all__ = ["METRICS", "Difference", "Quality", "compare", "score"]

@@ -1,0 +1,265 @@
+"""What a run says to each number of a paper's figure or table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bild_lab.engine.theory import expected_tokens
+from bild_lab.papers import finished_points as rows
+from bild_lab.papers.finished_points import MatchRate, Point, Row, baseline_quality, curves, fastest
+from bild_lab.papers.published import Key
+
+MINIMAL_LOSS, ONE_POINT = 0.12, 1.19  # points of quality that the rows of BiLD's Table 1 lose at the most
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A measured number, with its 95 % interval where it has one.
+
+    formula: what the paper's formula gives for this very run, where that is what the number stands beside.
+    """
+
+    panel: str
+    row: str
+    quantity: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+    formula: float | None = None
+
+    @property
+    def key(self) -> Key:
+        return (self.panel, self.row, self.quantity)
+
+
+Cells = Callable[[Sequence[Point]], list[Cell]]
+
+
+def at_losses(row: Row) -> Cells:
+    """The fastest point of each curve at minimal loss and at one point of loss, and its best text."""
+
+    def cells(points: Sequence[Point]) -> list[Cell]:
+        found = []
+        for (panel, name), curve in curves(points, row).items():
+            for words, loss in (("minimal loss", MINIMAL_LOSS), ("one point of loss", ONE_POINT)):
+                if (best := fastest(curve, loss)) is not None:
+                    found += [_speedup(panel, name, best, f"speedup at {words}")]
+                    found += [_quality(panel, name, best, f"quality at {words}")]
+            best = max(curve, key=lambda point: point.quality)
+            found.append(_quality(panel, name, best, "best quality"))
+        return [*found, *_vanilla(points)]
+
+    return cells
+
+
+def replaced_share(points: Sequence[Point]) -> list[Cell]:
+    """BiLD Figure 2: the least share of tokens replaced with which a text is as good as the large model's."""
+    found = []
+    for (panel, name), curve in curves(points, lambda _: "small model").items():
+        quality = baseline_quality(curve)
+        enough = [replaced(point) for point in curve if quality is not None and point.quality >= quality - MINIMAL_LOSS]
+        if enough:
+            found.append(Cell(panel, name, "share replaced at the target's quality", min(enough)))
+    return [*found, *_vanilla(points)]
+
+
+def replaced(point: Point) -> float:
+    """The share of a run's tokens that the target put in place of drafted ones."""
+    return point.result["rollbacks"] / point.result["tokens"]
+
+
+def cost_ratios(points: Sequence[Point]) -> list[Cell]:
+    """BiLD Figure 8: of the fastest point at minimal loss, each account over that of the baseline."""
+    accounts = {"FLOPs": "flops_ratio", "memory operations": "bytes_ratio", "arithmetic intensity": "intensity_ratio"}
+    found = []
+    for (panel, name), curve in curves(points, rows.alignment).items():
+        best = fastest(curve, MINIMAL_LOSS)
+        if best is None or best.result.get("cost") is None:
+            continue
+        found += [Cell(panel, name, what, best.result["cost"][key]) for what, key in accounts.items()]
+        found.append(_speedup(panel, name, best, "speedup"))
+    return found
+
+
+def against_speculative(points: Sequence[Point]) -> list[Cell]:
+    """BiLD §4.2: the fastest speculative point, and how far BiLD is ahead at its quality and at its speed."""
+    found = []
+    both = curves(points, rows.unaligned_or_speculative)
+    for (panel, name), curve in both.items():
+        if name != "speculative":
+            continue
+        rival = max(curve, key=lambda point: point.speedup or 0.0)
+        found += [_speedup(panel, name, rival, "speedup"), _quality(panel, name, rival, "quality")]
+        bild = [point for point in both.get((panel, "bild"), []) if point.speedup is not None]
+        as_good = [point.speedup for point in bild if point.quality >= rival.quality - MINIMAL_LOSS]
+        as_fast = [point.quality for point in bild if point.speedup >= rival.speedup]
+        if as_good:
+            found.append(Cell(panel, "bild", "speedup ahead of speculative", max(as_good) - rival.speedup))
+        if as_fast:
+            found.append(Cell(panel, "bild", "quality ahead of speculative", max(as_fast) - rival.quality))
+    return found
+
+
+def speculative_table(points: Sequence[Point]) -> list[Cell]:
+    """Speculative decoding Tables 2 and 3: each drafter's best speedup and its α, by temperature."""
+    found = []
+    for point in points:
+        name = rows.drafter(point)
+        if name is None:
+            continue
+        found += _known(
+            _speedup(point.dataset, name, point, f"speedup, temperature {point.temperature:g}"),
+            _plain(
+                point.dataset,
+                name,
+                f"acceptance rate, temperature {point.temperature:g}",
+                point.result,
+                "acceptance_rate",
+            ),
+        )
+    return greatest(found)
+
+
+def lenience_table(points: Sequence[Point]) -> list[Cell]:
+    """Speculative decoding Table 5: α, the theorem's factor and the clock, by lenience and temperature."""
+    found = []
+    for point in points:
+        name = rows.lenience(point)
+        if name is None:
+            continue
+        at = f"temperature {point.temperature:g}"
+        found += _known(
+            _plain(point.dataset, name, f"acceptance rate, {at}", point.result, "acceptance_rate"),
+            _plain(point.dataset, name, f"Theorem 3.8, {at}", point.result.get("prediction") or {}, "theorem"),
+            _speedup(point.dataset, name, point, f"speedup, {at}"),
+        )
+    return greatest(found)
+
+
+def theorem_table(points: Sequence[Point]) -> list[Cell]:
+    """Speculative decoding Table 4: the clock beside Theorem 3.8 with the run's own α and c."""
+    found = []
+    for point in points:
+        name, told = rows.drafter(point), (point.result.get("prediction") or {}).get("theorem")
+        if name is None or told is None:
+            continue
+        where = f"{name}, window {point.knobs['window']}, temperature {point.temperature:g}"
+        speedup = point.result["speedup"]
+        found.append(Cell(point.dataset, where, "speedup", speedup["value"], speedup["low"], speedup["high"], told))
+    return found
+
+
+def tokens_per_call(points: Sequence[Point]) -> list[Cell]:
+    """Speculative decoding Figure 2: tokens per target call beside Equation 1 at the run's own α."""
+    found = []
+    for point in points:
+        rate, calls = point.result["acceptance_rate"], point.result["tokens_per_target_call"]
+        if point.policy not in ("synthetic", "synthetic_with_cost") or rate is None:
+            continue
+        window = point.knobs["window"]
+        name = f"drafted right with {point.knobs['acceptance_rate']:g}"
+        told = expected_tokens(rate, window)
+        found.append(Cell(f"window {window}", name, "tokens per target call", calls, formula=told))
+    return found
+
+
+def greedy_speedups(row: Row, panel: Row | None = None) -> Cells:
+    """BiTA's tables: tokens a second over the baseline's. panel: otherwise the data set."""
+
+    def cells(points: Sequence[Point]) -> list[Cell]:
+        found = []
+        for point in points:
+            name, where = row(point), point.dataset if panel is None else panel(point)
+            if not point.is_baseline and name is not None and where is not None:
+                found += _known(_plain(where, name, "greedy speedup", point.result, "tokens_per_s_ratio"))
+        return greatest(found)
+
+    return cells
+
+
+def by_category(points: Sequence[Point]) -> list[Cell]:
+    """BiTA Table 7: the same by category of the data set."""
+    found = []
+    for point in points:
+        if point.is_baseline or not point.result.get("categories"):
+            continue
+        for category, part in {**point.result["categories"], "overall": point.result}.items():
+            found += _known(_plain(category, point.pair, "greedy speedup", part, "tokens_per_s_ratio"))
+    return greatest(found)
+
+
+def pipeline_trade_off(points: Sequence[Point]) -> list[Cell]:
+    """PPD Figure 2: match rate, latency by the theorem with it, processes that ran on average, and the clock."""
+    found = []
+    for (panel, name), several in curves(points, rows.pipeline).items():
+        for point in several:
+            told = point.result["pipeline"]
+            found += _known(_plain(panel, name, "match rate", told, "match_rate"))
+            if told["theorem"] is not None:
+                found.append(Cell(panel, name, "latency per token by the theorem", 1 / told["theorem"]))
+            average = told["compute_units"] / told["latency_units"]
+            found += [Cell(panel, name, "processes on average", average)]
+            found += _known(_speedup(panel, name, point, "speedup"))
+    return found
+
+
+def pipeline_compute(points: Sequence[Point]) -> list[Cell]:
+    """PPD Figure 4: layers run per token, and the clock, each beside Theorem 4.1 with the measured match rate."""
+    found = []
+    for (panel, name), several in curves(points, rows.pipeline).items():
+        for point in several:
+            told, speedup = point.result["pipeline"], point.result["speedup"]
+            units = (told["compute_units"], told["predicted_compute_units"])
+            found.append(Cell(panel, name, "layers run per token", units[0], formula=units[1]))
+            if speedup["value"] is not None:
+                bounds = (speedup["low"], speedup["high"])
+                found.append(Cell(panel, name, "speedup", speedup["value"], *bounds, told["theorem"]))
+    return found
+
+
+def match_rates(rates: Sequence[MatchRate], positions: bool) -> list[Cell]:
+    """PPD Table 1, or Tables 4 to 6 by position of the token."""
+    found = []
+    for one in rates:
+        whole = one.position == "all"
+        name = f"layer {one.layer}, {'trained' if one.trained else 'shared'}, k = {one.top_k}"
+        panel = one.dataset if whole else f"{one.dataset}, tokens {one.position}"
+        if whole or positions:
+            found.append(Cell(panel, name, "match rate", one.rate))
+    return found
+
+
+def greatest(cells: Sequence[Cell]) -> list[Cell]:
+    """Of several points of a row, such as windows, the one with the greatest value."""
+    best: dict[Key, Cell] = {}
+    for cell in cells:
+        if cell.key not in best or cell.value > best[cell.key].value:
+            best[cell.key] = cell
+    return list(best.values())
+
+
+def _vanilla(points: Sequence[Point]) -> list[Cell]:
+    panels = list(dict.fromkeys(point.dataset for point in points))
+    told = {panel: baseline_quality([point for point in points if point.dataset == panel]) for panel in panels}
+    return [Cell(panel, "vanilla", "quality", value) for panel, value in told.items() if value is not None]
+
+
+def _speedup(panel: str, row: str, point: Point, quantity: str) -> Cell | None:
+    told = point.result["speedup"]
+    return None if told["value"] is None else Cell(panel, row, quantity, told["value"], told["low"], told["high"])
+
+
+def _quality(panel: str, row: str, point: Point, quantity: str) -> Cell:
+    told = point.result["quality"]
+    return Cell(panel, row, quantity, told["value"], told["low"], told["high"])
+
+
+def _plain(panel: str, row: str, quantity: str, record: dict[str, Any], key: str) -> Cell | None:
+    value = record.get(key)
+    return None if value is None else Cell(panel, row, quantity, value)
+
+
+def _known(*cells: Cell | None) -> list[Cell]:
+    return [cell for cell in cells if cell is not None]

@@ -1,0 +1,263 @@
+"""How a paper's figure or table is drawn: curves, or dots in rows, with the paper's numbers as stars."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from bild_lab.engine.theory import expected_tokens
+from bild_lab.files import write_atomically
+from bild_lab.lab.analysis.pareto import pareto_front
+from bild_lab.papers.cells import replaced, tokens_per_call
+from bild_lab.papers.finished_points import Point, Row, baseline_quality, curves
+from bild_lab.papers.published import Published
+from bild_lab.papers.speculative_curves import WINDOWS, draw_family, label_ends
+from bild_lab.papers.speculative_curves import curves as family_of
+from bild_lab.papers.verdicts import Comparison, Line
+from bild_lab.report.formatting import MINUS
+from bild_lab.report.style import FIGURE_STYLE, HAIRLINE, INK, MUTED, Mark, marks
+
+_DPI = 150
+_PANEL = (4.6, 3.6)  # inches
+_HEADING, _LEGEND = 0.75, 0.55
+_ROW, _MOST_ROWS = 0.21, 100
+_HERE = "#0072B2"
+_STAR = {"marker": "*", "mfc": "#E69F00", "mec": INK, "mew": 0.7}
+_FORMULA = {"marker": "D", "mfc": "white", "mec": INK, "mew": 1.1}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What is drawn: a run beside its paper.
+
+    row: which curve a point belongs to. stands_for: the paper's panel that those which it lacks are set beside, if any.
+    """
+
+    title: str
+    subtitle: str
+    points: Sequence[Point]
+    row: Row
+    comparison: Comparison
+    published: Published
+    stands_for: str | None = None
+
+
+Drawing = Callable[[Picture, Path], None]
+
+
+def draw_trade_offs(picture: Picture, path: Path) -> None:
+    """Quality against latency over the baseline's: a panel per data set, a curve per row (BiLD Figure 4).
+
+    A line joins the points of a curve that no other point of it beats. Stars are the paper's, where it prints speed
+    and quality of the panel; where only its speed is known, a dotted line.
+    """
+
+    def draw(axes: Axes, panel: str, own: dict[str, list[Point]], looks: dict[str, Mark]) -> None:
+        for row, curve in own.items():
+            told = [point for point in curve if point.speedup is not None and point.quality is not None]
+            places = [(1 / point.speedup, point.quality) for point in told]
+            _curve(axes, places, looks[row], pareto_front(places))
+            _stars(axes, picture, panel, row, looks[row])
+        if (quality := _quality_lines(axes, own)) is not None:
+            axes.plot(1.0, quality, "x", color=INK, ms=8, mew=2.2, zorder=6)
+        axes.set_xlabel("latency over the baseline's")
+
+    _draw_panels(picture, path, draw)
+
+
+def draw_engagement(picture: Picture, path: Path) -> None:
+    """Quality against the share of tokens that the large model replaced (BiLD Figure 2)."""
+
+    def draw(axes: Axes, panel: str, own: dict[str, list[Point]], looks: dict[str, Mark]) -> None:
+        for row, curve in own.items():
+            places = sorted((100 * replaced(point), point.quality) for point in curve)
+            _curve(axes, places, looks[row], range(len(places)))
+        _quality_lines(axes, own)
+        axes.set_xlabel("tokens that the large model replaced, %")
+
+    _draw_panels(picture, path, draw)
+
+
+def draw_dots(picture: Picture, path: Path) -> None:
+    """Every number as a dot in its row, with its interval, and the paper's as a star: a panel per quantity."""
+    quantities = picture.comparison.quantities
+    sizes = [len(picture.comparison.of(quantity)) for quantity in quantities]
+    if max(sizes) > _MOST_ROWS:
+        return draw_scatter(picture, path)
+    gaps = 0.75 * len(quantities)
+    inches = (9.0, _HEADING + gaps + _ROW * sum(sizes) + _LEGEND)
+    with page(path, inches, picture) as figure:
+        top = inches[1] - _HEADING
+        for quantity, size in zip(quantities, sizes, strict=True):
+            height = _ROW * size
+            area = (0.40, (top - 0.25 - height) / inches[1], 0.56, height / inches[1])
+            _dots(figure.add_axes(area), quantity, picture.comparison.of(quantity))
+            top -= height + 0.75
+        here = Line2D([], [], ls="", marker="o", ms=6, color=_HERE, label="here")
+        formula = Line2D([], [], ls="", ms=6, label="the paper's formula for this run", **_FORMULA)
+        lines = [line for line in picture.comparison.lines if line.beside is not None]
+        printed = any(line.cell.formula is None for line in lines)
+        computed = any(line.cell.formula is not None for line in lines)
+        _legend(figure, [here, *([_star_key()] if printed else []), *([formula] if computed else [])])
+
+
+def draw_scatter(picture: Picture, path: Path) -> None:
+    """Each number against the paper's own, for tables too long for rows: on the line both are the same."""
+    with page(path, (6.0, 6.0), picture) as figure:
+        axes = figure.add_axes((0.12, 0.12, 0.82, 0.74))
+        axes.grid(color=HAIRLINE, linewidth=0.7)
+        pairs = [(line.beside, line.cell.value) for line in picture.comparison.lines if line.beside is not None]
+        axes.plot(*zip(*pairs, strict=True), "o", ms=3.5, color=_HERE, alpha=0.6) if pairs else None
+        low, high = axes.get_xlim()
+        axes.plot([low, high], [low, high], color=MUTED, linewidth=1.0)
+        axes.set(xlabel="paper", ylabel="here")
+
+
+def draw_tokens_per_call(picture: Picture, path: Path) -> None:
+    """Equation 1 as a curve per window, with a machine's points on it (speculative decoding Figure 2)."""
+    with page(path, (8.0, 5.0), picture) as figure:
+        axes = figure.add_axes((0.08, 0.11, 0.8, 0.74))
+        axes.grid(color=HAIRLINE, linewidth=0.7)
+        axes.spines["top"].set_visible(False)
+        axes.set(xlabel="acceptance rate α", ylabel="tokens per target call", xlim=(0, 1), ylim=(0, 12))
+        family = family_of(expected_tokens, WINDOWS)
+        draw_family(axes, family)
+        label_ends(axes, {f"window {curve.parameter:g}": curve.values[-1] for curve in family})
+        for point in picture.points:
+            for cell in tokens_per_call([point]):
+                axes.plot(point.result["acceptance_rate"], cell.value, "o", ms=6, mfc="#D55E00", mec="white", zorder=5)
+
+
+@contextmanager
+def page(path: Path, inches: tuple[float, float], picture: Picture) -> Iterator[Figure]:
+    """A figure with its heading, written as PNG and PDF when the block ends."""
+    with rc_context(FIGURE_STYLE):
+        figure = Figure(figsize=inches, dpi=_DPI)
+        FigureCanvasAgg(figure)
+        left = 0.4 / inches[0]
+        figure.text(left, 1 - 0.24 / inches[1], picture.title, va="center", size=11.5, weight="bold")
+        figure.text(left, 1 - 0.48 / inches[1], picture.subtitle, va="center", size=8, color=MUTED)
+        yield figure
+        for kind, metadata in (("png", {}), ("pdf", {"CreationDate": None})):
+            image = io.BytesIO()
+            figure.savefig(image, format=kind, metadata=metadata)
+            write_atomically(path.with_suffix(f".{kind}"), image.getvalue())
+
+
+def _draw_panels(picture: Picture, path: Path, draw: Callable[..., None]) -> None:
+    """A panel per data set, two beside each other, with one legend below."""
+    groups: dict[str, dict[str, list[Point]]] = {}
+    for (panel, row), curve in curves(picture.points, picture.row).items():
+        groups.setdefault(panel, {})[row] = curve
+    looks = marks(list(dict.fromkeys(row for own in groups.values() for row in own)))
+    columns = min(2, len(groups))
+    lines = math.ceil(len(groups) / columns)
+    legend = _LEGEND + 0.2 * (len(looks) // 5)
+    inches = (max(7.0, _PANEL[0] * columns + 0.3), _HEADING + _PANEL[1] * lines + legend)
+    with page(path, inches, picture) as figure:
+        for index, (panel, own) in enumerate(groups.items()):
+            line, column = divmod(index, columns)
+            bottom = inches[1] - _HEADING - _PANEL[1] * (line + 1)
+            left, width = (0.65 + column * (inches[0] - 0.2) / columns), (inches[0] - 0.2) / columns - 0.95
+            area = (left / inches[0], (bottom + 0.55) / inches[1], width / inches[0], (_PANEL[1] - 0.95) / inches[1])
+            axes = figure.add_axes(area)
+            axes.grid(color=HAIRLINE, linewidth=0.7)
+            axes.set_axisbelow(True)
+            axes.spines["top"].set_visible(False)
+            metric = next(iter(own.values()))[0].result["quality"]["metric"]
+            axes.set_title(panel, loc="left", fontsize=9.5, color=INK)
+            axes.set_ylabel(metric)
+            draw(axes, panel, own, looks)
+        handles = [
+            Line2D([], [], marker=look.marker, color=look.colour, ms=6, lw=1.4, label=row)
+            for row, look in looks.items()
+        ]
+        _legend(figure, [*handles, *_paper_keys(picture, groups)])
+
+
+def _curve(axes: Axes, places: Sequence[tuple[float, float]], look: Mark, joined: Sequence[int]) -> None:
+    for index, (x, y) in enumerate(places):
+        fill = look.colour if index in joined else "white"
+        axes.plot(x, y, look.marker, ms=5.5, mfc=fill, mec=look.colour, mew=1.1, zorder=4)
+    line = [places[index] for index in joined]
+    if line:
+        axes.plot(*zip(*line, strict=True), color=look.colour, linewidth=1.4, zorder=3)
+
+
+def _stars(axes: Axes, picture: Picture, panel: str, row: str, look: Mark) -> None:
+    printed = picture.published.printed
+    for words in (" at minimal loss", " at one point of loss", ""):
+        speed, quality = (printed.get((panel, row, f"{what}{words}")) for what in ("speedup", "quality"))
+        if speed is not None and quality is not None:
+            axes.plot(1 / speed, quality, "*", ms=13, mfc=look.colour, mec=INK, mew=0.8, zorder=7)
+            continue
+        if speed is None and picture.stands_for is not None:
+            speed = printed.get((picture.stands_for, row, f"speedup{words}"))
+        if speed is not None:
+            axes.axvline(1 / speed, color=look.colour, linewidth=1.1, linestyle=(0, (1, 2)), zorder=1.5)
+
+
+def _quality_lines(axes: Axes, own: dict[str, list[Point]]) -> float | None:
+    quality = baseline_quality(_all(own))
+    if quality is None:
+        return None
+    for level, text in ((quality, "baseline"), (quality - 1, f"{MINUS}1 point")):
+        axes.axhline(level, color=MUTED, linewidth=1.0, linestyle="-" if level == quality else (0, (5, 4)), zorder=1.5)
+        place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "annotation_clip": False}
+        axes.annotate(text, (1, level), (2, 3), ha="right", size=7.5, color=MUTED, **place)
+    return quality
+
+
+def _dots(axes: Axes, quantity: str, lines: Sequence[Line]) -> None:
+    axes.set_title(quantity, loc="left", fontsize=9.5, color=INK)
+    axes.grid(axis="x", color=HAIRLINE, linewidth=0.7)
+    axes.set_axisbelow(True)
+    for side in ("top", "left"):
+        axes.spines[side].set_visible(False)
+    for height, line in enumerate(lines):
+        cell = line.cell
+        if cell.low is not None and cell.high is not None:
+            axes.plot([cell.low, cell.high], [height, height], color=_HERE, linewidth=1.2, alpha=0.6)
+        axes.plot(cell.value, height, "o", ms=6, color=_HERE, zorder=4)
+        if line.beside is not None:
+            look = {"ms": 10, **_STAR} if cell.formula is None else {"ms": 6, **_FORMULA}
+            axes.plot(line.beside, height, zorder=5, **look)
+    names = [f"{line.cell.panel} · {line.cell.row}" for line in lines]
+    axes.set_yticks(range(len(lines)), names, size=7.5)
+    axes.tick_params(axis="y", length=0, labelcolor=INK)
+    axes.set_ylim(len(lines) - 0.4, -0.6)
+
+
+def _paper_keys(picture: Picture, panels: Iterable[str]) -> list[Line2D]:
+    """What the marks of `_stars` mean, of those that were drawn."""
+    printed = {(panel, quantity.partition(" ")[0]) for panel, _, quantity in picture.published.printed}
+    keys = []
+    if any((panel, "speedup") in printed and (panel, "quality") in printed for panel in panels):
+        keys.append(_star_key())
+    lone = any((panel, "quality") not in printed and (panel, "speedup") in printed for panel in panels)
+    if lone or (picture.stands_for, "speedup") in printed:
+        keys.append(Line2D([], [], color=MUTED, linewidth=1.1, linestyle=(0, (1, 2)), label="the paper's speed"))
+    return keys
+
+
+def _star_key() -> Line2D:
+    return Line2D([], [], ls="", ms=10, label="paper", **_STAR)
+
+
+def _legend(figure: Figure, handles: list[Line2D]) -> None:
+    look = {"frameon": False, "columnspacing": 1.5, "handletextpad": 0.5}
+    figure.legend(handles=handles, ncols=min(len(handles), 5), loc="lower center", bbox_to_anchor=(0.5, 0.0), **look)
+
+
+def _all(own: dict[str, list[Point]]) -> list[Point]:
+    return [point for curve in own.values() for point in curve]

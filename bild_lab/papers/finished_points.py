@@ -1,0 +1,241 @@
+"""Finished points of outputs as the papers' figures need them: where they belong, and which is best."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from bild_lab.errors import UserError
+from bild_lab.lab.analysis.pareto import best_at_loss, is_baseline
+from bild_lab.lab.results.records import Sweep
+from bild_lab.report.formatting import short_name
+
+MATCH_RATES, MATCH_METRICS = "match_rates.csv", "metrics.json"  # of scripts/match_rates.py
+
+
+@dataclass(frozen=True)
+class Point:
+    """A finished point. pair: its name in the configuration. folder: where its files lie."""
+
+    result: dict[str, Any]
+    pair: str
+    folder: Path = field(default=Path(), compare=False)
+
+    @property
+    def policy(self) -> str:
+        return self.result["policy"]
+
+    @property
+    def knobs(self) -> dict[str, Any]:
+        return self.result["knobs"]
+
+    @property
+    def dataset(self) -> str:
+        return self.result["setting"]["dataset"]
+
+    @property
+    def temperature(self) -> float:
+        return self.result["setting"]["decoding"]["temperature"]
+
+    @property
+    def speedup(self) -> float | None:
+        return self.result["speedup"]["value"]
+
+    @property
+    def quality(self) -> float | None:
+        return self.result["quality"]["value"]
+
+    @property
+    def is_baseline(self) -> bool:
+        return is_baseline(self.result)
+
+
+@dataclass(frozen=True)
+class MatchRate:
+    """A row of `scripts/match_rates.py`. position: such as "1-16", or "all"."""
+
+    dataset: str
+    layer: int
+    top_k: int
+    trained: bool
+    position: str
+    rate: float
+
+
+Row = Callable[[Point], str | None]  # the row or curve that a point belongs to; None where it belongs to none
+
+
+def read_points(folders: Iterable[Path]) -> list[Point]:
+    """Every finished point of these sweeps. Raises UserError for a configuration that cannot be read."""
+    found = []
+    for folder in folders:
+        sweep = Sweep(folder)
+        for result in sweep.results():
+            place = sweep.points / result["folder"]
+            found.append(Point(result, _pair(place / "config.yaml"), place))
+    return found
+
+
+def read_match_rates(folders: Iterable[Path]) -> list[MatchRate]:
+    """Every match rate of these folders. Raises UserError for files of another form."""
+    found = []
+    for folder in folders:
+        if not (folder / MATCH_RATES).is_file():
+            continue
+        try:
+            dataset = json.loads((folder / MATCH_METRICS).read_text())["settings"]["dataset.name"]
+            with (folder / MATCH_RATES).open(newline="") as stream:
+                found += [_match_rate(dataset, row) for row in csv.DictReader(stream)]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{folder} holds no match rates of scripts/match_rates.py: {error!r}; make them anew"
+            ) from error
+    return found
+
+
+def curves(points: Sequence[Point], row: Row) -> dict[tuple[str, str], list[Point]]:
+    """The points of each curve, by data set and row, in order of appearance; the baseline's own are on none."""
+    found: dict[tuple[str, str], list[Point]] = {}
+    for point in points:
+        name = None if point.is_baseline else row(point)
+        if name is not None:
+            found.setdefault((point.dataset, name), []).append(point)
+    return found
+
+
+def fastest(points: Sequence[Point], loss: float) -> Point | None:
+    """The fastest point that loses at most so much quality; None where every one loses more."""
+    best = best_at_loss([point.result for point in points], loss)
+    return next((point for point in points if point.result is best), None)
+
+
+def baseline_quality(points: Iterable[Point]) -> float | None:
+    """The quality of the baseline that the points were compared with."""
+    told = (point.result["quality"]["baseline"] for point in points)
+    return next((value for value in told if value is not None), None)
+
+
+def policy(point: Point) -> str:
+    return point.policy
+
+
+def pair(point: Point) -> str:
+    return point.pair
+
+
+def alignment(point: Point) -> str | None:
+    """BiLD's two curves: with the fine-tuned drafter, or with the aligned one."""
+    if point.policy != "bild":
+        return None
+    return "aligned" if point.pair.endswith("_aligned") else "unaligned"
+
+
+def ablation(point: Point) -> str | None:
+    """BiLD with both policies or without one of them, of the aligned drafter."""
+    return point.policy if point.policy.startswith("bild") and point.pair.endswith("_aligned") else None
+
+
+def unaligned_or_speculative(point: Point) -> str | None:
+    if point.policy == "speculative":
+        return "speculative"
+    return "bild" if alignment(point) == "unaligned" else None
+
+
+def lossy_rule(point: Point) -> str | None:
+    """BiLD (unaligned), the rule of a cascade, lenience or typical acceptance."""
+    if point.policy == "speculative_cascade":
+        return f"cascade {point.knobs['rule']}"
+    if point.policy == "speculative":
+        return "lenience"
+    if point.policy == "typical_acceptance":
+        return "typical acceptance"
+    return "bild" if alignment(point) == "unaligned" else None
+
+
+def rollback_threshold(point: Point) -> str | None:
+    return f"rollback {point.knobs['rollback']:g}" if alignment(point) == "aligned" else None
+
+
+def drafter(point: Point) -> str | None:
+    """The draft model's name, or the order of n-grams."""
+    if point.policy == "ngram":
+        return {1: "unigrams", 2: "bigrams"}.get(point.knobs["order"])
+    draft = point.result["setting"].get("draft")
+    return short_name(draft) if point.policy == "speculative" and draft else None
+
+
+def lenience(point: Point) -> str | None:
+    return f"lenience {point.knobs['lenience']:g}" if point.policy == "speculative" else None
+
+
+def prompt_design(point: Point) -> str | None:
+    """BiTA's kinds of prompt, which the adapter's folder is named after."""
+    name = _adapter(point)
+    if name is None:
+        return None
+    return "masks only" if "none" in name else "shallow prompt" if "shallow" in name else "deep prompt"
+
+
+def tree(point: Point) -> str | None:
+    """BiTA's ways of decoding; a straightforward chain has one candidate a mask."""
+    if point.policy != "bita":
+        return None
+    kind = point.knobs["decoding"]
+    return kind if kind == "straightforward" else f"{kind}, k = {point.knobs['top_k']}"
+
+
+def prompt_tokens(point: Point) -> str | None:
+    return _count(point, "p", "prompt tokens")
+
+
+def mask_tokens(point: Point) -> str | None:
+    return _count(point, "m", "mask tokens")
+
+
+def pipeline(point: Point) -> str | None:
+    """PPD's heads and candidates, and the exit where it is not after half of the layers."""
+    if point.policy != "ppd":
+        return None
+    heads = "shared head" if point.knobs["heads"] == "shared" else "trained heads"
+    exit_layer = point.knobs["exit_layer"]
+    half = exit_layer is None or 2 * exit_layer == _depth(point)
+    return f"{heads}, k = {point.knobs['top_k']}" + ("" if half else f", layer {exit_layer}")
+
+
+def _depth(point: Point) -> int | None:
+    """The target's layers, as the theorem's speedup is depth over latency; None where that was not told."""
+    told = point.result["pipeline"] or {}
+    if told.get("theorem") is None:
+        return None
+    return round(told["theorem"] * told["predicted_latency_units"])
+
+
+def _adapter(point: Point) -> str | None:
+    path = point.knobs.get("adapter")
+    return Path(path).parent.name if point.policy == "bita" and path else None
+
+
+def _count(point: Point, letter: str, what: str) -> str | None:
+    match = re.search(rf"_{letter}(\d+)", _adapter(point) or "")
+    return None if match is None else f"{match[1]} {what}"
+
+
+def _pair(config: Path) -> str:
+    try:
+        return str(OmegaConf.load(config).pair.name)
+    except (OSError, YAMLError, OmegaConfBaseException) as error:
+        raise UserError(f"{config} cannot be read: {error}; measure the point again with resume=false") from error
+
+
+def _match_rate(dataset: str, row: dict[str, str]) -> MatchRate:
+    trained = row["heads"] != "shared"
+    return MatchRate(dataset, int(row["layer"]), int(row["top_k"]), trained, row["position"], float(row["rate"]))

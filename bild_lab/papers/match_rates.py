@@ -1,0 +1,215 @@
+"""How often a head behind an early layer has the final token among its first choices (PPD §4.3, Tables 1, 4 to 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from bild_lab.engine.adapters.layer_heads import LayerHeads, LayerHeadsConfig, require_heads_of, require_layers
+from bild_lab.engine.models.native import NativeModel
+from bild_lab.engine.ppd.pipeline import SHARED
+from bild_lab.engine.request import Request
+from bild_lab.engine.sampling import precise
+from bild_lab.errors import UserError
+from bild_lab.lab.config import require_whole
+from bild_lab.lab.metrics.bootstrap import interval, resampled_sums
+from bild_lab.training.losses import decoder_depth
+
+TOTAL = "all"  # the position of a row over all positions
+
+Head = Callable[[int, Float[Tensor, "n dim"]], Float[Tensor, "n vocab"]]  # from a layer, counted from 1, and its output
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatchSpec:
+    """What to measure. Raises UserError for values that no model has.
+
+    layers: None for all that the heads are for. top_k: k. heads: "shared" for the model's own, a folder of trained
+    heads, or several of them, which then see the same texts. positions: tokens of a text that are counted together.
+    """
+
+    layers: Sequence[int] | None
+    top_k: Sequence[int]
+    heads: str | Sequence[str]
+    positions: int
+
+    def __post_init__(self) -> None:
+        heads = (self.heads,) if isinstance(self.heads, str) else tuple(self.heads or ())
+        if not heads or not all(isinstance(one, str) and one for one in heads):
+            raise UserError(f"heads must be {SHARED}, a folder of trained heads, or several, got {self.heads!r}")
+        object.__setattr__(self, "heads", tuple(dict.fromkeys(heads)))
+        object.__setattr__(self, "top_k", _ascending("top_k", self.top_k, "[1,3,5]"))
+        if self.layers is not None:
+            object.__setattr__(self, "layers", _ascending("layers", self.layers, "[4,6,8]"))
+        require_whole("positions", self.positions, 1)
+
+
+def _ascending(key: str, values: object, example: str) -> tuple[int, ...]:
+    if not isinstance(values, Sequence) or isinstance(values, str) or not values:
+        raise UserError(f"{key} must list whole numbers, such as {example}, got {values!r}")
+    for value in values:
+        require_whole(f"each of {key}", value, 1)
+    return tuple(sorted(set(values)))
+
+
+def layers_of(spec: MatchSpec, target: NativeModel) -> tuple[int, ...]:
+    """The layers to measure; reads small files only.
+
+    Raises UserError for layers that the target or the heads do not have, heads of another model, and k beyond the
+    vocabulary.
+    """
+    config = target.checkpoint.config
+    depth = decoder_depth(config)
+    if spec.top_k[-1] > config.vocab_size:
+        raise UserError(
+            f"top_k must be at most the target's vocabulary of {config.vocab_size} tokens, got {spec.top_k[-1]}"
+        )
+    trained = {path: LayerHeadsConfig.read(path) for path in spec.heads if path != SHARED}
+    for path, heads in trained.items():
+        require_heads_of(target, heads, path, heads.layers[0])
+    if spec.layers is None:
+        common = set(range(1, depth + 1)).intersection(*(heads.layers for heads in trained.values()))
+        if not common:
+            raise UserError(f"no layer has heads in all of {', '.join(trained)}; measure them one by one")
+        return tuple(sorted(common))
+    require_layers(spec.layers, depth)
+    for path, heads in trained.items():
+        if missing := sorted(set(spec.layers) - set(heads.layers)):
+            raise UserError(f"layers must be ones that {path} has heads for, {list(heads.layers)}, got {missing}")
+    return spec.layers
+
+
+def heads_of(spec: MatchSpec, target: NativeModel) -> dict[str, Head]:
+    """The heads by name, ready to use."""
+    found: dict[str, Head] = {}
+    for name in spec.heads:
+        if name == SHARED:
+            found[name] = lambda layer, hidden: target.decoder.logits(hidden)
+        else:
+            found[name] = LayerHeads.load(name).to(target.device, target.dtype).requires_grad_(False).logits
+    return found
+
+
+@torch.inference_mode()
+def greedy_states(target: NativeModel, request: Request) -> tuple[list[int], Float[Tensor, "layers n dim"]]:
+    """The target's own greedy text, and what every layer put out where each of its tokens was chosen."""
+    session = target.start(request.source, request.limits.max_new_tokens)
+    tokens, states = list(request.source.prompt), []
+    while not request.limits.reached(tokens):
+        scores = session.extend(tokens[session.length :], scored=1, hidden=True)
+        states.append(scores.hidden[:, -1])
+        tokens.append(int(precise(scores.logits).argmax(-1)))
+    return tokens[request.limits.prompt_length :], torch.stack(states, 1)
+
+
+@torch.inference_mode()
+def ranks_of(
+    tokens: Sequence[int], states: Float[Tensor, "layers n dim"], head: Head, layers: Sequence[int], most: int
+) -> Int[np.ndarray, "measured n"]:
+    """How many tokens each layer prefers to the final one; `most` where it is not among so many first choices."""
+    wanted = torch.tensor(tokens, device=states.device)[:, None]
+    ranks = []
+    for layer in layers:
+        choices = head(layer, states[layer - 1]).topk(most).indices  # [n, most]
+        ranks.append(((choices == wanted).cumsum(-1) == 0).sum(-1))
+    return torch.stack(ranks).cpu().numpy()
+
+
+class Rate(NamedTuple):
+    """A row of the table: of `count` tokens at these positions, from 1, so many were among the first `top_k`."""
+
+    layer: int
+    top_k: int
+    heads: str
+    position: str
+    matches: int
+    count: int
+    rate: float
+
+
+@dataclass(frozen=True)
+class MatchRates:
+    """Counted matches, by text and group of positions; a group that a text does not reach counts nothing.
+
+    layers, top_k, heads: what the axes of `matches` stand for. positions: tokens in a group.
+    """
+
+    heads: tuple[str, ...]
+    layers: tuple[int, ...]
+    top_k: tuple[int, ...]
+    positions: int
+    matches: Int[np.ndarray, "texts heads layers ks groups"]
+    counts: Int[np.ndarray, "texts groups"]
+
+    @property
+    def texts(self) -> int:
+        return len(self.counts)
+
+    @property
+    def tokens(self) -> int:
+        return int(self.counts.sum())
+
+    @cached_property
+    def intervals(self) -> Float[np.ndarray, "heads layers ks bounds"]:
+        """Low and high 95 % bounds over all positions, by bootstrap over texts, whose tokens depend on each other."""
+        each = self.matches.sum(-1)  # [texts, heads, layers, ks]
+        sums = resampled_sums(np.column_stack([each.reshape(self.texts, -1), self.counts.sum(-1)]).astype(float), 0)
+        bounds = [interval(rates) for rates in (sums[:, :-1] / sums[:, -1:]).T]
+        return np.array(bounds).reshape(*each.shape[1:], 2)
+
+    def rows(self) -> list[Rate]:
+        """Every layer, k and heads: a row for each group of positions, then one for all."""
+        found: list[Rate] = []
+        labels = [self.label(group) for group in range(self.counts.shape[1])]
+        counts = [int(count) for count in self.counts.sum(0)]
+        for (h, heads), (i, layer), (j, top_k) in product(*map(enumerate, (self.heads, self.layers, self.top_k))):
+            matches = [int(count) for count in self.matches[:, h, i, j].sum(0)]
+            groups = [*zip(labels, matches, counts, strict=True), (TOTAL, sum(matches), sum(counts))]
+            found += [Rate(layer, top_k, heads, label, some, all_of, some / all_of) for label, some, all_of in groups]
+        return found
+
+    def totals(self) -> list[dict[str, object]]:
+        """The rows over all positions, with their 95 % intervals."""
+        rows = [row for row in self.rows() if row.position == TOTAL]
+        bounds = self.intervals.reshape(-1, 2).tolist()
+        return [{**row._asdict(), "low": low, "high": high} for row, (low, high) in zip(rows, bounds, strict=True)]
+
+    def label(self, group: int) -> str:
+        """The positions of a group as the paper's tables name them: 1-16."""
+        first, last = group * self.positions + 1, (group + 1) * self.positions
+        return str(first) if first == last else f"{first}-{last}"
+
+
+def measure_match_rates(
+    target: NativeModel, requests: Sequence[Request], spec: MatchSpec, advance: Callable[[], None] = lambda: None
+) -> MatchRates:
+    """Decode every request greedily, once, and ask all heads at all layers for each token of the texts.
+
+    advance: called behind each text. Raises UserError where `layers_of` does.
+    """
+    layers, heads, top_k = layers_of(spec, target), heads_of(spec, target), np.array(spec.top_k)
+    hits: list[Int[np.ndarray, "heads layers ks n"]] = []
+    for request in requests:
+        tokens, states = greedy_states(target, request)
+        ranks = np.stack([ranks_of(tokens, states, head, layers, spec.top_k[-1]) for head in heads.values()])
+        hits.append(ranks[:, :, None] < top_k[:, None])
+        advance()
+    groups = -(-max(hit.shape[-1] for hit in hits) // spec.positions)
+    matches = np.stack([grouped(hit, spec.positions, groups) for hit in hits])
+    counts = np.stack([grouped(np.ones(hit.shape[-1:], int), spec.positions, groups) for hit in hits])
+    return MatchRates(spec.heads, layers, spec.top_k, spec.positions, matches, counts)
+
+
+def grouped(values: Int[np.ndarray, "*axes n"], size: int, groups: int) -> Int[np.ndarray, "*axes groups"]:
+    """Sums over groups of so many values; zero in those behind the last value."""
+    padded = np.zeros((*values.shape[:-1], groups * size), int)
+    padded[..., : values.shape[-1]] = values
+    return padded.reshape(*values.shape[:-1], groups, size).sum(-1)

@@ -1,0 +1,213 @@
+"""Where the time of one text goes, call by call: Figure 5 of speculative decoding (Leviathan et al., 2023)."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from bild_lab.errors import UserError
+from bild_lab.lab.analysis.pareto import is_baseline
+from bild_lab.lab.results.groups import Group, by_setting, setting_title
+from bild_lab.lab.results.records import Sweep
+from bild_lab.report.figure_files import paper_figure
+from bild_lab.report.formatting import knob_label, number
+from bild_lab.report.style import HAIRLINE, INK, MUTED, STAGE_COLOURS
+
+MOST_LANES = 6
+
+_REJECTED = "#D55E00"
+_INCHES = 10.0
+_LEFT, _RIGHT, _HEADING, _FOOT, _LANE = 1.75, 1.0, 0.95, 0.5, 0.78  # inches
+_HALF = 0.24  # of a bar's height, where lanes lie 1 apart
+_LABEL_WIDTH = 22  # characters
+_COUNT_POINTS = 11.0  # between the centres of two counts, at the least
+
+Interval = tuple[float, float]  # start and end in ms
+
+
+@dataclass(frozen=True)
+class TimedRound:
+    """One draft and its verification in time.
+
+    cells: how many equal parts the draft is drawn in, one for each call of the drafter. verify: None where the draft
+    was not verified. emitted: tokens at the end of the round. rejected: whether the target refused a drafted token.
+    """
+
+    draft: Interval
+    cells: int
+    verify: Interval | None
+    emitted: int
+    rejected: bool
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One point's way through the example."""
+
+    policy: str
+    knobs: str
+    prefill: Interval
+    rounds: tuple[TimedRound, ...]
+
+    @property
+    def end(self) -> float:
+        """When the last token was there, in ms."""
+        last = self.rounds[-1]
+        return (last.verify or last.draft)[1]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What is drawn: the lanes of one example in one setting. left_out: traced points that have no lane."""
+
+    example: str
+    setting: dict
+    lanes: tuple[Lane, ...]
+    left_out: int
+
+
+def picture_of(sweep: Sweep, example: str | None = None) -> Picture:
+    """The traced points of a sweep in one setting, at most six of them, on one example.
+
+    Of several settings it takes the one with the most points, and without an `example` the traced one of
+    median length. Raises UserError where nothing was traced, or not this example for every lane.
+    """
+    texts = {result["point"]: traced_examples(sweep, result["point"]) for result in sweep.results()}
+    traced = [result for result in sweep.results() if texts[result["point"]]]
+    if not traced:
+        raise UserError(
+            f"{sweep.folder} holds no traced example; measure a policy of ours there with "
+            "measure.traced_examples=1 (and resume=false, where its points were measured before)"
+        )
+    group = max(by_setting(traced), key=lambda group: len(group.results))
+    chosen = telling(group)
+    common = [one for one in texts[chosen[0]["point"]] if all(one in texts[result["point"]] for result in chosen)]
+    if not common or example not in (None, *common):
+        wanted = "one example" if example is None else f"example {example!r}"
+        raise UserError(f"{wanted} is wanted that every lane has a trace of, got {', '.join(common) or 'none'}")
+    if example is None:
+        example = median_length(common, texts[chosen[0]["point"]])
+    lanes = tuple(lane_of(group, result, texts[result["point"]][example]) for result in chosen)
+    return Picture(example, group.setting, lanes, len(traced) - len(lanes))
+
+
+def traced_examples(sweep: Sweep, point: str) -> dict[str, dict]:
+    """A point's rows of `examples.jsonl` that can be drawn, by the example's id."""
+    rows = sweep.examples(point)
+    return {row["id"]: row for row in rows if row["rounds"] and len(intervals(row, "draft")) == len(row["rounds"])}
+
+
+def telling(group: Group) -> list[dict]:
+    """The baseline and at most five others, the fastest last: each policy's fastest first, then the Pareto front."""
+    baseline = [result for result in group.results if is_baseline(result)][:1]
+    others = [result for result in group.results if not is_baseline(result)]
+    ranked = [*group.notable(), *group.front(), *others]
+    kept: list[dict] = []
+    for result in ranked:
+        if not is_baseline(result) and len(baseline) + len(kept) < MOST_LANES and result not in kept:
+            kept.append(result)
+    return [*baseline, *(result for result in reversed(others) if result in kept)]
+
+
+def lane_of(group: Group, result: dict, row: dict) -> Lane:
+    """A point's rounds on one example, each with its stages."""
+    drafts, verifies = intervals(row, "draft"), intervals(row, "verify")
+    rounds: list[TimedRound] = []
+    emitted = 0
+    for index, (one, draft) in enumerate(zip(row["rounds"], drafts, strict=True)):
+        verify = verifies[index] if index < len(verifies) else None  # a tail that nobody verified ends the text
+        # the end token or the length limit may cut what the last round gave
+        emitted = min(emitted + one["accepted"] + (verify is not None), len(row["token_ids"]))
+        rejected = verify is not None and one["accepted"] < len(one["drafted"])
+        # a drafter without a model makes no calls
+        rounds.append(TimedRound(draft, one["draft_calls"] or bool(one["drafted"]), verify, emitted, rejected))
+    prefill = intervals(row, "prefill")[0]
+    knobs = ", ".join(knob_label(result, [knob]).replace(" ", "\N{NO-BREAK SPACE}") for knob in group.knobs(result))
+    return Lane(result["policy"], knobs, prefill, tuple(rounds))
+
+
+def intervals(row: dict, stage: str) -> list[Interval]:
+    """When this stage ran, in ms."""
+    return [(1000 * start, 1000 * end) for name, start, end in row.get("spans", ()) if name == stage]
+
+
+def median_length(ids: Iterable[str], rows: dict[str, dict]) -> str:
+    """The example whose text is of median length."""
+    ordered = sorted(ids, key=lambda one: len(rows[one]["token_ids"]))
+    return ordered[(len(ordered) - 1) // 2]
+
+
+def draw_trace(picture: Picture, path: Path) -> None:
+    """Write the lanes, one below the other over a common axis of time, as a PNG 1500 pixels wide."""
+    setting, count = picture.setting, len(picture.lanes)
+    inches = _HEADING + _LANE * count + _FOOT
+    drawn = f"temperature {setting['decoding']['temperature']:g}, {setting['dtype']} on {setting['device']}"
+    subtitle = f"Example {picture.example} of {setting_title(setting)}, {drawn}; every stage waits for the device"
+    with paper_figure(path, (_INCHES, inches), "Where the time of one text goes", subtitle) as figure:
+        width = _INCHES - _LEFT - _RIGHT
+        axes = figure.add_axes((_LEFT / _INCHES, _FOOT / inches, width / _INCHES, _LANE * count / inches))
+        end = max(lane.end for lane in picture.lanes)
+        axes.set(xlim=(0, end), ylim=(count - 0.5, -0.5), yticks=[], xlabel="milliseconds since decoding began")
+        axes.grid(axis="x", color=HAIRLINE, linewidth=0.7)
+        axes.set_axisbelow(True)
+        for side in ("left", "top"):
+            axes.spines[side].set_visible(False)
+        for row, lane in enumerate(picture.lanes):
+            draw_lane(axes, row, lane, points_per_ms=width * 72 / end)
+        place = (0.48 / _INCHES, 1 - 0.68 / inches)
+        look = {"frameon": False, "borderpad": 0, "borderaxespad": 0, "handlelength": 1.1, "columnspacing": 1.5}
+        figure.legend(handles=key(), ncols=len(key()), loc="upper left", bbox_to_anchor=place, **look)
+
+
+def draw_lane(axes: Axes, row: int, lane: Lane, points_per_ms: float) -> None:
+    """The bars of a lane, its rejections below, its token counts above, its name and its end beside it."""
+    bars = {"prefill": [lane.prefill], "draft": [], "verify": []}
+    for one in lane.rounds:
+        start, width = one.draft[0], (one.draft[1] - one.draft[0]) / max(one.cells, 1)
+        bars["draft"] += [(start + cell * width, start + (cell + 1) * width) for cell in range(one.cells)]
+        bars["verify"] += [one.verify] if one.verify is not None else []
+    for stage, several in bars.items():
+        widths = [(start, end - start) for start, end in several]
+        outlines = [min(0.7, 0.2 * width * points_per_ms) for _, width in widths]  # a wide one would hide a thin bar
+        look = {"facecolor": STAGE_COLOURS[stage], "edgecolor": "white", "linewidths": outlines}
+        axes.broken_barh(widths, (row - _HALF, 2 * _HALF), **look)
+    refused = [sum(one.verify) / 2 for one in lane.rounds if one.rejected]
+    axes.plot(refused, [row + _HALF + 0.1] * len(refused), "x", color=_REJECTED, ms=4.5, mew=1.4, clip_on=False)
+    ends = [((one.verify or one.draft)[1], one.emitted) for one in lane.rounds]
+    for place, emitted in readable(ends, _COUNT_POINTS / points_per_ms):
+        axes.text(place, row - _HALF - 0.05, str(emitted), ha="center", va="bottom", size=7, color=INK)
+    beside = {"textcoords": "offset points", "va": "center", "annotation_clip": False}
+    total = f"{number(lane.end, 1)} ms\n{lane.rounds[-1].emitted} tokens"
+    axes.annotate(total, (lane.end, row), (7, 0), **beside)
+    across = ("axes fraction", "data")
+    knobs = textwrap.wrap(lane.knobs, _LABEL_WIDTH, max_lines=2, placeholder=" …")
+    policy = textwrap.shorten(lane.policy, _LABEL_WIDTH, placeholder=" …")
+    lift = 6 * len(knobs)
+    axes.annotate(policy, (0, row), (-8, lift), xycoords=across, ha="right", weight="bold", **beside)
+    if knobs:
+        axes.annotate("\n".join(knobs), (0, row), (-8, -6), xycoords=across, ha="right", color=MUTED, **beside)
+
+
+def readable(ends: list[tuple[float, int]], gap: float) -> list[tuple[float, int]]:
+    """Those of the counts that can stand side by side, `gap` ms apart; the last one always."""
+    kept = [ends[-1]]
+    for place, emitted in reversed(ends[:-1]):
+        if kept[-1][0] - place >= gap:
+            kept.append((place, emitted))
+    return kept[::-1]
+
+
+def key() -> list[Patch | Line2D]:
+    """What the bars and marks mean."""
+    stages = {"prefill": "prefill", "draft": "one drafter call", "verify": "one target call"}
+    bars = [Patch(facecolor=STAGE_COLOURS[stage], label=label) for stage, label in stages.items()]
+    host = Patch(facecolor="white", edgecolor=MUTED, linewidth=0.6, label="host code")
+    refused = Line2D([], [], ls="", marker="x", ms=4.5, mew=1.4, color=_REJECTED, label="rejects a drafted token")
+    count = Line2D([], [], ls="", label="number above: tokens so far")
+    return [*bars, host, refused, count]

@@ -1,0 +1,107 @@
+"""A Weights & Biases report that compares groups of runs, that is, sweeps, through wandb-workspaces."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from bild_lab.errors import UserError
+from bild_lab.report.wandb.panels import ACCEPTANCE, EXAMPLES, POINTS
+
+if TYPE_CHECKING:
+    from wandb_workspaces.reports.v2 import Report
+
+LONGEST_TITLE = 128  # the service's limit
+# each panel's figure over the groups: its title and the summary's key
+_BARS = (
+    ("Speedup", "speedup/value"),
+    ("Acceptance rate", "acceptance_rate"),
+    ("Tokens per target call", "tokens_per_target_call"),
+    ("Quality, difference from the baseline", "quality/difference"),
+)
+
+
+def group_report(groups: Sequence[str], project: str, entity: str | None, title: str | None) -> Report:
+    """Lay out a report: all groups in one plane of latency and quality, their numbers, acceptance curves and tables.
+
+    Contacts nobody. Raises UserError without wandb-workspaces, without groups, or for one given twice.
+    """
+    if not groups or len(set(groups)) < len(groups):
+        raise UserError(
+            f"names of different groups are wanted, got {', '.join(groups) or 'none'}; a group is a sweep's name=NAME, "
+            "as in python scripts/wandb_report.py first second"
+        )
+    wr, expr = _libraries()
+
+    def runs(named: Sequence[str]) -> list[Any]:
+        # no entity: the report's own project, which need not be looked up
+        return [wr.Runset(name=group, filters=[expr.Metric("Group") == group]) for group in named]
+
+    overview = wr.PanelGrid(runsets=runs(groups), panels=[_scatter(wr), *(_bar(wr, *told) for told in _BARS)])
+    details = [block for group in groups for block in (wr.H2(group), _details(wr, runs([group])))]
+    compared = ", ".join(groups)
+    title = title or f"bild_lab: {compared if len(compared) < 100 else f'{len(groups)} sweeps'}"
+    if len(title) > LONGEST_TITLE:
+        raise UserError(f"title must have at most {LONGEST_TITLE} characters, got {len(title)}; choose a shorter one")
+    return wr.Report(
+        project=project,
+        entity=entity or "",
+        title=title,
+        description="Sweeps of bild_lab: every point is timed against its baseline, example by example in turn.",
+        blocks=[wr.H1("Together"), overview, *details],
+        width="fluid",
+    )
+
+
+def report_spec(report: Report) -> str:
+    """What `publish` would send, as JSON."""
+    model = report._to_model()
+    told = {"display_name": model.display_name, "project": model.project.name, "entity": model.project.entity_name}
+    spec = json.loads(model.spec.model_dump_json(by_alias=True, exclude_none=True))
+    return json.dumps({**told, "description": model.description, "spec": spec}, indent=2) + "\n"
+
+
+def publish(report: Report) -> str:
+    """Save the report to its project and return its address. Raises whatever the service does without a login."""
+    import wandb
+
+    report.entity = report.entity or wandb.Api().default_entity
+    return report.save().url
+
+
+def _libraries() -> tuple[Any, Any]:
+    try:
+        from wandb_workspaces import expr
+        from wandb_workspaces.reports import v2
+    except ImportError as error:
+        raise UserError(
+            "reports need wandb-workspaces, which is not installed; pip install 'bild_lab[reports]'"
+        ) from error
+    return v2, expr
+
+
+def _scatter(wr: Any) -> Any:
+    return wr.ScatterPlot(
+        title="Quality against relative latency (further left is faster)",
+        x=wr.SummaryMetric("relative_latency"),
+        y=wr.SummaryMetric("quality/value"),
+        layout=wr.Layout(w=24, h=12),
+    )
+
+
+def _bar(wr: Any, title: str, key: str) -> Any:
+    return wr.BarPlot(title=title, metrics=[wr.SummaryMetric(key)], layout=wr.Layout(w=12, h=8))
+
+
+def _details(wr: Any, runsets: list[Any]) -> Any:
+    """One group's acceptance curves and tables, those that its runs log under the same keys."""
+    curves = wr.CustomChart(
+        query={"summaryTable": {"tableKey": f"{ACCEPTANCE}_table"}},
+        chart_name="wandb/line/v0",
+        chart_fields={"x": "position", "y": "accepted"},
+        chart_strings={"title": "Acceptance by position in the draft"},
+        layout=wr.Layout(w=24, h=10),
+    )
+    tables = [wr.WeavePanelSummaryTable(table_name=name, layout=wr.Layout(w=24, h=10)) for name in (POINTS, EXAMPLES)]
+    return wr.PanelGrid(runsets=runsets, panels=[curves, *tables])

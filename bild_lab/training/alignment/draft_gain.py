@@ -1,0 +1,123 @@
+"""What a draft model gains a target, by a small sweep: speculative decoding and BiLD's thresholds (BiLD §3.5.1)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.errors import UserError
+from bild_lab.lab.analysis.pareto import best_at_loss, pareto_front
+from bild_lab.lab.config import compose_policy, require_whole
+from bild_lab.lab.data.tasks import DatasetSpec
+from bild_lab.lab.point import prepare
+from bild_lab.lab.results.records import Sweep
+from bild_lab.lab.runner import run_point
+from bild_lab.training.alignment.calibration import Calibration
+
+if TYPE_CHECKING:
+    from bild_lab.training.tracking import WandbRun
+
+TOLD = {"speculative": ("window",), "bild": ("fallback", "rollback")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The points measured with the draft model before and after: the fields of `comparison` in `conf/align.yaml`.
+
+    window: of speculative decoding, whose acceptance rate is compared. fallback, rollback: BiLD's thresholds,
+    every pair of which is a point of the Pareto curves. Raises UserError for values that make no points.
+    """
+
+    split: str
+    path: str | None
+    limit: int | None
+    window: int
+    fallback: Sequence[float]
+    rollback: Sequence[float]
+
+    def __post_init__(self) -> None:
+        require_whole("comparison.window", self.window, 1)
+        for key in ("fallback", "rollback"):
+            values = getattr(self, key)
+            if not isinstance(values, list | tuple) or not values:
+                raise UserError(f"comparison.{key} must be a list of thresholds such as [0.5,0.7], got {values!r}")
+
+    def dataset(self, calibration: Calibration) -> DatasetSpec:
+        """The calibration data's dataset, on the split that is measured."""
+        spec = calibration.dataset
+        return replace(spec, split=self.split, limit=self.limit, path=self.path or spec.path)
+
+
+def point_configs(
+    comparison: Comparison, calibration: Calibration, draft: Checkpoint, surroundings: Mapping[str, Any]
+) -> list[DictConfig]:
+    """The points with this draft model, speculative decoding first, as `prepare` takes them.
+
+    surroundings: name, runtime and measure of the configuration.
+    """
+    target = calibration.target
+    speculative, bild = (OmegaConf.to_container(compose_policy(name)) for name in ("speculative", "bild"))
+    thresholds = itertools.product(comparison.fallback, comparison.rollback)
+    policies = [
+        {**speculative, "window": comparison.window},
+        *({**bild, "fallback": fallback, "rollback": rollback} for fallback, rollback in thresholds),
+    ]
+    pair = {"name": "alignment", "target": target.path, "target_revision": target.revision}
+    limit = calibration.manifest["decoding"]["max_new_tokens"]
+    shared = {
+        **surroundings,
+        "resume": True,
+        "pair": {**pair, "draft": draft.path, "draft_revision": draft.revision},
+        "dataset": asdict(comparison.dataset(calibration)),
+        "logger": {},  # the alignment's own logs them
+        "decoding": {"max_new_tokens": limit, "temperature": 0.0, "top_k": None, "top_p": None},
+    }
+    return [OmegaConf.create({**shared, "policy": policy}) for policy in policies]
+
+
+def measured_points(
+    configs: Sequence[DictConfig], sweep: Sweep, logger: WandbRun | None, tell: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Every point's result, measured unless it was before. tell: called with a line for each."""
+    results = []
+    for config in configs:
+        point = prepare(config)
+        result = sweep.finished(point.id)
+        if result is None:
+            result = run_point(point, sweep)
+            if logger is not None:
+                logger.log_point(result, OmegaConf.to_container(config, resolve=True))
+        results.append(result)
+        knobs = " ".join(f"{knob}={point.knobs[knob]}" for knob in TOLD[point.policy])
+        quality, speedup = result["quality"], result["speedup"]["value"]
+        tell(f"{config.pair.draft}, {point.policy} {knobs}: {quality['metric']} {quality['value']:.2f}, {speedup:.2f}x")
+    return results
+
+
+def gains(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What the first point, speculative decoding, and the others, BiLD, give."""
+    speculative, *bild = results
+    free, cheap = best_at_loss(bild, 0.0), best_at_loss(bild, 1.0)
+    return {
+        "target_quality": speculative["quality"]["baseline"],
+        "acceptance_rate": speculative["acceptance_rate"],
+        "tokens_per_target_call": speculative["tokens_per_target_call"],
+        "speculative_speedup": speculative["speedup"]["value"],
+        "bild_speedup_at_no_loss": None if free is None else free["speedup"]["value"],
+        "bild_speedup_at_one_point": None if cheap is None else cheap["speedup"]["value"],
+        "pareto": pareto(bild),
+    }
+
+
+def pareto(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The undominated points: thresholds, latency relative to the baseline's, quality."""
+    rows = [
+        {**result["knobs"], "latency": 1 / result["speedup"]["value"], "quality": result["quality"]["value"]}
+        for result in results
+    ]
+    return [rows[index] for index in pareto_front([(row["latency"], row["quality"]) for row in rows])]

@@ -1,0 +1,207 @@
+"""Bi-directional tuning: mask tokens that learn what follows the next token, through a frozen model (BiTA §3.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from bild_lab.engine.adapters import BitaAdapter
+from bild_lab.errors import UserError
+from bild_lab.lab.config import require_whole
+from bild_lab.training.frozen.columns import leading_run
+
+ATTENTION = "bild_lab_bita"  # in Transformers' register of attention functions
+
+
+@dataclass(frozen=True, kw_only=True)
+class BitaTraining:
+    """An adapter to train: the fields of `bita` in `conf/train_bita.yaml` (a `frozen.Extension`).
+
+    prompt: deep, shallow or none (BiTA Table 3). splits: split points of a sample in each pass, all in one forward.
+    """
+
+    prompt: str
+    prompt_tokens: int
+    mask_tokens: int
+    splits: int
+
+    leaves: ClassVar[str] = "adapter"
+    noun: ClassVar[str] = "BiTA adapter"
+    metric: ClassVar[str] = "accepted"  # drafts of a forward, were they a chain of first choices
+
+    def __post_init__(self) -> None:
+        require_whole("bita.mask_tokens", self.mask_tokens, 1)
+        require_whole("bita.splits", self.splits, 1)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(f"mask_{number + 1}" for number in range(self.mask_tokens))
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Mask j (from 0) behind n tokens predicts token n + j + 1, as the last token's own row predicts token n."""
+        return tuple(range(1, self.mask_tokens + 1))
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """All masks weigh the same (BiTA Eq. 1)."""
+        return (1.0,) * self.mask_tokens
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {f"bita.{key}": value for key, value in asdict(self).items()}
+
+    def check(self, config: PreTrainedConfig) -> None:
+        """Raise UserError for an encoder–decoder, an unknown prompt, or a prompt without tokens."""
+        self._fresh(config, {}, 0)
+
+    def beside(self, base: PreTrainedModel, origin: Mapping[str, Any], seed: int) -> MaskRows:
+        """Raises UserError where the model's attention cannot be given a prompt."""
+        return MaskRows(base, self._fresh(base.config, origin, seed).to(base.device))
+
+    def per_context(self, hits: Bool[Tensor, "n columns"]) -> Float[Tensor, " n"]:
+        return leading_run(hits)
+
+    def usage(self, base: str, folder: Path) -> str:
+        return f"python run.py -m pair.target={base} policy=bita policy.adapter={folder} policy.top_k=1,3,5"
+
+    def _fresh(self, config: PreTrainedConfig, origin: Mapping[str, Any], seed: int) -> BitaAdapter:
+        return BitaAdapter.fresh(config, origin, self.prompt, self.prompt_tokens, self.mask_tokens, seed)
+
+
+@dataclass(frozen=True)
+class PromptRows:
+    """What a forward's attention takes from the adapter. layers: those that did.
+
+    keys, values: [layers, kv_heads, P, head_dim], without rotary position; None where there is no deep prompt.
+    """
+
+    keys: Float[Tensor, "layers heads p dim"] | None
+    values: Float[Tensor, "layers heads p dim"] | None
+    layers: set[int] = field(default_factory=set)
+
+
+class MaskRows(nn.Module):
+    """Runs the mask tokens of many contexts of a sample through the frozen model, in one forward.
+
+    The rows are [shallow prompt, tokens, groups of M masks]. Tokens see the tokens up to their own, as ever; a
+    group behind n tokens sees these, the prompt, and its own masks up to each one's own; no other group (BiTA
+    Figure 3). A group's masks stand at positions n, n + 1, …; a prompt has none, which for rows is position 0.
+    """
+
+    def __init__(self, base: PreTrainedModel, adapter: BitaAdapter) -> None:
+        super().__init__()
+        self.adapter = adapter
+        self._base = (base,)  # a module in a tuple is no submodule
+        AttentionInterface.register(ATTENTION, attend_with_prompt)
+        self._require_interface()
+
+    def forward(
+        self, input_ids: Int[Tensor, "batch n"], contexts: Int[Tensor, "batch groups"]
+    ) -> Float[Tensor, "batch groups masks vocab"]:
+        """Logits of every mask. contexts: how many tokens each group stands behind."""
+        base, masks = self._base[0], self.adapter.masks
+        words = base.get_input_embeddings()(input_ids)
+        (batch, groups), count = contexts.shape, masks.shape[0]
+        shallow, prompt = self._prompt()
+        parts = [shallow, words, masks.repeat(groups, 1)]
+        rows = torch.cat([part.to(words.dtype).expand(batch, -1, -1) for part in parts], 1)
+        depth = torch.arange(count, device=words.device)
+        positions = [
+            torch.zeros_like(input_ids[:, :1]).expand(-1, shallow.shape[0]),
+            torch.arange(input_ids.shape[1], device=words.device).expand(batch, -1),
+            (contexts[..., None] + depth).flatten(1),
+        ]
+        deep = 0 if prompt.keys is None else prompt.keys.shape[2]
+        visible = visible_rows(contexts, deep, shallow.shape[0], input_ids.shape[1], count)
+        logits = base(
+            inputs_embeds=rows,
+            attention_mask=visible[:, None],
+            position_ids=torch.cat(positions, 1),
+            use_cache=False,
+            logits_to_keep=groups * count,
+            bita_prompt=prompt,
+        ).logits
+        return logits.view(batch, groups, count, -1)
+
+    def save(self, folder: Path) -> None:
+        """Write the adapter's two files."""
+        self.adapter.save(folder)
+
+    def _prompt(self) -> tuple[Float[Tensor, "p dim"], PromptRows]:
+        """The rows of a shallow prompt, and the keys and values of a deep one."""
+        kind = self.adapter.config.prompt
+        rows = self.adapter.prompt_embeddings if kind == "shallow" else self.adapter.masks[:0]
+        deep = (self.adapter.prompt_keys, self.adapter.prompt_values) if kind == "deep" else (None, None)
+        return rows, PromptRows(*deep)
+
+    def _require_interface(self) -> None:
+        """Raise UserError unless every layer's attention goes through Transformers' interface, and sees all rows."""
+        base, reached = self._base[0], PromptRows(None, None)
+        config = base.config
+        kinds = set(getattr(config, "layer_types", None) or [])
+        if kinds - {"full_attention"} or (not kinds and getattr(config, "sliding_window", None)):
+            cause = "its layers see a window of the text only"
+        else:
+            cause = "its attention does not go through Transformers' AttentionInterface"
+            base.set_attn_implementation(ATTENTION)
+            one = torch.ones(1, 1, dtype=torch.long, device=base.device)
+            with torch.no_grad(), suppress(TypeError, ValueError):  # of a model that takes no further arguments
+                base(input_ids=one, use_cache=False, bita_prompt=reached)
+        if len(reached.layers) != config.num_hidden_layers:
+            raise UserError(
+                f"bi-directional tuning cannot reach into a {config.model_type} model: {cause}; "
+                "choose one such as Llama or Qwen2"
+            )
+
+
+def attend_with_prompt(
+    module: nn.Module,
+    query: Float[Tensor, "batch heads m dim"],
+    key: Float[Tensor, "batch kv_heads m dim"],
+    value: Float[Tensor, "batch kv_heads m dim"],
+    attention_mask: Bool[Tensor, "batch 1 m n"] | None,
+    bita_prompt: PromptRows,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attention over the deep prompt's rows and then the others (an attention function of Transformers)."""
+    layer = module.layer_idx
+    bita_prompt.layers.add(layer)
+    if bita_prompt.keys is not None:
+        prompts = (bita_prompt.keys[layer], bita_prompt.values[layer])
+        key, value = (
+            torch.cat([prompt.to(own.dtype).expand(own.shape[0], -1, -1, -1), own], 2)
+            for prompt, own in zip(prompts, (key, value), strict=True)
+        )
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+
+
+def visible_rows(
+    contexts: Int[Tensor, "batch groups"], deep: int, shallow: int, tokens: int, masks: int
+) -> Bool[Tensor, "batch rows columns"]:
+    """Which columns [deep prompt, rows] each row [shallow prompt, tokens, masks] sees (BiTA Figure 3)."""
+    (batch, groups), device = contexts.shape, contexts.device
+    first = shallow + tokens  # the first mask's row
+    rows = first + groups * masks
+    visible = torch.zeros(batch, rows, deep + rows, dtype=torch.bool, device=device)
+    visible[:, :shallow, deep : deep + shallow] = causal(shallow, device)
+    visible[:, shallow:first, deep + shallow : deep + first] = causal(tokens, device)
+    visible[:, first:, : deep + shallow] = True
+    before = torch.arange(tokens, device=device) < contexts[..., None]  # [batch groups tokens]
+    visible[:, first:, deep + shallow : deep + first] = before.repeat_interleave(masks, 1)
+    visible[:, first:, deep + first :] = torch.block_diag(*[causal(masks, device)] * groups)
+    return visible
+
+
+def causal(count: int, device: torch.device) -> Bool[Tensor, "n n"]:
+    """Every row sees those before it and itself."""
+    return torch.ones(count, count, dtype=torch.bool, device=device).tril()

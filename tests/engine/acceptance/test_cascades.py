@@ -1,0 +1,206 @@
+"""Speculative cascades: each deferral rule against its formula, and the exact law of what is emitted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bild_lab.engine.acceptance import ExactMatch, SpeculativeCascade
+from bild_lab.engine.acceptance.cascades import Chow, Deferral, Diff, Opt, TokenV1, TokenV2, TokenV3, cascaded, deferral
+from bild_lab.engine.decode import DraftThenVerify
+from bild_lab.engine.draft import ROOT, Draft, Verdict
+from bild_lab.engine.drafters import ModelDrafter
+from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.sampling import Sampling
+from bild_lab.engine.trace import Trace
+from bild_lab.errors import UserError
+from tests.engine.acceptance.exact import DRAFTER, TARGET, continued, drafts, emitted, sampled
+from tests.stubs import StubModel
+
+RULES = (Chow, Diff, Opt, TokenV1, TokenV2, TokenV3)
+ALWAYS = {Chow: -0.1, Diff: -1.1, Opt: -1e9, TokenV1: -1.1, TokenV2: -1.1, TokenV3: -0.1}
+NEVER = 1.0  # for every rule
+Formula = Callable[[np.ndarray, np.ndarray, int, float], bool]
+FORMULAS: dict[type, Formula] = {
+    Chow: lambda p, q, v, a: max(q) < 1 - a,
+    Diff: lambda p, q, v, a: max(q) < max(p) - a,
+    Opt: lambda p, q, v, a: max(q) < max(p) - a * sum(max(0.0, p[u] - q[u]) for u in range(len(p))),
+    TokenV1: lambda p, q, v, a: q[v] < max(p) - a,
+    TokenV2: lambda p, q, v, a: p[v] < max(p) - a,
+    TokenV3: lambda p, q, v, a: p[v] < (1 - a) * max(p),
+}
+
+
+def mixture(formula: Formula, p: np.ndarray, q: np.ndarray, alpha: float) -> list[float]:
+    """π, token by token."""
+    deferred = [formula(p, q, v, alpha) for v in range(len(p))]
+    lost = sum(q[u] for u in range(len(q)) if deferred[u])
+    return [q[v] * (1 - deferred[v]) + p[v] * lost for v in range(len(p))]
+
+
+def random_probs(seed: int, rows: int = 40, vocabulary: int = 5) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (2.0 * torch.randn(rows, vocabulary, generator=generator).double()).softmax(-1)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rules_and_their_mixture_follow_the_formulas(rule: type) -> None:
+    p, q = random_probs(0), random_probs(1)
+    outcomes = set()
+    for alpha in (0.0, 0.1, 0.3, 0.6):
+        deferred = rule(alpha)(p, q)
+        actual = cascaded(p, q, deferred)
+        expected = [mixture(FORMULAS[rule], p[i].numpy(), q[i].numpy(), alpha) for i in range(len(p))]
+        torch.testing.assert_close(actual, torch.tensor(expected, dtype=torch.float64))
+        torch.testing.assert_close(actual.sum(-1), torch.ones(len(p), dtype=torch.float64))
+        outcomes |= set(deferred.flatten().tolist())
+    assert outcomes == {True, False}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_greater_alpha_defers_less(rule: type) -> None:
+    p, q = random_probs(2), random_probs(3)
+    counts = [int(rule(alpha)(p, q).expand_as(p).sum()) for alpha in (0.0, 0.2, 0.4, 0.8)]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] > counts[-1]
+
+
+def test_diff_without_a_margin_keeps_the_target_wherever_it_is_the_surer() -> None:
+    p, q = random_probs(4), random_probs(5)
+    surer = p.amax(-1) > q.amax(-1)
+    expected = torch.where(surer[:, None], p, q)
+    torch.testing.assert_close(cascaded(p, q, Diff(0.0)(p, q)), expected)
+    assert 0 < int(surer.sum()) < len(p)
+
+
+def cascade_law(rule: Deferral, request: Request, q: Tensor = DRAFTER) -> Tensor:
+    """The law of the first token of one drafted from q, whose own probabilities q are too."""
+    temperature = request.sampling.temperature
+    standardized = (q.log() / temperature).softmax(-1)
+    proposals = [
+        (Draft(draft.tokens, probs=draft.probs, own_probs=q[:1]), chance)
+        for draft, chance in drafts([ROOT], lambda last, _: standardized[last], 3, chain=True)
+    ]
+    law = emitted(SpeculativeCascade(rule), iter(proposals), TARGET, request)
+    return continued(law, TARGET, 1)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_limits_of_alpha_are_the_target_and_the_drafter(rule: type) -> None:
+    torch.testing.assert_close(cascade_law(rule(ALWAYS[rule]), sampled()), TARGET[0], atol=1e-6, rtol=0)
+    torch.testing.assert_close(cascade_law(rule(NEVER), sampled()), DRAFTER[0], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.15, 0.5])
+@pytest.mark.parametrize("rule", RULES)
+def test_the_emitted_token_has_exactly_the_law_of_the_mixture(rule: type, alpha: float) -> None:
+    expected = mixture(FORMULAS[rule], TARGET[0].numpy(), DRAFTER[0].numpy(), alpha)
+    assert cascade_law(rule(alpha), sampled()).tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_rule_looks_at_the_models_own_distributions_at_any_temperature() -> None:
+    """At temperature 0.5 both models' best tokens are surer than at 1, and the rule would decide otherwise."""
+    p, q = TARGET[0], DRAFTER[0]
+    cool_p, cool_q = (p.log() / 0.5).softmax(-1), (q.log() / 0.5).softmax(-1)
+    alpha = 1 - float(q.max() + cool_q.max()) / 2  # between the two
+    assert not bool(Chow(alpha)(cool_p[None], cool_q[None])) and bool(Chow(alpha)(p[None], q[None]))
+    torch.testing.assert_close(cascade_law(Chow(alpha), sampled(0.5)), cool_p, atol=1e-6, rtol=0)
+
+
+GREEDY = Request(Source((0,)), Limits(1, 10))
+
+
+@pytest.mark.parametrize(
+    ("rule", "verdict"),
+    [
+        (Chow(0.5), Verdict((0,), 2)),  # 0.55 is sure enough
+        (Chow(0.4), Verdict((), 1)),
+        (Diff(0.2), Verdict((0,), 2)),  # the target is ahead by 0.15
+        (Diff(0.1), Verdict((), 1)),
+        (Opt(0.4), Verdict((0,), 2)),  # the total variation is 0.5
+        (Opt(0.2), Verdict((), 1)),
+        (TokenV1(0.2), Verdict((0,), 2)),
+        (TokenV1(0.1), Verdict((), 1)),
+        (TokenV2(0.6), Verdict((0,), 2)),  # the target gives the drafter's token 0.2
+        (TokenV2(0.4), Verdict((), 1)),
+        (TokenV3(0.8), Verdict((0,), 2)),
+        (TokenV3(0.6), Verdict((), 1)),
+    ],
+)
+def test_greedily_the_drafters_best_token_stands_unless_it_is_deferred(rule: Deferral, verdict: Verdict) -> None:
+    logits = torch.tensor([[0.2, 0.7, 0.1], [0.1, 0.2, 0.7]], dtype=torch.float64).log()
+    own = torch.tensor([[0.55, 0.2, 0.25]], dtype=torch.float64)
+    assert SpeculativeCascade(rule)(Draft(torch.tensor([0]), own_probs=own), logits, GREEDY) == verdict
+
+
+def test_positions_behind_a_deferred_token_fall() -> None:
+    logits = torch.tensor([[0.6, 0.4], [0.1, 0.9], [0.5, 0.5]], dtype=torch.float64).log()
+    own = torch.tensor([[0.8, 0.2], [0.6, 0.4], [0.9, 0.1]], dtype=torch.float64)
+    draft = Draft(torch.tensor([0, 0]), own_probs=own[:2])
+    assert SpeculativeCascade(Diff(0.0))(draft, logits, GREEDY) == Verdict((0,), 1)
+
+
+def test_a_drafter_with_a_smaller_vocabulary_gives_the_rest_no_probability() -> None:
+    logits = torch.tensor([[0.1, 0.2, 0.7], [0.1, 0.2, 0.7]], dtype=torch.float64).log()
+    draft = Draft(torch.tensor([0]), own_probs=torch.tensor([[0.6, 0.4]], dtype=torch.float64))
+    assert SpeculativeCascade(Opt(0.1))(draft, logits, GREEDY) == Verdict((), 2)
+
+
+def test_an_empty_draft_leaves_the_word_to_the_target() -> None:
+    logits = torch.tensor([[0.0, 99.0, 0.0]], dtype=torch.float64)
+    draft = Draft(torch.empty(0, dtype=torch.long))
+    for request in (GREEDY, sampled()):
+        assert SpeculativeCascade(Chow(0.0))(draft, logits, request) == Verdict((), 1)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.3, top_k=2)])
+def test_the_drafter_keeps_its_own_distribution_whatever_the_sampling(sampling: Sampling) -> None:
+    drafter = ModelDrafter(StubModel(lambda tokens: DRAFTER[tokens[-1]].log()), 3, keeps_probs=True)
+    drafter.start(Request(Source((0,)), Limits(1, 10), sampling, torch.Generator().manual_seed(0)))
+    draft = drafter.propose([0])
+    torch.testing.assert_close(draft.own_probs, DRAFTER[[0, *draft.token_list[:-1]]])
+    assert len(draft) == 3
+
+
+def test_a_drafter_keeps_nothing_unasked() -> None:
+    drafter = ModelDrafter(StubModel(lambda _: DRAFTER[0].log()), 3)
+    drafter.start(GREEDY)
+    assert drafter.propose([0]).own_probs is None
+    with pytest.raises(UserError, match="needs the drafter's own distribution.*keeps_probs: true"):
+        SpeculativeCascade(Diff(0.1))(drafter.propose([0]), torch.zeros(4, 3), GREEDY)
+
+
+def test_whole_texts_follow_the_target_or_the_drafter_at_the_limits() -> None:
+    p, q = random_probs(6, 5), random_probs(7, 5)
+    request = Request(Source((0,)), Limits(1, 20))
+    texts = {}
+    for alpha in (-1.1, 1.0):
+        target, draft = StubModel(lambda tokens: p[tokens[-1]].log()), StubModel(lambda tokens: q[tokens[-1]].log())
+        trace = Trace()
+        method = DraftThenVerify(target, ModelDrafter(draft, 3, keeps_probs=True), SpeculativeCascade(Diff(alpha)))
+        texts[alpha] = method.decode(request, trace)
+        assert (trace.rollbacks == 0) == (alpha == 1.0)
+    exact = DraftThenVerify(target, ModelDrafter(draft, 3), ExactMatch())
+    assert texts[-1.1] == exact.decode(request, Trace()) != texts[1.0]
+
+
+@pytest.mark.parametrize("alpha", [math.nan, math.inf, True, "0.1", None])
+def test_alpha_is_a_finite_number(alpha: object) -> None:
+    with pytest.raises(UserError, match="alpha must be a finite number, got .*; greater defers less"):
+        Diff(alpha)
+
+
+def test_a_rule_is_one_of_the_deferral_rules() -> None:
+    with pytest.raises(UserError, match="rule must be a part that defers, such as .*, got 'Diff'"):
+        SpeculativeCascade("Diff")
+
+
+def test_a_rule_is_found_by_its_name() -> None:
+    assert deferral("token_v2", 0.3) == TokenV2(0.3)
+    with pytest.raises(UserError, match="rule must be one of chow, diff, .* got 'chaw'"):
+        deferral("chaw", 0.3)

@@ -1,0 +1,205 @@
+"""Speculative sampling on chains and trees: the exact law of what it emits, and lenience."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from scipy.stats import chisquare
+from torch import Tensor
+
+from bild_lab.engine.acceptance import ExactMatch, SpeculativeSampling
+from bild_lab.engine.draft import ROOT, Draft, Verdict
+from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.sampling import Sampling
+from bild_lab.errors import UserError
+from tests.engine.acceptance.exact import (
+    DRAFTER,
+    TARGET,
+    Proposals,
+    chain_of,
+    continued,
+    drafts,
+    emitted,
+    rows_after,
+    sampled,
+    table,
+    targets,
+)
+
+GREEDY = Request(Source((0,)), Limits(1, 10))
+TREE = [ROOT, ROOT, 0, 0]
+P = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
+Q = torch.tensor([0.2, 0.5, 0.05, 0.25], dtype=torch.float64)
+
+
+def without_replacement(q: Tensor, last: int, siblings: tuple[int, ...]) -> Tensor:
+    """q of the next sibling where the ones before it are not drawn again."""
+    rest = q[last].clone()
+    rest[list(siblings)] = 0.0
+    return rest / rest.sum()
+
+
+def tree_of(q: Tensor) -> Proposals:
+    return drafts(TREE, lambda last, siblings: without_replacement(q, last, siblings), 3, chain=False)
+
+
+def test_chains_are_emitted_with_exactly_the_targets_probabilities() -> None:
+    p, q = TARGET, DRAFTER
+    law = emitted(SpeculativeSampling(), chain_of(q, 2), p, sampled())
+    torch.testing.assert_close(continued(law, p, 3), targets(p, 3), atol=1e-6, rtol=0)
+
+
+def test_trees_are_emitted_with_exactly_the_targets_probabilities() -> None:
+    p, q = TARGET, DRAFTER
+    law = emitted(SpeculativeSampling(), tree_of(q), p, sampled())
+    torch.testing.assert_close(continued(law, p, 3), targets(p, 3), atol=1e-6, rtol=0)
+    assert any(len(text) == 3 for text in law)  # a whole branch can stand
+
+
+def test_independent_siblings_are_lossless_too() -> None:
+    p, q = table(11, 4), table(10, 4)
+    proposals = drafts([ROOT, ROOT, ROOT], lambda last, _: q[last], 4, chain=False)
+    law = emitted(SpeculativeSampling(), proposals, p, sampled())
+    torch.testing.assert_close(continued(law, p, 1), targets(p, 1), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("parents", [[ROOT, 0], TREE, [ROOT, ROOT, ROOT, 1]])
+def test_drafts_made_with_certainty_are_lossless(parents: list[int]) -> None:
+    p = TARGET
+    tokens = torch.tensor([2, 0, 1, 2][: len(parents)])
+    draft = Draft(tokens, None if parents == [ROOT, 0] else torch.tensor(parents))
+    law = emitted(SpeculativeSampling(), iter([(draft, 1.0)]), p, sampled())
+    torch.testing.assert_close(continued(law, p, 3), targets(p, 3), atol=1e-6, rtol=0)
+
+
+def test_the_temperature_standardizes_the_target() -> None:
+    p, q = TARGET, DRAFTER
+    cool = (p.log() / 0.5).softmax(-1)
+    law = emitted(SpeculativeSampling(), chain_of(q, 1), p, sampled(0.5))
+    torch.testing.assert_close(continued(law, cool, 2), targets(cool, 2), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("make", [lambda q: chain_of(q, 1), tree_of])
+def test_a_wrong_residual_is_noticed(make: Callable[[Tensor], Proposals], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bild_lab.engine.acceptance.speculative_sampling.residual", lambda p, q: p)
+    p, q = TARGET, DRAFTER
+    law = emitted(SpeculativeSampling(), make(q), p, sampled())
+    assert (continued(law, p, 1) - targets(p, 1)).abs().max() > 0.02
+
+
+def test_siblings_raise_the_chance_that_a_draft_stands() -> None:
+    p, q = TARGET, DRAFTER
+    drafted = {True: 0.0, False: 0.0}
+    for tree in drafted:
+        proposals = drafts([ROOT, ROOT] if tree else [ROOT], lambda last, _: q[last], 3, chain=False)
+        law = emitted(SpeculativeSampling(), proposals, p, sampled())
+        drafted[tree] = sum(chance for text, chance in law.items() if len(text) == 2)
+    assert drafted[False] == pytest.approx(float(torch.minimum(p[0], q[0]).sum()), abs=1e-6)
+    assert drafted[True] > drafted[False] + 0.01
+
+
+def test_a_tree_with_one_branch_has_the_law_of_a_chain() -> None:
+    p, q = TARGET, DRAFTER
+    laws = []
+    for chain in (True, False):
+        proposals = drafts([ROOT, 0], lambda last, _: q[last], 3, chain)
+        laws.append(emitted(SpeculativeSampling(0.6), proposals, p, sampled()))
+    assert laws[0] == pytest.approx(laws[1], abs=1e-6)
+
+
+def test_real_draws_over_trees_are_distributed_as_the_targets() -> None:
+    p, request, rule, count = TARGET, sampled(), SpeculativeSampling(), 4000
+    draft = Draft(torch.tensor([1, 0, 2, 0]), torch.tensor([ROOT, ROOT, 0, 0]))
+    logits = rows_after(draft, p)
+    seen = torch.zeros(3, 3)
+    for _ in range(count):
+        verdict = rule(draft, logits, request)
+        text = [*(draft.token_list[node] for node in verdict.path), verdict.next_token]
+        if len(text) == 1:
+            text.append(int(torch.multinomial(p[text[0]], 1, generator=request.generator)))
+        seen[text[0], text[1]] += 1
+    expected = count * targets(p, 2)
+    assert chisquare(seen.flatten().numpy(), expected.flatten().numpy()).pvalue > 0.001
+
+
+@pytest.mark.parametrize("lenience", [0.9, 0.5, 0.1])
+def test_no_token_is_likelier_than_lenience_allows(lenience: float) -> None:
+    """A.5: min(p / l, q) of a token is accepted, and the rest of it comes from norm(max(0, p − l q))."""
+    p, q = P.expand(4, 4), Q.expand(4, 4)
+    law = emitted(SpeculativeSampling(lenience), chain_of(q, 1, 4), p, sampled())
+    actual = continued(law, p, 1)
+    accepted = [min(pv / lenience, qv) for pv, qv in zip(P.tolist(), Q.tolist(), strict=True)]
+    left = [max(0.0, pv - lenience * qv) for pv, qv in zip(P.tolist(), Q.tolist(), strict=True)]
+    expected = [a + (1 - sum(accepted)) * rest / sum(left) for a, rest in zip(accepted, left, strict=True)]
+    assert actual.tolist() == pytest.approx(expected, abs=1e-6)
+    assert (actual <= P / lenience + 1e-6).all()
+    assert sum(chance for text, chance in law.items() if len(text) == 2) == pytest.approx(sum(accepted), abs=1e-6)
+
+
+def test_no_token_of_a_tree_is_likelier_than_lenience_allows() -> None:
+    p, q = TARGET, DRAFTER
+    law = emitted(SpeculativeSampling(0.3), tree_of(q), p, sampled())
+    first = continued(law, p, 1)
+    assert (first <= p[0] / 0.3 + 1e-6).all()
+    assert (first - p[0]).abs().max() > 0.01  # no longer the target's
+
+
+def logits_of(*rows: list[float]) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float64).log()
+
+
+def test_greedy_lenience_keeps_tokens_near_the_targets_best() -> None:
+    logits = logits_of([0.6, 0.31, 0.09], [0.6, 0.31, 0.09], [0.6, 0.29, 0.11], [0.1, 0.1, 0.8])
+    logits += torch.tensor([[0.0], [3.0], [-2.0], [0.0]])  # probabilities do not change
+    draft = Draft(torch.tensor([0, 1, 1]))
+    assert SpeculativeSampling(0.5)(draft, logits, GREEDY) == Verdict((0, 1), 0)
+    assert SpeculativeSampling(0.4)(draft, logits, GREEDY) == Verdict((0, 1, 2), 2)
+    assert SpeculativeSampling(1.0)(draft, logits, GREEDY) == Verdict((0,), 0)
+
+
+def test_greedy_lenience_stands_at_its_bound() -> None:
+    logits = torch.tensor([[math.log(2.0), 0.0], [0.0, 1.0]], dtype=torch.float64)
+    draft = Draft(torch.tensor([1]))
+    assert SpeculativeSampling(0.5)(draft, logits, GREEDY).path == (0,)
+    assert SpeculativeSampling(0.5001)(draft, logits, GREEDY).path == ()
+
+
+def test_greedy_lenience_looks_at_the_logits_before_top_k() -> None:
+    request = Request(Source((0,)), Limits(1, 10), Sampling(top_k=1))
+    logits = logits_of([0.5, 0.4, 0.1], [0.1, 0.1, 0.8])
+    assert SpeculativeSampling(0.7)(Draft(torch.tensor([1])), logits, request) == Verdict((0,), 2)
+
+
+def test_greedy_lenience_takes_the_likeliest_sibling() -> None:
+    # root -> {2, 1, 0}; 1 -> {2, 0}
+    draft = Draft(torch.tensor([2, 1, 0, 2, 0]), torch.tensor([ROOT, ROOT, ROOT, 1, 1]))
+    near = logits_of([0.2, 0.45, 0.35], *[[0.3, 0.3, 0.4]] * 5)
+    assert SpeculativeSampling(0.5)(draft, near, GREEDY) == Verdict((1, 3), 2)
+    far = logits_of([0.05, 0.05, 0.9], *[[0.3, 0.3, 0.4]] * 5)
+    assert SpeculativeSampling(0.5)(draft, far, GREEDY) == Verdict((0,), 2)
+
+
+def test_greedy_trees_without_lenience_are_exact_match() -> None:
+    draft = Draft(torch.tensor([1, 0, 2, 3]), torch.tensor([ROOT, ROOT, 1, 1]))
+    logits = torch.nn.functional.one_hot(torch.tensor([0, 3, 3, 1, 2]), 4).double()
+    assert SpeculativeSampling()(draft, logits, GREEDY) == ExactMatch()(draft, logits, GREEDY) == Verdict((1, 3), 2)
+
+
+@pytest.mark.parametrize("request_", [GREEDY, sampled()])
+@pytest.mark.parametrize("parents", [None, torch.empty(0, dtype=torch.long)])
+@pytest.mark.parametrize("lenience", [1.0, 0.5])
+def test_an_empty_draft_leaves_the_word_to_the_target(
+    request_: Request, parents: Tensor | None, lenience: float
+) -> None:
+    draft = Draft(torch.empty(0, dtype=torch.long), parents)
+    logits = torch.tensor([[0.0, 99.0, 0.0]], dtype=torch.float64)
+    assert SpeculativeSampling(lenience)(draft, logits, request_) == Verdict((), 1)
+
+
+@pytest.mark.parametrize("lenience", [0, -0.5, 1.01, math.nan, True, "1"])
+def test_lenience_is_above_0_and_at_most_1(lenience: object) -> None:
+    with pytest.raises(UserError, match=r"lenience must lie in \(0, 1\], got .*; use 1 for lossless"):
+        SpeculativeSampling(lenience)

@@ -1,0 +1,219 @@
+"""BiTA's decoding against Algorithm 1 without a cache, on random adapters and on masks that know the text."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from bild_lab.engine.acceptance import ExactMatch, SpeculativeSampling
+from bild_lab.engine.adapters.bita import PROMPTS
+from bild_lab.engine.adapters.bita_target import AdaptedModel
+from bild_lab.engine.decode import DraftThenVerify, draft_then_verify
+from bild_lab.engine.draft import Draft, Verdict
+from bild_lab.engine.drafters import MaskTokenDrafter
+from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.sampling import Sampling
+from bild_lab.engine.trace import Trace
+from tests.engine.acceptance.exact import TARGET, outcomes, sampled, targets
+from tests.engine.adapters.oracle import Step, algorithm_1, straightforward, uncached_masks
+from tests.engine.adapters.tiny import random_adapter
+from tests.engine.test_decode import NEVER, autoregressive, finished
+from tests.policies import in_memory
+from tests.stubs import StubModel, uncached
+from tests.tiny import START, VOCABULARY, tiny_llama
+
+DECODINGS = ("efficient_tree", "full_tree", "straightforward")
+WIDTHS = [8, 4, 2]  # of 40 tokens, so that random masks are right now and then
+
+
+def expected_steps(decoding: str, seed: int, prompt: str, source: Source, length: int) -> list[Step]:
+    module = tiny_llama(seed).double()
+    large = uncached(module, source)
+    masks = uncached_masks(module, random_adapter(module.config, prompt))
+    if decoding == "straightforward":
+        return straightforward(large, masks, list(source.prompt), 3, length)
+    return algorithm_1(large, masks, list(source.prompt), WIDTHS, length, full=decoding == "full_tree")
+
+
+def flattened(candidates: list[list[int]], full: bool) -> tuple[int, ...]:
+    """A tree's tokens in the order of its rows: a full tree repeats each depth under every node above it."""
+    times, tokens = 1, []
+    for level in candidates:
+        tokens += level * times
+        times *= len(level) if full else 1
+    return tuple(tokens)
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.parametrize("decoding", DECODINGS)
+def test_every_round_is_that_of_algorithm_1(decoding: str, prompt: str) -> None:
+    accepted = 0
+    for seed, length in ((0, 40), (1, 30)) if decoding == "straightforward" else ((0, 14), (1, 9)):
+        words = torch.randint(3, VOCABULARY, (5,), generator=torch.Generator().manual_seed(seed))
+        source = Source((START, *words.tolist()))
+        module = tiny_llama(seed).double()
+        adapter = random_adapter(module.config, prompt).double().requires_grad_(False)
+        target = in_memory(module, "native" if seed else "hf")
+        drafter = MaskTokenDrafter(target, adapter, decoding, WIDTHS)
+        trace, request = Trace(), Request(source, Limits(len(source.prompt), length, NEVER))
+        tokens = DraftThenVerify(AdaptedModel(target, adapter), drafter, ExactMatch()).decode(request, trace)
+        steps = expected_steps(decoding, seed, prompt, source, length)
+        expected = [flattened(step.candidates, decoding == "full_tree") for step in steps]
+        assert [each.drafted for each in trace.rounds] == expected
+        emitted = [token for step in steps for token in step.appended]
+        assert tokens == [*source.prompt, *emitted[:length]]
+        accepted += trace.accepted
+    assert accepted
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.parametrize("decoding", DECODINGS)
+def test_greedy_texts_are_the_targets_wherever_they_end(decoding: str, prompt: str) -> None:
+    module = tiny_llama(3)
+    target = in_memory(module, "native")
+    adapter = random_adapter(module.config, prompt).requires_grad_(False)
+    ended_in_draft = 0
+    for number, words in enumerate(((5, 9), (30, 12, 7, 7), (8,))):
+        source = Source((START, *words))
+        free = autoregressive(uncached(module, source), source.prompt, finished(source, 20, NEVER))
+        for where, (length, masks) in enumerate(itertools.product((1, 2, 5, 20), (None, 1))):
+            end = NEVER if where % 3 == 0 else frozenset([free[len(source.prompt) + (3 * where + number) % 20]])
+            drafter = MaskTokenDrafter(target, adapter, decoding, [20] if masks else WIDTHS, masks)
+            request, trace = Request(source, Limits(len(source.prompt), length, end)), Trace()
+            method = DraftThenVerify(AdaptedModel(target, adapter), drafter, SpeculativeSampling())
+            actual = method.decode(request, trace)
+            done = finished(source, length, end)
+            assert actual == free[: next(n for n in range(len(source.prompt) + 1, 99) if done(free[:n]))]
+            before = sum(each.accepted + 1 for each in trace.rounds[:-1])
+            ended_in_draft += len(actual) - len(source.prompt) - before <= trace.rounds[-1].accepted
+    assert ended_in_draft or decoding == "straightforward"
+
+
+def copying(rank: int = 0) -> StubModel:
+    """Counts up modulo 10; mask j behind n knows n + j + 2, and gives it this rank from the likeliest."""
+
+    def next_logits(tokens: list[int]) -> Tensor:
+        masks = [token for token in tokens if token >= 10]
+        assert masks == list(range(10, 10 + len(masks)))
+        text = tokens[: len(tokens) - len(masks)]
+        right = (text[-1] + 1 + len(masks)) % 10
+        logits = torch.zeros(10, dtype=torch.double)
+        logits[right] = 1.0
+        for wrong in range(rank if masks else 0):
+            logits[(right + 3 + wrong) % 10] = 2.0 + wrong
+        return logits
+
+    return StubModel(next_logits)
+
+
+def counting(decoding: str, masks: int, top_k: int | list[int], rank: int = 0, length: int = 15) -> Trace:
+    """The trace of counting from 0, with masks that give the right token this rank."""
+    checkpoint = SimpleNamespace(config=SimpleNamespace(vocab_size=10))
+    target = SimpleNamespace(checkpoint=checkpoint, device=torch.device("cpu"))
+    adapter = SimpleNamespace(config=SimpleNamespace(mask_tokens=masks))
+    drafter = MaskTokenDrafter(target, adapter, decoding, top_k)
+    trace, request = Trace(), Request(Source((0,)), Limits(1, length, NEVER))
+    tokens = draft_then_verify(copying(rank), drafter, SpeculativeSampling(), request, trace)
+    assert tokens == [number % 10 for number in range(length + 1)]
+    return trace
+
+
+@pytest.mark.parametrize("decoding", DECODINGS[:2])
+def test_masks_that_are_right_give_a_whole_branch_every_round_but_the_first(decoding: str) -> None:
+    assert [each.accepted for each in counting(decoding, 3, 2).rounds] == [0, 3, 3, 3, 2]  # 1 + 4 + 4 + 4 + 2
+
+
+def test_straightforward_masks_are_used_up_by_what_they_predicted() -> None:
+    """Figure 4: where all three candidates stand, the next forward has none."""
+    trace = counting("straightforward", 3, 5)
+    assert [(len(each.drafted), each.accepted) for each in trace.rounds] == [(0, 0), (3, 3)] * 3
+
+
+def test_only_the_likeliest_candidate_of_an_efficient_tree_is_followed() -> None:
+    assert [each.accepted for each in counting("efficient_tree", 3, 2, rank=1).rounds] == [0, *[1] * 7]
+    assert [each.accepted for each in counting("full_tree", 3, 2, rank=1).rounds] == [0, 3, 3, 3, 2]
+    assert [each.accepted for each in counting("full_tree", 3, 2, rank=2).rounds] == [0] * 15
+
+
+def test_no_probe_is_run_for_tokens_behind_the_length_limit() -> None:
+    model = copying()
+    checkpoint = SimpleNamespace(config=SimpleNamespace(vocab_size=10))
+    target = SimpleNamespace(checkpoint=checkpoint, device=torch.device("cpu"))
+    drafter = MaskTokenDrafter(target, SimpleNamespace(config=SimpleNamespace(mask_tokens=3)), "efficient_tree", 2)
+    request = Request(Source((0,)), Limits(1, 4, NEVER))
+    draft_then_verify(model, drafter, SpeculativeSampling(), request, Trace())
+    # the first token and 3 masks, for the 3 tokens that may follow; then it, 6 candidates, and 2 masks for each of 7
+    assert len(model.fed) == 4 + 1 + 6 + 14
+    assert model.fed[:5] == [0, 10, 11, 12, 1]
+    assert model.fed[-14:] == [10, 11] * 7
+
+
+class Scripted:
+    """Speculative sampling whose outcomes are dictated; behind the script decoding stops, and tells what could come."""
+
+    accepts_trees = True
+
+    def __init__(self, script: list[Verdict]) -> None:
+        self._script = iter(script)
+
+    def __call__(self, draft: Draft, logits: Tensor, request: Request) -> Verdict:
+        verdict = next(self._script, None)
+        if verdict is None:
+            raise Unscripted(draft, outcomes(SpeculativeSampling(), draft, logits, request))
+        return verdict
+
+
+class Unscripted(Exception):
+    def __init__(self, draft: Draft, law: dict[tuple[int, ...], float]) -> None:
+        super().__init__("what comes here is chance")
+        self.draft, self.law = draft, law
+
+
+def path_of(draft: Draft, text: tuple[int, ...]) -> Verdict:
+    path: list[int] = []
+    for token in text[:-1]:
+        path.append(draft.child(path[-1] if path else -1, token))
+    return Verdict(tuple(path), text[-1])
+
+
+def masked_table(tokens: list[int]) -> Tensor:
+    """Token 0, 1 or 2 by a table of the last one; masks, 3 and 4, by one of their own, which leans on the text."""
+    masks = [token for token in tokens if token > 2]
+    if not masks:
+        return TARGET[tokens[-1]].log()
+    lean = torch.tensor([0.3, 0.5, 0.2], dtype=torch.double).roll(tokens[-1 - len(masks)] + len(masks))
+    return lean.log()
+
+
+@pytest.mark.parametrize("decoding", DECODINGS)
+def test_sampled_texts_have_exactly_the_targets_law(decoding: str) -> None:
+    """All that can happen in three tokens, by the whole loop."""
+    checkpoint = SimpleNamespace(config=SimpleNamespace(vocab_size=3))
+    target = SimpleNamespace(checkpoint=checkpoint, device=torch.device("cpu"))
+    adapter = SimpleNamespace(config=SimpleNamespace(mask_tokens=2))
+    length, depths = 3, set()
+    law: dict[tuple[int, ...], float] = defaultdict(float)
+
+    def walk(script: list[Verdict], chance: float) -> None:
+        drafter = MaskTokenDrafter(target, adapter, decoding, 2)
+        request = Request(Source((0,)), Limits(1, length), Sampling(temperature=1.0), sampled().generator)
+        try:
+            tokens = draft_then_verify(StubModel(masked_table), drafter, Scripted(script), request, Trace())
+        except Unscripted as pause:
+            for text, share in pause.law.items():
+                depths.add(len(text) - 1)
+                walk([*script, path_of(pause.draft, text)], chance * share)
+        else:
+            law[tuple(tokens[1:])] += chance
+
+    walk([], 1.0)
+    joint = torch.zeros([3] * length, dtype=torch.double)
+    for text, chance in law.items():
+        joint[text] = chance
+    torch.testing.assert_close(joint, targets(TARGET, length), atol=1e-6, rtol=0)
+    assert depths == {0, 1, 2}

@@ -1,0 +1,71 @@
+"""Medusa's drafts are what its heads say of the last token that stands, and the text is the target's own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bild_lab.engine.acceptance import ExactMatch
+from bild_lab.engine.decode import DraftThenVerify
+from bild_lab.engine.drafters import MedusaDrafter
+from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.trace import Trace
+from bild_lab.lab.analysis.cost import cost
+from tests.engine.adapters.tiny import random_heads
+from tests.engine.test_decode import NEVER, autoregressive, finished
+from tests.policies import in_memory
+from tests.stubs import uncached
+from tests.tiny import START, VOCABULARY, tiny_llama
+
+WIDTHS = [8, 4, 2]
+
+
+@pytest.mark.parametrize("tree", ["full_tree", "efficient_tree"])
+@pytest.mark.parametrize("engine", ["native", "hf"])
+def test_proposals_are_those_of_the_heads_without_a_cache(engine: str, tree: str) -> None:
+    module = tiny_llama(4).double()
+    heads = random_heads(module.config, module.lm_head.weight).double().requires_grad_(False)
+    source, target = Source((START, 5, 9, 12)), in_memory(module, engine)
+    trace, request = Trace(), Request(source, Limits(len(source.prompt), 22, NEVER))
+    drafter = MedusaDrafter(target, heads, tree, WIDTHS)
+    actual = DraftThenVerify(target, drafter, ExactMatch()).decode(request, trace)
+    assert actual == autoregressive(uncached(module, source), source.prompt, finished(source, 22, NEVER))
+    tokens = list(source.prompt)
+    assert trace.rounds[0].drafted == ()
+    for before, each in zip(trace.rounds, trace.rounds[1:], strict=False):
+        tokens += [*path_of(actual, tokens, before.accepted), before.next_token]
+        with torch.inference_mode():
+            hidden = module.model(torch.tensor([tokens[:-1]])).last_hidden_state[0, -1]
+            levels = [row.topk(width).indices.tolist() for row, width in zip(heads(hidden), WIDTHS, strict=True)]
+        depth = min(3, len(source.prompt) + 22 - len(tokens))
+        times, expected = 1, []
+        for level in levels[:depth]:
+            expected += level * times
+            times *= len(level) if tree == "full_tree" else 1
+        assert list(each.drafted) == expected
+    assert trace.accepted > 3
+
+
+def path_of(text: list[int], tokens: list[int], accepted: int) -> list[int]:
+    """The drafted tokens that stood in a round."""
+    return text[len(tokens) : len(tokens) + accepted]
+
+
+def test_fewer_heads_than_were_trained_may_draft() -> None:
+    module = tiny_llama(4)
+    heads = random_heads(module.config, module.lm_head.weight).requires_grad_(False)
+    source, target = Source((START, 5)), in_memory(module, "native")
+    trace, request = Trace(), Request(source, Limits(2, 6, NEVER))
+    DraftThenVerify(target, MedusaDrafter(target, heads, "full_tree", [4]), ExactMatch()).decode(request, trace)
+    assert [len(each.drafted) for each in trace.rounds[1:3]] == [4, 4]
+
+
+def test_every_round_counts_one_product_with_each_heads_matrix() -> None:
+    module = tiny_llama(4)
+    heads = random_heads(module.config, module.lm_head.weight).requires_grad_(False)
+    target, trace = in_memory(module, "native"), Trace()
+    DraftThenVerify(target, MedusaDrafter(target, heads, "full_tree", 2), ExactMatch()).decode(
+        Request(Source((START, 5)), Limits(2, 6, NEVER)), trace
+    )
+    products = [cost(each, 4).flops for each in trace.forwards if each.layers == 0]
+    assert products == [2 * 32 * VOCABULARY] * 3 * len(trace.rounds)

@@ -1,0 +1,234 @@
+"""N-gram tables against counting by hand, and what is drafted from them."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from scipy.stats import chisquare
+
+import bild_lab
+from bild_lab.engine.acceptance import SpeculativeSampling
+from bild_lab.engine.decode import DraftThenVerify
+from bild_lab.engine.drafters import NGramDrafter, NGramTable, NoDraft
+from bild_lab.engine.drafters.ngram import Counts, estimate, load_table, read_table, reference_tokens
+from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.sampling import Sampling
+from bild_lab.engine.trace import Trace
+from bild_lab.errors import UserError
+from bild_lab.lab.data.tasks import Example
+from tests.engine.drafters.tables import ngram_table
+from tests.stubs import StubModel
+from tests.tiny import END, PAD, START
+
+WIDTH = 8
+VOCABULARY = {f"w{token}": token for token in range(WIDTH)}
+CORPUS = [[0, 5, 6, 5, 7, 1], [0, 5, 6, 1]]  # a start token, words, an end token
+UNIFORM = StubModel(lambda _: torch.zeros(WIDTH))
+
+
+def table(order: int = 2) -> NGramTable:
+    return estimate(CORPUS, order, VOCABULARY, "two texts")
+
+
+def pairs(counts: Counts) -> list[tuple[int, int]]:
+    return list(zip(counts.tokens.tolist(), counts.times.tolist(), strict=True))
+
+
+def drafted(ngrams: NGramTable, tokens: list[int], window: int = 4, room: int = 20, end: int = -1) -> list[int]:
+    drafter = NGramDrafter(UNIFORM, ngrams, window)
+    drafter.start(Request(Source(tuple(tokens)), Limits(len(tokens), room, frozenset([end]))))
+    draft = drafter.propose(tokens)
+    assert draft.probs is None and draft.calls == 0
+    return draft.token_list
+
+
+def test_the_counts_of_a_corpus_are_exact_and_ordered_by_frequency() -> None:
+    ngrams = table()
+    assert pairs(ngrams.unigrams) == [(5, 3), (1, 2), (6, 2), (7, 1)]  # the start token is never emitted
+    following = {token: pairs(ngrams.after(token)) for token in (0, 5, 6, 7)}
+    assert following == {0: [(5, 2)], 5: [(6, 2), (7, 1)], 6: [(1, 1), (5, 1)], 7: [(1, 1)]}
+    assert (ngrams.order, ngrams.width, ngrams.token_count) == (2, WIDTH, 8)
+
+
+def test_counts_are_those_of_counting_one_by_one() -> None:
+    chance = random.Random(0)
+    texts = [chance.choices(range(50), k=chance.randint(1, 40)) for _ in range(80)]
+    ngrams = estimate(texts, 2, {str(token): token for token in range(60)}, "noise")
+    single = Counter(token for text in texts for token in text[1:])
+    double = Counter(pair for text in texts for pair in pairwise(text))
+    assert dict(pairs(ngrams.unigrams)) == single
+    assert {(one, other): n for one in range(50) for other, n in pairs(ngrams.after(one))} == double
+    for token in range(50):
+        after = Counter({other: n for (one, other), n in double.items() if one == token})
+        assert ngrams.likeliest_after(token) == min(after, key=lambda other: (-after[other], other))
+
+
+@pytest.mark.parametrize("unseen", [1, 3, WIDTH - 1 + 1, 4000])  # ends texts, is in none, is in no vocabulary
+def test_after_an_unseen_token_bigrams_are_unigrams(unseen: int) -> None:
+    assert pairs(table().after(unseen)) == pairs(table().unigrams)
+    assert table().likeliest_after(unseen) == 5
+
+
+def test_a_table_of_order_1_is_that_of_order_2_without_its_bigrams() -> None:
+    for ngrams in (table(1), table(2).unigram()):
+        assert ngrams.order == 1
+        assert pairs(ngrams.after(5)) == pairs(ngrams.unigrams) == pairs(table().unigrams)
+        assert ngrams.likeliest_after(5) == 5
+
+
+def test_greedy_drafts_follow_the_likeliest_tokens() -> None:
+    assert drafted(table(), [2, 0]) == [5, 6, 1, 5]
+    assert drafted(table(1), [2, 0]) == [5, 5, 5, 5]
+
+
+def test_drafts_end_with_an_end_token_and_at_the_length_limit() -> None:
+    assert drafted(table(), [0], end=1) == [5, 6, 1]
+    assert drafted(table(), [0], room=2) == [5, 6]
+
+
+def test_greedy_decoding_with_bigrams_is_the_targets_own_in_fewer_calls() -> None:
+    logits = torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(0)).double()
+    logits[0, 5] = logits[5, 6] = logits[6, 4] = logits[4, 5] = 9.0
+    target = StubModel(lambda tokens: logits[tokens[-1]])
+    request = Request(Source((0,)), Limits(1, 20))
+    expected = DraftThenVerify(target, NoDraft(target), SpeculativeSampling()).decode(request, Trace())
+    trace = Trace()
+    actual = DraftThenVerify(target, NGramDrafter(target, table(), 3), SpeculativeSampling()).decode(request, trace)
+    assert actual == expected
+    assert trace.accepted > 5 and trace.draft_calls == 0
+
+
+def sampled(ngrams: NGramTable, sampling: Sampling, seed: int, window: int = 3) -> bild_lab.engine.draft.Draft:
+    drafter = NGramDrafter(UNIFORM, ngrams, window)
+    drafter.start(Request(Source((5,)), Limits(1, 20), sampling, torch.Generator().manual_seed(seed)))
+    return drafter.propose([5])
+
+
+# counts without ties, whose order a nucleus would leave open
+UNEVEN = [[5, 6]] * 6 + [[5, 7]] * 3 + [[5, 5]] + [[6, 5]] * 4 + [[7, 2]] * 2 + [[6, 3]] * 3
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(1.0), Sampling(0.5), Sampling(1.0, top_k=2), Sampling(1.0, top_p=0.8)], ids=str
+)
+@pytest.mark.parametrize("order", [1, 2])
+def test_probs_are_the_tables_distribution_standardized_as_the_targets(sampling: Sampling, order: int) -> None:
+    ngrams = estimate(UNEVEN, order, VOCABULARY, "uneven")
+    for seed in range(6):
+        draft = sampled(ngrams, sampling, seed)
+        assert draft.probs.shape == (3, WIDTH)
+        torch.testing.assert_close(draft.probs.sum(-1), torch.ones(3))
+        for before, row in zip([5, *draft.token_list], draft.probs, strict=False):
+            counts = torch.zeros(WIDTH)
+            after = [text for text in UNEVEN if order == 2 and text[0] == before] or UNEVEN
+            for text in after:
+                counts[text[1]] += 1
+            torch.testing.assert_close(row, sampling.probs(counts.log()[None])[0])
+        assert (draft.probs.gather(-1, draft.tokens[:, None]) > 0).all()
+
+
+def test_sampled_drafts_are_distributed_as_their_probs_say() -> None:
+    ngrams = estimate(UNEVEN, 2, VOCABULARY, "uneven")
+    seen: Counter[int] = Counter(sampled(ngrams, Sampling(1.0), seed, window=1).token_list[0] for seed in range(2000))
+    assert sum(seen[token] for token in (5, 6, 7)) == 2000
+    assert chisquare([seen[6], seen[7], seen[5]], [1200, 600, 200]).pvalue > 0.001
+
+
+def test_sampled_text_is_distributed_as_the_targets_whatever_the_table() -> None:
+    chances = torch.tensor([0.0, 0.0, 0.1, 0.0, 0.2, 0.3, 0.1, 0.3], dtype=torch.float64)
+    target = StubModel(lambda _: chances.log())
+    ngrams = estimate(UNEVEN, 2, VOCABULARY, "uneven")
+    method, trace = DraftThenVerify(target, NGramDrafter(target, ngrams, 1), SpeculativeSampling()), Trace()
+    seen = torch.zeros(WIDTH)
+    for seed in range(1500):  # a generator each, as every example has
+        request = Request(Source((5,)), Limits(1, 1), Sampling(1.0), torch.Generator().manual_seed(seed))
+        seen[method.decode(request, trace)[-1]] += 1
+    likely = chances > 0
+    assert 300 < trace.accepted < 1200
+    assert seen[~likely].sum() == 0
+    assert chisquare(seen[likely].numpy(), 1500 * chances[likely].numpy()).pvalue > 0.001
+
+
+def test_sampled_drafts_repeat_with_their_seed() -> None:
+    ngrams = estimate(UNEVEN, 1, VOCABULARY, "uneven")
+    texts = [sampled(ngrams, Sampling(1.0), seed, window=15).token_list for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_a_saved_table_reads_as_it_was(order: int, tmp_path: Path) -> None:
+    table(order).save(tmp_path / "new" / "table.safetensors")
+    found = read_table(tmp_path / "new" / "table.safetensors")
+    for key, value in vars(table(order)).items():
+        if isinstance(value, Counts):
+            assert pairs(getattr(found, key)) == pairs(value)
+        else:
+            assert torch.equal(found.starts, value) if key == "starts" else getattr(found, key) == value
+
+
+def test_tables_that_cannot_serve_are_refused(tmp_path: Path) -> None:
+    target = SimpleNamespace(checkpoint=SimpleNamespace(path="here", vocabulary=VOCABULARY))
+    other = SimpleNamespace(checkpoint=SimpleNamespace(path="there", vocabulary={**VOCABULARY, "w8": 8}))
+    path = tmp_path / "table.safetensors"
+    with pytest.raises(UserError, match=r"policy.table must be .*, got null; make one with: python scripts/build_ngr"):
+        load_table(target, None, 2)
+    with pytest.raises(UserError, match=r"no n-gram table .*table.safetensors; make one with"):
+        load_table(target, str(path), 2)
+    table(1).save(path)
+    assert load_table(target, str(path), 1).order == 1
+    with pytest.raises(UserError, match="holds unigrams, but bigrams are wanted"):
+        load_table(target, str(path), 2)
+    with pytest.raises(UserError, match=r"\(two texts\) has another vocabulary than there \(9 pieces\)"):
+        load_table(other, str(path), 1)
+    save_file({"weight": torch.zeros(2)}, path)
+    with pytest.raises(UserError, match="is not an n-gram table of this version"):
+        load_table(target, str(path), 1)
+    path.write_bytes(b"text")
+    with pytest.raises(UserError, match="cannot read the n-gram table"):
+        load_table(target, str(path), 1)
+
+
+def test_a_table_of_order_2_serves_as_unigrams_too(tmp_path: Path) -> None:
+    target = SimpleNamespace(checkpoint=SimpleNamespace(path="here", vocabulary=VOCABULARY))
+    table().save(tmp_path / "table.safetensors")
+    assert load_table(target, str(tmp_path / "table.safetensors"), 1).likeliest_after(6) == 5
+    assert load_table(target, str(tmp_path / "table.safetensors"), 2).likeliest_after(6) == 1
+
+
+def test_a_table_of_another_vocabulary_fails_before_any_weight_is_read(checkpoints: Path) -> None:
+    path = ngram_table(checkpoints / "llama")
+    with pytest.raises(UserError, match="has another vocabulary than .*llama-words"):
+        bild_lab.load(str(checkpoints / "llama-words"), policy="ngram", table=str(path), dtype="float16")
+    fresh = bild_lab.load(str(checkpoints / "llama-words"), policy="vanilla", dtype="float16")
+    assert "module" not in vars(fresh.target)
+
+
+def test_nothing_to_count_and_other_orders_are_refused() -> None:
+    with pytest.raises(UserError, match="empty has no tokens to estimate n-grams from"):
+        estimate([[0], [0]], 2, VOCABULARY, "empty")
+    for order in (0, 3, True, "2"):
+        with pytest.raises(UserError, match=r"the order of n-grams must be 1 \(unigrams\) or 2 \(bigrams\), got"):
+            estimate(CORPUS, order, VOCABULARY, "two texts")
+
+
+@pytest.mark.parametrize("window", [0, 2.5, True])
+def test_windows_are_whole_numbers_from_one(window: object) -> None:
+    with pytest.raises(UserError, match="the draft window must be a whole number >= 1"):
+        NGramDrafter(UNIFORM, table(), window)
+
+
+def test_references_are_tokens_as_the_target_emits_them(checkpoints: Path) -> None:
+    examples = [Example("1", "w9", "w9 w8", references=("w5 w6", "w7")), Example("2", "w9", "w9")]
+    t5 = list(reference_tokens(Checkpoint(str(checkpoints / "t5")), examples))
+    assert t5 == [[PAD, 5, 6, END], [PAD, 7, END]]  # behind the decoder's start token
+    llama = list(reference_tokens(Checkpoint(str(checkpoints / "llama")), examples))
+    assert llama == [[8, 5, 6, END], [8, 7, END]]  # behind the prompt's last token
+    assert START not in llama[0]

@@ -1,0 +1,124 @@
+"""Prompt lookup against a search from scratch in every round."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from bild_lab.engine.acceptance import SpeculativeSampling
+from bild_lab.engine.decode import DraftThenVerify
+from bild_lab.engine.drafters import NoDraft, PromptLookup
+from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.trace import Trace
+from bild_lab.errors import UserError
+from tests.stubs import StubModel
+
+TARGET = StubModel(lambda _: torch.zeros(10))
+END = 9
+
+
+def searched(encoder: list[int], tokens: list[int], window: int, longest: int, shortest: int) -> list[int]:
+    """Look for every suffix at every earlier place, the longest suffix and the latest place first."""
+    places = [(tokens, start) for start in range(len(tokens) - 1, -1, -1)]
+    places += [(encoder, start) for start in range(len(encoder) - 1, -1, -1)]
+    for length in range(min(longest, len(tokens)), shortest - 1, -1):
+        for text, start in places:
+            if start >= length and text[start - length : start] == tokens[-length:]:
+                copied = [*text]
+                while text is tokens and len(copied) < start + window:  # the copy feeds on itself
+                    copied.append(copied[len(copied) - len(tokens) + start])
+                proposal = copied[start : start + window]
+                return proposal[: proposal.index(END) + 1] if END in proposal else proposal
+    return []
+
+
+def lookup(prompt: list[int], encoder: list[int] | None = None, room: int = 20, **options: int) -> PromptLookup:
+    drafter = PromptLookup(TARGET, **{"window": 4, "longest_match": 3, **options})
+    ids = None if encoder is None else torch.tensor([encoder])
+    drafter.start(Request(Source(tuple(prompt), ids), Limits(len(prompt), room, frozenset([END]))))
+    return drafter
+
+
+@pytest.mark.parametrize("encoder_decoder", [False, True])
+def test_the_index_proposes_what_a_search_from_scratch_finds(encoder_decoder: bool) -> None:
+    chance = random.Random(0)
+    found = 0
+    for _ in range(120):
+        letters = range(1, chance.choice([3, 5, 9]))
+        encoder = [*chance.choices(letters, k=chance.randint(1, 15)), END] if encoder_decoder else []
+        prompt = [0] if encoder_decoder else [0, *chance.choices(letters, k=chance.randint(1, 15))]
+        tokens = prompt
+        window, shortest = chance.randint(1, 6), chance.randint(1, 2)
+        longest = chance.randint(shortest, 4)
+        drafter = lookup(
+            tokens, encoder or None, room=1000, window=window, longest_match=longest, shortest_match=shortest
+        )
+        for _ in range(12):
+            draft = drafter.propose(tokens)
+            assert draft.token_list == searched(encoder, tokens, window, longest, shortest), (encoder, tokens)
+            assert draft.probs is None and draft.calls == 0
+            found += len(draft) > 0
+            if chance.random() < 0.2:  # a drafter that asks this one had its text rejected
+                tokens = [*tokens[: chance.randint(len(prompt), len(tokens))], chance.choice(letters)]
+            else:
+                tokens = [*tokens, *chance.choices(letters, k=chance.randint(1, 4))]
+    assert found > 500
+
+
+def test_longer_matches_go_before_later_ones() -> None:
+    tokens = [1, 2, 3, 4, 5, 3, 6, 2, 3]
+    assert lookup(tokens).propose(tokens).token_list == [4, 5, 3, 6]
+    assert lookup(tokens, longest_match=1).propose(tokens).token_list == [6, 2, 3, 6]
+
+
+def test_nothing_is_proposed_where_nothing_matches() -> None:
+    assert len(lookup([1, 2, 3]).propose([1, 2, 3])) == 0
+    assert len(lookup([1, 2, 1], shortest_match=2).propose([1, 2, 1])) == 0
+
+
+def test_a_repetition_is_drafted_a_whole_window_ahead() -> None:
+    assert lookup([5, 7, 7]).propose([5, 7, 7]).token_list == [7, 7, 7, 7]
+
+
+def test_the_encoders_input_is_copied_up_to_its_end() -> None:
+    assert lookup([0], [4, 5, 6, 7]).propose([0, 5]).token_list == [6, 7]
+    assert len(lookup([0], [4, 5, 6, 7]).propose([0, 7])) == 0
+    assert lookup([0], [5, 6, 4, 5]).propose([0, 5]).token_list == [6, 4, 5]  # the last 5 is followed by nothing
+
+
+def test_drafts_end_with_an_end_token_and_at_the_length_limit() -> None:
+    assert lookup([1, 2, END, 3, 1]).propose([1, 2, END, 3, 1]).token_list == [2, END]
+    assert lookup([1, 2, 3, 4, 1], room=2).propose([1, 2, 3, 4, 1]).token_list == [2, 3]
+
+
+def test_a_new_prompt_forgets_the_one_before() -> None:
+    drafter = lookup([1, 2, 3, 1])
+    drafter.start(Request(Source((4, 1)), Limits(2, 20)))
+    assert len(drafter.propose([4, 1])) == 0
+
+
+def test_greedy_decoding_is_the_targets_own_in_fewer_calls() -> None:
+    after = torch.randn(10, 10, generator=torch.Generator().manual_seed(0)).double()
+    target = StubModel(lambda tokens: after[tokens[-1]])  # a text that soon repeats itself
+    request = Request(Source((3,)), Limits(1, 40))
+    expected = DraftThenVerify(target, NoDraft(target), SpeculativeSampling()).decode(request, Trace())
+    trace = Trace()
+    actual = DraftThenVerify(target, PromptLookup(target, 5, 3), SpeculativeSampling()).decode(request, trace)
+    assert actual == expected
+    assert trace.target_calls < 20
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"window": 0}, "the draft window must be a whole number >= 1, got 0"),
+        ({"longest_match": 1.5}, "longest_match must be a whole number >= 1, got 1.5"),
+        ({"shortest_match": 0}, "shortest_match must be a whole number >= 1, got 0"),
+        ({"shortest_match": 4}, "longest_match must be >= shortest_match, got 3 and 4"),
+    ],
+)
+def test_lengths_that_cannot_be_are_refused(values: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        lookup([1], **values)

@@ -1,0 +1,71 @@
+"""The shapes of trees: which candidates stand where, and whom their probes follow."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bild_lab.engine.draft import ROOT
+from bild_lab.engine.drafters.trees import Node, TokenTrees, efficient_tree, full_tree, widths_of
+from bild_lab.errors import UserError
+
+CPU = torch.device("cpu")
+CANDIDATES = torch.tensor([[10, 11, 12], [20, 21, 22], [30, 31, 32]])
+
+
+def test_in_an_efficient_tree_only_the_likeliest_of_each_depth_has_children() -> None:
+    """Figure 5 with 3 candidates at each of 2 depths."""
+    assert efficient_tree([3, 2]) == [
+        Node(0, 0, ROOT),
+        Node(0, 1, ROOT),
+        Node(0, 2, ROOT),
+        Node(1, 0, 0),
+        Node(1, 1, 0),
+    ]
+    draft = TokenTrees(efficient_tree, (3, 2, 1), 40, CPU).draft(CANDIDATES, 3)
+    assert draft.token_list == [10, 11, 12, 20, 21, 30]
+    assert draft.parent_list == [ROOT, ROOT, ROOT, 0, 0, 3]
+    assert draft.depth == 3
+
+
+def test_in_a_full_tree_every_node_has_children() -> None:
+    draft = TokenTrees(full_tree, (2, 1, 2), 40, CPU).draft(CANDIDATES[:, :2], 3)
+    assert draft.token_list == [10, 11, 20, 20, 30, 31, 30, 31]
+    assert draft.parent_list == [ROOT, ROOT, 0, 1, 2, 2, 3, 3]
+
+
+def test_a_tree_is_cut_where_fewer_tokens_may_come() -> None:
+    trees = TokenTrees(full_tree, (2, 2, 2), 40, CPU)
+    assert trees.draft(CANDIDATES[:, :2], 1).token_list == [10, 11]
+    assert len(trees.draft(CANDIDATES[:, :2], 2)) == 6
+    assert len(trees.draft(None, 0)) == 0
+
+
+def test_every_row_has_a_chain_of_probes_below_it() -> None:
+    trees = TokenTrees(efficient_tree, (2, 1), 40, CPU)
+    rows, tree = trees.draft(CANDIDATES[:, :2], 2, masks=2).under(7)
+    assert rows.tolist() == [7, 10, 11, 20, *[40, 41] * 4]
+    assert tree.parents.tolist() == [ROOT, 0, 0, 1, 0, 4, 1, 6, 2, 8, 3, 10]
+    assert tree.depths.tolist() == [0, 1, 1, 2, 1, 2, 2, 3, 2, 3, 3, 4]
+
+
+def test_a_straightforward_chain_has_probes_below_its_root_alone() -> None:
+    trees = TokenTrees(efficient_tree, (1, 1), 40, CPU)
+    rows, tree = trees.draft(CANDIDATES[:, :1], 2, masks=2, everywhere=False).under(7)
+    assert rows.tolist() == [7, 10, 20, 40, 41]
+    assert tree.parents.tolist() == [ROOT, 0, 1, 0, 3]
+
+
+def test_a_shape_is_laid_out_once() -> None:
+    trees = TokenTrees(efficient_tree, (2, 1), 40, CPU)
+    first, second = (trees.draft(CANDIDATES[:, :2] + offset, 2, masks=2) for offset in (0, 1))
+    assert first.rows is second.rows
+    assert first.rows.ancestors is second.rows.ancestors
+    assert (first.token_list, second.token_list) == ([10, 11, 20], [11, 12, 21])
+
+
+def test_widths_are_one_number_for_all_depths_or_one_for_each_of_the_first() -> None:
+    assert widths_of(4, 3, 40) == (4, 4, 4)
+    assert widths_of([5, 2], 3, 40) == (5, 2)
+    with pytest.raises(UserError, match="top_k must be a whole number >= 1, got 1.5"):
+        widths_of([1.5], 3, 40)

@@ -1,0 +1,116 @@
+"""Greedy decoding on random models, in float64 where nothing ties: every lossless policy gives vanilla's tokens."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.trace import Trace
+from tests.engine.lossless.greedy import LOSSLESS, WINDOWS, Case, Models, Seen, compare, drafts, emitted, table_of
+from tests.policies import FAMILIES, REFUSED, engines, in_memory
+from tests.tiny import END, PAD, START, VOCABULARY, relative_of, tiny_llama, tiny_t5
+
+PAIRS = 8
+CASES = 25  # of each pair
+QUICK = 10  # of one pair, shared among the engines
+LONGEST = 24
+NEVER = frozenset([VOCABULARY])  # an end token that no model can emit
+Comparison = Callable[[str, int, str], tuple[Models, list[Case]]]
+
+
+def random_target(family: str, seed: int) -> PreTrainedModel:
+    """Three layers of which the later ones add less, so that some of them often agree with all."""
+    model = (tiny_t5 if family == "t5" else tiny_llama)(seed, layers=3)
+    late = tuple(f"{layers}.{index}." for layers in ("decoder.block", "model.layers") for index in (1, 2))
+    for name, weight in model.named_parameters():
+        if name.startswith(late) and name.endswith((".o.weight", "o_proj.weight", "wo.weight", "down_proj.weight")):
+            weight.data *= 0.2
+    return model.double()
+
+
+def random_source(family: str, chance: random.Random) -> Source:
+    words = chance.choices(range(3, VOCABULARY), k=chance.randint(1, 9))
+    words *= chance.randint(1, 2)  # what repeats itself can be copied
+    return Source((PAD,), torch.tensor([[*words, END]])) if family == "t5" else Source((START, *words))
+
+
+def models_of(family: str, seed: int, engine: str, table: Path) -> Models:
+    target = random_target(family, seed)
+    relatives = (relative_of(target, 100 + seed, noise).double() for noise in (0.05 * (1 + seed % 4), 0.4))
+    return Models(*(in_memory(model, engine) for model in (target, *relatives)), table)
+
+
+def cases_of(family: str, seed: int, models: Models) -> list[Case]:
+    """Texts that end at the length limit, or by a token that the target emits somewhere."""
+    chance = random.Random(seed)
+    vanilla = models.method("vanilla", 1)
+    cases = []
+    for number in range(CASES):
+        source = random_source(family, chance)
+        request = Request(source, Limits(len(source.prompt), LONGEST, NEVER))
+        text = emitted(vanilla, request, Trace())
+        limits = replace(request.limits, max_new_tokens=chance.randint(1, LONGEST))
+        if number // 2 % 2:
+            known = {*source.prompt, *([] if source.encoder_ids is None else source.encoder_ids[0].tolist())}
+            copied = [token for token in text if token in known]  # a drafter that copies can draft these ends
+            limits = replace(request.limits, end_tokens=frozenset([chance.choice(copied or text)]))
+        request = replace(request, limits=limits)
+        cases.append(Case(request, 1 + number % WINDOWS, emitted(vanilla, request, Trace())))
+    return cases
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    """Models of a family, a seed and an engine, with their cases, which the native engine's vanilla answers."""
+    folder = tmp_path_factory.mktemp("tables")
+
+    @cache
+    def models(family: str, seed: int, engine: str) -> Models:
+        return models_of(family, seed, engine, folder / f"{family}{seed}.safetensors")
+
+    @cache
+    def cases(family: str, seed: int) -> list[Case]:
+        native = models(family, seed, "native")
+        found = cases_of(family, seed, native)
+        texts = [[case.request.source.prompt[-1], *case.expected] for case in found]
+        table_of(texts, native.target, native.table)
+        return found
+
+    return lambda family, seed, engine: (models(family, seed, engine), cases(family, seed))
+
+
+@pytest.mark.parametrize("policy", LOSSLESS)
+def test_some_texts_on_every_engine_and_family_are_vanillas(policy: str, comparison: Comparison) -> None:
+    for family in FAMILIES:
+        for turn, engine in enumerate(engines(policy)):
+            if (policy, family) not in REFUSED:
+                models, cases = comparison(family, 0, engine)
+                compare(policy, models, cases[turn : QUICK : len(engines(policy))], Seen())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_some_texts_end_inside_a_draft_and_some_are_cut_there(family: str, comparison: Comparison) -> None:
+    seen = Seen()
+    compare("speculative", *comparison(family, 0, "native"), seen)
+    assert not seen.missing(), seen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("policy", LOSSLESS)
+def test_every_text_is_vanillas(policy: str, family: str, comparison: Comparison) -> None:
+    if (policy, family) in REFUSED:
+        pytest.skip("refused")
+    for engine in engines(policy):
+        seen = Seen()
+        for seed in range(PAIRS):
+            compare(policy, *comparison(family, seed, engine), seen)
+        assert not (drafts(policy) and seen.missing()), (engine, seen)

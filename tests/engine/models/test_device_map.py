@@ -1,0 +1,149 @@
+"""Targets that Accelerate deals out to devices and to disk: the same texts, and what cannot be is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers.integrations import accelerate
+
+from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.hf import PrefixedCache, input_device
+from bild_lab.engine.models.placement import Placement, SpreadModel
+from bild_lab.errors import UserError
+from bild_lab.lab.config import compose_config
+from bild_lab.lab.load import load_model
+from bild_lab.lab.point import Point, prepare
+from bild_lab.lab.results.records import Sweep
+from bild_lab.lab.runner import run_point
+from tests.policies import load
+
+PROMPT = "w5 w9 w12 w30 w7"
+CPU = torch.device("cpu")
+BYTES = {"llama": 80_000, "t5": 140_000}  # room for some layers beside the largest, which Accelerate keeps free
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    load_model.cache_clear()  # what is shared was placed in another test's memory
+
+
+@pytest.fixture(params=["llama", "t5"])
+def scarce(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A family of models for which the machine's memory does not suffice."""
+    monkeypatch.setattr(accelerate, "accelerate_max_memory", lambda limits: {"cpu": BYTES[request.param]})
+    return request.param
+
+
+def tokens(checkpoints: Path, family: str, policy: str, **options: object) -> list[int]:
+    return load(checkpoints, family, policy, **options).generate(PROMPT, 24).token_ids
+
+
+@pytest.mark.parametrize("device_map", ["auto", "sequential"])
+def test_a_target_that_fits_is_as_without_a_map(device_map: str, checkpoints: Path) -> None:
+    spread = load(checkpoints, "llama", "bild", device_map=device_map)
+    assert spread.generate(PROMPT, 24).token_ids == tokens(checkpoints, "llama", "bild", engine="hf")
+    assert spread.target.parts == {"cpu": 1}
+    assert [model.engine for model in spread.models] == ["hf", "hf"]
+
+
+@pytest.mark.parametrize("policy", ["bild", "speculative", "beam", "bita", "medusa", "hf_assisted"])
+def test_layers_on_disk_decode_the_same_text(policy: str, scarce: str, checkpoints: Path) -> None:
+    if scarce == "t5" and policy in ("bita", "medusa"):
+        pytest.skip("of decoder-only models")
+    decoder = load(checkpoints, scarce, policy, device_map="auto")
+    assert decoder.generate(PROMPT, 24).token_ids == tokens(checkpoints, scarce, policy, engine="hf")
+    assert decoder.target.parts["cpu"] >= 2 and decoder.target.parts["disk"] >= 2
+    assert any(weight.is_meta for weight in decoder.target.module.parameters())
+
+
+def test_a_sampled_text_is_the_same_for_the_same_seed(scarce: str, checkpoints: Path) -> None:
+    texts = [
+        load(checkpoints, scarce, "speculative", **where).generate(PROMPT, 24, temperature=1.0, seed=3).token_ids
+        for where in ({"device_map": "auto"}, {"engine": "hf"})
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_tokens_go_in_where_they_are_computed_not_where_the_first_weights_lie(checkpoints: Path) -> None:
+    where = {"": "disk"}
+    module = Checkpoint(str(checkpoints / "llama")).weights(torch.float32, device_map=where)
+    assert module.device.type == "meta"
+    assert input_device(module) == CPU
+    model = SpreadModel(Checkpoint(str(checkpoints / "llama")), CPU, torch.float32, where)
+    logits = model.start(model.source(PROMPT), 8).extend([7, 8]).logits
+    whole = load_model(str(checkpoints / "llama"), None, "cpu", torch.float32, "hf")
+    assert torch.equal(logits, whole.start(whole.source(PROMPT), 8).extend([7, 8]).logits)
+
+
+def test_a_model_whose_tokens_go_in_elsewhere_than_its_drafters_is_refused(checkpoints: Path) -> None:
+    model = SpreadModel(Checkpoint(str(checkpoints / "llama")), torch.device("meta"), torch.float32, "auto")
+    with pytest.raises(UserError, match="takes its tokens on cpu, as no part of it found room on meta"):
+        model.load()
+
+
+def test_a_prefix_goes_to_the_device_of_its_layer() -> None:
+    cache = PrefixedCache()
+    here, elsewhere = torch.ones(1, 2, 3, 4), torch.ones(1, 2, 5, 4, device="meta")
+    for layer in (0, 1):
+        cache.update(here, here, layer)
+    cache.update(elsewhere, elsewhere, 1)
+    assert [tuple(layer.keys.shape) for layer in cache.layers] == [(1, 2, 3, 4), (1, 2, 8, 4)]
+    assert [layer.values.device.type for layer in cache.layers] == ["cpu", "meta"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device_map": "spread"}, "must be null or one of auto, balanced, balanced_low_0, sequential, got 'spread'"),
+        ({"device_map": "cuda:1"}, "got 'cuda:1'"),
+        ({"device_map": "auto", "engine": "native"}, "spread over devices runs on hf; set runtime.engine=hf or auto"),
+        ({"device_map": "auto", "compile": True}, "only the native engine compiles"),
+        ({"device_map": "auto", "tensor_parallel": True}, "leave one out"),
+        ({"tensor_parallel": True}, "torchrun --nproc_per_node=N run.py runtime.tensor_parallel=true"),
+        ({"tensor_parallel": "yes"}, "runtime.tensor_parallel must be true or false, got 'yes'"),
+    ],
+)
+def test_what_cannot_be_combined_is_refused(options: dict[str, object], message: str, checkpoints: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        load(checkpoints, "llama", "bild", **options)
+
+
+def test_a_spread_target_takes_all_devices() -> None:
+    with pytest.raises(UserError, match=r"CUDA_VISIBLE_DEVICES names; set runtime.device=auto, got meta"):
+        Placement("auto").home(torch.device("meta"))
+
+
+def test_a_policy_that_runs_layers_of_its_own_asks_for_one_device(checkpoints: Path) -> None:
+    with pytest.raises(UserError, match=r"runtime\.engine"):
+        load(checkpoints, "llama", "early_exit_speculative", device_map="auto")
+
+
+@pytest.fixture
+def configured(checkpoints: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.chdir(tmp_path)
+    words = [f"pair.target={checkpoints / 'llama'}", "dataset=multi30k", f"dataset.path={data}", "dataset.limit=2"]
+    return [*words, "decoding.max_new_tokens=6", "policy=vanilla", "measure.baseline=null", "measure.repeats=1"]
+
+
+def point_of(words: list[str], *more: str) -> Point:
+    return prepare(compose_config([*words, *more]))
+
+
+def test_a_map_is_part_of_a_points_setting_and_its_absence_is_not(configured: list[str]) -> None:
+    plain, spread = point_of(configured), point_of(configured, "runtime.device_map=auto")
+    assert {"device_map", "tensor_parallel"} & set(plain.setting) == set()
+    assert spread.setting["device_map"] == "auto"
+    other = point_of(configured, "runtime.device_map=balanced")
+    assert len({plain.id, spread.id, other.id}) == 3
+    assert spread.setting["hardware"] == plain.setting["hardware"]
+
+
+def test_a_result_says_how_many_parts_lie_where(
+    configured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accelerate, "accelerate_max_memory", lambda limits: {"cpu": BYTES["llama"]})
+    result = run_point(point_of(configured, "runtime.device_map=auto"), Sweep(tmp_path / "outputs" / "spread"))
+    parts = result["environment"]["parts"]
+    assert set(parts) == {"cpu", "disk"} and sum(parts.values()) > 3

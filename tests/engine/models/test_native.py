@@ -1,0 +1,229 @@
+"""Native decoders give the logits of Transformers for every architecture they claim, and guard the rest."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    GPT2Config,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    MT5Config,
+    MT5ForConditionalGeneration,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+import bild_lab
+from bild_lab.engine.models.hf import HuggingFaceSession
+from bild_lab.engine.models.native.llama import LlamaDecoder
+from bild_lab.engine.models.native.model import NativeSession, Prefix, why_not_native
+from bild_lab.engine.models.native.t5 import T5Decoder
+from bild_lab.engine.request import Source
+from bild_lab.errors import UserError
+from tests.checkpoints import SHARED, needs_shared
+
+SIZES = {
+    "vocab_size": 90,
+    "hidden_size": 32,
+    "intermediate_size": 56,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.2,
+    "max_position_embeddings": 512,
+}
+T5_SIZES = {"vocab_size": 90, "d_model": 32, "d_kv": 12, "d_ff": 40, "num_layers": 2, "num_heads": 3}
+LLAMA3_SCALING = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+
+def randomized(model: PreTrainedModel) -> PreTrainedModel:
+    """Every weight random, norms and biases too, so that none can be left out unnoticed."""
+    generator = torch.Generator().manual_seed(0)
+    for name, weight in model.named_parameters():
+        noise = torch.randn(weight.shape, generator=generator)
+        weight.data = 1 + 0.3 * noise if "norm" in name else 0.2 * noise
+    return model.eval()
+
+
+ARCHITECTURES: dict[str, Callable[[], PreTrainedModel]] = {
+    "t5 v1.0": lambda: T5ForConditionalGeneration(T5Config(**T5_SIZES, feed_forward_proj="relu")),
+    "t5 v1.1": lambda: T5ForConditionalGeneration(
+        T5Config(**T5_SIZES, num_decoder_layers=4, feed_forward_proj="gated-gelu")
+    ),
+    "mt5": lambda: MT5ForConditionalGeneration(MT5Config(**T5_SIZES)),
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
+    "llama with biases": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True)),
+    "llama 3 scaling": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=LLAMA3_SCALING)),
+    "llama tied": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=True, head_dim=16)),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=9)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, tie_word_embeddings=True)),
+}
+
+
+def build(name: str) -> tuple[PreTrainedModel, T5Decoder | LlamaDecoder, Source]:
+    torch.manual_seed(0)
+    module = randomized(ARCHITECTURES[name]())
+    ids = torch.randint(3, 90, (1, 21))
+    if module.config.is_encoder_decoder:
+        return module, T5Decoder(copy.deepcopy(module)), Source((0,), ids)
+    return module, LlamaDecoder(copy.deepcopy(module)), Source(tuple(ids[0].tolist()))
+
+
+def uncached_logits(module: PreTrainedModel, source: Source, tokens: list[int]) -> torch.Tensor:
+    ids = torch.tensor([tokens])
+    with torch.inference_mode():
+        if source.encoder_ids is None:
+            return module(input_ids=ids, use_cache=False).logits[0]
+        return module(input_ids=source.encoder_ids, decoder_input_ids=ids, use_cache=False).logits[0]
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_logits_are_those_of_transformers_in_float32(name: str) -> None:
+    module, decoder, source = build(name)
+    assert why_not_native(module.config, torch.float32) is None
+    session = NativeSession(decoder, source, 200)
+    tokens = list(source.prompt)
+    generator = torch.Generator().manual_seed(1)
+    worst = 0.0
+    for count in (1, 1, 4, 11, 1, 150, 2):  # past the bias table's end and every window
+        new = torch.randint(3, 90, (count,), generator=generator).tolist()
+        fed = tokens[session.length :] + new
+        expected = uncached_logits(module, source, [*tokens, *new])[-len(fed) :]
+        actual = session.extend(fed).logits
+        worst = max(worst, float((actual - expected).abs().max()))
+        tokens += new
+    assert worst < 1e-4 * max(1.0, float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_hidden_states_of_every_layer_are_those_of_transformers(name: str) -> None:
+    module, decoder, source = build(name)
+    fed = [source.prompt[-1], 5, 6]
+    hidden = NativeSession(decoder, source, 20).extend(fed, hidden=True).hidden
+    ids = torch.tensor([[*source.prompt, 5, 6]])
+    with torch.inference_mode():
+        if source.encoder_ids is None:
+            states = module(input_ids=ids, output_hidden_states=True).hidden_states
+        else:
+            out = module(input_ids=source.encoder_ids, decoder_input_ids=ids, output_hidden_states=True)
+            states = out.decoder_hidden_states
+    expected = torch.stack([state[0, -3:] for state in states[1:-1]])  # the last is behind the final norm
+    torch.testing.assert_close(hidden[:-1], expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["t5 v1.1", "llama"])
+def test_layers_run_in_any_ranges_to_the_same_end(name: str) -> None:
+    _, decoder, source = build(name)
+    whole = NativeSession(decoder, source, 20)
+    split = NativeSession(decoder, source, 20)
+    fed = [*source.prompt, 7, 8]
+    expected = whole.extend(fed[whole.length :]).logits
+    memory = () if source.encoder_ids is None else (decoder.encode(source.encoder_ids[0]),)
+    from bild_lab.engine.models.native.attention import place_rows
+
+    rows = place_rows(0, len(fed), torch.device("cpu"))
+    x = decoder.embed(torch.tensor(fed))
+    with torch.inference_mode():
+        for layers in (range(0, 1), range(1, len(decoder.layers))):
+            x = decoder.run(x, rows, split.cache, *memory, layers=layers)
+        torch.testing.assert_close(decoder.logits(x)[-len(expected) :], expected)
+
+
+@pytest.mark.parametrize("name", ["t5 v1.1", "llama", "mistral"])
+def test_a_prefix_is_seen_by_probe_rows_only(name: str) -> None:
+    _, decoder, source = build(name)
+    layers, heads, dim = decoder.cache_shape
+    generator = torch.Generator().manual_seed(2)
+    prefix = Prefix(*(torch.randn(layers, heads, 5, dim, generator=generator) for _ in range(2)))
+    plain, prefixed = NativeSession(decoder, source, 30), NativeSession(decoder, source, 30, prefix)
+    tokens = [source.prompt[-1], 4, 5, 6]
+    expected = plain.extend(tokens).logits
+    assert prefixed.length == len(source.prompt) - 1
+    torch.testing.assert_close(prefixed.extend(tokens).logits, expected, atol=1e-5, rtol=1e-5)
+    assert prefixed.length == plain.length
+    rows, probe = [7, 8, 9], torch.tensor([False, True, True])
+    parents = torch.tensor([-1, 0, 1])
+    ordinary = plain.extend(rows, parents).logits
+    probed = prefixed.extend(rows, parents, probe=probe).logits
+    torch.testing.assert_close(probed[0], ordinary[0], atol=1e-5, rtol=1e-5)
+    assert float((probed[1:] - ordinary[1:]).abs().max()) > 1e-2
+
+
+@pytest.mark.parametrize("name", ["t5 v1.1", "llama"])
+def test_the_cache_is_allocated_once_within_its_room(name: str) -> None:
+    _, decoder, source = build(name)
+    session = NativeSession(decoder, source, 40)
+    address = session.cache.keys.data_ptr()
+    for _ in range(20):
+        session.extend([5, 6])
+    assert session.cache.keys.data_ptr() == address
+
+
+@pytest.mark.parametrize("name", ["t5 v1.1", "llama"])
+def test_a_cache_that_is_too_small_grows(name: str) -> None:
+    module, decoder, source = build(name)
+    session = NativeSession(decoder, source, 0)
+    tokens = [source.prompt[-1], *([9, 10, 11] * 50)]
+    for token in tokens[:-1]:
+        session.extend([token])
+    actual = session.extend(tokens[-1:]).logits
+    expected = uncached_logits(module, source, [*source.prompt[:-1], *tokens])[-1:]
+    torch.testing.assert_close(actual, expected, atol=2e-3, rtol=1e-3)
+
+
+def test_only_the_rows_asked_for_are_scored() -> None:
+    _, decoder, source = build("llama")
+    assert NativeSession(decoder, source, 9).extend([5, 6, 7], scored=1).logits.shape == (1, 90)
+    module = build("t5 v1.1")[0]
+    source = build("t5 v1.1")[2]
+    assert HuggingFaceSession(module, source).extend([5, 6, 7], scored=1).logits.shape == (1, 90)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (GPT2Config(), "its architecture is gpt2"),
+        (LlamaConfig(hidden_act="relu"), "its activation is relu"),
+        (Qwen2Config(num_hidden_layers=4, use_sliding_window=True, max_window_layers=2), "see different windows"),
+        (LlamaConfig(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}), "scaling is dynamic"),
+    ],
+)
+def test_configurations_it_does_not_know_are_left_to_transformers(config: object, reason: str) -> None:
+    assert reason in why_not_native(config, torch.bfloat16)
+
+
+def test_the_engine_is_chosen_by_architecture_unless_set(checkpoints: Path) -> None:
+    target = str(checkpoints / "t5")
+    assert bild_lab.load(target, policy="vanilla").target.engine == "native"
+    assert bild_lab.load(target, policy="vanilla", engine="hf").target.engine == "hf"
+    with pytest.raises(UserError, match="runtime.engine must be one of auto, native, hf, got 'fast'"):
+        bild_lab.load(target, policy="vanilla", engine="fast")
+
+
+@needs_shared
+@pytest.mark.parametrize("name", ["t5-large", "t5-tiny", "llama-large", "llama-small"])
+def test_trained_checkpoints_score_as_in_transformers(name: str) -> None:
+    folder = str(SHARED / "models" / name)
+    native, hf = (bild_lab.load(folder, policy="vanilla", engine=engine).target for engine in ("native", "hf"))
+    source = native.source("German: Ein Hund läuft am Strand. English:")
+    tokens = [source.prompt[-1], 20, 30, 40, 50]
+    expected = hf.start(source, 10).extend(tokens).logits
+    actual = native.start(source, 10).extend(tokens).logits
+    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)

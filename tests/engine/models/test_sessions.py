@@ -1,0 +1,181 @@
+"""The session protocol's contract, over every engine and family, against forwards without a cache."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from transformers import BartConfig, BartForConditionalGeneration
+
+from bild_lab.engine.models.hf import HuggingFaceSession
+from bild_lab.engine.models.native import compiled
+from bild_lab.engine.models.native.compiled import Workspace
+from bild_lab.engine.models.native.llama import LlamaDecoder
+from bild_lab.engine.models.native.model import NativeSession
+from bild_lab.engine.models.native.t5 import T5Decoder
+from bild_lab.engine.request import Source
+from bild_lab.engine.session import Session
+from bild_lab.errors import UserError
+from tests.stubs import NextLogits, uncached
+from tests.tiny import PAD, START, VOCABULARY, tiny_llama, tiny_t5
+
+
+@pytest.fixture(autouse=True)
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of fixed shape are traced and then run as they are, which takes no compiler."""
+    monkeypatch.setattr(compiled, "BACKEND", "eager")
+
+
+Opened = tuple[Session, NextLogits, list[int]]
+#       root
+#      /    \
+#     1      2
+#    / \      \
+#   3   4      5
+ROWS = [7, 8, 9, 10, 11, 12]
+PARENTS = [-1, 0, 0, 1, 1, 2]
+BRANCHES = {3: [7, 8, 10], 4: [7, 8, 11], 5: [7, 9, 12]}
+
+
+def open_native_t5() -> Opened:
+    source = Source((PAD,), torch.tensor([[5, 9, 12, 30, 1]]))
+    module = tiny_t5(0, layers=2, decoder_layers=3).double()
+    large = uncached(module, source)
+    return NativeSession(T5Decoder(copy.deepcopy(module)), source, 4), large, list(source.prompt)
+
+
+def open_native_llama() -> Opened:
+    source = Source((START, 5, 9, 12, 30))
+    module = tiny_llama(0).double()
+    return NativeSession(LlamaDecoder(module), source, 4), uncached(module, source), list(source.prompt)
+
+
+def open_fixed_t5() -> Opened:
+    session, large, prompt = open_native_t5()
+    workspace = Workspace(session.decoder, 128, 16)
+    source = Source((PAD,), torch.tensor([[5, 9, 12, 30, 1]]))
+    return NativeSession(session.decoder, source, 4, workspace=workspace), large, prompt
+
+
+def open_fixed_llama() -> Opened:
+    session, large, prompt = open_native_llama()
+    workspace = Workspace(session.decoder, 128, 0)
+    return NativeSession(session.decoder, Source(tuple(prompt)), 4, workspace=workspace), large, prompt
+
+
+def open_t5() -> Opened:
+    source = Source((PAD,), torch.tensor([[5, 9, 12, 30, 1]]))
+    module = tiny_t5(0, layers=2, decoder_layers=3).double()
+    return HuggingFaceSession(module, source), uncached(module, source), list(source.prompt)
+
+
+def open_llama() -> Opened:
+    source = Source((START, 5, 9, 12, 30))
+    module = tiny_llama(0).double()
+    return HuggingFaceSession(module, source), uncached(module, source), list(source.prompt)
+
+
+sessions = pytest.mark.parametrize(
+    "opened", [open_t5, open_llama, open_native_t5, open_native_llama, open_fixed_t5, open_fixed_llama]
+)
+
+
+def assert_scores(scores: torch.Tensor, large: NextLogits, contexts: list[list[int]]) -> None:
+    expected = torch.stack([large(context) for context in contexts])
+    # Transformers normalizes and rotates in float32 whatever the precision; the native engine does not
+    torch.testing.assert_close(scores, expected, atol=1e-4, rtol=1e-4)
+
+
+@sessions
+def test_rows_of_a_chain_score_as_without_a_cache(opened: Callable[[], Opened]) -> None:
+    session, large, prompt = opened()
+    assert session.length == len(prompt) - 1
+    scores = session.extend([prompt[-1], 6, 7, 8]).logits
+    assert_scores(scores, large, [prompt, [*prompt, 6], [*prompt, 6, 7], [*prompt, 6, 7, 8]])
+    assert session.length == len(prompt) + 3
+    assert_scores(session.extend([9]).logits, large, [[*prompt, 6, 7, 8, 9]])
+
+
+@sessions
+def test_rollback_forgets_everything_behind_it(opened: Callable[[], Opened]) -> None:
+    session, large, prompt = opened()
+    session.extend([prompt[-1], 6, 7, 8])
+    session.rollback(len(prompt) + 1)  # prompt and 6 stay
+    assert session.length == len(prompt) + 1
+    assert_scores(session.extend([20, 21]).logits, large, [[*prompt, 6, 20], [*prompt, 6, 20, 21]])
+
+
+@sessions
+@pytest.mark.parametrize("fresh", [True, False], ids=["with the prompt", "after the prompt"])
+def test_rows_of_a_tree_see_their_own_branch_only(opened: Callable[[], Opened], fresh: bool) -> None:
+    session, large, prompt = opened()
+    before = prompt
+    if not fresh:
+        session.extend([prompt[-1], 20])
+        before = [*prompt, 20]
+        scores = session.extend(ROWS, torch.tensor(PARENTS)).logits
+    else:
+        rows, parents = [prompt[-1], *ROWS], [-1, *(parent + 1 for parent in PARENTS)]
+        scores = session.extend(rows, torch.tensor(parents)).logits[1:]
+    contexts = [[7], [7, 8], [7, 9], [7, 8, 10], [7, 8, 11], [7, 9, 12]]
+    assert_scores(scores, large, [[*before, *context] for context in contexts])
+
+
+@sessions
+@pytest.mark.parametrize("leaf", [3, 4, 5])
+def test_keeping_a_branch_is_as_if_only_it_had_been_fed(opened: Callable[[], Opened], leaf: int) -> None:
+    session, large, prompt = opened()
+    session.extend([prompt[-1]])
+    session.extend(ROWS, torch.tensor(PARENTS))
+    path = [leaf]
+    while PARENTS[path[0]] >= 0:
+        path.insert(0, PARENTS[path[0]])
+    session.keep(path)
+    assert session.length == len(prompt) + 3
+    before = [*prompt, *BRANCHES[leaf]]
+    assert_scores(session.extend([20, 21]).logits, large, [[*before, 20], [*before, 20, 21]])
+
+
+@sessions
+def test_keeping_nothing_restores_the_cache(opened: Callable[[], Opened]) -> None:
+    session, large, prompt = opened()
+    session.extend([prompt[-1]])
+    session.extend(ROWS, torch.tensor(PARENTS))
+    session.keep([])
+    assert_scores(session.extend([20]).logits, large, [[*prompt, 20]])
+
+
+@sessions
+def test_a_tree_leaves_no_trace_on_the_module(opened: Callable[[], Opened]) -> None:
+    session, _, prompt = opened()
+    session.extend([prompt[-1]])
+    session.extend(ROWS, torch.tensor(PARENTS))
+    again, large, _ = opened()
+    assert_scores(again.extend([prompt[-1], 6]).logits, large, [prompt, [*prompt, 6]])
+    if isinstance(session, NativeSession):
+        return
+    attentions = [m for m in session._module.modules() if "compute_bias" in vars(m)]
+    assert attentions == []
+
+
+def test_an_encoder_decoder_with_absolute_positions_refuses_trees_but_runs_chains() -> None:
+    torch.manual_seed(0)
+    config = BartConfig(
+        vocab_size=VOCABULARY,
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=16,
+        decoder_ffn_dim=16,
+        max_position_embeddings=64,
+    )
+    module = BartForConditionalGeneration(config).double().eval()
+    source = Source((2,), torch.tensor([[5, 9, 12]]))
+    session, large = HuggingFaceSession(module, source), uncached(module, source)
+    assert_scores(session.extend([2, 6]).logits, large, [[2], [2, 6]])
+    with pytest.raises(UserError, match="tree drafts need a T5, mT5 or decoder-only target, got bart"):
+        session.extend(ROWS, torch.tensor(PARENTS))

@@ -1,0 +1,269 @@
+"""Views of a target: they draft over its cache what their layers alone would, and leave the target as it was."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+import bild_lab
+from bild_lab.engine.models.native import NativeModel
+from bild_lab.engine.models.native.attention import Rows, place_rows
+from bild_lab.engine.models.native.cache import KeyValueCache
+from bild_lab.engine.models.native.views import EarlyExit, LayerSkip, View
+from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.trace import Trace, recorded_to
+from bild_lab.errors import UserError
+from bild_lab.lab.build import build_method
+from bild_lab.lab.config import compose_policy
+from tests.engine.lossless.test_random_models import random_source, random_target
+from tests.policies import in_memory
+from tests.tiny import START
+
+PROMPT = "ein Hund läuft im Wasser"
+
+
+def target_of(checkpoints: Path, family: str) -> tuple[bild_lab.Decoder, Request]:
+    decoder = bild_lab.load(str(checkpoints / family), policy="vanilla", dtype="float64", engine="native")
+    return decoder, decoder.request(PROMPT, 20)
+
+
+def alone(decoder, request: Request, tokens: list[int], layers: tuple[int, ...]) -> torch.Tensor:
+    """Logits of the last token by these layers, nothing cached."""
+    whole = [*request.source.prompt, *tokens]
+    shape = decoder.cache_shape
+    cache = KeyValueCache((shape[0], shape[1], len(whole), shape[2]), torch.float64, torch.device("cpu"))
+    memory = () if request.source.encoder_ids is None else (decoder.encode(request.source.encoder_ids[0]),)
+    rows = place_rows(0, len(whole), torch.device("cpu"))
+    return decoder.logits(decoder.run(decoder.embed(torch.tensor(whole)), rows, cache, *memory, layers=layers)[-1:])
+
+
+@pytest.mark.parametrize("family", ["t5", "llama"])
+@torch.inference_mode()
+def test_an_early_exit_scores_as_its_layers_alone(checkpoints: Path, family: str) -> None:
+    loaded, request = target_of(checkpoints, family)
+    session = loaded.target.start(request.source, 20)
+    view = EarlyExit(loaded.target, 1).start(request.source, 20)
+    first = view.extend([request.source.prompt[-1]]).logits
+    torch.testing.assert_close(first, alone(session.decoder, request, [], (0,)))
+    torch.testing.assert_close(view.extend([9]).logits, alone(session.decoder, request, [9], (0,)))
+    session.extend([request.source.prompt[-1], 9, 10, 11])
+    session.keep([0, 1, 2])
+    view.rollback(session.length)
+    torch.testing.assert_close(view.extend([12]).logits, alone(session.decoder, request, [9, 10, 12], (0,)))
+
+
+@pytest.mark.parametrize("family", ["t5", "llama"])
+@torch.inference_mode()
+def test_a_layer_skip_reads_the_whole_targets_cache(checkpoints: Path, family: str) -> None:
+    loaded, request = target_of(checkpoints, family)
+    session = loaded.target.start(request.source, 20)
+    session.prefill()
+    scratch = session.cache.grown(session.cache.capacity)
+    view = LayerSkip(loaded.target, [0]).start(request.source, 20)
+    last = request.source.prompt[-1]
+    rows = place_rows(scratch.length, 1, torch.device("cpu"))
+    decoder = session.decoder
+    x = decoder.run(decoder.embed(torch.tensor([last])), rows, scratch, *session.memory, layers=view._layers)
+    torch.testing.assert_close(view.extend([last]).logits, decoder.logits(x))
+    assert view._layers == tuple(range(1, len(decoder.layers)))
+
+
+@pytest.mark.parametrize("family", ["t5", "llama"])
+@pytest.mark.parametrize("policy", ["bild_early_exit", "early_exit_speculative", "layer_skip"])
+def test_what_a_view_drafts_leaves_the_targets_text_as_it_was(checkpoints: Path, family: str, policy: str) -> None:
+    plain = bild_lab.load(str(checkpoints / family), policy="vanilla", dtype="float64")
+    lossless = {"rollback": 0.69} if policy == "bild_early_exit" else {}
+    drafted = bild_lab.load(str(checkpoints / family), policy=policy, dtype="float64", **lossless)
+    made = drafted.generate(PROMPT, 40)
+    assert made.token_ids == plain.generate(PROMPT, 40).token_ids
+    assert made.trace.drafted > 0
+
+
+def test_the_last_exit_is_the_target_and_every_draft_of_it_stands(checkpoints: Path) -> None:
+    last = {"policy": "early_exit_speculative", "exit_layer": 2}
+    drafted = bild_lab.load(str(checkpoints / "llama"), dtype="float64", **last)
+    trace = drafted.generate(PROMPT, 40).trace
+    assert trace.accepted == trace.drafted > 0
+
+
+Work = list[tuple[int, int]]  # a layer and a slot of the cache, in the order in which rows went through
+
+
+def spied(model: NativeModel, patch: pytest.MonkeyPatch) -> Work:
+    """What the model's layers are asked to run from now on."""
+    decoder, work = model.decoder, []
+    run = decoder.run
+
+    def noted(x: torch.Tensor, rows: Rows, cache: KeyValueCache, *memory: object, layers: range, **rest: object):
+        assert x.shape[0] == rows.count
+        slots = range(rows.stop - rows.count, rows.stop)
+        work.extend((layer, slot) for layer in layers for slot in slots)
+        return run(x, rows, cache, *memory, layers=layers, **rest)
+
+    patch.setattr(decoder, "run", noted)
+    return work
+
+
+@pytest.mark.parametrize("family", ["t5", "llama"])
+@pytest.mark.parametrize("exit_layer", [1, 2, 3])
+@pytest.mark.parametrize("policy", ["bild_early_exit", "early_exit_speculative"])
+def test_no_layer_runs_a_token_twice(
+    family: str, exit_layer: int, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = in_memory(random_target(family, 2), "native")
+    method = build_method(compose_policy(policy, {"exit_layer": exit_layer}), {"target": lambda: target})
+    chance = random.Random(0)
+    rollbacks = accepted = 0
+    for _ in range(4):
+        source, trace = random_source(family, chance), Trace()
+        with monkeypatch.context() as patch:
+            work = spied(target, patch)
+            method.decode(Request(source, Limits(len(source.prompt), 24)), trace)
+        expected = Counter((layer, slot) for layer in range(3) for slot in range(len(source.prompt) - 1))
+        text = len(source.prompt) - 1
+        for each in trace.rounds:  # every layer runs the committed token and the draft, wherever it ran before
+            slots = range(text, text + 1 + len(each.drafted))
+            expected.update((layer, slot) for layer in range(3) for slot in slots)
+            text += 1 + each.accepted
+        assert Counter(work) == expected
+        rollbacks += trace.rollbacks
+        accepted += trace.accepted
+    assert accepted > 0
+    assert rollbacks > 0 or exit_layer == 3
+
+
+def test_forwards_tell_what_the_view_ran_and_what_went_on_behind_it() -> None:
+    target = in_memory(random_target("llama", 0), "native")
+    log = []
+    with recorded_to(log):
+        session = target.start(source := Source((START, 5, 6)), 20)
+    view = EarlyExit(target, 1).start(source, 20)
+    view.extend([6])
+    view.extend([7])
+    session.extend([6, 7, 8])
+    told = [(each.rows, each.cached, each.scored, each.first_layer, each.layers) for each in log]
+    assert told == [
+        (2, 0, 1, 0, None),  # the prompt
+        (1, 2, 1, 0, 1),
+        (1, 3, 1, 0, 1),
+        (1, 4, 0, 0, 1),  # the last drafted token, which the view never ran
+        (3, 2, 3, 1, 2),
+    ]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a view drafts with, what the target is fed then, and which of that it keeps."""
+
+    drafted: list[int]
+    fed: list[int]
+    kept: int
+
+
+ROUNDS = {
+    "whole draft": Step([9, 10, 11], [9, 10, 11, 12], 4),
+    "rejected in the middle": Step([9, 10, 11], [9, 10, 11, 12], 2),
+    "fallback: nothing drafted but every row begun": Step([9], [9], 1),
+    "another text from the second row on": Step([9, 10, 11], [9, 20, 21], 3),
+    "another text altogether": Step([9, 10], [20, 21, 22], 1),
+    "fewer rows than begun": Step([9, 10, 11], [9, 10], 2),
+    "no draft": Step([], [9], 1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("exit_layer", [1, 2, 3])
+@pytest.mark.parametrize("family", ["t5", "llama"])
+@torch.inference_mode()
+def test_going_on_scores_as_running_everything_does(family: str, exit_layer: int, dtype: torch.dtype) -> None:
+    target = in_memory(random_target(family, 3).to(dtype), "native")
+    source = random_source(family, random.Random(2))
+    plain, session = target.start(source, 60), target.start(source, 60)
+    view = EarlyExit(target, exit_layer).start(source, 60)
+    plain.prefill()
+    session.prefill()
+    tolerance = 2e-6 if dtype == torch.float32 else 1e-13
+    for name, step in ROUNDS.items():
+        view.rollback(session.length)
+        for token in step.drafted:
+            view.extend([token])
+        scores, expected = session.extend(step.fed), plain.extend(step.fed)
+        scale = float(expected.logits.abs().max())
+        assert float((scores.logits - expected.logits).abs().max()) <= tolerance * scale, name
+        torch.testing.assert_close(scores.final, expected.final)
+        for one in (session, plain):
+            one.keep(range(step.kept))
+        filled = slice(0, plain.length)
+        assert session.length == plain.length
+        torch.testing.assert_close(session.cache.keys[:, :, filled], plain.cache.keys[:, :, filled])
+        torch.testing.assert_close(session.cache.values[:, :, filled], plain.cache.values[:, :, filled])
+
+
+@torch.inference_mode()
+def test_only_the_first_layers_of_a_skip_are_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = in_memory(random_target("llama", 0), "native")
+    for skipped, rows_of_first_layer in (([1, 2], 1), ([0], 2), ([1], 2)):
+        session = target.start(source := Source((START,)), 20)
+        LayerSkip(target, skipped).start(source, 20).extend([START])
+        with monkeypatch.context() as patch:
+            work = spied(target, patch)
+            session.extend([START, 5])
+        assert sum(layer == 0 for layer, _ in work) == rows_of_first_layer
+
+
+@torch.inference_mode()
+def test_begun_rows_stand_after_the_cache_has_grown() -> None:
+    target = in_memory(random_target("llama", 0), "native")
+    source = Source((START,))
+    session = target.start(source, 4)
+    view = EarlyExit(target, 1).start(source, 4)
+    tokens = [3 + index % 30 for index in range(session.cache.capacity + 5)]  # one by one past what there is
+    for token in tokens:
+        view.extend([token])
+    expected = target.start(source, 200).extend(tokens)
+    torch.testing.assert_close(session.extend(tokens).logits, expected.logits)
+
+
+@torch.inference_mode()
+def test_a_session_that_rolls_back_forgets_what_was_begun() -> None:
+    target = in_memory(random_target("llama", 0), "native")
+    session = target.start(source := Source((START,)), 20)
+    session.extend([START, 5, 6])
+    EarlyExit(target, 1).start(source, 20).extend([7])
+    session.rollback(1)
+    expected = target.start(source, 20).extend([START, 7]).logits[-1:]
+    torch.testing.assert_close(session.extend([7]).logits, expected)
+
+
+@pytest.mark.parametrize("policy", ["bild_early_exit", "early_exit_speculative"])
+@pytest.mark.parametrize("wrong", [0, 99, True, 1.5])
+def test_an_exit_must_be_one_of_the_layers(checkpoints: Path, wrong: object, policy: str) -> None:
+    with pytest.raises(UserError, match="exit_layer must be a whole number from 1 to"):
+        bild_lab.load(str(checkpoints / "t5"), policy=policy, exit_layer=wrong)
+
+
+@pytest.mark.parametrize("wrong", [[], [99], [-1], 3, "all", [0, 1, 2, 3, 4, 5, 6, 7]])
+def test_skipped_layers_must_be_some_of_the_layers(checkpoints: Path, wrong: object) -> None:
+    with pytest.raises(UserError, match="skipped_layers must name some, not all"):
+        bild_lab.load(str(checkpoints / "t5"), policy="layer_skip", skipped_layers=wrong)
+
+
+@pytest.mark.parametrize("policy", ["bild_early_exit", "early_exit_speculative", "layer_skip"])
+def test_a_view_needs_the_native_engine(checkpoints: Path, policy: str) -> None:
+    with pytest.raises(UserError, match="needs the native engine.* got the hf engine; set runtime.engine=native"):
+        bild_lab.load(str(checkpoints / "t5"), policy=policy, engine="hf")
+
+
+def test_a_view_of_another_text_is_refused(checkpoints: Path) -> None:
+    loaded, request = target_of(checkpoints, "llama")
+    session = loaded.target.start(request.source, 20)
+    other = loaded.request(PROMPT, 20)
+    with pytest.raises(RuntimeError, match="on the same source"):
+        EarlyExit(loaded.target, 1).start(other.source, 20)
+    assert isinstance(EarlyExit(loaded.target, 1).start(request.source, 20), View)
+    del session

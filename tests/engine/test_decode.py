@@ -1,0 +1,325 @@
+"""The loop against literal, cache-free transcriptions of the papers' algorithms."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from bild_lab.engine.acceptance import ExactMatch, RejectionSampling, Rollback, SpeculativeSampling
+from bild_lab.engine.decode import Acceptance, Drafter, DraftThenVerify
+from bild_lab.engine.draft import Draft
+from bild_lab.engine.drafters import LowConfidence, ModelDrafter, NoDraft
+from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.sampling import Sampling
+from bild_lab.engine.session import Model
+from bild_lab.engine.trace import StageTrace, Trace
+from bild_lab.errors import UserError
+from tests.stubs import ModuleModel, NextLogits, StubModel, uncached
+from tests.tiny import PAD, START, VOCABULARY, relative_of, tiny_llama, tiny_t5
+
+FAMILIES = ("t5", "llama")
+NEVER = frozenset([VOCABULARY])  # an end token that no model can emit
+
+
+def random_pair(family: str, seed: int, noise: float = 0.2) -> tuple[ModuleModel, ModuleModel, Source]:
+    """A target, a drafter that agrees with it now and then, and a prompt; float64, where nothing ties."""
+    make = tiny_t5 if family == "t5" else tiny_llama
+    target = make(seed).double()
+    draft = relative_of(target, seed + 1, noise).double()
+    generator = torch.Generator().manual_seed(seed)
+    words = torch.randint(3, VOCABULARY, (1, 7), generator=generator)
+    source = Source((PAD,), words) if family == "t5" else Source((START, *words[0].tolist()))
+    return ModuleModel(target), ModuleModel(draft), source
+
+
+def decode(
+    target: Model,
+    drafter: Drafter,
+    accept: Acceptance,
+    source: Source,
+    max_new_tokens: int = 24,
+    end: frozenset[int] = NEVER,
+    **options: bool,
+) -> tuple[list[int], Trace]:
+    trace = Trace()
+    request = Request(source, Limits(len(source.prompt), max_new_tokens, end))
+    return DraftThenVerify(target, drafter, accept, **options).decode(request, trace), trace
+
+
+def autoregressive(large: NextLogits, prompt: tuple[int, ...], done: Callable[[list[int]], bool]) -> list[int]:
+    """Greedy decoding, one token a step, no cache."""
+    y = list(prompt)
+    while not done(y):
+        y.append(int(large(y).argmax()))
+    return y
+
+
+def algorithm_1(
+    small: NextLogits,
+    large: NextLogits,
+    prompt: tuple[int, ...],
+    done: Callable[[list[int]], bool],
+    fallback: float,
+    rollback: float,
+    window: int,
+    verify_tail: bool,
+) -> list[int]:
+    """Algorithm 1 of BiLD, line by line, greedy and without any cache.
+
+    With the released window (control passes to the large model after so many tokens at the latest)
+    and, where asked for, with the large model looking at a tail that ends the text.
+    """
+    y = list(prompt)
+    handed_over = len(y)
+    while not done(y):
+        p_small = small(y).softmax(-1)
+        if len(y) - handed_over < window and not p_small.max() < fallback:
+            y = [*y, int(p_small.argmax())]
+            if not done(y):
+                continue
+            if not verify_tail:
+                return y
+        d = {m: -float(large(y[:m]).log_softmax(-1)[y[m]]) for m in range(handed_over, len(y))}
+        exceeding = [m for m in sorted(d) if d[m] > rollback]
+        if exceeding:
+            m = exceeding[0]
+            y = [*y[:m], int(large(y[:m]).argmax())]
+        elif not done(y):
+            y = [*y, int(large(y).argmax())]
+        handed_over = len(y)
+    return y
+
+
+def finished(source: Source, max_new_tokens: int, end: frozenset[int]) -> Callable[[list[int]], bool]:
+    start = len(source.prompt)
+    return lambda y: len(y) - start >= max_new_tokens or (len(y) > start and y[-1] in end)
+
+
+def longer_than(length: int) -> Callable[[list[int]], bool]:
+    return lambda y: len(y) >= length
+
+
+def an_end_token(tokens: list[int], prompt_length: int, where: int) -> frozenset[int]:
+    """A token the target emits, so that end tokens fall anywhere in the text."""
+    return frozenset([tokens[min(prompt_length + where, len(tokens) - 1)]])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("verify_tail", [True, False])
+def test_bild_follows_algorithm_1_of_the_paper(family: str, verify_tail: bool) -> None:
+    seen_rollback = seen_fallback = seen_full_window = False
+    grid = itertools.product((0.0, 0.3, 0.6, 0.9), (0.4, 1.5, 4.0, math.inf), (1, 3, 10))
+    for seed, (fallback, rollback, window) in enumerate(grid):
+        target, draft, source = random_pair(family, seed % 8)
+        large, small = uncached(target.module, source), uncached(draft.module, source)
+        max_new_tokens = (24, 13, 5)[seed % 3]
+        free = autoregressive(large, source.prompt, finished(source, 24, NEVER))
+        end = NEVER if seed % 2 else an_end_token(free, len(source.prompt), seed % 11)
+        expected = algorithm_1(
+            small,
+            large,
+            source.prompt,
+            finished(source, max_new_tokens, end),
+            fallback,
+            rollback,
+            window,
+            verify_tail,
+        )
+        drafter = ModelDrafter(draft, window, LowConfidence(fallback))
+        actual, trace = decode(
+            target, drafter, Rollback(rollback), source, max_new_tokens, end, verify_tail=verify_tail
+        )
+        assert actual == expected, (seed, fallback, rollback, window)
+        seen_rollback |= trace.rollbacks > 0
+        seen_fallback |= trace.fallbacks > 0
+        seen_full_window |= any(len(each.drafted) == window > 1 for each in trace.rounds)
+    assert seen_rollback and seen_fallback and seen_full_window
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bild_below_ln_2_is_greedy_decoding_of_the_target(family: str) -> None:
+    for seed in range(12):
+        target, draft, source = random_pair(family, seed)
+        expected = autoregressive(uncached(target.module, source), source.prompt, finished(source, 20, NEVER))
+        drafter = ModelDrafter(draft, 1 + seed % 10, LowConfidence(0.1 * (seed % 8)))
+        actual, _ = decode(target, drafter, Rollback(0.69), source, 20)
+        assert actual == expected
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_speculative_decoding_is_greedy_decoding_of_the_target(family: str) -> None:
+    accepted = 0
+    for seed in range(20):
+        target, draft, source = random_pair(family, seed)
+        large = uncached(target.module, source)
+        free = autoregressive(large, source.prompt, finished(source, 21, NEVER))
+        end = an_end_token(free, len(source.prompt), 3 * seed % 21) if seed % 2 else NEVER
+        expected = autoregressive(large, source.prompt, finished(source, 21, end))
+        for accept in (SpeculativeSampling(), ExactMatch()):
+            actual, trace = decode(target, ModelDrafter(draft, 1 + seed % 10), accept, source, 21, end)
+            assert actual == expected
+            accepted += trace.accepted
+    assert accepted > 100  # the drafts were of use, so that accepting was tested too
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_vanilla_decodes_greedily_with_one_forward_a_token(family: str) -> None:
+    target, _, source = random_pair(family, 3)
+    actual, trace = decode(target, NoDraft(target), ExactMatch(), source, 15)
+    assert actual == autoregressive(uncached(target.module, source), source.prompt, finished(source, 15, NEVER))
+    assert trace.target_calls == 15
+    assert target.fed == [len(source.prompt), *[1] * 14]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_model_computes_a_committed_token_twice(family: str) -> None:
+    target, draft, source = random_pair(family, 5)
+    drafter = ModelDrafter(draft, 6, LowConfidence(0.3))
+    tokens, trace = decode(target, drafter, Rollback(1.0), source, 30)
+    rejected = sum(len(each.drafted) - each.accepted for each in trace.rounds)
+    assert trace.rollbacks > 0
+    # every row the target ran was a committed token that needed its key, or a draft it rejected;
+    # the last round commits one token that is never fed, and may accept drafts behind the limit
+    assert sum(target.fed) - rejected <= len(tokens)
+    assert sum(target.fed) == len(source.prompt) + sum(len(each.drafted) + 1 for each in trace.rounds) - 1
+    # the drafter runs a row once per call, and once more per token that the target chose for it
+    assert sum(draft.fed) <= len(source.prompt) - 1 + sum(each.draft_calls + 1 for each in trace.rounds)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_cached_proposals_are_those_of_the_drafter_without_a_cache(family: str) -> None:
+    target, draft, source = random_pair(family, 2)
+    _, trace = decode(target, ModelDrafter(draft, 5), Rollback(1.0), source, 30)
+    small = uncached(draft.module, source)
+    y = list(source.prompt)
+    for each in trace.rounds:
+        expected = autoregressive(small, tuple(y), longer_than(len(y) + len(each.drafted)))
+        assert list(each.drafted) == expected[len(y) :]
+        y += [*each.drafted[: each.accepted], each.next_token]
+    assert trace.rollbacks > 0
+
+
+class TreeDrafter:
+    """Drafts the target's own greedy tokens along one branch, with wrong siblings before them."""
+
+    drafts_trees = True
+
+    def __init__(self, truth: list[int]) -> None:
+        self._truth = truth
+
+    def start(self, request: Request) -> None:
+        self.rounds = 0
+
+    def propose(self, tokens: list[int]) -> Draft:
+        ahead = self._truth[len(tokens) : len(tokens) + 2]
+        wrong = [3 if token != 3 else 4 for token in ahead]
+        nodes, parents = [], []
+        parent = -1
+        for right, other in zip(ahead, wrong, strict=True):
+            nodes += [other, right]
+            parents += [parent, parent]
+            parent = len(nodes) - 1
+        self.rounds += 1
+        return Draft(torch.tensor(nodes, dtype=torch.long), torch.tensor(parents, dtype=torch.long))
+
+    def observe(self, draft: Draft, scores: object, verdict: object) -> None:
+        """A tree of fixed truth learns nothing."""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tree_drafts_give_the_same_text_in_fewer_rounds(family: str) -> None:
+    target, _, source = random_pair(family, 4)
+    truth = autoregressive(uncached(target.module, source), source.prompt, finished(source, 24, NEVER))
+    drafter = TreeDrafter(truth)
+    actual, trace = decode(target, drafter, ExactMatch(), source, 24)
+    assert actual == truth
+    assert drafter.rounds == 8  # three tokens a round
+    assert all(len(each.drafted) == 4 and each.accepted == 2 for each in trace.rounds[:-1])
+
+
+def test_a_chain_only_rule_refuses_a_tree_drafter() -> None:
+    with pytest.raises(UserError, match=r"RejectionSampling accepts chains.*TreeDrafter drafts trees"):
+        DraftThenVerify(StubModel(lambda _: torch.zeros(5)), TreeDrafter([]), RejectionSampling())
+
+
+def copying(offset: int) -> NextLogits:
+    """Always says the next number, or the one `offset` further."""
+    return lambda tokens: 9.0 * torch.nn.functional.one_hot(torch.tensor((tokens[-1] + offset) % 10), 10).double()
+
+
+def test_a_drafter_that_never_agrees_costs_one_target_call_a_token() -> None:
+    target = StubModel(copying(1))
+    tokens, trace = decode(target, ModelDrafter(StubModel(copying(2)), 3), SpeculativeSampling(), Source((0,)), 8)
+    assert tokens == [0, 1, 2, 3, 4, 5, 6, 7, 8]
+    assert trace.target_calls == 8
+    assert trace.accepted == 0
+
+
+def test_a_drafter_that_always_agrees_gives_a_window_and_one_token_a_call() -> None:
+    target = StubModel(copying(1))
+    tokens, trace = decode(target, ModelDrafter(StubModel(copying(1)), 3), SpeculativeSampling(), Source((0,)), 8)
+    assert tokens == [0, 1, 2, 3, 4, 5, 6, 7, 8]
+    assert [each.accepted for each in trace.rounds] == [3, 3]
+
+
+def test_text_ends_at_an_end_token_that_a_correction_places() -> None:
+    target = StubModel(copying(1))
+    drafter = ModelDrafter(StubModel(copying(2)), 4)
+    tokens, _ = decode(target, drafter, Rollback(0.5), Source((0,)), 50, frozenset([4]))
+    assert tokens == [0, 1, 2, 3, 4]
+
+
+def test_an_end_token_in_the_prompt_ends_nothing() -> None:
+    target = StubModel(copying(1))
+    tokens, _ = decode(target, NoDraft(target), ExactMatch(), Source((4, 4)), 3, frozenset([4]))
+    assert tokens == [4, 4, 5, 6, 7]
+
+
+def test_an_unverified_tail_saves_the_last_target_call() -> None:
+    calls = {}
+    for verify_tail in (True, False):
+        target = StubModel(copying(1))
+        drafter = ModelDrafter(StubModel(copying(1)), 4, LowConfidence(0.5))
+        tokens, trace = decode(target, drafter, Rollback(1.0), Source((0,)), 8, verify_tail=verify_tail)
+        assert tokens == [0, 1, 2, 3, 4, 5, 6, 7, 8]
+        calls[verify_tail] = trace.target_calls
+    assert calls == {True: 2, False: 1}
+
+
+def test_sampled_decoding_repeats_with_its_seed_and_differs_without() -> None:
+    logits = torch.randn(10, 10, generator=torch.Generator().manual_seed(0)).double()
+    target, draft = StubModel(lambda t: logits[t[-1]]), StubModel(lambda t: logits[t[-1]] * 0.5)
+    texts = []
+    for seed in (1, 1, 2):
+        request = Request(Source((0,)), Limits(1, 30), Sampling(temperature=1.0), torch.Generator().manual_seed(seed))
+        method = DraftThenVerify(target, ModelDrafter(draft, 4), SpeculativeSampling())
+        texts.append(method.decode(request, Trace()))
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_a_stage_trace_times_prefill_draft_and_verify() -> None:
+    target = StubModel(copying(1))
+    trace = StageTrace()
+    request = Request(Source((0,)), Limits(1, 8))
+    DraftThenVerify(target, ModelDrafter(StubModel(copying(1)), 3), ExactMatch()).decode(request, trace)
+    assert set(trace.stages_s) == {"prefill", "draft", "verify"}
+    assert all(seconds > 0 for seconds in trace.stages_s.values())
+
+
+def test_row_scores_stay_exact_over_many_rollbacks() -> None:
+    target, _, source = random_pair("llama", 9)
+    session, large = target.start(source, 60), uncached(target.module, source)
+    generator = torch.Generator().manual_seed(0)
+    y = list(source.prompt)
+    for _ in range(12):
+        drafted = torch.randint(3, VOCABULARY, (4,), generator=generator).tolist()
+        scores: Tensor = session.extend([y[-1], *drafted]).logits
+        kept = int(torch.randint(0, 5, (1,), generator=generator))
+        session.keep(range(kept + 1))
+        y += [*drafted[:kept], int(scores[kept].argmax())]
+        assert torch.allclose(scores[kept], large(y[:-1]), atol=1e-9)

@@ -1,0 +1,148 @@
+"""The peers run with the request's settings and nothing that another run left behind."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import BartConfig, Gemma3Config, GPT2Config, MambaConfig, PreTrainedConfig
+
+import bild_lab
+from bild_lab.engine.hf_generation import HuggingFaceEarlyExit, HuggingFaceGenerate, HuggingFacePromptLookup
+from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.trace import Trace
+from bild_lab.errors import UserError
+from tests.policies import DECODER_ONLY, FAMILIES, REFUSED, in_memory, load
+from tests.tiny import END, PAD, START, tiny_llama, tiny_t5
+
+
+def test_a_fixed_window_of_assisted_generation_does_not_leak_into_runs_as_shipped(checkpoints: Path) -> None:
+    target, draft = str(checkpoints / "llama"), str(checkpoints / "llama-draft")
+    shipped = bild_lab.load(target, draft, "hf_assisted")
+    fixed = bild_lab.load(target, draft, "hf_assisted", window=2)
+    drafts_with = []
+    for decoder in (shipped, fixed, shipped):
+        decoder.generate("w5 w9", max_new_tokens=4)
+        drafts_with.append(decoder.models[1].module.generation_config.num_assistant_tokens)
+    assert drafts_with[1] == 2
+    assert drafts_with[0] == drafts_with[2] != 2
+
+
+def test_a_checkpoints_own_generation_settings_are_left_out(checkpoints: Path) -> None:
+    decoder = bild_lab.load(str(checkpoints / "llama"), policy="hf_generate")
+    expected = decoder.generate("w5 w9 w30", max_new_tokens=20).token_ids
+    decoder.target.module.generation_config.repetition_penalty = 50.0
+    decoder.target.checkpoint.generation.repetition_penalty = 50.0
+    assert decoder.generate("w5 w9 w30", max_new_tokens=20).token_ids == expected
+
+
+def repetitive(family: str) -> tuple[HuggingFaceModel, Request]:
+    """A model that repeats itself, and a prompt."""
+    module = tiny_t5(2) if family == "t5" else tiny_llama(2)
+    source = Source((PAD,), torch.tensor([[5, 9, 5, 9, END]])) if family == "t5" else Source((START, 5, 9, 5, 9))
+    return in_memory(module), Request(source, Limits(len(source.prompt), 30))
+
+
+def counting(model: HuggingFaceModel) -> Counter[int]:
+    """How often each of the decoder's layers ran, by its place."""
+    decoder = model.module.get_decoder()
+    ran: Counter[int] = Counter()
+    for place, layer in enumerate(decoder.block if model.encoder_decoder else decoder.layers):
+        layer.register_forward_hook(lambda *_, place=place: ran.update([place]))
+    return ran
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("window", "longest_match"), [(1, 1), (4, 2), (10, 3)])
+def test_prompt_lookup_gives_the_text_of_generate_in_fewer_forwards(
+    family: str, window: int, longest_match: int
+) -> None:
+    target, request = repetitive(family)
+    expected = HuggingFaceGenerate(target).decode(request, Trace())
+    ran = counting(target)
+    assert HuggingFacePromptLookup(target, window, longest_match).decode(request, Trace()) == expected
+    assert ran[0] < 30
+
+
+def test_the_knobs_of_prompt_lookup_are_those_of_generate(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, request = repetitive("llama")
+    given: dict[str, object] = {}
+    generate = target.module.generate
+    monkeypatch.setattr(target.module, "generate", lambda **options: given.update(options) or generate(**options))
+    HuggingFacePromptLookup(target, window=4, longest_match=3).decode(request, Trace())
+    assert (given["prompt_lookup_num_tokens"], given["max_matching_ngram_size"]) == (4, 3)
+
+
+def test_early_exit_drafts_with_the_first_layers_and_gives_the_text_of_generate() -> None:
+    target = in_memory(tiny_llama(4, layers=3))
+    request = Request(Source((START, 5, 9, 30)), Limits(4, 30))
+    expected = HuggingFaceGenerate(target).decode(request, Trace())
+    ran = counting(target)
+    for exit_layer in (1, 2):
+        ran.clear()
+        assert HuggingFaceEarlyExit(target, exit_layer).decode(request, Trace()) == expected
+        assert [ran[layer] > ran[2] for layer in range(2)] == [True, exit_layer == 2]
+
+
+def test_an_interrupted_draft_leaves_the_model_whole() -> None:
+    target = in_memory(tiny_llama(4, layers=3))
+    request = Request(Source((START, 5, 9, 30)), Limits(4, 30))
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    hook = target.module.get_decoder().layers[0].register_forward_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        HuggingFaceEarlyExit(target, 1).decode(request, Trace())
+    hook.remove()
+    ran = counting(target)
+    HuggingFaceGenerate(target).decode(request, Trace())
+    assert ran[2] == ran[0] > 0
+
+
+@pytest.mark.parametrize(("policy", "family"), sorted(REFUSED - DECODER_ONLY))
+def test_what_transformers_cannot_do_is_refused_at_construction(checkpoints: Path, policy: str, family: str) -> None:
+    with pytest.raises(UserError, match=r"cannot exit early from .* \(t5\).*use policy=early_exit_speculative"):
+        load(checkpoints, family, policy)
+
+
+def of(config: PreTrainedConfig) -> HuggingFaceModel:
+    """A model that has no weights to load."""
+    checkpoint = Checkpoint("no/weights")
+    vars(checkpoint)["config"] = config
+    return HuggingFaceModel(checkpoint, torch.device("cpu"), torch.float32)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GPT2Config(),  # looks at no number of layers when it is called
+        BartConfig(),  # has another number for its decoder
+        Gemma3Config(text_config={"num_hidden_layers": 2}, vision_config={"num_hidden_layers": 1}),  # so has this
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_early_exit_is_refused_where_every_layer_would_draft(config: PreTrainedConfig) -> None:
+    with pytest.raises(UserError, match=f"cannot exit early from no/weights .{config.model_type}.*hf_prompt_lookup"):
+        HuggingFaceEarlyExit(of(config), 1)
+
+
+def test_prompt_lookup_is_refused_where_the_state_cannot_go_back() -> None:
+    with pytest.raises(UserError, match=r"needs a model with a key-value cache, got .*mamba.*use policy=hf_generate"):
+        HuggingFacePromptLookup(of(MambaConfig()), 10, 2)
+
+
+@pytest.mark.parametrize("exit_layer", [0, 3, True, "1", None])
+def test_an_exit_is_one_of_the_targets_layers(checkpoints: Path, exit_layer: object) -> None:
+    with pytest.raises(UserError, match="exit_layer must be a whole number from 1 to the target's 2 layers, got"):
+        load(checkpoints, "llama", "hf_early_exit", exit_layer=exit_layer)
+
+
+@pytest.mark.parametrize("knob", ["window", "longest_match"])
+def test_prompt_lookup_copies_at_least_one_token(checkpoints: Path, knob: str) -> None:
+    with pytest.raises(UserError, match="must be a whole number >= 1, got 0"):
+        load(checkpoints, "llama", "hf_prompt_lookup", **{knob: 0})

@@ -1,0 +1,170 @@
+"""Standardized sampling and the acceptance rules on distributions that can be written down."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from bild_lab.engine.acceptance import ExactMatch, Rollback, SpeculativeSampling
+from bild_lab.engine.acceptance.speculative_sampling import residual
+from bild_lab.engine.decode import DraftThenVerify
+from bild_lab.engine.draft import Draft, Tree, Verdict, ancestors, empty_draft
+from bild_lab.engine.drafters import LowConfidence, ModelDrafter, NoDraft
+from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.sampling import Sampling
+from bild_lab.engine.trace import Trace
+from bild_lab.errors import UserError
+from tests.stubs import StubModel
+
+P = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
+Q = torch.tensor([0.2, 0.5, 0.05, 0.25], dtype=torch.float64)
+GREEDY = Request(Source((0,)), Limits(1, 10))
+
+
+def log_rows(*rows: list[float]) -> torch.Tensor:
+    return torch.tensor(rows, dtype=torch.float64).log()
+
+
+def test_temperature_zero_is_argmax_with_certainty() -> None:
+    assert Sampling().probs(P.log()[None]).tolist() == [[1.0, 0.0, 0.0, 0.0]]
+
+
+def test_temperature_divides_the_logits() -> None:
+    expected = P.sqrt() / P.sqrt().sum()
+    torch.testing.assert_close(Sampling(temperature=2.0).probs(P.log()[None])[0], expected)
+
+
+def test_top_k_keeps_the_likeliest_tokens() -> None:
+    torch.testing.assert_close(
+        Sampling(temperature=1.0, top_k=2).probs(P.log()[None])[0],
+        torch.tensor([0.625, 0.375, 0.0, 0.0], dtype=torch.float64),
+    )
+
+
+@pytest.mark.parametrize(("top_p", "kept"), [(0.4, 1), (0.5, 1), (0.51, 2), (0.79, 2), (0.81, 3), (0.96, 4), (1.0, 4)])
+def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p: float, kept: int) -> None:
+    probs = Sampling(temperature=1.0, top_p=top_p).probs(P.log()[None])[0]
+    assert int((probs > 0).sum()) == kept
+    assert math.isclose(float(probs.sum()), 1.0)
+
+
+@pytest.mark.parametrize("values", [{"temperature": -1.0}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.5}])
+def test_sampling_out_of_range_is_refused(values: dict) -> None:
+    with pytest.raises(UserError, match=rf"decoding.{next(iter(values))} must"):
+        Sampling(**values)
+
+
+def test_a_tree_knows_ancestors_and_depths() -> None:
+    parents = torch.tensor([-1, 0, 0, 1])
+    assert ancestors(parents).int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]]
+    assert Tree(parents).depths.tolist() == [0, 1, 1, 2]
+    assert Tree(torch.tensor([-1, -1, 1])).depths.tolist() == [0, 0, 1]
+
+
+def test_rollback_keeps_tokens_before_the_first_disagreement() -> None:
+    logits = log_rows([0.9, 0.1, 0.0], [0.2, 0.2, 0.6], [0.98, 0.01, 0.01], [0.1, 0.8, 0.1])
+    draft = Draft(torch.tensor([0, 1, 0]))
+    verdict = Rollback(1.0)(draft, logits, GREEDY)
+    assert verdict.path == (0,)
+    assert verdict.next_token == 2
+    assert verdict.distance == pytest.approx([-math.log(0.9), -math.log(0.2), -math.log(0.98)])
+
+
+def test_rollback_looks_past_no_earlier_violation() -> None:
+    logits = log_rows([0.1, 0.9], [0.9, 0.1], [0.1, 0.9])
+    assert Rollback(1.0)(Draft(torch.tensor([0, 0])), logits, GREEDY) == Verdict(
+        (), 1, (pytest.approx(-math.log(0.1)), pytest.approx(-math.log(0.9)))
+    )
+
+
+def test_a_distance_equal_to_the_threshold_stands() -> None:
+    logits = log_rows([0.5, 0.5], [0.5, 0.5])
+    threshold = float(-logits[0].log_softmax(-1)[1])
+    assert Rollback(threshold)(Draft(torch.tensor([1])), logits, GREEDY).path == (0,)
+    assert Rollback(math.nextafter(threshold, 0))(Draft(torch.tensor([1])), logits, GREEDY).path == ()
+
+
+def test_an_infinite_threshold_never_rolls_back() -> None:
+    logits = log_rows([1.0, 0.0], [0.0, 1.0])
+    assert Rollback(math.inf)(Draft(torch.tensor([1])), logits, GREEDY) == Verdict((0,), 1, (math.inf,))
+
+
+def test_rules_accept_an_empty_draft() -> None:
+    for rule in (Rollback(1.0), ExactMatch(), SpeculativeSampling()):
+        assert rule(empty_draft(torch.device("cpu")), log_rows([0.1, 0.9]), GREEDY) == Verdict((), 1)
+
+
+@pytest.mark.parametrize("threshold", [0, -1, math.nan, True])
+def test_rollback_thresholds_must_be_positive(threshold: float) -> None:
+    with pytest.raises(UserError, match="rollback threshold must be > 0 nats, got .*; use inf to switch"):
+        Rollback(threshold)
+
+
+@pytest.mark.parametrize("threshold", [-0.1, 1.5, math.nan])
+def test_fallback_thresholds_are_probabilities(threshold: float) -> None:
+    with pytest.raises(UserError, match=r"must lie in \[0, 1\]"):
+        LowConfidence(threshold)
+
+
+def test_a_drafter_at_its_threshold_drafts() -> None:
+    assert not LowConfidence(0.5)(0.5)
+    assert LowConfidence(0.5)(0.4999)
+
+
+@pytest.mark.parametrize("window", [0, -3, 2.5, True])
+def test_windows_are_whole_numbers_from_one(window: int) -> None:
+    with pytest.raises(UserError, match="draft window must be a whole number >= 1"):
+        ModelDrafter(StubModel(lambda _: P.log()), window)
+
+
+def test_exact_match_walks_down_a_tree() -> None:
+    #   root -> {1, 0}; 0 -> {2, 3}
+    draft = Draft(torch.tensor([1, 0, 2, 3]), torch.tensor([-1, -1, 1, 1]))
+    choices = [0, 3, 3, 1, 2]  # after the root, and after nodes 0 to 3
+    logits = torch.nn.functional.one_hot(torch.tensor(choices), 4).double()
+    assert ExactMatch()(draft, logits, GREEDY) == Verdict((1, 3), 2)
+
+
+def test_the_residual_is_what_p_has_and_q_lacks() -> None:
+    expected = torch.tensor([0.3, 0.0, 0.1, 0.0], dtype=torch.float64) / 0.4
+    torch.testing.assert_close(residual(P[None], Q[None])[0], expected)
+    assert torch.equal(residual(P[None], P[None])[0], P)
+
+
+def sampled_pairs(accept: object, count: int, seed: int, window: int = 2) -> torch.Tensor:
+    """How often each pair of first tokens is emitted, by drafting from Q for a target that says P."""
+    target, draft = StubModel(lambda _: P.log()), StubModel(lambda _: Q.log())
+    method = DraftThenVerify(target, ModelDrafter(draft, window), accept)
+    generator = torch.Generator().manual_seed(seed)
+    request = Request(Source((0,)), Limits(1, 2), Sampling(temperature=1.0), generator)
+    seen = torch.zeros(4, 4)
+    for _ in range(count):
+        first, second = method.decode(request, Trace())[1:]
+        seen[first, second] += 1
+    return seen
+
+
+@pytest.mark.parametrize("accept", [SpeculativeSampling(), ExactMatch()])
+def test_sampled_text_is_distributed_as_the_targets(accept: object) -> None:
+    seen = sampled_pairs(accept, 6000, seed=0)
+    expected = 6000 * torch.outer(P, P)
+    assert chisquare(seen.flatten().numpy(), expected.flatten().numpy()).pvalue > 0.001
+
+
+def test_the_distribution_test_sees_a_wrong_residual(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bild_lab.engine.acceptance.speculative_sampling.residual", lambda p, q: p)
+    seen = sampled_pairs(SpeculativeSampling(), 6000, seed=0)
+    expected = 6000 * torch.outer(P, P)
+    assert chisquare(seen.flatten().numpy(), expected.flatten().numpy()).pvalue < 1e-6
+
+
+def test_vanilla_samples_from_the_target() -> None:
+    target = StubModel(lambda _: P.log())
+    generator = torch.Generator().manual_seed(0)
+    request = Request(Source((0,)), Limits(1, 4000), Sampling(temperature=1.0), generator)
+    tokens = DraftThenVerify(target, NoDraft(target), ExactMatch()).decode(request, Trace())[1:]
+    seen = torch.bincount(torch.tensor(tokens), minlength=4)
+    assert chisquare(seen.numpy(), (4000 * P).numpy()).pvalue > 0.001

@@ -1,0 +1,385 @@
+"""Costs against PyTorch's own count of operations, counts by hand, and the forwards of whole decodings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import (
+    BartConfig,
+    GPT2Config,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from bild_lab.engine.models.hf import HuggingFaceSession
+from bild_lab.engine.models.native.llama import LlamaDecoder
+from bild_lab.engine.models.native.model import NativeSession
+from bild_lab.engine.models.native.t5 import T5Decoder
+from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.session import Session
+from bild_lab.engine.trace import Forward, Round, Trace, recorded_to
+from bild_lab.errors import UserError
+from bild_lab.lab.analysis.cost import Cost, by_model, cost, dimensions, knows, total
+from bild_lab.lab.build import build_method
+from bild_lab.lab.config import compose_policy
+from tests.policies import in_memory
+from tests.tiny import PAD, START, VOCABULARY, relative_of, tiny_llama, tiny_t5
+
+NEVER = frozenset([VOCABULARY])  # an end token that no model can emit
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 56,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+T5_SIZES = {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 12, "d_ff": 40, "num_layers": 2, "num_heads": 3}
+ARCHITECTURES: dict[str, Callable[[], PreTrainedModel]] = {
+    "t5 v1.0": lambda: T5ForConditionalGeneration(T5Config(**T5_SIZES, feed_forward_proj="relu")),
+    "t5 gated": lambda: tiny_t5(0, layers=2, decoder_layers=3),
+    "llama": lambda: tiny_llama(0),
+    "llama with wide heads": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, head_dim=16)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, tie_word_embeddings=True)),
+}
+WINDOWED: dict[str, Callable[[], PreTrainedModel]] = {
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, head_dim=None, sliding_window=9)),
+    "qwen2, first layer sees all": lambda: Qwen2ForCausalLM(
+        Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=9, max_window_layers=1)
+    ),
+}
+ENGINES = ("hf", "native")
+# a prompt or single rows, a chain, a tree, then one row that only drafts: (rows, parents, scored)
+STEPS = [
+    ([7], None, None),
+    ([8], None, None),
+    ([9, 10, 11, 12], None, None),
+    ([5, 6, 7, 8, 9], [-1, 0, 0, 1, 1], None),
+    ([4, 5], None, 1),
+]
+
+
+def make(name: str) -> PreTrainedModel:
+    torch.manual_seed(0)
+    return {**ARCHITECTURES, **WINDOWED}[name]().eval()
+
+
+def source_of(module: PreTrainedModel) -> Source:
+    words = torch.tensor([[5, 9, 12, 30, 14, 1]])
+    return Source((PAD,), words) if module.config.is_encoder_decoder else Source((START, *words[0].tolist()))
+
+
+def open_session(engine: str, module: PreTrainedModel, source: Source, room: int = 40) -> Session:
+    if engine == "hf":
+        return HuggingFaceSession(module, source)
+    family = T5Decoder if module.config.is_encoder_decoder else LlamaDecoder
+    return NativeSession(family(module), source, room)
+
+
+def attention_flops(
+    query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...], *_: object, **__: object
+) -> int:
+    """Q·Kᵀ and A·V of all query heads, however few key heads they share."""
+    _, heads, rows, width = query
+    return 2 * heads * rows * key[-2] * (width + value[-1])
+
+
+def counted(run: Callable[..., Any], *values: Any) -> tuple[int, Any]:
+    """FLOPs as PyTorch counts them, and what the call returned; on the CPU it knows no fused attention unless told."""
+    attention = torch.ops.aten.scaled_dot_product_attention
+    # the overload, lest it be taken apart; its packet, under which it is counted
+    mapping = {attention: attention_flops, attention.default: attention_flops}
+    with FlopCounterMode(display=False, custom_mapping=mapping) as counter, torch.inference_mode():
+        result = run(*values)
+    return counter.get_total_flops(), result
+
+
+def steps_of(engine: str, module: PreTrainedModel) -> tuple[list[int], list[list[Forward]]]:
+    """PyTorch's count and the recorded forwards of every step; the first includes the encoder."""
+    counts, forwards = [], []
+    with recorded_to(log := []):
+        encoding, session = counted(open_session, engine, module, source_of(module))
+        for rows, parents, scored in STEPS:
+            tree = None if parents is None else torch.tensor(parents)
+            counts.append(counted(session.extend, rows, tree, scored)[0])
+            forwards.append(list(log))
+            log.clear()
+    return [encoding + counts[0], *counts[1:]], forwards
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_flops_are_those_that_pytorch_counts(name: str, engine: str) -> None:
+    counts, forwards = steps_of(engine, make(name))
+    assert [total(each, 2).flops for each in forwards] == counts
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "windowed_layers"),
+    [("mistral", "hf", 3), ("mistral", "native", 3), ("qwen2, first layer sees all", "hf", 2)],
+)
+def test_a_sliding_window_leaves_out_the_keys_that_kernels_mask(name: str, engine: str, windowed_layers: int) -> None:
+    counts, forwards = steps_of(engine, make(name))
+    for count, (forward,) in zip(counts, forwards, strict=True):
+        masked = max(0, forward.cached + forward.rows - 9)
+        assert count - cost(forward, 2).flops == windowed_layers * 4 * forward.rows * masked * 32
+    assert masked == 10  # 19 keys in the end
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_all_weight_matrices_but_the_embedding_are_read(name: str) -> None:
+    module = make(name)
+    skipped = ("norm", "bias", "embed_tokens", "shared")
+    matrices = sum(w.numel() for key, w in module.state_dict().items() if not any(part in key for part in skipped))
+    assert dimensions(module.config).weights == matrices
+
+
+LLAMA = LlamaConfig(
+    vocab_size=10,
+    hidden_size=4,
+    intermediate_size=6,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+)
+T5 = T5Config(
+    vocab_size=10,
+    d_model=4,
+    d_kv=3,
+    d_ff=5,
+    num_heads=2,
+    num_layers=1,
+    num_decoder_layers=2,
+    feed_forward_proj="gated-gelu",
+)
+
+
+def test_a_llama_forward_counted_by_hand() -> None:
+    # query, key and value 4×8, out 4×4, gate and up 4×12, down 6×4; head 4×10
+    weights = 32 + 16 + 48 + 24 + 40
+    activations = 2 * ((4 + 8) + (4 + 4) + (4 + 12) + (6 + 4)) + (4 + 10)
+    attention = 2 * (4 + 4) + 5 * (2 + 2)  # two rows in and out, five keys and values of one head
+    embedding = 2 * 4
+    assert cost(Forward(LLAMA, rows=2, cached=3, scored=1), bytes_per_value=2) == Cost(
+        flops=2 * (2 * 120 + 1 * 40) + 2 * (2 * 5 * 4) * 2,
+        bytes_moved=2 * (weights + activations + attention + embedding),
+    )
+
+
+def test_a_t5_encoder_counted_by_hand() -> None:
+    # query, key and value 4×18, out 6×4, gate and up 4×10, down 5×4; keys and values of two decoder layers 4×24
+    weights = 72 + 24 + 40 + 20 + 96
+    activations = 3 * ((4 + 18) + (6 + 4) + (4 + 10) + (5 + 4) + (4 + 24))
+    attention = 3 * (6 + 6) + 3 * (6 + 6)
+    embedding = 3 * 4
+    assert cost(Forward(T5, rows=3, source=3, encoder=True), bytes_per_value=4) == Cost(
+        flops=2 * 3 * weights + 2 * (2 * 3 * 3 * 6),
+        bytes_moved=4 * (weights + activations + attention + embedding),
+    )
+
+
+def test_a_t5_decoder_forward_counted_by_hand() -> None:
+    # as in the encoder, and query and out of the cross-attention, 4×6 and 6×4; two layers; head 4×10
+    weights = 2 * (72 + 24 + 24 + 24 + 40 + 20) + 40
+    activations = 2 * 2 * (22 + 10 + 10 + 10 + 14 + 9) + 2 * 14
+    attention = 2 * (2 * 12 + 6 * 12) + 2 * (2 * 12 + 3 * 12)  # six keys in the cache, three in the source
+    embedding = 2 * 4
+    assert cost(Forward(T5, rows=2, cached=4, scored=2, source=3), bytes_per_value=1) == Cost(
+        flops=2 * 2 * weights + 2 * (4 * 2 * 6 * 6 + 4 * 2 * 3 * 6),
+        bytes_moved=weights + activations + attention + embedding,
+    )
+
+
+def test_the_head_is_neither_read_nor_run_where_no_row_is_scored() -> None:
+    silent, scored = (cost(Forward(LLAMA, rows=2, scored=rows), 1) for rows in (0, 1))
+    assert (scored.flops - silent.flops, scored.bytes_moved - silent.bytes_moved) == (80, 40 + 14)
+
+
+def test_the_cache_within_a_window_is_read_for_all_rows_together() -> None:
+    windowed = MistralConfig(**{**LLAMA.to_dict(), "model_type": "mistral"}, sliding_window=5)
+    three_rows = [cost(Forward(config, rows=3, cached=9), 1) for config in (LLAMA, windowed)]
+    assert three_rows[0].flops - three_rows[1].flops == 4 * 3 * (12 - 5) * 4
+    assert three_rows[0].bytes_moved - three_rows[1].bytes_moved == (12 - 7) * 4  # the rows see seven keys
+
+
+def test_costs_add_up_and_their_ratio_is_the_intensity() -> None:
+    assert Cost(6, 4) + Cost(1, 10) == Cost(7, 14)
+    assert Cost(7, 14).intensity == 0.5
+    assert Cost().intensity is None
+    assert total([], 2) == Cost()
+
+
+def test_each_model_is_counted_apart_and_the_larger_comes_first() -> None:
+    small, twin = tiny_llama(0, layers=1).config, tiny_llama(0, layers=1).config
+    large = tiny_llama(0, layers=3).config
+    log = [Forward(small, 1), Forward(large, 4), Forward(small, 1, 1), Forward(twin, 2), Forward(large, 2, 4, 2)]
+    counted_apart = by_model(log, 2)
+    assert [config for config, _ in counted_apart] == [large, small, twin]
+    assert [config is expected for (config, _), expected in zip(counted_apart, (large, small, twin), strict=True)]
+    assert [each for _, each in counted_apart] == [
+        cost(log[1], 2) + cost(log[4], 2),
+        cost(log[0], 2) + cost(log[2], 2),
+        cost(log[3], 2),
+    ]
+    assert total(iter(log), 2) == sum((cost(each, 2) for each in log), Cost())
+
+
+def test_an_unknown_architecture_is_refused_by_name() -> None:
+    assert knows(LLAMA) and knows(T5)
+    for config in (GPT2Config(), BartConfig()):
+        assert not knows(config)
+        with pytest.raises(UserError, match=f"known for t5, mt5, llama, mistral, qwen2, got {config.model_type}"):
+            total([Forward(LLAMA, 1), Forward(config, 1)], 2)
+
+
+@dataclass(frozen=True)
+class EngineModel:
+    """A module behind one of the engines, without a checkpoint."""
+
+    module: PreTrainedModel
+    engine: str
+    device: torch.device = torch.device("cpu")
+
+    def start(self, source: Source, room: int) -> Session:
+        return open_session(self.engine, self.module, source, room)
+
+
+def decode(policy: str, target: EngineModel, draft: EngineModel, source: Source, new: int, **knobs: object) -> Trace:
+    method = build_method(compose_policy(policy, knobs), {"target": lambda: target, "draft": lambda: draft})
+    method.decode(Request(source, Limits(len(source.prompt), new, NEVER)), trace := Trace())
+    return trace
+
+
+def log_of(trace: Trace, **names: PreTrainedConfig) -> list[tuple[object, ...]]:
+    """Model, rows, cached, scored, source and encoder of every forward."""
+    named = {id(config): name for name, config in names.items()}
+    return [(named[id(f.config)], f.rows, f.cached, f.scored, f.source, f.encoder) for f in trace.forwards]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_vanilla_runs_the_target_once_a_token_and_nothing_else(engine: str) -> None:
+    for family, expected in {
+        "t5 gated": [
+            ("target", 6, 0, 0, 6, True),
+            ("target", 1, 0, 1, 6, False),
+            ("target", 1, 1, 1, 6, False),
+            ("target", 1, 2, 1, 6, False),
+        ],
+        "llama": [
+            ("target", 7, 0, 1, 0, False),
+            ("target", 1, 7, 1, 0, False),
+            ("target", 1, 8, 1, 0, False),
+        ],
+    }.items():
+        model = EngineModel(make(family), engine)
+        trace = decode("vanilla", model, model, source_of(model.module), 3)
+        assert log_of(trace, target=model.module.config) == expected
+
+
+def test_a_drafter_that_is_always_right_leaves_the_forwards_of_algorithm_1() -> None:
+    target, draft = (EngineModel(make("t5 gated"), "native") for _ in range(2))
+    trace = decode("speculative", target, draft, source_of(target.module), 5, window=2)
+    assert log_of(trace, target=target.module.config, draft=draft.module.config) == [
+        ("target", 6, 0, 0, 6, True),
+        ("draft", 6, 0, 0, 6, True),
+        ("draft", 1, 0, 1, 6, False),
+        ("draft", 1, 1, 1, 6, False),
+        ("target", 3, 0, 3, 6, False),  # the start token and two drafted ones; the third token is its own
+        ("draft", 2, 2, 1, 6, False),  # its second token was never fed
+        ("draft", 1, 4, 1, 6, False),
+        ("target", 3, 3, 3, 6, False),
+    ]
+
+
+def speculative_log(
+    rounds: list[Round], prompt: int, source: int, scores_all: bool
+) -> list[tuple[str, int, int, int, int, bool]]:
+    """The forwards that these rounds need when no token is computed twice."""
+    log = [(name, source, 0, 0, source, True) for name in ("target", "draft") if source]
+    length, target_cached, draft_cached = prompt, 0, 0
+    for each in rounds:
+        for call in range(each.draft_calls):
+            rows = length + call - draft_cached
+            log.append(("draft", rows, draft_cached, rows if scores_all else 1, source, False))
+            draft_cached += rows
+        drafted = len(each.drafted)
+        log.append(("target", length + drafted - target_cached, target_cached, drafted + 1, source, False))
+        target_cached = length + each.accepted
+        draft_cached = min(draft_cached, target_cached)
+        length = target_cached + 1
+    return log
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("family", ["t5 gated", "llama"])
+def test_speculative_decoding_runs_no_token_twice_unless_rejected(family: str, engine: str) -> None:
+    target = EngineModel(make(family), engine)
+    draft = EngineModel(relative_of(make(family), 3, noise=0.02), engine)  # a configuration of its own
+    source = source_of(target.module)
+    trace = decode("speculative", target, draft, source, 24, window=3)
+    outcomes = {each.accepted for each in trace.rounds}
+    assert {0, 1, 3} <= outcomes, "the case should see rejections and whole drafts"
+    encoded = 0 if source.encoder_ids is None else source.encoder_ids.shape[1]
+    scores_all = engine == "hf" and encoded > 0  # T5 in Transformers has no other way
+    expected = speculative_log(trace.rounds, len(source.prompt), encoded, scores_all)
+    assert log_of(trace, target=target.module.config, draft=draft.module.config) == expected
+
+
+def test_verifying_in_parallel_moves_fewer_bytes_for_the_same_operations() -> None:
+    """Figure 8 in small: intensity grows since one read of the weights serves many rows."""
+    config = tiny_t5(0).config
+    one_by_one = total([Forward(config, 1, cached, 1, 8) for cached in range(8)], 2)
+    at_once = cost(Forward(config, 8, 0, 8, 8), 2)
+    hidden_keys = sum(range(8))  # the rectangle above the diagonal
+    assert at_once.flops - one_by_one.flops == 2 * 4 * 32 * hidden_keys
+    assert one_by_one.intensity < 1.0 < at_once.intensity / 4
+
+
+# policies that run some of the target's layers at a time
+PARTIAL: list[tuple[str, dict[str, object]]] = [
+    ("bild_early_exit", {"exit_layer": 1, "fallback": 0.3, "rollback": 0.5}),
+    ("bild_early_exit", {"exit_layer": 2, "fallback": 0.3, "rollback": 0.5}),
+    ("early_exit_speculative", {"exit_layer": 2}),
+    ("layer_skip", {"skipped_layers": [0]}),
+    ("calm", {"threshold": 0.1, "temperature": 0}),
+    ("calm", {"measure": "softmax", "threshold": 0.0, "temperature": 20}),
+]
+
+
+@pytest.mark.parametrize("name", ["t5 gated", "llama", "llama with wide heads", "qwen2"])
+@pytest.mark.parametrize(("policy", "knobs"), PARTIAL)
+def test_flops_of_layers_run_apart_are_those_that_pytorch_counts(
+    policy: str, knobs: dict[str, object], name: str
+) -> None:
+    target = in_memory(make(name), "native")
+    method = build_method(compose_policy(policy, knobs), {"target": lambda: target})
+    source = source_of(target.module)
+    trace = Trace()
+    count, _ = counted(method.decode, Request(source, Limits(len(source.prompt), 12, NEVER)), trace)
+    assert total(trace.forwards, 2).flops == count
+    assert any(each.filled_layers for each in trace.forwards) == (policy == "calm")
+
+
+def test_a_forward_in_two_parts_costs_what_the_whole_does() -> None:
+    parts = [Forward(T5, 2, 4, source=3, layers=1), Forward(T5, 2, 4, 2, source=3, layers=1, first_layer=1)]
+    assert total(parts, 1) == cost(Forward(T5, 2, 4, 2, source=3), 1)
+
+
+def test_a_filled_layer_costs_its_keys_and_values_alone() -> None:
+    plain, filled = (cost(Forward(T5, 2, 4, 1, source=3, layers=1, filled_layers=n), 1) for n in (0, 3))
+    assert filled.flops - plain.flops == 3 * 2 * 2 * 4 * 12  # three times two rows of 4 by 4×12
+    assert filled.bytes_moved - plain.bytes_moved == 3 * (4 * 12 + 2 * (4 + 12))

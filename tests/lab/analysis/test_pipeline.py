@@ -1,0 +1,99 @@
+"""The account of the pipeline: units as executed beside the theorem's, and steps from theory to the clock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bild_lab.engine.ppd.log import PipelineLog
+from bild_lab.engine.trace import Round, Trace
+from bild_lab.lab.analysis.pipeline import pipeline_account, pipeline_units
+from bild_lab.lab.config import compose_config
+from bild_lab.lab.measure.timing import Timed
+from bild_lab.lab.point import prepare
+from bild_lab.lab.results.records import Sweep
+from bild_lab.lab.results.table import to_row
+from bild_lab.lab.runner import run_point
+
+
+def log_of(matches: list[bool], layers: int = 8, exit_layer: int = 6, top_k: int = 3) -> PipelineLog:
+    log = PipelineLog(layers, exit_layer, top_k)
+    ahead = layers - exit_layer
+    for matched in [False, *matches]:  # whether this token was begun
+        log.alone(exit_layer - ahead * matched)
+        log.together(ahead, top_k)
+    log.matches = list(matches)
+    return log
+
+
+def timed(log: PipelineLog | None, tokens: int, latency_s: float) -> Timed:
+    rounds = [Round((), 0, 5, False, 0, (), ())] * tokens
+    return Timed([5] * tokens, [latency_s], Trace(rounds=rounds, pipeline=log))
+
+
+def test_units_as_executed_are_the_theorems_at_the_measured_match_rate() -> None:
+    logs = [log_of([True, True, False]), log_of([False]), log_of([])]
+    units = pipeline_units(logs)
+    assert units.match_rate == 0.5
+    assert units.latency_units == units.predicted_latency_units == pytest.approx((8 * 7 - 2 * 2) / 7)
+    assert units.compute_units == units.predicted_compute_units == pytest.approx((8 * 7 - 2 * 2 + 3 * 2 * 7) / 7)
+
+
+def test_texts_of_one_token_have_no_match_rate() -> None:
+    units = pipeline_units([log_of([]), log_of([])])
+    assert units.match_rate is None
+    assert units.latency_units == units.predicted_latency_units == 8
+
+
+def test_each_step_from_theory_to_the_clock_adds_one_thing() -> None:
+    """The target alone: 4 tokens of 8 layers in 0.4 s behind a prefill of 0.1 s, so 0.1 s a token."""
+    method = [timed(log_of([True, True, True]), 4, 0.5)]  # 32 − 3 · 2 = 26 units, of which 8 beside candidates
+    baseline = [timed(None, 4, 0.5)]
+    stages = {"prefill": 0.1, "draft": 0.25, "verify": 0.15, "host": 0.05}
+    account = pipeline_account({"method": method, "baseline": baseline}, stages, 10)
+    assert account["theorem"] == pytest.approx(32 / 26)
+    assert account["exit"] == pytest.approx(0.4 / (0.25 + 8 * 0.1 / 8))
+    assert account["concurrent"] == pytest.approx(0.4 / 0.4)
+    assert account["host"] == pytest.approx(0.4 / 0.45)
+    assert account["prefill"] == pytest.approx(0.5 / 0.55)
+
+
+def test_speedups_are_left_out_without_the_target_alone_beside() -> None:
+    method, stages = [timed(log_of([True]), 2, 0.5)], {"prefill": 0.0, "draft": 0.1, "verify": 0.1, "host": 0.1}
+    for several in (
+        {"method": method},
+        {"method": method, "baseline": method},
+        {"method": method, "baseline": [timed(None, 0, 0.5)]},
+    ):
+        account = pipeline_account(several, stages, 10)
+        assert (account["match_rate"], account["theorem"], account["prefill"]) == (1.0, None, None)
+    assert pipeline_account({"method": method, "baseline": [timed(None, 2, 0.5)]}, None, 0)["theorem"] is None
+
+
+def test_other_methods_have_no_such_account() -> None:
+    assert pipeline_account({"method": [timed(None, 2, 0.5)]}, None, 0) is None
+
+
+def test_a_point_stores_the_account_and_the_table_shows_it(
+    checkpoints: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    overrides = [
+        "name=pipeline",
+        f"pair.target={checkpoints / 'llama'}",
+        "dataset=multi30k",
+        f"dataset.path={data}",
+        "dataset.limit=2",
+        "decoding.max_new_tokens=6",
+        "measure.repeats=1",
+        "measure.warmup=0",
+    ]
+    cfg = compose_config([*overrides, "policy=ppd"])
+    result = run_point(prepare(cfg), Sweep(tmp_path / "outputs" / "pipeline"))
+    assert result["agreement_with_target"] == 1.0
+    row = to_row(result)
+    assert row["pipeline_latency_units"] == pytest.approx(row["pipeline_predicted_latency_units"])
+    assert 0 <= row["pipeline_match_rate"] <= 1
+    assert set(result["pipeline"]) == {key[9:] for key in row if key.startswith("pipeline_")}
+    assert row["tokens_per_target_call"] == 1.0

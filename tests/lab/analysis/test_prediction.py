@@ -1,0 +1,82 @@
+"""Predicted beside measured, on hand-made timings whose account is known exactly."""
+
+from __future__ import annotations
+
+import pytest
+
+from bild_lab.engine.theory import walltime_improvement
+from bild_lab.engine.trace import Round, Trace
+from bild_lab.lab.analysis.prediction import fixed_window, predict
+from bild_lab.lab.measure.timing import Timed
+
+STEP_S = 0.010  # a token by the target alone
+DRAFT_S = 0.002
+
+
+def round_of(drafted: int, accepted: int, calls: int | None = None) -> Round:
+    return Round(tuple(range(drafted)), accepted, 9, False, drafted if calls is None else calls, (), ())
+
+
+def text(rounds: list[Round], latency_s: float) -> Timed:
+    emitted = sum(each.accepted + 1 for each in rounds)
+    return Timed(list(range(emitted)), [latency_s, 9.0, latency_s], Trace(rounds))
+
+
+def baseline_of(tokens: int, prefill_s: float = 0.0) -> Timed:
+    return text([round_of(0, 0)] * tokens, prefill_s + tokens * STEP_S)
+
+
+def test_each_step_of_the_account_adds_what_theory_leaves_out() -> None:
+    rounds = [round_of(4, 4), round_of(4, 1), round_of(4, 4), round_of(4, 3)]  # 16 tokens in 4 calls
+    stages = {"prefill": 0.004, "draft": 16 * DRAFT_S, "verify": 4 * 0.013, "host": 4 * 0.001}
+    found = predict([text(rounds, 0.090)], [baseline_of(16, 0.004)], stages)
+    assert found is not None
+    assert (found.window, found.cost_ratio) == (4, pytest.approx(0.2))
+    assert found.acceptance_rate == 12 / 14
+    assert found.theorem == pytest.approx(walltime_improvement(12 / 14, 4, 0.2))
+    assert found.rounds == pytest.approx(4 / (4 * 0.2 + 1))
+    assert found.verify == pytest.approx(4 / (4 * 0.2 + 1.3))
+    assert found.host == pytest.approx(4 / (4 * 0.2 + 1.3 + 0.1))
+    assert found.prefill == pytest.approx(0.164 / 0.092)
+    assert found.measured == pytest.approx(0.164 / 0.090)
+
+
+def test_drafts_of_different_lengths_have_no_window_and_no_theorem() -> None:
+    rounds = [round_of(4, 4), round_of(2, 1), round_of(3, 3), round_of(1, 1)]
+    stages = {"prefill": 0.0, "draft": 10 * DRAFT_S, "verify": 0.04, "host": 0.0}
+    found = predict([text(rounds, 0.06)], [baseline_of(13)], stages)
+    assert found is not None
+    assert (found.window, found.theorem) == (None, None)
+    assert found.rounds == pytest.approx(13 / 4 / (10 / 4 * 0.2 + 1))
+
+
+def test_the_last_draft_of_a_text_may_be_shorter() -> None:
+    assert fixed_window([text([round_of(4, 4), round_of(4, 0), round_of(1, 1)], 1.0)]) == 4
+    assert fixed_window([text([round_of(2, 2)], 1.0)]) is None
+
+
+def test_a_draft_that_ends_in_an_end_token_does_not_count() -> None:
+    several = [text([round_of(4, 1), round_of(2, 1), round_of(3, 1), round_of(4, 4)], 1.0)]
+    assert fixed_window(several) is None
+    assert fixed_window(several, end_tokens=frozenset([1, 2])) == 4  # round_of(n) drafts 0 … n − 1
+
+
+def test_a_drafter_without_forwards_is_charged_by_the_token() -> None:
+    rounds = [round_of(5, 5, calls=0), round_of(5, 0, calls=0)]
+    stages = {"prefill": 0.0, "draft": 0.001, "verify": 0.02, "host": 0.0}
+    found = predict([text(rounds, 0.03)], [baseline_of(7)], stages)
+    assert found is not None
+    assert found.cost_ratio == pytest.approx(0.0001 / STEP_S)
+
+
+def test_nothing_is_predicted_without_drafts_or_against_another_baseline() -> None:
+    stages = {"prefill": 0.0, "draft": 0.0, "verify": 0.04, "host": 0.0}
+    drafting = text([round_of(4, 4), round_of(4, 4)], 0.05)
+    assert predict([baseline_of(4)], [baseline_of(4)], stages) is None
+    assert predict([drafting], [drafting], stages) is None
+    assert predict([drafting], [Timed([1, 2], [0.1], Trace())], stages) is None  # a peer's own loop
+
+
+def test_nothing_is_predicted_from_a_prefill_longer_than_the_whole_text() -> None:
+    stages = {"prefill": 1.0, "draft": 0.01, "verify": 0.04, "host": 0.0}
+    assert predict([text([round_of(4, 4), round_of(4, 4)], 0.05)], [baseline_of(10)], stages) is None

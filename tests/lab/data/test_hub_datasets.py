@@ -1,0 +1,95 @@
+"""Datasets of a hub that serves them, withholds them or breaks off: the real `load_dataset` and `snapshot_download`."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+
+import huggingface_hub.constants
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bild_lab.errors import UserError
+from bild_lab.lab.data import DatasetSpec, load_examples
+from tests.loopback_hub import load_in_a_fresh_process, loopback_hub
+
+CONVERTED = {"hub_revision": "refs/convert/parquet", "hub_data_dir": "de-en"}
+SHARDS = "['Ja', 'Nein', 'Gut']"
+
+
+def rows(*sentences: str) -> list[dict[str, dict[str, str]]]:
+    return [{"translation": {"de": sentence, "en": sentence.upper()}} for sentence in sentences]
+
+
+def jsonl(*sentences: str) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows(*sentences)).encode()
+
+
+def parquet(*sentences: str) -> bytes:
+    written = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows(*sentences)), written)
+    return written.getvalue()
+
+
+REPOSITORIES = {
+    "me/parquet": {"data/test-00000-of-00001.parquet": parquet("Ja")},
+    "me/gated": {"de-en/test.jsonl": jsonl("Ja")},
+    "me/script": {"script.py": b"raise SystemExit", "de-en/test/0000.parquet": parquet("Ja", "Nein")},
+    "me/long": {"long-test.jsonl": jsonl("Ja", "Nein")},
+    "me/short": {"data/short-test.parquet": parquet("Ja", "Nein")},
+    "me/damaged": {"data/test.parquet": parquet("Ja", "Nein")},
+    "me/shards": {"de-en/test/0000.parquet": parquet("Ja", "Nein"), "de-en/test/0001.parquet": parquet("Gut")},
+}
+HALF = {"data/test.parquet": REPOSITORIES["me/damaged"]["data/test.parquet"][:400]}  # as it was uploaded
+FAULTS = {  # what is asked for, what is said of it, and what comes when the fault is gone
+    "missing": ({"hub_id": "me/missing"}, ["doesn't exist on the Hub", "check its name"], None),
+    "gated": ({"hub_id": "me/gated"}, ["gated", "must be authenticated", "`hf auth login`"], None),
+    "gated folder": ({"hub_id": "me/gated", "hub_data_dir": "de-en"}, ["gated", "`hf auth login`"], None),
+    "no folder": ({"hub_id": "me/shards", "hub_data_dir": "de-fr"}, ["no folder 'de-fr'", "hub_data_dir"], None),
+    "revision": ({"hub_id": "me/parquet", "hub_revision": "v9"}, ["Revision 'v9' doesn't exist", "revision"], None),
+    "script": ({"hub_id": "me/script"}, ["scripts are no longer supported", "hub_revision=refs/convert/parquet"], None),
+    "broken off": ({"hub_id": "me/long"}, ["broke off; repeat the command"], "['Ja', 'Nein']"),
+    "cut in between": ({"hub_id": "me/short"}, ["broke off; repeat the command"], "['Ja', 'Nein']"),
+    "damaged": ({"hub_id": "me/damaged"}, ["Parquet", "datasets--me--damaged and repeat"], "['Ja', 'Nein']"),
+    "broken shard": ({"hub_id": "me/shards", **CONVERTED}, ["broke off; repeat the command"], SHARDS),
+}
+
+
+def test_a_faulty_hub_is_named_in_one_message_and_leaves_nothing_half_that_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [{"hub_id": "me/parquet"}, *(spec for spec, _, _ in FAULTS.values())]
+    faults = {"truncated": ["long-test.jsonl", "de-en/test/0001.parquet"], "shortened": ["data/short-test.parquet"]}
+    with loopback_hub({**REPOSITORIES, "me/damaged": HALF}, gated=["me/gated"], **faults) as endpoint:
+        whole, *told = load_in_a_fresh_process(endpoint, tmp_path, *asked)
+    assert whole == "['Ja']"
+    for (spec, phrases, _), message in zip(FAULTS.values(), told, strict=True):
+        assert all(phrase in message for phrase in [*phrases, spec["hub_id"], "dataset.path=DIR"]), message
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    shards = spec_of(**FAULTS["broken shard"][0])
+    with monkeypatch.context() as offline, pytest.raises(UserError, match="local cache has not all of de-en"):
+        offline.setenv("HF_HUB_OFFLINE", "1")
+        load_examples(shards)
+
+    shutil.rmtree(tmp_path / "hub/datasets--me--damaged")  # as the message says
+    repaired = {name: (spec, rows) for name, (spec, _, rows) in FAULTS.items() if rows is not None}
+    converted = {"hub_id": "me/script", **CONVERTED}
+    with loopback_hub(REPOSITORIES, gated=["me/gated"]) as endpoint:
+        again = [spec for spec, _ in repaired.values()]
+        refused, script, *read = load_in_a_fresh_process(
+            endpoint, tmp_path, {"hub_id": "me/gated"}, converted, *again, token="anybody's"
+        )
+    assert "to ask for access" in refused and "on the dataset's page" in refused
+    assert script == "['Ja', 'Nein']"
+    assert dict(zip(repaired, read, strict=True)) == {name: rows for name, (_, rows) in repaired.items()}
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert [one.source for one in load_examples(shards)] == ["Ja", "Nein", "Gut"]
+
+
+def spec_of(**fields: str) -> DatasetSpec:
+    columns = {"source_column": "translation.de", "reference_column": "translation.en"}
+    return DatasetSpec(name="x", metric="bleu", **columns, **fields)

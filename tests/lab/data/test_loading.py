@@ -1,0 +1,178 @@
+"""Local files: which of them hold a split, and each format read or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from bild_lab.errors import UserError
+from bild_lab.lab.data.loading import find_split_files, local_rows, read_rows
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Callable[..., Path]:
+    def make(*names: str) -> Path:
+        for name in names:
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text('{"a": 1}\n')
+        return tmp_path
+
+    return make
+
+
+def found(path: Path, split: str, *subfolders: str) -> list[str]:
+    root = path if path.is_dir() else path.parent
+    return [str(file.relative_to(root)) for file in find_split_files(path, split, subfolders)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "validation.jsonl",
+        "val.jsonl",
+        "valid.csv",
+        "dev.tsv",
+        "data/validation-00000-of-00001.parquet",
+        "iwslt2017-validation.json",
+        "de-en/validation/0000.parquet",
+    ],
+)
+@pytest.mark.parametrize("split", ["validation", "val", "valid", "dev"])
+def test_every_name_of_the_validation_split_finds_every_layout(folder, name: str, split: str) -> None:
+    assert found(folder(name, "test.jsonl"), split) == [name]
+
+
+def test_shards_come_in_order(folder) -> None:
+    names = [f"data/train-0000{index}-of-00003.parquet" for index in range(3)]
+    assert found(folder(*reversed(names)), "train") == names
+
+
+def test_a_missing_shard_is_refused(folder) -> None:
+    with pytest.raises(UserError, match="is one of 3 shards, got 2"):
+        found(folder("test-00000-of-00003.parquet", "test-00002-of-00003.parquet"), "test")
+
+
+def test_the_folder_of_the_config_is_taken_where_there_is_one(folder) -> None:
+    path = folder("de-en/test-00000-of-00001.parquet", "fr-en/test-00000-of-00001.parquet")
+    assert found(path, "test", "absent", "de-en") == ["de-en/test-00000-of-00001.parquet"]
+
+
+def test_configs_are_never_mixed(folder) -> None:
+    path = folder("de-en/test.jsonl", "fr-en/test.jsonl")
+    with pytest.raises(UserError, match="split 'test' more than once .de-en/test.jsonl, fr-en/test.jsonl."):
+        found(path, "test")
+
+
+def test_metadata_and_hidden_files_are_no_data(folder) -> None:
+    path = folder("questions.jsonl", "dataset_infos.json", ".cache/test.jsonl")
+    assert found(path, "test") == ["questions.jsonl"]
+
+
+def test_a_lone_file_without_a_split_word_serves_any_split(folder) -> None:
+    path = folder("question.jsonl")
+    assert found(path, "train") == found(path / "question.jsonl", "test") == ["question.jsonl"]
+
+
+def test_a_lone_file_of_another_split_is_refused(folder) -> None:
+    path = folder("validation.jsonl")
+    for place in (path, path / "validation.jsonl"):
+        with pytest.raises(UserError, match="has no split 'test', only validation"):
+            found(place, "test")
+
+
+def test_a_missing_split_names_those_there_are(folder) -> None:
+    with pytest.raises(UserError, match="has no split 'test', only train, validation; set dataset.split"):
+        found(folder("train.jsonl", "val.jsonl", "other.jsonl"), "test")
+
+
+def test_several_files_without_split_words_are_refused(folder) -> None:
+    with pytest.raises(UserError, match="cannot tell which file .* got a.jsonl, b.jsonl; name it test.jsonl"):
+        found(folder("a.jsonl", "b.jsonl"), "test")
+
+
+def test_a_split_with_a_name_of_its_own_is_found(folder) -> None:
+    assert found(folder("flickr.jsonl", "test.jsonl"), "flickr") == ["flickr.jsonl"]
+
+
+def test_a_missing_path_and_an_unknown_format_are_refused(folder) -> None:
+    path = folder("test.txt")
+    with pytest.raises(UserError, match="nowhere does not exist; give a folder or a file"):
+        found(path / "nowhere", "test")
+    with pytest.raises(UserError, match="wanted one of .jsonl .json .csv .tsv .parquet, got .txt"):
+        found(path / "test.txt", "test")
+    with pytest.raises(UserError, match="no data files under"):
+        found(path, "test")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("rows.jsonl", '{"de": "Ja", "en": "Yes"}\n\n{"de": "\\"Nein", "en": "No"}\n'),
+        ("rows.json", '{"de": "Ja", "en": "Yes"}\n{"de": "\\"Nein", "en": "No"}'),
+        ("array.json", '\n [{"de": "Ja", "en": "Yes"},\n {"de": "\\"Nein", "en": "No"}]'),
+        ("rows.csv", 'de,en\nJa,Yes\n"""Nein",No\n'),
+        ("rows.tsv", 'de\ten\nJa\tYes\n"Nein\tNo\n'),
+        ("marked.csv", '\ufeffde,en\nJa,Yes\n"""Nein",No\n'),
+    ],
+)
+def test_text_formats_give_the_same_rows(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    rows = [row for _, row in read_rows(tmp_path / name)]
+    assert rows == [{"de": "Ja", "en": "Yes"}, {"de": '"Nein', "en": "No"}]
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
+def test_a_shard_without_rows_is_refused(tmp_path: Path, suffix: str) -> None:
+    table = pyarrow.table({"de": ["Ja"]})
+    contents = {"jsonl": ('{"de": "Ja"}\n', ""), "csv": ("de\nJa\n", "de\n"), "parquet": (table, table[:0])}
+    for index, content in enumerate(contents[suffix]):
+        file = tmp_path / f"test-0000{index}-of-00002.{suffix}"
+        if suffix == "parquet":
+            pyarrow.parquet.write_table(content, file)
+        else:
+            file.write_text(content)
+    rows = local_rows(tmp_path, "test")
+    assert next(rows)[1] == {"de": "Ja"}
+    with pytest.raises(UserError, match=rf"test-00001-of-00002.{suffix} has no rows, but is one of 2 shards"):
+        next(rows)
+
+
+def test_parquet_shards_are_joined_with_nested_columns(tmp_path: Path) -> None:
+    for index in range(2):
+        table = pyarrow.table({"translation": [{"de": f"Satz {index}", "en": f"Sentence {index}"}]})
+        (tmp_path / "de-en").mkdir(exist_ok=True)
+        pyarrow.parquet.write_table(table, tmp_path / "de-en" / f"test-0000{index}-of-00002.parquet")
+    rows = [row["translation"] for _, row in local_rows(tmp_path, "test")]
+    assert rows == [{"de": "Satz 0", "en": "Sentence 0"}, {"de": "Satz 1", "en": "Sentence 1"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "a.jsonl",
+            b'{"a": 1}\n{"a": \n',
+            "a.jsonl line 2: wanted one JSON object a line, got Expecting value",
+        ),
+        (
+            "a.jsonl",
+            b'{"a": 1}\n["b"]\n',
+            "a.jsonl line 2: wanted a JSON object with named columns, got list",
+        ),
+        ("a.json", b'[{"a": 1},\n{"a": 1,}]', "a.json line 2: not valid JSON"),
+        ("a.json", b'[{"a": 1}, "b"]', "a.json row 1: wanted a JSON object with named columns, got str"),
+        ("a.csv", b"a,b\n1,2\n1,2,3\n", "a.csv line 3: wanted 2 columns, got 3"),
+        ("a.tsv", b"a\tb\n1\n", "a.tsv line 2: wanted 2 columns, got 1"),
+        ("a.jsonl", b'{"a": "\xff"}\n', "a.jsonl is not UTF-8 text"),
+        ("a.parquet", b"version https://git-lfs", "a.parquet is not a readable parquet file"),
+    ],
+)
+def test_a_malformed_file_is_refused_with_its_line(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        list(read_rows(tmp_path / name))
+    assert message in str(caught.value)

@@ -1,0 +1,393 @@
+"""Datasets as examples: columns, prompts, ids, limits, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bild_lab.errors import UserError
+from bild_lab.lab.data import DatasetSpec, Example, load_examples
+from bild_lab.lab.data.conversations import answered, conversation
+from tests.tiny import START, tiny_tokenizer
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+SHARED_DATA = REPOSITORY.parent / "shared" / "data"
+CONFIGS = sorted((REPOSITORY / "conf" / "dataset").glob("*.yaml"))
+
+needs_shared_data = pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="no shared/data folder beside the repository")
+
+
+def spec(**fields: object) -> DatasetSpec:
+    defaults = {"name": "made", "source_column": "de", "reference_column": "en", "metric": "bleu"}
+    return DatasetSpec(**{**defaults, **fields})
+
+
+def from_config(name: str, **overrides: object) -> DatasetSpec:
+    fields = yaml.safe_load((REPOSITORY / "conf" / "dataset" / f"{name}.yaml").read_text())
+    return DatasetSpec(**{**fields, **overrides})
+
+
+@pytest.fixture
+def rows_file(tmp_path: Path):
+    def write(*rows: object) -> str:
+        path = tmp_path / "rows.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return str(path)
+
+    return write
+
+
+def test_an_example_has_its_columns_its_filled_prompt_and_an_id_from_split_and_index(rows_file) -> None:
+    path = rows_file({"de": "Ja.", "en": "Yes."}, {"de": "Nein.", "en": "No."})
+    examples = load_examples(spec(path=path, prompt_template="de: {source} {x}"))
+    assert examples[1] == Example("test-1", "Nein.", "de: Nein. {x}", ("No.",), None)
+
+
+def test_a_source_with_braces_is_not_evaluated(rows_file) -> None:
+    path = rows_file({"de": "{source} {0.__class__}", "en": "x"})
+    assert load_examples(spec(path=path))[0].prompt == "{source} {0.__class__}"
+
+
+def test_a_dotted_path_reads_nested_columns(rows_file) -> None:
+    path = rows_file({"translation": {"de": "Ja.", "en": "Yes."}})
+    example = load_examples(spec(path=path, source_column="translation.de", reference_column="translation.en"))[0]
+    assert (example.source, example.references) == ("Ja.", ("Yes.",))
+
+
+def test_a_column_whose_own_name_has_a_dot_is_read(rows_file) -> None:
+    assert load_examples(spec(path=rows_file({"a.de": "Ja.", "en": "Yes."}), source_column="a.de"))[0].source == "Ja."
+
+
+def test_the_first_column_that_exists_is_taken_and_the_first_turn_of_a_list(rows_file) -> None:
+    path = rows_file({"turns": ["Write.", "Rewrite."]}, {"prompt": None, "turns": ["Sing."]})
+    examples = load_examples(
+        spec(path=path, source_column=["prompt", "turns"], reference_column=None, metric="agreement")
+    )
+    assert [example.source for example in examples] == ["Write.", "Sing."]
+    assert examples[0].references == ()
+
+
+ALPACA = {"source_column": "instruction", "input_column": "input", "reference_column": None, "metric": "agreement"}
+
+
+def test_an_input_goes_below_its_instruction_unless_it_is_empty(rows_file) -> None:
+    rows = [{"instruction": "Sort.", "input": "b, a"}, {"instruction": "Sing.", "input": ""}, {"instruction": "Hum."}]
+    examples = load_examples(spec(path=rows_file(*rows), prompt_template="Q: {source}", **ALPACA))
+    assert [example.prompt for example in examples] == ["Q: Sort.\nb, a", "Q: Sing.", "Q: Hum."]
+    assert examples[0].source == "Sort.\nb, a"
+
+
+def test_an_input_goes_where_the_template_wants_it(rows_file) -> None:
+    path = rows_file({"instruction": "{input}", "input": "b, {source}"}, {"instruction": "Sing.", "input": None})
+    examples = load_examples(spec(path=path, prompt_template="{input}: {source}!", **ALPACA))
+    assert [(example.source, example.prompt) for example in examples] == [
+        ("{input}", "b, {source}: {input}!"),
+        ("Sing.", ": Sing.!"),
+    ]
+
+
+def test_an_input_that_is_no_text_is_refused_with_its_line(rows_file) -> None:
+    with pytest.raises(UserError, match=r"line 1: input must be a string, got \['b'\]"):
+        load_examples(spec(path=rows_file({"instruction": "Sort.", "input": ["b"]}), **ALPACA))
+
+
+def test_each_question_is_asked_in_every_chat_template(rows_file) -> None:
+    path = rows_file({"de": "Ja.", "en": "Yes."}, {"de": "Nein.", "en": "No."})
+    examples = load_examples(
+        spec(path=path, prompt_template="de: {source}", chat_template=["Be nice. [{question}]", "[{question}]"])
+    )
+    assert [(example.id, example.prompt) for example in examples] == [
+        ("test-0@1", "Be nice. [de: Ja.]"),
+        ("test-0@2", "[de: Ja.]"),
+        ("test-1@1", "Be nice. [de: Nein.]"),
+        ("test-1@2", "[de: Nein.]"),
+    ]
+    assert examples[3].references == ("No.",)
+
+
+TURNS = {"source_column": "turns", "reference_column": None, "metric": "agreement", "id_column": "id"}
+
+
+@pytest.mark.parametrize(("turns", "ids"), [(1, ["7"]), (2, ["7", "7/2"]), (None, ["7", "7/2", "7/3"])])
+def test_as_many_turns_are_examples_as_are_asked_for(rows_file, turns: int | None, ids: list[str]) -> None:
+    path = rows_file({"turns": ["Write.", "Rewrite.", "Stop."], "id": 7})
+    examples = load_examples(spec(path=path, turns=turns, **TURNS), unanswered=True)
+    assert [example.id for example in examples] == ids
+
+
+def test_later_turns_follow_on_the_history_that_is_given(rows_file, tmp_path: Path) -> None:
+    path = rows_file({"turns": ["Write.", "Rewrite."], "id": 7})
+    (tmp_path / "history").mkdir()
+    (tmp_path / "history" / "test-0.jsonl").write_text('{"id": 7, "answer": "A poem."}\n')
+    history = str(tmp_path / "history")
+    assert load_examples(spec(path=path, turns=2, history=history, **TURNS))[1].prompt == "Write.\nA poem.\nRewrite."
+
+
+def test_later_turns_without_a_history_are_refused_unless_someone_answers(rows_file) -> None:
+    asked = spec(path=rows_file({"turns": ["Write.", "Rewrite."], "id": 7}), turns=2, **TURNS)
+    with pytest.raises(UserError, match=r"later turns of dataset 'made' need the answers.*dataset.turns=1"):
+        load_examples(asked)
+    assert load_examples(asked, unanswered=True)[1].continues.id == "7"
+
+
+def test_a_history_that_is_none_is_refused_with_its_columns(rows_file, tmp_path: Path) -> None:
+    path = rows_file({"turns": ["Write.", "Rewrite."], "id": 7})
+    (tmp_path / "wrong.json").write_text('[{"id": 7, "text": "A poem."}]')
+    with pytest.raises(UserError, match=r"row 0: dataset.history wants columns id and answer .*got id, text"):
+        load_examples(spec(path=path, turns=2, history=str(tmp_path / "wrong.json"), **TURNS))
+
+
+def test_a_text_that_the_data_set_withholds_is_refused(rows_file) -> None:
+    withheld = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
+    with pytest.raises(UserError, match="line 1 withholds its text.*dataset.path=DIR"):
+        load_examples(spec(path=rows_file({"turns": [withheld], "id": 1}), **TURNS))
+
+
+def test_a_list_of_references_is_kept_whole(rows_file) -> None:
+    assert load_examples(spec(path=rows_file({"de": "Ja.", "en": ["Yes.", "Yeah."]})))[0].references == (
+        "Yes.",
+        "Yeah.",
+    )
+
+
+def test_ids_and_categories_come_from_the_data_where_it_has_them(rows_file) -> None:
+    path = rows_file({"de": "a", "en": "b", "number": 81, "kind": "writing"}, {"de": "c", "en": "d"})
+    examples = load_examples(spec(path=path, id_column=["uid", "number"], category_column="kind"))
+    assert [(example.id, example.category) for example in examples] == [("81", "writing"), ("test-1", None)]
+
+
+def test_two_examples_with_one_id_are_refused(rows_file) -> None:
+    path = rows_file({"de": "a", "en": "b", "id": 1}, {"de": "c", "en": "d", "id": 1})
+    with pytest.raises(UserError, match="two examples with id '1'.*id_column=null"):
+        load_examples(spec(path=path, id_column="id"))
+
+
+def test_the_limit_takes_the_first_examples_and_reads_no_further(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"de": "a", "en": "b"}\n{"de": "c", "en": "d"}\nnot json\n')
+    assert [example.source for example in load_examples(spec(path=str(path), limit=2))] == ["a", "c"]
+
+
+def test_a_limit_beyond_the_data_takes_all_of_it(rows_file) -> None:
+    assert len(load_examples(spec(path=rows_file({"de": "a", "en": "b"}), limit=10))) == 1
+
+
+def test_wrong_columns_are_refused_with_those_wanted_and_those_that_came(rows_file) -> None:
+    path = rows_file({"translation": {"fr": "Oui.", "en": "Yes."}, "id": 3})
+    with pytest.raises(UserError) as caught:
+        load_examples(spec(path=path, source_column=["de", "translation.de"]))
+    assert "line 1: dataset.source_column wants column de or translation.de" in str(caught.value)
+    assert "got columns translation.fr, translation.en, id" in str(caught.value)
+
+
+def test_a_missing_reference_column_is_refused(rows_file) -> None:
+    with pytest.raises(UserError, match="dataset.reference_column wants column en, got columns de"):
+        load_examples(spec(path=rows_file({"de": "Ja."})))
+
+
+@pytest.mark.parametrize("value", ["", "  \n", None, 7, [], [1], {"a": 1}])
+def test_a_source_that_is_no_text_is_refused_with_its_line(rows_file, value: object) -> None:
+    path = rows_file({"de": "a", "en": "b"}, {"de": value, "en": "b"})
+    with pytest.raises(UserError, match="line 2: de must be a non-empty string, got"):
+        load_examples(spec(path=path))
+
+
+@pytest.mark.parametrize("value", [None, 7, ["a", None]])
+def test_a_reference_that_is_no_text_is_refused_with_its_line(rows_file, value: object) -> None:
+    with pytest.raises(UserError, match="line 1: en must be a string or strings, got"):
+        load_examples(spec(path=rows_file({"de": "a", "en": value})))
+
+
+def test_an_empty_dataset_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "test.jsonl").write_text("\n")
+    with pytest.raises(UserError, match="dataset 'made' has no examples in split 'test'"):
+        load_examples(spec(path=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"limit": 0}, "dataset.limit must be a whole number >= 1, got 0"),
+        ({"limit": True}, "dataset.limit must be a whole number >= 1, got True"),
+        ({"limit": 1.5}, "dataset.limit must be a whole number >= 1, got 1.5"),
+        ({"max_source_tokens": -1}, "dataset.max_source_tokens must be a whole number >= 1, got -1"),
+        ({"prompt_template": "summarize:"}, "must contain {source}, got 'summarize:'"),
+        ({"metric": "meteor"}, "dataset.metric must be one of bleu, rouge, agreement, got 'meteor'"),
+        ({"reference_column": None}, "dataset.metric=bleu needs references"),
+        ({"source_column": None}, "dataset.source_column must name the column"),
+        ({"source_column": []}, "dataset.source_column must be a column's name or a list of names, got []"),
+        ({"id_column": 3}, "dataset.id_column must be a column's name or a list of names, got 3"),
+        ({"split": ""}, "dataset.split must name a split"),
+        ({"path": None}, "dataset 'made' has no data: set dataset.path=DIR"),
+        ({"turns": 0}, "dataset.turns must be a whole number >= 1, got 0"),
+        ({"turns": 2}, "dataset.turns beyond the first want dataset.metric=agreement"),
+        (
+            {"turns": None, "metric": "agreement", "max_source_tokens": 9},
+            "a prompt is cut at its end",
+        ),
+        ({"chat_template": "[{question}]", "max_source_tokens": 9}, "dataset.max_source_tokens=null, got 9"),
+        ({"chat_template": []}, "dataset.chat_template must be text or several texts, got []"),
+        ({"chat_template": "hello"}, "dataset.chat_template must contain {question}, got 'hello'"),
+        ({"builtin": "wmt"}, "dataset.builtin must be one of toy, got 'wmt'"),
+    ],
+)
+def test_a_spec_that_no_dataset_could_satisfy_is_refused(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        spec(**{"path": "data.jsonl", **fields})
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_every_dataset_config_is_a_valid_spec_named_after_its_file(config: Path) -> None:
+    assert DatasetSpec(**yaml.safe_load(config.read_text())).name == config.stem
+    assert config.read_text().startswith("# ")
+    assert f"python run.py dataset={config.stem}" in config.read_text().splitlines()[0]
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_the_toy_corpus_needs_neither_path_nor_hub(split: str) -> None:
+    examples = load_examples(from_config("toy", split=split, limit=3))
+    assert [example.id for example in examples] == [
+        f"{'validation' if split == 'val' else split}-{i}" for i in range(3)
+    ]
+    assert all(example.prompt == example.source and len(example.references) == 1 for example in examples)
+
+
+def test_a_split_that_the_toy_corpus_lacks_is_refused() -> None:
+    with pytest.raises(UserError, match="splits train, validation and test, got 'dev2'"):
+        load_examples(from_config("toy", split="dev2"))
+
+
+@needs_shared_data
+@pytest.mark.parametrize(("split", "count"), [("test", 1000), ("validation", 1014), ("train", 29000)])
+def test_multi30k_loads_from_a_folder(split: str, count: int) -> None:
+    examples = load_examples(from_config("multi30k", path=str(SHARED_DATA / "multi30k"), split=split))
+    assert len(examples) == count
+    if split == "test":
+        assert examples[0].prompt == "Ein Mann mit einem orangefarbenen Hut, der etwas anstarrt."
+        assert examples[0].references == ("A man in an orange hat starring at something.",)
+
+
+@needs_shared_data
+def test_iwslt_names_the_splits_there_are() -> None:
+    path = str(SHARED_DATA / "iwslt2017-de-en")
+    assert len(load_examples(from_config("iwslt2017", path=path, split="val"))) == 888
+    with pytest.raises(UserError, match="has no split 'test', only validation; set dataset.split"):
+        load_examples(from_config("iwslt2017", path=path))
+
+
+@needs_shared_data
+@pytest.mark.parametrize("path", ["mt_bench", "mt_bench/question.jsonl"])
+def test_mt_bench_gives_both_turns_with_their_categories(path: str) -> None:
+    examples = load_examples(from_config("mt_bench", path=str(SHARED_DATA / path)), unanswered=True)
+    assert len(examples) == 160
+    assert (examples[0].id, examples[0].category, examples[0].references) == ("81", "writing", ())
+    assert examples[0].prompt.startswith("Compose an engaging travel blog post")
+    assert (examples[1].id, examples[1].category, examples[1].turn) == ("81/2", "writing", 2)
+    assert examples[1].source == "Rewrite your previous response. Start every sentence with the letter A."
+
+
+@needs_shared_data
+def test_first_turns_of_mt_bench_have_the_same_ids_alone() -> None:
+    examples = load_examples(from_config("mt_bench", path=str(SHARED_DATA / "mt_bench"), turns=1))
+    assert [example.id for example in examples] == [str(number) for number in range(81, 161)]
+
+
+@needs_shared_data
+def test_code_alpaca_appends_inputs_and_humaneval_keeps_its_task_ids() -> None:
+    alpaca = load_examples(from_config("code_alpaca", path=str(SHARED_DATA / "code_alpaca")))
+    assert len(alpaca) == 2017
+    assert alpaca[0].prompt == ("What are the distinct values from the given list?\ndataList = [3, 9, 3, 5, 7, 9, 5]")
+    humaneval = load_examples(from_config("humaneval", path=str(SHARED_DATA / "humaneval")))
+    assert (len(humaneval), humaneval[3].id) == (164, "HumanEval/3")
+    assert humaneval[0].prompt.startswith("from typing import List\n\n\ndef has_close_elements")
+
+
+ROWS_OF = {
+    "lima": ({"conversations": ["Why?", "Because."], "source": "x"}, "train-0", "Why?"),
+    "alpaca_gpt4": ({"instruction": "Sort.", "input": "b, a", "output": "a, b", "text": "x"}, "train-0", "Sort.\nb, a"),
+    "open_platypus": ({"input": "", "output": "1", "instruction": "Prove.", "data_source": "x"}, "train-0", "Prove."),
+    "cip": ({"prompt": "Hi", "response": "Hello"}, "test-0", "Hi"),
+    "humaneval_x": ({"task_id": "Python/0", "prompt": "def f():", "declaration": "x"}, "Python/0", "def f():"),
+    "spec_bench": ({"question_id": 241, "category": "translation", "turns": ["Translate."]}, "241", "Translate."),
+    "speed_bench": ({"question_id": "ab", "category": "rag", "turns": ["Find."], "source": "x"}, "ab", "Find."),
+    "squad": (
+        {"id": "56b", "context": "It rained.", "question": "Did it?", "answers": {"text": ["Yes", "yes"]}},
+        "56b",
+        "We have provided context information below.\nIt rained.\n"
+        "### Given this information, please answer the question: Did it?\n### Assistant:",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROWS_OF)
+def test_a_row_in_the_form_of_its_data_set_becomes_a_prompt(rows_file, name: str) -> None:
+    row, own_id, prompt = ROWS_OF[name]
+    (example,) = load_examples(from_config(name, path=rows_file(row)))
+    assert (example.id, example.prompt, example.category) == (own_id, prompt, row.get("category"))
+
+
+def test_wmt_english_to_french_ends_with_the_sentence_to_translate(rows_file) -> None:
+    path = rows_file({"translation": {"en": "Hello.", "fr": "Bonjour."}})
+    (example,) = load_examples(from_config("wmt15_en_fr", path=path))
+    assert example.prompt.startswith("### Instruction: Translate English sentence into French.\nEnglish: Sounds")
+    assert example.prompt.endswith("peut-être #\nEnglish: Hello.\nFrench:")
+    assert example.references == ("Bonjour.",)
+
+
+TEMPLATES = sorted((REPOSITORY / "conf" / "template").glob("*.yaml"))
+
+
+def from_template(config: Path, **fields: object) -> DatasetSpec:
+    return spec(**{**yaml.safe_load(config.read_text()), **TURNS, **fields})
+
+
+@pytest.mark.parametrize("config", TEMPLATES, ids=lambda path: path.stem)
+def test_every_template_says_what_it_is_and_how_to_use_it(config: Path) -> None:
+    first, second = config.read_text().splitlines()[:2]
+    assert first == "# @package dataset"
+    assert second.startswith("# ") and f"python run.py template={config.stem}" in second
+    assert from_template(config, path="data.jsonl").templates
+
+
+@pytest.mark.parametrize(
+    ("name", "prompts"),
+    [
+        ("llama2_short", ["[INST] Write. [/INST]", "[INST] Write. [/INST] A poem. </s><s>[INST] Rewrite. [/INST]"]),
+        ("vicuna_short", ["USER: Write. ASSISTANT:", "USER: Write. ASSISTANT: A poem.</s>USER: Rewrite. ASSISTANT:"]),
+        ("falcon", ["User: Write.\nAssistant:", "User: Write.\nAssistant: A poem.\nUser: Rewrite.\nAssistant:"]),
+    ],
+)
+def test_the_short_templates_are_those_of_bitas_table_6(rows_file, tmp_path: Path, name: str, prompts) -> None:
+    (tmp_path / "history.json").write_text('[{"id": "7", "answer": "A poem."}]')
+    asked = from_template(
+        REPOSITORY / "conf" / "template" / f"{name}.yaml",
+        path=rows_file({"turns": ["Write.", "Rewrite."], "id": 7}),
+        turns=2,
+        history=str(tmp_path / "history.json"),
+    )
+    assert [example.prompt for example in load_examples(asked)] == prompts
+
+
+@pytest.mark.parametrize("family", ["llama2", "vicuna"])
+def test_both_templates_of_a_family_are_its_full_and_its_short_one(family: str) -> None:
+    folder = REPOSITORY / "conf" / "template"
+    full, short, both = (
+        yaml.safe_load((folder / f"{family}_{kind}.yaml").read_text()) for kind in ("full", "short", "both")
+    )
+    assert both["chat_template"] == [full["chat_template"], short["chat_template"]]
+    assert both["next_turn_template"] == full["next_turn_template"] == short["next_turn_template"]
+    assert full["chat_template"].endswith(short["chat_template"].removeprefix("[INST] "))
+
+
+@pytest.mark.parametrize(("name", "starts"), [("llama2_full", 2), ("vicuna_full", 1), ("falcon", 1)])
+def test_the_start_token_comes_once_before_a_conversation_and_where_a_template_says_so(name: str, starts: int) -> None:
+    """The tokenizer adds it in front; Llama-2 has it before every turn."""
+    (template,) = from_template(REPOSITORY / "conf" / "template" / f"{name}.yaml", path="data.jsonl").templates
+    turns = conversation(Example("7", "w5", ""), ["w5", "w6"], template)
+    ids = [tiny_tokenizer(False)(one.prompt)["input_ids"] for one in answered(turns, {"7": "w9"})]
+    assert [one.count(START) for one in ids] == [1, starts]
+    assert all(one[0] == START for one in ids)

@@ -1,0 +1,55 @@
+"""Models that give no numbers are told by name."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from bild_lab.errors import UserError
+from bild_lab.lab.load import load
+from bild_lab.lab.measure.finite import require_numbers, text_logits
+from tests.tiny import END
+
+
+def broken(checkpoint: Path, copy: Path, row: int) -> Path:
+    """The checkpoint with NaN for one token's embedding."""
+    shutil.copytree(checkpoint, copy)
+    tensors = load_file(copy / "model.safetensors")
+    name = next(name for name in ("model.embed_tokens.weight", "shared.weight") if name in tensors)
+    tensors[name][row] = torch.nan
+    save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
+    return copy
+
+
+@pytest.mark.parametrize("engine", ["native", "hf"])
+@pytest.mark.parametrize("family", ["t5", "llama"])
+def test_the_scores_of_a_text_are_those_it_was_decoded_with(family: str, engine: str, checkpoints: Path) -> None:
+    decoder = load(str(checkpoints / family), policy="vanilla", engine=engine)
+    generated = decoder.generate("w5 w9 w12", max_new_tokens=10)
+    request = decoder.request("w5 w9 w12", 10)
+    logits = text_logits(decoder.target, engine, request, generated.token_ids)
+    assert logits.argmax(1).tolist() == generated.token_ids
+
+
+@pytest.mark.parametrize("policy", ["vanilla", "hf_generate"])
+def test_a_token_that_breaks_a_model_is_found_in_the_text_that_has_it(
+    policy: str, checkpoints: Path, tmp_path: Path
+) -> None:
+    path = broken(checkpoints / "llama", tmp_path / "llama", row=7)
+    decoder = load(str(path), policy=policy)
+    request = decoder.request("w5 w9", 10)
+    engine = decoder.method.engine
+    require_numbers(decoder.models, engine, request, [5, 6, END])
+    with pytest.raises(UserError, match=r"the checkpoint .*/llama scores a text with NaN in float32"):
+        require_numbers(decoder.models, engine, request, [5, 7, END])
+
+
+def test_a_drafter_that_is_broken_is_the_one_named(checkpoints: Path, tmp_path: Path) -> None:
+    path = broken(checkpoints / "t5-draft", tmp_path / "small", row=9)
+    decoder = load(str(checkpoints / "t5"), str(path), policy="bild")
+    with pytest.raises(UserError, match="/small scores a text with NaN"):
+        require_numbers(decoder.models, "native", decoder.request("w9 w5", 10))

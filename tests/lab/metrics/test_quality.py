@@ -1,0 +1,111 @@
+"""Scores, intervals and paired differences, and what is refused."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from bild_lab.errors import UserError
+from bild_lab.lab.metrics import METRICS, Difference, compare, score
+from bild_lab.lab.metrics.bootstrap import resampled_sums
+from tests.lab.metrics.test_bleu import corpus
+
+
+def test_agreement_is_the_percentage_of_predictions_equal_to_the_baselines_output() -> None:
+    quality = score("agreement", ["a", "b", "c", "d"], [["a"], ["b"], ["x"], ["d"]])
+    assert (quality.metric, quality.value, quality.signature) == ("agreement", 75.0, None)
+    assert quality.low <= 75.0 <= quality.high
+
+
+def test_the_interval_of_a_mean_is_near_the_binomial_one() -> None:
+    quality = score("agreement", ["a"] * 400, [["a"]] * 200 + [["b"]] * 200)
+    half_width = 196.0 * 0.5 / 20  # 1.96 standard errors of 400 fair coins, in percent
+    assert quality.high - quality.value == pytest.approx(half_width, rel=0.15)
+    assert quality.value - quality.low == pytest.approx(half_width, rel=0.15)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_identical_outputs_do_not_differ(metric: str) -> None:
+    predictions, references = corpus(20, seed=0)
+    difference = compare(metric, predictions, list(predictions), references)
+    assert difference == Difference(difference.metric, 0.0, 0.0, 0.0, 1.0)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_the_difference_is_that_of_the_scores_and_changes_sign_with_its_order(metric: str) -> None:
+    worse, references = corpus(40, seed=0)
+    better = [several[0] for several in references]
+    difference, reverse = (
+        compare(metric, better, worse, references),
+        compare(metric, worse, better, references),
+    )
+    expected = score(metric, better, references).value - score(metric, worse, references).value
+    assert difference.value == pytest.approx(expected) == pytest.approx(-reverse.value)
+    assert 0 < difference.low <= difference.value <= difference.high
+    assert difference.p_value == reverse.p_value == pytest.approx(1 / 1001)
+
+
+def test_pairing_makes_a_small_constant_gain_certain() -> None:
+    """Scores spread over 0 to 100, the gain is the same in every example."""
+    references = [["a b c d e f g h"]] * 8
+    baseline = [" ".join("a b c d e f g h".split()[:length]) for length in range(8)]
+    gained = [" ".join("a b c d e f g h".split()[: length + 1]) for length in range(8)]
+    difference = compare("rouge", gained, baseline, references)
+    unpaired = score("rouge", baseline, references)
+    assert difference.high - difference.low < (unpaired.high - unpaired.low) / 2
+    assert difference.low > 0
+
+
+def test_a_difference_by_chance_has_a_large_p_value() -> None:
+    references = [["a"]] * 40
+    ours, theirs = ["a", "b"] * 20, ["b", "a"] * 19 + ["a", "a"]
+    difference = compare("agreement", ours, theirs, references)
+    assert difference.value == -2.5 and difference.p_value > 0.5
+    assert difference.low < 0 < difference.high
+
+
+def test_the_same_seed_gives_the_same_interval_and_another_seed_another() -> None:
+    predictions, references = corpus(30, seed=0)
+    assert score("bleu", predictions, references, seed=1) == score("bleu", predictions, references, seed=1)
+    assert score("bleu", predictions, references, seed=1).low != score("bleu", predictions, references, seed=2).low
+
+
+def test_resamples_are_sums_over_draws_with_replacement() -> None:
+    statistics = np.array([[1.0, 10.0], [2.0, 20.0], [4.0, 40.0]])
+    drawn = np.random.default_rng(7).choice(3, size=(1000, 3))
+    np.testing.assert_array_equal(resampled_sums(statistics, seed=7), statistics[drawn].sum(axis=1))
+
+
+def test_one_example_has_an_interval_of_no_width() -> None:
+    quality = score("rouge", ["a b"], [["a c"]])
+    assert quality.low == quality.value == quality.high == 50.0
+
+
+@pytest.mark.parametrize(
+    ("metric", "predictions", "references", "message"),
+    [
+        ("meteor", ["a"], [["a"]], "metric must be one of bleu, rouge, agreement, got 'meteor'"),
+        ("bleu", [], [], "bleu needs at least one prediction, got none"),
+        ("bleu", ["a", "b"], [["a"]], "references for 2 predictions, got 1"),
+        ("rouge", ["a"], [[]], "example 0 has no reference; set dataset.metric=agreement"),
+        ("rouge", ["a"], ["a"], "references of example 0 must be a list of texts, got one text"),
+        ("agreement", [None], [["a"]], "prediction 0 must be text, got NoneType"),
+    ],
+)
+def test_inputs_that_cannot_be_scored_are_refused(metric, predictions, references, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        score(metric, predictions, references)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_a_thousand_predictions_are_scored_and_compared_in_a_moment(metric: str) -> None:
+    predictions, references = corpus(1000, seed=0)
+    baseline, _ = corpus(1000, seed=1)
+    score(metric, predictions[:1], references[:1])  # imports, which cost a second once
+    began = time.perf_counter()
+    score(metric, predictions, references)
+    compare(metric, predictions, baseline, references)
+    assert time.perf_counter() - began < 3  # 0.3 s on an idle core

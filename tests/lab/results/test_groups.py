@@ -1,0 +1,75 @@
+"""Tests of grouping results by setting."""
+
+from bild_lab.lab.results.groups import Place, by_setting, differing_keys, setting_title
+from tests.report.sample import sample_baseline, sample_result, sample_sweep
+
+
+def test_results_of_different_settings_never_share_a_group():
+    groups = by_setting(sample_sweep() + sample_sweep(setting={"dataset": "iwslt"}))
+    assert [{result["setting"]["dataset"] for result in group.results} for group in groups] == [
+        {"multi30k"},
+        {"iwslt"},
+    ]
+    assert differing_keys(groups) == ["dataset"]
+
+
+def test_results_of_different_metrics_never_share_a_group():
+    other = sample_result("bild", {}, 1.5)
+    other["quality"] |= {"metric": "ROUGE-L"}
+    assert [group.metric for group in by_setting([sample_result("bild", {}, 1.5), other])] == [
+        "BLEU",
+        "ROUGE-L",
+    ]
+
+
+def test_a_place_is_one_over_the_speedup_and_the_paired_difference():
+    result = sample_result("bild", {}, 1.6, -0.5)
+    (group,) = by_setting([sample_baseline(), result])
+    place = Place(1 / 1.6, 1 / (1.6 + 0.05), 1 / (1.6 - 0.05), 40.5, 41.0 + (-0.5 - 0.45), 41.0 + (-0.5 + 0.5))
+    assert group.place(result) == place
+
+
+def test_without_a_baseline_a_place_is_the_mean_latency():
+    result = sample_result("bild", {}, None, setting={"baseline": None})
+    (group,) = by_setting([result])
+    assert (group.relative, group.place(result).x) == (False, 0.110)
+
+
+def test_a_result_without_quality_has_no_place():
+    result = sample_result("bild", {}, 1.5)
+    result["quality"] |= {"value": None}
+    (group,) = by_setting([result])
+    assert group.place(result) is None
+    assert group.front() == []
+
+
+def test_a_point_that_the_baseline_beats_is_not_on_the_front():
+    slow = sample_result("bild", {}, 0.9, -0.2)
+    (group,) = by_setting([slow])  # the baseline's own result is not in the folder
+    assert group.front() == []
+
+
+def test_the_front_of_the_sample_sweep_trades_speed_for_quality():
+    (group,) = by_setting(sample_sweep())
+    front = [(result["speedup"]["value"], result["quality"]["difference"]) for result in group.front()]
+    assert front == [(1.83, -1.31), (1.70, -0.74), (1.68, -0.42), (1.61, -0.12), (1.55, 0.05), (1.53, 0.21)]
+
+
+def test_telling_knobs_are_those_that_vary_or_all_of_a_lone_point():
+    (group,) = by_setting(sample_sweep())
+    knobs = {result["policy"]: group.knobs(result) for result in group.results}
+    assert knobs["bild"] == ["fallback", "rollback"]
+    assert knobs["speculative"] == ["window"]
+    assert knobs["hf_assisted"] == ["window"]
+    assert group.varying_knobs() == ["fallback", "rollback", "window"]
+
+
+def test_titles_name_models_by_their_last_part():
+    (group,) = by_setting([sample_result("bild", {}, 1.5, setting={"target": "google/mt5-large"})])
+    assert setting_title(group.setting) == "mt5-large drafted by t5-tiny, multi30k test, 100 examples"
+
+
+def test_a_whole_number_is_the_same_setting_however_it_was_written():
+    first = sample_result("bild", {}, 1.2, setting={"seed": 0, "threads": 2})
+    second = sample_result("bild", {"window": 3}, 1.3, setting={"seed": 0.0, "threads": 2.0})
+    assert len(by_setting([first, second])) == 1

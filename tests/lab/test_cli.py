@@ -1,0 +1,433 @@
+"""`python run.py` as a user meets it: its files, its messages, its exit codes."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import run
+from bild_lab.lab.cli import quoted
+from bild_lab.lab.load import load_model
+from bild_lab.lab.measure.device_use import DeviceUse
+from bild_lab.lab.point import DEFAULT_THREADS, file_hash
+
+Command = Callable[..., tuple[int, str]]
+
+PROMISED_COLUMNS = (
+    "point policy fallback rollback window n_examples quality_metric quality quality_low quality_high latency_s_median "
+    "latency_s_p95 speedup speedup_low speedup_high tokens_per_s tokens_per_target_call acceptance_rate fallbacks "
+    "rollbacks agreement_with_target"
+).split()
+
+
+@pytest.fixture
+def command(command: Command) -> Command:
+    """Runs run.py in an empty folder; returns its exit code and everything it printed."""
+    return partial(command, run)
+
+
+@pytest.fixture
+def base(checkpoints: Path, data: Path) -> list[str]:
+    return [
+        f"pair.target={checkpoints / 't5'}",
+        f"pair.draft={checkpoints / 't5-draft'}",
+        "dataset=multi30k",
+        f"dataset.path={data}",
+        "decoding.max_new_tokens=12",
+        "measure.repeats=2",
+        "measure.warmup=1",
+        "name=tested",
+    ]
+
+
+def files() -> list[str]:
+    return sorted(str(file) for file in Path().rglob("*") if file.is_file())
+
+
+def points() -> list[Path]:
+    return sorted(Path("outputs/tested/points").iterdir())
+
+
+def test_a_sweep_leaves_everything_it_promises(command: Command, base: list[str]) -> None:
+    code, printed = command("-m", *base, "policy=bild", "policy.fallback=0.2,0.6", "policy.rollback=1,5")
+    assert code == 0, printed
+    assert "as fast as vanilla" in printed or "No point" in printed
+    frame = pd.read_csv("outputs/tested/sweep.csv")
+    assert set(PROMISED_COLUMNS) <= set(frame.columns)
+    assert sorted(zip(frame["fallback"], frame["rollback"], strict=True)) == [(0.2, 1), (0.2, 5), (0.6, 1), (0.6, 5)]
+    assert (frame["n_examples"] == 6).all()
+    assert (frame["speedup_low"] <= frame["speedup"]).all() and (frame["speedup"] <= frame["speedup_high"]).all()
+    assert Path("outputs/tested/pareto.png").stat().st_size > 10_000
+    assert Path("outputs/tested/report.html").stat().st_size > 1_000_000  # plotly travels inside
+    assert {folder.name for folder in points()} == set(frame["point"])
+    for folder in points():
+        assert sorted(file.name for file in folder.iterdir()) == ["config.yaml", "examples.jsonl", "result.json"]
+        rows = [json.loads(line) for line in (folder / "examples.jsonl").read_text().splitlines()]
+        assert [row["id"] for row in rows] == [f"test-{index}" for index in range(6)]
+        assert all(len(row["latency_s"]) == len(row["baseline_latency_s"]) == 2 for row in rows)
+        assert all(0 < len(row["token_ids"]) <= 12 for row in rows)
+        result = json.loads((folder / "result.json").read_text())
+        assert result["tokens"] == sum(len(row["token_ids"]) for row in rows)
+        same = [row["token_ids"] == row["baseline_token_ids"] for row in rows]
+        assert result["agreement_with_target"] == sum(same) / 6
+
+
+def test_policies_of_one_folder_share_a_table_and_lossless_ones_agree(command: Command, base: list[str]) -> None:
+    code, printed = command("-m", *base, "policy=vanilla,speculative,hf_generate,hf_assisted,bild_no_rollback")
+    assert code == 0, printed
+    frame = pd.read_csv("outputs/tested/sweep.csv").set_index("policy")
+    lossless = ["vanilla", "speculative", "hf_generate", "hf_assisted"]
+    assert (frame.loc[lossless, "agreement_with_target"] == 1).all()
+    assert frame.loc["vanilla", "tokens_per_target_call"] == 1
+    assert math.isnan(frame.loc["hf_generate", "acceptance_rate"])
+    assert frame.loc["speculative", "tokens_per_target_call"] > 1
+
+
+def test_a_finished_point_is_not_measured_again(command: Command, base: list[str]) -> None:
+    command(*base)
+    (folder,) = points()
+    before = (folder / "result.json").stat().st_mtime_ns
+    code, printed = command(*base)
+    assert code == 0
+    assert "finished before" in printed
+    assert (folder / "result.json").stat().st_mtime_ns == before
+    code, printed = command(*base, "runtime.seed=1")
+    assert len(points()) == 2, printed
+
+
+def test_a_failing_point_does_not_end_a_sweep(command: Command, base: list[str], checkpoints: Path) -> None:
+    drafts = f"pair.draft={checkpoints / 't5-draft'},{checkpoints / 'missing'},{checkpoints / 't5'}"
+    code, printed = command("-m", *base, drafts)
+    assert code == 1
+    assert "1 point(s) failed" in printed
+    assert len(pd.read_csv("outputs/tested/sweep.csv")) == 2
+    (failure,) = Path("outputs/tested/points").glob("*/failed.json")
+    assert "no checkpoint folder" in json.loads(failure.read_text())["error"]["message"]
+    assert "no checkpoint folder" in Path("outputs/tested/report.html").read_text()
+
+
+def test_a_failure_is_forgotten_once_its_point_succeeds(
+    command: Command, base: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("example 3: the device caught fire")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("bild_lab.lab.runner.time_methods", broken)
+        code, printed = command(*base)
+        assert code == 1
+        assert "caught fire" in printed and "Traceback" not in printed
+    assert len(list(Path("outputs/tested/points").glob("*/failed.json"))) == 1
+    code, printed = command(*base)
+    assert code == 0, printed
+    assert [sorted(file.name for file in folder.iterdir()) for folder in points()] == [
+        ["config.yaml", "examples.jsonl", "result.json"]
+    ]
+
+
+def test_an_experiment_file_sweeps_without_being_asked(command: Command, base: list[str]) -> None:
+    code, printed = command("experiment=quickstart", *base, "runtime.dtype=float32", "policy.fallback=0.3,0.6")
+    assert code == 0, printed
+    frame = pd.read_csv("outputs/tested/sweep.csv")
+    assert sorted(set(frame["fallback"])) == [0.3, 0.6]
+    assert len(frame) == 2 * frame["rollback"].nunique() >= 4
+
+
+def test_a_policy_with_another_drafter_is_labelled_so(command: Command, base: list[str]) -> None:
+    code, printed = command(*base, "policy.decoder.drafter={_target_:bild_lab.engine.drafters.NoDraft}")
+    assert code == 2  # the file's window and stop rule are still there
+    assert "NoDraft has no parameter 'stop'" in printed
+    code, printed = command(*base, "~policy.decoder.drafter.stop", "policy.decoder.drafter.window=3")
+    assert code == 0, printed
+    (label,) = pd.read_csv("outputs/tested/sweep.csv")["policy"]
+    assert label == "bild (changed: drafter.window, drafter.stop._target_, drafter.stop.threshold)"
+
+
+def test_a_decoder_only_pair_runs_with_a_prompt_template(command: Command, base: list[str], checkpoints: Path) -> None:
+    code, printed = command(
+        *base,
+        f"pair.target={checkpoints / 'llama'}",
+        f"pair.draft={checkpoints / 'llama-draft'}",
+        "dataset.prompt_template=w5: {source}, it's w6",  # as a shell hands it over
+        "policy.rollback=0.6",
+    )
+    assert code == 0, printed
+    assert pd.read_csv("outputs/tested/sweep.csv")["agreement_with_target"].tolist() == [1.0]
+
+
+def test_sampling_repeats_with_its_seed_and_claims_no_agreement(command: Command, base: list[str]) -> None:
+    code, printed = command(*base, "policy=speculative", "decoding=sample")
+    assert code == 0, printed
+    assert pd.read_csv("outputs/tested/sweep.csv")["agreement_with_target"].isna().all()
+    first = Path(points()[0] / "examples.jsonl").read_text()
+    code, printed = command(*base, "policy=speculative", "decoding=sample", "name=again")
+    tokens = [[json.loads(line)["token_ids"] for line in text.splitlines()] for text in (first, _only_examples())]
+    assert tokens[0] == tokens[1]  # the same seed, the same text
+
+
+def _only_examples() -> str:
+    (file,) = Path("outputs/again/points").glob("*/examples.jsonl")
+    return file.read_text()
+
+
+def test_without_a_baseline_there_is_no_speedup(command: Command, base: list[str]) -> None:
+    code, printed = command(*base, "measure.baseline=null")
+    assert code == 0, printed
+    assert pd.read_csv("outputs/tested/sweep.csv")["speedup"].isna().all()
+
+
+def test_a_whole_number_is_the_same_point_however_it_is_written(command: Command, base: list[str]) -> None:
+    command(*base, "policy.rollback=2.0")
+    code, printed = command(*base, "policy.rollback=2")
+    assert code == 0
+    assert "finished before" in printed
+    assert len(points()) == 1
+
+
+def test_a_certified_run_judges_every_text(command: Command, base: list[str]) -> None:
+    sweep = ["-m", "policy=speculative,bild_no_fallback", "policy.window=3"]
+    code, printed = command(*base, *sweep, "measure.certify=true")
+    assert code == 0, printed
+    table = pd.read_csv("outputs/tested/sweep.csv").set_index("policy")
+    verdicts = table[["certificate_equal", "certificate_ties", "certificate_defects"]]
+    assert verdicts.loc["speculative"].tolist() == [6, 0, 0]
+    assert verdicts.loc["bild_no_fallback"].sum() == 6
+    examples = Path("outputs/tested/points") / table.loc["bild_no_fallback", "point"] / "examples.jsonl"
+    judged = [json.loads(line)["certificate"]["verdict"] for line in examples.read_text().splitlines()]
+    assert judged.count("defect") == verdicts.loc["bild_no_fallback", "certificate_defects"]
+
+
+def test_a_point_measured_anew_replaces_the_old_one_in_the_table(
+    command: Command, base: list[str], checkpoints: Path, tmp_path: Path
+) -> None:
+    draft = tmp_path / "draft"
+    shutil.copytree(checkpoints / "t5-draft", draft)
+    command(*base, f"pair.draft={draft}")
+    shutil.copy(checkpoints / "t5" / "model.safetensors", draft)  # other weights under the same path
+    load_model.cache_clear()  # as a new process would
+    code, printed = command(*base, f"pair.draft={draft}")
+    assert code == 0, printed
+    assert len(points()) == 2
+    frame = pd.read_csv("outputs/tested/sweep.csv")
+    assert frame["acceptance_rate"].tolist() == [1.0]  # the target drafts for itself
+
+
+def test_what_a_killed_write_left_is_never_read(command: Command, base: list[str]) -> None:
+    command(*base)
+    unfinished = Path("outputs/tested/points/.abc.1.2")
+    unfinished.mkdir()
+    (unfinished / "result.json").write_text('{"point": "ab')
+    code, printed = command(*base)
+    assert code == 0, printed
+
+
+def test_a_sweep_begun_anew_keeps_what_was_measured_before(command: Command, base: list[str]) -> None:
+    command(*base)
+    (first,) = points()
+    before = (first / "result.json").read_bytes()
+    code, printed = command(*base, "resume=false")
+    assert code == 0, printed
+    assert "1 older measurement of these points is kept" in printed
+    assert [folder.name for folder in points()] == [first.name, f"{first.name}.2"]
+    assert (first / "result.json").read_bytes() == before
+    assert len(pd.read_csv("outputs/tested/sweep.csv")) == 1
+    assert f'href="points/{first.name}.2/"' in Path("outputs/tested/report.html").read_text()
+    code, printed = command(*base)
+    assert "finished before" in printed and len(points()) == 2
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"), [("truncated", "cannot read the weights of"), ("nan", "scores a text with NaN in float32")]
+)
+def test_a_damaged_checkpoint_is_named_and_the_others_are_measured(
+    damage: str, message: str, command: Command, base: list[str], checkpoints: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(checkpoints / "t5-draft", broken)
+    weights = broken / "model.safetensors"
+    if damage == "truncated":
+        weights.write_bytes(weights.read_bytes()[:-1000])
+    else:
+        tensors = {name: torch.full_like(tensor, torch.nan) for name, tensor in load_file(weights).items()}
+        save_file(tensors, weights, metadata={"format": "pt"})
+    code, printed = command("-m", *base, f"pair.draft={broken},{checkpoints / 't5-draft'}")
+    assert code == 1
+    assert f"{broken}" in printed and message in printed and "Traceback" not in printed
+    assert len(pd.read_csv("outputs/tested/sweep.csv")) == 1
+    assert message in Path("outputs/tested/report.html").read_text()
+
+
+def test_a_point_says_where_and_how_it_was_measured(command: Command, base: list[str]) -> None:
+    lock = Path("locks")
+    lock.mkdir()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("tempfile.tempdir", str(lock))
+        command(*base)
+        beside = DeviceUse(torch.device("cpu"))
+        code, printed = command(*base, "policy.rollback=1")
+        beside.close()
+    assert code == 0, printed
+    results = [json.loads(file.read_text()) for file in Path().rglob("result.json")]
+    assert {result["environment"]["shared_device"] for result in results} == {True, False}
+    assert {result["environment"]["host"] for result in results} == {platform.node()}
+    assert "1 of 2 points was timed beside other jobs on the same device" in printed
+    assert pd.read_csv("outputs/tested/sweep.csv")["shared_device"].tolist() == [False, True]
+
+
+def test_a_folder_that_a_knob_names_is_known_by_its_files(tmp_path: Path) -> None:
+    (tmp_path / "adapter" / "deep").mkdir(parents=True)
+    (tmp_path / "adapter" / "deep" / "weights").write_text("1")
+    before = file_hash(str(tmp_path / "adapter"))
+    assert before == file_hash(str(tmp_path / "adapter"))
+    (tmp_path / "adapter" / "deep" / "weights").write_text("2")
+    assert before != file_hash(str(tmp_path / "adapter"))
+    assert file_hash(str(tmp_path / "missing")) is None
+
+
+def test_the_default_number_of_threads_comes_back(command: Command, base: list[str]) -> None:
+    code, printed = command("-m", *base, "runtime.threads=1,null,2")
+    assert code == 0, printed
+    threads = {json.loads(file.read_text())["environment"]["threads"] for file in Path().rglob("result.json")}
+    assert threads == {1, 2, DEFAULT_THREADS}
+
+
+def test_a_logger_that_fails_costs_no_point(command: Command, base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise ConnectionError("the server is gone")
+
+    monkeypatch.setattr("bild_lab.report.wandb.logger.NoLogger.log_point", refuse)
+    code, printed = command(*base)
+    assert code == 1
+    assert "not logged" in printed and "the server is gone" in printed
+    assert len(pd.read_csv("outputs/tested/sweep.csv")) == 1
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("dataset.prompt_template={source}", "dataset.prompt_template='{source}'"),
+        ("dataset.prompt_template='{source}'", "dataset.prompt_template='{source}'"),
+        ("dataset.prompt_template=it's {source}", r"dataset.prompt_template='it\'s {source}'"),
+        ("dataset.path=/a=b/c d", "dataset.path='/a=b/c d'"),
+        ("pair.draft=a/b,c/d", "pair.draft=a/b,c/d"),
+        ("comparison.path=/a b", "comparison.path='/a b'"),
+        ("unaligned.path=/a=b", "unaligned.path='/a=b'"),
+        ("policy.fallback=0.5,0.6", "policy.fallback=0.5,0.6"),
+    ],
+)
+def test_free_text_gets_the_quotes_a_shell_took_away(word: str, expected: str) -> None:
+    assert quoted(word) == expected
+
+
+BAD_INPUT = {
+    "misspelt key": (["policy.fallbck=0.5"], "no configuration key policy.fallbck; did you mean policy.fallback?"),
+    "unknown key": (["flavour=sweet"], "no configuration key flavour"),
+    "unknown group": (["polcy=bild"], "polcy"),
+    "misspelt policy": (["policy=blid"], "no policy 'blid'; did you mean bild?"),
+    "misspelt file of an experiment": (["experiment=bild_fig4/smal_aligned"], "did you mean small_aligned?"),
+    "fallback out of range": (["policy.fallback=1.5"], r"must lie in [0, 1], got 1.5"),
+    "rollback out of range": (["policy.rollback=0"], "rollback threshold must be > 0 nats, got 0"),
+    "threshold is a word": (["policy.rollback=much"], "rollback threshold must be > 0 nats, got 'much'"),
+    "window out of range": (["policy.window=0"], "window must be a whole number >= 1, got 0"),
+    "no draft model": (["pair.draft=null"], "policy bild drafts with a small model"),
+    "missing checkpoint": (["pair.target=/nowhere/model"], "no checkpoint folder /nowhere/model"),
+    "unreachable hub": (["pair.target=google/t5"], "wanted the checkpoint google/t5 from the Hugging Face hub"),
+    "missing data": (["dataset.path=/nowhere"], "dataset.path /nowhere does not exist"),
+    "missing split": (["dataset.split=dev"], "has no split 'validation', only test"),
+    "wrong columns": (["dataset.source_column=fr"], "wants column fr, got columns de, en"),
+    "template without source": (["dataset.prompt_template=hello"], "prompt_template must contain {source}"),
+    "unknown device": (["runtime.device=abacus"], "runtime.device must be auto, cpu"),
+    "absent device": (["runtime.device=mtia"], "runtime.device must be auto, cpu"),
+    "unknown dtype": (["runtime.dtype=int3"], "runtime.dtype must be one of float32"),
+    "certificate of sampled text": (["measure.certify=true", "decoding=sample"], "measure.certify compares with"),
+    "certificate without a baseline": (
+        ["measure.certify=true", "measure.baseline=null"],
+        "measure.certify compares with",
+    ),
+    "no repeats": (["measure.repeats=0"], "measure.repeats must be a whole number >= 1"),
+    "unknown baseline": (["measure.baseline=best"], "policy must be one of"),
+    "no tokens": (["decoding.max_new_tokens=0"], "decoding.max_new_tokens must be a whole number >= 1"),
+    "negative temperature": (["decoding.temperature=-1"], "decoding.temperature must be >= 0"),
+    "name with a slash": (["name=a/b"], "name must be a plain folder name"),
+    "whole sweep out of range": (["-m", "policy.fallback=2,3"], r"must lie in [0, 1], got 2"),
+    "a flag that is a word": (["policy.verify_tail=no"], "verify_tail must be true or false, got 'no'"),
+    "resume is a word": (["resume=off"], "resume must be true or false, got 'off'"),
+    "top_p is a word": (["decoding.top_p=abc"], "decoding.top_p must be a number, got 'abc'"),
+    "top_k is a fraction": (["decoding.top_k=5.5"], "decoding.top_k must be a number, got 5.5"),
+    "path is a number": (["dataset.path=2024"], "dataset.path must be text, got 2024"),
+    "no drafter": (["policy.decoder.drafter=null"], "DraftThenVerify"),
+    "logger mode": (["logger=wandb", "logger.mode=onlin"], "logger mode wants online or offline, got onlin"),
+    "knob of one policy only": (
+        ["-m", "policy=bild,vanilla", "policy.fallback=0.5"],
+        "not every chosen configuration has the key policy.fallback",
+    ),
+    "misspelt policy in a sweep": (["-m", "policy=bild,blid"], "no policy 'blid'; did you mean bild?"),
+    "unknown part": (
+        ["policy.decoder.drafter._target_=bild_lab.engine.drafters.Oracle"],
+        "cannot find bild_lab.engine.drafters",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input_gives_one_message_and_leaves_nothing(
+    case: str, command: Command, base: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # closed
+    words, message = BAD_INPUT[case]
+    code, printed = command(*base, *words)
+    assert code == 2, printed
+    assert message in " ".join(printed.split())
+    assert "Traceback" not in printed
+    assert files() == []
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "message"),
+    [("t5", "llama", "must be of one kind"), ("llama", "llama-words", "must share one vocabulary")],
+)
+def test_models_that_do_not_fit_are_refused(
+    target: str, draft: str, message: str, command: Command, base: list[str], checkpoints: Path
+) -> None:
+    code, printed = command(*base, f"pair.target={checkpoints / target}", f"pair.draft={checkpoints / draft}")
+    assert code == 2
+    assert message in printed
+    assert files() == []
+
+
+def test_an_outputs_folder_that_cannot_be_is_refused(command: Command, base: list[str]) -> None:
+    Path("outputs").write_text("a file")
+    code, printed = command(*base)
+    assert code == 2
+    assert "results go to outputs/tested, but outputs is not a folder that can be written" in printed
+    assert files() == ["outputs"]
+
+
+def test_the_script_runs_as_a_process_and_tells_its_exit_code(base: list[str], tmp_path: Path) -> None:
+    script = Path(run.__file__)
+    environment = {**os.environ, "PYTHONPATH": str(script.parent)}
+    done = subprocess.run(
+        [sys.executable, str(script), *base, "policy.fallbck=1"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "did you mean policy.fallback?" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,161 @@
+"""`python scripts/compare.py A B` as a user meets it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from omegaconf import OmegaConf
+
+from bild_lab.lab.cli import with_words
+from bild_lab.lab.config import compose_config
+from bild_lab.lab.data.tasks import DatasetSpec, load_examples
+from bild_lab.lab.point import data_hash
+from bild_lab.lab.results.records import Sweep
+from scripts import compare
+from tests.report.sample import ENVIRONMENT, sample_result
+
+Command = Callable[..., tuple[int, str]]
+FALLBACKS = (0.3, 0.6)
+
+
+@pytest.fixture
+def command(command: Command) -> Command:
+    """Runs scripts/compare.py in an empty folder; returns its exit code and everything it printed."""
+    return lambda *words: command(compare, *with_words(list(words), "sweeps"), config="compare")
+
+
+@pytest.fixture
+def sweep(data: Path) -> Callable[..., Sweep]:
+    """Writes a sweep of two points over six examples of a local dataset."""
+
+    def write(
+        name: str, latency_s: float, right: int = 6, git: str = "aaa1111", data: Path = data, **setting: str
+    ) -> Sweep:
+        config = compose_config(["dataset=multi30k", f"dataset.path={data}"])
+        examples = load_examples(DatasetSpec(**OmegaConf.to_container(config.dataset)))
+        for fallback in FALLBACKS:
+            told = {"data": data_hash(examples), "n_examples": len(examples), "code": git, **setting}
+            own = {"setting": told, "environment": {**ENVIRONMENT, "git": git}}
+            result = sample_result("bild", {"fallback": fallback, "rollback": 2.0}, 1.5, **own)
+            rows = [
+                {
+                    "id": one.id,
+                    "prediction": one.references[0] if index < right else "nothing of it",
+                    "token_ids": [1],
+                    "latency_s": [latency_s * (1 + fallback)],
+                    "baseline_latency_s": [1.0],
+                    "rounds": [],
+                }
+                for index, one in enumerate(examples)
+            ]
+            Sweep(Path("outputs") / name).write_point(result["point"], OmegaConf.to_yaml(config), result, rows)
+        return Sweep(Path("outputs") / name)
+
+    return write
+
+
+def table() -> pd.DataFrame:
+    return pd.read_csv("outputs/compare/compare.csv")
+
+
+def test_two_sweeps_stand_side_by_side(command: Command, sweep: Callable[..., Sweep]) -> None:
+    sweep("before", 1.0)
+    sweep("after", 0.8, right=1, dtype="float32")
+    code, printed = command("outputs/before", "outputs/after")
+    assert code == 0, printed
+    assert "2 points compared. B against A: 2 faster in speed; 2 worse in quality." in printed
+    assert "dtype: A bfloat16, B float32" in printed
+    frame = table()
+    assert frame["fallback"].tolist() == [0.3, 0.6]
+    assert frame["latency_ratio"].tolist() == pytest.approx([0.8, 0.8])
+    assert frame["baseline_latency_ratio"].tolist() == [1, 1]
+    assert frame["compared_examples"].tolist() == [6, 6]
+    assert (frame["quality_difference"] < -50).all()
+    page = Path("outputs/compare/compare.html").read_text()
+    assert "<b>faster</b>" in page and "<b>worse</b>" in page and "://" not in page
+
+
+def test_two_commits_of_one_folder_stand_side_by_side(command: Command, sweep: Callable[..., Sweep]) -> None:
+    sweep("first", 1.0, git="aaa1111")
+    sweep("first", 1.3, git="bbb2222")
+    code, printed = command("outputs/first@aaa", "outputs/first@bbb2222")
+    assert code == 0, printed
+    assert "2 slower in speed; 2 no difference in quality" in printed
+    assert "commit: A aaa1111, B bbb2222" in printed
+
+
+def test_hardware_that_differs_is_told_and_latency_left_alone(command: Command, sweep: Callable[..., Sweep]) -> None:
+    sweep("here", 1.0)
+    sweep("there", 0.5, hardware="a fast CPU")
+    _, printed = command("outputs/here", "outputs/there")
+    assert "not compared in speed; 2 no difference in quality" in printed
+    assert "Latencies are not compared: different hardware: cpu AMD EPYC 7B13, cpu a fast CPU." in printed
+    assert table()["latency_ratio"].isna().all()
+
+
+def test_data_that_moved_is_read_from_where_the_other_side_has_it(
+    command: Command, sweep: Callable[..., Sweep], data: Path, tmp_path: Path
+) -> None:
+    moved = tmp_path / "moved"
+    moved.symlink_to(data)
+    sweep("before", 1.0, data=moved)
+    sweep("after", 1.0)
+    moved.unlink()
+    assert "no difference in quality" in command("outputs/before", "outputs/after")[1]
+    moved.symlink_to(data)
+    sweep("after2", 1.0, data=moved)
+    moved.unlink()
+    code, printed = command("outputs/before", "outputs/after2")
+    assert code == 0
+    assert "Qualities are not compared, as the references cannot be read:" in printed
+    assert "2 no difference in speed" in printed and table()["quality"].tolist() == ["not compared"] * 2
+
+
+def test_a_machine_that_drifted_is_told(command: Command, sweep: Callable[..., Sweep]) -> None:
+    sweep("before", 1.0)
+    after = sweep("after", 1.0)
+    for file in after.points.glob("*/examples.jsonl"):
+        file.write_text(file.read_text().replace('"baseline_latency_s": [1.0]', '"baseline_latency_s": [1.5]'))
+    assert (
+        "The baseline itself took 1.50 to 1.50 times as long in B at 2 of 2"
+        in command("outputs/before", "outputs/after")[1]
+    )
+
+
+def test_points_of_one_side_alone_are_counted(command: Command, sweep: Callable[..., Sweep]) -> None:
+    sweep("before", 1.0)
+    alone = sample_result("vanilla", {}, 1.0, setting=sweep("after", 1.0).results()[0]["setting"])
+    Sweep(Path("outputs/after")).write_point(alone["point"], "", alone, [])
+    assert "Only B has 1 more (vanilla)." in command("outputs/before", "outputs/after")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["outputs/before"], "two sweeps are wanted, got 1"),
+        (["outputs/before", "outputs/nowhere"], "outputs/nowhere has no finished points"),
+        (["outputs/before", "outputs/before@fff"], "no points of commit 'fff'; its points are of aaa1111"),
+        (["outputs/before", "outputs/before", "name=a/b"], "name must be a plain folder name"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line_and_writes_nothing(
+    command: Command, sweep: Callable[..., Sweep], words: list[str], message: str
+) -> None:
+    sweep("before", 1.0)
+    code, printed = command(*words)
+    assert (code, printed.count("\n")) == (2, 1)
+    assert message in printed
+    assert not Path("outputs/compare").exists()
+
+
+def test_plain_words_are_a_list_and_the_rest_overrides() -> None:
+    assert with_words(["name=x", "outputs/a b", "--cfg", "job", "o'b"], "sweeps") == [
+        "name=x",
+        "--cfg",
+        "job",
+        r"sweeps=['outputs/a b','o\'b']",
+    ]
+    assert with_words(["name=x"], "sweeps") == ["name=x"]

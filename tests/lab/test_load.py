@@ -1,0 +1,140 @@
+"""`bild_lab.load` and every policy of conf/policy on both families of models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+
+import bild_lab
+from bild_lab.errors import UserError
+from bild_lab.lab.build import described, policy_label
+from bild_lab.lab.config import compose_policy, config_dir, policy_names
+from tests.checkpoints import SHARED, needs_shared
+from tests.policies import RUNNABLE, is_lossless, load
+
+PROMPT = "w5 w9 w30 w12"
+GREEDY_ONLY = {"beam", "speculative_beam", "synthetic", "synthetic_with_cost"}  # they refuse to sample
+
+
+def transformers_greedy(folder: Path, prompt: str, max_new_tokens: int) -> list[int]:
+    """What a user gets from Transformers alone."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    auto = AutoModelForSeq2SeqLM if "t5" in folder.name else AutoModelForCausalLM
+    model = auto.from_pretrained(folder, dtype=torch.float32).eval()
+    inputs = tokenizer(prompt, return_tensors="pt")
+    inputs.pop("token_type_ids", None)
+    out = model.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False)[0].tolist()
+    return out[1:] if model.config.is_encoder_decoder else out[inputs["input_ids"].shape[1] :]
+
+
+@pytest.mark.parametrize(("policy", "family"), RUNNABLE)
+def test_every_policy_decodes_within_its_limits_and_repeats(checkpoints: Path, policy: str, family: str) -> None:
+    decoder = load(checkpoints, family, policy)
+    for max_new_tokens in (1, 2, 7, 25):
+        result = decoder.generate(PROMPT, max_new_tokens=max_new_tokens)
+        assert 1 <= len(result.token_ids) <= max_new_tokens
+        ended = decoder.target.checkpoint.end_tokens & set(result.token_ids[:-1])
+        assert not ended, "tokens behind an end token"
+        assert result.token_ids == decoder.generate(PROMPT, max_new_tokens=max_new_tokens).token_ids
+
+
+@pytest.mark.parametrize(("policy", "family"), [(policy, family) for policy, family in RUNNABLE if is_lossless(policy)])
+def test_lossless_policies_give_the_tokens_of_transformers(checkpoints: Path, policy: str, family: str) -> None:
+    decoder = load(checkpoints, family, policy)
+    for prompt in (PROMPT, "w7", "w39 w38 w3 w3 w20 w21 w22 w23 w24"):
+        expected = transformers_greedy(checkpoints / family, prompt, 20)
+        assert decoder.generate(prompt, max_new_tokens=20).token_ids == expected
+
+
+@pytest.mark.parametrize("policy", [name for name in policy_names() if name not in GREEDY_ONLY])
+def test_every_policy_samples_reproducibly(checkpoints: Path, policy: str) -> None:
+    decoder = load(checkpoints, "llama", policy)
+    texts = [decoder.generate(PROMPT, max_new_tokens=25, temperature=1.0, seed=seed).token_ids for seed in (3, 3, 4)]
+    assert texts[0] == texts[1]
+    assert texts[0] != texts[2]
+
+
+def test_a_result_tells_text_tokens_rounds_and_stages(checkpoints: Path) -> None:
+    result = load(checkpoints, "t5", "bild", fallback=0.2, rollback=1.5).generate(PROMPT, max_new_tokens=16)
+    words = [f"w{token}" for token in result.token_ids if token > 2]
+    assert result.text.split() == words
+    assert result.latency_s > sum(result.trace.stages_s.values()) > 0
+    emitted = [token for each in result.trace.rounds for token in (*each.drafted[: each.accepted], each.next_token)]
+    assert emitted[: len(result.token_ids)] == result.token_ids
+    assert all(len(each.distance) == len(each.drafted) for each in result.trace.rounds)
+
+
+def test_knobs_are_those_of_the_policy_file(checkpoints: Path) -> None:
+    with pytest.raises(UserError, match="policy bild has no knob 'fallbak'; it has fallback, rollback, window, verify"):
+        load(checkpoints, "t5", "bild", fallbak=0.5)
+    with pytest.raises(UserError, match="policy must be one of .*vanilla, got 'blid'"):
+        load(checkpoints, "t5", "blid")
+
+
+def test_a_policy_that_drafts_asks_for_a_draft_model(checkpoints: Path) -> None:
+    with pytest.raises(UserError, match="policy speculative drafts with a small model; give one"):
+        bild_lab.load(target=str(checkpoints / "t5"), policy="speculative")
+    assert bild_lab.load(target=str(checkpoints / "t5"), policy="vanilla").generate(PROMPT, 3).token_ids
+
+
+def test_models_are_shared_between_decoders(checkpoints: Path) -> None:
+    first, second = load(checkpoints, "t5", "bild"), load(checkpoints, "t5", "speculative")
+    assert first.target is second.target
+
+
+def test_wrong_pairs_fail_before_any_weight_is_read(checkpoints: Path) -> None:
+    with pytest.raises(UserError, match="must share one vocabulary"):
+        bild_lab.load(target=str(checkpoints / "llama"), draft=str(checkpoints / "llama-words"), dtype="float16")
+    fresh = bild_lab.load(target=str(checkpoints / "llama"), policy="vanilla", dtype="float16")
+    assert "module" not in vars(fresh.target)
+
+
+def test_a_truncated_checkpoint_is_refused(checkpoints: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in (checkpoints / "t5").iterdir():
+        content = file.read_bytes()
+        (broken / file.name).write_bytes(content[: len(content) // 2] if file.suffix == ".safetensors" else content)
+    with pytest.raises(UserError, match="cannot read the weights of"):
+        bild_lab.load(target=str(broken), policy="vanilla").generate(PROMPT)
+
+
+def test_a_composition_is_described_and_changes_are_marked() -> None:
+    policy = compose_policy("bild", {"fallback": 0.5})
+    node = OmegaConf.to_container(OmegaConf.create({"policy": policy}).policy.decoder, resolve=True)
+    assert described(node) == ("ModelDrafter(window=10, LowConfidence(threshold=0.5)) + Rollback(threshold=2.0)")
+    assert policy_label(policy) == "bild"
+    policy.decoder.drafter.window = 3
+    assert policy_label(policy) == "bild (changed: drafter.window)"
+    policy.decoder.acceptance = {"_target_": "bild_lab.engine.acceptance.SpeculativeSampling"}
+    assert policy_label(policy) == "bild (changed: drafter.window, acceptance._target_, acceptance.threshold)"
+
+
+@pytest.mark.parametrize(
+    "file", sorted(config_dir().rglob("*.yaml")), ids=lambda file: f"{file.parent.name}/{file.stem}"
+)
+def test_every_configuration_file_says_what_it_is_and_how_to_run_it(file: Path) -> None:
+    lines = file.read_text().splitlines()
+    first = lines[1] if lines[0].startswith("# @package") else lines[0]
+    assert first.startswith("# ")
+    assert "python run.py" in first or "python scripts/" in first
+
+
+@needs_shared
+@pytest.mark.parametrize(
+    ("family", "draft", "template"), [("t5", "tiny", "{}"), ("llama", "small", "German: {} English:")]
+)
+def test_trained_checkpoints_decode_as_transformers_does(family: str, draft: str, template: str) -> None:
+    models = SHARED / "models"
+    rows = (SHARED / "data" / "multi30k" / "test.jsonl").read_text().splitlines()[:4]
+    prompts = [template.format(json.loads(row)["de"]) for row in rows]
+    target, small = str(models / f"{family}-large"), str(models / f"{family}-{draft}")
+    expected = [transformers_greedy(models / f"{family}-large", prompt, 40) for prompt in prompts]
+    for policy, knobs in (("vanilla", {}), ("speculative", {"window": 4}), ("bild", {"rollback": 0.69})):
+        decoder = bild_lab.load(target, small, policy, **knobs)
+        assert [decoder.generate(prompt, max_new_tokens=40).token_ids for prompt in prompts] == expected

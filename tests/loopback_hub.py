@@ -1,0 +1,161 @@
+"""A Hugging Face hub on the loopback interface, serving datasets and models from memory, also badly."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import urllib.parse
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from hashlib import sha1
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+REVISIONS = ("main", COMMIT, "refs/convert/parquet")
+REPOSITORY = Path(__file__).resolve().parents[1]
+NOTHING: Mapping[str, Mapping[str, bytes]] = {}
+_LOAD_ALL = """
+import json, sys
+from types import SimpleNamespace
+import huggingface_hub.file_download
+from bild_lab.lab.data import DatasetSpec, load_examples
+from bild_lab.errors import UserError
+huggingface_hub.file_download.time = SimpleNamespace(sleep=lambda seconds: None)  # it waits before each new try
+columns = dict(name="x", source_column="translation.de", reference_column="translation.en", metric="bleu")
+for fields in json.loads(sys.argv[1]):
+    try:
+        print([example.source for example in load_examples(DatasetSpec(**columns, **fields))])
+    except UserError as error:
+        print(" ".join(str(error).split()))
+"""
+
+
+def load_in_a_fresh_process(endpoint: str, home: Path, *specs: dict[str, str], token: str = "") -> list[str]:
+    """What each load of a dataset printed; the hub's libraries read their variables only once, at import."""
+    switches = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", "OMP_NUM_THREADS": "1"}
+    login = {} if token is None else {"HF_TOKEN": token}
+    inherited = {
+        name: value for name, value in os.environ.items() if name not in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+    }
+    environment = {**inherited, **switches, **login, "PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, "-c", _LOAD_ALL, json.dumps(specs)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@contextmanager
+def loopback_hub(
+    datasets: Mapping[str, Mapping[str, bytes]],
+    models: Mapping[str, Mapping[str, bytes]] = NOTHING,
+    gated: Collection[str] = (),
+    truncated: Collection[str] = (),
+    shortened: Collection[str] = (),
+) -> Iterator[str]:
+    """Serve `{"owner/name": {"data/test.jsonl": b"..."}}`; yields the endpoint's URL.
+
+    gated: repositories whose files want a login and a permission, which nobody has. truncated: names of files that
+    end before the length they announce. shortened: of those that announce, when asked for, half their length only.
+    """
+
+    class Handler(_HubHandler):
+        kinds = {"datasets": datasets, "models": models}
+        withheld, cut, halved = frozenset(gated), frozenset(truncated), frozenset(shortened)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _HubHandler(BaseHTTPRequestHandler):
+    kinds: Mapping[str, Mapping[str, Mapping[str, bytes]]] = {}
+    withheld: frozenset[str] = frozenset()
+    cut: frozenset[str] = frozenset()
+    halved: frozenset[str] = frozenset()
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        # a revision such as refs%2Fpr%2F1 is one segment
+        path = [urllib.parse.unquote(part) for part in urllib.parse.urlsplit(self.path).path.split("/")[1:]]
+        api = path[:1] == ["api"]
+        path = path[api:]
+        kind = path.pop(0) if path[:1] in (["datasets"], ["models"]) else "models"  # files of models have no prefix
+        repository, rest = "/".join(path[:2]), path[2:]
+        files = self.kinds[kind].get(repository)
+        if files is None:
+            return self._error("RepoNotFound")
+        if rest[:1] in (["resolve"], ["revision"], ["tree"]) and rest[1] not in REVISIONS:
+            return self._error("RevisionNotFound")
+        if api:
+            return self._api(repository, files, rest)
+        if repository in self.withheld:
+            return self._error("GatedRepo", 403 if "Authorization" in self.headers else 401)
+        return self._file(files, "/".join(rest[2:]))
+
+    do_HEAD = do_GET
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self._error("EntryNotFound")
+
+    def _api(self, repository: str, files: Mapping[str, bytes], rest: list[str]) -> None:
+        if rest[:1] == ["tree"]:
+            return self._tree(files, "/".join(rest[2:]))
+        siblings = [{"rfilename": path} for path in files]
+        gated = "auto" if repository in self.withheld else False
+        self._json({"id": repository, "sha": COMMIT, "siblings": siblings, "private": False, "gated": gated})
+
+    def _tree(self, files: Mapping[str, bytes], folder: str) -> None:
+        prefix = f"{folder}/" if folder else ""
+        inside = [path for path in files if path.startswith(prefix)]
+        if not inside:
+            return self._error("EntryNotFound")
+        entries: dict[str, dict[str, object]] = {}
+        recursive = "recursive=true" in self.path.lower()
+        for path in inside:
+            head, *tail = path.removeprefix(prefix).split("/")
+            if tail and not recursive:
+                entries[head] = {"type": "directory", "path": prefix + head, "size": 0, "oid": COMMIT}
+            else:
+                oid = sha1(files[path]).hexdigest()
+                entries[path] = {"type": "file", "path": path, "size": len(files[path]), "oid": oid}
+        self._json(list(entries.values()))
+
+    def _file(self, files: Mapping[str, bytes], path: str) -> None:
+        if path not in files:
+            return self._error("EntryNotFound")
+        headers = {"ETag": f'"{sha1(files[path]).hexdigest()}"', "X-Repo-Commit": COMMIT}
+        if path in self.cut and self.command == "GET":
+            self.close_connection = True
+            return self._reply(200, files[path], headers, sent=len(files[path]) // 2)
+        if path in self.halved and self.command == "GET":
+            return self._reply(200, files[path][: len(files[path]) // 2], headers)
+        self._reply(200, files[path], headers)
+
+    def _json(self, value: object) -> None:
+        self._reply(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
+
+    def _error(self, code: str, status: int = 404) -> None:
+        self._reply(status, b"{}", {"X-Error-Code": code})
+
+    def _reply(self, status: int, body: bytes, headers: Mapping[str, str], sent: int | None = None) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body[:sent])
+
+    def log_message(self, *arguments: object) -> None:
+        """Stay silent."""

@@ -1,0 +1,230 @@
+"""Match rates: counted as a naive program without caches counts them, at all positions, layers and k."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import PreTrainedModel
+
+import scripts.match_rates
+from bild_lab.engine.adapters.layer_heads import LayerHeads
+from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.native import NativeModel
+from bild_lab.engine.ppd.pipeline import PredictivePipeline
+from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.trace import Trace
+from bild_lab.errors import UserError
+from bild_lab.papers.match_rates import TOTAL, MatchRates, MatchSpec, grouped, layers_of, measure_match_rates
+from tests.policies import FAMILIES, in_memory
+from tests.tiny import END, PAD, START, VOCABULARY, save, tiny_llama, tiny_t5
+
+LONGEST, LAYERS, TOP_KS = 7, (1, 2, 3), (1, 3, 5)
+MODELS = {"t5": tiny_t5, "llama": tiny_llama}
+Command = Callable[..., tuple[int, str]]
+
+
+def spec(**changes: object) -> MatchSpec:
+    return MatchSpec(**{"layers": LAYERS, "top_k": TOP_KS, "heads": "shared", "positions": 2, **changes})
+
+
+def prompts(family: str) -> list[list[int]]:
+    chance = np.random.default_rng(1)
+    found = [chance.integers(3, VOCABULARY, chance.integers(2, 6)).tolist() for _ in range(6)]
+    return [[*words, END] if family == "t5" else [START, *words] for words in found]
+
+
+def requests(family: str) -> list[Request]:
+    sources = [Source((PAD,), torch.tensor([ids])) if family == "t5" else Source(tuple(ids)) for ids in prompts(family)]
+    return [Request(source, Limits(len(source.prompt), LONGEST, frozenset([END]))) for source in sources]
+
+
+def states_of(model: PreTrainedModel, family: str, prompt: list[int], text: list[int]) -> list[torch.Tensor]:
+    """What every layer puts out at the last token, the whole text run anew; the last one's behind the final norm."""
+    if family == "t5":
+        ids = {"input_ids": torch.tensor([prompt]), "decoder_input_ids": torch.tensor([[PAD, *text]])}
+        states = model(**ids, output_hidden_states=True).decoder_hidden_states
+    else:
+        states = model(input_ids=torch.tensor([[*prompt, *text]]), output_hidden_states=True).hidden_states
+    return [state[0, -1] for state in states[1:]]
+
+
+@torch.no_grad()
+def naive_counts(model: PreTrainedModel, family: str) -> tuple[Counter, Counter]:
+    """Matches by layer, k and position, and tokens by position, each token decoded from nothing."""
+    matches, tokens = Counter(), Counter()
+    scale = model.config.d_model**-0.5 if family == "t5" else 1.0
+    norm = model.decoder.final_layer_norm if family == "t5" else model.model.norm
+    for prompt in prompts(family):
+        text: list[int] = []
+        while len(text) < LONGEST and END not in text:
+            states = states_of(model, family, prompt, text)
+            token = int(model.lm_head(states[-1] * scale).argmax())
+            tokens[len(text)] += 1
+            for layer in LAYERS:
+                best = model.lm_head(norm(states[layer - 1]) * scale).argsort(descending=True).tolist()
+                for k in TOP_KS:
+                    matches[layer, k, len(text)] += token in best[:k]
+            text.append(token)
+    return matches, tokens
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_matches_are_those_of_a_program_without_caches(family: str) -> None:
+    model = MODELS[family](3, 4)
+    expected, tokens = naive_counts(model, family)
+    found = measure_match_rates(in_memory(model, "native"), requests(family), spec(positions=1))
+    rows = {(row.layer, row.top_k, row.position): row for row in found.rows()}
+    assert len(rows) == len(LAYERS) * len(TOP_KS) * (len(tokens) + 1)
+    for (layer, k, place), matched in expected.items():
+        row = rows[layer, k, str(place + 1)]
+        assert (row.matches, row.count) == (matched, tokens[place])
+    for layer in LAYERS:
+        for k in TOP_KS:
+            row, every = rows[layer, k, TOTAL], [expected[layer, k, place] for place in tokens]
+            assert (row.matches, row.count) == (sum(every), sum(tokens.values()))
+            assert row.rate == sum(every) / sum(tokens.values()) and 0 < row.rate < 1
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_behind_the_last_layer_every_first_choice_matches(family: str) -> None:
+    found = measure_match_rates(in_memory(MODELS[family](3, 2), "native"), requests(family), spec(layers=(2,)))
+    assert {row.rate for row in found.rows()} == {1.0}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_pipeline_finds_the_same_matches(family: str) -> None:
+    """Its texts end without a prediction of the last token, which the rates count too."""
+    target = in_memory(MODELS[family](3, 4), "native")
+    found = measure_match_rates(target, requests(family), spec(layers=(2, 3), top_k=(2, 4), positions=1))
+    for i, layer in enumerate((2, 3)):
+        for j, k in enumerate((2, 4)):
+            for text, request in enumerate(requests(family)):
+                trace = Trace()
+                PredictivePipeline(target, layer, k).decode(request, trace)
+                tokens = found.counts[text].sum()
+                assert found.matches[text, 0, i, j, : tokens - 1].tolist() == trace.pipeline.matches
+
+
+def test_several_kinds_of_heads_see_the_same_texts(tmp_path: Path) -> None:
+    save(tiny_llama(3, 4), tmp_path / "llama")
+    target = native(tmp_path / "llama")
+    fresh = LayerHeads.fresh(target.decoder, {"fingerprint": target.checkpoint.fingerprint}, LAYERS)
+    fresh.save(tmp_path / "fresh")
+    with torch.no_grad():
+        fresh.matrices[1].neg_()  # of layer 2
+    fresh.save(tmp_path / "spoilt")
+    names = ("shared", str(tmp_path / "fresh"), str(tmp_path / "spoilt"))
+    every = spec(layers=None, heads=[*names, "shared"])
+    assert layers_of(every, target) == LAYERS and every.heads == names
+    found = measure_match_rates(target, requests("llama"), every)
+    shared, same, spoilt = (found.matches[:, index] for index in range(3))
+    assert (shared == same).all() and (shared[:, [0, 2]] == spoilt[:, [0, 2]]).all()
+    assert spoilt[:, 1].sum() < shared[:, 1].sum()
+
+
+def test_positions_are_counted_in_groups_and_the_last_may_be_short() -> None:
+    values = np.array([[1, 1, 0, 1, 1], [0, 0, 0, 0, 1]])
+    assert grouped(values, 2, 4).tolist() == [[2, 1, 1, 0], [0, 0, 1, 0]]
+    found = MatchRates(("shared",), (4,), (1,), 2, values[:, None, None, None], np.ones((2, 5), int))
+    assert [row.position for row in found.rows()] == ["1-2", "3-4", "5-6", "7-8", "9-10", TOTAL]
+    assert [row.matches for row in found.rows()] == [1, 1, 0, 1, 2, 5]
+
+
+def test_intervals_are_over_texts_not_tokens() -> None:
+    """Two kinds of texts, all matches or none: a thousand tokens in ten texts tell as little as ten texts do."""
+    matches = np.zeros((10, 1, 1, 1, 1), int)
+    matches[:5] = 100
+    found = MatchRates(("shared",), (4,), (1,), 100, matches, np.full((10, 1), 100))
+    (total,) = found.totals()
+    assert total["rate"] == 0.5
+    assert total["low"] <= 0.3 and total["high"] >= 0.7
+    assert {total[key] * 10 % 1 for key in ("low", "high")} == {0.0}
+
+
+def native(path: Path) -> NativeModel:
+    return NativeModel(Checkpoint(str(path)), torch.device("cpu"), torch.float32)
+
+
+@pytest.fixture
+def command(command: Command) -> Command:
+    """Runs scripts/match_rates.py in an empty folder; returns its exit code and everything it printed."""
+    return partial(command, scripts.match_rates, config="match_rates")
+
+
+def words(checkpoints: Path, data: Path) -> list[str]:
+    model = f"model.path={checkpoints / 'llama'}"
+    return ["name=match", model, "dataset=multi30k", f"dataset.path={data}", "decoding.max_new_tokens=6"]
+
+
+def test_the_script_leaves_a_table_a_figure_and_its_settings(command: Command, checkpoints: Path, data: Path) -> None:
+    line = [*words(checkpoints, data), "layers=[1,2]", "top_k=[1,3]", "positions=4"]
+    code, printed = command(*line)
+    assert code == 0, printed
+    folder = Path("outputs/match")
+    assert sorted(file.name for file in folder.iterdir()) == ["match_rates.csv", "match_rates.png", "metrics.json"]
+    with (folder / "match_rates.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert list(rows[0]) == ["layer", "top_k", "heads", "position", "matches", "count", "rate"]
+    assert [row["position"] for row in rows[:3]] == ["1-4", "5-8", "all"] and len(rows) == 2 * 2 * 3
+    metrics = json.loads((folder / "metrics.json").read_text())
+    assert metrics["texts"] == 6 and metrics["tokens"] == int(rows[2]["count"])
+    assert metrics["totals"][-1]["rate"] == float(rows[-1]["rate"]) == 1.0  # the last layer has it among three
+    assert all(total["low"] <= total["rate"] <= total["high"] for total in metrics["totals"])
+    assert "100.0 [100.0, 100.0]" in printed and "6 texts" in printed
+    assert Image.open(folder / "match_rates.png").size == (1500, 720)
+    before = (folder / "match_rates.csv").read_bytes()
+    assert command(*line)[0] == 0 and (folder / "match_rates.csv").read_bytes() == before
+    code, printed = command(*line, "positions=2")
+    assert code == 2 and "outputs/match holds match rates with positions=4, these have 2; choose another" in printed
+    assert (folder / "match_rates.csv").read_bytes() == before
+
+
+BAD_INPUT = {
+    "a layer too deep": (["layers=[1,3]"], "layers must lie within the model's 2, got [1, 3]"),
+    "no layer": (["layers=[]"], "layers must list whole numbers, such as [4,6,8], got []"),
+    "layer nought": (["layers=[0]"], "each of layers must be a whole number >= 1, got 0"),
+    "k beyond the vocabulary": (["top_k=[1,41]"], "top_k must be at most the target's vocabulary of 40 tokens, got 41"),
+    "k of one number": (["top_k=3"], "top_k must list whole numbers, such as [1,3,5], got 3"),
+    "no heads": (["heads=null"], "heads must be shared, a folder of trained heads, or several, got None"),
+    "a folder without heads": (["heads=nowhere"], "nowhere is no folder of per-layer heads"),
+    "heads of another model": (["heads=others"], "the heads others were trained for elsewhere, whose weights are not"),
+    "a layer without a head": (["heads=own", "layers=[2]"], "layers must be ones that own has heads for, [1], got [2]"),
+    "no length": (["decoding.max_new_tokens=0"], "decoding.max_new_tokens must be a whole number >= 1, got 0"),
+    "a foreign table": (["name=taken"], "outputs/taken/match_rates.csv is in the way"),
+    "a folder of something else": (["name=trained"], "outputs/trained/metrics.json is not of match rates"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input_gives_one_line_and_leaves_nothing(
+    case: str, command: Command, checkpoints: Path, data: Path
+) -> None:
+    target = native(checkpoints / "llama")
+    for name, fingerprint in (("own", target.checkpoint.fingerprint), ("others", "other weights")):
+        LayerHeads.fresh(target.decoder, {"path": "elsewhere", "fingerprint": fingerprint}, [1]).save(name)
+    before = {Path("outputs/taken/match_rates.csv"): "mine", Path("outputs/trained/metrics.json"): '{"loss": 1}'}
+    for file, content in before.items():
+        file.parent.mkdir(parents=True)
+        file.write_text(content)
+    changed, message = BAD_INPUT[case]
+    code, printed = command(*words(checkpoints, data), *changed)
+    assert code == 2 and message in printed, printed
+    assert len(printed.strip().splitlines()) == 1
+    assert {path: path.read_text() for path in Path("outputs").rglob("*.*")} == before
+
+
+def test_heads_for_different_layers_have_to_be_measured_one_by_one(checkpoints: Path, tmp_path: Path) -> None:
+    target = native(checkpoints / "llama")
+    for layer in (1, 2):
+        LayerHeads.fresh(target.decoder, {}, [layer]).save(tmp_path / str(layer))
+    with pytest.raises(UserError, match="no layer has heads in all of .*; measure them one by one"):
+        layers_of(spec(layers=None, heads=[str(tmp_path / "1"), str(tmp_path / "2")]), target)

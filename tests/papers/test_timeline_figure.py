@@ -1,0 +1,189 @@
+"""Tests of the trace diagram: what its lanes hold, which points get one, and the script that draws it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib
+import pytest
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from PIL import Image
+
+import run
+from bild_lab.errors import UserError
+from bild_lab.lab.results.groups import by_setting
+from bild_lab.lab.results.records import Sweep
+from bild_lab.papers.timeline_figure import Lane, TimedRound, draw_lane, draw_trace, picture_of, readable, telling
+from bild_lab.report.style import STAGE_COLOURS
+from scripts import trace_diagram
+from tests.report.sample import sample_baseline, sample_drafted, sample_sweep
+
+Rounds = list[tuple[list[int], int, int]]  # drafted tokens, how many stand, calls of the drafter
+
+
+def example(rounds: Rounds, tokens: int, verified: bool = True, name: str = "test-0") -> dict:
+    """A row whose stages take a second each, with one between them; `verified`: the last round is too."""
+    stages = ["prefill", *["draft", "verify"] * len(rounds)]
+    spans = [(stage, 2 * index, 2 * index + 1) for index, stage in enumerate(stages)]
+    return {
+        "id": name,
+        "token_ids": list(range(tokens)),
+        "rounds": [{"drafted": one, "accepted": kept, "draft_calls": calls} for one, kept, calls in rounds],
+        "spans": spans if verified else spans[:-1],
+    }
+
+
+ALONE: Rounds = [([], 0, 0)] * 6
+DRAFTED: Rounds = [([5, 6, 7], 3, 3), ([5, 6, 7], 0, 3)]
+
+
+def write(sweep: Sweep, *points: tuple[dict, list[dict]]) -> Sweep:
+    for result, rows in points:
+        sweep.write_point(result["point"], "", result, rows)
+    return sweep
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Sweep:
+    """The baseline and two windows on one example."""
+    drafted = [
+        (sample_drafted("speculative", {"window": window}, speedup, 0.0, (0.8, 1.0)), [example(DRAFTED, 5)])
+        for window, speedup in ((3, 1.6), (7, 1.3))
+    ]
+    return write(Sweep(tmp_path / "sweep"), (sample_baseline(), [example(ALONE, 6)]), *drafted)
+
+
+def test_a_lane_holds_every_call_and_the_tokens_so_far(sweep: Sweep) -> None:
+    lane = picture_of(sweep).lanes[-1]
+    assert (lane.policy, lane.knobs) == ("speculative", "window\N{NO-BREAK SPACE}3")
+    assert lane.prefill == (0, 1000)
+    assert lane.rounds == (
+        TimedRound(draft=(2000, 3000), cells=3, verify=(4000, 5000), emitted=4, rejected=False),
+        TimedRound(draft=(6000, 7000), cells=3, verify=(8000, 9000), emitted=5, rejected=True),
+    )
+    assert lane.end == 9000
+
+
+def test_the_baseline_comes_first_and_the_fastest_last(sweep: Sweep) -> None:
+    lanes = picture_of(sweep).lanes
+    assert [(lane.policy, lane.knobs[-1:]) for lane in lanes] == [
+        ("vanilla", ""),
+        ("speculative", "7"),
+        ("speculative", "3"),
+    ]
+    assert [one.cells for one in lanes[0].rounds] == [0] * 6  # nothing was drafted
+
+
+def test_a_tail_that_nobody_verified_counts_its_drafted_tokens_alone(tmp_path: Path) -> None:
+    row = example([([5, 6, 7], 3, 4), ([5, 6], 2, 2)], 6, verified=False)
+    (lane,) = picture_of(write(Sweep(tmp_path), (sample_drafted("bild", {}, 1.5, 0.0, (0.8, 1.0)), [row]))).lanes
+    assert lane.rounds[-1] == TimedRound(draft=(6000, 7000), cells=2, verify=None, emitted=6, rejected=False)
+    assert lane.end == 7000
+
+
+def test_a_drafter_without_a_model_has_one_cell_a_draft_and_a_cut_text_its_own_length(tmp_path: Path) -> None:
+    row = example([([5, 6, 7], 3, 0)], 2)
+    (lane,) = picture_of(write(Sweep(tmp_path), (sample_drafted("ngram", {}, 1.5, 0.0, (0.8, 1.0)), [row]))).lanes
+    assert [(one.cells, one.emitted) for one in lane.rounds] == [(1, 2)]
+
+
+def test_of_many_points_the_baseline_and_five_telling_ones_have_a_lane() -> None:
+    (group,) = by_setting(sample_sweep())
+    chosen = telling(group)
+    assert len(chosen) == 6
+    assert chosen[0]["policy"] == "vanilla"
+    assert {result["policy"] for result in chosen} > {"bild", "speculative"}
+    speedups = [result["speedup"]["value"] for result in chosen[1:]]
+    assert speedups == sorted(speedups)
+
+
+def test_the_example_is_of_median_length_unless_one_is_named(tmp_path: Path) -> None:
+    rows = [example(ALONE, tokens, name=f"test-{tokens}") for tokens in (9, 2, 5)]
+    sweep = write(Sweep(tmp_path), (sample_baseline(), rows))
+    assert picture_of(sweep).example == "test-5"
+    assert picture_of(sweep, "test-9").lanes[0].rounds[-1].emitted == 6
+    with pytest.raises(UserError, match=r"example 'test-7' is wanted .* got test-9, test-2, test-5"):
+        picture_of(sweep, "test-7")
+
+
+def test_points_of_other_settings_and_without_spans_have_no_lane(sweep: Sweep) -> None:
+    old = example(DRAFTED, 5)
+    del old["spans"]
+    elsewhere = sample_drafted("bild", {"fallback": 0.5}, 1.5, 0.0, (0.8, 1.0), setting={"dtype": "float32"})
+    untraced = sample_drafted("bild", {"fallback": 0.6}, 1.5, 0.0, (0.8, 1.0))
+    picture = picture_of(write(sweep, (elsewhere, [example(DRAFTED, 5)]), (untraced, [old])))
+    assert {lane.policy for lane in picture.lanes} == {"vanilla", "speculative"}
+    assert picture.left_out == 1  # the one that was traced
+
+
+def test_a_sweep_without_spans_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"measure\.traced_examples=1"):
+        picture_of(Sweep(tmp_path))
+
+
+def test_the_bars_of_a_lane_lie_where_the_calls_were() -> None:
+    rounds = (TimedRound((1.0, 4.0), 3, (4.0, 6.0), 2, True), TimedRound((6.5, 7.0), 0, (7.0, 9.0), 3, False))
+    axes = Figure().add_subplot()
+    draw_lane(axes, 0, Lane("bild", "window 3", (0.0, 1.0), rounds), points_per_ms=20)
+    bars = {
+        to_hex(one.get_facecolor()[0]).upper(): [tuple(path.get_extents().intervalx) for path in one.get_paths()]
+        for one in axes.collections
+        if one.get_paths()
+    }
+    assert bars == {
+        STAGE_COLOURS["prefill"]: [(0, 1)],
+        STAGE_COLOURS["draft"]: [(1, 2), (2, 3), (3, 4)],
+        STAGE_COLOURS["verify"]: [(4, 6), (7, 9)],
+    }
+    assert [list(line.get_xdata()) for line in axes.lines] == [[5.0]]  # the refused draft, under its verification
+    assert [(text.get_position()[0], text.get_text()) for text in axes.texts if text.get_text().isdigit()] == [
+        (6.0, "2"),
+        (9.0, "3"),
+    ]
+
+
+def test_counts_that_would_overlap_are_left_out_but_never_the_last() -> None:
+    assert readable([(0.0, 1), (4.0, 2), (7.0, 3), (8.0, 4)], gap=3.0) == [(0.0, 1), (4.0, 2), (8.0, 4)]
+
+
+def test_the_picture_is_a_small_png_that_grows_with_its_lanes(sweep: Sweep, tmp_path: Path) -> None:
+    draw_trace(picture_of(sweep), tmp_path / "new" / "trace.png")
+    width, height = Image.open(tmp_path / "new" / "trace.png").size
+    assert (width, height) == (1500, 568)
+    assert (tmp_path / "new" / "trace.png").stat().st_size < 150_000
+    assert matplotlib.rcParams["text.parse_math"]  # the style is not left behind
+
+
+def test_a_run_keeps_the_spans_of_traced_examples_and_the_script_draws_them(
+    command: Callable, checkpoints: Path, data: Path
+) -> None:
+    pair = [f"pair.target={checkpoints / 't5'}", f"pair.draft={checkpoints / 't5-draft'}", "name=tested"]
+    small = ["dataset=multi30k", f"dataset.path={data}", "dataset.limit=3", "decoding.max_new_tokens=8"]
+    quick = ["measure.repeats=1", "measure.warmup=0", "measure.traced_examples=2", "measure.baseline=null"]
+    code, printed = command(run, *pair, *small, *quick, "policy=speculative", "policy.window=3")
+    assert code == 0, printed
+    (file,) = Path("outputs/tested/points").glob("*/examples.jsonl")
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert ["spans" in row for row in rows] == [True, True, False]
+    for row in rows[:2]:
+        stages = [stage for stage, _, _ in row["spans"]]
+        assert stages == ["prefill", *["draft", "verify"] * len(row["rounds"])]
+        assert all(round(moment, 6) == moment for _, *span in row["spans"] for moment in span)
+        assert [one["draft_calls"] for one in row["rounds"]] == [len(one["drafted"]) for one in row["rounds"]]
+    assert command(trace_diagram, "outputs/tested", "--example", "test-1") == (
+        0,
+        "outputs/tested/trace.png shows example test-1\n",
+    )
+    assert Image.open("outputs/tested/trace.png").size[0] == 1500
+    code, printed = command(trace_diagram, "outputs/tested", "--output", "there/one.png")
+    assert code == 0 and Path("there/one.png").is_file(), printed
+
+
+def test_the_script_refuses_a_folder_that_is_no_sweep(command: Callable) -> None:
+    code, printed = command(trace_diagram, "outputs/nothing")
+    assert code == 2
+    assert "outputs/nothing holds no traced example" in printed
+    assert not Path("outputs").exists()

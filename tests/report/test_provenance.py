@@ -1,0 +1,38 @@
+"""Tests of what the report says about where points came from."""
+
+from bild_lab.report.provenance import notes, origins
+from tests.report.sample import ENVIRONMENT, sample_result
+
+
+def measured(fallback: float, **environment: object) -> dict:
+    return sample_result("bild", {"fallback": fallback}, 1.5, environment={**ENVIRONMENT, **environment})
+
+
+def test_points_of_one_place_need_no_table_and_no_note():
+    results = [measured(0.2), measured(0.4)]
+    assert origins(results) == [] and notes(results) == []
+    assert origins([]) == [] and notes([]) == []
+
+
+def test_places_are_told_by_what_differs_alone():
+    results = [measured(0.2), measured(0.4, git="def5678"), measured(0.6, git="def5678", torch="2.14.0")]
+    assert origins(results) == [
+        {"git": "abc1234", "torch": "2.13.0", "points": "1"},
+        {"git": "def5678", "torch": "2.13.0", "points": "1"},
+        {"git": "def5678", "torch": "2.14.0", "points": "1"},
+    ]
+    assert notes(results) == ["The points come from 3 places, which differ in git, torch."]
+
+
+def test_a_place_that_is_not_known_is_a_place_of_its_own():
+    assert origins([measured(0.2), measured(0.4, host="a"), measured(0.6, host="a")]) == [
+        {"host": "–", "points": "1"},
+        {"host": "a", "points": "2"},
+    ]
+
+
+def test_shared_devices_and_older_measurements_are_told():
+    results = [measured(0.2, shared_device=True), measured(0.4, shared_device=False), measured(0.6)]
+    first, second = notes(results, older=3)
+    assert first.startswith("1 of 3 points was timed beside other jobs on the same device")
+    assert second == "3 older measurements of these points are kept in the folder, not shown."

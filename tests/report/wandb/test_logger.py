@@ -1,0 +1,138 @@
+"""Tests of the Weights & Biases logger: offline runs, and the way there when nothing can be reached."""
+
+import logging
+import time
+
+import pytest
+
+from bild_lab.errors import UserError
+from bild_lab.lab.results.records import Sweep
+from bild_lab.report.wandb.logger import NoLogger, WandbLogger, flat_metrics
+from bild_lab.report.wandb.panels import panels
+from tests.report.sample import sample_baseline, sample_drafted, sample_result
+from tests.report.wandb.wandb_files import OfflineRun, read_run, table
+
+
+@pytest.fixture(autouse=True)
+def _no_account(monkeypatch, tmp_path):
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HOME", "NETRC", "WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # nobody listens there
+
+
+def logger(directory, mode):
+    return WandbLogger("bild_lab", None, group="first", mode=mode, tags=["test"], directory=str(directory))
+
+
+def offline_runs(directory):
+    return sorted(path.name.rsplit("-", 1)[1] for path in (directory / "wandb").glob("offline-run-*"))
+
+
+def written_by_the_service(file, awaited, seconds=30.0):
+    """What the file holds once wandb's own process, which writes it, has got to the awaited word."""
+    deadline = time.monotonic() + seconds
+    while awaited not in (content := file.read_bytes()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return content
+
+
+def test_every_point_becomes_an_offline_run_under_the_outputs(tmp_path):
+    results = [sample_baseline(), sample_result("bild", {"fallback": 0.5}, 1.5)]
+    offline = logger(tmp_path / "outputs" / "first", "offline")
+    for result in results:
+        offline.log_point(result, {"policy": {"fallback": 0.5}})
+    assert offline_runs(tmp_path / "outputs" / "first") == sorted(result["point"] for result in results)
+    (written,) = (tmp_path / "outputs" / "first" / "wandb").glob(f"offline-run-*-{results[1]['point']}/*.wandb")
+    content = written_by_the_service(written, b"speedup/value")
+    assert b"first" in content
+    assert b"speedup/value" in content
+
+
+def ended_run(file) -> OfflineRun:
+    """The run, once wandb's own process, which writes it, has ended it."""
+    deadline = time.monotonic() + 30
+    while not (run := read_run(file)).ended and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return run
+
+
+def test_an_offline_run_read_back_holds_group_config_summary_tables_and_curves(tmp_path):
+    result = sample_drafted("bild", {"fallback": 0.5, "window": 3}, 1.6, 0.1, (0.8, 0.5))
+    rows = [
+        {
+            "id": name,
+            "prediction": f"text of {name}",
+            "token_ids": [5, 1],
+            "latency_s": [0.1, 0.4, 0.2],
+            "baseline_prediction": "text of a",
+            "baseline_token_ids": [5, 1] if name == "a" else [6, 1],
+            "baseline_latency_s": [0.3, 0.3, 0.9],
+            "rounds": [],
+        }
+        for name in ("a", "b")
+    ]
+    Sweep(tmp_path).write_point(result["point"], "", result, rows)
+    logger(tmp_path, "offline").log_point(result, {"policy": {"fallback": 0.5}})
+    (file,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
+    run = ended_run(file)
+    assert (run.id, run.group) == (result["point"], "first")
+    assert run.config["policy"] == {"fallback": 0.5}
+    assert run.config["composition"] == result["composition"]
+    assert (run.summary["relative_latency"], run.summary["quality/value"]) == (1 / 1.6, 41.1)
+    (row,) = table(file, run, "points")["data"]
+    point = dict(zip(table(file, run, "points")["columns"], row, strict=True))
+    assert (point["policy"], point["knobs"], point["speedup"]) == ("bild", "fallback 0.5, window 3", 1.6)
+    assert table(file, run, "examples") == {
+        "columns": [
+            *("id", "prediction", "baseline_prediction", "same_output"),
+            *("tokens", "latency_s", "baseline_latency_s"),
+        ],
+        "data": [
+            ["a", "text of a", "text of a", True, 2, 0.2, 0.3],
+            ["b", "text of b", "text of a", False, 2, 0.2, 0.3],
+        ],
+    }
+    assert table(file, run, "acceptance_by_position_table")["data"] == [[1, 0.86], [2, 0.83], [3, 0.8]]
+    place = table(file, run, "quality_against_latency_table")["data"]
+    assert place == [[1 / 1.6, 41.1, "bild fallback 0.5, window 3"]]
+    charts = {key: chart["panel_config"]["panelDefId"] for key, chart in run.config["_wandb"]["visualize"].items()}
+    assert charts == {
+        "acceptance_by_position": "wandb/line/v0",
+        "quality_against_latency": "wandb/scatter/v0",
+    }
+
+
+def test_what_a_point_does_not_have_is_no_panel():
+    alone = sample_result("bild", {}, None, setting={"baseline": None})
+    assert set(panels(alone, [])) == {"points"}
+    assert set(panels(sample_baseline(), [])) == {"points", "quality_against_latency"}
+
+
+def test_an_online_run_that_cannot_start_falls_back_to_offline_with_a_warning(tmp_path, caplog):
+    online = logger(tmp_path, "online")
+    with caplog.at_level(logging.WARNING):
+        online.log_point(sample_baseline(), {})
+        online.log_point(sample_result("bild", {}, 1.5), {})
+    warnings = [record.message for record in caplog.records if record.name == "bild_lab.report.wandb.logger"]
+    assert len(warnings) == 1  # the second point does not try again
+    assert "logged offline" in warnings[0]
+    assert len(offline_runs(tmp_path)) == 2
+
+
+def test_metrics_are_flat_and_missing_ones_are_left_out():
+    metrics = flat_metrics(sample_baseline())
+    assert (metrics["quality/value"], metrics["speedup/value"], metrics["stages_s/draft"]) == (41.0, 1.0, 0.0)
+    assert not {"acceptance_rate", "quality/difference", "quality/extra", "policy", "setting/seed"} & set(metrics)
+
+
+def test_an_unknown_mode_is_refused_with_a_remedy(tmp_path):
+    with pytest.raises(UserError, match="wants online or offline, got disabled; to log nowhere use logger=none"):
+        logger(tmp_path, "disabled")
+
+
+def test_no_logger_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    NoLogger().log_point(sample_baseline(), {})
+    assert list(tmp_path.iterdir()) == []
