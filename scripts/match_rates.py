@@ -80,7 +80,7 @@ def native_target(cfg: DictConfig) -> NativeModel:
     if (reason := why_not_native(checkpoint.config, dtype)) is not None:
         raise UserError(
             f"match rates need a model whose layers we run ourselves, but of {checkpoint.path} {reason}; "
-            "choose a T5, mT5, Llama, Mistral or Qwen2"
+            "choose a T5, mT5, Llama, Mistral, Qwen2, Qwen3 or Gemma 3 text model"
         )
     return NativeModel(checkpoint, resolve_device(cfg.runtime.device), dtype)
 

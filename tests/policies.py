@@ -22,6 +22,7 @@ from tests.engine.drafters.tables import ngram_table
 from tests.tiny import tiny_tokenizer
 
 FAMILIES = ("t5", "llama")
+WINDOWED = ("qwen3", "gemma3")  # families of which some layers see a window only
 LOSSLESS_RULES = {
     "bild_lab.engine.acceptance.ExactMatch",
     "bild_lab.engine.acceptance.RejectionSampling",

@@ -9,7 +9,7 @@ import torch
 
 from bild_lab.engine.adapters.bita import BitaAdapter
 from bild_lab.engine.models.hf import HuggingFaceModel
-from bild_lab.engine.models.native.llama import sliding_window
+from bild_lab.engine.models.native.families import sliding_window
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import Prefix, Session
 from bild_lab.errors import UserError

@@ -21,7 +21,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.build import build_method
 from bild_lab.lab.config import compose_policy
 from tests.engine.lossless.test_random_models import random_source, random_target
-from tests.policies import in_memory
+from tests.policies import FAMILIES, WINDOWED, in_memory
 from tests.tiny import START
 
 PROMPT = "ein Hund läuft im Wasser"
@@ -42,7 +42,7 @@ def alone(decoder, request: Request, tokens: list[int], layers: tuple[int, ...])
     return decoder.logits(decoder.run(decoder.embed(torch.tensor(whole)), rows, cache, *memory, layers=layers)[-1:])
 
 
-@pytest.mark.parametrize("family", ["t5", "llama"])
+@pytest.mark.parametrize("family", [*FAMILIES, *WINDOWED])
 @torch.inference_mode()
 def test_an_early_exit_scores_as_its_layers_alone(checkpoints: Path, family: str) -> None:
     loaded, request = target_of(checkpoints, family)
@@ -57,7 +57,7 @@ def test_an_early_exit_scores_as_its_layers_alone(checkpoints: Path, family: str
     torch.testing.assert_close(view.extend([12]).logits, alone(session.decoder, request, [9, 10, 12], (0,)))
 
 
-@pytest.mark.parametrize("family", ["t5", "llama"])
+@pytest.mark.parametrize("family", [*FAMILIES, *WINDOWED])
 @torch.inference_mode()
 def test_a_layer_skip_reads_the_whole_targets_cache(checkpoints: Path, family: str) -> None:
     loaded, request = target_of(checkpoints, family)
@@ -73,7 +73,7 @@ def test_a_layer_skip_reads_the_whole_targets_cache(checkpoints: Path, family: s
     assert view._layers == tuple(range(1, len(decoder.layers)))
 
 
-@pytest.mark.parametrize("family", ["t5", "llama"])
+@pytest.mark.parametrize("family", [*FAMILIES, *WINDOWED])
 @pytest.mark.parametrize("policy", ["bild_early_exit", "early_exit_speculative", "layer_skip"])
 def test_what_a_view_drafts_leaves_the_targets_text_as_it_was(checkpoints: Path, family: str, policy: str) -> None:
     plain = bild_lab.load(str(checkpoints / family), policy="vanilla", dtype="float64")
@@ -109,7 +109,7 @@ def spied(model: NativeModel, patch: pytest.MonkeyPatch) -> Work:
     return work
 
 
-@pytest.mark.parametrize("family", ["t5", "llama"])
+@pytest.mark.parametrize("family", [*FAMILIES, *WINDOWED])
 @pytest.mark.parametrize("exit_layer", [1, 2, 3])
 @pytest.mark.parametrize("policy", ["bild_early_exit", "early_exit_speculative"])
 def test_no_layer_runs_a_token_twice(
@@ -178,7 +178,7 @@ ROUNDS = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("exit_layer", [1, 2, 3])
-@pytest.mark.parametrize("family", ["t5", "llama"])
+@pytest.mark.parametrize("family", [*FAMILIES, *WINDOWED])
 @torch.inference_mode()
 def test_going_on_scores_as_running_everything_does(family: str, exit_layer: int, dtype: torch.dtype) -> None:
     target = in_memory(random_target(family, 3).to(dtype), "native")

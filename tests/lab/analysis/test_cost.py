@@ -11,6 +11,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
     BartConfig,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GPT2Config,
     LlamaConfig,
     LlamaForCausalLM,
@@ -20,6 +22,8 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -55,11 +59,16 @@ ARCHITECTURES: dict[str, Callable[[], PreTrainedModel]] = {
     "llama": lambda: tiny_llama(0),
     "llama with wide heads": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, head_dim=16)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, tie_word_embeddings=True)),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16)),
+    "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, head_dim=16)),
 }
 WINDOWED: dict[str, Callable[[], PreTrainedModel]] = {
     "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, head_dim=None, sliding_window=9)),
     "qwen2, first layer sees all": lambda: Qwen2ForCausalLM(
         Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=9, max_window_layers=1)
+    ),
+    "gemma3, last layer sees all": lambda: Gemma3ForCausalLM(
+        Gemma3TextConfig(**SIZES, head_dim=8, sliding_window=9, sliding_window_pattern=3)
     ),
 }
 ENGINES = ("hf", "native")
@@ -130,7 +139,13 @@ def test_flops_are_those_that_pytorch_counts(name: str, engine: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "engine", "windowed_layers"),
-    [("mistral", "hf", 3), ("mistral", "native", 3), ("qwen2, first layer sees all", "hf", 2)],
+    [
+        ("mistral", "hf", 3),
+        ("mistral", "native", 3),
+        ("qwen2, first layer sees all", "hf", 2),
+        ("qwen2, first layer sees all", "native", 2),
+        ("gemma3, last layer sees all", "native", 2),
+    ],
 )
 def test_a_sliding_window_leaves_out_the_keys_that_kernels_mask(name: str, engine: str, windowed_layers: int) -> None:
     counts, forwards = steps_of(engine, make(name))
@@ -242,7 +257,7 @@ def test_an_unknown_architecture_is_refused_by_name() -> None:
     assert knows(LLAMA) and knows(T5)
     for config in (GPT2Config(), BartConfig()):
         assert not knows(config)
-        with pytest.raises(UserError, match=f"known for t5, mt5, llama, mistral, qwen2, got {config.model_type}"):
+        with pytest.raises(UserError, match=f"known for t5, .*, qwen3, gemma3_text, got {config.model_type}"):
             total([Forward(LLAMA, 1), Forward(config, 1)], 2)
 
 
@@ -360,7 +375,7 @@ PARTIAL: list[tuple[str, dict[str, object]]] = [
 ]
 
 
-@pytest.mark.parametrize("name", ["t5 gated", "llama", "llama with wide heads", "qwen2"])
+@pytest.mark.parametrize("name", ["t5 gated", "llama", "llama with wide heads", "qwen2", "qwen3", "gemma3"])
 @pytest.mark.parametrize(("policy", "knobs"), PARTIAL)
 def test_flops_of_layers_run_apart_are_those_that_pytorch_counts(
     policy: str, knobs: dict[str, object], name: str

@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig
 
 from bild_lab.engine.draft import Tree, as_tree
 from bild_lab.engine.models.hf import HuggingFaceModel
-from bild_lab.engine.models.native import llama, t5
+from bild_lab.engine.models.native import families, llama, t5
 from bild_lab.engine.models.native.attention import Rows, place_rows
 from bild_lab.engine.models.native.cache import KeyValueCache
 from bild_lab.engine.models.native.compiled import Workspace, roomy
@@ -286,4 +286,4 @@ def why_not_native(config: PreTrainedConfig, dtype: torch.dtype) -> str | None:
     """Why a configuration cannot run natively in this precision, or None if it can."""
     if config.is_encoder_decoder and dtype == torch.float16:
         return "T5 overflows in float16 without the clamping that Transformers does"
-    return (t5 if config.is_encoder_decoder else llama).why_not(config)
+    return (t5 if config.is_encoder_decoder else families).why_not(config)

@@ -113,8 +113,8 @@ def depth_of(target: NativeModel) -> int:
     """The target's decoder layers. Raises UserError where they cannot be run one by one."""
     if not isinstance(target, NativeModel):
         raise UserError(
-            "running some of the target's layers needs the native engine, which knows T5, mT5, Llama, Mistral and "
-            f"Qwen2, got the {target.engine} engine; set runtime.engine=native or auto"
+            "running some of the target's layers needs the native engine, which knows T5, mT5, Llama, Mistral, Qwen2, "
+            f"Qwen3 and text models of Gemma 3, got the {target.engine} engine; set runtime.engine=native or auto"
         )
     config = target.checkpoint.config
     return config.num_decoder_layers if config.is_encoder_decoder else config.num_hidden_layers
