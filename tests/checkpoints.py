@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiny import WORDS, relative_of, save, tiny_llama, tiny_t5
+from tests.tiny import TINY, WORDS, relative_of, save, tiny_llama
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
@@ -18,8 +18,8 @@ needs_shared = pytest.mark.skipif(
 
 
 def write_checkpoints(folder: Path) -> Path:
-    """t5, t5-draft, llama, llama-draft, and llama-words, whose vocabulary is another."""
-    for name, make in (("t5", tiny_t5), ("llama", tiny_llama)):
+    """t5, t5-draft, the same of llama, qwen3 and gemma3, and llama-words, whose vocabulary is another."""
+    for name, make in TINY.items():
         target = make(1)
         save(relative_of(target, 2, noise=0.2), folder / f"{name}-draft")
         save(target, folder / name)

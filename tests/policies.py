@@ -25,6 +25,7 @@ from tests.engine.drafters.tables import ngram_table
 from tests.tiny import tiny_tokenizer
 
 FAMILIES = ("t5", "llama")
+WINDOWED = ("qwen3", "gemma3")  # families of which some layers see a window only
 DECODER_ONLY = {("bita", "t5"), ("medusa", "t5")}  # tests/adapters
 REFUSED = {
     ("hf_early_exit", "t5"),

@@ -10,10 +10,14 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -47,24 +51,71 @@ def tiny_t5(seed: int, layers: int = 2, decoder_layers: int | None = None, sharp
     return untied(model, sharpness)
 
 
+DECODER_SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.25,
+    "tie_word_embeddings": False,
+    "pad_token_id": PAD,
+    "eos_token_id": END,
+    "bos_token_id": START,
+}
+
+
 def tiny_llama(seed: int, layers: int = 2, sharpness: float = 3.0) -> PreTrainedModel:
     """A Llama with grouped-query attention."""
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
+    return untied(LlamaForCausalLM(LlamaConfig(**DECODER_SIZES, num_hidden_layers=layers)), sharpness)
+
+
+def tiny_qwen3(seed: int, layers: int = 2, sharpness: float = 3.0) -> PreTrainedModel:
+    """A Qwen3 whose every second layer sees a short window only."""
+    torch.manual_seed(seed)
+    kinds = [("full_attention", "sliding_attention")[index % 2] for index in range(layers)]
+    windows = {"use_sliding_window": True, "sliding_window": 4, "layer_types": kinds}
+    model = Qwen3ForCausalLM(Qwen3Config(**DECODER_SIZES, **windows, num_hidden_layers=layers, head_dim=12))
+    return untied(with_norms(model), sharpness)
+
+
+def tiny_gemma3(seed: int, layers: int = 2, sharpness: float = 3.0) -> PreTrainedModel:
+    """A Gemma 3 whose every second layer, the first one too, sees a short window only and rotates faster."""
+    torch.manual_seed(seed)
+    kinds = [("sliding_attention", "full_attention")[index % 2] for index in range(layers)]
+    rotations = {"sliding_attention": 10.0, "full_attention": 1000.0}
+    config = Gemma3TextConfig(
+        **DECODER_SIZES,
         num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.25,
-        tie_word_embeddings=False,
-        pad_token_id=PAD,
-        eos_token_id=END,
-        bos_token_id=START,
+        head_dim=12,
+        query_pre_attn_scalar=30,
+        sliding_window=4,
+        layer_types=kinds,
+        rope_parameters={kind: {"rope_type": "default", "rope_theta": base} for kind, base in rotations.items()},
     )
-    return untied(LlamaForCausalLM(config), sharpness)
+    return untied(with_norms(Gemma3ForCausalLM(config)), sharpness)
+
+
+def with_norms(model: PreTrainedModel) -> PreTrainedModel:
+    """Norms with weights of their own, so that none can be left out unnoticed."""
+    for name, weight in model.named_parameters():
+        if "norm" in name:
+            weight.data += 0.3 * torch.randn_like(weight)
+    return model
+
+
+def scale_layer(model: PreTrainedModel, index: int, factor: float) -> None:
+    """Make all that a decoder layer adds to the state so many times as large."""
+    for name, weight in model.named_parameters():
+        if not name.startswith((f"decoder.block.{index}.", f"model.layers.{index}.")):
+            continue
+        if model.config.model_type == "gemma3_text":  # whose norms undo any scale before them
+            if name.endswith(("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")):
+                weight.data = factor * (1 + weight.data) - 1
+        elif name.endswith((".o.weight", "o_proj.weight", "wo.weight", "down_proj.weight")):
+            weight.data *= factor
 
 
 def untied(model: PreTrainedModel, sharpness: float) -> PreTrainedModel:
@@ -88,6 +139,9 @@ def relative_of(model: PreTrainedModel, seed: int, noise: float) -> PreTrainedMo
     return copy.eval()
 
 
+TINY = {"t5": tiny_t5, "llama": tiny_llama, "qwen3": tiny_qwen3, "gemma3": tiny_gemma3}
+
+
 def tiny_tokenizer(encoder_decoder: bool, words: list[str] = WORDS) -> PreTrainedTokenizerFast:
     """Words w3 … w39, one id each; T5 prompts end with </s>, Llama prompts start with <s>."""
     special = {"<pad>": PAD, "</s>": END, "<s>": START}
@@ -101,7 +155,7 @@ def tiny_tokenizer(encoder_decoder: bool, words: list[str] = WORDS) -> PreTraine
 
 
 def save(model: PreTrainedModel, folder: Path, words: list[str] = WORDS) -> Path:
-    """A checkpoint in Hugging Face layout, its head tied as T5's configuration demands."""
+    """A checkpoint in Hugging Face layout, its head tied where the configuration demands it, as T5's does."""
     folder.mkdir(parents=True, exist_ok=True)
     if model.config.tie_word_embeddings:
         model.shared.weight.data.copy_(model.lm_head.weight)

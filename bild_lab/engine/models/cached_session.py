@@ -62,6 +62,9 @@ class Layers(Protocol):
     def run(self, work: Pass) -> Scores:
         """Run the rows. `hidden` of the result has all rows."""
 
+    def scored(self, work: Pass) -> int:
+        """For how many rows the head runs."""
+
     def gather(self, start: int, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
         """Move these rows, counted from slot `start`, to `start` and the slots behind it, in these layers."""
 
@@ -220,7 +223,7 @@ class CachedSession:
                 self.layers.config,
                 rows=work.count,
                 cached=work.start,
-                scored=work.logits,
+                scored=self.layers.scored(work),
                 source=self.layers.source,
                 layers=ran,
                 first_layer=first,

@@ -173,6 +173,10 @@ class ModuleLayers:
         read_there = read[0][0, -work.logits :].to(logits.device) if read else None
         return Scores(logits, read_there, hidden)
 
+    def scored(self, work: Pass) -> int:
+        """Some models of Transformers run their head for all rows."""
+        return work.logits if self._keeps_logits or not work.logits else work.count
+
     def gather(self, start: int, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
         taken = torch.tensor([*range(start), *(start + row for row in rows)], device=self.device)
         for layer in self._cache.layers if layers is None else [self._cache.layers[index] for index in layers]:

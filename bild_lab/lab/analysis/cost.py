@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedConfig
 
-from bild_lab.engine.models.native import llama, t5
+from bild_lab.engine.models.native import families, t5
 from bild_lab.engine.trace import Forward
 from bild_lab.errors import UserError
 
@@ -207,10 +207,8 @@ def _llama_dimensions(config: PreTrainedConfig) -> Dimensions:
 
 
 def _windows(config: PreTrainedConfig) -> tuple[tuple[float, int], ...]:
-    window = getattr(config, "sliding_window", None)
-    sliding = math.inf if window is None else window
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
-    return tuple(Counter(math.inf if kind == "full_attention" else sliding for kind in kinds).items())
+    seen = {families.FULL: math.inf, families.SLIDING: families.sliding_window(config) or math.inf}
+    return tuple(Counter(seen[kind] for kind in families.layer_kinds(config)).items())
 
 
-_FAMILIES = dict.fromkeys(t5.MODEL_TYPES, _t5_dimensions) | dict.fromkeys(llama.MODEL_TYPES, _llama_dimensions)
+_FAMILIES = dict.fromkeys(t5.MODEL_TYPES, _t5_dimensions) | dict.fromkeys(families.MODEL_TYPES, _llama_dimensions)

@@ -16,6 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from bild_lab.engine.adapters.layer_heads import LayerHeads, LayerHeadsConfig
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.native import why_not_native
+from bild_lab.engine.models.native.families import norm_factor
 from bild_lab.engine.request import Source
 from bild_lab.errors import UserError
 from bild_lab.lab.data.tasks import DatasetSpec, Example
@@ -74,7 +75,10 @@ class LayerHeadsTraining:
         """Raise UserError for a model that `policy=ppd` cannot run, or layers that are not before its last."""
         reason = why_not_native(config, torch.float32)
         if reason is not None:
-            raise UserError(f"per-layer heads need a T5, mT5, Llama, Mistral or Qwen2 that we can run, but {reason}")
+            raise UserError(
+                "per-layer heads need a T5, mT5, Llama, Mistral, Qwen2, Qwen3 or Gemma 3 text model that we can run, "
+                f"but {reason}"
+            )
         depth = decoder_depth(config)
         if self.layers[-1] >= depth:
             raise UserError(
@@ -123,11 +127,11 @@ class OwnHead:
 
 
 def own_head(base: PreTrainedModel) -> OwnHead:
-    """Of a T5, mT5, or a decoder shaped like Llama's."""
+    """Of a T5, mT5, or a decoder of the Llama family."""
     config, decoder = base.config, base.get_decoder()
     layers, head = range(decoder_depth(config)), base.get_output_embeddings().weight
     if not config.is_encoder_decoder:
-        return OwnHead(layers, head, decoder.norm.weight, config.rms_norm_eps, None)
+        return OwnHead(layers, head, norm_factor(config, decoder.norm.weight), config.rms_norm_eps, None)
     scale = config.d_model**-0.5 if getattr(config, "scale_decoder_outputs", False) else None
     return OwnHead(layers, head, decoder.final_layer_norm.weight, config.layer_norm_epsilon, scale)
 

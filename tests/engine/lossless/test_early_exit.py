@@ -21,7 +21,7 @@ from bild_lab.lab.build import build_method
 from bild_lab.lab.load import load_model
 from tests.checkpoints import SHARED, needs_shared
 from tests.engine.lossless.test_random_models import NEVER, random_source, random_target
-from tests.policies import FAMILIES, in_memory, shipped
+from tests.policies import FAMILIES, WINDOWED, in_memory, shipped
 
 TEXTS = 12  # of random models
 SENTENCES = 200  # of trained ones
@@ -59,7 +59,7 @@ def compare(
 
 
 @pytest.mark.parametrize("exit_layer", [1, 2, 3])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *WINDOWED])
 def test_random_models_give_vanillas_texts_at_every_exit(family: str, exit_layer: int) -> None:
     target = in_memory(random_target(family, 2).float(), "native")
     chance = random.Random(exit_layer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from bild_lab.engine.trace import Trace
 from bild_lab.lab.load import load_model
 from bild_lab.lab.measure.timing import time_methods
 from tests.checkpoints import SHARED, needs_shared
+from tests.policies import FAMILIES, WINDOWED
 from tests.sessions import native_session
 from tests.tiny import PAD, tiny_t5
 
@@ -37,8 +39,13 @@ def decoders(checkpoints: Path, family: str, device: str = "cpu", **options: obj
     ]
 
 
-@pytest.mark.parametrize("policy", ["vanilla", "speculative", "bild"])
-@pytest.mark.parametrize("family", ["t5", "llama"])
+@pytest.mark.parametrize(
+    ("family", "policy"),
+    [
+        *itertools.product(FAMILIES, ("vanilla", "speculative", "bild")),
+        *((family, "speculative") for family in WINDOWED),
+    ],
+)
 def test_fixed_shapes_decode_the_same_text(checkpoints: Path, traced: None, family: str, policy: str) -> None:
     eager, fixed = decoders(checkpoints, family, policy=policy)
     for prompt in ("ein Hund läuft", "zwei Kinder spielen im Wasser"):
@@ -56,7 +63,7 @@ def test_the_compiler_itself_scores_several_rows_as_eager_code_does() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["t5", "llama"])
+@pytest.mark.parametrize("family", [*FAMILIES, *WINDOWED])
 def test_the_compiler_itself_changes_no_token_of_drafts_and_trees(checkpoints: Path, family: str) -> None:
     eager, fixed = decoders(checkpoints, family, policy="bild")
     assert fixed.generate("ein Hund läuft", 24).token_ids == eager.generate("ein Hund läuft", 24).token_ids
@@ -111,7 +118,7 @@ def test_more_rows_than_any_shape_run_uncompiled() -> None:
 
 
 @needs_cuda
-@pytest.mark.parametrize("family", ["t5", "llama"])
+@pytest.mark.parametrize("family", [*FAMILIES, *WINDOWED])
 def test_cuda_graphs_decode_the_same_text(checkpoints: Path, family: str) -> None:
     for policy in ("vanilla", "speculative"):
         eager, fixed = decoders(checkpoints, family, "cuda", policy=policy)

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import (
+    Gemma3Config,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GPT2Config,
     LlamaConfig,
     LlamaForCausalLM,
@@ -19,11 +22,14 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
 )
 
 import bild_lab
+from bild_lab.engine.models.native.attention import normalize
 from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.model import why_not_native
 from bild_lab.engine.models.native.t5 import T5Decoder
@@ -52,6 +58,20 @@ LLAMA3_SCALING = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+WINDOWS = {  # the last layer of three, or all but it, see nine keys at most
+    "late": {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2},
+    "early": {"sliding_window": 9, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
+}
+GEMMA3 = {  # a softmax scale that is not the head's width, rotations that differ in base and in scaling
+    **SIZES,
+    **WINDOWS["early"],
+    "head_dim": 12,
+    "query_pre_attn_scalar": 50,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 30.0},
+        "full_attention": {"rope_type": "linear", "factor": 3.0, "rope_theta": 4000.0},
+    },
+}
 
 
 def randomized(model: PreTrainedModel) -> PreTrainedModel:
@@ -73,9 +93,21 @@ ARCHITECTURES: dict[str, Callable[[], PreTrainedModel]] = {
     "llama with biases": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True)),
     "llama 3 scaling": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=LLAMA3_SCALING)),
     "llama tied": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=True, head_dim=16)),
+    "llama with a window that it ignores": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, sliding_window=9)),
     "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=9)),
+    "llama with gelu": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, hidden_act="gelu_pytorch_tanh")),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, tie_word_embeddings=True)),
+    "qwen2 windows": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, **WINDOWS["late"])),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=12)),
+    "qwen3 windows": lambda: Qwen3ForCausalLM(
+        Qwen3Config(**SIZES, **WINDOWS["late"], head_dim=12, attention_bias=True, tie_word_embeddings=True)
+    ),
+    "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**GEMMA3)),
+    "gemma3 untied": lambda: Gemma3ForCausalLM(
+        Gemma3TextConfig(**GEMMA3, attention_bias=True, tie_word_embeddings=False)
+    ),
 }
+WINDOWED = ["mistral", "qwen2 windows", "qwen3 windows", "gemma3"]
 
 
 def build(name: str) -> tuple[PreTrainedModel, T5Decoder | LlamaDecoder, Source]:
@@ -113,6 +145,27 @@ def test_logits_are_those_of_transformers_in_float32(name: str) -> None:
     assert worst < 1e-4 * max(1.0, float(expected.abs().max()))
 
 
+@pytest.mark.parametrize("name", WINDOWED)
+def test_a_window_is_full_at_its_own_length(name: str) -> None:
+    module, decoder, source = build(name)
+    tokens = source.prompt[:14]  # nine of which a window holds
+    session = native_session(decoder, Source(tokens[:1]), 20)
+    actual = torch.cat([session.extend([token]).logits for token in tokens])
+    torch.testing.assert_close(actual, uncached_logits(module, source, [*tokens]), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_a_window_goes_by_the_depth_of_a_tree_and_not_by_its_slots(name: str) -> None:
+    module, decoder, source = build(name)
+    session = native_session(decoder, source, 40)
+    session.prefill()
+    branches = [[5 + row for row in range(12)], [40 + row for row in range(12)]]
+    rows = [token for pair in zip(*branches, strict=True) for token in pair]  # row by row of both
+    actual = session.extend(tree_rows([source.prompt[-1], *rows], torch.tensor([-1, 0, 0, *range(1, 23)]))).logits[-2:]
+    expected = torch.stack([uncached_logits(module, source, [*source.prompt, *branch])[-1] for branch in branches])
+    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_hidden_states_of_every_layer_are_those_of_transformers(name: str) -> None:
     module, decoder, source = build(name)
@@ -130,7 +183,7 @@ def test_hidden_states_of_every_layer_are_those_of_transformers(name: str) -> No
     torch.testing.assert_close(hidden[:-1], expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["t5 v1.1", "llama"])
+@pytest.mark.parametrize("name", ["t5 v1.1", "llama", "gemma3"])
 def test_layers_run_in_any_ranges_to_the_same_end(name: str) -> None:
     _, decoder, source = build(name)
     whole = native_session(decoder, source, 20)
@@ -144,7 +197,7 @@ def test_layers_run_in_any_ranges_to_the_same_end(name: str) -> None:
     assert split.length == whole.length
 
 
-@pytest.mark.parametrize("name", ["t5 v1.1", "llama", "mistral"])
+@pytest.mark.parametrize("name", ["t5 v1.1", "llama", "mistral", "qwen3 windows", "gemma3"])
 def test_a_prefix_is_seen_by_probe_rows_only(name: str) -> None:
     _, decoder, source = build(name)
     layers, heads, dim = decoder.cache_shape
@@ -159,10 +212,12 @@ def test_a_prefix_is_seen_by_probe_rows_only(name: str) -> None:
     torch.testing.assert_close(prefixed.extend(tokens).logits, expected, atol=1e-5, rtol=1e-5)
     assert prefixed.length == plain.length
     parents = torch.tensor([-1, 0, 1])
-    ordinary = plain.extend(tree_rows([7, 8, 9], parents)).logits
-    probed = prefixed.extend(tree_rows([7, words, words + 1], parents)).logits
-    torch.testing.assert_close(probed[0], ordinary[0], atol=1e-5, rtol=1e-5)
-    assert float((probed[1:] - ordinary[1:]).abs().max()) > 1e-2
+    want = Want(hidden=(1,))
+    ordinary = plain.extend(tree_rows([7, 8, 9], parents), want)
+    probed = prefixed.extend(tree_rows([7, words, words + 1], parents), want)
+    torch.testing.assert_close(probed.logits[0], ordinary.logits[0], atol=1e-5, rtol=1e-5)
+    for seen, unseen in ((probed.logits, ordinary.logits), (probed.hidden[0], ordinary.hidden[0])):
+        assert float((seen[1:] - unseen[1:]).abs().max()) > 1e-2  # in the first layer, with a window or without, too
 
 
 @pytest.mark.parametrize("name", ["t5 v1.1", "llama"])
@@ -200,12 +255,30 @@ def test_only_the_rows_asked_for_are_scored() -> None:
     [
         (GPT2Config(), "its architecture is gpt2"),
         (LlamaConfig(hidden_act="relu"), "its activation is relu"),
-        (Qwen2Config(num_hidden_layers=4, use_sliding_window=True, max_window_layers=2), "see different windows"),
         (LlamaConfig(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}), "scaling is dynamic"),
+        (Qwen3Config(num_hidden_layers=1, layer_types=["chunked_attention"]), "it has layers of chunked_attention"),
+        (Gemma3Config(), "of Gemma 3 only the text models (gemma3_text) are known"),
+        (Gemma3TextConfig(hidden_activation="gelu"), "its activation is gelu"),
+        (Gemma3TextConfig(attn_logit_softcapping=50.0), "it caps logits softly (attn_logit_softcapping)"),
+        (Gemma3TextConfig(final_logit_softcapping=30.0), "it caps logits softly (final_logit_softcapping)"),
+        (Gemma3TextConfig(use_bidirectional_attention=True), "its rows also see those behind them"),
+        (Gemma3TextConfig(rope_scaling={"rope_type": "dynamic", "factor": 2.0}), "scaling is dynamic"),
     ],
 )
 def test_configurations_it_does_not_know_are_left_to_transformers(config: object, reason: str) -> None:
     assert reason in why_not_native(config, torch.bfloat16)
+
+
+def test_gemma3_rounds_embeddings_and_norms_as_transformers_does_in_half_precision() -> None:
+    module = randomized(ARCHITECTURES["gemma3"]()).bfloat16()
+    decoder, ids = LlamaDecoder(module), torch.arange(90)
+    embedded = decoder.embed(ids)
+    assert torch.equal(embedded, module.get_input_embeddings()(ids))
+    assert torch.equal(decoder.final(embedded), module.model.norm(embedded))
+    heads = embedded.view(90, 2, 16)[..., :12].repeat(1, 3, 1)  # four of queries, two of keys
+    attention = module.model.layers[1].self_attn
+    expected = torch.cat([attention.q_norm(heads[:, :4]), attention.k_norm(heads[:, 4:])], 1)
+    assert torch.equal(normalize(heads, decoder.layers[1].head_norm, decoder.epsilon), expected)
 
 
 def test_the_engine_is_chosen_by_architecture_unless_set(checkpoints: Path) -> None:

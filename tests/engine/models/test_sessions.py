@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -16,9 +17,10 @@ from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import Session
 from bild_lab.errors import UserError
+from tests.policies import WINDOWED
 from tests.sessions import module_session, native_session, tree_rows
 from tests.stubs import NextLogits, uncached
-from tests.tiny import PAD, START, VOCABULARY, tiny_llama, tiny_t5
+from tests.tiny import PAD, START, TINY, VOCABULARY, tiny_t5
 
 
 @pytest.fixture(autouse=True)
@@ -45,9 +47,9 @@ def open_native_t5() -> Opened:
     return native_session(T5Decoder(copy.deepcopy(module)), source, 4), large, list(source.prompt)
 
 
-def open_native_llama() -> Opened:
+def open_native_decoder(family: str) -> Opened:
     source = Source((START, 5, 9, 12, 30))
-    module = tiny_llama(0).double()
+    module = TINY[family](0).double()
     return native_session(LlamaDecoder(module), source, 4), uncached(module, source), list(source.prompt)
 
 
@@ -58,8 +60,8 @@ def open_fixed_t5() -> Opened:
     return native_session(session.layers.decoder, source, 4, workspace=workspace), large, prompt
 
 
-def open_fixed_llama() -> Opened:
-    session, large, prompt = open_native_llama()
+def open_fixed_decoder(family: str) -> Opened:
+    session, large, prompt = open_native_decoder(family)
     workspace = Workspace(session.layers.decoder, 128, 0)
     return native_session(session.layers.decoder, Source(tuple(prompt)), 4, workspace=workspace), large, prompt
 
@@ -72,13 +74,16 @@ def open_t5() -> Opened:
 
 def open_llama() -> Opened:
     source = Source((START, 5, 9, 12, 30))
-    module = tiny_llama(0).double()
+    module = TINY["llama"](0).double()
     return module_session(module, source), uncached(module, source), list(source.prompt)
 
 
-sessions = pytest.mark.parametrize(
-    "opened", [open_t5, open_llama, open_native_t5, open_native_llama, open_fixed_t5, open_fixed_llama]
-)
+DECODERS = [
+    pytest.param(partial(opened, family), id=f"{opened.__name__} {family}")
+    for opened in (open_native_decoder, open_fixed_decoder)
+    for family in ("llama", *WINDOWED)
+]
+sessions = pytest.mark.parametrize("opened", [open_t5, open_llama, open_native_t5, open_fixed_t5, *DECODERS])
 
 
 def assert_scores(scores: torch.Tensor, large: NextLogits, contexts: list[list[int]]) -> None:

@@ -24,14 +24,14 @@ from bild_lab.errors import UserError
 from bild_lab.lab.build import build_method
 from bild_lab.lab.config import compose_policy
 from tests.engine.lossless.test_random_models import random_source, random_target
-from tests.policies import in_memory
+from tests.policies import FAMILIES, WINDOWED, in_memory
 from tests.tiny import START
 
 PROMPT = "ein Hund läuft im Wasser"
 
 
 ENGINES = ("native", "hf")
-families = pytest.mark.parametrize("family", ["t5", "llama"])
+families = pytest.mark.parametrize("family", [*FAMILIES, *WINDOWED])
 engines = pytest.mark.parametrize("engine", ENGINES)
 
 
@@ -141,7 +141,7 @@ def spied(model: NativeModel, patch: pytest.MonkeyPatch) -> Work:
     return work
 
 
-@pytest.mark.parametrize("family", ["t5", "llama"])
+@pytest.mark.parametrize("family", [*FAMILIES, *WINDOWED])
 @pytest.mark.parametrize("exit_layer", [1, 2, 3])
 @pytest.mark.parametrize("policy", ["bild_early_exit", "early_exit_speculative"])
 def test_no_layer_runs_a_token_twice(

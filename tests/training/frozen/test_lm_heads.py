@@ -38,8 +38,8 @@ from bild_lab.training.frozen.lm_heads import (
 from bild_lab.training.frozen.splits import Sample, Splitter, collate
 from scripts import match_rates, train_lm_heads
 from tests.checkpoints import write_data
-from tests.policies import FAMILIES
-from tests.tiny import END, PAD, START, VOCABULARY, save, tiny_llama, tiny_t5
+from tests.policies import FAMILIES, WINDOWED
+from tests.tiny import END, PAD, START, TINY, VOCABULARY, save, tiny_t5
 from tests.training.frozen.frozen_jobs import answers, calibration, frozen_job
 from tests.training.jobs import losses
 from tests.training.targets import ending
@@ -57,7 +57,8 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of four layers of each family."""
     folder = tmp_path_factory.mktemp("deep")
     save(ending(tiny_t5(6, 4), 0), folder / "t5")
-    save(tiny_llama(3, 4), folder / "llama")
+    for seed, family in ((3, "llama"), *((4, family) for family in WINDOWED)):
+        save(TINY[family](seed, 4), folder / family)
     return folder
 
 
@@ -77,7 +78,7 @@ def spoilt(model: LayerRows) -> LayerHeads:
     return model.heads.requires_grad_(False)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *WINDOWED])
 @pytest.mark.parametrize("rank", [None, 3])
 def test_heads_predict_in_training_what_they_predict_in_decoding(family: str, rank: int | None, deep: Path) -> None:
     """Rows of a padded batch, prompts and sources of several lengths, against texts decoded one token at a time."""
@@ -100,7 +101,7 @@ def test_heads_predict_in_training_what_they_predict_in_decoding(family: str, ra
         torch.testing.assert_close(trained[index, : len(text)], expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *WINDOWED])
 @pytest.mark.parametrize("rank", [None, 3])
 def test_heads_begin_as_those_of_the_decoder_that_runs_them(family: str, rank: int | None, deep: Path) -> None:
     base = Checkpoint(str(deep / family)).weights(torch.float32)

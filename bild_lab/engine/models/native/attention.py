@@ -61,9 +61,19 @@ def place_rows(
     return PlacedRows(slots, stop, positions, visible, torch.cat([cached, positions]))
 
 
-def normalize(x: Float[Tensor, "m dim"], weight: Float[Tensor, " dim"], epsilon: float) -> Float[Tensor, "m dim"]:
-    """Root-mean-square normalization, computed in float32 for half precision as PyTorch's kernel does."""
-    return rms_norm(x, weight.shape, weight, epsilon)
+def normalize(
+    x: Float[Tensor, "*m dim"], weight: Float[Tensor, "*heads dim"], epsilon: float
+) -> Float[Tensor, "*m dim"]:
+    """Root-mean-square normalization, computed in float32 for half precision as PyTorch's kernel does.
+
+    weight: one for all rows, or one for each head, [1, heads, dim]. Where it has more precision than the rows, it is
+    applied before the result is rounded to theirs.
+    """
+    if weight.dtype != x.dtype:
+        return normalize(x.to(weight.dtype), weight, epsilon).to(x.dtype)
+    if weight.ndim == 1:
+        return rms_norm(x, weight.shape, weight, epsilon)
+    return rms_norm(x, x.shape[-1:], None, epsilon) * weight
 
 
 def attend(

@@ -1,4 +1,9 @@
-"""The Llama family as one readable decoder: Llama, Mistral, Qwen2; grouped-query attention, any rotary scaling."""
+"""The Llama family as one readable decoder: Llama, Mistral, Qwen2, Qwen3 and the text models of Gemma 3.
+
+All have grouped-query attention, rotary positions of any scaling that does not change with the length, and a gated
+feed-forward block. What else there is comes from the weights (biases, norms of queries and keys, norms behind
+attention and feed-forward), from the configuration (which layers see a sliding window), or from `Family`.
+"""
 
 from __future__ import annotations
 
@@ -8,29 +13,36 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import linear, silu
-from transformers import PreTrainedConfig, PreTrainedModel
+from torch.nn.functional import linear
+from transformers import PreTrainedModel
 
 from bild_lab.engine.models.native.attention import PlacedRows, attend, normalize
 from bild_lab.engine.models.native.cache import KeyValueCache
-
-MODEL_TYPES = ("llama", "mistral", "qwen2")
+from bild_lab.engine.models.native.families import ACTIVATIONS, FAMILIES, FULL, layer_kinds, norm_factor, sliding_window
 
 
 @dataclass(frozen=True)
 class LlamaLayer:
-    """One layer's weights; query, key and value are one matrix, so are gate and up."""
+    """One layer's weights; query, key and value are one matrix, so are gate and up.
 
+    kind: FULL or SLIDING. head_norm: of each query and key head. attention_out_norm and feed_forward_out_norm: of
+    what these blocks add to the residual stream.
+    """
+
+    kind: str
     attention_norm: Float[Tensor, " dim"]
     qkv: Float[Tensor, "features dim"]
     qkv_bias: Float[Tensor, " features"] | None
+    head_norm: Float[Tensor, "1 heads_and_kv_heads head_dim"] | None
     out: Float[Tensor, "dim features"]
     out_bias: Float[Tensor, " dim"] | None
+    attention_out_norm: Float[Tensor, " dim"] | None
     feed_forward_norm: Float[Tensor, " dim"]
     gate_up: Float[Tensor, "twice_hidden dim"]
     gate_up_bias: Float[Tensor, " twice_hidden"] | None
     down: Float[Tensor, "dim hidden"]
     down_bias: Float[Tensor, " dim"] | None
+    feed_forward_out_norm: Float[Tensor, " dim"] | None
 
 
 class LlamaDecoder:
@@ -43,13 +55,26 @@ class LlamaDecoder:
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // self.heads
         self.epsilon = config.rms_norm_eps
         self.window = sliding_window(config)
+        family = FAMILIES[config.model_type]
+        self.activation = ACTIVATIONS[getattr(config, family.activation)]
+        self.attention_scale = (self.head_dim if family.scalar is None else getattr(config, family.scalar)) ** -0.5
         weights = module.state_dict()
         self.embedding = weights["model.embed_tokens.weight"]
-        self.final_norm = weights["model.norm.weight"]
+        self.embedding_scale = None
+        if family.scaled_embedding:  # rounded to the precision of the weights, as Transformers does
+            self.embedding_scale = torch.tensor(config.hidden_size**0.5).to(self.embedding.dtype).item()
         self.head = weights["lm_head.weight"]
-        self.layers = [llama_layer(weights, f"model.layers.{i}.") for i in range(config.num_hidden_layers)]
+        weights = {name: norm_factor(config, each) if "norm" in name else each for name, each in weights.items()}
+        self.final_norm = weights["model.norm.weight"]
+        self.layers = [
+            llama_layer(weights, f"model.layers.{i}.", kind, (self.heads, self.kv_heads))
+            for i, kind in enumerate(layer_kinds(config))
+        ]
         self._rotary = module.model.rotary_emb  # knows every kind of scaling
-        self._cos = self._sin = self.embedding.new_empty(0, self.head_dim)
+        self._rotary_by_kind = family.rotary_by_kind
+        nothing = self.embedding.new_empty(0, self.head_dim)
+        self._rotations = {layer.kind: (nothing, nothing) for layer in self.layers}  # cos and sin of every position
+        self._reached = 0
 
     @property
     def cache_shape(self) -> tuple[int, int, int]:
@@ -57,7 +82,8 @@ class LlamaDecoder:
         return len(self.layers), self.kv_heads, self.head_dim
 
     def embed(self, tokens: Int[Tensor, " m"]) -> Float[Tensor, "m dim"]:
-        return self.embedding[tokens]
+        x = self.embedding[tokens]
+        return x if self.embedding_scale is None else x * self.embedding_scale
 
     def run(
         self,
@@ -68,38 +94,45 @@ class LlamaDecoder:
         hidden: list[Tensor] | None = None,
     ) -> Float[Tensor, "m dim"]:
         """Rows through these layers, their keys and values into the cache; `hidden` collects each layer's output."""
-        cos, sin = self._rotation(rows)
-        mask = self._mask(rows)
+        views = self._views(rows, layers)
         for index in layers:
             layer = self.layers[index]
+            cos, sin, mask = views[layer.kind]
             normed = normalize(x, layer.attention_norm, self.epsilon)
             qkv = linear(normed, layer.qkv, layer.qkv_bias).view(rows.count, -1, self.head_dim)
-            turned = rotate(qkv[:, : self.heads + self.kv_heads], cos, sin)  # [m, heads + kv_heads, head_dim]
+            both = qkv[:, : self.heads + self.kv_heads]
+            if layer.head_norm is not None:
+                both = normalize(both, layer.head_norm, self.epsilon)
+            turned = rotate(both, cos, sin)  # [m, heads + kv_heads, head_dim]
             cache.write(index, rows.slots, turned[:, self.heads :], qkv[:, self.heads + self.kv_heads :])
             mixed = attend(
                 turned[:, : self.heads],
                 cache.keys[index, :, : rows.stop],
                 cache.values[index, :, : rows.stop],
                 mask,
-                self.head_dim**-0.5,
+                self.attention_scale,
             )
-            x = x + linear(mixed, layer.out, layer.out_bias)
+            x = self._add(x, linear(mixed, layer.out, layer.out_bias), layer.attention_out_norm)
             normed = normalize(x, layer.feed_forward_norm, self.epsilon)
             gate, up = linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
-            x = x + linear(silu(gate) * up, layer.down, layer.down_bias)
+            fed = linear(self.activation(gate) * up, layer.down, layer.down_bias)
+            x = self._add(x, fed, layer.feed_forward_out_norm)
             if hidden is not None:
                 hidden.append(x)
         return x
 
     def fill(self, x: Float[Tensor, "m dim"], rows: PlacedRows, cache: KeyValueCache, layers: Sequence[int]) -> None:
         """Only the keys and values of these layers, from a state of the rows that stands for the input of each."""
-        cos, sin = self._rotation(rows)
+        views = self._views(rows, layers)
         width = self.heads * self.head_dim
         for index in layers:
             layer = self.layers[index]
+            cos, sin, _ = views[layer.kind]
             bias = None if layer.qkv_bias is None else layer.qkv_bias[width:]
             both = linear(normalize(x, layer.attention_norm, self.epsilon), layer.qkv[width:], bias)
             keys, values = both.view(rows.count, 2, self.kv_heads, self.head_dim).unbind(1)
+            if layer.head_norm is not None:
+                keys = normalize(keys, layer.head_norm[:, self.heads :], self.epsilon)
             cache.write(index, rows.slots, rotate(keys, cos, sin), values)
 
     def final(self, x: Float[Tensor, "m dim"]) -> Float[Tensor, "m dim"]:
@@ -110,29 +143,44 @@ class LlamaDecoder:
         return linear(self.final(x), self.head)
 
     def reach(self, positions: int) -> None:
-        """Have the rotation of at least so many positions at hand."""
-        if positions > self._cos.shape[0]:
-            every = torch.arange(max(256, 2 * positions), device=self.embedding.device)
-            cos, sin = self._rotary(self.embedding[:1], every[None])  # [1, n, head_dim]
-            half = self.head_dim // 2
-            self._cos, self._sin = cos[0], torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)
+        """Have the rotations of at least so many positions at hand."""
+        if positions <= self._reached:
+            return
+        self._reached = max(256, 2 * positions)
+        every = torch.arange(self._reached, device=self.embedding.device)
+        half = self.head_dim // 2
+        for kind in self._rotations:
+            cos, sin = self._rotary(self.embedding[:1], every[None], *([kind] if self._rotary_by_kind else []))
+            sin = torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)  # signed so that a roll rotates
+            self._rotations[kind] = cos[0], sin  # [n, head_dim]
 
-    def _rotation(self, rows: PlacedRows) -> tuple[Float[Tensor, "m 1 dim"], Float[Tensor, "m 1 dim"]]:
-        """cos and sin at the rows' positions, sin signed so that a roll rotates."""
+    def _views(self, rows: PlacedRows, layers: Sequence[int]) -> dict[str, tuple[Tensor, Tensor, Tensor | None]]:
+        """For each kind among these layers: cos and sin at the rows' positions, and which slots each row attends to."""
         self.reach(rows.stop)
+        kinds = {self.layers[index].kind for index in layers}
+        return {kind: (*self._rotation(rows, kind), self._mask(rows, kind)) for kind in kinds}
+
+    def _rotation(self, rows: PlacedRows, kind: str) -> tuple[Float[Tensor, "m 1 dim"], Float[Tensor, "m 1 dim"]]:
+        cos, sin = self._rotations[kind]
         if rows.visible is None:
             place = rows.stop - 1
-            return self._cos[place : place + 1, None], self._sin[place : place + 1, None]
-        return self._cos[rows.positions, None], self._sin[rows.positions, None]
+            return cos[place : place + 1, None], sin[place : place + 1, None]
+        return cos[rows.positions, None], sin[rows.positions, None]
 
-    def _mask(self, rows: PlacedRows) -> Tensor | None:
-        if self.window is None or rows.stop <= self.window:
+    def _mask(self, rows: PlacedRows, kind: str) -> Tensor | None:
+        if kind == FULL or self.window is None or rows.stop <= self.window:
             return rows.visible
         keys = rows.key_positions
         if keys is None:
             keys = torch.arange(rows.stop, device=rows.positions.device)
         near = (rows.positions[:, None] - keys < self.window) | (keys < 0)  # a prefix has no position
         return near if rows.visible is None else near & rows.visible
+
+    def _add(
+        self, x: Float[Tensor, "m dim"], block: Float[Tensor, "m dim"], norm: Float[Tensor, " dim"] | None
+    ) -> Float[Tensor, "m dim"]:
+        """The residual sum."""
+        return x + (block if norm is None else normalize(block, norm, self.epsilon))
 
 
 def rotate(
@@ -142,7 +190,9 @@ def rotate(
     return x * cos + x.roll(x.shape[-1] // 2, -1) * sin
 
 
-def llama_layer(weights: dict[str, Tensor], prefix: str) -> LlamaLayer:
+def llama_layer(weights: dict[str, Tensor], prefix: str, kind: str, heads: tuple[int, int]) -> LlamaLayer:
+    """The weights under this prefix. heads: how many of queries, and of keys."""
+
     def joined(*names: str) -> Tensor:
         return torch.cat([weights[f"{prefix}{name}"] for name in names])
 
@@ -150,37 +200,26 @@ def llama_layer(weights: dict[str, Tensor], prefix: str) -> LlamaLayer:
         return joined(*names) if f"{prefix}{names[0]}" in weights else None
 
     queries_keys_values = [f"self_attn.{name}_proj" for name in "qkv"]
+    head_norm = None
+    if f"{prefix}self_attn.q_norm.weight" in weights:
+        queries, keys = (weights[f"{prefix}self_attn.{name}_norm.weight"] for name in "qk")
+        head_norm = torch.cat([queries.expand(heads[0], -1), keys.expand(heads[1], -1)])[None]
+    # the norm called post_attention stands before the feed-forward block, unless that has one of its own
+    sandwiched = f"{prefix}pre_feedforward_layernorm.weight" in weights
+    after_attention = weights[f"{prefix}post_attention_layernorm.weight"]
     return LlamaLayer(
+        kind=kind,
         attention_norm=weights[f"{prefix}input_layernorm.weight"],
         qkv=joined(*(f"{name}.weight" for name in queries_keys_values)),
         qkv_bias=bias(*(f"{name}.bias" for name in queries_keys_values)),
+        head_norm=head_norm,
         out=weights[f"{prefix}self_attn.o_proj.weight"],
         out_bias=bias("self_attn.o_proj.bias"),
-        feed_forward_norm=weights[f"{prefix}post_attention_layernorm.weight"],
+        attention_out_norm=after_attention if sandwiched else None,
+        feed_forward_norm=weights[f"{prefix}pre_feedforward_layernorm.weight"] if sandwiched else after_attention,
         gate_up=joined("mlp.gate_proj.weight", "mlp.up_proj.weight"),
         gate_up_bias=bias("mlp.gate_proj.bias", "mlp.up_proj.bias"),
         down=weights[f"{prefix}mlp.down_proj.weight"],
         down_bias=bias("mlp.down_proj.bias"),
+        feed_forward_out_norm=weights[f"{prefix}post_feedforward_layernorm.weight"] if sandwiched else None,
     )
-
-
-def sliding_window(config: PreTrainedConfig) -> int | None:
-    """How many positions back a row sees, itself included; None for all."""
-    kinds = set(getattr(config, "layer_types", None) or [])
-    if kinds == {"full_attention"}:
-        return None
-    return getattr(config, "sliding_window", None)
-
-
-def why_not(config: PreTrainedConfig) -> str | None:
-    """Why this configuration cannot run here, or None if it can."""
-    if config.model_type not in MODEL_TYPES:
-        return f"its architecture is {config.model_type}"
-    if config.hidden_act != "silu":
-        return f"its activation is {config.hidden_act}"
-    if len(set(getattr(config, "layer_types", None) or [])) > 1:
-        return "its layers see different windows"
-    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope in ("dynamic", "longrope"):
-        return f"its rotary scaling is {rope}, which changes with the length"
-    return None

@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig
 from bild_lab.engine.models.cached_session import CachedSession, Pass
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.hf import HuggingFaceModel
-from bild_lab.engine.models.native import llama, t5
+from bild_lab.engine.models.native import families, llama, t5
 from bild_lab.engine.models.native.attention import PlacedRows, place_rows
 from bild_lab.engine.models.native.cache import KeyValueCache
 from bild_lab.engine.models.native.compiled import Workspace, roomy
@@ -182,6 +182,9 @@ class NativeLayers:
         head_input = decoder.final(x[-work.logits :])
         return Scores(linear(head_input, decoder.head), head_input, hidden)
 
+    def scored(self, work: Pass) -> int:
+        return work.logits
+
     def gather(self, start: int, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
         self.cache.gather(start, rows, slice(None) if layers is None else slice(layers[0], layers[-1] + 1))
 
@@ -201,4 +204,4 @@ def why_not_native(config: PreTrainedConfig, dtype: torch.dtype) -> str | None:
     """Why a configuration cannot run natively in this precision, or None if it can."""
     if config.is_encoder_decoder and dtype == torch.float16:
         return "T5 overflows in float16 without the clamping that Transformers does"
-    return (t5 if config.is_encoder_decoder else llama).why_not(config)
+    return (t5 if config.is_encoder_decoder else families).why_not(config)
