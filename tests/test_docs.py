@@ -163,13 +163,15 @@ def test_links_between_files_lead_somewhere(page: Path) -> None:
 
 @every_page
 def test_files_and_modules_that_the_documents_name_exist(page: Path) -> None:
-    """Files as `lab/build.py` or `engine/draft.py::Draft`, modules as `bild_lab.lab.build`."""
+    """Files as `lab/build.py` or `engine/draft.py::Draft`, folders from the root, modules as `bild_lab.lab.build`."""
     missing = []
     for code in code_in(page):
         if found := re.fullmatch(r"([\w/.-]+\.py|conf/[\w/]+\.yaml)(?:::(\w+))?", code):
             files = [place / found[1] for place in PLACES if (place / found[1]).is_file()]
             named = found[2] is None or any(re.search(rf"(def|class) {found[2]}\b", file.read_text()) for file in files)
             missing += [] if (files and named) or code in TO_BE_WRITTEN else [code]
+        elif re.fullmatch(r"(bild_lab|tests|conf|docs|scripts|notebooks)(/\w+)*/?", code):
+            missing += [] if (ROOT / code).is_dir() else [code]
         missing += [name for name in re.findall(r"\b(?:bild_lab|tests)(?:\.[a-z]\w*)+", code) if not is_module(name)]
     assert missing == []
 
