@@ -21,8 +21,8 @@ from bild_lab.lab.cli import console, escape, output, refusing, run_application
 from bild_lab.lab.config import config_dir, typed
 
 if TYPE_CHECKING:
-    from bild_lab.engine.models.native import NativeModel
     from bild_lab.engine.request import Request
+    from bild_lab.engine.session import LoadedModel
     from bild_lab.lab.data.tasks import DatasetSpec
     from bild_lab.papers.match_rates import MatchRates, MatchSpec
 
@@ -43,7 +43,7 @@ def match_rates(cfg: DictConfig) -> None:
     spec = typed(MatchSpec, OmegaConf.create(node), "the configuration")
     dataset = typed(DatasetSpec, cfg.dataset, "dataset")
     require_whole("decoding.max_new_tokens", cfg.decoding.max_new_tokens, 1)
-    target = native_target(cfg)
+    target = target_of(cfg)
     layers = layers_of(spec, target)
     examples = load_examples(dataset)
     settings = {
@@ -62,39 +62,34 @@ def match_rates(cfg: DictConfig) -> None:
     output.print(escape(f"{folder}: {CSV}, {FIGURE} and {METRICS}; {found.tokens:,} tokens of {found.texts:,} texts"))
 
 
-def native_target(cfg: DictConfig) -> NativeModel:
-    """The model on our own engine, which can tell every layer's output; no weights are read."""
+def target_of(cfg: DictConfig) -> LoadedModel:
+    """The model whose layers are measured; no weights are read."""
     import torch
 
     from bild_lab.engine.models.checkpoint import resolve_device, resolve_dtype
-    from bild_lab.engine.models.native import NativeModel, why_not_native
-    from bild_lab.lab.toy_pair import named_checkpoint
+    from bild_lab.lab.load import load_model
 
     if not isinstance(cfg.model.path, str) or not cfg.model.path:
         raise UserError(f"model.path must be a folder or a hub id, got {cfg.model.path!r}")
     if cfg.runtime.threads is not None:
         require_whole("runtime.threads", cfg.runtime.threads, 1)
         torch.set_num_threads(cfg.runtime.threads)
-    checkpoint = named_checkpoint(cfg.model.path, cfg.model.revision)
-    checkpoint.check()
-    dtype = resolve_dtype(cfg.runtime.dtype)
-    if (reason := why_not_native(checkpoint.config, dtype)) is not None:
-        raise UserError(
-            f"match rates need a model whose layers we run ourselves, but of {checkpoint.path} {reason}; "
-            "choose a T5, mT5, Llama, Mistral or Qwen2"
-        )
-    return NativeModel(checkpoint, resolve_device(cfg.runtime.device), dtype)
+    device, dtype = str(resolve_device(cfg.runtime.device)), resolve_dtype(cfg.runtime.dtype)
+    target = load_model(cfg.model.path, cfg.model.revision, device, dtype, "auto")
+    target.checkpoint.check()
+    target.require_layers("measuring match rates")
+    return target
 
 
-def request_for(target: NativeModel, prompt: str, dataset: DatasetSpec, max_new_tokens: int) -> Request:
+def request_for(target: LoadedModel, prompt: str, dataset: DatasetSpec, max_new_tokens: int) -> Request:
     """One text to decode greedily."""
     from bild_lab.engine.request import Limits, Request
 
-    source = target.source(prompt, dataset.max_source_tokens)
+    source = target.checkpoint.source(prompt, dataset.max_source_tokens).to(target.device)
     return Request(source, Limits(len(source.prompt), max_new_tokens, target.checkpoint.end_tokens))
 
 
-def settings_of(spec: MatchSpec, layers: tuple[int, ...], target: NativeModel, max_new_tokens: int) -> dict[str, Any]:
+def settings_of(spec: MatchSpec, layers: tuple[int, ...], target: LoadedModel, max_new_tokens: int) -> dict[str, Any]:
     """What decides the numbers beside the data, dotted under the user's own keys."""
     from bild_lab.lab.point import file_hash
 
@@ -130,7 +125,7 @@ def require_same_settings(folder: Path, settings: dict[str, Any]) -> None:
             )
 
 
-def write(found: MatchRates, folder: Path, settings: dict[str, Any], target: NativeModel) -> None:
+def write(found: MatchRates, folder: Path, settings: dict[str, Any], target: LoadedModel) -> None:
     """Table and figure, then what they are of."""
     from bild_lab.lab.formatting import short_name
     from bild_lab.lab.measure.environment import environment

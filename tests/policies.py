@@ -6,6 +6,7 @@ import copy
 from functools import lru_cache
 from pathlib import Path
 
+from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 from transformers import PreTrainedModel
 
@@ -15,24 +16,15 @@ from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.native import NativeModel
 from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.t5 import T5Decoder
-from bild_lab.lab.build import flat
+from bild_lab.engine.sampling import Sampling
+from bild_lab.engine.session import LoadedModel
+from bild_lab.lab.build import build, flat
 from bild_lab.lab.config import compose_policy, policy_names
 from tests.engine.adapters.tiny import files_of
 from tests.engine.drafters.tables import ngram_table
 from tests.tiny import tiny_tokenizer
 
 FAMILIES = ("t5", "llama")
-LOSSLESS_RULES = {
-    "bild_lab.engine.acceptance.ExactMatch",
-    "bild_lab.engine.acceptance.RejectionSampling",
-    "bild_lab.engine.acceptance.SpeculativeSampling",
-    "bild_lab.engine.hf_generation.HuggingFaceAssisted",
-    "bild_lab.engine.hf_generation.HuggingFaceEarlyExit",
-    "bild_lab.engine.hf_generation.HuggingFaceGenerate",
-    "bild_lab.engine.hf_generation.HuggingFacePromptLookup",
-    "bild_lab.engine.ppd.pipeline.PredictivePipeline",
-}
-NATIVE_PARTS = ("bild_lab.engine.calm.", "bild_lab.engine.models.native.", "bild_lab.engine.ppd.")
 DECODER_ONLY = {("bita", "t5"), ("medusa", "t5")}  # tests/adapters
 REFUSED = {
     ("hf_early_exit", "t5"),
@@ -54,10 +46,16 @@ def parts(policy: str) -> dict[str, object]:
     return flat(OmegaConf.to_container(composed, resolve=True))
 
 
-def is_lossless(policy: str) -> bool:
-    values = parts(policy)
-    named = {str(value) for value in values.values()}
-    return bool(LOSSLESS_RULES & named) and values.get("acceptance.lenience", 1.0) == 1.0
+@lru_cache
+def is_lossless(policy: str, temperature: float = 0.0) -> bool:
+    """What the policy's own parts say of themselves, with the values of its file."""
+    composed = shipped(policy)
+    parts_of = OmegaConf.to_container(OmegaConf.create({"policy": composed}).policy.decoder, resolve=True)
+    rule = parts_of.get("acceptance")
+    if rule is None:  # a decoder of its own
+        kind = get_class(parts_of["_target_"])
+        return kind.lossless(None, Sampling(temperature))
+    return parts_of.get("verify_tail", True) and build(rule, {}).lossless(Sampling(temperature))
 
 
 def is_peer(policy: str) -> bool:
@@ -65,16 +63,11 @@ def is_peer(policy: str) -> bool:
     return str(parts(policy)["_target_"]).startswith("bild_lab.engine.hf_generation.")
 
 
-def needs_native(policy: str) -> bool:
-    """A part of it works on the native engine's own structures."""
-    return any(str(value).startswith(NATIVE_PARTS) for value in parts(policy).values())
-
-
 def engines(policy: str) -> tuple[str, ...]:
     """On which engines it is another computation."""
     if is_peer(policy):
         return ("hf",)
-    return ("native",) if needs_native(policy) else ("native", "hf")
+    return ("native", "hf")
 
 
 def load(checkpoints: Path, family: str, policy: str, **knobs: object) -> bild_lab.Decoder:
@@ -86,16 +79,17 @@ def load(checkpoints: Path, family: str, policy: str, **knobs: object) -> bild_l
     return bild_lab.load(str(checkpoints / family), draft, policy, second_draft=draft, **knobs)
 
 
-def in_memory(module: PreTrainedModel, engine: str = "hf") -> HuggingFaceModel:
+def in_memory(module: PreTrainedModel, engine: str = "hf") -> LoadedModel:
     """A module as a loaded model, without files: a tied head, as T5's must be in a file, repeats one token."""
     checkpoint = Checkpoint("in memory")
     encoder_decoder = module.config.is_encoder_decoder
     vars(checkpoint).update(
         config=module.config, tokenizer=tiny_tokenizer(encoder_decoder), generation=module.generation_config
     )
-    kind = NativeModel if engine == "native" else HuggingFaceModel
-    model = kind(checkpoint, module.device, module.dtype)
+    model = HuggingFaceModel(checkpoint, module.device, module.dtype)
     model.module = module
-    if isinstance(model, NativeModel):
-        model.decoder = (T5Decoder if encoder_decoder else LlamaDecoder)(copy.deepcopy(module))
-    return model
+    if engine == "hf":
+        return model
+    native = NativeModel(model)
+    native.decoder = (T5Decoder if encoder_decoder else LlamaDecoder)(copy.deepcopy(module))
+    return native

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from bild_lab.engine.draft import Tree, as_tree
-from bild_lab.engine.models.hf import HuggingFaceSession
+from bild_lab.engine.models.cached_session import CachedSession
+from bild_lab.engine.models.hf import ModuleLayers
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import Scores
+from bild_lab.engine.session import EVERYTHING, Rows, Scores, Want, as_rows
+from bild_lab.engine.trace import Forward
 
 NextLogits = Callable[[list[int]], Tensor]
 
@@ -26,7 +27,7 @@ class StubModel:
     engine: str = "stub"
     fed: list[int] = field(default_factory=list)
 
-    def start(self, source: Source, room: int) -> StubSession:
+    def start(self, source: Source, room: int, forwards: list[Forward] | None = None, *_: object) -> StubSession:
         return StubSession(self, list(source.prompt[:-1]))
 
 
@@ -36,24 +37,23 @@ class StubSession:
     def __init__(self, model: StubModel, tokens: list[int]) -> None:
         self._model, self._tokens = model, tokens
         self._rows: list[int] = []
+        self.forwards: list[Forward] = []
 
     @property
     def length(self) -> int:
         return len(self._tokens)
 
-    def extend(
-        self, tokens: Sequence[int] | Tensor, parents: Tree | Tensor | None = None, scored: int | None = None
-    ) -> Scores:
-        self._rows = [int(token) for token in tokens]
+    def extend(self, rows: Rows | Sequence[int] | Tensor, want: Want = EVERYTHING) -> Scores:
+        rows = as_rows(rows)
+        self._rows = [int(token) for token in rows.tokens]
         self._model.fed.extend(self._rows)
-        above = list(range(-1, len(self._rows) - 1)) if parents is None else as_tree(parents).parents.tolist()
+        above = list(range(-1, len(self._rows) - 1)) if rows.tree is None else rows.tree.parents.tolist()
         contexts: list[list[int]] = []
         for token, parent in zip(self._rows, above, strict=True):
             contexts.append([*(self._tokens if parent < 0 else contexts[parent]), token])
         self._tokens = [*self._tokens, *self._rows]
-        return Scores(
-            logits=torch.stack([self._model.next_logits(context) for context in contexts[-(scored or len(contexts)) :]])
-        )
+        wanted = contexts[-(want.logits or len(contexts)) :]
+        return Scores(logits=torch.stack([self._model.next_logits(context) for context in wanted]))
 
     def keep(self, path: Sequence[int]) -> None:
         base = len(self._tokens) - len(self._rows)
@@ -61,6 +61,9 @@ class StubSession:
 
     def rollback(self, length: int) -> None:
         self._tokens = self._tokens[:length]
+
+
+SESSION = StubSession(StubModel(lambda tokens: torch.zeros(1)), [])  # for drafters that do not look at the target
 
 
 @dataclass
@@ -75,22 +78,20 @@ class ModuleModel:
     def device(self) -> torch.device:
         return self.module.device
 
-    def start(self, source: Source, room: int) -> CountingSession:
+    def start(self, source: Source, room: int, forwards: list[Forward] | None = None, *_: object) -> CountingSession:
         return CountingSession(self, source)
 
 
-class CountingSession(HuggingFaceSession):
+class CountingSession(CachedSession):
     """A session that notes how many rows each forward ran."""
 
     def __init__(self, model: ModuleModel, source: Source) -> None:
-        super().__init__(model.module, source)
+        super().__init__(ModuleLayers(model.module, source), source.prompt, [])
         self._model = model
 
-    def extend(
-        self, tokens: Sequence[int] | Tensor, parents: Tree | Tensor | None = None, scored: int | None = None
-    ) -> Scores:
-        self._model.fed.append(len(self._pending) + len(tokens))
-        return super().extend(tokens, parents, scored)
+    def extend(self, rows: Rows | Sequence[int] | Tensor, want: Want = EVERYTHING) -> Scores:
+        self._model.fed.append(len(self._pending) + len(as_rows(rows).tokens))
+        return super().extend(rows, want)
 
 
 def uncached(module: PreTrainedModel, source: Source) -> NextLogits:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import torch
 
-from bild_lab.engine.draft import ROOT
+from bild_lab.engine.draft import ROOT, Tree
 from bild_lab.engine.drafters.windows import FixedWindow
 from bild_lab.engine.request import Limits, Request
-from bild_lab.engine.sampling import precise
-from bild_lab.engine.session import Model, Session, rows_of
-from bild_lab.engine.trace import Round, Trace, recorded_to
+from bild_lab.engine.sampling import Sampling, precise
+from bild_lab.engine.session import Model, Rows, Session, Want, on_device
+from bild_lab.engine.trace import Forward, Round, Trace
 from bild_lab.errors import UserError, require_flag
 
 Text = tuple[int, ...]  # the prompt's last token and what was emitted behind it
@@ -85,22 +85,25 @@ class BeamSearch:
     def engine(self) -> str:
         return self.target.engine
 
+    def lossless(self, sampling: Sampling) -> bool:
+        """A beam search does not give the target's greedy text."""
+        return False
+
     @torch.inference_mode()
     def decode(self, request: Request, trace: Trace) -> list[int]:
         if not request.sampling.greedy:
             raise UserError(
                 f"beam search needs decoding.temperature=0, got {request.sampling.temperature}; use decoding=greedy"
             )
-        with recorded_to(trace.forwards):
-            search = self._search(request, trace)
+        search = self._search(request, trace)
         return request.limits.append(request.source.prompt, search.ended[0].text[1:])
 
     def _search(self, request: Request, trace: Trace) -> Search:
         limits = request.limits
         with trace.span("prefill"):
-            target = SharedPrefix(self.target, request)
+            target = SharedPrefix(self.target, request, trace.forwards)
             if self.drafter is not None:
-                self.drafter.start(request, self.beams)
+                self.drafter.start(request, self.beams, trace.forwards)
         search = Search(running=(Hypothesis(request.source.prompt[-1:], 0.0),))
         while not search.over:
             with trace.span("draft"):
@@ -142,12 +145,12 @@ class BeamDrafter:
         self.beams = beams
         self._prefix: SharedPrefix | None = None
 
-    def start(self, request: Request, beams: int) -> None:
+    def start(self, request: Request, beams: int, forwards: list[Forward]) -> None:
         """A new text, of which the target keeps so many hypotheses."""
         self._width = beams if self.beams is None else self.beams
         self._limits = request.limits
         self._prefix = None  # a compiled model's memory serves the next sequence again
-        self._prefix = SharedPrefix(self._model, request)
+        self._prefix = SharedPrefix(self._model, request, forwards)
 
     def propose(self, running: Sequence[Hypothesis]) -> list[tuple[Hypothesis, ...]]:
         """The candidates of each step behind these hypotheses; none for the last one that the length limit leaves."""
@@ -168,9 +171,9 @@ class SharedPrefix:
     every forward: with k texts that part ways r tokens ago, up to k · r rows beside the new ones.
     """
 
-    def __init__(self, model: Model, request: Request) -> None:
+    def __init__(self, model: Model, request: Request, forwards: list[Forward]) -> None:
         self._device = model.device
-        self._session: Session = model.start(request.source, request.limits.max_new_tokens)
+        self._session: Session = model.start(request.source, request.limits.max_new_tokens, forwards)
         self._behind = len(request.source.prompt) - 1  # tokens of the sequence before a text
         self._cached: Text = ()
         self._rows: dict[Text, int] = {}  # of the last forward, by the text that ends in each
@@ -187,9 +190,8 @@ class SharedPrefix:
         parents = [self._rows.get(text[:-1], ROOT) for text in self._rows]
         chain = parents == list(range(-1, len(parents) - 1))
         logits = self._session.extend(
-            rows_of([text[-1] for text in self._rows], self._device),
-            None if chain else rows_of(parents, self._device),
-            scored=len(texts),
+            Rows([text[-1] for text in self._rows], None if chain else Tree(on_device(parents, self._device))),
+            Want(logits=len(texts)),
         ).logits
         best = precise(logits).log_softmax(-1).topk(min(count, logits.shape[-1]))  # [texts, count]
         values, tokens = torch.stack([best.values.double(), best.indices.double()]).tolist()
@@ -237,10 +239,7 @@ def round_of(drafted: Sequence[Sequence[Hypothesis]], steps: int, search: Search
         drafted=drafted[-1][0].text[-len(drafted) :][:judged] if drafted else (),
         accepted=steps - 1,
         next_token=(search.running or search.ended)[0].text[-1],
-        fallback=False,
         draft_calls=len(drafted),
-        confidence=(),
-        distance=(),
     )
 
 

@@ -1,7 +1,8 @@
-"""The draft-then-verify loop, which every method that drafts and verifies goes through."""
+"""The draft-then-verify loop of every method that drafts and verifies."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -11,24 +12,26 @@ from torch import Tensor
 
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.request import Request
-from bild_lab.engine.session import Model, Scores
-from bild_lab.engine.trace import Trace, recorded_to
+from bild_lab.engine.sampling import Sampling
+from bild_lab.engine.session import EVERYTHING, Model, Rows, Scores, Session
+from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError, require_flag
 
 
 class Drafter(Protocol):
     """Proposes tokens for the target to check.
 
-    Text may be taken back between two proposals: to the drafter inside a `SpeculativeDrafter` it
-    happens whenever the target rejects. The tokens may then be fewer than before, and the last of
-    them new; all others are as they were. A draft is of the tokens it is asked to continue, whatever
-    stood behind them once.
+    Between two proposals the text may become shorter: a `SpeculativeDrafter` takes its inner drafter back whenever
+    the target rejects. All tokens but the last are then as they were. A draft continues the tokens it is given.
+
+    A drafter may also have `wants`, a `Want`: what it needs of the target's forwards besides all logits; and `gives`,
+    a set of names: which fields of its drafts it fills for rules that need them, such as "own_probs".
     """
 
     drafts_trees: bool
 
-    def start(self, request: Request) -> None:
-        """A new text."""
+    def start(self, request: Request, target: Session) -> None:
+        """A new text. target: the session that will verify the drafts."""
 
     def propose(self, tokens: list[int]) -> Draft:
         """A draft behind all committed tokens, the prompt included."""
@@ -37,33 +40,50 @@ class Drafter(Protocol):
         """What the target said of the draft."""
 
 
+class Acceptance(Protocol):
+    """Decides how much of a draft stands; row 0 follows the root, row i+1 follows node i.
+
+    A rule may also have `needs`, a set of names: fields of the draft that its drafter must fill.
+    """
+
+    accepts_trees: bool
+
+    def lossless(self, sampling: Sampling) -> bool:
+        """Whether the output is the target's own: token for token if greedy, else in distribution."""
+
+    def __call__(self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict: ...
+
+
 @runtime_checkable
 class Prepares(Protocol):
-    """A method or drafter with something to do for a request that is no part of decoding it.
+    """A method or drafter with work to do for a request that is not part of decoding it.
 
-    Timing calls it before the clock starts. `decode` calls it too, for requests that nobody prepared,
-    so a second call for one request does nothing.
+    Timing calls `prepare` before the clock starts. `decode` calls it too; a second call for one request does nothing.
     """
 
     def prepare(self, request: Request) -> None: ...
 
 
-class Acceptance(Protocol):
-    """Decides how much of a draft stands; row 0 follows the root, row i+1 follows node i."""
-
-    accepts_trees: bool
-
-    def __call__(self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict: ...
-
-
 class Method(Protocol):
-    """Any way to continue a prompt: returns the prompt's tokens and the emitted ones."""
+    """Any way to continue a prompt."""
 
     @property
     def engine(self) -> str:
         """What runs its forwards: native or hf."""
 
-    def decode(self, request: Request, trace: Trace) -> list[int]: ...
+    def lossless(self, sampling: Sampling) -> bool:
+        """Whether the output is the target's own: token for token if greedy, else in distribution."""
+
+    def decode(self, request: Request, trace: Trace) -> list[int]:
+        """The prompt's tokens and the emitted ones."""
+
+
+@runtime_checkable
+class Streams(Protocol):
+    """A method that can hand over its tokens as they are accepted."""
+
+    def stream(self, request: Request, trace: Trace) -> Iterator[list[int]]:
+        """The emitted tokens, round by round."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +91,7 @@ class DraftThenVerify:
     """A target, a drafter and an acceptance rule.
 
     verify_tail: check drafted tokens that end the text too. False returns them unchecked, as
-    Algorithm 1 of BiLD does.
+    Algorithm 1 of BiLD does. Raises UserError for parts that do not fit together.
     """
 
     target: Model
@@ -81,15 +101,24 @@ class DraftThenVerify:
 
     def __post_init__(self) -> None:
         require_flag("verify_tail", self.verify_tail)
+        rule, drafter = type(self.acceptance).__name__, type(self.drafter).__name__
         if self.drafter.drafts_trees and not self.acceptance.accepts_trees:
             raise UserError(
-                f"{type(self.acceptance).__name__} accepts chains of tokens, but "
-                f"{type(self.drafter).__name__} drafts trees; use ExactMatch or SpeculativeSampling with it"
+                f"{rule} accepts chains of tokens, but {drafter} drafts trees; "
+                "use ExactMatch or SpeculativeSampling with it"
+            )
+        if lacking := sorted(set(getattr(self.acceptance, "needs", ())) - set(getattr(self.drafter, "gives", ()))):
+            raise UserError(
+                f"{rule} needs the {lacking[0]} of every draft, which {drafter} does not give here; "
+                "draft with ModelDrafter and keeps_probs: true"
             )
 
     @property
     def engine(self) -> str:
         return self.target.engine
+
+    def lossless(self, sampling: Sampling) -> bool:
+        return self.verify_tail and self.acceptance.lossless(sampling)
 
     def prepare(self, request: Request) -> None:
         """Let the drafter prepare, if it is one that does."""
@@ -99,31 +128,54 @@ class DraftThenVerify:
     @torch.inference_mode()
     def decode(self, request: Request, trace: Trace) -> list[int]:
         self.prepare(request)
-        with recorded_to(trace.forwards):
-            return draft_then_verify(self.target, self.drafter, self.acceptance, request, trace, self.verify_tail)
+        return draft_then_verify(self.target, self.drafter, self.acceptance, request, trace, self.verify_tail)
+
+    @torch.inference_mode()
+    def stream(self, request: Request, trace: Trace) -> Iterator[list[int]]:
+        self.prepare(request)
+        yield from rounds(self.target, self.drafter, self.acceptance, request, trace, self.verify_tail)
 
 
 def draft_then_verify(
     target: Model, drafter: Drafter, accept: Acceptance, request: Request, trace: Trace, verify_tail: bool = True
 ) -> list[int]:
     """Continue the prompt until an end token or the length limit; returns prompt and continuation."""
+    return whole(request, rounds(target, drafter, accept, request, trace, verify_tail))
+
+
+def rounds(
+    target: Model, drafter: Drafter, accept: Acceptance, request: Request, trace: Trace, verify_tail: bool = True
+) -> Iterator[list[int]]:
+    """The loop: yields the tokens that each round adds to the text."""
     limits = request.limits
     tokens = list(request.source.prompt)
+    want = getattr(drafter, "wants", EVERYTHING)
     with trace.span("prefill"):
-        session = target.start(request.source, limits.max_new_tokens)
-        drafter.start(request)
+        session = target.start(request.source, limits.max_new_tokens, trace.forwards)
+        drafter.start(request, session)
     while not limits.reached(tokens):
+        committed = len(tokens)
         with trace.span("draft"):
             draft = drafter.propose(tokens)
         if not verify_tail and limits.reached(tail := limits.append(tokens, draft.token_list)):
             trace.step(draft, None)
-            return tail
+            yield tail[committed:]
+            return
         with trace.span("verify"):
-            scores = session.extend(*draft.under(tokens[-1]))  # the last committed token is not cached yet
+            # the last committed token is not cached yet
+            scores = session.extend(Rows(draft.under(tokens[-1]), draft.tree), want)
             verdict = accept(draft, scores.logits[: len(draft) + 1], request)  # probes come last
         session.keep([0, *(node + 1 for node in verdict.path)])
         drafter.observe(draft, scores, verdict)
         drafted = draft.token_list
         tokens = limits.append(tokens, [*(drafted[node] for node in verdict.path), verdict.next_token])
         trace.step(draft, verdict)
+        yield tokens[committed:]
+
+
+def whole(request: Request, new_tokens: Iterator[list[int]]) -> list[int]:
+    """The prompt and everything that a loop yields for it."""
+    tokens = list(request.source.prompt)
+    for new in new_tokens:
+        tokens += new
     return tokens

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
+
+Stats = Mapping[str, Any]  # a method's own statistics of a round: flags, numbers, or tuples of numbers
 
 ROOT = -1  # the parent of a node that follows the last committed token
 
@@ -20,37 +24,39 @@ class Draft:
     parents: [n], parents[i] < i, or ROOT; None means a chain.
     probs: [n vocab], the distribution each token was sampled from (q of the speculative
         sampling paper); None means that the drafter proposed with certainty.
-    confidence: the drafter's largest probability at each of its calls, where it was computed.
-    fallback: the drafter handed over because it lacked confidence (BiLD §3.3).
     calls: how many forwards the drafter ran for it.
-    own_probs: [n vocab], the drafter's own distribution, at temperature 1, where a rule asks for it.
+    own_probs: [n vocab], the drafter's own distribution, at temperature 1, for a rule that needs it.
     probes: [p], tokens at or beyond the vocabulary's size (BiTA's masks). The target runs them behind the
-        others, for the drafter to draft from next time. No rule sees them, no row of the text does, and none is
-        ever kept.
-    rows: how the last committed token, the nodes and the probes stand, for a shape that comes up again; probes
+        others, and the drafter drafts from their scores next time. No rule and no row of the text sees them, and
+        none is ever kept.
+    shape: how the last committed token, the nodes and the probes stand, for a shape that comes up again; probes
         need it.
+    stats: what else the drafter recorded, by name. A tuple has a number for each of its forwards.
     """
 
     tokens: Int[Tensor, " n"]
     parents: Int[Tensor, " n"] | None = None
     probs: Float[Tensor, "n vocab"] | None = None
-    confidence: tuple[float, ...] = ()
-    fallback: bool = False
     calls: int = 0
     own_probs: Float[Tensor, "n vocab"] | None = None
     probes: Int[Tensor, " p"] | None = None
-    rows: Tree | None = None
+    shape: Tree | None = None
+    stats: Stats = field(default_factory=dict)
 
     def __len__(self) -> int:
         return self.tokens.shape[0]
 
-    def under(self, token: int) -> tuple[Int[Tensor, " m"], Tree | Int[Tensor, " m"] | None]:
-        """Rows to feed the target: the last committed token, the nodes below it, then probes."""
+    @property
+    def tree(self) -> Tree | None:
+        """How the last committed token and the rows below it stand; None for a chain."""
+        if self.shape is not None or self.parents is None:
+            return self.shape
+        return Tree(torch.cat([self.parents.new_full((1,), ROOT), self.parents + 1]))
+
+    def under(self, token: int) -> Int[Tensor, " m"]:
+        """Token ids to feed the target: the last committed token, the nodes below it, then probes."""
         last = self.tokens.new_full((1,), token)  # new_tensor would wait for a GPU
-        rows = torch.cat([last, self.tokens] if self.probes is None else [last, self.tokens, self.probes])
-        if self.rows is not None or self.parents is None:
-            return rows, self.rows
-        return rows, torch.cat([self.parents.new_full((1,), ROOT), self.parents + 1])
+        return torch.cat([last, self.tokens] if self.probes is None else [last, self.tokens, self.probes])
 
     def child(self, node: int, token: int) -> int | None:
         """The node that continues `node` (or ROOT) with `token`, if it was drafted."""
@@ -99,17 +105,17 @@ def empty_draft(device: torch.device) -> Draft:
 class Verdict:
     """Which drafted nodes stand, root to leaf, and the target's own token after them.
 
-    distance: nats, one per drafted token, where the rule measures one (BiLD §3.4).
+    stats: what else the rule recorded, by name. A tuple has a number for each drafted token.
     """
 
     path: tuple[int, ...]
     next_token: int
-    distance: tuple[float, ...] = ()
+    stats: Stats = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Tree:
-    """Rows that stand in a tree, for a shape that comes up again: what follows from it is found once.
+    """Rows that stand in a tree. What follows from the shape is computed once.
 
     parents: [m], parents[i] < i, or ROOT for a row that follows the cache.
     """
@@ -126,14 +132,10 @@ class Tree:
         return self.ancestors.sum(-1) - 1
 
 
-def as_tree(parents: Tree | Int[Tensor, " m"]) -> Tree:
-    return parents if isinstance(parents, Tree) else Tree(parents)
-
-
 def ancestors(parents: Int[Tensor, " n"]) -> Bool[Tensor, "n n"]:
     """Which rows each row may attend to: itself and the rows above it in the tree.
 
-    Found on the device, as the host would have to wait for it, by jumps of doubling length.
+    Computed on the device, by jumps of doubling length, so that the host does not wait.
     """
     n = parents.shape[0]
     visible = torch.eye(n + 1, n, dtype=torch.bool, device=parents.device)  # the last row stands above all roots

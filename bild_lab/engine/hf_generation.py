@@ -6,11 +6,13 @@ import copy
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig
 
 from bild_lab.engine.models.checkpoint import Checkpoint
-from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.models.hf import HuggingFaceModel, weightless
 from bild_lab.engine.request import Request
+from bild_lab.engine.sampling import Sampling
+from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError, require_flag, require_whole
 
@@ -20,7 +22,10 @@ class HuggingFaceGenerate:
 
     engine = "hf"
 
-    def __init__(self, target: HuggingFaceModel) -> None:
+    def lossless(self, sampling: Sampling) -> bool:
+        return True
+
+    def __init__(self, target: LoadedModel) -> None:
         self._target = require_transformers(target)
 
     @torch.inference_mode()
@@ -38,10 +43,13 @@ class HuggingFaceAssisted:
 
     engine = "hf"
 
+    def lossless(self, sampling: Sampling) -> bool:
+        return True
+
     def __init__(
         self,
-        target: HuggingFaceModel,
-        draft: HuggingFaceModel,
+        target: LoadedModel,
+        draft: LoadedModel,
         decoder_mask: bool = False,
         window: int | None = None,
     ) -> None:
@@ -54,7 +62,7 @@ class HuggingFaceAssisted:
             self._settings.num_assistant_tokens = window
             self._settings.num_assistant_tokens_schedule = "constant"
             self._settings.assistant_confidence_threshold = 0.0
-        self._decoder_mask = decoder_mask and target.encoder_decoder
+        self._decoder_mask = decoder_mask and target.checkpoint.encoder_decoder
 
     @torch.inference_mode()
     def decode(self, request: Request, trace: Trace) -> list[int]:
@@ -77,7 +85,10 @@ class HuggingFacePromptLookup:
 
     engine = "hf"
 
-    def __init__(self, target: HuggingFaceModel, window: int, longest_match: int) -> None:
+    def lossless(self, sampling: Sampling) -> bool:
+        return True
+
+    def __init__(self, target: LoadedModel, window: int, longest_match: int) -> None:
         require_whole("the draft window", window, 1)
         require_whole("longest_match", longest_match, 1)
         self._target = require_transformers(target)
@@ -105,9 +116,12 @@ class HuggingFaceEarlyExit:
 
     engine = "hf"
 
-    def __init__(self, target: HuggingFaceModel, exit_layer: int) -> None:
+    def lossless(self, sampling: Sampling) -> bool:
+        return True
+
+    def __init__(self, target: LoadedModel, exit_layer: int) -> None:
         self._target = require_transformers(target)
-        if target.encoder_decoder or not exits_early(target.checkpoint):
+        if target.checkpoint.encoder_decoder or not exits_early(target.checkpoint):
             raise UserError(
                 f"transformers cannot exit early from {kind(target)}, but from models such as Llama; "
                 "use policy=early_exit_speculative with the native engine, or policy=hf_prompt_lookup"
@@ -164,18 +178,19 @@ def plain_generation_config(target: HuggingFaceModel, request: Request) -> Gener
         max_new_tokens=limits.max_new_tokens,
         eos_token_id=end or None,
         pad_token_id=pad if pad is not None else (end[0] if end else 0),
-        decoder_start_token_id=target.checkpoint.decoder_start if target.encoder_decoder else None,
+        decoder_start_token_id=target.checkpoint.decoder_start if target.checkpoint.encoder_decoder else None,
         use_cache=True,
         **chosen,
     )
 
 
-def require_transformers(model: HuggingFaceModel) -> HuggingFaceModel:
-    if not isinstance(model, HuggingFaceModel):
+def require_transformers(model: LoadedModel) -> HuggingFaceModel:
+    """The model as a module of Transformers. Raises UserError for one that is none."""
+    if (module := getattr(model, "transformers", None)) is None:
         raise UserError(
             f"Hugging Face generation needs a model of transformers, got {type(model).__name__}; set runtime.engine=hf"
         )
-    return model
+    return module
 
 
 def exits_early(checkpoint: Checkpoint) -> bool:
@@ -188,13 +203,6 @@ def exits_early(checkpoint: Checkpoint) -> bool:
     except (IndexError, RuntimeError):  # more layers ran than the cache was made for
         return False
     return len(out.past_key_values) == 1
-
-
-def weightless(checkpoint: Checkpoint) -> PreTrainedModel:
-    """The checkpoint's architecture without memory for weights, to try out before they load."""
-    auto = AutoModelForSeq2SeqLM if checkpoint.encoder_decoder else AutoModelForCausalLM
-    with torch.device("meta"):
-        return auto.from_config(copy.deepcopy(checkpoint.config), dtype=torch.bfloat16)
 
 
 def kind(model: HuggingFaceModel) -> str:

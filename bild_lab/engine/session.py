@@ -1,10 +1,10 @@
-"""What the decoding loop asks of a model, whichever engine runs it."""
+"""The seam between methods and models: rows in, and what a method wants to know of them out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -12,26 +12,70 @@ from torch import Tensor
 
 from bild_lab.engine.draft import Tree
 from bild_lab.engine.request import Source
+from bild_lab.engine.trace import Forward
+
+if TYPE_CHECKING:
+    from bild_lab.engine.models.checkpoint import Checkpoint
+    from bild_lab.engine.models.hf import HuggingFaceModel
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows to run.
+
+    tokens: [m]. tree: how the rows stand; None: a chain. at: None for the next rows of the text. A position in the
+    sequence, `length` or later, for rows that are drafted: they are never kept, and later rows take their place.
+    states: what the layer before `Want.layers` gave for these rows; the tokens are then not embedded.
+    """
+
+    tokens: Sequence[int] | Int[Tensor, " m"]
+    tree: Tree | None = None
+    at: int | None = None
+    states: Float[Tensor, "m dim"] | None = None
+
+
+@dataclass(frozen=True)
+class Want:
+    """What to run and what to return.
+
+    logits: for how many of the last rows; None: all. head_input: also what the head read at these rows.
+    hidden: states of all rows behind so many layers, 0 for the embeddings. prompt: count the rows of the prompt that
+    run with the first rows among "all rows". layers: indices of the layers to run, ascending; None: all. Without the
+    last layer the head reads the state behind the last layer that ran (an early exit). Rows of the text are cached
+    once they have been through the last layer. fill: compute only the keys and values of these layers, each from the
+    same states.
+    """
+
+    logits: int | None = None
+    head_input: bool = False
+    hidden: tuple[int, ...] = ()
+    prompt: bool = False
+    layers: Sequence[int] | None = None
+    fill: bool = False
+
+
+EVERYTHING = Want()
+LAST = Want(logits=1)
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What a forward says of the rows that were fed.
+    """What was wanted of the rows.
 
-    logits: row i scores what follows the i-th row. final: what the head read there, the last layer's
-    output after the final norm. hidden: every layer's output for the rows, where it was asked for.
+    logits: row i scores the token after the i-th of the last rows; None if none were wanted. head_input: the last
+    layer's output after the final norm, at the same rows. hidden: one entry for each of `Want.hidden`.
     """
 
-    logits: Float[Tensor, "m vocab"]
-    final: Float[Tensor, "m dim"] | None = None
-    hidden: Float[Tensor, "layers m dim"] | None = None
+    logits: Float[Tensor, "m vocab"] | None
+    head_input: Float[Tensor, "m dim"] | None = None
+    hidden: tuple[Float[Tensor, "n dim"], ...] = ()
 
 
 @dataclass(frozen=True)
 class Prefix:
-    """What only probe rows know: keys and values before the text, and embeddings beyond the vocabulary.
+    """What only probe rows see: keys and values before the text, and embeddings beyond the vocabulary.
 
-    keys, values: BiTA's prompt, p may be 0. masks: of the token ids from the vocabulary's size on.
+    keys, values: BiTA's prompt, p may be 0. masks: the embeddings of token ids from the vocabulary's size on.
     """
 
     keys: Float[Tensor, "layers heads p dim"]
@@ -43,13 +87,13 @@ class Prefix:
         return self.keys.shape[2]
 
     def probe(self, tokens: Int[Tensor, " m"], vocabulary: int) -> Bool[Tensor, " m"] | None:
-        """Which of these rows are probes; None where there are no masks to tell by."""
+        """Which of these rows are probes; None without masks."""
         return None if self.masks is None else tokens >= vocabulary
 
     def embed(
         self, tokens: Int[Tensor, " m"], vocabulary: int, look_up: Callable[[Tensor], Tensor]
     ) -> Float[Tensor, "m dim"]:
-        """Rows of the vocabulary's table, which `look_up` reads, and of the masks', chosen on the device."""
+        """Embeddings of tokens, by `look_up`, and of masks. The choice is made on the device."""
         if self.masks is None:
             return look_up(tokens)
         beyond = tokens - vocabulary
@@ -60,20 +104,16 @@ class Prefix:
 class Session(Protocol):
     """One sequence in one model. Its last committed token is not cached yet."""
 
+    forwards: list[Forward]  # every forward so far, of all sessions of one decoding
+
     @property
     def length(self) -> int:
         """How many tokens of the sequence need not be fed again."""
 
-    def extend(
-        self,
-        tokens: Sequence[int] | Int[Tensor, " m"],
-        parents: Tree | Int[Tensor, " m"] | None = None,
-        scored: int | None = None,
-    ) -> Scores:
-        """Run rows after the cached ones.
+    def extend(self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING) -> Scores:
+        """Run rows behind the cached ones. Token ids alone are a chain.
 
-        parents: parents[i] < i, or -1 for a row that follows the cache; None: a chain. scored: how many
-        of the last rows need logits; None: all.
+        A prompt of a decoder-only model runs with the first rows, in one forward.
         """
 
     def keep(self, path: Sequence[int]) -> None:
@@ -81,6 +121,12 @@ class Session(Protocol):
 
     def rollback(self, length: int) -> None:
         """Drop every cached row from this position on."""
+
+    def prefill(self) -> None:
+        """Run the prompt now instead of with the first rows."""
+
+    def adopt(self, row: int, layers: Sequence[int]) -> None:
+        """Of the rows drafted behind the cached ones, make this one (from 0) the first, in these layers."""
 
 
 class Model(Protocol):
@@ -90,14 +136,55 @@ class Model(Protocol):
     def device(self) -> torch.device: ...
 
     @property
-    def engine(self) -> str: ...
+    def engine(self) -> str:
+        """native or hf."""
 
-    def start(self, source: Source, room: int) -> Session:
-        """A session for this source, behind whose prompt about `room` rows will be kept."""
+    def start(
+        self,
+        source: Source,
+        room: int,
+        forwards: list[Forward] | None = None,
+        target: Session | None = None,
+        prefix: Prefix | None = None,
+    ) -> Session:
+        """A session for this source.
+
+        room: about how many rows will be kept behind the prompt. forwards: where to record forwards. target: the
+        session of the model that this one drafts for; a view of the target runs in its cache.
+        """
 
 
-def rows_of(tokens: Sequence[int] | Int[Tensor, " m"], device: torch.device) -> Int[Tensor, " m"]:
-    """Token ids on the device; a list travels without waiting for what a GPU is doing."""
+class LoadedModel(Model, Protocol):
+    """A checkpoint behind the session protocol."""
+
+    checkpoint: Checkpoint
+    dtype: torch.dtype
+
+    @property
+    def transformers(self) -> HuggingFaceModel:
+        """The same checkpoint as a module of Transformers."""
+
+    def load(self) -> None:
+        """Read the weights now rather than at the first decoding."""
+
+    @property
+    def depth(self) -> int:
+        """How many decoder layers it has."""
+
+    def require_layers(self, what: str) -> None:
+        """Raise UserError unless the layers can be run one by one. what: the method that needs it, for the message."""
+
+    def prompt_cache(self, embeddings: Float[Tensor, "p dim"]) -> Prefix:
+        """Keys and values of a shallow prompt (BiTA): each row sees those before it, and none has a rotation."""
+
+
+def as_rows(rows: Rows | Sequence[int] | Int[Tensor, " m"]) -> Rows:
+    """Token ids alone as a chain."""
+    return rows if isinstance(rows, Rows) else Rows(rows)
+
+
+def on_device(tokens: Sequence[int] | Int[Tensor, " m"], device: torch.device) -> Int[Tensor, " m"]:
+    """Token ids on the device. A list travels to a GPU without waiting for what the GPU is doing."""
     if isinstance(tokens, Tensor) or device.type != "cuda":
         return torch.as_tensor(tokens, dtype=torch.long, device=device)
     return torch.tensor(tokens).pin_memory().to(device, non_blocking=True)

@@ -6,30 +6,25 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from bild_lab.engine.draft import Draft, Verdict
+from bild_lab.engine.draft import Draft, Stats, Verdict
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from bild_lab.engine.ppd.log import PipelineLog
-
 Span = tuple[str, float, float]  # a stage, and when it began and ended, in seconds since the decoding began
-
-_forwards: ContextVar[list[Forward] | None] = ContextVar("forwards", default=None)
 
 
 @dataclass(frozen=True)
 class Forward:
     """One pass of a model: through its encoder, or of rows through its decoder.
 
-    config: of the model that ran, one object per model. rows: how many went through. cached: how many the
-    cache held before them. scored: for how many the head ran. source: the encoder's tokens, 0 for decoder-only models.
-    layers: how many decoder layers, None for all. first_layer: how many the rows went through in forwards before.
-    filled_layers: of how many layers behind these only keys and values were computed.
+    config: of the model that ran, one object per model. rows: how many ran. cached: how many the cache held before
+    them. scored: for how many the head ran. source: the encoder's tokens, 0 for decoder-only models. layers: how
+    many decoder layers ran, None for all. first_layer: how many layers the rows went through in earlier forwards.
+    filled_layers: for how many layers only keys and values were computed.
     """
 
     config: PreTrainedConfig
@@ -43,40 +38,21 @@ class Forward:
     filled_layers: int = 0
 
 
-def forward_log() -> list[Forward] | None:
-    """Where a session that starts now records its forwards; None where nobody listens."""
-    return _forwards.get()
-
-
-@contextmanager
-def recorded_to(log: list[Forward]) -> Iterator[None]:
-    """Record the forwards of every session that starts inside."""
-    token = _forwards.set(log)
-    try:
-        yield
-    finally:
-        _forwards.reset(token)
-
-
 @dataclass(frozen=True)
 class Round:
     """One draft and its verification.
 
-    accepted: how many drafted tokens stand. next_token: the target's own token after them, None
-    where an unverified tail ended the text. confidence: the drafter's largest probability at each
-    of its calls. distance: nats, one per drafted token. exit_layer: behind how many layers a method that
-    exits early took its token. branch: how many tokens the longest branch of a tree has; None for a chain.
+    accepted: how many drafted tokens stand. next_token: the target's own token after them, None if an unverified
+    tail ended the text. branch: how many tokens the longest branch of a tree has; None for a chain. stats: a
+    method's own statistics, by name: flags, numbers, or tuples with a number per drafted token or forward.
     """
 
-    drafted: tuple[int, ...]
-    accepted: int
-    next_token: int | None
-    fallback: bool
-    draft_calls: int
-    confidence: tuple[float, ...]
-    distance: tuple[float, ...]
-    exit_layer: int | None = None
+    drafted: tuple[int, ...] = ()
+    accepted: int = 0
+    next_token: int | None = None
+    draft_calls: int = 0
     branch: int | None = None
+    stats: Stats = field(default_factory=dict)
 
     @property
     def depth(self) -> int:
@@ -91,30 +67,29 @@ class Round:
 
 @dataclass
 class Trace:
-    """The rounds and forwards of one example; its spans cost nothing, so timed runs use it.
+    """The rounds and forwards of one example. Its spans cost nothing, so timed runs use it.
 
-    pipeline: what predictive pipelined decoding did, None for other methods.
+    stats: a method's own statistics of the whole text, by name.
     """
 
     rounds: list[Round] = field(default_factory=list)
     forwards: list[Forward] = field(default_factory=list)
-    pipeline: PipelineLog | None = None
+    stats: dict[str, Any] = field(default_factory=dict)
 
     def span(self, name: str) -> AbstractContextManager[None]:
         return nullcontext()
 
     def step(self, draft: Draft, verdict: Verdict | None) -> None:
         """Record one round; without a verdict the whole draft stands unverified."""
+        judged = {} if verdict is None else verdict.stats
         self.rounds.append(
             Round(
                 drafted=tuple(draft.token_list),
                 accepted=len(draft) if verdict is None else len(verdict.path),
                 next_token=None if verdict is None else verdict.next_token,
-                fallback=draft.fallback,
                 draft_calls=draft.calls,
-                confidence=draft.confidence,
-                distance=() if verdict is None else verdict.distance,
                 branch=None if draft.parents is None else draft.depth,
+                stats={**draft.stats, **judged},
             )
         )
 
@@ -136,7 +111,7 @@ class Trace:
 
     @property
     def fallbacks(self) -> int:
-        return sum(r.fallback for r in self.rounds)
+        return sum(bool(r.stats.get("fallback")) for r in self.rounds)
 
     @property
     def rollbacks(self) -> int:

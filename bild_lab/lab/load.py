@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -11,13 +12,14 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 
-from bild_lab.engine.decode import Method, Prepares
+from bild_lab.engine.decode import Method, Prepares, Streams
 from bild_lab.engine.models.checkpoint import require_same_vocabulary, resolve_device, resolve_dtype
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.native import NativeModel, why_not_native
 from bild_lab.engine.models.placement import Placement
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.sampling import Sampling
+from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.build import build_method
@@ -42,9 +44,9 @@ class Generation:
 class Decoder:
     """A target model and a method that decodes with it."""
 
-    target: HuggingFaceModel
+    target: LoadedModel
     method: Method
-    models: tuple[HuggingFaceModel, ...]  # the target, then what the method drafts with
+    models: tuple[LoadedModel, ...]  # the target, then what the method drafts with
 
     def load_weights(self) -> None:
         """Read the weights now rather than at the first decoding."""
@@ -52,7 +54,7 @@ class Decoder:
             if self.method.engine == model.engine:
                 model.load()
             else:  # a peer runs the modules of Transformers, whatever engine our own loop has
-                _ = model.module
+                _ = model.transformers.module
 
     def request(
         self,
@@ -65,7 +67,7 @@ class Decoder:
         """Tokenize a prompt and set its limits and sampling."""
         require_whole("max_new_tokens", max_new_tokens, 1)
         sampling = sampling or Sampling()
-        source = self.target.source(prompt, max_source_tokens)
+        source = self.target.checkpoint.source(prompt, max_source_tokens).to(self.target.device)
         limits = Limits(len(source.prompt), max_new_tokens, self.target.checkpoint.end_tokens)
         generator = None if sampling.greedy else torch.Generator(self.target.device).manual_seed(seed)
         return Request(source, limits, sampling, generator)
@@ -91,6 +93,37 @@ class Decoder:
         emitted = tokens[request.limits.prompt_length :]
         return Generation(self.text(emitted), emitted, trace, time.perf_counter() - started)
 
+    def stream(
+        self,
+        prompt: str,
+        max_new_tokens: int = 128,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+    ) -> Iterator[str]:
+        """The text of `generate` in pieces, as tokens are accepted.
+
+        A method without rounds of its own, such as beam search, gives the text in one piece.
+        """
+        request = self.request(prompt, max_new_tokens, Sampling(temperature, top_k, top_p), seed)
+        self.load_weights()
+        if isinstance(self.method, Streams):
+            parts = self.method.stream(request, Trace())
+        else:
+            parts = iter([self.method.decode(request, Trace())[request.limits.prompt_length :]])
+        emitted: list[int] = []
+        shown = ""
+        for part in parts:
+            emitted += part
+            text = settled(self.text(emitted))
+            if text.startswith(shown) and len(text) > len(shown):
+                yield text[len(shown) :]
+                shown = text
+        text = self.text(emitted)
+        if len(text) > len(shown):
+            yield text[len(shown) :]
+
     def text(self, token_ids: list[int]) -> str:
         return self.target.checkpoint.tokenizer.decode(token_ids, skip_special_tokens=True).strip()
 
@@ -109,7 +142,15 @@ class Decoder:
 
     def synchronize(self) -> None:
         """Wait until the target's device has done what it was asked."""
-        self.target.synchronize()
+        self.target.transformers.synchronize()
+
+
+def settled(text: str) -> str:
+    """The text without its last two words, which later tokens may still change: characters of several tokens, and
+    spaces before punctuation that some tokenizers remove.
+    """
+    words = list(re.finditer(r"\S+", text))
+    return text[: words[-2].start()].rstrip() if len(words) > 2 else ""
 
 
 def load(
@@ -146,10 +187,10 @@ def load(
     where, precision = str(placement.home(resolve_device(device))), resolve_dtype(dtype)
     engine = "hf" if placement.spread and engine == "auto" else engine  # one for the pair
     target_model = load_model(target, target_revision, where, precision, engine, compile, trust_remote_code, placement)
-    drafts: list[HuggingFaceModel] = []
+    drafts: list[LoadedModel] = []
 
-    def loading(key: str, path: str | None, revision: str | None) -> Callable[[], HuggingFaceModel]:
-        def load_draft() -> HuggingFaceModel:
+    def loading(key: str, path: str | None, revision: str | None) -> Callable[[], LoadedModel]:
+        def load_draft() -> LoadedModel:
             if path is None:
                 raise UserError(f"policy {node.name} drafts with a small model; give one with pair.{key} ({key}=)")
             model = load_model(path, revision, where, precision, engine, compile, trust_remote_code, ON_ONE_DEVICE)
@@ -179,7 +220,7 @@ def load_model(
     compile: bool = False,
     trust_remote_code: bool = False,
     placement: Placement = ON_ONE_DEVICE,
-) -> HuggingFaceModel:
+) -> LoadedModel:
     """A model, shared by all decoders of the process.
 
     Raises UserError for an unknown engine, where what asks for the native engine cannot have it, and for a model
@@ -195,7 +236,7 @@ def load_model(
         raise UserError(f"{path} cannot run natively, as {reason}; set runtime.engine=hf or auto")
     where = torch.device(device)
     if engine != "hf" and reason is None:
-        return NativeModel(checkpoint, where, dtype, compile)
+        return NativeModel(HuggingFaceModel(checkpoint, where, dtype), compile)
     if compile:
         raise UserError(f"only the native engine compiles, and {path} runs on hf; set runtime.compile=false")
     return placement.model(checkpoint, where, dtype)

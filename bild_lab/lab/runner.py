@@ -39,7 +39,7 @@ def run_point(
     clock = Clock()
     torch.set_num_threads(point.setting["threads"])
     decoder = point.decoders[METHOD]
-    device, synchronize, ranks = decoder.target.device, decoder.synchronize, decoder.target.ranks
+    device, synchronize, ranks = decoder.target.device, decoder.synchronize, decoder.target.transformers.ranks
     use = DeviceUse(device) if ranks.first or device.type == "cuda" else None  # of a CPU, which the ranks share
     surroundings = {**environment(device), "host": platform.node()}
     ranks.run(lambda: [each.load_weights() for each in point.decoders.values()])

@@ -157,7 +157,7 @@ def _check(configs: list[DictConfig]) -> None:
 def _prepared(cfg: DictConfig) -> Point:
     """The point, where its target lies in all processes that were started. Raises UserError for one that cannot be."""
     point = prepare(cfg)
-    if point.vanilla.target.ranks != launched():
+    if point.vanilla.target.transformers.ranks != launched():
         raise UserError(
             f"{launched().count} processes would measure the same and write it to {sweep_folder(cfg)}; "
             "leave torchrun out, or set runtime.tensor_parallel=true"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from typing import NamedTuple
 
@@ -14,17 +14,17 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bild_lab.engine.adapters.layer_heads import LayerHeads, LayerHeadsConfig, require_heads_of, require_layers
-from bild_lab.engine.models.native import NativeModel
 from bild_lab.engine.ppd.pipeline import SHARED
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import precise
+from bild_lab.engine.session import LoadedModel, Rows, Session, Want
 from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.metrics.bootstrap import interval, resampled_sums
-from bild_lab.training.losses import decoder_depth
 
 TOTAL = "all"  # the position of a row over all positions
 
-Head = Callable[[int, Float[Tensor, "n dim"]], Float[Tensor, "n vocab"]]  # from a layer, counted from 1, and its output
+# from the text's session, a layer, counted from 1, and its output
+Head = Callable[[Session, int, Float[Tensor, "n dim"]], Float[Tensor, "n vocab"]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,14 +59,14 @@ def _ascending(key: str, values: object, example: str) -> tuple[int, ...]:
     return tuple(sorted(set(values)))
 
 
-def layers_of(spec: MatchSpec, target: NativeModel) -> tuple[int, ...]:
+def layers_of(spec: MatchSpec, target: LoadedModel) -> tuple[int, ...]:
     """The layers to measure; reads small files only.
 
     Raises UserError for layers that the target or the heads do not have, heads of another model, and k beyond the
     vocabulary.
     """
     config = target.checkpoint.config
-    depth = decoder_depth(config)
+    depth = target.depth
     if spec.top_k[-1] > config.vocab_size:
         raise UserError(
             f"top_k must be at most the target's vocabulary of {config.vocab_size} tokens, got {spec.top_k[-1]}"
@@ -86,38 +86,56 @@ def layers_of(spec: MatchSpec, target: NativeModel) -> tuple[int, ...]:
     return spec.layers
 
 
-def heads_of(spec: MatchSpec, target: NativeModel) -> dict[str, Head]:
+def heads_of(spec: MatchSpec, target: LoadedModel) -> dict[str, Head]:
     """The heads by name, ready to use."""
     found: dict[str, Head] = {}
     for name in spec.heads:
         if name == SHARED:
-            found[name] = lambda layer, hidden: target.decoder.logits(hidden)
+            found[name] = shared_head
         else:
-            found[name] = LayerHeads.load(name).to(target.device, target.dtype).requires_grad_(False).logits
+            trained = LayerHeads.load(name).to(target.device, target.dtype).requires_grad_(False)
+            found[name] = partial(_trained_head, trained)
     return found
 
 
+def shared_head(session: Session, layer: int, hidden: Float[Tensor, "n dim"]) -> Float[Tensor, "n vocab"]:
+    """The target's own norm and head."""
+    return session.extend(Rows([0] * len(hidden), states=hidden), Want(layers=())).logits
+
+
+def _trained_head(
+    heads: LayerHeads, session: Session, layer: int, hidden: Float[Tensor, "n dim"]
+) -> Float[Tensor, "n vocab"]:
+    return heads.logits(layer, hidden)
+
+
 @torch.inference_mode()
-def greedy_states(target: NativeModel, request: Request) -> tuple[list[int], Float[Tensor, "layers n dim"]]:
-    """The target's own greedy text, and what every layer put out where each of its tokens was chosen."""
+def greedy_states(target: LoadedModel, request: Request) -> tuple[Session, list[int], Float[Tensor, "layers n dim"]]:
+    """The text's session, the target's own greedy text, and every layer's output where each token was chosen."""
+    want = Want(logits=1, hidden=tuple(range(1, target.depth + 1)))
     session = target.start(request.source, request.limits.max_new_tokens)
     tokens, states = list(request.source.prompt), []
     while not request.limits.reached(tokens):
-        scores = session.extend(tokens[session.length :], scored=1, hidden=True)
-        states.append(scores.hidden[:, -1])
+        scores = session.extend(tokens[session.length :], want)
+        states.append(torch.stack([state[-1] for state in scores.hidden]))
         tokens.append(int(precise(scores.logits).argmax(-1)))
-    return tokens[request.limits.prompt_length :], torch.stack(states, 1)
+    return session, tokens[request.limits.prompt_length :], torch.stack(states, 1)
 
 
 @torch.inference_mode()
 def ranks_of(
-    tokens: Sequence[int], states: Float[Tensor, "layers n dim"], head: Head, layers: Sequence[int], most: int
+    session: Session,
+    tokens: Sequence[int],
+    states: Float[Tensor, "layers n dim"],
+    head: Head,
+    layers: Sequence[int],
+    most: int,
 ) -> Int[np.ndarray, "measured n"]:
     """How many tokens each layer prefers to the final one; `most` where it is not among so many first choices."""
     wanted = torch.tensor(tokens, device=states.device)[:, None]
     ranks = []
     for layer in layers:
-        choices = head(layer, states[layer - 1]).topk(most).indices  # [n, most]
+        choices = head(session, layer, states[layer - 1]).topk(most).indices  # [n, most]
         ranks.append(((choices == wanted).cumsum(-1) == 0).sum(-1))
     return torch.stack(ranks).cpu().numpy()
 
@@ -188,7 +206,7 @@ class MatchRates:
 
 
 def measure_match_rates(
-    target: NativeModel, requests: Sequence[Request], spec: MatchSpec, advance: Callable[[], None] = lambda: None
+    target: LoadedModel, requests: Sequence[Request], spec: MatchSpec, advance: Callable[[], None] = lambda: None
 ) -> MatchRates:
     """Decode every request greedily, once, and ask all heads at all layers for each token of the texts.
 
@@ -197,8 +215,8 @@ def measure_match_rates(
     layers, heads, top_k = layers_of(spec, target), heads_of(spec, target), np.array(spec.top_k)
     hits: list[Int[np.ndarray, "heads layers ks n"]] = []
     for request in requests:
-        tokens, states = greedy_states(target, request)
-        ranks = np.stack([ranks_of(tokens, states, head, layers, spec.top_k[-1]) for head in heads.values()])
+        session, tokens, states = greedy_states(target, request)
+        ranks = np.stack([ranks_of(session, tokens, states, head, layers, spec.top_k[-1]) for head in heads.values()])
         hits.append(ranks[:, :, None] < top_k[:, None])
         advance()
     groups = -(-max(hit.shape[-1] for hit in hits) // spec.positions)

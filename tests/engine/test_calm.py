@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 
 import bild_lab
 from bild_lab.engine.calm import Calm, decaying_threshold
-from bild_lab.engine.models.native.attention import Rows
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.errors import UserError
@@ -61,8 +60,9 @@ def decoded(
     measure: str = "hidden_state",
     threshold: float = 0.9,
     temperature: float = 4,
+    engine: str = "native",
 ) -> tuple[list[int], Trace]:
-    method = Calm(in_memory(module, "native"), measure, threshold, temperature)
+    method = Calm(in_memory(module, engine), measure, threshold, temperature)
     return method.decode(request, trace := Trace()), trace
 
 
@@ -72,7 +72,7 @@ def vanilla(module: PreTrainedModel, request: Request) -> tuple[list[int], Trace
 
 
 def exits_of(trace: Trace) -> list[int | None]:
-    return [each.exit_layer for each in trace.rounds]
+    return [each.stats["exit_layer"] for each in trace.rounds]
 
 
 @dataclass
@@ -153,16 +153,17 @@ def response_of(module: PreTrainedModel) -> Callable[[Tensor, Tensor], float]:
 
 @pytest.mark.parametrize("temperature", [0, 4])
 @pytest.mark.parametrize(("measure", "threshold"), [("hidden_state", 0.9), ("softmax", 0.3)])
+@pytest.mark.parametrize("engine", ["native", "hf"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tokens_and_exits_are_those_of_calm_without_a_cache(
-    family: str, measure: str, threshold: float, temperature: float
+    family: str, engine: str, measure: str, threshold: float, temperature: float
 ) -> None:
     module = target_of(family)
     confidence = saturation if measure == "hidden_state" else response_of(module)
     seen = set()
     for request in requests_of(family, 3):
         expected = Oracle(module, confidence, threshold, temperature).decode(request)
-        knobs = {"measure": measure, "threshold": threshold, "temperature": temperature}
+        knobs = {"measure": measure, "threshold": threshold, "temperature": temperature, "engine": engine}
         tokens, trace = decoded(module, request, **knobs)
         assert (tokens, exits_of(trace)) == expected
         seen |= set(exits_of(trace))
@@ -228,7 +229,7 @@ def test_skipped_layers_are_filled_and_not_run(family: str, monkeypatch: pytest.
     def spy(name: str) -> None:
         own = getattr(target.decoder, name)
 
-        def noted(x: Tensor, rows: Rows, *rest: object, **named: object) -> object:
+        def noted(x: Tensor, rows: PlacedRows, *rest: object, **named: object) -> object:
             layers = named["layers"] if "layers" in named else rest[-1]
             work[name] += [(layer, rows.stop - 1) for layer in layers if rows.count == 1]
             return own(x, rows, *rest, **named)
@@ -288,8 +289,3 @@ def test_a_compiled_target_leaves_early_all_the_same(checkpoints: Path) -> None:
 def test_values_out_of_range_are_refused(checkpoints: Path, knob: str, wrong: object, told: str) -> None:
     with pytest.raises(UserError, match=told):
         bild_lab.load(str(checkpoints / "t5"), policy="calm", **{knob: wrong})
-
-
-def test_calm_needs_the_native_engine(checkpoints: Path) -> None:
-    with pytest.raises(UserError, match="needs the native engine.*set runtime.engine=native"):
-        bild_lab.load(str(checkpoints / "t5"), policy="calm", engine="hf")

@@ -16,7 +16,7 @@ from bild_lab.engine.draft import Draft
 from bild_lab.engine.drafters import LowConfidence, ModelDrafter, NoDraft
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import Model
+from bild_lab.engine.session import Model, Session
 from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.errors import UserError
 from tests.stubs import ModuleModel, NextLogits, StubModel, uncached
@@ -212,7 +212,7 @@ class TreeDrafter:
     def __init__(self, truth: list[int]) -> None:
         self._truth = truth
 
-    def start(self, request: Request) -> None:
+    def start(self, request: Request, target: Session) -> None:
         self.rounds = 0
 
     def propose(self, tokens: list[int]) -> Draft:

@@ -13,7 +13,7 @@ from torch import Tensor
 from bild_lab.engine.acceptance.speculative_sampling import as_wide_as, drafter_probs, verify_chain
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.request import Request
-from bild_lab.engine.sampling import precise
+from bild_lab.engine.sampling import Sampling, precise
 from bild_lab.errors import UserError
 
 
@@ -110,11 +110,15 @@ class SpeculativeCascade:
     """
 
     accepts_trees = False
+    needs = frozenset({"own_probs"})
 
     def __init__(self, rule: Deferral) -> None:
         if not callable(rule):
             raise UserError(f"a cascade's rule must be a part that defers, such as Opt(alpha=0.1), got {rule!r}")
         self._rule = rule
+
+    def lossless(self, sampling: Sampling) -> bool:
+        return False
 
     def __call__(self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict:
         n = len(draft)
@@ -122,11 +126,6 @@ class SpeculativeCascade:
         q = drafter_probs(draft, p)  # [n, vocab]
         if n == 0:
             return verify_chain(p, q, draft, request.generator)
-        if draft.own_probs is None:
-            raise UserError(
-                "SpeculativeCascade needs the drafter's own distribution of every drafted token, got none; "
-                "draft with ModelDrafter and keeps_probs: true"
-            )
         own = precise(logits[:n]).softmax(-1)
         deferred = self._rule(own, as_wide_as(own, draft.own_probs))
         mixed = torch.cat([cascaded(p[:n], q, deferred), p[n:]])

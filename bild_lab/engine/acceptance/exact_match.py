@@ -7,6 +7,7 @@ from torch import Tensor
 
 from bild_lab.engine.draft import ROOT, Draft, Verdict
 from bild_lab.engine.request import Request
+from bild_lab.engine.sampling import Sampling
 
 
 class ExactMatch:
@@ -16,6 +17,9 @@ class ExactMatch:
     """
 
     accepts_trees = True
+
+    def lossless(self, sampling: Sampling) -> bool:
+        return True
 
     def __call__(self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict:
         (chosen,) = draft.to_host(request.sampling.choose(logits, request.generator))  # [n+1]

@@ -9,7 +9,7 @@ from torch import Tensor
 from bild_lab.engine.acceptance.speculative_sampling import before_rejection, drafter_probs
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.request import Request
-from bild_lab.engine.sampling import draw
+from bild_lab.engine.sampling import Sampling, draw
 
 
 class RejectionSampling:
@@ -23,6 +23,9 @@ class RejectionSampling:
     """
 
     accepts_trees = False
+
+    def lossless(self, sampling: Sampling) -> bool:
+        return True
 
     def __call__(self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict:
         p = request.sampling.probs(logits)  # [n+1, vocab]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 from jaxtyping import Float
 from torch import Tensor
 
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.request import Request
-from bild_lab.engine.sampling import precise
+from bild_lab.engine.sampling import Sampling, precise
 from bild_lab.errors import UserError
 
 
@@ -16,8 +18,8 @@ class Rollback:
 
     The distance of a drafted token is −log p(token), p the target's distribution at temperature 1.
     The first token above the threshold is replaced by the target's own and everything after it
-    dropped. Under greedy decoding a threshold below ln 2 is lossless: a token with p > 1/2 is the
-    target's argmax.
+    dropped. Each round's statistics hold the distances as `distance`. Under greedy decoding a threshold
+    below ln 2 is lossless: a token with p > 1/2 is the target's argmax.
     """
 
     accepts_trees = False
@@ -27,10 +29,13 @@ class Rollback:
             raise UserError(f"the rollback threshold must be > 0 nats, got {threshold!r}; use inf to switch it off")
         self._threshold = threshold
 
+    def lossless(self, sampling: Sampling) -> bool:
+        return sampling.greedy and self._threshold < math.log(2)
+
     def __call__(self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict:
         n = len(draft)
         log_probs = precise(logits[:n]).log_softmax(-1)  # [n, vocab]
         distance = -log_probs.gather(-1, draft.tokens[:, None])[:, 0]  # [n], nats
         distances, chosen = draft.to_host(distance, request.sampling.choose(logits, request.generator))
         kept = next((m for m, nats in enumerate(distances) if not nats <= self._threshold), n)
-        return Verdict(path=tuple(range(kept)), next_token=int(chosen[kept]), distance=tuple(distances))
+        return Verdict(path=tuple(range(kept)), next_token=int(chosen[kept]), stats={"distance": tuple(distances)})

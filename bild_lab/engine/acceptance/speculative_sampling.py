@@ -13,7 +13,7 @@ from bild_lab.engine.acceptance.exact_match import ExactMatch
 from bild_lab.engine.acceptance.trees import judged_nodes, judging_rows
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.request import Request
-from bild_lab.engine.sampling import draw, precise
+from bild_lab.engine.sampling import Sampling, draw, precise
 from bild_lab.errors import UserError
 
 
@@ -40,6 +40,9 @@ class SpeculativeSampling:
             raise UserError(f"lenience must lie in (0, 1], got {lenience!r}; use 1 for lossless decoding")
         self._lenience = lenience
         self._exact = ExactMatch()
+
+    def lossless(self, sampling: Sampling) -> bool:
+        return self._lenience == 1.0
 
     def __call__(self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict:
         if request.sampling.greedy:

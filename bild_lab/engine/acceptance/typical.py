@@ -9,7 +9,7 @@ from torch import Tensor
 from bild_lab.engine.acceptance.trees import judging_rows
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.request import Request
-from bild_lab.engine.sampling import draw, precise
+from bild_lab.engine.sampling import Sampling, draw, precise
 from bild_lab.errors import UserError
 
 
@@ -34,6 +34,9 @@ class TypicalAcceptance:
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value <= 1.0:
                 raise UserError(f"typical acceptance's {name} must lie in (0, 1], got {value!r}; smaller accepts more")
         self._epsilon, self._delta = epsilon, delta
+
+    def lossless(self, sampling: Sampling) -> bool:
+        return False
 
     def __call__(self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict:
         sampling = request.sampling

@@ -15,7 +15,7 @@ from bild_lab.engine.adapters.folder import Kind, base_of, read_config, read_wei
 from bild_lab.errors import UserError, require_whole
 
 if TYPE_CHECKING:
-    from bild_lab.engine.models.hf import HuggingFaceModel
+    from bild_lab.engine.session import LoadedModel
 
 PROMPTS = ("deep", "shallow", "none")
 INITIAL_STD = 0.02  # §4.1.2
@@ -125,7 +125,7 @@ class BitaAdapter(nn.Module):
         return adapter
 
 
-def load_bita(target: HuggingFaceModel, path: str | None) -> BitaAdapter:
+def load_bita(target: LoadedModel, path: str | None) -> BitaAdapter:
     """The adapter in this folder, for this target, in the target's precision and on its device.
 
     Raises UserError where there is none, or where it is for another model.

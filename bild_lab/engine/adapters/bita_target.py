@@ -8,14 +8,13 @@ from functools import cached_property
 import torch
 
 from bild_lab.engine.adapters.bita import BitaAdapter
-from bild_lab.engine.models.hf import HuggingFaceModel
-from bild_lab.engine.models.native.llama import sliding_window
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import Prefix, Session
+from bild_lab.engine.session import LoadedModel, Prefix, Session
+from bild_lab.engine.trace import Forward
 from bild_lab.errors import UserError
 
 
-class AdaptedModel:
+class BitaTarget:
     """The target's own weights and, for probe rows alone, an adapter's prompt and masks (BiTA §3.1).
 
     Rows of the text never see the prompt or a mask: their logits are the target's own. Token
@@ -25,15 +24,13 @@ class AdaptedModel:
     prompt_tokens: how many of the adapter's prompt tokens, the first ones; None: all.
     """
 
-    def __init__(self, target: HuggingFaceModel, adapter: BitaAdapter, prompt_tokens: int | None = None) -> None:
+    def __init__(self, target: LoadedModel, adapter: BitaAdapter, prompt_tokens: int | None = None) -> None:
         most = adapter.config.prompt_tokens
         count = most if prompt_tokens is None else prompt_tokens
         if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= most:
             raise UserError(
                 f"prompt_tokens must be a whole number from 0 to the adapter's {most}, got {count!r}; null uses all"
             )
-        if target.engine == "hf" and sliding_window(target.checkpoint.config) is not None:
-            raise UserError("BiTA on a model with a sliding window needs runtime.engine=native")
         self._target, self._adapter, self._prompt_tokens = target, adapter, count
 
     @property
@@ -44,8 +41,15 @@ class AdaptedModel:
     def engine(self) -> str:
         return self._target.engine
 
-    def start(self, source: Source, room: int) -> Session:
-        return self._target.start(source, room, self._prefix)
+    def start(
+        self,
+        source: Source,
+        room: int,
+        forwards: list[Forward] | None = None,
+        target: Session | None = None,
+        prefix: Prefix | None = None,
+    ) -> Session:
+        return self._target.start(source, room, forwards, target, self._prefix)
 
     @cached_property
     def _prefix(self) -> Prefix:

@@ -16,9 +16,9 @@ from bild_lab.engine.adapters.folder import Kind, read_config, read_weights, sav
 from bild_lab.errors import UserError, require_whole
 
 if TYPE_CHECKING:
-    from bild_lab.engine.models.native import NativeModel
     from bild_lab.engine.models.native.llama import LlamaDecoder
     from bild_lab.engine.models.native.t5 import T5Decoder
+    from bild_lab.engine.session import LoadedModel
 
 TRAIN = "python scripts/train_lm_heads.py name=heads model.path=DIR layers=[4,6,8] dataset=NAME dataset.path=DIR"
 KIND = Kind(
@@ -134,7 +134,7 @@ def require_layers(layers: Sequence[int], depth: int) -> None:
         raise UserError(f"layers must lie within the model's {depth}, got {list(layers)}")
 
 
-def require_heads_of(target: NativeModel, config: LayerHeadsConfig, path: str, layer: int) -> None:
+def require_heads_of(target: LoadedModel, config: LayerHeadsConfig, path: str, layer: int) -> None:
     """Raise UserError unless these heads are the target's and one of them is for this layer."""
     checkpoint = target.checkpoint
     trained_for = config.base.get("path", "another model")

@@ -17,7 +17,7 @@ from bild_lab.engine.adapters.folder import Kind, base_of, read_config, read_wei
 from bild_lab.errors import UserError, require_whole
 
 if TYPE_CHECKING:
-    from bild_lab.engine.models.hf import HuggingFaceModel
+    from bild_lab.engine.session import LoadedModel
 
 TRAIN = "python scripts/train_medusa.py name=medusa model.path=DIR dataset=NAME dataset.path=DIR"
 KIND = Kind(
@@ -99,7 +99,7 @@ class MedusaHeads(nn.Module):
         return heads
 
 
-def load_medusa(target: HuggingFaceModel, path: str | None) -> MedusaHeads:
+def load_medusa(target: LoadedModel, path: str | None) -> MedusaHeads:
     """The heads in this folder, for this target, in the target's precision and on its device.
 
     Raises UserError where there are none, or where they are for another model.

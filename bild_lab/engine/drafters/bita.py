@@ -10,10 +10,9 @@ from torch import Tensor
 from bild_lab.engine.adapters.bita import BitaAdapter
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.drafters.trees import GROWTHS, TokenTrees, efficient_tree, widths_of
-from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import precise
-from bild_lab.engine.session import Scores
+from bild_lab.engine.session import LoadedModel, Scores, Session
 from bild_lab.errors import UserError
 
 STRAIGHTFORWARD = "straightforward"
@@ -21,7 +20,7 @@ DECODINGS = (*GROWTHS, STRAIGHTFORWARD)
 
 
 class MaskTokenDrafter:
-    """Streamlined generation and verification (BiTA §3.2, Appendix B, Algorithm 1), for an `AdaptedModel`.
+    """Streamlined generation and verification (BiTA §3.2, Appendix B, Algorithm 1), for an `BitaTarget`.
 
     Every forward runs the last committed token, the draft, and groups of masks. Mask j (from 0) of the group
     behind the last token that stands predicts the token j + 2 positions on, where the target's own next token
@@ -40,7 +39,7 @@ class MaskTokenDrafter:
 
     def __init__(
         self,
-        target: HuggingFaceModel,
+        target: LoadedModel,
         adapter: BitaAdapter,
         decoding: str,
         top_k: int | Sequence[int],
@@ -59,7 +58,7 @@ class MaskTokenDrafter:
         widths = widths_of(top_k if self._everywhere else 1, masks, vocabulary)
         self._trees = TokenTrees(GROWTHS.get(decoding, efficient_tree), widths, vocabulary, target.device)
 
-    def start(self, request: Request) -> None:
+    def start(self, request: Request, target: Session) -> None:
         self._limits = request.limits
         self._candidates: Int[Tensor, "depth widest"] | None = None
         self._masks = 0  # of each group of the draft that is being verified

@@ -10,7 +10,7 @@ from bild_lab.engine.decode import Drafter
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.drafters.windows import FixedWindow
 from bild_lab.engine.request import Request
-from bild_lab.engine.session import Model, Scores, Session, rows_of
+from bild_lab.engine.session import Model, Scores, Session, Want, on_device
 from bild_lab.errors import UserError
 
 
@@ -41,11 +41,11 @@ class SpeculativeDrafter:
         self._accept = SpeculativeSampling()
         self._session: Session | None = None
 
-    def start(self, request: Request) -> None:
+    def start(self, request: Request, target: Session) -> None:
         self._request = request
         self._session = None  # a compiled model's memory serves the next sequence again
-        self._session = self._model.start(request.source, request.limits.max_new_tokens)
-        self._drafter.start(request)
+        self._session = self._model.start(request.source, request.limits.max_new_tokens, target.forwards, target)
+        self._drafter.start(request, self._session)
 
     def propose(self, tokens: list[int]) -> Draft:
         limits, sampling = self._request.limits, self._request.sampling
@@ -60,7 +60,7 @@ class SpeculativeDrafter:
             text = limits.append(text, emitted)
         drafted = text[len(tokens) : longest]
         return Draft(
-            tokens=rows_of(drafted, self._model.device),
+            tokens=on_device(drafted, self._model.device),
             probs=torch.cat(probs)[: len(drafted)] if probs else None,
             calls=calls,
         )
@@ -72,10 +72,10 @@ class SpeculativeDrafter:
         """One draft of the inner drafter, verified: the tokens emitted, the logits of each, the inner forwards."""
         inner = self._drafter.propose(text)
         behind = text[self._session.length : -1]  # what the target said, after a draft that stood whole
-        rows, _ = inner.under(text[-1])
+        rows = inner.under(text[-1])
         if behind:
-            rows = torch.cat([rows_of(behind, rows.device), rows])
-        scores = self._session.extend(rows, scored=len(inner) + 1)
+            rows = torch.cat([on_device(behind, rows.device), rows])
+        scores = self._session.extend(rows, Want(logits=len(inner) + 1))
         verdict = self._accept(inner, scores.logits, self._request)
         kept = len(verdict.path)
         self._session.rollback(len(text) + kept)

@@ -10,11 +10,10 @@ from torch import Tensor
 from bild_lab.engine.adapters.medusa import MedusaHeads
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.drafters.trees import GROWTHS, TokenTrees, widths_of
-from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import precise
-from bild_lab.engine.session import Scores
-from bild_lab.engine.trace import Forward, forward_log
+from bild_lab.engine.session import LoadedModel, Scores, Session, Want
+from bild_lab.engine.trace import Forward
 from bild_lab.errors import UserError
 
 
@@ -32,8 +31,9 @@ class MedusaDrafter:
     """
 
     drafts_trees = True
+    wants = Want(head_input=True)
 
-    def __init__(self, target: HuggingFaceModel, heads: MedusaHeads, tree: str, top_k: int | Sequence[int]) -> None:
+    def __init__(self, target: LoadedModel, heads: MedusaHeads, tree: str, top_k: int | Sequence[int]) -> None:
         if tree not in GROWTHS:
             raise UserError(f"tree must be one of {', '.join(GROWTHS)}, got {tree!r}")
         widths = widths_of(top_k, heads.config.heads, heads.config.vocabulary)
@@ -41,8 +41,8 @@ class MedusaDrafter:
         self._config = target.checkpoint.config
         self._trees = TokenTrees(GROWTHS[tree], widths, heads.config.vocabulary, target.device)
 
-    def start(self, request: Request) -> None:
-        self._limits, self._log = request.limits, forward_log()
+    def start(self, request: Request, target: Session) -> None:
+        self._limits, self._forwards = request.limits, target.forwards
         self._candidates: Int[Tensor, "depth widest"] | None = None
 
     def propose(self, tokens: list[int]) -> Draft:
@@ -52,7 +52,6 @@ class MedusaDrafter:
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """The next draft's candidates are what the heads make of the last token that stands."""
         row = verdict.path[-1] + 1 if verdict.path else 0
-        logits = self._heads(scores.final[row])[: self._trees.depth]  # [depth, vocab]
-        if self._log is not None:
-            self._log += [Forward(self._config, rows=0, scored=1, layers=0)] * self._heads.config.heads
+        logits = self._heads(scores.head_input[row])[: self._trees.depth]  # [depth, vocab]
+        self._forwards += [Forward(self._config, rows=0, scored=1, layers=0)] * self._heads.config.heads
         self._candidates = precise(logits).topk(self._trees.widest).indices

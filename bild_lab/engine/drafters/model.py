@@ -12,7 +12,7 @@ from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.drafters.windows import FixedWindow, Window
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import draw, precise
-from bild_lab.engine.session import Model, Scores, Session
+from bild_lab.engine.session import LAST, Model, Scores, Session
 from bild_lab.errors import UserError, require_flag
 
 
@@ -49,7 +49,10 @@ class ModelDrafter:
 
     window: a number, or what decides one before each round, such as `AdaptiveWindow`. Neither that nor
     `stop` sees the token it decides about, so that speculative sampling stays lossless with both.
-    keeps_probs: give the rule the drafter's own distribution at temperature 1, as cascades ask for.
+    keeps_probs: give the rule the drafter's own distribution at temperature 1, which cascades need.
+
+    With a stop rule a round's statistics hold `confidence`, the largest probability of each forward, and `fallback`,
+    whether the drafter handed over for want of confidence (BiLD §3.3).
     """
 
     drafts_trees = False
@@ -64,10 +67,15 @@ class ModelDrafter:
         self._keeps_probs = keeps_probs
         self._session: Session | None = None
 
-    def start(self, request: Request) -> None:
+    @property
+    def gives(self) -> frozenset[str]:
+        """Fields of its drafts that a rule may need."""
+        return frozenset({"own_probs"} if self._keeps_probs else ())
+
+    def start(self, request: Request, target: Session) -> None:
         self._request = request
         self._session = None  # a compiled model's memory serves the next sequence again
-        self._session = self._model.start(request.source, request.limits.max_new_tokens)
+        self._session = self._model.start(request.source, request.limits.max_new_tokens, target.forwards, target)
         self._window.start()
 
     def propose(self, tokens: list[int]) -> Draft:
@@ -83,7 +91,7 @@ class ModelDrafter:
         # on an accelerator a fixed window is drafted without looking: to look is to wait for it
         looks = self._stop is not None or self._model.device.type == "cpu"
         while len(drafted) < window:
-            logits = self._session.extend(feed, scored=1).logits  # [1, vocab]
+            logits = self._session.extend(feed, LAST).logits  # [1, vocab]
             calls += 1
             if self._keeps_probs:
                 own_probs.append(precise(logits).softmax(-1))
@@ -106,10 +114,9 @@ class ModelDrafter:
         return Draft(
             tokens=torch.cat(drafted) if drafted else torch.empty(0, dtype=torch.long, device=self._model.device),
             probs=torch.cat(probs[: len(drafted)]) if drafted and probs else None,
-            confidence=tuple(confidences),
-            fallback=fallback,
             calls=calls,
             own_probs=torch.cat(own_probs[: len(drafted)]) if drafted and own_probs else None,
+            stats={} if self._stop is None else {"fallback": fallback, "confidence": tuple(confidences)},
         )
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:

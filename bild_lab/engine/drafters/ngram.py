@@ -10,7 +10,7 @@ from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.drafters.ngram_table import NGramTable
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import draw
-from bild_lab.engine.session import Model, Scores, rows_of
+from bild_lab.engine.session import Model, Scores, Session, on_device
 from bild_lab.errors import require_whole
 
 
@@ -29,7 +29,7 @@ class NGramDrafter:
         self._table = table
         self._window = window
 
-    def start(self, request: Request) -> None:
+    def start(self, request: Request, target: Session) -> None:
         self._request = request
         self._rows: dict[int | None, tuple[Tensor, Tensor]] = {}
         if not request.sampling.greedy:
@@ -53,7 +53,7 @@ class NGramDrafter:
             drafted.append(token)
             if token in limits.end_tokens:
                 break
-        return Draft(rows_of(drafted, self._device), probs=self._dense(rows) if rows else None)
+        return Draft(on_device(drafted, self._device), probs=self._dense(rows) if rows else None)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Nothing to update: the table is fixed."""

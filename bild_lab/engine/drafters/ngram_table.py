@@ -18,7 +18,7 @@ from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
 
 if TYPE_CHECKING:
-    from bild_lab.engine.models.hf import HuggingFaceModel
+    from bild_lab.engine.session import LoadedModel
 
 FORMAT = "bild_lab n-grams 1"
 BUILD = "python scripts/build_ngrams.py name=ngrams pair.target=DIR dataset=NAME dataset.path=DIR ngram.order=2"
@@ -118,7 +118,7 @@ def read_table(path: Path) -> NGramTable:
     )
 
 
-def load_table(target: HuggingFaceModel, path: str | None, order: int) -> NGramTable:
+def load_table(target: LoadedModel, path: str | None, order: int) -> NGramTable:
     """The table of a policy, as unigrams or bigrams.
 
     Raises UserError for no or an unreadable table, one of another vocabulary, and one without bigrams

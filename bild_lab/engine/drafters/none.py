@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bild_lab.engine.draft import Draft, Verdict, empty_draft
 from bild_lab.engine.request import Request
-from bild_lab.engine.session import Model, Scores
+from bild_lab.engine.session import Model, Scores, Session
 
 
 class NoDraft:
@@ -15,7 +15,7 @@ class NoDraft:
     def __init__(self, target: Model) -> None:
         self._draft = empty_draft(target.device)
 
-    def start(self, request: Request) -> None:
+    def start(self, request: Request, target: Session) -> None:
         """Nothing to prepare."""
 
     def propose(self, tokens: list[int]) -> Draft:

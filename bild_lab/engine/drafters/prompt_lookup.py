@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from bild_lab.engine.draft import Draft, Verdict, empty_draft
 from bild_lab.engine.request import Request
-from bild_lab.engine.session import Model, Scores, rows_of
+from bild_lab.engine.session import Model, Scores, Session, on_device
 from bild_lab.errors import UserError, require_whole
 
 BOUNDARY = -1  # stands between the encoder's input and the text: no match or copy crosses it
@@ -33,7 +33,7 @@ class PromptLookup:
         self._window = window
         self._lengths = range(longest_match, shortest_match - 1, -1)
 
-    def start(self, request: Request) -> None:
+    def start(self, request: Request, target: Session) -> None:
         self._limits = request.limits
         self._text: list[int] = []  # the encoder's input, then the tokens
         self._places: dict[tuple[int, ...], list[int]] = {}  # where the text goes on after these tokens
@@ -49,7 +49,7 @@ class PromptLookup:
         self._take_back(self._offset + len(tokens) - 1)  # the last token may stand in another's place
         self._append(tokens[len(self._text) - self._offset :])
         drafted = self._copied(min(self._window, self._limits.room(tokens)))
-        return Draft(rows_of(drafted, self._device)) if drafted else self._nothing
+        return Draft(on_device(drafted, self._device)) if drafted else self._nothing
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Nothing to update: the next proposal sees what stands."""

@@ -14,7 +14,7 @@ from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.drafters.none import NoDraft
 from bild_lab.engine.drafters.windows import FixedWindow
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.session import Model, Scores, Session, rows_of
+from bild_lab.engine.session import LAST, Model, Scores, Session, on_device
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 
@@ -68,11 +68,11 @@ class SyntheticDrafter:
             self._known[key] = self._recital(request)
         self._request, self._proposals = request, self._known[key]
 
-    def start(self, request: Request) -> None:
-        self._proposals.start(request)
+    def start(self, request: Request, target: Session) -> None:
+        self._proposals.start(request, target)
         if self._model is not None:
             self._session = None  # a compiled model's memory serves the next sequence again
-            self._session = self._model.start(request.source, request.limits.max_new_tokens)
+            self._session = self._model.start(request.source, request.limits.max_new_tokens, target.forwards, target)
 
     def propose(self, tokens: list[int]) -> Draft:
         draft = self._proposals.propose(tokens)
@@ -81,7 +81,7 @@ class SyntheticDrafter:
         self._session.rollback(len(tokens) - 1)
         feed: list[int] | Tensor = tokens[self._session.length :]
         for token in draft.tokens[:, None]:
-            logits = self._session.extend(feed, scored=1).logits
+            logits = self._session.extend(feed, LAST).logits
             self._request.sampling.choose(logits, None)  # for what choosing costs
             feed = token
         return replace(draft, calls=len(draft))
@@ -107,7 +107,7 @@ class SyntheticDrafter:
                 break
             text = found
             proposals = spoiled(text, stands.tolist(), request.limits)
-            drafter = Recital(rows_of(proposals, self._target.device), self._window)
+            drafter = Recital(on_device(proposals, self._target.device), self._window)
         return drafter
 
 
@@ -120,7 +120,7 @@ class Recital:
         self._text = text
         self._window = window
 
-    def start(self, request: Request) -> None:
+    def start(self, request: Request, target: Session) -> None:
         self._limits = request.limits
 
     def propose(self, tokens: list[int]) -> Draft:

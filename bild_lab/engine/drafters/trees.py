@@ -120,9 +120,9 @@ class TokenTrees:
             self._layouts[key] = self._lay_out(depth, masks, everywhere)
         layout = self._layouts[key]
         if depth == 0:
-            return Draft(layout.picks, probes=layout.probes, rows=layout.rows)
+            return Draft(layout.picks, probes=layout.probes, shape=layout.rows)
         tokens = candidates.flatten().index_select(0, layout.picks)
-        return Draft(tokens, layout.parents, probes=layout.probes, rows=layout.rows)
+        return Draft(tokens, layout.parents, probes=layout.probes, shape=layout.rows)
 
     def _lay_out(self, depth: int, masks: int, everywhere: bool) -> Layout:
         nodes = self._grow(self._widths[:depth])

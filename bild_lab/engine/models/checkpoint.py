@@ -99,6 +99,11 @@ class Checkpoint:
     def encoder_decoder(self) -> bool:
         return bool(self.config.is_encoder_decoder)
 
+    @property
+    def depth(self) -> int:
+        """How many decoder layers the model has."""
+        return decoder_depth(self.config)
+
     @cached_property
     def vocabulary(self) -> dict[str, int]:
         return self.tokenizer.get_vocab()
@@ -266,3 +271,10 @@ def resolve_dtype(name: str) -> torch.dtype:
     if name not in DTYPES:
         raise UserError(f"runtime.dtype must be one of {', '.join(DTYPES)}, got {name!r}")
     return DTYPES[name]
+
+
+def decoder_depth(config: PreTrainedConfig) -> int:
+    """How many decoder layers a configuration has."""
+    text = config.get_text_config(decoder=True)
+    layers = getattr(text, "num_decoder_layers", None) or getattr(text, "decoder_layers", None)
+    return layers if config.is_encoder_decoder and layers else text.num_hidden_layers

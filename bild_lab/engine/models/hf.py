@@ -1,25 +1,42 @@
-"""Any Hugging Face checkpoint, causal or encoder–decoder, as a model that can roll back."""
+"""Any Hugging Face checkpoint, causal or encoder–decoder, run by the modules of Transformers."""
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    DynamicCache,
+    EncoderDecoderCache,
+    PreTrainedModel,
+)
 
-from bild_lab.engine.draft import Tree, as_tree
-from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.draft import Tree
+from bild_lab.engine.models.cached_session import CachedSession, Pass
+from bild_lab.engine.models.checkpoint import Checkpoint, decoder_depth
+from bild_lab.engine.models.layer_control import (
+    Plan,
+    SlotCache,
+    decoder_layers,
+    following,
+    logits_equal,
+    sets_positions,
+    wrap_layers,
+)
 from bild_lab.engine.models.ranks import ONE_PROCESS, Ranks
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import Prefix, Scores, rows_of
-from bild_lab.engine.trace import Forward, forward_log
+from bild_lab.engine.session import Prefix, Rows, Scores, Session, Want
+from bild_lab.engine.trace import Forward
 from bild_lab.errors import UserError
 
 
@@ -37,9 +54,23 @@ class HuggingFaceModel:
     engine: ClassVar[str] = "hf"
     ranks: ClassVar[Ranks] = ONE_PROCESS  # the processes that hold its weights
 
+    layers_wanted: bool = field(default=False, init=False)  # by a method that runs some of them
+
     @cached_property
     def module(self) -> PreTrainedModel:
-        return self.checkpoint.weights(self.dtype).to(self.device).eval()
+        module = self.checkpoint.weights(self.dtype).to(self.device).eval()
+        if self.layers_wanted:
+            require_same_by_layers(module, self.checkpoint.path)
+        return module
+
+    @property
+    def transformers(self) -> HuggingFaceModel:
+        """Itself: the model that runs the modules of Transformers."""
+        return self
+
+    @property
+    def depth(self) -> int:
+        return self.checkpoint.depth
 
     def load(self) -> None:
         """Read the weights now rather than at the first decoding."""
@@ -51,17 +82,32 @@ class HuggingFaceModel:
             torch.cuda.synchronize(self.device)
         self.ranks.wait()
 
-    @property
-    def encoder_decoder(self) -> bool:
-        return self.checkpoint.encoder_decoder
+    def require_layers(self, what: str) -> None:
+        """Raise UserError unless the layers can be found; with the weights it is tested that they give the same."""
+        self.layers_wanted = True
+        if "module" in vars(self):
+            require_same_by_layers(self.module, self.checkpoint.path)
+        elif decoder_layers(weightless(self.checkpoint)) is None:
+            raise UserError(
+                f"{what} runs some of the target's layers, and those of {self.checkpoint.path} "
+                f"({self.checkpoint.config.model_type}) are not in one list; choose another policy or target"
+            )
 
     @torch.inference_mode()
-    def start(self, source: Source, room: int, prefix: Prefix | None = None) -> HuggingFaceSession:
-        return HuggingFaceSession(self.module, source, prefix)
+    def start(
+        self,
+        source: Source,
+        room: int,
+        forwards: list[Forward] | None = None,
+        target: Session | None = None,
+        prefix: Prefix | None = None,
+    ) -> CachedSession:
+        layers = ModuleLayers(self.module, source, prefix)
+        return CachedSession(layers, source.prompt, [] if forwards is None else forwards)
 
     @torch.inference_mode()
     def prompt_cache(self, embeddings: Float[Tensor, "p dim"]) -> Prefix:
-        """Keys and values of a shallow prompt: its rows see those before them, and none has a rotation."""
+        """Keys and values of a shallow prompt: each row sees those before it, and none has a rotation."""
         cache, count = DynamicCache(), embeddings.shape[0]
         among = torch.ones(count, count, dtype=torch.bool, device=embeddings.device).tril()
         self.module.base_model(
@@ -80,136 +126,135 @@ class HuggingFaceModel:
         return self.checkpoint.source(prompt, max_tokens).to(self.device)
 
 
-class HuggingFaceSession:
-    """One sequence over a `DynamicCache`.
-
-    A decoder-only prompt is not run at the start: it goes in with the first rows, in one forward,
-    as `generate` does. A prefix fills the first slots of the cache, which only probe rows see.
-    """
+class ModuleLayers:
+    """A module's decoder layers and the cache of one sequence. A prefix fills the cache's first slots."""
 
     def __init__(self, module: PreTrainedModel, source: Source, prefix: Prefix | None = None) -> None:
-        self._module = module
-        self._device = input_device(module)
-        self._log = forward_log()
-        self._source = 0 if source.encoder_ids is None else source.encoder_ids.shape[1]
+        self.module, self.config = module, module.config
+        self.device, self.depth = input_device(module), decoder_depth(module.config)
+        self.reserved = 0 if prefix is None else prefix.length
+        self.source = 0 if source.encoder_ids is None else source.encoder_ids.shape[1]
         self._prefix = prefix
-        self._reserved = 0 if prefix is None else prefix.length
-        self._cached = self._reserved  # slots of the cache that are filled
-        self._rows = 0  # rows of the last extend
-        self._pending = list(source.prompt[:-1])  # prompt tokens not fed yet
-        self._fixed: dict[str, Any] = {}
-        self._cache = DynamicCache() if prefix is None else PrefixedCache()
-        if source.encoder_ids is None:
-            self._past = self._cache
-            self._ids_name = "input_ids"
-        else:
+        self._encoded: dict[str, Any] = {}
+        self._cache = SlotCache()
+        self._past: SlotCache | EncoderDecoderCache = self._cache
+        self._ids_name = "input_ids"
+        if source.encoder_ids is not None:
             self._past = EncoderDecoderCache(self._cache, DynamicCache())
             self._ids_name = "decoder_input_ids"
-            if self._log is not None:
-                self._log.append(Forward(module.config, self._source, source=self._source, encoder=True))
-            self._fixed["encoder_outputs"] = module.get_encoder()(input_ids=source.encoder_ids, return_dict=True)
-        for layer in range(0 if self._reserved == 0 else prefix.keys.shape[0]):
-            self._cache.update(prefix.keys[None, layer], prefix.values[None, layer], layer)
+            self._encoded["encoder_outputs"] = module.get_encoder()(input_ids=source.encoder_ids, return_dict=True)
+        with following(Plan(start=0)):
+            for layer in range(0 if self.reserved == 0 else prefix.keys.shape[0]):
+                self._cache.update(prefix.keys[None, layer], prefix.values[None, layer], layer)
         self._keeps_logits = "logits_to_keep" in inspect.signature(module.forward).parameters
+        wrap_layers(module)
 
-    @property
-    def length(self) -> int:
-        return self._cached - self._reserved + len(self._pending)
-
-    @torch.inference_mode()
-    def extend(
-        self,
-        tokens: Sequence[int] | Int[Tensor, " m"],
-        parents: Tree | Int[Tensor, " m"] | None = None,
-        scored: int | None = None,
-    ) -> Scores:
-        rows = rows_of(tokens, self._device)
-        self._rows = len(rows)
-        fed, fed_parents = self._with_pending(rows, parents)
-        if fed_parents is None and self._reserved:  # where a prefix is hidden, a chain needs its mask too
-            fed_parents = torch.arange(-1, len(fed) - 1, device=fed.device)
-        tree = nullcontext({}) if fed_parents is None else self._tree(as_tree(fed_parents), fed)
-        with tree as tree_inputs, head_input(self._module) as final:
-            out = self._module(
-                **self._tokens(fed),
-                **self._fixed,
-                **tree_inputs,
-                **({"logits_to_keep": scored or self._rows} if self._keeps_logits else {}),
+    def run(self, work: Pass) -> Scores:
+        tree = work.tree
+        if tree is None and self.reserved:  # a mask must hide the prefix from a chain too
+            tree = Tree(torch.arange(-1, work.count - 1, device=work.tokens.device))
+        plan = Plan(work.start, work.layers, work.states, work.hidden, work.fill, stop=not work.logits)
+        inputs = {} if tree is None else self._placed(tree, work, plan)
+        reads_head = head_input(self.module) if work.head_input else nullcontext([])
+        logits = None
+        with reads_head as read, following(plan):
+            logits = self.module(
+                **self._tokens(work.tokens),
+                **self._encoded,
+                **inputs,
+                **({"logits_to_keep": work.logits} if self._keeps_logits and work.logits else {}),
                 past_key_values=self._past,
                 use_cache=True,
-            )
-        if self._log is not None:
-            self._log.append(Forward(self._module.config, len(fed), self._cached, out.logits.shape[1], self._source))
-        self._cached += len(fed)
-        self._pending = []
-        logits = out.logits[0, -(scored or self._rows) :]
-        return Scores(logits=logits, final=final[0][0, -logits.shape[0] :].to(logits.device) if final else None)
+            ).logits
+        hidden = tuple(plan.outputs[depth].to(self.device) for depth in work.hidden)
+        if not work.logits:
+            return Scores(None, hidden=hidden)
+        logits = logits[0, -work.logits :]
+        read_there = read[0][0, -work.logits :].to(logits.device) if read else None
+        return Scores(logits, read_there, hidden)
 
-    def keep(self, path: Sequence[int]) -> None:
-        base = self._cached - self._rows
-        if list(path) != list(range(len(path))):
-            rows = torch.tensor([*range(base), *(base + row for row in path)], device=self._device)
-            for layer in self._cache.layers:
-                rows = rows.to(layer.keys.device)  # layers of a spread model lie on several
-                layer.keys = layer.keys.index_select(-2, rows)
-                layer.values = layer.values.index_select(-2, rows)
-            self._cached = len(rows)
-        self._crop(base + len(path))
-        self._rows = len(path)
-
-    def rollback(self, length: int) -> None:
-        self._crop(self._reserved + length)
-
-    def _crop(self, slots: int) -> None:
-        dropped = self._cached - slots
-        if dropped > 0:
-            self._cache.crop(-dropped)
-            self._cached = slots
+    def gather(self, start: int, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
+        taken = torch.tensor([*range(start), *(start + row for row in rows)], device=self.device)
+        for layer in self._cache.layers if layers is None else [self._cache.layers[index] for index in layers]:
+            taken = taken.to(layer.keys.device)  # layers of a spread model lie on several
+            layer.keys = layer.keys.index_select(-2, taken)
+            layer.values = layer.values.index_select(-2, taken)
 
     def _tokens(self, fed: Int[Tensor, " m"]) -> dict[str, Tensor]:
-        """Token ids, or, where some lie beyond the vocabulary, embeddings."""
+        """Token ids, or, if some lie beyond the vocabulary, embeddings."""
         if self._prefix is None or self._prefix.masks is None:
             return {self._ids_name: fed[None]}
-        look_up = self._module.get_input_embeddings()
+        look_up = self.module.get_input_embeddings()
         return {"inputs_embeds": self._prefix.embed(fed, look_up.num_embeddings, look_up)[None]}
 
-    def _with_pending(self, rows: Tensor, parents: Tree | Tensor | None) -> tuple[Tensor, Tree | Tensor | None]:
-        """The rows behind the prompt that has not been fed yet."""
-        count = len(self._pending)
-        if count == 0:
-            return rows, parents
-        fed = torch.cat([rows.new_tensor(self._pending), rows])
-        if parents is None:
-            return fed, None
-        chain = torch.arange(-1, count - 1, device=rows.device)
-        return fed, torch.cat([chain, as_tree(parents).parents + count])  # a root (-1) follows the last pending row
-
-    @contextmanager
-    def _tree(self, tree: Tree, fed: Int[Tensor, " m"]) -> Iterator[dict[str, Tensor]]:
+    def _placed(self, tree: Tree, work: Pass, plan: Plan) -> dict[str, Any]:
         """Inputs that let every row see the text and its own ancestors, at its logical position."""
-        module, cached = self._module, self._cached
-        positions = cached - self._reserved + tree.depths  # [m]
-        visible = torch.ones(len(fed), cached + len(fed), dtype=torch.bool, device=fed.device)
-        visible[:, cached:] = tree.ancestors
-        if self._reserved:
-            probe = self._prefix.probe(fed, module.get_input_embeddings().num_embeddings)
-            visible[:, : self._reserved] = False if probe is None else probe[:, None]
-        mask = additive(visible, module.dtype)
+        module, start, device = self.module, work.start, work.tokens.device
+        positions = start - self.reserved + tree.depths  # [m]
+        keys = torch.cat([torch.arange(-self.reserved, start - self.reserved, device=device), positions])
+        visible = torch.ones(work.count, start + work.count, dtype=torch.bool, device=device)
+        visible[:, start:] = tree.ancestors
+        if self.reserved:
+            probe = self._prefix.probe(work.tokens, module.get_input_embeddings().num_embeddings)
+            visible[:, : self.reserved] = False if probe is None else probe[:, None]
         if not module.config.is_encoder_decoder:
-            yield {"attention_mask": mask[None, None], "position_ids": positions[None]}
-            return
-        keys = torch.cat([torch.arange(cached, device=fed.device), positions])
-        with t5_positions(module, positions, keys):
-            yield {"decoder_attention_mask": mask[None, None]}
+            return {"attention_mask": masks_by_kind(module, visible, positions, keys), "position_ids": positions[None]}
+        if not sets_positions(module):
+            raise UserError(
+                f"tree drafts need a T5, mT5 or decoder-only target, got {module.config.model_type}; "
+                "use a chain drafter"
+            )
+        plan.distances = keys[None, :] - positions[:, None]
+        return {"decoder_attention_mask": additive(visible, module.dtype)[None, None]}
 
 
-class PrefixedCache(DynamicCache):
-    """A cache with slots that were filled before the layers ran: they go where their layer turns out to lie."""
+def masks_by_kind(
+    module: PreTrainedModel, visible: Bool[Tensor, "m n"], positions: Int[Tensor, " m"], keys: Int[Tensor, " n"]
+) -> Tensor | dict[str, Tensor]:
+    """The additive mask of a tree, [1 1 m n]; one for each kind of layers where some see only a window.
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *rest: Any, **options: Any) -> Any:
-        if layer_idx < len(self.layers) and (layer := self.layers[layer_idx]).is_initialized:
-            layer.keys, layer.values = layer.keys.to(key_states.device), layer.values.to(value_states.device)
-        return super().update(key_states, value_states, layer_idx, *rest, **options)
+    Raises UserError for kinds of attention whose trees are not known.
+    """
+    config = module.config.get_text_config(decoder=True)
+    window = getattr(config, "sliding_window", None)
+    kinds = list(dict.fromkeys(getattr(config, "layer_types", None) or []))
+    if unknown := set(kinds) - {"full_attention", "sliding_attention"}:
+        raise UserError(
+            f"tree drafts need full or sliding attention, got a {config.model_type} with {', '.join(sorted(unknown))}; "
+            "use a chain drafter"
+        )
+    whole = additive(visible, module.dtype)[None, None]
+    if window is None or kinds == ["full_attention"] or getattr(config, "use_sliding_window", True) is False:
+        return whole
+    near = (positions[:, None] - keys < window) | (keys < 0)  # a prefix has no position
+    narrow = additive(visible & near, module.dtype)[None, None]
+    if "full_attention" not in kinds:
+        return narrow
+    return {"full_attention": whole, "sliding_attention": narrow}
+
+
+def weightless(checkpoint: Checkpoint) -> PreTrainedModel:
+    """The checkpoint's architecture without memory for weights, to try out before they load."""
+    auto = AutoModelForSeq2SeqLM if checkpoint.encoder_decoder else AutoModelForCausalLM
+    with torch.device("meta"):
+        return auto.from_config(copy.deepcopy(checkpoint.config), dtype=torch.bfloat16)
+
+
+def require_same_by_layers(module: PreTrainedModel, name: str) -> None:
+    """Raise UserError unless a few rows give the same logits whole and through two ranges of layers."""
+    tokens = [token % module.config.get_text_config(decoder=True).vocab_size for token in (3, 5, 7, 11)]
+    encoder_ids = torch.tensor([tokens], device=input_device(module)) if module.config.is_encoder_decoder else None
+    source = Source(tuple(tokens[:1]), encoder_ids, input_device(module))
+    layers, middle = decoder_depth(module.config), decoder_depth(module.config) // 2
+    whole = CachedSession(ModuleLayers(module, source), source.prompt, []).extend(tokens).logits
+    session = CachedSession(ModuleLayers(module, source), source.prompt, [])
+    states = session.extend(tokens, Want(layers=range(middle), hidden=(middle,), logits=0)).hidden[0]
+    parts = session.extend(Rows(tokens, states=states), Want(layers=range(middle, layers))).logits
+    if not logits_equal(whole, parts):
+        raise UserError(
+            f"the layers of {name} ({module.config.model_type}) do not give the same one by one as all together; "
+            "choose a policy that does not run some of them"
+        )
 
 
 def input_device(module: PreTrainedModel) -> torch.device:
@@ -234,39 +279,3 @@ def head_input(module: PreTrainedModel) -> Iterator[list[Tensor]]:
     finally:
         if hook is not None:
             hook.remove()
-
-
-@contextmanager
-def t5_positions(module: PreTrainedModel, queries: Int[Tensor, " m"], keys: Int[Tensor, " k"]) -> Iterator[None]:
-    """Let a T5 decoder compute its position bias from these positions instead of the cache's length.
-
-    Raises UserError for other encoder–decoders, whose positions cannot be set.
-    """
-    blocks = getattr(module.get_decoder(), "block", None)
-    if blocks is None:
-        raise UserError(
-            f"tree drafts need a T5, mT5 or decoder-only target, got {module.config.model_type}; use a chain drafter"
-        )
-    attention = blocks[0].layer[0].SelfAttention
-    attention.compute_bias = partial(_bias_at, attention, queries, keys)
-    try:
-        yield
-    finally:
-        del attention.compute_bias  # the class's own method again
-
-
-def _bias_at(
-    attention: torch.nn.Module,
-    queries: Int[Tensor, " m"],
-    keys: Int[Tensor, " k"],
-    *_: Any,
-    device: torch.device | None = None,
-    **__: Any,
-) -> Float[Tensor, "1 heads m k"]:
-    buckets = attention._relative_position_bucket(
-        (keys[None, :] - queries[:, None]).to(device=device),  # the layer's, which may not be where tokens go in
-        bidirectional=False,
-        num_buckets=attention.relative_attention_num_buckets,
-        max_distance=attention.relative_attention_max_distance,
-    )
-    return attention.relative_attention_bias(buckets).permute(2, 0, 1)[None]

@@ -11,11 +11,13 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.distributed import DistributedConfig
 
+from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.checkpoint import Checkpoint, resolve_device
-from bild_lab.engine.models.hf import HuggingFaceModel, HuggingFaceSession, input_device
+from bild_lab.engine.models.hf import HuggingFaceModel, input_device
 from bild_lab.engine.models.ranks import ONE_PROCESS, Ranks, launched, local_rank
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import Prefix
+from bild_lab.engine.session import Prefix, Session
+from bild_lab.engine.trace import Forward
 from bild_lab.errors import UserError, require_flag
 
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
@@ -93,6 +95,9 @@ class SpreadModel(HuggingFaceModel):
             )
         return module
 
+    def require_layers(self, what: str) -> None:
+        require_one_device(self.checkpoint, what)
+
     @property
     def parts(self) -> dict[str, int]:
         """How many parts, most of them layers, lie on each device, in memory (cpu) and on disk."""
@@ -112,9 +117,19 @@ class ShardedModel(HuggingFaceModel):
             self.dtype, distributed_config=DistributedConfig(tp_size=self.ranks.count)
         ).eval()
 
+    def require_layers(self, what: str) -> None:
+        require_one_device(self.checkpoint, what)
+
     @torch.inference_mode()
-    def start(self, source: Source, room: int, prefix: Prefix | None = None) -> HuggingFaceSession:
-        return super().start(source, room, None if prefix is None else self._shard_of(prefix))
+    def start(
+        self,
+        source: Source,
+        room: int,
+        forwards: list[Forward] | None = None,
+        target: Session | None = None,
+        prefix: Prefix | None = None,
+    ) -> CachedSession:
+        return super().start(source, room, forwards, target, None if prefix is None else self._shard_of(prefix))
 
     def _shard_of(self, prefix: Prefix) -> Prefix:
         """The heads that this process computes; one that was run through the layers has no others."""
@@ -125,6 +140,14 @@ class ShardedModel(HuggingFaceModel):
             return heads.chunk(self.ranks.count, dim=1)[self.ranks.rank]
 
         return replace(prefix, keys=own(prefix.keys), values=own(prefix.values))
+
+
+def require_one_device(checkpoint: Checkpoint, what: str) -> None:
+    """Raise UserError: the layers of a target that is spread over devices run only together."""
+    raise UserError(
+        f"{what} runs some of the target's layers, and {checkpoint.path} is spread over devices; "
+        "leave out runtime.device_map and runtime.tensor_parallel"
+    )
 
 
 def why_not_sharded(config: PreTrainedConfig, count: int) -> str | None:

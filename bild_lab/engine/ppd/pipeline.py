@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from bild_lab.engine.adapters.layer_heads import LayerHeads, LayerHeadsConfig, require_heads_of
-from bild_lab.engine.models.native import NativeModel
+from bild_lab.engine.decode import whole
+from bild_lab.engine.draft import ROOT, Tree
 from bild_lab.engine.ppd.lanes import Together, two_lanes
-from bild_lab.engine.ppd.log import PipelineLog
-from bild_lab.engine.ppd.session import Head, PipelinedSession
 from bild_lab.engine.ppd.theory import require_exit
 from bild_lab.engine.request import Request
-from bild_lab.engine.trace import Round, Trace, recorded_to
+from bild_lab.engine.sampling import Sampling
+from bild_lab.engine.session import LoadedModel, Rows, Session, Want
+from bild_lab.engine.trace import Round, Trace
 from bild_lab.errors import UserError, require_whole
 
 SHARED = "shared"
+
+Head = Callable[[int, Float[Tensor, "n dim"]], Float[Tensor, "n vocab"]]  # from a layer, counted from 1, and its output
 
 
 @dataclass(frozen=True)
@@ -30,22 +34,30 @@ class PredictivePipeline:
     After the exit layer d̄ of d a head predicts the next token. The k likeliest candidates go through their first
     d − d̄ layers, as one batch, while the current token goes through its last d − d̄ ones: in two threads on the
     CPU, of one intra-op thread each, in two streams on a GPU. The token that the last layer chooses, greedily or
-    sampled, is the next one in any case; if it was a candidate, its layers are not run again.
+    sampled, is the next one in any case; if it was a candidate, its first layers are not run again.
+
+    A candidate stands in the cache behind the current token. It sees that and what is before it, and no other
+    candidate. Its layers read and write other layers of the cache than the current token's last ones, so both may
+    run at once.
+
+    A round's statistics hold, in layer-time units, `latency_units` (layers that the current token ran one after
+    another), `compute_units` (those, and the layers of every candidate) and `concurrent_units` (the part of the
+    latency during which candidates could run), and `matched`, whether the next token was a candidate, None for a
+    token without a successor. The text's statistics hold `layers`, `exit_layer` and `top_k`.
 
     exit_layer: d̄, from d/2 to d − 1; None for half the layers, rounded up. top_k: k. heads: "shared" for the target's
-    own head, or a folder of heads trained for each layer. Raises UserError for values out of range, and where
+    own head, or a folder of heads trained for each layer. Raises UserError for values out of range, and if
     target and heads cannot do it.
     """
 
-    target: NativeModel
+    target: LoadedModel
     exit_layer: int | None = None
     top_k: int = 3
     heads: str = SHARED
 
     def __post_init__(self) -> None:
-        if not isinstance(self.target, NativeModel):
-            raise UserError("ppd runs parts of the target's layers, for which it needs runtime.engine=native or auto")
-        if self.target.compiled:
+        self.target.require_layers("ppd")
+        if getattr(self.target, "compiled", False):
             raise UserError("ppd runs parts of the target's layers, which are not compiled; set runtime.compile=false")
         self._require_exit()
         require_whole("top_k", self.top_k, 1)
@@ -61,66 +73,137 @@ class PredictivePipeline:
     def engine(self) -> str:
         return self.target.engine
 
+    def lossless(self, sampling: Sampling) -> bool:
+        return True
+
     def prepare(self, request: Request) -> None:
-        """Have the heads read."""
-        _ = self._head
+        """Read the heads."""
+        _ = self._trained_head
 
     @torch.inference_mode()
     def decode(self, request: Request, trace: Trace) -> list[int]:
+        return whole(request, self._tokens(request, trace))
+
+    @torch.inference_mode()
+    def stream(self, request: Request, trace: Trace) -> Iterator[list[int]]:
+        yield from self._tokens(request, trace)
+
+    def _tokens(self, request: Request, trace: Trace) -> Iterator[list[int]]:
         self.prepare(request)
-        trace.pipeline = log = PipelineLog(self._depth, self._exit, self.top_k)
+        trace.stats |= {"layers": self.target.depth, "exit_layer": self._exit, "top_k": self.top_k}
         limits, tokens = request.limits, list(request.source.prompt)
-        with recorded_to(trace.forwards), trace.span("prefill"):
-            session = PipelinedSession(self.target.decoder, request.source, limits.max_new_tokens, log)
+        with trace.span("prefill"):
+            session = self.target.start(request.source, limits.max_new_tokens + self.top_k, trace.forwards)
+        begun: Float[Tensor, "1 dim"] | None = None  # the current token behind d − d̄ layers, if it was a candidate
         with two_lanes(self.target.device) as together:
             while not limits.reached(tokens):
-                token = self._next(session, tokens, request, trace, together)
+                step = PipelineStep(self, session, request, trace, together)
+                token, begun = step.next(tokens, begun)
                 tokens = limits.append(tokens, [token])
-                trace.rounds.append(Round((), 0, token, False, 0, (), ()))
-        return tokens
-
-    def _next(
-        self, session: PipelinedSession, tokens: list[int], request: Request, trace: Trace, together: Together
-    ) -> int:
-        """The token behind these; if it was among the candidates, its first layers are done."""
-        choose = partial(request.sampling.choose, generator=request.generator)
-        last = request.limits.room(tokens) == 1  # no token comes after the next one
-        with trace.span("draft"):
-            x = session.to_exit(tokens)
-            candidates: Int[Tensor, " k"] | None = None if last else self._head(x[-1:])[0].topk(self.top_k).indices
-        with trace.span("verify"):
-            if candidates is None:
-                return int(choose(session.finish(x)))
-            logits, begun = session.finish_beside(x, candidates, together)
-            token, *predicted = torch.cat([choose(logits), candidates]).tolist()
-        matched = token in predicted
-        session.continue_with(begun, predicted.index(token) if matched else None)
-        if not request.limits.reached([*tokens, token]):
-            trace.pipeline.matches.append(matched)
-        return token
+                units = asdict(step.units)
+                matched = None if limits.reached(tokens) else begun is not None
+                trace.rounds.append(Round(next_token=token, stats={**units, "matched": matched}))
+                yield [token]
 
     @cached_property
-    def _head(self) -> Head:
+    def _trained_head(self) -> Head | None:
+        """The heads of their folder; None for the target's own."""
         if self.heads == SHARED:
-            return self.target.decoder.logits
-        heads = LayerHeads.load(self.heads).to(self.target.device, self.target.dtype).requires_grad_(False)
-        return partial(heads.logits, self._exit)
-
-    @property
-    def _depth(self) -> int:
-        config = self.target.checkpoint.config
-        return config.num_decoder_layers if config.is_encoder_decoder else config.num_hidden_layers
+            return None
+        return LayerHeads.load(self.heads).to(self.target.device, self.target.dtype).requires_grad_(False).logits
 
     @property
     def _exit(self) -> int:
-        return math.ceil(self._depth / 2) if self.exit_layer is None else self.exit_layer
+        return math.ceil(self.target.depth / 2) if self.exit_layer is None else self.exit_layer
 
     def _require_exit(self) -> None:
-        if self._depth == 1:
+        depth = self.target.depth
+        if depth == 1:
             raise UserError("ppd needs a target of two layers or more, got one; use policy=vanilla")
-        require_exit(self._depth, self._exit)
-        if self._exit == self._depth:
+        require_exit(depth, self._exit)
+        if self._exit == depth:
             raise UserError(
-                f"exit_layer must leave a layer to run beside the candidates, got {self._exit} of {self._depth}; "
-                f"use at most {self._depth - 1}"
+                f"exit_layer must leave a layer to run beside the candidates, got {self._exit} of {depth}; "
+                f"use at most {depth - 1}"
             )
+
+
+@dataclass
+class Units:
+    """Layer-time units of one token."""
+
+    latency_units: int = 0
+    compute_units: int = 0
+    concurrent_units: int = 0
+
+
+@dataclass
+class PipelineStep:
+    """One token: up to the exit layer, then to the end beside the candidates for the next one."""
+
+    pipeline: PredictivePipeline
+    session: Session
+    request: Request
+    trace: Trace
+    together: Together
+
+    def __post_init__(self) -> None:
+        self.exit, self.depth = self.pipeline._exit, self.pipeline.target.depth
+        self.ahead = self.depth - self.exit  # layers that candidates run
+        self.units = Units()
+
+    def next(self, tokens: list[int], begun: Float[Tensor, "1 dim"] | None) -> tuple[int, Tensor | None]:
+        """The token behind these, and its state behind d − d̄ layers if it was a candidate."""
+        last = self.request.limits.room(tokens) == 1  # no token comes after the next one
+        with self.trace.span("draft"):
+            rows, candidates = self._to_exit(tokens, begun, last)
+        with self.trace.span("verify"):
+            if candidates is None:
+                self._count(self.ahead, 0)
+                return int(self._choose(self._finish(rows))), None
+            self._count(self.ahead, candidates.shape[0])
+            at = self.session.length + len(rows.states)
+            logits, states = self.together(lambda: self._finish(rows), lambda: self._begin(candidates, at))
+            token, *predicted = torch.cat([self._choose(logits), candidates]).tolist()
+        if token not in predicted:
+            return token, None
+        row = predicted.index(token)
+        self.session.adopt(row, range(self.ahead))
+        return token, states[row : row + 1]
+
+    def _to_exit(
+        self, tokens: list[int], begun: Float[Tensor, "1 dim"] | None, last: bool
+    ) -> tuple[Rows, Int[Tensor, " k"] | None]:
+        """The rows that have not run, up to the exit layer, and the candidates for the next token."""
+        first = 0 if begun is None else self.ahead
+        trained, shared = self.pipeline._trained_head, not last and self.pipeline._trained_head is None
+        want = Want(logits=int(shared), layers=range(first, self.exit), hidden=(self.exit,), prompt=True)
+        fed = tokens[self.session.length :]
+        scores = self.session.extend(Rows(fed, states=begun), want)
+        self.units.latency_units += self.exit - first
+        self.units.compute_units += self.exit - first
+        (x,) = scores.hidden
+        rows = Rows([tokens[-1]] * len(x), states=x)
+        if last:
+            return rows, None
+        logits = scores.logits[-1] if trained is None else trained(self.exit, x[-1:])[0]
+        return rows, logits.topk(self.pipeline.top_k).indices
+
+    def _finish(self, rows: Rows) -> Float[Tensor, "1 vocab"]:
+        """The current token through the layers behind the exit."""
+        return self.session.extend(rows, Want(logits=1, layers=range(self.exit, self.depth))).logits
+
+    def _begin(self, candidates: Int[Tensor, " k"], at: int) -> Float[Tensor, "k dim"]:
+        """The candidates for position `at` through their first layers; none sees another."""
+        siblings = Tree(torch.full_like(candidates, ROOT))
+        want = Want(logits=0, layers=range(self.ahead), hidden=(self.ahead,))
+        return self.session.extend(Rows(candidates, siblings, at=at), want).hidden[0]
+
+    def _choose(self, logits: Float[Tensor, "1 vocab"]) -> Int[Tensor, " 1"]:
+        return self.request.sampling.choose(logits, self.request.generator)
+
+    def _count(self, layers: int, candidates: int) -> None:
+        """Layers that the current token runs, and each candidate beside it."""
+        self.units.latency_units += layers
+        self.units.concurrent_units += layers
+        self.units.compute_units += layers * (1 + candidates)

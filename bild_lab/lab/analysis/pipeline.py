@@ -6,10 +6,41 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bild_lab.engine.ppd.log import PipelineLog
 from bild_lab.engine.ppd.theory import expected_compute, expected_latency
+from bild_lab.engine.trace import Trace
 from bild_lab.lab.analysis.prediction import total_s
 from bild_lab.lab.measure.timing import Timed
+
+
+@dataclass(frozen=True)
+class PipelineLog:
+    """What the pipeline did for one text, in layer-time units, from its rounds' statistics.
+
+    matches: of every token but the text's last, whether its successor was among the candidates. latency, compute,
+    concurrent: summed over the tokens (`PredictivePipeline`).
+    """
+
+    layers: int
+    exit_layer: int
+    top_k: int
+    matches: tuple[bool, ...]
+    latency: int
+    compute: int
+    concurrent: int
+
+
+def pipeline_log(trace: Trace) -> PipelineLog | None:
+    """None for a text of another method."""
+    if not trace.rounds or "matched" not in trace.rounds[0].stats:
+        return None
+    stats = [each.stats for each in trace.rounds]
+    return PipelineLog(
+        **trace.stats,
+        matches=tuple(each["matched"] for each in stats if each["matched"] is not None),
+        latency=sum(each["latency_units"] for each in stats),
+        compute=sum(each["compute_units"] for each in stats),
+        concurrent=sum(each["concurrent_units"] for each in stats),
+    )
 
 
 @dataclass(frozen=True)
@@ -52,7 +83,7 @@ def pipeline_account(
     stages_s: of the first `traced_examples`, on which the speedups are told; they are left out without it, or
     where the baseline is not the target alone.
     """
-    logs = [one.trace.pipeline for one in timed["method"]]
+    logs = [pipeline_log(one.trace) for one in timed["method"]]
     if None in logs:
         return None
     speedups = dict.fromkeys(PipelineSpeedups.__dataclass_fields__)
@@ -81,13 +112,13 @@ def pipeline_speedups(
 ) -> PipelineSpeedups | None:
     """The examples that `stages_s` was traced on. None where the baseline is not the target alone."""
     calls = sum(one.trace.target_calls for one in baseline)
-    if not calls or any(one.trace.drafted or one.trace.pipeline is not None for one in baseline):
+    if not calls or any(one.trace.drafted or pipeline_log(one.trace) is not None for one in baseline):
         return None
     baseline_s = total_s(baseline)
     step_s = (baseline_s - stages_s["prefill"]) / calls  # one token by the target alone
     if step_s <= 0:  # the machine was so busy that the traced prefill outlasted whole timed texts
         return None
-    logs = [one.trace.pipeline for one in method]
+    logs = [pipeline_log(one.trace) for one in method]
     units = pipeline_units(logs)
     depth, tokens = logs[0].layers, sum(length(log) for log in logs)
     alone_s = step_s * tokens

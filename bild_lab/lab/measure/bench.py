@@ -31,6 +31,7 @@ from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.native import NativeModel
 from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.session import LAST
 from bild_lab.engine.trace import Trace
 from bild_lab.lab.measure.timing import no_garbage_collection
 
@@ -147,7 +148,7 @@ def prepare(
     if drafts is not None:
         native_draft, hf_draft = drafts
         methods["hf_assisted"] = HuggingFaceAssisted(hf, hf_draft, window=WINDOW)
-        if hf.encoder_decoder:
+        if hf.checkpoint.encoder_decoder:
             methods["hf_assisted_workaround"] = HuggingFaceAssisted(hf, hf_draft, decoder_mask=True, window=WINDOW)
         drafter = ModelDrafter(native_draft, WINDOW)
         methods["native_speculative"] = DraftThenVerify(native, drafter, SpeculativeSampling())
@@ -159,7 +160,8 @@ def synthetic_benches(device: torch.device, dtype: torch.dtype) -> Iterator[Benc
     models: dict[str, tuple[NativeModel, HuggingFaceModel]] = {}
     for name, shape in SHAPES.items():
         checkpoint = SyntheticCheckpoint(name, shape=shape.config())
-        models[name] = (NativeModel(checkpoint, device, dtype), HuggingFaceModel(checkpoint, device, dtype))
+        hf = HuggingFaceModel(checkpoint, device, dtype)
+        models[name] = (NativeModel(hf), hf)
         drafts = None if shape.drafter is None else models[shape.drafter]
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(3, 1000, (1, 24), generator=generator)
@@ -229,7 +231,7 @@ def decoder_matrices(model: NativeModel) -> Iterator[tuple[str, Tensor]]:
     """Every matrix that decoding one token multiplies with."""
     decoder = model.decoder
     for index, layer in enumerate(decoder.layers):
-        parts = [layer] if not model.encoder_decoder else [layer.own, layer.cross, layer.feed_forward]
+        parts = [layer] if not model.checkpoint.encoder_decoder else [layer.own, layer.cross, layer.feed_forward]
         for part in parts:
             for name, weight in vars(part).items():
                 # cross-attention keys and values are made once, from the encoder's output
@@ -262,7 +264,7 @@ def forward_costs(bench: Bench, synchronize: Callable[[], None]) -> list[dict[st
             session = bench.native.start(bench.request.source, max(CONTEXTS) + max(QUERY_LENGTHS))
             filled = 64 if kind == "query" else length
             while session.length < filled:
-                session.extend([5] * min(256, filled - session.length), scored=1)
+                session.extend([5] * min(256, filled - session.length), LAST)
             base, fed = session.length, [5] * (length if kind == "query" else 1)
             times = []
             for _ in range(8):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import precise
-from bild_lab.engine.session import Model
+from bild_lab.engine.session import LAST, Model
 
 EQUAL, TIE, DEFECT = "equal", "numerical tie", "defect"
 SLACK = 4  # times the numerical noise that a tie may span
@@ -66,7 +66,7 @@ def scores(target: Model, request: Request, emitted: Sequence[int], step: int) -
     session = target.start(request.source, request.limits.max_new_tokens)
     fed = [request.source.prompt[-1], *emitted]
     for start in range(0, len(fed), step):
-        logits = session.extend(fed[start : start + step], scored=1).logits
+        logits = session.extend(fed[start : start + step], LAST).logits
     return precise(logits[0])
 
 

@@ -8,15 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bild_lab.engine.models.hf import HuggingFaceModel, HuggingFaceSession
-from bild_lab.engine.models.native.model import NativeModel, NativeSession
-from bild_lab.engine.request import Request
+from bild_lab.engine.request import Request, Source
+from bild_lab.engine.session import LoadedModel, Want
 from bild_lab.errors import UserError
 
 
-def require_numbers(
-    models: Iterable[HuggingFaceModel], engine: str, request: Request, emitted: Sequence[int] = ()
-) -> None:
+def require_numbers(models: Iterable[LoadedModel], engine: str, request: Request, emitted: Sequence[int] = ()) -> None:
     """Raise UserError, naming the checkpoint, where a model scores a text with NaN.
 
     Every model runs once over the prompt and what was emitted behind it; engine: what decoded, native or hf.
@@ -31,14 +28,10 @@ def require_numbers(
 
 
 @torch.inference_mode()
-def text_logits(
-    model: HuggingFaceModel, engine: str, request: Request, emitted: Sequence[int]
-) -> Float[Tensor, "m vocab"]:
+def text_logits(model: LoadedModel, engine: str, request: Request, emitted: Sequence[int]) -> Float[Tensor, "m vocab"]:
     """The scores behind the prompt and behind every emitted token but the last, in one forward."""
+    ran = model if engine == model.engine else model.transformers
     source = request.source
-    if engine == "native" and isinstance(model, NativeModel):
-        # not `start`: a text in one piece would be compiled as a step of its own
-        session = NativeSession(model.decoder, source, len(emitted) + 1)
-    else:
-        session = HuggingFaceSession(model.module, source)
-    return session.extend([source.prompt[-1], *emitted[:-1]]).logits
+    text = Source((*source.prompt, *emitted[:-1]), source.encoder_ids, source.device)  # a prompt is never compiled
+    logits = ran.start(text, 1).extend([text.prompt[-1]], Want(prompt=True)).logits
+    return logits[len(source.prompt) - 1 :]

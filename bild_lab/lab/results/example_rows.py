@@ -29,7 +29,7 @@ def example_rows(
             "prediction": texts[METHOD][index],
             "token_ids": one.token_ids,
             "latency_s": one.latency_s,
-            "rounds": [_told(each) for each in one.trace.rounds],
+            "rounds": [_round(each) for each in one.trace.rounds],
         }
         if BASELINE in timed:
             other = timed[BASELINE][index]
@@ -53,18 +53,19 @@ def with_trace(
     return {**row, **({"spans": timeline} if spans else {}), "prompt": prompt, "pieces": pieces(sorted(tokens))}
 
 
-def _told(one: Round) -> dict[str, Any]:
+def _round(one: Round) -> dict[str, Any]:
+    """A round's counts and a method's own statistics; lists of numbers that are empty are left out."""
     return {
         "drafted": list(one.drafted),
         "accepted": one.accepted,
-        "fallback": one.fallback,
         "draft_calls": one.draft_calls,
         "next_token": one.next_token,
-        **_rounded(confidence=one.confidence, distance=one.distance),
-        **({} if one.exit_layer is None else {"exit_layer": one.exit_layer}),
+        **{name: _rounded(value) for name, value in one.stats.items() if value not in ((), None)},
     }
 
 
-def _rounded(**values: tuple[float, ...]) -> dict[str, list[float]]:
-    """Those that were recorded, to four digits."""
-    return {name: [float(f"{value:.4g}") for value in several] for name, several in values.items() if several}
+def _rounded(value: Any) -> Any:
+    """Fractions to four digits."""
+    if isinstance(value, tuple):
+        return [_rounded(each) for each in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value

@@ -136,7 +136,7 @@ def counts(method: Sequence[Timed]) -> dict[str, Any]:
 
 def exit_layer_mean(traces: Sequence[Trace]) -> float | None:
     """Behind how many layers a token was taken; None for methods that do not exit early (CALM, BiLD §7.2)."""
-    exits = [each.exit_layer for trace in traces for each in trace.rounds if each.exit_layer is not None]
+    exits = [each.stats["exit_layer"] for trace in traces for each in trace.rounds if "exit_layer" in each.stats]
     return sum(exits) / len(exits) if exits else None
 
 

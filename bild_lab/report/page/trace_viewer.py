@@ -42,7 +42,7 @@ def _example(row: dict) -> dict[str, Any]:
                 "own": own,
                 "dropped": one["drafted"][one["accepted"] :] if chain else [],
                 "tree": [] if chain else one["drafted"],
-                "fallback": one["fallback"],
+                "fallback": one.get("fallback", False),
                 "confidence": one.get("confidence", []),
                 "distance": one.get("distance", []),
             }

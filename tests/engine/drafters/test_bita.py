@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bild_lab.engine.acceptance import ExactMatch, SpeculativeSampling
 from bild_lab.engine.adapters.bita import PROMPTS
-from bild_lab.engine.adapters.bita_target import AdaptedModel
+from bild_lab.engine.adapters.bita_target import BitaTarget
 from bild_lab.engine.decode import DraftThenVerify, draft_then_verify
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.drafters import MaskTokenDrafter
@@ -61,7 +61,7 @@ def test_every_round_is_that_of_algorithm_1(decoding: str, prompt: str) -> None:
         target = in_memory(module, "native" if seed else "hf")
         drafter = MaskTokenDrafter(target, adapter, decoding, WIDTHS)
         trace, request = Trace(), Request(source, Limits(len(source.prompt), length, NEVER))
-        tokens = DraftThenVerify(AdaptedModel(target, adapter), drafter, ExactMatch()).decode(request, trace)
+        tokens = DraftThenVerify(BitaTarget(target, adapter), drafter, ExactMatch()).decode(request, trace)
         steps = expected_steps(decoding, seed, prompt, source, length)
         expected = [flattened(step.candidates, decoding == "full_tree") for step in steps]
         assert [each.drafted for each in trace.rounds] == expected
@@ -85,7 +85,7 @@ def test_greedy_texts_are_the_targets_wherever_they_end(decoding: str, prompt: s
             end = NEVER if where % 3 == 0 else frozenset([free[len(source.prompt) + (3 * where + number) % 20]])
             drafter = MaskTokenDrafter(target, adapter, decoding, [20] if masks else WIDTHS, masks)
             request, trace = Request(source, Limits(len(source.prompt), length, end)), Trace()
-            method = DraftThenVerify(AdaptedModel(target, adapter), drafter, SpeculativeSampling())
+            method = DraftThenVerify(BitaTarget(target, adapter), drafter, SpeculativeSampling())
             actual = method.decode(request, trace)
             done = finished(source, length, end)
             assert actual == free[: next(n for n in range(len(source.prompt) + 1, 99) if done(free[:n]))]

@@ -20,7 +20,7 @@ from bild_lab.engine.drafters import (
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import Scores
 from bild_lab.training.ngrams import estimate
-from tests.stubs import StubModel
+from tests.stubs import SESSION, StubModel
 
 VOCABULARY = 6
 
@@ -50,7 +50,7 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
 def started(drafter: Drafter, request: Request) -> Drafter:
     if isinstance(drafter, Prepares):
         drafter.prepare(request)
-    drafter.start(request)
+    drafter.start(request, SESSION)
     return drafter
 
 

@@ -25,7 +25,7 @@ from tests.engine.test_decode import (
     longer_than,
     random_pair,
 )
-from tests.stubs import ModuleModel, StubModel, uncached
+from tests.stubs import SESSION, ModuleModel, StubModel, uncached
 from tests.tiny import relative_of
 
 INNER: dict[str, Callable[[ModuleModel], Drafter]] = {
@@ -81,7 +81,7 @@ def test_each_token_comes_with_the_middle_models_distribution() -> None:
     middle, small = StubModel(lambda t: table[t[-1]]), StubModel(lambda t: 0.5 * table[t[-1]])
     sampling = Sampling(temperature=0.7, top_k=4)
     drafter = SpeculativeDrafter(middle, ModelDrafter(small, 3), 8)
-    drafter.start(Request(Source((0,)), Limits(1, 20), sampling, torch.Generator().manual_seed(0)))
+    drafter.start(Request(Source((0,)), Limits(1, 20), sampling, torch.Generator().manual_seed(0)), SESSION)
     draft = drafter.propose([0])
     assert len(draft) == 8
     before = torch.tensor([0, *draft.token_list[:-1]])
@@ -91,7 +91,7 @@ def test_each_token_comes_with_the_middle_models_distribution() -> None:
 def test_a_draft_ends_with_an_end_token() -> None:
     middle, small = StubModel(copying(1)), StubModel(copying(1))
     drafter = SpeculativeDrafter(middle, ModelDrafter(small, 2), 8)
-    drafter.start(Request(Source((0,)), Limits(1, 20, frozenset([4]))))
+    drafter.start(Request(Source((0,)), Limits(1, 20, frozenset([4]))), SESSION)
     assert drafter.propose([0]).token_list == [1, 2, 3, 4]
 
 

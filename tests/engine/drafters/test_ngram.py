@@ -26,7 +26,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.data.tasks import Example
 from bild_lab.training.ngrams import estimate, reference_tokens
 from tests.engine.drafters.tables import ngram_table
-from tests.stubs import StubModel
+from tests.stubs import SESSION, StubModel
 from tests.tiny import END, PAD, START
 
 WIDTH = 8
@@ -45,7 +45,7 @@ def pairs(counts: Counts) -> list[tuple[int, int]]:
 
 def drafted(ngrams: NGramTable, tokens: list[int], window: int = 4, room: int = 20, end: int = -1) -> list[int]:
     drafter = NGramDrafter(UNIFORM, ngrams, window)
-    drafter.start(Request(Source(tuple(tokens)), Limits(len(tokens), room, frozenset([end]))))
+    drafter.start(Request(Source(tuple(tokens)), Limits(len(tokens), room, frozenset([end]))), SESSION)
     draft = drafter.propose(tokens)
     assert draft.probs is None and draft.calls == 0
     return draft.token_list
@@ -109,7 +109,7 @@ def test_greedy_decoding_with_bigrams_is_the_targets_own_in_fewer_calls() -> Non
 
 def sampled(ngrams: NGramTable, sampling: Sampling, seed: int, window: int = 3) -> bild_lab.engine.draft.Draft:
     drafter = NGramDrafter(UNIFORM, ngrams, window)
-    drafter.start(Request(Source((5,)), Limits(1, 20), sampling, torch.Generator().manual_seed(seed)))
+    drafter.start(Request(Source((5,)), Limits(1, 20), sampling, torch.Generator().manual_seed(seed)), SESSION)
     return drafter.propose([5])
 
 

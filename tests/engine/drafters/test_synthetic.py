@@ -15,7 +15,7 @@ from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.drafters import NoDraft, SyntheticDrafter
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import Scores
+from bild_lab.engine.session import EVERYTHING, Rows, Scores, Want, as_rows
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.statistics import acceptance_by_position
@@ -166,16 +166,14 @@ def test_the_clock_starts_after_what_a_method_prepares() -> None:
 class NearTies(StubModel):
     """Chooses otherwise at some places where a forward has several rows, as half precision does."""
 
-    def start(self, source: Source, room: int) -> NearTiesSession:
+    def start(self, source: Source, room: int, *_: object) -> NearTiesSession:
         return NearTiesSession(self, list(source.prompt[:-1]))
 
 
 class NearTiesSession(StubSession):
-    def extend(
-        self, tokens: Sequence[int] | Tensor, parents: Tensor | None = None, scored: int | None = None
-    ) -> Scores:
-        logits = super().extend(tokens, parents, scored).logits
-        if len(tokens) == 1:
+    def extend(self, rows: Rows | Sequence[int] | Tensor, want: Want = EVERYTHING) -> Scores:
+        logits = super().extend(rows, want).logits
+        if len(as_rows(rows).tokens) == 1:
             return Scores(logits)
         places = range(self.length - len(logits), self.length)
         return Scores(torch.stack([row.roll(int(at % 7 == 0)) for row, at in zip(logits, places, strict=True)]))

@@ -14,7 +14,7 @@ from bild_lab.engine.acceptance import Rollback
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.drafters import LowConfidence, ModelDrafter
 from bild_lab.engine.models.native import NativeModel
-from bild_lab.engine.models.native.views import EarlyExit
+from bild_lab.engine.models.views import EarlyExit
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.trace import Trace
 from bild_lab.lab.build import build_method

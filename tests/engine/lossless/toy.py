@@ -13,8 +13,8 @@ from bild_lab.engine.decode import Acceptance, Drafter, draft_then_verify
 from bild_lab.engine.draft import ROOT, Draft, Verdict
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import Scores
-from bild_lab.engine.trace import Trace
+from bild_lab.engine.session import EVERYTHING, Rows, Scores, Session, Want, as_rows
+from bild_lab.engine.trace import Forward, Trace
 
 FIRST = 0  # the token that every text follows
 # of a drafter's token: with what probability each is drafted and accepted, and what a rejection draws from
@@ -32,22 +32,21 @@ class TableModel:
     def __post_init__(self) -> None:
         self.logits = self.probs.log()
 
-    def start(self, source: Source, room: int) -> TableSession:
+    def start(self, source: Source, room: int, *_: object) -> TableSession:
         return TableSession(self.logits, len(source.prompt) - 1)
 
 
 class TableSession:
     def __init__(self, logits: Tensor, length: int) -> None:
         self._logits, self.length = logits, length
+        self.forwards: list[Forward] = []
         self._fed = 0
 
-    def extend(
-        self, tokens: Sequence[int] | Tensor, parents: Tensor | None = None, scored: int | None = None
-    ) -> Scores:
-        rows = torch.as_tensor(tokens)
-        self._fed = len(rows)
+    def extend(self, rows: Rows | Sequence[int] | Tensor, want: Want = EVERYTHING) -> Scores:
+        tokens = torch.as_tensor(as_rows(rows).tokens)
+        self._fed = len(tokens)
         self.length += self._fed
-        return Scores(self._logits[rows[-(scored or self._fed) :]])
+        return Scores(self._logits[tokens[-(want.logits or self._fed) :]])
 
     def keep(self, path: Sequence[int]) -> None:
         self.length += len(path) - self._fed
@@ -64,7 +63,7 @@ class TreeDrafter:
     def __init__(self, probs: Tensor) -> None:
         self._probs = probs
 
-    def start(self, request: Request) -> None:
+    def start(self, request: Request, target: Session) -> None:
         self._request = request
 
     def propose(self, tokens: list[int]) -> Draft:

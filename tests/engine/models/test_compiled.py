@@ -10,13 +10,13 @@ import torch
 
 import bild_lab
 from bild_lab.engine.models.native import NativeModel, compiled
-from bild_lab.engine.models.native.model import NativeSession
 from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.request import Source
 from bild_lab.engine.trace import Trace
 from bild_lab.lab.load import load_model
 from bild_lab.lab.measure.timing import time_methods
 from tests.checkpoints import SHARED, needs_shared
+from tests.sessions import native_session
 from tests.tiny import PAD, tiny_t5
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -49,8 +49,8 @@ def test_the_compiler_itself_scores_several_rows_as_eager_code_does() -> None:
     # several: one row alone hides a wrong mask
     decoder = T5Decoder(tiny_t5(0, layers=1, decoder_layers=1))
     source = Source((PAD,), torch.tensor([[5, 9, 12, 30, 1]]))
-    eager = NativeSession(decoder, source, 40)
-    fixed = NativeSession(decoder, source, 40, workspace=compiled.Workspace(decoder, 128, 16))
+    eager = native_session(decoder, source, 40)
+    fixed = native_session(decoder, source, 40, workspace=compiled.Workspace(decoder, 128, 16))
     for fed in ([PAD, 6, 7], [8, 9, 10], [11, 12, 13, 14]):  # one shape
         torch.testing.assert_close(fixed.extend(fed).logits, eager.extend(fed).logits, atol=1e-4, rtol=1e-4)
 

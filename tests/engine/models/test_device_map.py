@@ -9,7 +9,8 @@ import torch
 from transformers.integrations import accelerate
 
 from bild_lab.engine.models.checkpoint import Checkpoint
-from bild_lab.engine.models.hf import PrefixedCache, input_device
+from bild_lab.engine.models.hf import input_device
+from bild_lab.engine.models.layer_control import Plan, SlotCache, following
 from bild_lab.engine.models.placement import Placement, SpreadModel
 from bild_lab.errors import UserError
 from bild_lab.lab.config import compose_config
@@ -84,11 +85,13 @@ def test_a_model_whose_tokens_go_in_elsewhere_than_its_drafters_is_refused(check
 
 
 def test_a_prefix_goes_to_the_device_of_its_layer() -> None:
-    cache = PrefixedCache()
+    cache = SlotCache()
     here, elsewhere = torch.ones(1, 2, 3, 4), torch.ones(1, 2, 5, 4, device="meta")
-    for layer in (0, 1):
-        cache.update(here, here, layer)
-    cache.update(elsewhere, elsewhere, 1)
+    with following(Plan(start=0)):
+        for layer in (0, 1):
+            cache.update(here, here, layer)
+    with following(Plan(start=3)):
+        cache.update(elsewhere, elsewhere, 1)
     assert [tuple(layer.keys.shape) for layer in cache.layers] == [(1, 2, 3, 4), (1, 2, 8, 4)]
     assert [layer.values.device.type for layer in cache.layers] == ["cpu", "meta"]
 
@@ -116,7 +119,7 @@ def test_a_spread_target_takes_all_devices() -> None:
 
 
 def test_a_policy_that_runs_layers_of_its_own_asks_for_one_device(checkpoints: Path) -> None:
-    with pytest.raises(UserError, match=r"runtime\.engine"):
+    with pytest.raises(UserError, match=r"is spread over devices; leave out runtime\.device_map"):
         load(checkpoints, "llama", "early_exit_speculative", device_map="auto")
 
 

@@ -24,13 +24,14 @@ from transformers import (
 )
 
 import bild_lab
-from bild_lab.engine.models.hf import HuggingFaceSession
 from bild_lab.engine.models.native.llama import LlamaDecoder
-from bild_lab.engine.models.native.model import NativeSession, Prefix, why_not_native
+from bild_lab.engine.models.native.model import why_not_native
 from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.request import Source
+from bild_lab.engine.session import Prefix, Rows, Want
 from bild_lab.errors import UserError
 from tests.checkpoints import SHARED, needs_shared
+from tests.sessions import module_session, native_session, tree_rows
 
 SIZES = {
     "vocab_size": 90,
@@ -98,7 +99,7 @@ def uncached_logits(module: PreTrainedModel, source: Source, tokens: list[int]) 
 def test_logits_are_those_of_transformers_in_float32(name: str) -> None:
     module, decoder, source = build(name)
     assert why_not_native(module.config, torch.float32) is None
-    session = NativeSession(decoder, source, 200)
+    session = native_session(decoder, source, 200)
     tokens = list(source.prompt)
     generator = torch.Generator().manual_seed(1)
     worst = 0.0
@@ -116,7 +117,8 @@ def test_logits_are_those_of_transformers_in_float32(name: str) -> None:
 def test_hidden_states_of_every_layer_are_those_of_transformers(name: str) -> None:
     module, decoder, source = build(name)
     fed = [source.prompt[-1], 5, 6]
-    hidden = NativeSession(decoder, source, 20).extend(fed, hidden=True).hidden
+    every = Want(hidden=tuple(range(len(decoder.layers) + 1)))
+    hidden = torch.stack(native_session(decoder, source, 20).extend(fed, every).hidden)
     ids = torch.tensor([[*source.prompt, 5, 6]])
     with torch.inference_mode():
         if source.encoder_ids is None:
@@ -124,26 +126,22 @@ def test_hidden_states_of_every_layer_are_those_of_transformers(name: str) -> No
         else:
             out = module(input_ids=source.encoder_ids, decoder_input_ids=ids, output_hidden_states=True)
             states = out.decoder_hidden_states
-    expected = torch.stack([state[0, -3:] for state in states[1:-1]])  # the last is behind the final norm
+    expected = torch.stack([state[0, -3:] for state in states[:-1]])  # the last is behind the final norm
     torch.testing.assert_close(hidden[:-1], expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["t5 v1.1", "llama"])
 def test_layers_run_in_any_ranges_to_the_same_end(name: str) -> None:
     _, decoder, source = build(name)
-    whole = NativeSession(decoder, source, 20)
-    split = NativeSession(decoder, source, 20)
+    whole = native_session(decoder, source, 20)
+    split = native_session(decoder, source, 20)
     fed = [*source.prompt, 7, 8]
     expected = whole.extend(fed[whole.length :]).logits
-    memory = () if source.encoder_ids is None else (decoder.encode(source.encoder_ids[0]),)
-    from bild_lab.engine.models.native.attention import place_rows
-
-    rows = place_rows(0, len(fed), torch.device("cpu"))
-    x = decoder.embed(torch.tensor(fed))
-    with torch.inference_mode():
-        for layers in (range(0, 1), range(1, len(decoder.layers))):
-            x = decoder.run(x, rows, split.cache, *memory, layers=layers)
-        torch.testing.assert_close(decoder.logits(x)[-len(expected) :], expected)
+    first = Want(logits=0, layers=range(1), hidden=(1,), prompt=True)
+    states = split.extend(fed[split.length :], first).hidden[0]
+    rest = Want(logits=len(expected), layers=range(1, len(decoder.layers)))
+    torch.testing.assert_close(split.extend(Rows(fed, states=states), rest).logits, expected)
+    assert split.length == whole.length
 
 
 @pytest.mark.parametrize("name", ["t5 v1.1", "llama", "mistral"])
@@ -151,17 +149,18 @@ def test_a_prefix_is_seen_by_probe_rows_only(name: str) -> None:
     _, decoder, source = build(name)
     layers, heads, dim = decoder.cache_shape
     generator = torch.Generator().manual_seed(2)
-    prefix = Prefix(*(torch.randn(layers, heads, 5, dim, generator=generator) for _ in range(2)))
-    plain, prefixed = NativeSession(decoder, source, 30), NativeSession(decoder, source, 30, prefix)
+    keys, values = (torch.randn(layers, heads, 5, dim, generator=generator) for _ in range(2))
+    words = decoder.embedding.shape[0]
+    prefix = Prefix(keys, values, masks=decoder.embedding[[8, 9]])  # masks that look like words 8 and 9
+    plain, prefixed = native_session(decoder, source, 30), native_session(decoder, source, 30, prefix)
     tokens = [source.prompt[-1], 4, 5, 6]
     expected = plain.extend(tokens).logits
     assert prefixed.length == len(source.prompt) - 1
     torch.testing.assert_close(prefixed.extend(tokens).logits, expected, atol=1e-5, rtol=1e-5)
     assert prefixed.length == plain.length
-    rows, probe = [7, 8, 9], torch.tensor([False, True, True])
     parents = torch.tensor([-1, 0, 1])
-    ordinary = plain.extend(rows, parents).logits
-    probed = prefixed.extend(rows, parents, probe=probe).logits
+    ordinary = plain.extend(tree_rows([7, 8, 9], parents)).logits
+    probed = prefixed.extend(tree_rows([7, words, words + 1], parents)).logits
     torch.testing.assert_close(probed[0], ordinary[0], atol=1e-5, rtol=1e-5)
     assert float((probed[1:] - ordinary[1:]).abs().max()) > 1e-2
 
@@ -169,17 +168,17 @@ def test_a_prefix_is_seen_by_probe_rows_only(name: str) -> None:
 @pytest.mark.parametrize("name", ["t5 v1.1", "llama"])
 def test_the_cache_is_allocated_once_within_its_room(name: str) -> None:
     _, decoder, source = build(name)
-    session = NativeSession(decoder, source, 40)
-    address = session.cache.keys.data_ptr()
+    session = native_session(decoder, source, 40)
+    address = session.layers.cache.keys.data_ptr()
     for _ in range(20):
         session.extend([5, 6])
-    assert session.cache.keys.data_ptr() == address
+    assert session.layers.cache.keys.data_ptr() == address
 
 
 @pytest.mark.parametrize("name", ["t5 v1.1", "llama"])
 def test_a_cache_that_is_too_small_grows(name: str) -> None:
     module, decoder, source = build(name)
-    session = NativeSession(decoder, source, 0)
+    session = native_session(decoder, source, 0)
     tokens = [source.prompt[-1], *([9, 10, 11] * 50)]
     for token in tokens[:-1]:
         session.extend([token])
@@ -190,10 +189,10 @@ def test_a_cache_that_is_too_small_grows(name: str) -> None:
 
 def test_only_the_rows_asked_for_are_scored() -> None:
     _, decoder, source = build("llama")
-    assert NativeSession(decoder, source, 9).extend([5, 6, 7], scored=1).logits.shape == (1, 90)
+    assert native_session(decoder, source, 9).extend([5, 6, 7], Want(logits=1)).logits.shape == (1, 90)
     module = build("t5 v1.1")[0]
     source = build("t5 v1.1")[2]
-    assert HuggingFaceSession(module, source).extend([5, 6, 7], scored=1).logits.shape == (1, 90)
+    assert module_session(module, source).extend([5, 6, 7], Want(logits=1)).logits.shape == (1, 90)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +221,7 @@ def test_the_engine_is_chosen_by_architecture_unless_set(checkpoints: Path) -> N
 def test_trained_checkpoints_score_as_in_transformers(name: str) -> None:
     folder = str(SHARED / "models" / name)
     native, hf = (bild_lab.load(folder, policy="vanilla", engine=engine).target for engine in ("native", "hf"))
-    source = native.source("German: Ein Hund läuft am Strand. English:")
+    source = native.checkpoint.source("German: Ein Hund läuft am Strand. English:")
     tokens = [source.prompt[-1], 20, 30, 40, 50]
     expected = hf.start(source, 10).extend(tokens).logits
     actual = native.start(source, 10).extend(tokens).logits

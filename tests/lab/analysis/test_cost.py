@@ -24,18 +24,18 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from bild_lab.engine.models.hf import HuggingFaceSession
+from bild_lab.engine.draft import Tree
 from bild_lab.engine.models.native.llama import LlamaDecoder
-from bild_lab.engine.models.native.model import NativeSession
 from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.session import Session
-from bild_lab.engine.trace import Forward, Round, Trace, recorded_to
+from bild_lab.engine.session import Rows, Session, Want
+from bild_lab.engine.trace import Forward, Round, Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.cost import Cost, by_model, cost, dimensions, knows, total
 from bild_lab.lab.build import build_method
 from bild_lab.lab.config import compose_policy
 from tests.policies import in_memory
+from tests.sessions import module_session, native_session
 from tests.tiny import PAD, START, VOCABULARY, relative_of, tiny_llama, tiny_t5
 
 NEVER = frozenset([VOCABULARY])  # an end token that no model can emit
@@ -85,9 +85,9 @@ def source_of(module: PreTrainedModel) -> Source:
 
 def open_session(engine: str, module: PreTrainedModel, source: Source, room: int = 40) -> Session:
     if engine == "hf":
-        return HuggingFaceSession(module, source)
+        return module_session(module, source)
     family = T5Decoder if module.config.is_encoder_decoder else LlamaDecoder
-    return NativeSession(family(module), source, room)
+    return native_session(family(module), source, room)
 
 
 def attention_flops(
@@ -111,13 +111,12 @@ def counted(run: Callable[..., Any], *values: Any) -> tuple[int, Any]:
 def steps_of(engine: str, module: PreTrainedModel) -> tuple[list[int], list[list[Forward]]]:
     """PyTorch's count and the recorded forwards of every step; the first includes the encoder."""
     counts, forwards = [], []
-    with recorded_to(log := []):
-        encoding, session = counted(open_session, engine, module, source_of(module))
-        for rows, parents, scored in STEPS:
-            tree = None if parents is None else torch.tensor(parents)
-            counts.append(counted(session.extend, rows, tree, scored)[0])
-            forwards.append(list(log))
-            log.clear()
+    encoding, session = counted(open_session, engine, module, source_of(module))
+    for rows, parents, scored in STEPS:
+        tree = None if parents is None else Tree(torch.tensor(parents))
+        counts.append(counted(session.extend, Rows(rows, tree), Want(logits=scored))[0])
+        forwards.append(list(session.forwards))
+        session.forwards.clear()
     return [encoding + counts[0], *counts[1:]], forwards
 
 

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bild_lab.engine.ppd.log import PipelineLog
 from bild_lab.engine.trace import Round, Trace
-from bild_lab.lab.analysis.pipeline import pipeline_account, pipeline_units
+from bild_lab.lab.analysis.pipeline import PipelineLog, pipeline_account, pipeline_log, pipeline_units
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.measure.timing import Timed
 from bild_lab.lab.point import prepare
@@ -16,20 +15,27 @@ from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.results.table import to_row
 from bild_lab.lab.runner import run_point
 
-
-def log_of(matches: list[bool], layers: int = 8, exit_layer: int = 6, top_k: int = 3) -> PipelineLog:
-    log = PipelineLog(layers, exit_layer, top_k)
-    ahead = layers - exit_layer
-    for matched in [False, *matches]:  # whether this token was begun
-        log.alone(exit_layer - ahead * matched)
-        log.together(ahead, top_k)
-    log.matches = list(matches)
-    return log
+SHAPE = {"layers": 8, "exit_layer": 6, "top_k": 3}
+AHEAD = SHAPE["layers"] - SHAPE["exit_layer"]
 
 
-def timed(log: PipelineLog | None, tokens: int, latency_s: float) -> Timed:
-    rounds = [Round((), 0, 5, False, 0, (), ())] * tokens
-    return Timed([5] * tokens, [latency_s], Trace(rounds=rounds, pipeline=log))
+def trace_of(matches: list[bool]) -> Trace:
+    """A text whose tokens but the last have these matches."""
+    rounds = []
+    for begun, matched in zip([False, *matches], [*matches, None], strict=True):
+        own = SHAPE["layers"] - AHEAD * begun
+        units = {"latency_units": own, "compute_units": own + AHEAD * SHAPE["top_k"], "concurrent_units": AHEAD}
+        rounds.append(Round(next_token=5, stats={**units, "matched": matched}))
+    return Trace(rounds=rounds, stats=dict(SHAPE))
+
+
+def log_of(matches: list[bool]) -> PipelineLog:
+    return pipeline_log(trace_of(matches))
+
+
+def timed(matches: list[bool] | None, tokens: int, latency_s: float) -> Timed:
+    trace = Trace(rounds=[Round(next_token=5)] * tokens) if matches is None else trace_of(matches)
+    return Timed([5] * tokens, [latency_s], trace)
 
 
 def test_units_as_executed_are_the_theorems_at_the_measured_match_rate() -> None:
@@ -48,7 +54,7 @@ def test_texts_of_one_token_have_no_match_rate() -> None:
 
 def test_each_step_from_theory_to_the_clock_adds_one_thing() -> None:
     """The target alone: 4 tokens of 8 layers in 0.4 s behind a prefill of 0.1 s, so 0.1 s a token."""
-    method = [timed(log_of([True, True, True]), 4, 0.5)]  # 32 − 3 · 2 = 26 units, of which 8 beside candidates
+    method = [timed(([True, True, True]), 4, 0.5)]  # 32 − 3 · 2 = 26 units, of which 8 beside candidates
     baseline = [timed(None, 4, 0.5)]
     stages = {"prefill": 0.1, "draft": 0.25, "verify": 0.15, "host": 0.05}
     account = pipeline_account({"method": method, "baseline": baseline}, stages, 10)
@@ -60,7 +66,7 @@ def test_each_step_from_theory_to_the_clock_adds_one_thing() -> None:
 
 
 def test_speedups_are_left_out_without_the_target_alone_beside() -> None:
-    method, stages = [timed(log_of([True]), 2, 0.5)], {"prefill": 0.0, "draft": 0.1, "verify": 0.1, "host": 0.1}
+    method, stages = [timed(([True]), 2, 0.5)], {"prefill": 0.0, "draft": 0.1, "verify": 0.1, "host": 0.1}
     for several in (
         {"method": method},
         {"method": method, "baseline": method},

@@ -45,12 +45,12 @@ def test_what_counts_as_a_tie_is_what_the_targets_own_scores_vary_by() -> None:
     class Noisy(StubModel):
         """Scores that depend on how many rows are fed at once, as in half precision."""
 
-        def start(self, source: Source, room: int):  # type: ignore[no-untyped-def]
+        def start(self, source: Source, room: int, *_: object):  # type: ignore[no-untyped-def]
             session = super().start(source, room)
             extend = session.extend
 
-            def noisy(tokens, parents=None, scored=None):  # type: ignore[no-untyped-def]
-                scores = extend(tokens, parents, scored)
+            def noisy(tokens, want):  # type: ignore[no-untyped-def]
+                scores = extend(tokens, want)
                 if len(tokens) > 1:
                     scores.logits[:, 4] += 0.06
                 return scores

@@ -9,7 +9,7 @@ import torch
 from transformers import FalconConfig, FalconForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from bild_lab.engine.adapters import BitaAdapter
-from bild_lab.engine.adapters.bita_target import AdaptedModel
+from bild_lab.engine.adapters.bita_target import BitaTarget
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.native.model import NativeModel
 from bild_lab.engine.request import Source
@@ -76,7 +76,7 @@ def test_masks_predict_in_training_what_they_predict_in_decoding(
     masks = [VOCABULARY + mask for mask in range(3)]
     for group, length in enumerate((4, 9, 11)):
         context = text[:length].tolist()
-        session = AdaptedModel(target, adapter.requires_grad_(False)).start(Source(tuple(context)), 8)
+        session = BitaTarget(target, adapter.requires_grad_(False)).start(Source(tuple(context)), 8)
         decoded = session.extend([context[-1], *masks]).logits[1:]
         torch.testing.assert_close(trained[0, group], decoded, rtol=1e-4, atol=1e-4)
 

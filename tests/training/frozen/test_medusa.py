@@ -41,7 +41,7 @@ def test_heads_predict_in_training_what_they_predict_in_decoding(base: Checkpoin
     target = NativeModel(base, torch.device("cpu"), torch.float32)
     for sample, group, length in ((0, 0, 4), (0, 1, 9), (1, 0, 6)):
         context = text[sample, :length].tolist()
-        final = target.start(Source(tuple(context)), 8).extend([context[-1]]).final
+        final = target.start(Source(tuple(context)), 8).extend([context[-1]]).head_input
         torch.testing.assert_close(trained[sample, group], heads(final)[:, 0], rtol=1e-4, atol=1e-4)
 
 

@@ -9,11 +9,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
-from bild_lab.engine.draft import Tree, as_tree
+from bild_lab.engine.draft import Tree
 
 
 @dataclass(frozen=True)
-class Rows:
+class PlacedRows:
     """Rows about to be run, and where they stand.
 
     slots: theirs in the cache. stop: how many slots of the cache are read. positions: [m], logical, as
@@ -37,29 +37,28 @@ def place_rows(
     start: int,
     count: int,
     device: torch.device,
-    parents: Tree | Int[Tensor, " m"] | None = None,
+    tree: Tree | None = None,
     reserved: int = 0,
     probe: Bool[Tensor, " m"] | None = None,
-) -> Rows:
+) -> PlacedRows:
     """Rows behind `start` cached slots, of which the first `reserved` hold a prefix for probe rows only."""
     slots, stop = slice(start, start + count), start + count
     first = start - reserved  # logical position of the first row
     if count == 1 and not reserved:
-        return Rows(slots, stop, torch.full((1,), first, device=device))  # torch.tensor would wait for a GPU
-    if parents is None:
+        return PlacedRows(slots, stop, torch.full((1,), first, device=device))  # torch.tensor would wait for a GPU
+    if tree is None:
         positions = torch.arange(first, first + count, device=device)
         among = torch.ones(count, count, dtype=torch.bool, device=device).tril()
     else:
-        tree = as_tree(parents)
         positions, among = first + tree.depths, tree.ancestors
     visible = torch.ones(count, stop, dtype=torch.bool, device=device)
     visible[:, start:] = among
     if not reserved:
-        keys = None if parents is None else torch.cat([torch.arange(start, device=device), positions])
-        return Rows(slots, stop, positions, visible, keys)
+        keys = None if tree is None else torch.cat([torch.arange(start, device=device), positions])
+        return PlacedRows(slots, stop, positions, visible, keys)
     visible[:, :reserved] = False if probe is None else probe[:, None]
     cached = torch.arange(-reserved, first, device=device)
-    return Rows(slots, stop, positions, visible, torch.cat([cached, positions]))
+    return PlacedRows(slots, stop, positions, visible, torch.cat([cached, positions]))
 
 
 def normalize(x: Float[Tensor, "m dim"], weight: Float[Tensor, " dim"], epsilon: float) -> Float[Tensor, "m dim"]:

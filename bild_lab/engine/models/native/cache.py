@@ -8,19 +8,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bild_lab.engine.session import rows_of
+from bild_lab.engine.session import on_device
 
 
 class KeyValueCache:
-    """Keys and values of every layer: [layers, heads, capacity, head_dim], filled up to `length`.
-
-    Rolling back is setting `length`. The first `reserved` slots hold a prefix and never roll back.
-    """
+    """Keys and values of every layer: [layers, heads, capacity, head_dim]. Who uses it knows which slots count."""
 
     def __init__(self, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device) -> None:
         self.keys = torch.zeros(shape, dtype=dtype, device=device)  # zeros: masked slots must not hold NaN
         self.values = torch.zeros(shape, dtype=dtype, device=device)
-        self.length = 0
 
     @property
     def capacity(self) -> int:
@@ -40,20 +36,16 @@ class KeyValueCache:
             else:
                 store.index_copy_(1, slots, rows.transpose(0, 1))
 
-    def keep(self, start: int, path: Sequence[int]) -> None:
-        """Of the rows from slot `start` on, keep these, in order; one gather over all layers."""
-        if list(path) != list(range(len(path))):
-            rows = rows_of([start + row for row in path], self.keys.device)  # [k]
-            stop = start + len(path)
-            self.keys[:, :, start:stop] = self.keys.index_select(2, rows)
-            self.values[:, :, start:stop] = self.values.index_select(2, rows)
-        self.length = start + len(path)
+    def gather(self, start: int, rows: Sequence[int], layers: slice) -> None:
+        """Move these rows, counted from slot `start`, to `start` and behind it; one gather over all the layers."""
+        taken = on_device([start + row for row in rows], self.keys.device)  # [k]
+        for store in (self.keys[layers], self.values[layers]):
+            store[:, :, start : start + len(rows)] = store.index_select(2, taken)
 
     def grown(self, capacity: int) -> KeyValueCache:
         """A larger cache with the same rows."""
         layers, heads, _, dim = self.keys.shape
         larger = KeyValueCache((layers, heads, capacity, dim), self.keys.dtype, self.keys.device)
-        larger.keys[:, :, : self.capacity] = self.keys  # rows that a view drafted lie behind `length`
+        larger.keys[:, :, : self.capacity] = self.keys
         larger.values[:, :, : self.capacity] = self.values
-        larger.length = self.length
         return larger

@@ -11,8 +11,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import linear
 
-from bild_lab.engine.draft import Tree, as_tree
-from bild_lab.engine.models.native.attention import Rows
+from bild_lab.engine.models.cached_session import Pass
+from bild_lab.engine.models.native.attention import PlacedRows
 from bild_lab.engine.models.native.cache import KeyValueCache
 from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.t5 import Memory, T5Decoder
@@ -60,8 +60,7 @@ class Workspace:
         self.memory: tuple[Memory, ...] = (decoder.empty_memory(source),) if isinstance(decoder, T5Decoder) else ()
         self.source = source
         self._steps: dict[int, Step] = {}
-        if isinstance(decoder, LlamaDecoder):
-            decoder.reach(capacity)
+        decoder.reach(capacity)
 
     def fits(self, capacity: int, source: int) -> bool:
         return self.cache.capacity >= capacity and self.source >= source
@@ -75,28 +74,27 @@ class Workspace:
             ours.values[:, :, :count] = theirs.values
             ours.visible.fill_(False)[..., :count] = True
 
-    def takes(self, count: int) -> bool:
+    def takes(self, work: Pass) -> bool:
         """Whether a step of so many rows is within the shapes and the capacity."""
-        return count <= ROW_COUNTS[-1] and self.cache.length + padded(count) <= self.cache.capacity
+        return work.count <= ROW_COUNTS[-1] and work.start + padded(work.count) <= self.cache.capacity
 
-    def step(self, tokens: Int[Tensor, " m"], parents: Tree | Int[Tensor, " m"] | None) -> Outputs:
+    def step(self, work: Pass) -> Outputs:
         """Run rows behind the cached ones; logits and what the head read stand until the next step."""
-        count = tokens.shape[0]
+        count, tree = work.count, work.tree
         rows = padded(count)
         if rows not in self._steps:
-            self._steps[rows] = self._compile(rows)
+            self._steps[rows] = self._compile(rows, work.start)
             self._on_compiled()
         step = self._steps[rows]
-        step.tokens[:count] = tokens
-        step.start.fill_(self.cache.length)
-        if parents is not None:
-            tree = as_tree(parents)
+        step.tokens[:count] = work.tokens
+        step.start.fill_(work.start)
+        if tree is not None:
             step.depth[:count] = tree.depths
             step.among[:count, :count] = tree.ancestors
         elif step.holds_tree:
             step.depth.copy_(self._chain.depth[:rows])
             step.among.copy_(self._chain.among[:rows, :rows])
-        step.holds_tree = parents is not None
+        step.holds_tree = tree is not None
         logits, final = step.run()
         return logits[:count], final[:count]
 
@@ -115,14 +113,14 @@ class Workspace:
             run=lambda: (torch.empty(0), torch.empty(0)),
         )
 
-    def _compile(self, rows: int) -> Step:
+    def _compile(self, rows: int, start: int) -> Step:
         step = self._inputs(rows)
         compiled = torch.compile(forward, dynamic=False, fullgraph=True, backend=BACKEND)
 
         def run() -> Outputs:
             return compiled(self._decoder, self.cache, self.memory, step.tokens, step.start, step.depth, step.among)
 
-        step.start.fill_(self.cache.length)
+        step.start.fill_(start)
         with torch._dynamo.config.patch(recompile_limit=COMPILED_SHAPES):
             run()
         step.run = run if step.tokens.device.type != "cuda" else captured(run)
@@ -144,7 +142,7 @@ def forward(
     positions = start + depth
     row = places - start  # of the slots that are being filled, which row fills it
     filled, nearest = (row >= 0) & (row < m), row.clamp(0, m - 1)
-    rows = Rows(
+    rows = PlacedRows(
         start + torch.arange(m, device=tokens.device),
         cache.capacity,
         positions,

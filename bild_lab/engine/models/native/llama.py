@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import linear, silu
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from bild_lab.engine.models.native.attention import Rows, attend, normalize
+from bild_lab.engine.models.native.attention import PlacedRows, attend, normalize
 from bild_lab.engine.models.native.cache import KeyValueCache
 
 MODEL_TYPES = ("llama", "mistral", "qwen2")
@@ -61,9 +62,9 @@ class LlamaDecoder:
     def run(
         self,
         x: Float[Tensor, "m dim"],
-        rows: Rows,
+        rows: PlacedRows,
         cache: KeyValueCache,
-        layers: range,
+        layers: Sequence[int],
         hidden: list[Tensor] | None = None,
     ) -> Float[Tensor, "m dim"]:
         """Rows through these layers, their keys and values into the cache; `hidden` collects each layer's output."""
@@ -90,7 +91,7 @@ class LlamaDecoder:
                 hidden.append(x)
         return x
 
-    def fill(self, x: Float[Tensor, "m dim"], rows: Rows, cache: KeyValueCache, layers: range) -> None:
+    def fill(self, x: Float[Tensor, "m dim"], rows: PlacedRows, cache: KeyValueCache, layers: Sequence[int]) -> None:
         """Only the keys and values of these layers, from a state of the rows that stands for the input of each."""
         cos, sin = self._rotation(rows)
         width = self.heads * self.head_dim
@@ -116,7 +117,7 @@ class LlamaDecoder:
             half = self.head_dim // 2
             self._cos, self._sin = cos[0], torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)
 
-    def _rotation(self, rows: Rows) -> tuple[Float[Tensor, "m 1 dim"], Float[Tensor, "m 1 dim"]]:
+    def _rotation(self, rows: PlacedRows) -> tuple[Float[Tensor, "m 1 dim"], Float[Tensor, "m 1 dim"]]:
         """cos and sin at the rows' positions, sin signed so that a roll rotates."""
         self.reach(rows.stop)
         if rows.visible is None:
@@ -124,7 +125,7 @@ class LlamaDecoder:
             return self._cos[place : place + 1, None], self._sin[place : place + 1, None]
         return self._cos[rows.positions, None], self._sin[rows.positions, None]
 
-    def _mask(self, rows: Rows) -> Tensor | None:
+    def _mask(self, rows: PlacedRows) -> Tensor | None:
         if self.window is None or rows.stop <= self.window:
             return rows.visible
         keys = rows.key_positions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, linear, relu, silu
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from bild_lab.engine.models.native.attention import Rows, attend, normalize
+from bild_lab.engine.models.native.attention import PlacedRows, attend, normalize
 from bild_lab.engine.models.native.cache import KeyValueCache
 
 MODEL_TYPES = ("t5", "mt5")
@@ -134,10 +134,10 @@ class T5Decoder:
     def run(
         self,
         x: Float[Tensor, "m dim"],
-        rows: Rows,
+        rows: PlacedRows,
         cache: KeyValueCache,
         memory: Memory,
-        layers: range,
+        layers: Sequence[int],
         hidden: list[Tensor] | None = None,
     ) -> Float[Tensor, "m dim"]:
         """Rows through these layers, their keys and values into the cache; `hidden` collects each layer's output."""
@@ -159,7 +159,7 @@ class T5Decoder:
                 hidden.append(x)
         return x
 
-    def fill(self, x: Float[Tensor, "m dim"], rows: Rows, cache: KeyValueCache, layers: range) -> None:
+    def fill(self, x: Float[Tensor, "m dim"], rows: PlacedRows, cache: KeyValueCache, layers: Sequence[int]) -> None:
         """Only the keys and values of these layers, from a state of the rows that stands for the input of each."""
         width = self.heads * self.head_dim
         for index in layers:
@@ -176,6 +176,12 @@ class T5Decoder:
     def logits(self, x: Float[Tensor, "m dim"]) -> Float[Tensor, "m vocab"]:
         return linear(self.final(x), self.head)
 
+    def reach(self, positions: int) -> None:
+        """Compute the bias of one row over at least so many keys, unless it is there."""
+        if positions > self._backward.shape[1]:
+            places = torch.arange(max(256, 2 * positions), device=self.embedding.device).flip(0)
+            self._backward = self._bias_by_distance[:, places.clamp(max=self._farthest)]
+
     def _project(self, x: Tensor, own: SelfAttention) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, [m, heads, head_dim] each."""
         qkv = linear(normalize(x, own.norm, self.epsilon), own.qkv).view(x.shape[0], 3, self.heads, self.head_dim)
@@ -188,12 +194,10 @@ class T5Decoder:
         gate, up = inner.chunk(2, -1)
         return linear(self.activation(gate) * up, block.outer)
 
-    def _bias(self, rows: Rows) -> Float[Tensor, "heads m keys"]:
+    def _bias(self, rows: PlacedRows) -> Float[Tensor, "heads m keys"]:
         """Relative position bias of the rows, −inf where a row does not look."""
         if rows.visible is None:
-            if rows.stop > self._backward.shape[1]:
-                places = torch.arange(max(256, 2 * rows.stop), device=self.embedding.device).flip(0)
-                self._backward = self._bias_by_distance[:, places.clamp(max=self._farthest)]
+            self.reach(rows.stop)
             bias = self._backward[:, None, -rows.stop :]
             # CUDA's attention kernels want the mask's first element aligned, which a slice is not
             return bias.contiguous() if bias.is_cuda else bias

@@ -1,0 +1,230 @@
+"""One sequence in one model: which rows are cached, which wait, and which are half done. The same for both engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from bild_lab.engine.draft import Tree
+from bild_lab.engine.session import EVERYTHING, LAST, Rows, Scores, Want, as_rows, on_device
+from bild_lab.engine.trace import Forward
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Rows through some layers, their keys and values into the cache from slot `start` on.
+
+    tokens: [m]. tree: None for a chain. states: [m, dim], the input of the first layer; None: the tokens' embeddings.
+    layers: indices, ascending; None: all. logits: for how many of the last rows; 0: none. hidden, head_input, fill:
+    as in `Want`. prompt: how many of the rows, the first ones, are the prompt's.
+    """
+
+    start: int
+    tokens: Int[Tensor, " m"]
+    tree: Tree | None
+    states: Float[Tensor, "m dim"] | None
+    layers: Sequence[int] | None
+    logits: int
+    head_input: bool
+    hidden: tuple[int, ...]
+    fill: bool
+    prompt: int
+
+    @property
+    def count(self) -> int:
+        return self.tokens.shape[0]
+
+    @property
+    def whole(self) -> bool:
+        """All layers, from token ids to logits, with no look inside."""
+        return self.layers is None and self.states is None and not self.hidden and not self.fill
+
+
+class Layers(Protocol):
+    """An engine's part: a model's layers and the cache of one sequence.
+
+    reserved: slots in front that hold a prefix; they never roll back. source: the encoder's tokens, 0 for
+    decoder-only models.
+    """
+
+    config: PreTrainedConfig
+    device: torch.device
+    depth: int
+    reserved: int
+    source: int
+
+    def run(self, work: Pass) -> Scores:
+        """Run the rows. `hidden` of the result has all rows."""
+
+    def gather(self, start: int, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
+        """Move these rows, counted from slot `start`, to `start` and the slots behind it, in these layers."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """Rows ahead of the cached ones that went through the first layers, as an early exit drafts them.
+
+    Their keys and values of these layers are in the cache. states: what the last of these layers gave.
+    """
+
+    tokens: Int[Tensor, " n"]
+    states: Float[Tensor, "n dim"]
+    layers: int
+
+    def shared(self, tokens: Int[Tensor, " m"]) -> int:
+        """How many of the given rows are these, from the first on. This waits for an accelerator."""
+        both = min(self.tokens.shape[0], tokens.shape[0])
+        return int((self.tokens[:both] == tokens[:both]).long().cumprod(0).sum())
+
+
+class CachedSession:
+    """A session over an engine's layers.
+
+    A decoder-only prompt runs with the first rows. Drafted rows that went through the first layers (`Rows.at`) do
+    not run through these again: if the text's next rows have the same tokens, only the other layers run (BiLD §4.4).
+    """
+
+    def __init__(self, layers: Layers, prompt: Sequence[int], forwards: list[Forward]) -> None:
+        self.layers, self.forwards = layers, forwards
+        self._cached = layers.reserved  # slots of the prefix and of rows that went through all layers
+        self._base = self._cached  # the slot of the last extend's first row
+        self._pending = list(prompt[:-1])  # prompt tokens that have not run
+        self._started: Started | None = None
+        if layers.source:
+            forwards.append(Forward(layers.config, layers.source, source=layers.source, encoder=True))
+
+    @property
+    def length(self) -> int:
+        return self._cached - self.layers.reserved + len(self._pending)
+
+    @torch.inference_mode()
+    def extend(self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING) -> Scores:
+        rows = as_rows(rows)
+        if rows.at is not None:
+            self.prefill()
+        tokens, tree = on_device(rows.tokens, self.layers.device), rows.tree
+        count, waiting = tokens.shape[0], len(self._pending) if rows.states is None else 0
+        if waiting:
+            tokens, tree = self._behind_prompt(tokens, tree)
+        wanted = count if want.logits is None else want.logits
+        shown = waiting + count if want.prompt else count
+        work = Pass(
+            start=self._cached if rows.at is None else self.layers.reserved + rows.at,
+            tokens=tokens,
+            tree=tree,
+            states=rows.states,
+            layers=want.layers,
+            logits=shown if want.prompt and want.logits is None else wanted,
+            head_input=want.head_input,
+            hidden=want.hidden,
+            fill=want.fill,
+            prompt=waiting,
+        )
+        scores = self._run_text(work) if rows.at is None else self._run_draft(work)
+        hidden = scores.hidden if shown == work.count else tuple(state[-shown:] for state in scores.hidden)
+        return Scores(scores.logits, scores.head_input, hidden)
+
+    @torch.inference_mode()
+    def keep(self, path: Sequence[int]) -> None:
+        if list(path) != list(range(len(path))):
+            self.layers.gather(self._base, path)
+        self._cached = self._base + len(path)
+
+    def rollback(self, length: int) -> None:
+        self._started = None
+        self._cached = min(self._cached, self.layers.reserved + length)
+
+    def prefill(self) -> None:
+        if self._pending:
+            last = self._pending.pop()  # the others run with it
+            self.extend([last], LAST)
+
+    @torch.inference_mode()
+    def adopt(self, row: int, layers: Sequence[int]) -> None:
+        if row:
+            self.layers.gather(self._cached, [row], layers)
+
+    def _behind_prompt(self, tokens: Tensor, tree: Tree | None) -> tuple[Tensor, Tree | None]:
+        """The rows behind the prompt tokens that have not run."""
+        waiting = len(self._pending)
+        tokens = torch.cat([on_device(self._pending, tokens.device), tokens])
+        self._pending = []
+        if tree is None:
+            return tokens, None
+        chain = torch.arange(-1, waiting - 1, device=tokens.device)
+        return tokens, Tree(torch.cat([chain, tree.parents + waiting]))  # a root (-1) follows the last prompt token
+
+    def _run_draft(self, work: Pass) -> Scores:
+        """Rows that are drafted. If they went through the first layers, remember what these gave."""
+        layers = list(work.layers)
+        first = work.tree is None and layers == list(range(len(layers)))
+        hidden = (*work.hidden, len(layers)) if first else work.hidden
+        scores = self._run(replace(work, hidden=hidden))
+        if not first:
+            return scores
+        *hidden, states = scores.hidden
+        before, ahead = self._started, work.start - self._cached
+        if ahead == 0:
+            self._started = Started(work.tokens, states, len(layers))
+        elif before is None or before.layers != len(layers) or before.tokens.shape[0] < ahead:
+            self._started = None  # the states of the rows between are not known
+        else:
+            tokens = torch.cat([before.tokens[:ahead], work.tokens])
+            self._started = Started(tokens, torch.cat([before.states[:ahead], states]), len(layers))
+        return Scores(scores.logits, scores.head_input, tuple(hidden))
+
+    def _run_text(self, work: Pass) -> Scores:
+        """The text's next rows, which are cached once the last layer ran."""
+        self._base = work.start + work.prompt
+        started, self._started = self._started, None
+        if started is not None and work.whole and work.tree is None and (same := started.shared(work.tokens)):
+            scores = self._run_rest(work, started.states[:same], started.layers)
+        else:
+            scores = self._run(work)
+        if work.layers is None or (work.layers and work.layers[-1] == self.layers.depth - 1):
+            self._cached = work.start + work.count
+        return scores
+
+    def _run_rest(self, work: Pass, states: Float[Tensor, "n dim"], first: int) -> Scores:
+        """The first n rows went through the `first` layers: the others catch up, then all go through the rest."""
+        done = states.shape[0]
+        if done < work.count:
+            late = replace(
+                work,
+                start=work.start + done,
+                tokens=work.tokens[done:],
+                layers=range(first),
+                logits=0,
+                head_input=False,
+                hidden=(first,),
+            )
+            states = torch.cat([states, self._run(late).hidden[0]])
+        return self._run(replace(work, states=states, layers=range(first, self.layers.depth)))
+
+    def _run(self, work: Pass) -> Scores:
+        """Run and record the forward. Without layers the states that were given go straight to the head."""
+        chosen = work.layers
+        if chosen is not None and not len(chosen) and work.hidden:
+            scores = self._run(replace(work, hidden=())) if work.logits else Scores(None)
+            return replace(scores, hidden=(work.states,) * len(work.hidden))
+        ran = None if chosen is None else 0 if work.fill else len(chosen)
+        first = 0 if work.states is None else chosen[0] if chosen else self.layers.depth
+        self.forwards.append(
+            Forward(
+                self.layers.config,
+                rows=work.count,
+                cached=work.start,
+                scored=work.logits,
+                source=self.layers.source,
+                layers=ran,
+                first_layer=first,
+                filled_layers=len(chosen) if work.fill else 0,
+            )
+        )
+        return self.layers.run(work)

@@ -1,0 +1,193 @@
+"""Running some layers of a Transformers decoder: the others pass their input on.
+
+Transformers runs a decoder whole. Here every decoder layer is wrapped once, and a `Plan` says, for the forward that
+this thread runs, which layers compute, what the first of them reads, and which states to keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedModel
+
+
+@dataclass
+class Plan:
+    """What one forward does. It holds for the thread that runs it.
+
+    start: the first slot of the cache that the rows fill. layers: indices of the layers to run; None: all. states:
+    [m, dim], what the first of them reads; None: what the layer before gives. hidden: collect the states behind so
+    many layers, 0 for the embeddings. distances: [m, k], each key's position minus the row's, for the position bias of
+    T5; None: those of a chain. fill: stop each layer once its keys and values are stored. stop: end the forward
+    behind the last of the layers, before the head. outputs: the collected states.
+    """
+
+    start: int
+    layers: Sequence[int] | None = None
+    states: Tensor | None = None
+    hidden: tuple[int, ...] = ()
+    fill: bool = False
+    stop: bool = False
+    distances: Tensor | None = None
+    outputs: dict[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def idle(self) -> bool:
+        """Whether every layer runs as it always does."""
+        return self.layers is None and self.states is None and not self.hidden
+
+
+_plan: ContextVar[Plan | None] = ContextVar("plan", default=None)
+
+
+class ForwardEnded(Exception):
+    """All that was wanted of a forward is there."""
+
+
+class KeysStored(Exception):
+    """A layer has stored its keys and values."""
+
+
+@contextmanager
+def following(plan: Plan) -> Iterator[None]:
+    """Run forwards by this plan; a forward whose plan says `stop` ends quietly."""
+    token = _plan.set(plan)
+    try:
+        yield
+    except ForwardEnded:
+        pass
+    finally:
+        _plan.reset(token)
+
+
+class SlotCache(DynamicCache):
+    """A cache whose rows are stored from the plan's slot `start` on, in place of whatever stood there or behind.
+
+    Each layer has rows of its own number, as a plan may run only some of them.
+    """
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *rest: Any, **options: Any) -> Any:
+        plan = _plan.get()
+        if layer_idx < len(self.layers) and (layer := self.layers[layer_idx]).is_initialized:
+            # slots that were filled before the layers ran go where their layer turns out to lie
+            keys, values = layer.keys.to(key_states.device), layer.values.to(value_states.device)
+            layer.keys, layer.values = keys[..., : plan.start, :], values[..., : plan.start, :]
+        stored = super().update(key_states, value_states, layer_idx, *rest, **options)
+        if plan.fill:
+            raise KeysStored
+        return stored
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return _plan.get().start
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """How many keys the rows see, and the first one's position."""
+        return _plan.get().start + query_length, 0
+
+
+def decoder_layers(module: PreTrainedModel) -> nn.ModuleList | None:
+    """The decoder layers of a causal or encoder–decoder model; None if there is no list of as many as it has."""
+    config = module.config
+    decoder = module.get_decoder() if config.is_encoder_decoder else module.base_model
+    text = config.get_text_config(decoder=True)
+    depths = {getattr(text, name, None) for name in ("num_hidden_layers", "num_decoder_layers", "decoder_layers")}
+    lists = [each for each in decoder.children() if isinstance(each, nn.ModuleList)]
+    lists += [each for child in decoder.children() for each in child.children() if isinstance(each, nn.ModuleList)]
+    return next((each for each in lists if len(each) in depths), None)
+
+
+def wrap_layers(module: PreTrainedModel) -> None:
+    """Let every decoder layer follow the plan; a module that is wrapped already stays as it is."""
+    layers = decoder_layers(module)
+    if layers is None or getattr(layers, "_follows_plan", False):
+        return
+    layers._follows_plan = True
+    if (attention := _relative_attention(layers[0])) is not None:
+        attention.compute_bias = _bias_by_plan(attention, attention.compute_bias)
+    for index, layer in enumerate(layers):
+        layer.forward = _following_plan(layer, layer.forward, index, index + 1 == len(layers))
+
+
+def _following_plan(layer: nn.Module, run: Callable[..., Any], index: int, last: bool) -> Callable[..., Any]:
+    def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        plan = _plan.get()
+        if plan is None or plan.idle:
+            return run(hidden_states, *args, **kwargs)
+        layers = range(index + 1) if plan.layers is None else plan.layers
+        reads = index == layers[0] if len(layers) else last
+        if reads and plan.states is not None:
+            hidden_states = plan.states[None].to(hidden_states)
+        if index == 0 and 0 in plan.hidden:
+            plan.outputs[0] = hidden_states[0]
+        if index in layers and not plan.fill:
+            result = run(hidden_states, *args, **kwargs)
+            hidden_states = result[0] if isinstance(result, tuple) else result
+        else:
+            if index in layers:
+                _fill(run, hidden_states, *args, **kwargs)
+            result = _passed_on(layer, hidden_states, args, kwargs)
+        if index + 1 in plan.hidden:
+            plan.outputs[index + 1] = hidden_states[0]
+        if plan.stop and (not len(layers) or index == layers[-1]) and index + 1 >= max(plan.hidden, default=0):
+            raise ForwardEnded
+        return result
+
+    return forward
+
+
+def sets_positions(module: PreTrainedModel) -> bool:
+    """Whether an encoder–decoder's rows can stand at positions of choice, as T5's can."""
+    layers = decoder_layers(module)
+    return layers is not None and _relative_attention(layers[0]) is not None
+
+
+def _relative_attention(layer: nn.Module) -> nn.Module | None:
+    """The self-attention of a T5 block, the first of which computes the position bias of all; None for others."""
+    parts = getattr(layer, "layer", None)
+    return getattr(parts[0], "SelfAttention", None) if isinstance(parts, nn.ModuleList) else None
+
+
+def _bias_by_plan(attention: nn.Module, compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def bias(*args: Any, device: torch.device | None = None, **kwargs: Any) -> Float[Tensor, "1 heads m k"]:
+        plan = _plan.get()
+        if plan is None or plan.distances is None:
+            return compute(*args, device=device, **kwargs)
+        buckets = attention._relative_position_bucket(
+            plan.distances.to(device=device),  # the layer's, which may not be where tokens go in
+            bidirectional=False,
+            num_buckets=attention.relative_attention_num_buckets,
+            max_distance=attention.relative_attention_max_distance,
+        )
+        return attention.relative_attention_bias(buckets).permute(2, 0, 1)[None]
+
+    return bias
+
+
+def _fill(run: Callable[..., Any], hidden_states: Tensor, *args: Any, **kwargs: Any) -> None:
+    with suppress(KeysStored):
+        run(hidden_states, *args, **kwargs)
+
+
+def _passed_on(layer: nn.Module, hidden_states: Tensor, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """What a layer that does not run gives to the next one: its input, and in T5 the position biases."""
+    attention = _relative_attention(layer)
+    if attention is None:
+        return hidden_states
+    bias = args[1] if len(args) > 1 else kwargs.get("position_bias")
+    if bias is None and attention.has_relative_attention_bias:
+        start, count = _plan.get().start, hidden_states.shape[1]
+        bias = attention.compute_bias(count, start + count, device=hidden_states.device, past_seen_tokens=start)
+    return hidden_states, bias, args[4] if len(args) > 4 else None
+
+
+def logits_equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two ways to the same logits agree to the rounding of their precision."""
+    scale = float(one.abs().max()) or 1.0
+    return float((one - other).abs().max()) <= 64 * torch.finfo(one.dtype).eps * scale

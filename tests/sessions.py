@@ -1,0 +1,37 @@
+"""Sessions over a decoder or a module, without a checkpoint."""
+
+from __future__ import annotations
+
+from transformers import PreTrainedModel
+
+from bild_lab.engine.draft import Tree
+from bild_lab.engine.models.cached_session import CachedSession
+from bild_lab.engine.models.hf import ModuleLayers
+from bild_lab.engine.models.native.compiled import Workspace
+from bild_lab.engine.models.native.model import Decoder, NativeLayers
+from bild_lab.engine.request import Source
+from bild_lab.engine.session import Prefix, Rows
+from bild_lab.engine.trace import Forward
+
+
+def native_session(
+    decoder: Decoder,
+    source: Source,
+    room: int,
+    prefix: Prefix | None = None,
+    workspace: Workspace | None = None,
+    forwards: list[Forward] | None = None,
+) -> CachedSession:
+    layers = NativeLayers(decoder, source, room, prefix, workspace)
+    return CachedSession(layers, source.prompt, [] if forwards is None else forwards)
+
+
+def module_session(
+    module: PreTrainedModel, source: Source, prefix: Prefix | None = None, forwards: list[Forward] | None = None
+) -> CachedSession:
+    return CachedSession(ModuleLayers(module, source, prefix), source.prompt, [] if forwards is None else forwards)
+
+
+def tree_rows(tokens, parents) -> Rows:
+    """Token ids that stand in a tree of these parents."""
+    return Rows(tokens, Tree(parents))
