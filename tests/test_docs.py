@@ -108,18 +108,28 @@ def test_the_policy_of_the_contributing_guide_has_the_shape_of_a_policy() -> Non
     assert policy.decoder.drafter.window == policy.window == 4
 
 
-def test_the_python_of_the_page_prints_a_text_and_its_rounds(checkpoints: Path, capsys: pytest.CaptureFixture) -> None:
-    example = blocks("docs/python.md", "python")[0]
-    pair = {"toy:large": checkpoints / "t5", "toy:small": checkpoints / "t5-draft"}
-    for member, folder in pair.items():
-        assert member in example
-        example = example.replace(member, str(folder))
+def test_the_python_of_the_page_prints_texts_and_rounds(
+    checkpoints: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds, stream, chat = blocks("docs/python.md", "python")
     names: dict = {}
-    exec(example, names)
-    _, tokens, summary, *rounds = capsys.readouterr().out.splitlines()
-    assert tokens == str(names["result"].token_ids)
-    assert summary.startswith(f"{len(rounds)} rounds, ")
-    assert 1 <= len(rounds) <= len(names["result"].token_ids)
+
+    def printed(example: str) -> str:
+        for member, folder in {"toy:large": checkpoints / "llama", "toy:small": checkpoints / "llama-draft"}.items():
+            assert member in example
+            example = example.replace(member, str(folder))
+        exec(example, names)  # the page's own code
+        return capsys.readouterr().out
+
+    text, tokens, summary, *steps = printed(rounds).splitlines()
+    result = names["result"]
+    assert (text, tokens) == (result.text, str(result.token_ids))
+    assert summary.startswith(f"{len(steps)} rounds, ") and len(steps) == len(result.trace.rounds)
+    assert printed(stream) == text
+    prompts = iter(["w5 w9 w30 w12", ""])
+    monkeypatch.setattr("builtins.input", lambda _: next(prompts))
+    answer = printed(chat)
+    assert answer == f"{names['decoder'].generate('w5 w9 w30 w12', max_new_tokens=256).text}\n" != "\n"
 
 
 def test_the_readme_is_short() -> None:
