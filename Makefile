@@ -28,9 +28,10 @@ test: setup ## Run the tests, under 6 minutes on two cores
 test-slow: setup ## Run every test, the slow ones too
 	$(BIN)/python -m pytest -n 2
 
-lint: setup ## Check style
+lint: setup ## Check style, and that the wings import one way only
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
 
 format: setup ## Mend style
 	$(BIN)/ruff check --fix .
