@@ -20,7 +20,7 @@ from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import precise
 from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.metrics.bootstrap import interval, resampled_sums
-from bild_lab.training.losses import decoder_depth
+from bild_lab.training.checks import decoder_depth
 
 TOTAL = "all"  # the position of a row over all positions
 
