@@ -29,17 +29,13 @@ def test_the_same_settings_are_accepted_as_json_has_them() -> None:
     ],
 )
 def test_the_first_other_setting_is_named(held: dict, wanted: dict, message: str) -> None:
-    with pytest.raises(
-        UserError, match=f"outputs/one holds answers with {message}.*; choose another name=NAME"
-    ):
+    with pytest.raises(UserError, match=f"outputs/one holds answers with {message}.*; choose another name=NAME"):
         require_same_settings(FOLDER, "answers", held, wanted)
 
 
 def test_a_failed_write_removes_the_half_written_folder_and_says_how_much_is_free(tmp_path: Path) -> None:
     draft = tmp_path / ".draft"
-    with pytest.raises(
-        UserError, match=r"cannot write the model to .*one: No space left \(\d+ MB are free\); make"
-    ):
+    with pytest.raises(UserError, match=r"cannot write the model to .*one: No space left \(\d+ MB are free\); make"):
         with writing(tmp_path / "one", "the model", half_written=draft):
             draft.mkdir()
             raise OSError("No space left")
