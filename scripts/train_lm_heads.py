@@ -10,6 +10,7 @@ Several devices train together:
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,9 +22,9 @@ from bild_lab.lab.cli import escape, output, refusing, run_application
 from bild_lab.lab.config import config_dir, typed
 
 if TYPE_CHECKING:
+    from bild_lab.engine.models.checkpoint import Checkpoint
     from bild_lab.training.calibration.data import Calibration
     from bild_lab.training.frozen.job import FrozenJob
-    from bild_lab.training.frozen.layer_heads import LayerHeadsSpec, OneRowCheckpoint
     from bild_lab.training.recipe import Recipe
 
 
@@ -39,34 +40,18 @@ def train(cfg: DictConfig) -> None:
 
 
 def heads_job(cfg: DictConfig) -> FrozenJob:
-    """The configuration as a job; answers that are learned and missing are generated."""
-    from bild_lab.training.frozen.command import free_folder, frozen_base
-    from bild_lab.training.frozen.job import FrozenJob
+    """The configuration as a job; missing answers of the model are generated if they are learned."""
+    from bild_lab.training.frozen.command import frozen_job
     from bild_lab.training.frozen.layer_heads import SELF, LayerHeadsSpec, OneRowCheckpoint
-    from bild_lab.training.wandb_log import training_logger
 
     spec = typed(LayerHeadsSpec, OmegaConf.create({"layers": cfg.layers, **cfg.heads}), "heads")
-    folder = free_folder(cfg, spec)
-    logger = training_logger(cfg.logger)
-    base = frozen_base(cfg, spec, OneRowCheckpoint)
-    recipe, calibration = recipe_and_answers(cfg, base, spec, folder)
-    learned = f"greedy answers of {base.path} to" if spec.labels == SELF else "references of"
-    dataset = calibration.dataset
-    return FrozenJob(
-        base=base,
-        spec=spec,
-        calibration=calibration,
-        held_out=cfg.held_out,
-        recipe=recipe,
-        folder=folder,
-        logger=logger,
-        provenance={"data": f"{learned} {dataset.name} ({dataset.split})"},
-    )
+    job = frozen_job(cfg, spec, OneRowCheckpoint, partial(recipe_and_answers, spec.labels))
+    dataset = job.calibration.dataset
+    learned = f"greedy answers of {job.base.path} to" if spec.labels == SELF else "references of"
+    return replace(job, provenance={"data": f"{learned} {dataset.name} ({dataset.split})"})
 
 
-def recipe_and_answers(
-    cfg: DictConfig, base: OneRowCheckpoint, spec: LayerHeadsSpec, folder: Path
-) -> tuple[Recipe, Calibration]:
+def recipe_and_answers(labels: str, cfg: DictConfig, base: Checkpoint, folder: Path) -> tuple[Recipe, Calibration]:
     """How to train, and the answers to learn: the dataset's references, or the model's own."""
     from bild_lab.lab.data.tasks import DatasetSpec, load_examples
     from bild_lab.lab.toy_pair import named_checkpoint
@@ -75,9 +60,9 @@ def recipe_and_answers(
     from bild_lab.training.frozen.layer_heads import SELF, reference_answers
 
     if cfg.calibration is not None:
-        if spec.labels != SELF:
+        if labels != SELF:
             raise UserError(
-                f"calibration={cfg.calibration} holds a model's own answers, which heads.labels={spec.labels} "
+                f"calibration={cfg.calibration} holds a model's own answers, which heads.labels={labels} "
                 f"does not learn; set heads.labels={SELF}, or calibration=null"
             )
         calibration = read_calibration(Path(cfg.calibration))
@@ -85,7 +70,7 @@ def recipe_and_answers(
     dataset = typed(DatasetSpec, cfg.dataset, "dataset")
     examples = load_examples(dataset)
     recipe = recipe_for(cfg, len(examples))
-    if spec.labels == SELF:
+    if labels == SELF:
         return recipe, own_answers(cfg, named_checkpoint(base.path, base.revision), recipe, folder / "calibration")
     return recipe, reference_answers(base, dataset, examples, recipe.max_target_tokens)
 

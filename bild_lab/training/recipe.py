@@ -13,7 +13,7 @@ from accelerate.utils import parse_flag_from_env
 from bild_lab.errors import UserError, require_flag, require_whole
 
 OPTIMIZERS = ("adafactor", "adamw")
-SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}  # and what Transformers says
+SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}  # names in Transformers
 LOSSES = ("last", "early_exit", "calm")
 PRECISIONS = ("auto", "float32", "bfloat16")
 DEVICES = ("auto", "cpu")
@@ -87,7 +87,7 @@ class Recipe:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether this machine trains on its CPU: the recipe, `accelerate launch` or the lack of a GPU says so."""
+        """Whether this machine trains on its CPU: the recipe or `accelerate launch` says so, or there is no GPU."""
         return self.device == "cpu" or not torch.accelerator.is_available() or parse_flag_from_env("ACCELERATE_USE_CPU")
 
     @property

@@ -45,6 +45,6 @@ class FinetuningJob:
     def __post_init__(self) -> None:
         if (self.model_path is None) == (self.model is None):
             raise UserError(
-                "a training wants either a checkpoint or a fresh configuration: "
+                "a training needs either a checkpoint or a fresh configuration: "
                 "set model.path=DIR_OR_HUB_ID, or choose one such as model=t5_tiny"
             )

@@ -99,7 +99,7 @@ def shared_head(model: PreTrainedModel) -> Head:
     norm = getattr(model.base_model, "norm", None)
     if model.config.is_encoder_decoder or norm is None or not hasattr(model, "lm_head"):
         raise UserError(
-            "a loss over several layers knows T5, mT5 and decoders shaped like Llama's, got "
+            "a loss over several layers works for T5, mT5 and decoders shaped like Llama's, got "
             f"{model.config.model_type}; use train.loss=last"
         )
     return lambda hidden: model.lm_head(norm(hidden))

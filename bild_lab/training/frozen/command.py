@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -28,7 +29,7 @@ from bild_lab.training.recipe import Recipe
 from bild_lab.training.terminal import answers_bar
 from bild_lab.training.wandb_log import training_logger
 
-C = TypeVar("C", bound=Checkpoint)
+RecipeAndAnswers = Callable[[DictConfig, Checkpoint, Path], tuple[Recipe, Calibration]]  # the path: the job's folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,16 +63,23 @@ def _scores(metrics: dict[str, Any]) -> str:
     )
 
 
-def frozen_job(cfg: DictConfig, spec: ModuleSpec) -> FrozenJob:
-    """The configuration as a job; missing answers are generated."""
-    folder = free_folder(cfg, spec)
-    recipe = typed(Recipe, cfg.train, "train")
+def frozen_job(
+    cfg: DictConfig,
+    spec: ModuleSpec,
+    kind: type[Checkpoint] = Checkpoint,
+    recipe_and_answers: RecipeAndAnswers | None = None,
+) -> FrozenJob:
+    """The configuration as a job; missing answers are generated.
+
+    kind: how the frozen model is read. recipe_and_answers: chooses how to train and what to learn; None takes
+    `recipe_and_own_answers`.
+    """
+    folder = sweep_folder(cfg)
+    require_writable(folder)
+    TrainingFolder(folder, spec.result_name).require_free()
     logger = training_logger(cfg.logger)
-    base = frozen_base(cfg, spec, Checkpoint)
-    if cfg.calibration is None:
-        calibration = own_answers(cfg, base, recipe, folder / "calibration")
-    else:
-        calibration = read_calibration(Path(cfg.calibration))
+    base = _frozen_base(cfg, spec, kind)
+    recipe, calibration = (recipe_and_answers or recipe_and_own_answers)(cfg, base, folder)
     return FrozenJob(
         base=base,
         spec=spec,
@@ -83,15 +91,7 @@ def frozen_job(cfg: DictConfig, spec: ModuleSpec) -> FrozenJob:
     )
 
 
-def free_folder(cfg: DictConfig, spec: ModuleSpec) -> Path:
-    """outputs/NAME. Raises UserError if it cannot be written, or the result's name is taken by something else."""
-    folder = sweep_folder(cfg)
-    require_writable(folder)
-    TrainingFolder(folder, spec.result_name).require_free()
-    return folder
-
-
-def frozen_base(cfg: DictConfig, spec: ModuleSpec, kind: type[C]) -> C:
+def _frozen_base(cfg: DictConfig, spec: ModuleSpec, kind: type[Checkpoint]) -> Checkpoint:
     """The frozen model. Raises UserError if it cannot be read, or the module cannot be trained for it."""
     if not (isinstance(cfg.model.path, str) and cfg.model.path):
         raise UserError(f"model.path must be a folder or a hub id, got {cfg.model.path!r}")
@@ -99,6 +99,14 @@ def frozen_base(cfg: DictConfig, spec: ModuleSpec, kind: type[C]) -> C:
     base.check()
     spec.check(base.config)
     return base
+
+
+def recipe_and_own_answers(cfg: DictConfig, base: Checkpoint, folder: Path) -> tuple[Recipe, Calibration]:
+    """The configuration's recipe, and the model's own answers: those of `calibration`, or generated into the folder."""
+    recipe = typed(Recipe, cfg.train, "train")
+    if cfg.calibration is None:
+        return recipe, own_answers(cfg, base, recipe, folder / "calibration")
+    return recipe, read_calibration(Path(cfg.calibration))
 
 
 def own_answers(cfg: DictConfig, base: Checkpoint, recipe: Recipe, folder: Path) -> Calibration:

@@ -1,4 +1,4 @@
-"""The contexts in an answer that a small module learns to predict from, chosen anew in every epoch (BiTA §3.1)."""
+"""The contexts in an answer that a small module learns to predict from, chosen again in every epoch (BiTA §3.1)."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def train_module(job: FrozenJob) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ContextTask:
-    """Learning what follows contexts of the answers, which are chosen anew in every epoch (a `TrainingTask`)."""
+    """Learning what follows contexts of the answers, which are chosen again in every epoch (a `TrainingTask`)."""
 
     rows: Sequence[AnsweredPrompt]
     examples: RandomContexts

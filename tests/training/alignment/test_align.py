@@ -240,7 +240,7 @@ BAD_INPUT = {
     "misspelt key of a group": (["comparison.windw=3"], "did you mean comparison.window? `python align.py --cfg job`"),
     "another vocabulary": (
         ["calibration={answered}/llama", "model.path={checkpoints}/llama-words"],
-        "llama-words (41 pieces) has not the vocabulary of",
+        "llama-words (41 pieces) has another vocabulary than",
     ),
     "another vocabulary of the unaligned": (
         [
@@ -248,7 +248,7 @@ BAD_INPUT = {
             "model.path={checkpoints}/llama-draft",
             "unaligned.path={checkpoints}/llama-words",
         ],
-        "llama-words (41 pieces) has not the vocabulary of",
+        "llama-words (41 pieces) has another vocabulary than",
     ),
     "empty shard": (["comparison.path={shards}"], "test-00001-of-00002.jsonl has no rows, but is one of 2 shards"),
     "no calibration data": (["calibration=/nowhere"], "no calibration data in /nowhere; make it with: python"),

@@ -18,11 +18,11 @@ MODELS = {"t5": tiny_t5, "llama": tiny_llama}
 
 
 def forward(model: PreTrainedModel, **options: bool) -> object:
-    """The model over a batch whose labels are LABELS, a decoder's behind two tokens of prompt."""
+    """The model over a batch whose labels are LABELS, a decoder's after two tokens of prompt."""
     if model.config.is_encoder_decoder:
         ids = torch.tensor([[4, 6, 1], [3, 1, 0]])
-        begun = torch.tensor([[0, 7, 8, 9], [0, 5, 1, 0]])
-        return model(input_ids=ids, attention_mask=(ids > 0).long(), decoder_input_ids=begun, **options)
+        shifted = torch.tensor([[0, 7, 8, 9], [0, 5, 1, 0]])
+        return model(input_ids=ids, attention_mask=(ids > 0).long(), decoder_input_ids=shifted, **options)
     return model(input_ids=torch.tensor([[2, 4, 7, 8, 9, 1], [2, 3, 5, 1, 0, 0]]), **options)
 
 
@@ -131,6 +131,6 @@ def test_the_early_exit_loss_trains_the_first_layer_directly() -> None:
 
 def test_an_architecture_without_a_known_head_is_refused_for_inner_layers_alone() -> None:
     model = GPT2LMHeadModel(GPT2Config(vocab_size=40, n_positions=16, n_embd=8, n_layer=2, n_head=2))
-    with pytest.raises(UserError, match="knows T5, mT5 and decoders shaped like Llama's, got gpt2"):
+    with pytest.raises(UserError, match="works for T5, mT5 and decoders shaped like Llama's, got gpt2"):
         LayerLoss(model, {1: 0.5, 2: 0.5}, 0.0, bfloat16=False)
     LayerLoss(model, {2: 1.0}, 0.0, bfloat16=False)

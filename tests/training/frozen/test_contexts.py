@@ -23,7 +23,7 @@ def test_predictors_of_equal_offset_have_the_same_labels() -> None:
     assert chosen.contexts.tolist() == [3, 4, 5, 6, 7] and chosen.labels.tolist()[-1] == [24, 24]
 
 
-def test_contexts_are_chosen_anew_in_every_epoch_and_for_every_answer() -> None:
+def test_contexts_are_chosen_again_in_every_epoch_and_for_every_answer() -> None:
     chooser, row = ContextChooser((1,), per_answer=3, seed=0), AnsweredPrompt(np.arange(60), prompt_length=2)
 
     def contexts(epoch: int, index: int, chooser: ContextChooser = chooser) -> list[int]:

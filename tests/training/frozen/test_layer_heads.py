@@ -68,7 +68,7 @@ def job(folder: Path, base: Path, **changes: Any) -> FrozenJob:
 
 
 def noisy(model: LayerHeadsModule) -> LayerHeads:
-    """Its heads with noise, so that each says something else."""
+    """Its heads with noise, so that each predicts something else."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in model.parameters():
