@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def run(cfg: DictConfig) -> None:
     """Train, compare, report. Raises UserError for bad input."""
-    from bild_lab.training.alignment.align import align  # torch loads only when there is something to do
+    from bild_lab.training.alignment.align import align  # torch is loaded after the words are checked
 
     job = alignment(cfg)
     metrics = align(job, lambda line: console.print(f"[dim]{escape(line)}[/dim]"))
@@ -45,10 +45,10 @@ def alignment(cfg: DictConfig) -> Alignment:
     from bild_lab.lab.results.records import require_writable
     from bild_lab.lab.toy_pair import named_checkpoint
     from bild_lab.training.alignment.align import Alignment
-    from bild_lab.training.alignment.calibration import read_calibration
     from bild_lab.training.alignment.draft_gain import Comparison
-    from bild_lab.training.job import Recipe
-    from bild_lab.training.tracking import run_logger
+    from bild_lab.training.calibration.data import read_calibration
+    from bild_lab.training.recipe import Recipe
+    from bild_lab.training.wandb_log import training_logger
 
     folder = sweep_folder(cfg)
     require_writable(folder)
@@ -69,12 +69,12 @@ def alignment(cfg: DictConfig) -> Alignment:
         runtime=typed(RuntimeSpec, cfg.runtime, "runtime"),
         measure=typed(MeasureSpec, cfg.measure, "measure"),
         comparison=comparison if cfg.sweep else None,
-        logger=run_logger(cfg.logger),
+        logger=training_logger(cfg.logger),
     )
 
 
 def write_report(folder: Path) -> None:
-    """What a sweep leaves beside its points, and says."""
+    """Write the table, figure and report of a sweep, and print its table."""
     from bild_lab.lab.results.records import Sweep
     from bild_lab.lab.results.table import write_table
     from bild_lab.report.page.html import write_html
@@ -90,7 +90,7 @@ def write_report(folder: Path) -> None:
 
 
 def compared_table(compared: dict[str, Any], job: Alignment) -> Table:
-    """What was measured before and after."""
+    """The measurements before and after the alignment."""
     metric = job.calibration.dataset.metric.upper()
     window = "" if job.comparison is None else job.comparison.window
     rows = {

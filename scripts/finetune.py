@@ -22,12 +22,12 @@ from bild_lab.lab.config import config_dir, typed
 
 if TYPE_CHECKING:
     from bild_lab.lab.data.tasks import DatasetSpec, Example
-    from bild_lab.training.job import TrainingJob
+    from bild_lab.training.finetuning.job import FinetuningJob
 
 
 @dataclass(frozen=True)
 class ValidationSpec:
-    """What a training is judged by. split: None holds out the last training examples."""
+    """The examples that evaluations score. split: None holds out the last training examples."""
 
     split: str | None
     limit: int | None
@@ -39,29 +39,29 @@ class ValidationSpec:
             raise UserError("validation.split=null holds out validation.limit training examples; set it to a number")
 
 
-def finetune(cfg: DictConfig) -> None:
-    """Train, and say where the checkpoint lies. Raises UserError for bad input."""
-    from bild_lab.training.folder import TrainingFolder  # torch loads only when there is something to do
-    from bild_lab.training.trainer import train
+def run(cfg: DictConfig) -> None:
+    """Train, and print where the checkpoint is. Raises UserError for bad input."""
+    from bild_lab.training.finetuning.finetune import finetune  # torch is loaded after the words are checked
+    from bild_lab.training.folder import TrainingFolder
 
-    job = training_job(cfg)
-    metrics = train(job)
-    if not launched().first:
-        return
-    TrainingFolder(job.folder).write_metrics(metrics)
+    job = finetuning_job(cfg)
+    metrics = finetune(job)
+    if launched().first:
+        TrainingFolder(job.folder).write_metrics(metrics)
     best = metrics["best"]
     scored = f", {metrics['metric']} {best[metrics['metric']]:.2f} on validation" if best else ""
     output.print(escape(f"{job.folder}/checkpoint: {metrics['steps']:,} steps, loss {metrics['loss']:.3f}{scored}"))
-    output.print(escape(f"decode with it: python run.py pair.target={job.folder}/checkpoint policy=vanilla"))
+    output.print(escape(f"decode with: python run.py pair.target={job.folder}/checkpoint policy=vanilla"))
 
 
-def training_job(cfg: DictConfig) -> TrainingJob:
-    """The configuration as a job, its data read."""
+def finetuning_job(cfg: DictConfig) -> FinetuningJob:
+    """The configuration as a job; the data is read."""
     from bild_lab.lab.data.tasks import DatasetSpec
     from bild_lab.lab.point import sweep_folder
     from bild_lab.lab.results.records import require_writable
-    from bild_lab.training.job import Recipe, TrainingJob
-    from bild_lab.training.tracking import run_logger
+    from bild_lab.training.finetuning.job import FinetuningJob
+    from bild_lab.training.recipe import Recipe
+    from bild_lab.training.wandb_log import training_logger
 
     folder = sweep_folder(cfg)
     require_writable(folder)
@@ -71,7 +71,7 @@ def training_job(cfg: DictConfig) -> TrainingJob:
     if dataset.reference_column is None:
         raise UserError(f"dataset {dataset.name} has no answers to learn from; set dataset.reference_column")
     train, validation = examples(dataset, typed(ValidationSpec, cfg.validation, "validation"))
-    return TrainingJob(
+    return FinetuningJob(
         train=train,
         validation=validation,
         metric=dataset.metric,
@@ -80,14 +80,14 @@ def training_job(cfg: DictConfig) -> TrainingJob:
         max_source_tokens=dataset.max_source_tokens,
         data=f"{dataset.name}, split {dataset.split}: {len(train):,} examples",
         title=folder.name,
-        logger=run_logger(cfg.logger),
+        logger=training_logger(cfg.logger),
         provenance={"dataset": asdict(dataset)},
         **start,
     )
 
 
 def starting_point(model: DictConfig) -> dict[str, Any]:
-    """`conf/model` in the words of a job."""
+    """`conf/model` as the job's arguments."""
     values = OmegaConf.to_container(model, resolve=True)
     if "path" not in values:
         return {"model": values}
@@ -97,7 +97,7 @@ def starting_point(model: DictConfig) -> dict[str, Any]:
 
 
 def examples(dataset: DatasetSpec, validation: ValidationSpec) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
-    """What is trained on and what judges it. Raises UserError where there is nothing of either."""
+    """Training and validation examples. Raises UserError if there are none of either."""
     from bild_lab.lab.data.tasks import load_examples
 
     train = load_examples(dataset)
@@ -118,7 +118,7 @@ def examples(dataset: DatasetSpec, validation: ValidationSpec) -> tuple[tuple[Ex
 def main(cfg: DictConfig) -> None:
     """One checkpoint."""
     with refusing():
-        finetune(cfg)
+        run(cfg)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A large model's greedy answers to a dataset: python scripts/generate_calibration.py name=calib [overrides]
+"""A target's greedy answers to a dataset: python scripts/generate_calibration.py name=calib [overrides]
 
 Several devices share the work:
 
@@ -10,57 +10,56 @@ Several devices share the work:
 from __future__ import annotations
 
 import json
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import hydra
 from omegaconf import DictConfig
 
+from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.cli import console, escape, output, refusing, run_application
 from bild_lab.lab.config import config_dir, typed
 
 if TYPE_CHECKING:
-    from accelerate import PartialState
+    import torch
 
-    from bild_lab.training.alignment.calibration import CalibrationJob
-
-LONGEST_WAIT = timedelta(days=7)  # of one process for another, whose texts may be longer
+    from bild_lab.training.calibration.generate import CalibrationJob
 
 
 def generate(cfg: DictConfig) -> None:
-    """Answer what is not answered yet. Raises UserError for bad input."""
-    from accelerate import PartialState  # torch loads only when there is something to do
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    """Generate the missing answers. Raises UserError for bad input."""
+    from bild_lab.engine.models.checkpoint import resolve_device  # torch is loaded after the words are checked
+    from bild_lab.training.calibration.generate import generate_calibration, join_processes
+    from bild_lab.training.terminal import answers_bar
 
-    from bild_lab.engine.models.checkpoint import resolve_device
-    from bild_lab.training.alignment.calibration import generate_calibration
+    device = resolve_device(cfg.runtime.device)
+    processes = join_processes(device.type == "cpu")
+    job = calibration_job(cfg, processes.device if launched().count > 1 else device)
+    answered = 0
 
-    on_cpu = resolve_device(cfg.runtime.device).type == "cpu"
-    processes = PartialState(cpu=on_cpu, timeout=LONGEST_WAIT)
-    job = calibration_job(cfg, processes)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not processes.is_main_process) as bar:
-        task = bar.add_task("answers", total=None)
-        generate_calibration(job, processes, lambda done, total: bar.update(task, completed=done, total=total))
-    if processes.is_main_process:
-        if bar.tasks[0].total is None:
-            console.print("[dim]all answered before[/dim]")
-        tell(job)
+    with answers_bar(console) as advance:
+
+        def report(done: int, total: int) -> None:
+            nonlocal answered
+            answered = done
+            advance(done, total)
+
+        generate_calibration(job, report)
+    print_summary(job, answered)
     processes.destroy_process_group()
 
 
-def calibration_job(cfg: DictConfig, processes: PartialState) -> CalibrationJob:
-    """The configuration, checked; no weights are read."""
+def calibration_job(cfg: DictConfig, device: torch.device) -> CalibrationJob:
+    """The configuration, checked; no weights are read. device: this process's own."""
     import torch
 
-    from bild_lab.engine.models.checkpoint import resolve_device, resolve_dtype
+    from bild_lab.engine.models.checkpoint import resolve_dtype
     from bild_lab.engine.models.hf import HuggingFaceModel
     from bild_lab.lab.data.tasks import DatasetSpec, load_examples
     from bild_lab.lab.point import sweep_folder
     from bild_lab.lab.results.records import require_writable
     from bild_lab.lab.toy_pair import named_checkpoint
-    from bild_lab.training.alignment.calibration import CalibrationJob
+    from bild_lab.training.calibration.generate import CalibrationJob
 
     dataset = typed(DatasetSpec, cfg.dataset, "dataset")
     folder = sweep_folder(cfg)
@@ -70,7 +69,6 @@ def calibration_job(cfg: DictConfig, processes: PartialState) -> CalibrationJob:
     if cfg.runtime.threads is not None:
         require_whole("runtime.threads", cfg.runtime.threads, 1)
         torch.set_num_threads(cfg.runtime.threads)
-    device = processes.device if processes.num_processes > 1 else resolve_device(cfg.runtime.device)
     target = HuggingFaceModel(
         named_checkpoint(cfg.model.path, cfg.model.revision), device, resolve_dtype(cfg.runtime.dtype)
     )
@@ -80,9 +78,11 @@ def calibration_job(cfg: DictConfig, processes: PartialState) -> CalibrationJob:
     return CalibrationJob(target, dataset, examples, limit, cfg.batch_size, cfg.part_size, folder)
 
 
-def tell(job: CalibrationJob) -> None:
-    """What there is now, and what to do with it."""
+def print_summary(job: CalibrationJob, answered: int) -> None:
+    """Print what the folder holds and the command that uses it. answered: how many answers this run generated."""
     metrics = json.loads((job.folder / "metrics.json").read_text())
+    if not answered:
+        console.print("[dim]all answers were there already[/dim]")
     what = f"{metrics['examples']:,} answers of {job.target.checkpoint.path} to {job.dataset.name} {job.dataset.split}"
     counts = f"{metrics['answer_tokens']:,} tokens, {metrics['cut_by_length']:,} answers cut at {job.max_new_tokens}"
     speed = f"{metrics['examples_per_s']:.1f} examples and {metrics['tokens_per_s']:,.0f} tokens/s in each process"

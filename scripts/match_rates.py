@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from bild_lab.papers.match_rates import MatchRates, MatchSpec
 
 CSV, FIGURE, METRICS = "match_rates.csv", "match_rates.png", "metrics.json"
-MOVED = {"model.path", "dataset.path"}  # the weights' fingerprint and the data's hash tell
+MOVED = frozenset({"model.path", "dataset.path"})  # the weights' fingerprint and the data's hash tell
 
 
 def match_rates(cfg: DictConfig) -> None:
@@ -51,7 +51,7 @@ def match_rates(cfg: DictConfig) -> None:
         **{f"dataset.{key}": value for key, value in asdict(dataset).items()},
         "data": data_hash(examples),
     }
-    require_same_settings(folder, settings)
+    require_same_rates(folder, settings)
     requests = [request_for(target, one.prompt, dataset, cfg.decoding.max_new_tokens) for one in examples]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
@@ -106,23 +106,20 @@ def settings_of(spec: MatchSpec, layers: tuple[int, ...], target: LoadedModel, m
     }
 
 
-def require_same_settings(folder: Path, settings: dict[str, Any]) -> None:
+def require_same_rates(folder: Path, settings: dict[str, Any]) -> None:
     """Raise UserError if the folder holds anything but match rates of these settings."""
+    from bild_lab.training.output_files import require_same_settings
+
     remedy = "choose another name=NAME, or remove the folder"
     if not (folder / METRICS).is_file():
         if (folder / CSV).exists():
             raise UserError(f"{folder / CSV} is in the way, and no {METRICS} tells what it holds; {remedy}")
         return
     try:
-        held = json.loads((folder / METRICS).read_text())["settings"]
+        held = dict(json.loads((folder / METRICS).read_text())["settings"])
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder / METRICS} is not of match rates; {remedy}") from error
-    settings = json.loads(json.dumps(settings))  # lists for tuples
-    for key in sorted({*held, *settings} - MOVED):
-        if held.get(key) != settings.get(key):
-            raise UserError(
-                f"{folder} holds match rates with {key}={held.get(key)}, these have {settings.get(key)}; {remedy}"
-            )
+    require_same_settings(folder, "match rates", held, settings, MOVED)
 
 
 def write(found: MatchRates, folder: Path, settings: dict[str, Any], target: LoadedModel) -> None:
@@ -132,7 +129,7 @@ def write(found: MatchRates, folder: Path, settings: dict[str, Any], target: Loa
     from bild_lab.papers.match_rate_figure import draw_match_rates
     from bild_lab.papers.match_rates import Rate
     from bild_lab.report.figure_files import write_csv
-    from bild_lab.training.folder import write_json, writing
+    from bild_lab.training.output_files import write_json, writing
 
     metrics = {
         "settings": settings,

@@ -18,10 +18,10 @@ from bild_lab.lab.config import config_dir, typed
 
 def train(cfg: DictConfig) -> None:
     """Raises UserError for bad input."""
-    from bild_lab.training.frozen.bita import BitaTraining  # torch loads only when there is something to do
-    from bild_lab.training.frozen.launch import train_and_tell
+    from bild_lab.training.frozen.bita import BitaSpec  # torch is loaded after the words are checked
+    from bild_lab.training.frozen.command import frozen_job, train_and_report
 
-    train_and_tell(cfg, typed(BitaTraining, cfg.bita, "bita"))
+    train_and_report(frozen_job(cfg, typed(BitaSpec, cfg.bita, "bita")))
 
 
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train_bita")

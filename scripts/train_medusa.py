@@ -18,10 +18,10 @@ from bild_lab.lab.config import config_dir, typed
 
 def train(cfg: DictConfig) -> None:
     """Raises UserError for bad input."""
-    from bild_lab.training.frozen.launch import train_and_tell
-    from bild_lab.training.frozen.medusa import MedusaTraining  # torch loads only when there is something to do
+    from bild_lab.training.frozen.command import frozen_job, train_and_report
+    from bild_lab.training.frozen.medusa import MedusaSpec  # torch is loaded after the words are checked
 
-    train_and_tell(cfg, typed(MedusaTraining, cfg.medusa, "medusa"))
+    train_and_report(frozen_job(cfg, typed(MedusaSpec, cfg.medusa, "medusa")))
 
 
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train_medusa")

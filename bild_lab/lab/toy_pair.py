@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import asdict
@@ -21,6 +22,7 @@ from omegaconf import OmegaConf
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError
+from bild_lab.lab.cli import BAD_INPUT, INTERRUPTED, console
 from bild_lab.lab.config import config_dir, typed
 from bild_lab.lab.data.tasks import DatasetSpec, Example, load_examples
 
@@ -89,16 +91,29 @@ def cache_folder() -> Path:
 
 
 def _train(name: str) -> None:
-    """Train a member in a process of its own, which prints its progress."""
+    """Train a member in a process of its own, which shows its progress on the error stream.
+
+    Raises UserError if the training fails, and KeyboardInterrupt if that process is interrupted.
+    """
     if launched().count > 1:  # each would train, and wait for the others inside the training
         raise UserError(
             f"{name} is not trained yet, and this is one of {launched().count} processes; "
             "train it first: python run.py pair=toy dataset.limit=1"
         )
     path = os.pathsep.join([str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    ended = subprocess.run([sys.executable, "-m", TRAIN, name], env={**os.environ, "PYTHONPATH": path}, check=False)
-    if ended.returncode:
+    command = [sys.executable, "-P", "-m", TRAIN, name]  # -P: no module of the working folder is taken for a library
+    console.print(f"training {name}, once; the cache {cache_folder()} keeps it")
+    ended = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True, check=False
+    )
+    if ended.returncode in (INTERRUPTED, -signal.SIGINT):
+        raise KeyboardInterrupt
+    if ended.returncode < 0:
         raise UserError(
-            f"{name} could not be trained into the cache {cache_folder()}, which BILD_LAB_CACHE=DIR moves; "
-            "the message above says why"
+            f"the training of {name} was ended by {signal.Signals(-ended.returncode).name}, "
+            "perhaps because memory ran out; the same command resumes it"
         )
+    if ended.returncode == BAD_INPUT and ended.stdout:
+        raise UserError(ended.stdout.strip())
+    if ended.returncode:
+        raise UserError(f"the training of {name} failed; the message above says why. The same command resumes it")

@@ -1,4 +1,4 @@
-"""The folder of a training: what it was given, its checkpoints on the way, and what it leaves."""
+"""The folder of a training: its settings, its checkpoints while it runs, and its result."""
 
 from __future__ import annotations
 
@@ -11,83 +11,76 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
 from bild_lab.errors import UserError
-from bild_lab.files import write_atomically
-from bild_lab.lab.results.records import finite
+from bild_lab.training.output_files import require_same_settings, write_json, writing
 
-_PREFIX = "checkpoint-"
-_MACHINE = "machine.json"
-_COMPLETE = "complete"  # in a checkpoint that was written to its end; holds the size of every other file there
+METRICS = "metrics.json"
+_PREFIX = "checkpoint-"  # and the step, as the Trainer names them
+_SETTINGS, _MACHINE = "job.json", "machine.json"
+_COMPLETE = "complete"  # this file marks a checkpoint as written to its end; it holds the sizes of the other files
 
 
 @dataclass(frozen=True)
 class TrainingFolder:
-    """`checkpoint/` appears by one rename, when all is done; until then everything lies in `training/`.
+    """While a training runs everything lies in `training/`; its result appears as `checkpoint/` in one rename.
 
-    leaves: another name for what is left, where that is no checkpoint.
+    result_name: another name for the result, if it is not a checkpoint.
     """
 
     root: Path
-    leaves: str = "checkpoint"
+    result_name: str = "checkpoint"
 
     @property
     def work(self) -> Path:
         return self.root / "training"
 
     @property
-    def checkpoint(self) -> Path:
-        return self.root / self.leaves
+    def result(self) -> Path:
+        return self.root / self.result_name
 
     @property
     def tokenizer(self) -> Path:
-        """Where a tokenizer that was trained is kept for the training to go on with."""
+        """Where a tokenizer made by this training is kept until the training ends."""
         return self.work / "tokenizer"
 
     def finished(self) -> dict[str, Any] | None:
-        """The metrics of the training that ended here; None where none did."""
-        file = self.checkpoint / "metrics.json"
+        """The metrics of the training that ended here, None if there is none."""
+        file = self.result / METRICS
         return json.loads(file.read_text()) if file.is_file() else None
 
     def require_free(self) -> None:
-        """Raise UserError if something that no training has made lies where the result goes."""
-        if self.finished() is None and self.checkpoint.exists():
-            raise UserError(f"{self.checkpoint} is in the way: it is no training's result; choose name=NAME")
+        """Raise UserError if something that is not a training's result has the result's name."""
+        if self.finished() is None and self.result.exists():
+            raise UserError(f"{self.result} is in the way: it is not the result of a training; choose name=NAME")
 
     def require_same(self, identity: Mapping[str, Any]) -> None:
-        """Raise UserError if this folder holds weights that a training of another identity has made."""
+        """Raise UserError if this folder holds weights of a training with another identity."""
         self.require_free()
         finished = self.finished()
         if finished is not None:
             held = finished["identity"]
-        elif self.last() is not None:
-            held = json.loads((self.work / "job.json").read_text())
+        elif self.last_checkpoint() is not None:
+            held = json.loads((self.work / _SETTINGS).read_text())
         else:
             return
-        wanted = json.loads(json.dumps(identity))
-        for key in sorted({*held, *wanted}):
-            if held.get(key) != wanted.get(key):
-                raise UserError(
-                    f"{self.root} holds a training with {key}={held.get(key)}, this one has {wanted.get(key)}; "
-                    "choose another name=NAME, or remove the folder"
-                )
+        require_same_settings(self.root, "a training", held, identity)
 
     def begin(self, identity: Mapping[str, Any]) -> None:
-        """Note what is trained, and remove what a kill left half-written."""
-        if self.last() is None:  # nothing to go on from
+        """Write down what is trained, and remove checkpoints that are not complete."""
+        if self.last_checkpoint() is None:  # nothing to resume
             shutil.rmtree(self.work, ignore_errors=True)
             with writing(self.work, "the training"):
-                write_json(self.work / "job.json", identity)
+                write_json(self.work / _SETTINGS, identity)
                 write_json(self.work / _MACHINE, {"threads": torch.get_num_threads()})
         for folder in self.work.glob(f"{_PREFIX}*"):
-            if not _whole(folder):
+            if not _complete(folder):
                 shutil.rmtree(folder)
 
     def threads(self, wanted: int | None) -> int | None:
-        """CPU threads to train with: those wanted, or else those that the training to go on with began with.
+        """CPU threads to train with: as many as wanted, or as an interrupted training had.
 
-        With another number sums are taken in other parts, and the losses differ by rounding.
+        Another number would sum in another order, and the losses would differ by rounding.
         """
         file = self.work / _MACHINE
         if wanted is not None or not file.is_file():
@@ -95,87 +88,70 @@ class TrainingFolder:
         return json.loads(file.read_text())["threads"]
 
     def abandon(self) -> None:
-        """Remove a training that has no weights yet, and its folder if nothing else is there."""
-        if self.last() is None:
+        """Remove a training that has no weights yet, and its folder if that holds nothing else."""
+        if self.last_checkpoint() is None:
             shutil.rmtree(self.work, ignore_errors=True)
-            with suppress(OSError):  # it holds something else
+            with suppress(OSError):  # the folder is not empty
                 self.root.rmdir()
 
     def keep_tokenizer(self, save: Callable[[Path], Any]) -> None:
-        """Let `save` fill `tokenizer`, which appears whole."""
-        draft = self.work / ".tokenizer"
-        shutil.rmtree(draft, ignore_errors=True)  # of a kill
-        with writing(self.tokenizer, "the tokenizer", half_written=draft):
+        """Let `save` write the tokenizer, whole or not at all."""
+        with self._published(self.tokenizer, "the tokenizer") as draft:
             save(draft)
-            draft.rename(self.tokenizer)
 
-    def last(self) -> Path | None:
-        """The newest complete checkpoint on the way, to go on from."""
-        complete = [folder for folder in self.work.glob(f"{_PREFIX}*") if _whole(folder)]
+    def last_checkpoint(self) -> Path | None:
+        """The newest complete checkpoint, from which the training resumes."""
+        complete = [folder for folder in self.work.glob(f"{_PREFIX}*") if _complete(folder)]
         return max(complete, key=lambda folder: int(folder.name.removeprefix(_PREFIX)), default=None)
 
-    def step(self, number: int) -> Path:
-        """The checkpoint of a step, as the Trainer names it."""
-        return self.work / f"{_PREFIX}{number}"
+    def checkpoint_of(self, step: int) -> Path:
+        """The folder of a step's checkpoint."""
+        return self.work / f"{_PREFIX}{step}"
 
     @contextmanager
-    def saving(self, number: int) -> Iterator[None]:
-        """Around the writing of a step's checkpoint: a failure removes it, and no other, and raises UserError."""
-        with writing(self.step(number), "the checkpoint", self._remedy(), half_written=self.step(number)):
+    def saving(self, step: int) -> Iterator[None]:
+        """Around the writing of a step's checkpoint. A failure removes this checkpoint alone and raises UserError."""
+        place = self.checkpoint_of(step)
+        with writing(place, "the checkpoint", self._remedy(), half_written=place):
             yield
 
-    def complete(self, number: int) -> None:
+    def mark_complete(self, step: int) -> None:
         """Mark a step's checkpoint as written to its end."""
-        sizes = {file.name: file.stat().st_size for file in sorted(self.step(number).iterdir()) if file.is_file()}
-        write_json(self.step(number) / _COMPLETE, sizes)
+        place = self.checkpoint_of(step)
+        sizes = {file.name: file.stat().st_size for file in sorted(place.iterdir()) if file.is_file()}
+        write_json(place / _COMPLETE, sizes)
 
     def publish(self, write: Callable[[Path], None]) -> None:
-        """Let `write` fill a folder that becomes `checkpoint/`, and drop what was needed on the way."""
-        draft = self.root / f".{self.leaves}"
-        shutil.rmtree(draft, ignore_errors=True)  # of a kill
-        with writing(self.checkpoint, "the trained model", self._remedy(), half_written=draft):
-            draft.mkdir(parents=True)
+        """Let `write` fill the result's folder, which appears whole; then remove the checkpoints."""
+        with self._published(self.result, "the trained model") as draft:
             write(draft)
-            draft.rename(self.checkpoint)
         shutil.rmtree(self.work, ignore_errors=True)
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
-        """`metrics.json`, beside the checkpoint. Raises UserError where it cannot be written."""
-        with writing(self.root / "metrics.json", "the metrics", "make room, then run the same command again"):
-            write_json(self.root / "metrics.json", metrics)
+        """Write `metrics.json` beside the result. Raises UserError if it cannot be written."""
+        with writing(self.root / METRICS, "the metrics", "make room, then run the same command again"):
+            write_json(self.root / METRICS, metrics)
+
+    @contextmanager
+    def _published(self, place: Path, what: str) -> Iterator[Path]:
+        """An empty folder to fill in the block; afterwards it is renamed to `place`."""
+        draft = place.with_name(f".{place.name}")
+        shutil.rmtree(draft, ignore_errors=True)  # a killed process may have left one
+        with writing(place, what, self._remedy(), half_written=draft):
+            draft.mkdir(parents=True)
+            yield draft
+            draft.rename(place)
 
     def _remedy(self) -> str:
-        last = self.last()
-        then = "it starts anew" if last is None else f"it goes on from {last}, which is intact"
+        last = self.last_checkpoint()
+        then = "it starts again" if last is None else f"it resumes from {last}, which is intact"
         return f"make room, then run the same command again: {then}"
 
 
-def _whole(checkpoint: Path) -> bool:
-    """Whether a checkpoint was written to its end and no file of it was cut since."""
+def _complete(checkpoint: Path) -> bool:
+    """Whether a checkpoint was written to its end and every file still has its size."""
     mark = checkpoint / _COMPLETE
     if not mark.is_file():
         return False
     sizes = json.loads(mark.read_text() or "{}")
     return all((checkpoint / name).is_file() and (checkpoint / name).stat().st_size == sizes[name] for name in sizes)
-
-
-@contextmanager
-def writing(
-    place: Path, what: str, remedy: str = "make room, or choose name=NAME elsewhere", half_written: Path | None = None
-) -> Iterator[None]:
-    """Turn a failure to write `what` into a UserError, and remove what is half-written."""
-    try:
-        yield
-    # a full disk is an OSError, a SafetensorError or, from torch.save, a RuntimeError
-    except (OSError, SafetensorError, RuntimeError) as error:
-        if half_written is not None:
-            shutil.rmtree(half_written, ignore_errors=True)
-        existing = next(parent for parent in [place, *place.absolute().parents] if parent.exists())
-        free_mb = shutil.disk_usage(existing).free // 2**20
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(f"cannot write {what} to {place}: {reason} ({free_mb} MB are free); {remedy}") from error
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Readable, whole or not at all; NaN as null."""
-    write_atomically(path, json.dumps(finite(content), indent=2, ensure_ascii=False).encode() + b"\n")

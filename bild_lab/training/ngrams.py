@@ -1,4 +1,4 @@
-"""Counting n-grams of a corpus, for policy=ngram: `scripts/build_ngrams.py` (speculative decoding §3.6)."""
+"""Counting the n-grams of a corpus for policy=ngram: `scripts/build_ngrams.py` (speculative decoding §3.6)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from bild_lab.lab.data.tasks import Example
 
 
 def estimate(sequences: Iterable[Sequence[int]], order: int, vocabulary: dict[str, int], corpus: str) -> NGramTable:
-    """Count the tokens of these sequences; the first of each is context and is not counted itself.
+    """Count the tokens of these sequences; the first token of each is context and is not counted.
 
-    Raises UserError for an order other than 1 and 2, and where there is nothing to count.
+    corpus: its name, which the table keeps. Raises UserError for an order other than 1 and 2, and if there is nothing
+    to count.
     """
     require_order(order)
     before, tokens = array("q"), array("q")
@@ -47,7 +48,7 @@ def estimate(sequences: Iterable[Sequence[int]], order: int, vocabulary: dict[st
 
 
 def reference_tokens(checkpoint: Checkpoint, examples: Iterable[Example]) -> Iterator[list[int]]:
-    """Every reference as the target would emit it, behind the token it would emit it after.
+    """Every reference as the target would emit it, after the token that it would follow.
 
     For a decoder-only model that is the prompt's continuation, up to an end token.
     """
@@ -58,7 +59,7 @@ def reference_tokens(checkpoint: Checkpoint, examples: Iterable[Example]) -> Ite
                 yield [checkpoint.decoder_start, *tokenizer(text_target=reference, verbose=False)["input_ids"]]
                 continue
             gap = "" if example.prompt[-1].isspace() else " "
-            # together, as a piece may depend on what stands before it
+            # together, as a piece may depend on the text before it
             texts = [example.prompt, f"{example.prompt}{gap}{reference}"]
             prompt, whole = tokenizer(texts, verbose=False)["input_ids"]
             end = [] if tokenizer.eos_token_id in (None, whole[-1]) else [tokenizer.eos_token_id]

@@ -1,62 +1,66 @@
-"""Trains a member of the toy pair: python -m bild_lab.training.toy toy:large
+"""Trains a model of the toy pair: python -m bild_lab.training.toy toy:large
 
-`bild_lab.lab.toy_pair` runs this at the first use of the pair. `python scripts/finetune.py name=NAME model=toy_large
+`bild_lab.lab.toy_pair` runs this when the pair is first used. `python scripts/finetune.py name=NAME model=toy_large
 dataset=toy` makes the same weights.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
 from filelock import FileLock, Timeout
 from omegaconf import OmegaConf
+from transformers import TrainerCallback
 
 from bild_lab.errors import UserError
-from bild_lab.lab.cli import INTERRUPTED, console, refuse
+from bild_lab.lab.cli import BAD_INPUT, INTERRUPTED, console
 from bild_lab.lab.config import typed
 from bild_lab.lab.toy_pair import MEMBERS, cache_folder, toy_config, toy_examples, toy_folder
-from bild_lab.training.job import Recipe, TrainingJob
-from bild_lab.training.stalls import YieldToOthers
-from bild_lab.training.trainer import train
+from bild_lab.training.finetuning.finetune import finetune
+from bild_lab.training.finetuning.job import FinetuningJob
+from bild_lab.training.recipe import Recipe
 
 
 def train_member(name: str) -> Path:
     """Train `toy:large` or `toy:small` into its cache folder; returns the checkpoint's folder.
 
-    An interrupted training continues at the next call. Of several processes one trains and the others wait for it.
+    An interrupted training resumes at the next call. If several processes call this, one trains and the others wait.
     Raises UserError for another name, and if the cache cannot be used.
     """
     job = toy_job(name)
     with locked(name, job.folder):
-        train(job)  # returns at once if another process has done it
+        finetune(job)  # returns at once if another process has finished it
     return job.folder / "checkpoint"
 
 
-def toy_job(name: str) -> TrainingJob:
-    """The training of a member as scripts/finetune.py has it, but without evaluation, which a first use skips."""
-    dataset, examples = toy_examples()
-    return TrainingJob(
+def toy_job(name: str) -> FinetuningJob:
+    """The training as scripts/finetune.py has it, but without the evaluations, which would delay the first use."""
+    folder, (dataset, examples) = toy_folder(name), toy_examples()
+    return FinetuningJob(
         train=examples,
         validation=(),
         metric=dataset.metric,
         recipe=typed(Recipe, OmegaConf.create(toy_config("train/toy")), "train"),
-        folder=toy_folder(name),
+        folder=folder,
         model=toy_config(f"model/{MEMBERS[name]}"),
         max_source_tokens=dataset.max_source_tokens,
         data=f"{dataset.name}, split {dataset.split}: {len(examples):,} examples",
         title=f"training {name}",
         provenance={"dataset": asdict(dataset)},
-        callbacks=(YieldToOthers(),),
+        callbacks=(OneThreadAfterStalls(), StopWithParent()),
     )
 
 
 @contextmanager
 def locked(name: str, folder: Path) -> Iterator[None]:
-    """Hold a folder against other processes. A process that ends, in whatever way, releases it."""
+    """Let one process at a time train into the folder. The lock of a process that ends is released."""
     lock = FileLock(folder / "lock")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -75,10 +79,53 @@ def locked(name: str, folder: Path) -> Iterator[None]:
         lock.release()
 
 
-if __name__ == "__main__":
+class OneThreadAfterStalls(TrainerCallback):
+    """Trains with one thread once several steps have stalled; for models whose steps take far less than a second.
+
+    OpenMP threads wait for each other by spinning: on a machine whose cores are busy, two threads need up to a
+    hundred times as long as usual, one thread does not.
+    """
+
+    stall_s = 1.0  # an ordinary step of the toy pair takes a tenth of it
+    patience = 3
+
+    def __init__(self) -> None:
+        self.started_s, self.stalls = 0.0, 0
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        """Start the clock."""
+        self.started_s = time.perf_counter()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """Count a stall, and go down to one thread at the last one allowed."""
+        self.stalls += time.perf_counter() - self.started_s > self.stall_s
+        if self.stalls == self.patience:
+            torch.set_num_threads(1)
+
+
+class StopWithParent(TrainerCallback):
+    """Ends the training when the process that waits for it has ended, for example killed."""
+
+    def __init__(self) -> None:
+        self._parent = os.getppid()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """Raise KeyboardInterrupt if this process has another parent by now."""
+        if os.getppid() != self._parent:
+            raise KeyboardInterrupt
+
+
+def main(name: str) -> int:
+    """Train a model for a process that waits; returns the exit code. What is wrong with the input goes to stdout."""
     try:
-        train_member(sys.argv[1])
+        train_member(name)
     except UserError as error:
-        refuse(error)
-    except KeyboardInterrupt:  # the process that waits for this one says so
-        sys.exit(INTERRUPTED)
+        print(error)  # noqa: T201 (the waiting process reads it)
+        return BAD_INPUT
+    except KeyboardInterrupt:  # the waiting process says so
+        return INTERRUPTED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(" ".join(sys.argv[1:])))

@@ -1,236 +1,192 @@
-"""One training, from a job to a checkpoint: everything is checked first, then trained, then written."""
+"""Hugging Face's Trainer with our data order, losses, evaluation and safer checkpoints."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass
-from itertools import pairwise
-from pathlib import Path
-from typing import Any
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
-from accelerate import PartialState
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainingArguments
-from transformers.trainer_callback import TrainerState
+import torch
+from torch.utils.data import DataLoader, Sampler
+from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.optimization import Adafactor
+from transformers.trainer_callback import PrinterCallback
 
+from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError
-from bild_lab.lab.data.tasks import Example
-from bild_lab.lab.measure.environment import environment
-from bild_lab.lab.results.records import point_hash, require_writable
-from bild_lab.training.card import model_card
-from bild_lab.training.engine import Engine, Lesson, bfloat16, training_arguments
-from bild_lab.training.evaluation import Evaluator, greedy_settings
-from bild_lab.training.folder import TrainingFolder, write_json
-from bild_lab.training.job import Recipe, TrainingJob
-from bild_lab.training.losses import LayerLoss, decoder_depth, layer_weights
-from bild_lab.training.models import FreshModel, FromCheckpoint, FromScratch, SpecialTokens, Start
-from bild_lab.training.pairs import Batches, Pair, TokenLimits, encode, require_references, require_room
-from bild_lab.training.progress import terminal_log
-from bild_lab.training.state import isolated
-from bild_lab.training.tracking import WandbLog
+from bild_lab.training.folder import TrainingFolder
+from bild_lab.training.recipe import SCHEDULES, Recipe
 
 
-def train(job: TrainingJob) -> dict[str, Any]:
-    """Train, evaluate on the way, and leave the best weights in `job.folder/checkpoint`; returns its metrics.json.
+class TrainingTask(Protocol):
+    """What a model is trained on: examples in an order, how they become batches, the loss, and the evaluation."""
 
-    A folder with an unfinished training of the same job goes on from its last checkpoint, with the same losses as
-    without the interruption; a finished one is returned at once. Works in every process of `accelerate launch`.
-    Raises UserError for anything that cannot be trained, before weights are read where that can be told.
+    examples: Any  # indexed by what `order` yields
+    collate: Callable[[Any], dict[str, torch.Tensor]]
+    loss: Callable[..., torch.Tensor]
+    evaluate: Callable[..., dict[str, float]] | None  # called with the model and the loss
+
+    @property
+    def model_options(self) -> dict[str, Any]:
+        """Arguments of the model's forward pass beside a batch."""
+
+    def order(self, recipe: Recipe) -> Sampler:
+        """The examples of the whole training, one after another."""
+
+
+class ResumableTrainer(Trainer):
+    """Trains a model on a task, with its checkpoints in `folder.work`.
+
+    Differences from the Trainer: the order of examples is one sequence, so that a resumed training sees the same
+    examples; a loss may read inner layers; evaluation is ours; a checkpoint counts only when it is complete; a loss
+    that is not a finite number ends the training.
     """
-    folder = TrainingFolder(job.folder)
-    require_writable(job.folder)
-    if not job.train:
-        raise UserError("there are no examples to train on; check dataset.path, dataset.split and dataset.limit")
-    require_references([*job.train, *job.validation])
-    start = starting_point(job)
-    layer_weights(job.recipe.loss, decoder_depth(start.config))
-    identity = job_identity(job, start)
-    folder.require_same(identity)
-    finished = folder.finished()
-    if finished is not None:
-        return finished
-    with isolated(job.recipe.seed, folder.threads(job.recipe.threads)):
-        return _train(job, start, folder, identity)
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        recipe: Recipe,
+        task: TrainingTask,
+        folder: TrainingFolder,
+        arguments: TrainingArguments,
+        callbacks: Sequence[TrainerCallback],
+    ) -> None:
+        self._recipe, self._task, self._folder = recipe, task, folder
+        self._restart_clock(0)
+        super().__init__(
+            model=model,
+            args=arguments,
+            train_dataset=task.examples,
+            eval_dataset=None if task.evaluate is None else [],  # the Trainer asks for one; `evaluate` has its own
+            data_collator=task.collate,
+            compute_loss_func=task.loss,
+            optimizer_cls_and_kwargs=optimizer(recipe),
+            callbacks=[_LogLastStep(), *callbacks],
+        )
+        self.remove_callback(PrinterCallback)
+
+    def get_train_dataloader(self) -> DataLoader:
+        """Batches of the whole training; each process gets its part of every step."""
+        loader = DataLoader(
+            self._task.examples,
+            batch_size=self._train_batch_size,
+            sampler=self._task.order(self._recipe),
+            collate_fn=self._task.collate,
+            pin_memory=self.args.dataloader_pin_memory,
+        )
+        return self.accelerator.prepare(loader)
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *options: Any, **named: Any) -> Any:
+        """Call the model with the task's options."""
+        return super().compute_loss(model, {**inputs, **self._task.model_options}, *options, **named)
+
+    def evaluate(self, *unused: Any, **named: Any) -> dict[str, float]:
+        """The task's evaluation under the Trainer's names, `eval_…`."""
+        found = {f"eval_{name}": value for name, value in self._task.evaluate(self.model, self._task.loss).items()}
+        self.log(found)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, found)
+        self._restart_clock(self.state.global_step)
+        return found
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add the throughput to a log of the loss. Raises UserError for a loss that is not a finite number."""
+        if "loss" in logs:
+            step = self.state.global_step
+            if not math.isfinite(logs["loss"]):
+                raise UserError(
+                    f"the loss is {logs['loss']} at step {step}: the training has diverged; lower "
+                    f"train.learning_rate (it is {self._recipe.learning_rate:g}) or raise train.warmup_steps"
+                )
+            examples = (step - self._clock_step) * self._recipe.batch_size
+            logs["examples_per_s"] = examples / (time.perf_counter() - self._clock_s)
+            self._restart_clock(step)
+        super().log(logs, start_time)
+
+    def _restart_clock(self, step: int) -> None:
+        self._clock_step, self._clock_s = step, time.perf_counter()
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        step = self.state.global_step
+        with self._folder.saving(step):
+            super()._save_checkpoint(model, trial)
+            launched().wait()  # each process writes the state of its generators
+            if launched().first:
+                self._folder.mark_complete(step)
+        self._restart_clock(step)
+
+    def _init_training_state(self, *values: Any) -> tuple[int, int]:
+        found = super()._init_training_state(*values)
+        if self.state.best_global_step:  # the folder may have been moved since
+            best = self._folder.checkpoint_of(self.state.best_global_step)
+            if not best.is_dir():  # the Trainer would take the last weights
+                raise UserError(f"{best}, which holds the best weights so far, is gone; remove {self._folder.root}")
+            self.state.best_model_checkpoint = str(best)
+        self._restart_clock(self.state.global_step)
+        return found
 
 
-def starting_point(job: TrainingJob) -> Start:
-    """The checkpoint or fresh configuration of a job, checked."""
-    if job.model_path is not None:
-        return FromCheckpoint(job.model_path, job.model_revision)
-    try:
-        fresh = FreshModel(**job.model)
-    except TypeError as error:
-        raise UserError(f"model: {error}; it has name, config, vocabulary and tokenizer") from error
-    return FromScratch(fresh, job.recipe.max_target_tokens)
+class _LogLastStep(TrainerCallback):
+    """Logs the last steps, however few they are."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step >= state.max_steps:
+            control.should_log = True
 
 
-def job_identity(job: TrainingJob, start: Start) -> dict[str, Any]:
-    """What decides a training's result; a folder is gone on with only by the same."""
-    recipe = {f"train.{key}": value for key, value in asdict(job.recipe).items() if key != "name"}
-    return {
-        **recipe,
-        **start.identity,
-        "dataset.max_source_tokens": job.max_source_tokens,
-        "metric": job.metric,
-        "training examples": _digest(job.train),
-        "validation examples": _digest(job.validation),
-    }
+def optimizer(recipe: Recipe) -> tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]]:
+    """The optimizer's class and its arguments."""
+    if recipe.optimizer == "adamw":
+        return torch.optim.AdamW, {"lr": recipe.learning_rate}
+    fixed = {"relative_step": False, "warmup_init": False}
+    return Adafactor, {"lr": recipe.learning_rate, "scale_parameter": recipe.scale_parameter, **fixed}
 
 
-@dataclass(frozen=True)
-class _Prepared:
-    """A model and everything it is trained with."""
+def training_arguments(recipe: Recipe, folder: TrainingFolder, metric: str | None) -> TrainingArguments:
+    """The recipe in the Trainer's words. metric: decides which checkpoint is best; None keeps the last.
 
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    lesson: Lesson
-    arguments: TrainingArguments
-
-
-def _train(job: TrainingJob, start: Start, folder: TrainingFolder, identity: dict[str, Any]) -> dict[str, Any]:
-    try:
-        prepared = _prepare(job, start, folder, identity)
-    except UserError:
-        folder.abandon()
-        raise
-    model = prepared.model
-    use_cache = model.config.use_cache  # the Trainer turns it off
-    last = folder.last()
-    with ExitStack() as open_logs:
-        callbacks = _logs(job, identity, start, prepared, open_logs)
-        engine = Engine(model, job.recipe, prepared.lesson, folder, prepared.arguments, [*callbacks, *job.callbacks])
-        engine.train(resume_from_checkpoint=None if last is None else str(last))
-    model.config.use_cache = use_cache
-    metrics = _metrics(job, start, prepared, engine.state, identity)
-
-    def write(place: Path) -> None:
-        model.save_pretrained(place)
-        prepared.tokenizer.save_pretrained(place)
-        (place / "README.md").write_text(model_card(metrics, job.folder))
-        write_json(place / "metrics.json", metrics)
-
-    if engine.is_world_process_zero():
-        folder.publish(write)
-    PartialState().wait_for_everyone()
-    return folder.finished()
-
-
-def _prepare(job: TrainingJob, start: Start, folder: TrainingFolder, identity: dict[str, Any]) -> _Prepared:
-    recipe = job.recipe
-    arguments = training_arguments(recipe, folder, job.metric if job.validation else None)
-    with arguments.main_process_first(local=False):
-        if PartialState().is_main_process:
-            folder.begin(identity)
-        tokenizer = _tokenizer(job, start, folder)
-    limits = TokenLimits(job.max_source_tokens, recipe.max_target_tokens)
-    encoder_decoder = bool(start.config.is_encoder_decoder)
-    pairs, validation = (
-        encode(examples, tokenizer, encoder_decoder, limits) for examples in (job.train, job.validation)
+    Raises UserError if the batch cannot be divided among the processes, or one process sees several GPUs.
+    """
+    processes = launched().count
+    if recipe.batch_size % (processes * recipe.accumulate):
+        raise UserError(
+            f"train.batch_size={recipe.batch_size} cannot be divided among {processes} processes times "
+            f"train.accumulate={recipe.accumulate}; choose a multiple of {processes * recipe.accumulate}"
+        )
+    cpu = recipe.on_cpu
+    if not cpu and processes == 1 and torch.cuda.device_count() > 1:
+        raise UserError(
+            f"{torch.cuda.device_count()} GPUs are visible to one process; start one process for each with "
+            "`accelerate launch scripts/finetune.py …`, or choose one GPU with CUDA_VISIBLE_DEVICES=0"
+        )
+    checkpoints = "no" if recipe.evaluate_every is None else "steps"
+    evaluations = checkpoints if metric is not None else "no"
+    return TrainingArguments(
+        output_dir=str(folder.work),
+        per_device_train_batch_size=recipe.batch_size // (processes * recipe.accumulate),
+        gradient_accumulation_steps=recipe.accumulate,
+        max_steps=recipe.max_steps,
+        lr_scheduler_type=SCHEDULES[recipe.schedule],
+        warmup_steps=recipe.warmup_steps,
+        weight_decay=0.0,
+        max_grad_norm=recipe.clip_norm or 0.0,  # the Trainer does not clip at 0
+        seed=recipe.seed,
+        use_cpu=cpu,
+        bf16=recipe.in_bfloat16,
+        dataloader_pin_memory=not cpu,
+        average_tokens_across_devices=True,
+        logging_steps=recipe.log_every,
+        logging_nan_inf_filter=False,
+        eval_strategy=evaluations,
+        eval_steps=recipe.evaluate_every,
+        save_strategy=checkpoints,
+        save_steps=recipe.evaluate_every or 0,
+        save_total_limit=2,  # the best and the last
+        load_best_model_at_end=evaluations == "steps",
+        metric_for_best_model=None if evaluations == "no" else f"eval_{metric}",
+        greater_is_better=None if evaluations == "no" else True,
+        report_to=[],
+        disable_tqdm=True,
+        log_level="error",
+        log_level_replica="error",
     )
-    require_room([*pairs, *validation], start.config)
-    model = start.model(tokenizer)
-    if arguments.device.type == "cpu":
-        model.set_attn_implementation("eager")  # the fused kernel's backward pass is slower for short sentences
-    special = start.special_tokens(tokenizer)
-    batches = Batches(special.pad, special.start)
-    weights = layer_weights(recipe.loss, decoder_depth(start.config))
-    loss = LayerLoss(model, weights, recipe.label_smoothing, bfloat16(recipe))
-    evaluator = _evaluator(job, validation, tokenizer, batches, special) if validation else None
-    return _Prepared(model, tokenizer, Lesson(pairs, batches, loss, evaluator), arguments)
-
-
-def _evaluator(
-    job: TrainingJob,
-    pairs: Sequence[Pair],
-    tokenizer: PreTrainedTokenizerBase,
-    batches: Batches,
-    special: SpecialTokens,
-) -> Evaluator:
-    settings = greedy_settings(job.recipe.max_target_tokens, special.end, special.pad, special.start)
-    size = max(1, job.recipe.batch_size // job.recipe.accumulate)
-    return Evaluator(job.validation, pairs, job.metric, tokenizer, batches, size, settings)
-
-
-def _tokenizer(job: TrainingJob, start: Start, folder: TrainingFolder) -> PreTrainedTokenizerBase:
-    """The start's tokenizer; one that is trained is kept, for other processes and for going on."""
-    if folder.tokenizer.exists():
-        return AutoTokenizer.from_pretrained(folder.tokenizer)
-    tokenizer = start.tokenizer(lambda: _texts(job.train))
-    if start.trains_tokenizer:
-        folder.keep_tokenizer(tokenizer.save_pretrained)
-    return tokenizer
-
-
-def _texts(examples: Sequence[Example]) -> Iterator[str]:
-    for example in examples:
-        yield example.prompt
-        yield from example.references[:1]
-
-
-def _logs(
-    job: TrainingJob, identity: dict[str, Any], start: Start, prepared: _Prepared, stack: ExitStack
-) -> list[TrainerCallback]:
-    """What shows a training, in its main process alone."""
-    if not PartialState().is_main_process:
-        return []
-    logs: list[TrainerCallback] = [stack.enter_context(terminal_log(job))]
-    if job.logger is not None:
-        surroundings = environment(prepared.arguments.device)
-        run = job.logger.start(point_hash(identity), job.folder.name, start.name, identity, surroundings)
-        logs.append(WandbLog(run))
-    return logs
-
-
-def _metrics(
-    job: TrainingJob, start: Start, prepared: _Prepared, state: Any, identity: dict[str, Any]
-) -> dict[str, Any]:
-    return {
-        "start": start.name,
-        "architecture": type(prepared.model).__name__,
-        "parameters": prepared.model.num_parameters(),
-        "data": job.data,
-        "train_examples": len(job.train),
-        "validation_examples": len(job.validation),
-        **course(job.recipe, job.metric, len(job.train), state),
-        "precision": "bfloat16" if prepared.arguments.bf16 else "float32",
-        "processes": prepared.arguments.world_size,
-        "identity": identity,
-        "environment": environment(prepared.arguments.device),
-        **job.provenance,
-    }
-
-
-def course(recipe: Recipe, metric: str, examples: int, state: TrainerState) -> dict[str, Any]:
-    """How a training went: steps, time, losses and evaluations."""
-    history = state.log_history
-    losses = [entry for entry in history if "loss" in entry]
-    evaluations = [entry for entry in history if f"eval_{metric}" in entry]
-    best = next((entry for entry in evaluations if entry["step"] == state.best_global_step), None)
-    steps = [0, *(entry["step"] for entry in losses)]
-    return {
-        "steps": state.global_step,
-        "passes": state.global_step * recipe.batch_size / examples,
-        "training_s": sum(
-            (step - before) * recipe.batch_size / entry["examples_per_s"]
-            for (before, step), entry in zip(pairwise(steps), losses, strict=True)
-        ),
-        "loss": losses[-1]["loss"],
-        "metric": metric,
-        "best": None if best is None else _evaluation(best),
-        "evaluations": len(evaluations),
-        "history": [{key: value for key, value in entry.items() if key != "epoch"} for entry in history],
-        "recipe": asdict(recipe),
-    }
-
-
-def _evaluation(entry: dict[str, Any]) -> dict[str, Any]:
-    return {key.removeprefix("eval_"): value for key, value in entry.items() if key != "epoch"}
-
-
-def _digest(examples: Sequence[Example]) -> str:
-    digest = hashlib.sha256()
-    for example in examples:
-        digest.update(json.dumps([example.id, example.prompt, example.references]).encode() + b"\n")
-    return digest.hexdigest()[:16]

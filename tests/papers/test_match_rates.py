@@ -184,7 +184,7 @@ def test_the_script_leaves_a_table_a_figure_and_its_settings(command: Command, c
     before = (folder / "match_rates.csv").read_bytes()
     assert command(*line)[0] == 0 and (folder / "match_rates.csv").read_bytes() == before
     code, printed = command(*line, "positions=2")
-    assert code == 2 and "outputs/match holds match rates with positions=4, these have 2; choose another" in printed
+    assert code == 2 and "match rates with positions=4, but this command has positions=2; choose" in printed
     assert (folder / "match_rates.csv").read_bytes() == before
 
 

@@ -1,4 +1,4 @@
-"""What all tests of trainings share."""
+"""Fixtures of all tests of trainings."""
 
 import gc
 from collections.abc import Iterator
@@ -12,9 +12,9 @@ from tests.training.targets import ending
 
 @pytest.fixture(autouse=True, scope="package")
 def quick_collection() -> Iterator[None]:
-    """Every training collects garbage once, which takes longer than the tests' models train."""
+    """Every training collects garbage once, which takes longer than training the tests' models."""
     gc.collect()
-    gc.freeze()  # what is there by now, modules above all, need not be looked at again
+    gc.freeze()  # objects that exist by now, mostly modules, are not looked at again
     yield
     gc.unfreeze()
 

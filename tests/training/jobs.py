@@ -8,8 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from transformers import TrainerCallback
+
 from bild_lab.lab.data.tasks import Example
-from bild_lab.training.job import Recipe, TrainingJob
+from bild_lab.training.finetuning.job import FinetuningJob
+from bild_lab.training.recipe import Recipe
 
 WORDS = "Haus Hund Katze Baum Stadt Fluss Berg Kind Brot Wein Lied Buch Tag Nacht Wald Meer".split()
 TURNED = {word: word[::-1].lower() for word in WORDS}
@@ -60,6 +63,17 @@ LLAMA = {
 }
 
 
+class Kill(TrainerCallback):
+    """Ends a training after a step, before anything of the step is written, as a kill would."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def on_step_end(self, args, state, control, **kwargs) -> None:
+        if state.global_step == self._step:
+            raise KeyboardInterrupt
+
+
 def sentences(count: int, seed: int = 0) -> tuple[Example, ...]:
     """Words, and the same words spelt backwards."""
     chance = random.Random(seed)
@@ -71,7 +85,7 @@ def sentences(count: int, seed: int = 0) -> tuple[Example, ...]:
     return tuple(found)
 
 
-def job(folder: Path, **changes: Any) -> TrainingJob:
+def job(folder: Path, **changes: Any) -> FinetuningJob:
     """A T5 from random weights; keywords change the job, or the recipe where it has that field."""
     recipe = {key: changes.pop(key) for key in list(changes) if key in Recipe.__dataclass_fields__}
     values = {
@@ -83,7 +97,7 @@ def job(folder: Path, **changes: Any) -> TrainingJob:
         **({} if "model_path" in changes else {"model": T5}),
         **changes,
     }
-    return TrainingJob(recipe=replace(MICRO, **recipe), **values)
+    return FinetuningJob(recipe=replace(MICRO, **recipe), **values)
 
 
 def write_dataset(folder: Path, train: int = 30, validation: int = 6) -> Path:

@@ -1,4 +1,4 @@
-"""Models that answer as trained ones do: some answers end by themselves, some do not."""
+"""Random models that answer like trained ones: some answers end with an end token, some do not."""
 
 from __future__ import annotations
 

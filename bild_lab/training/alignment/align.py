@@ -1,4 +1,4 @@
-"""Model prediction alignment: a small model learns the target's own answers (BiLD §3.5.1), before and after."""
+"""Model prediction alignment: a drafter learns its target's answers, and is measured before and after (BiLD §3.5.1)."""
 
 from __future__ import annotations
 
@@ -19,47 +19,49 @@ from bild_lab.lab.metrics import score
 from bild_lab.lab.point import cached_examples, prepare
 from bild_lab.lab.results.records import Sweep
 from bild_lab.training.alignment.agreement import agreement
-from bild_lab.training.alignment.calibration import END, Answer, Calibration, vocabulary_hash
 from bild_lab.training.alignment.draft_gain import Comparison, gains, measured_points, point_configs
+from bild_lab.training.batches import spread_evenly
+from bild_lab.training.calibration.data import END, Answer, Calibration, vocabulary_hash
+from bild_lab.training.finetuning.finetune import finetune
+from bild_lab.training.finetuning.job import FinetuningJob
 from bild_lab.training.folder import TrainingFolder
-from bild_lab.training.job import Recipe, TrainingJob
-from bild_lab.training.trainer import train
+from bild_lab.training.recipe import Recipe
 
 if TYPE_CHECKING:
-    from bild_lab.training.tracking import WandbRun
+    from bild_lab.training.wandb_log import TrainingLogger
 
 
 @dataclass(frozen=True, kw_only=True)
 class Alignment:
-    """What to train on what, and what to measure.
+    """What is trained on which answers, and what is measured.
 
-    small: the checkpoint that training starts from, pretrained in the paper's fair setting. unaligned:
-    the draft model to compare with. comparison: None measures agreement alone, on the answers held out,
-    whose prompts a fine-tuned model has seen; with a comparison agreement is that on its examples.
+    small: the checkpoint that training starts from, pretrained in the paper's fair setting. unaligned: the drafter
+    to compare with. comparison: None measures agreement alone, on the held-out answers, whose prompts a fine-tuned
+    model has seen; otherwise agreement is measured on the comparison's examples.
     """
 
     calibration: Calibration
     small: Checkpoint
     unaligned: Checkpoint
-    held_out: int  # answers that are not trained on but choose the best weights
+    held_out: int  # answers that are not learned but choose the best weights
     recipe: Recipe
     folder: Path
-    runtime: RuntimeSpec  # of what is measured
+    runtime: RuntimeSpec  # of the measurements
     measure: MeasureSpec
     comparison: Comparison | None
-    logger: WandbRun | None = None
+    logger: TrainingLogger | None = None
 
     @property
     def aligned(self) -> Checkpoint:
         return Checkpoint(str(self.folder / "checkpoint"))
 
     def points(self, draft: Checkpoint) -> list[DictConfig]:
-        """What is measured with a draft model."""
+        """The points that are measured with a drafter."""
         surroundings = {"name": self.folder.name, "runtime": asdict(self.runtime), "measure": asdict(self.measure)}
         return point_configs(self.comparison, self.calibration, draft, surroundings)
 
     def check(self) -> None:
-        """Raise UserError for what could not be trained or measured; reads no weights."""
+        """Raise UserError if training or measuring is not possible; reads no weights."""
         require_whole("held_out", self.held_out, 1)
         for small in (self.small, self.unaligned):
             small.check()
@@ -75,15 +77,15 @@ class Alignment:
             return
         if self.measure.baseline != "vanilla":
             raise UserError(
-                "what is compared is relative to the target's own decoding: measure.baseline must be vanilla, "
+                "the comparison is relative to the target's own decoding: measure.baseline must be vanilla, "
                 f"got {self.measure.baseline}"
             )
         target = self.calibration.target
         target.check()
         if target.fingerprint != self.calibration.manifest["model"]["fingerprint"]:
             raise UserError(
-                f"the checkpoint {target.path} is not the one that answered: it has changed since; "
-                "make the calibration data anew, or set sweep=false"
+                f"the checkpoint {target.path} has changed since it answered; "
+                "make the calibration data again, or set sweep=false"
             )
         for config in self.points(self.unaligned):
             prepare(config)
@@ -101,16 +103,16 @@ def require_fits(calibration: Calibration, small: Checkpoint) -> None:
         )
     if vocabulary_hash(small) != model["vocabulary"]:
         raise UserError(
-            f"{small.path} ({len(small.vocabulary)} pieces) has not the vocabulary of {model['path']}, whose answers "
+            f"{small.path} ({len(small.vocabulary)} pieces) has another vocabulary than {model['path']}, whose answers "
             f"are in {calibration.folder}; choose model.path with the target's tokenizer"
         )
 
 
 def split_answers(calibration: Calibration, held_out: int) -> tuple[list[Answer], list[Answer]]:
-    """Answers to train on and answers held out, evenly spread over the data.
+    """Answers to train on and held-out answers, which are spread evenly over the data.
 
-    Answers that were cut at the length limit are left out: they would teach to end where the target did not.
-    Raises UserError where nothing is left to train on.
+    Answers cut at the length limit are left out: the drafter would learn to end where the target does not. Raises
+    UserError if no answers are left to train on.
     """
     whole = [answer for answer in calibration.answers if answer.finish_reason == END]
     if len(whole) < held_out + 1:
@@ -119,80 +121,84 @@ def split_answers(calibration: Calibration, held_out: int) -> tuple[list[Answer]
             f"held_out={held_out} leaves none to train on: lower it, or make calibration data with more "
             "(dataset.limit) or longer (decoding.max_new_tokens) answers"
         )
-    chosen = {index * len(whole) // held_out for index in range(held_out)}
+    chosen = set(spread_evenly(held_out, len(whole)))
     return (
         [answer for index, answer in enumerate(whole) if index not in chosen],
         [answer for index, answer in enumerate(whole) if index in chosen],
     )
 
 
-def align(job: Alignment, tell: Callable[[str], None] = lambda line: None) -> dict[str, Any] | None:
-    """Train `folder/checkpoint`, then compare it with the unaligned model; finished parts are not done again.
+def align(job: Alignment, report: Callable[[str], None] = lambda line: None) -> dict[str, Any] | None:
+    """Train `folder/checkpoint`, then compare it with the unaligned model; finished parts are not repeated.
 
-    Returns the metrics of training with what was compared under "alignment", which metrics.json holds
-    too; None on any but the main process. tell: called with a line for every point. Raises UserError
-    for what does not fit together, before anything is written.
+    Returns the training's metrics with the comparison under "alignment", as metrics.json has them; None on any but
+    the first process. report: called with a line for every point. Raises UserError for parts that do not fit
+    together, before anything is written.
     """
     job.check()
-    trained_on, held_out = split_answers(job.calibration, job.held_out)
+    learned, held_out = split_answers(job.calibration, job.held_out)
     manifest = job.calibration.manifest
     source = {"folder": str(job.calibration.folder), "hash": manifest["hash"], "target": manifest["model"]["path"]}
-    metrics = train(
-        TrainingJob(
-            train=examples(trained_on),
-            validation=examples(held_out),
-            metric=job.calibration.dataset.metric,
-            recipe=job.recipe,
-            folder=job.folder,
-            model_path=job.small.path,
-            model_revision=job.small.revision,
-            max_source_tokens=job.calibration.dataset.max_source_tokens,
-            data=f"{len(trained_on):,} greedy answers of {source['target']} to {job.calibration.dataset.name} "
-            f"({job.calibration.dataset.split})",
-            title=f"aligning {job.small.path}",
-            logger=job.logger,
-            provenance={"calibration": source, "dataset": asdict(job.calibration.dataset)},
-        )
-    )
-    if not launched().first:  # one process measures; Accelerate's own state ended with the training
+    metrics = finetune(_training(job, learned, held_out, source))
+    if not launched().first:  # one process measures
         return None
-    before, after = (_measured(job, draft, held_out, tell) for draft in (job.unaligned, job.aligned))
+    before, after = (_measured(job, draft, held_out, report) for draft in (job.unaligned, job.aligned))
     compared = {key: {"before": before[key], "after": after[key]} for key in before}
-    counts = {"trained_on": len(trained_on), "held_out": len(held_out), "unaligned": job.unaligned.path}
-    counts["retokenized"] = retokenized(job.small, trained_on)
+    counts = {"trained_on": len(learned), "held_out": len(held_out), "unaligned": job.unaligned.path}
+    counts["retokenized"] = retokenized(job.small, learned)
     metrics |= {"alignment": {**source, **counts, "compared": compared}}
     TrainingFolder(job.folder).write_metrics(metrics)
     return metrics
 
 
+def _training(
+    job: Alignment, learned: Sequence[Answer], held_out: Sequence[Answer], source: dict[str, Any]
+) -> FinetuningJob:
+    dataset = job.calibration.dataset
+    return FinetuningJob(
+        train=examples(learned),
+        validation=examples(held_out),
+        metric=dataset.metric,
+        recipe=job.recipe,
+        folder=job.folder,
+        model_path=job.small.path,
+        model_revision=job.small.revision,
+        max_source_tokens=dataset.max_source_tokens,
+        data=f"{len(learned):,} greedy answers of {source['target']} to {dataset.name} ({dataset.split})",
+        title=f"aligning {job.small.path}",
+        logger=job.logger,
+        provenance={"calibration": source, "dataset": asdict(dataset)},
+    )
+
+
 def examples(answers: Sequence[Answer]) -> tuple[Example, ...]:
-    """Answers as examples whose reference is what the target said."""
+    """Answers as examples whose reference is the target's text."""
     return tuple(Example(answer.id, answer.prompt, answer.prompt, (answer.answer,)) for answer in answers)
 
 
 def retokenized(small: Checkpoint, answers: Sequence[Answer]) -> float:
-    """The share of answers whose text, which training sees, does not give back the tokens that the target emitted."""
+    """The share of answers whose text, which training tokenizes again, gets other tokens than the target emitted."""
     texts = [answer.answer for answer in answers]
     ids = small.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
     return sum(again != one.answer_token_ids[:-1] for again, one in zip(ids, answers, strict=True)) / len(answers)
 
 
 def _measured(
-    job: Alignment, draft: Checkpoint, held_out: Sequence[Answer], tell: Callable[[str], None]
+    job: Alignment, draft: Checkpoint, held_out: Sequence[Answer], report: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Agreement of a draft model with the target, and, if a comparison is wanted, what decoding gains from it."""
+    """A drafter's agreement with the target and, with a comparison, what decoding gains from it."""
     model = HuggingFaceModel(draft, resolve_device(job.runtime.device), resolve_dtype(job.runtime.dtype))
     longest, limit = job.calibration.dataset.max_source_tokens, job.calibration.manifest["decoding"]["max_new_tokens"]
     if job.comparison is None:
-        said = [(answer.prompt, answer.answer_token_ids) for answer in held_out]
-        return agreement(model, said, longest, limit)[0]
+        answers = [(answer.prompt, answer.answer_token_ids) for answer in held_out]
+        return agreement(model, answers, longest, limit)[0]
     sweep = Sweep(job.folder)
-    results = measured_points(job.points(draft), sweep, job.logger, tell)
+    results = measured_points(job.points(draft), sweep, job.logger, report)
     dataset = job.comparison.dataset(job.calibration)
     compared = cached_examples(dataset)
     rows = sweep.examples(results[0]["point"])
-    said = [(one.prompt, row["baseline_token_ids"]) for one, row in zip(compared, rows, strict=True)]
-    shares, texts = agreement(model, said, longest, limit)
+    answers = [(one.prompt, row["baseline_token_ids"]) for one, row in zip(compared, rows, strict=True)]
+    shares, texts = agreement(model, answers, longest, limit)
     quality = None
     if dataset.metric != "agreement":  # which has no references
         quality = score(dataset.metric, texts, [one.references for one in compared]).value

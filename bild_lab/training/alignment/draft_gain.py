@@ -1,4 +1,4 @@
-"""What a draft model gains a target, by a small sweep: speculative decoding and BiLD's thresholds (BiLD §3.5.1)."""
+"""What a target gains from a drafter, by a small sweep: speculative decoding and BiLD's thresholds (BiLD §3.5.1)."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from bild_lab.lab.data.tasks import DatasetSpec
 from bild_lab.lab.point import prepare
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.runner import run_point
-from bild_lab.training.alignment.calibration import Calibration
+from bild_lab.training.calibration.data import Calibration
 
 if TYPE_CHECKING:
-    from bild_lab.training.tracking import WandbRun
+    from bild_lab.training.wandb_log import TrainingLogger
 
-TOLD = {"speculative": ("window",), "bild": ("fallback", "rollback")}
+KNOBS = {"speculative": ("window",), "bild": ("fallback", "rollback")}  # named in a point's line
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The points measured with the draft model before and after: the fields of `comparison` in `conf/align.yaml`.
+    """The points measured with the drafter before and after: the fields of `comparison` in `conf/align.yaml`.
 
-    window: of speculative decoding, whose acceptance rate is compared. fallback, rollback: BiLD's thresholds,
-    every pair of which is a point of the Pareto curves. Raises UserError for values that make no points.
+    window: of speculative decoding, whose acceptance rate is compared. fallback, rollback: BiLD's thresholds; every
+    pair of them is a point of the Pareto curves. Raises UserError for values that give no points.
     """
 
     split: str
@@ -48,7 +48,7 @@ class Comparison:
                 raise UserError(f"comparison.{key} must be a list of thresholds such as [0.5,0.7], got {values!r}")
 
     def dataset(self, calibration: Calibration) -> DatasetSpec:
-        """The calibration data's dataset, on the split that is measured."""
+        """The calibration data's dataset, with the split to measure on."""
         spec = calibration.dataset
         return replace(spec, split=self.split, limit=self.limit, path=self.path or spec.path)
 
@@ -56,9 +56,9 @@ class Comparison:
 def point_configs(
     comparison: Comparison, calibration: Calibration, draft: Checkpoint, surroundings: Mapping[str, Any]
 ) -> list[DictConfig]:
-    """The points with this draft model, speculative decoding first, as `prepare` takes them.
+    """The points with this drafter, speculative decoding first, as `prepare` takes them.
 
-    surroundings: name, runtime and measure of the configuration.
+    surroundings: the configuration's name, runtime and measure.
     """
     target = calibration.target
     speculative, bild = (OmegaConf.to_container(compose_policy(name)) for name in ("speculative", "bild"))
@@ -74,16 +74,16 @@ def point_configs(
         "resume": True,
         "pair": {**pair, "draft": draft.path, "draft_revision": draft.revision},
         "dataset": asdict(comparison.dataset(calibration)),
-        "logger": {},  # the alignment's own logs them
+        "logger": {},  # the alignment logs them itself
         "decoding": {"max_new_tokens": limit, "temperature": 0.0, "top_k": None, "top_p": None},
     }
     return [OmegaConf.create({**shared, "policy": policy}) for policy in policies]
 
 
 def measured_points(
-    configs: Sequence[DictConfig], sweep: Sweep, logger: WandbRun | None, tell: Callable[[str], None]
+    configs: Sequence[DictConfig], sweep: Sweep, logger: TrainingLogger | None, report: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Every point's result, measured unless it was before. tell: called with a line for each."""
+    """Every point's result, measured unless it is finished. report: called with a line for each."""
     results = []
     for config in configs:
         point = prepare(config)
@@ -93,14 +93,16 @@ def measured_points(
             if logger is not None:
                 logger.log_point(result, OmegaConf.to_container(config, resolve=True))
         results.append(result)
-        knobs = " ".join(f"{knob}={point.knobs[knob]}" for knob in TOLD[point.policy])
+        knobs = " ".join(f"{knob}={point.knobs[knob]}" for knob in KNOBS[point.policy])
         quality, speedup = result["quality"], result["speedup"]["value"]
-        tell(f"{config.pair.draft}, {point.policy} {knobs}: {quality['metric']} {quality['value']:.2f}, {speedup:.2f}x")
+        report(
+            f"{config.pair.draft}, {point.policy} {knobs}: {quality['metric']} {quality['value']:.2f}, {speedup:.2f}x"
+        )
     return results
 
 
 def gains(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What the first point, speculative decoding, and the others, BiLD, give."""
+    """What is compared of the points: the first is speculative decoding, the others are BiLD."""
     speculative, *bild = results
     free, cheap = best_at_loss(bild, 0.0), best_at_loss(bild, 1.0)
     return {

@@ -1,4 +1,4 @@
-"""Bi-directional tuning: mask tokens that learn what follows the next token, through a frozen model (BiTA §3.1)."""
+"""Bi-directional tuning: mask tokens learn to predict the tokens after the next, with a frozen model (BiTA §3.1)."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from bild_lab.engine.adapters import BitaAdapter
 from bild_lab.errors import UserError, require_whole
-from bild_lab.training.frozen.columns import leading_run
+from bild_lab.training.frozen.predictions import leading_hits
 
 ATTENTION = "bild_lab_bita"  # in Transformers' register of attention functions
 
 
 @dataclass(frozen=True, kw_only=True)
-class BitaTraining:
-    """An adapter to train: the fields of `bita` in `conf/train_bita.yaml` (a `frozen.Extension`).
+class BitaSpec:
+    """An adapter to train: the fields of `bita` in `conf/train_bita.yaml` (a `ModuleSpec`).
 
-    prompt: deep, shallow or none (BiTA Table 3). splits: split points of a sample in each pass, all in one forward.
+    prompt: deep, shallow or none (BiTA Table 3). splits: split points of an answer in each epoch, all in one forward.
     """
 
     prompt: str
@@ -33,27 +33,31 @@ class BitaTraining:
     mask_tokens: int
     splits: int
 
-    leaves: ClassVar[str] = "adapter"
+    result_name: ClassVar[str] = "adapter"
     noun: ClassVar[str] = "BiTA adapter"
-    metric: ClassVar[str] = "accepted"  # drafts of a forward, were they a chain of first choices
+    metric: ClassVar[str] = "accepted"  # tokens of a chain of first choices
 
     def __post_init__(self) -> None:
         require_whole("bita.mask_tokens", self.mask_tokens, 1)
         require_whole("bita.splits", self.splits, 1)
 
     @property
-    def columns(self) -> tuple[str, ...]:
+    def predictors(self) -> tuple[str, ...]:
         return tuple(f"mask_{number + 1}" for number in range(self.mask_tokens))
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """Mask j (from 0) behind n tokens predicts token n + j + 1, as the last token's own row predicts token n."""
+        """Mask j (from 0) after n tokens predicts token n + j + 1, as the last token's own row predicts token n."""
         return tuple(range(1, self.mask_tokens + 1))
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """All masks weigh the same (BiTA Eq. 1)."""
+        """All masks have the same weight (BiTA Eq. 1)."""
         return (1.0,) * self.mask_tokens
+
+    @property
+    def contexts_per_answer(self) -> int:
+        return self.splits
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -63,14 +67,14 @@ class BitaTraining:
         """Raise UserError for an encoder–decoder, an unknown prompt, or a prompt without tokens."""
         self._fresh(config, {}, 0)
 
-    def beside(self, base: PreTrainedModel, origin: Mapping[str, Any], seed: int) -> MaskRows:
-        """Raises UserError where the model's attention cannot be given a prompt."""
-        return MaskRows(base, self._fresh(base.config, origin, seed).to(base.device))
+    def build(self, base: PreTrainedModel, origin: Mapping[str, Any], seed: int) -> BitaModule:
+        """Raises UserError if the model's attention cannot be given a prompt."""
+        return BitaModule(base, self._fresh(base.config, origin, seed).to(base.device))
 
-    def per_context(self, hits: Bool[Tensor, "n columns"]) -> Float[Tensor, " n"]:
-        return leading_run(hits)
+    def context_score(self, hits: Bool[Tensor, "n predictors"]) -> Float[Tensor, " n"]:
+        return leading_hits(hits)
 
-    def usage(self, base: str, folder: Path) -> str:
+    def command(self, base: str, folder: Path) -> str:
         return f"python run.py -m pair.target={base} policy=bita policy.adapter={folder} policy.top_k=1,3,5"
 
     def _fresh(self, config: PreTrainedConfig, origin: Mapping[str, Any], seed: int) -> BitaAdapter:
@@ -79,9 +83,9 @@ class BitaTraining:
 
 @dataclass(frozen=True)
 class PromptRows:
-    """What a forward's attention takes from the adapter. layers: those that did.
+    """What the attention takes from the adapter in one forward. layers: filled with those that took it.
 
-    keys, values: [layers, kv_heads, P, head_dim], without rotary position; None where there is no deep prompt.
+    keys, values: [layers, kv_heads, P, head_dim], without rotary position; None without a deep prompt.
     """
 
     keys: Float[Tensor, "layers heads p dim"] | None
@@ -89,12 +93,12 @@ class PromptRows:
     layers: set[int] = field(default_factory=set)
 
 
-class MaskRows(nn.Module):
-    """Runs the mask tokens of many contexts of a sample through the frozen model, in one forward.
+class BitaModule(nn.Module):
+    """Runs the mask tokens of many contexts of an answer through the frozen model, in one forward.
 
-    The rows are [shallow prompt, tokens, groups of M masks]. Tokens see the tokens up to their own, as ever; a
-    group behind n tokens sees these, the prompt, and its own masks up to each one's own; no other group (BiTA
-    Figure 3). A group's masks stand at positions n, n + 1, …; a prompt has none, which for rows is position 0.
+    The rows are [shallow prompt, tokens, groups of M masks]. A token sees itself and the tokens before it, as always.
+    A mask of the group after n tokens sees these tokens, the prompt, itself and the masks before it in its group, and
+    no other group (BiTA Figure 3). A group's masks have the positions n, n + 1, …; prompt rows have position 0.
     """
 
     def __init__(self, base: PreTrainedModel, adapter: BitaAdapter) -> None:
@@ -105,9 +109,9 @@ class MaskRows(nn.Module):
         self._require_interface()
 
     def forward(
-        self, input_ids: Int[Tensor, "batch n"], contexts: Int[Tensor, "batch groups"]
-    ) -> Float[Tensor, "batch groups masks vocab"]:
-        """Logits of every mask. contexts: how many tokens each group stands behind."""
+        self, input_ids: Int[Tensor, "batch n"], contexts: Int[Tensor, "batch contexts"]
+    ) -> Float[Tensor, "batch contexts masks vocab"]:
+        """Logits of every mask after each context. contexts: how many tokens each one holds."""
         base, masks = self._base[0], self.adapter.masks
         words = base.get_input_embeddings()(input_ids)
         (batch, groups), count = contexts.shape, masks.shape[0]
@@ -144,17 +148,17 @@ class MaskRows(nn.Module):
         return rows, PromptRows(*deep)
 
     def _require_interface(self) -> None:
-        """Raise UserError unless every layer's attention goes through Transformers' interface, and sees all rows."""
+        """Raise UserError unless every layer's attention goes through Transformers' interface and sees all rows."""
         base, reached = self._base[0], PromptRows(None, None)
         config = base.config
         kinds = set(getattr(config, "layer_types", None) or [])
         if kinds - {"full_attention"} or (not kinds and getattr(config, "sliding_window", None)):
-            cause = "its layers see a window of the text only"
+            cause = "its layers see only a window of the text"
         else:
             cause = "its attention does not go through Transformers' AttentionInterface"
             base.set_attn_implementation(ATTENTION)
             one = torch.ones(1, 1, dtype=torch.long, device=base.device)
-            with torch.no_grad(), suppress(TypeError, ValueError):  # of a model that takes no further arguments
+            with torch.no_grad(), suppress(TypeError, ValueError):  # the model may not take the extra argument
                 base(input_ids=one, use_cache=False, bita_prompt=reached)
         if len(reached.layers) != config.num_hidden_layers:
             raise UserError(
@@ -172,7 +176,7 @@ def attend_with_prompt(
     bita_prompt: PromptRows,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention over the deep prompt's rows and then the others (an attention function of Transformers)."""
+    """Attention over the deep prompt's rows before the others (an attention function of Transformers)."""
     layer = module.layer_idx
     bita_prompt.layers.add(layer)
     if bita_prompt.keys is not None:
@@ -185,7 +189,7 @@ def attend_with_prompt(
 
 
 def visible_rows(
-    contexts: Int[Tensor, "batch groups"], deep: int, shallow: int, tokens: int, masks: int
+    contexts: Int[Tensor, "batch contexts"], deep: int, shallow: int, tokens: int, masks: int
 ) -> Bool[Tensor, "batch rows columns"]:
     """Which columns [deep prompt, rows] each row [shallow prompt, tokens, masks] sees (BiTA Figure 3)."""
     (batch, groups), device = contexts.shape, contexts.device
@@ -195,12 +199,12 @@ def visible_rows(
     visible[:, :shallow, deep : deep + shallow] = causal(shallow, device)
     visible[:, shallow:first, deep + shallow : deep + first] = causal(tokens, device)
     visible[:, first:, : deep + shallow] = True
-    before = torch.arange(tokens, device=device) < contexts[..., None]  # [batch groups tokens]
+    before = torch.arange(tokens, device=device) < contexts[..., None]  # [batch contexts tokens]
     visible[:, first:, deep + shallow : deep + first] = before.repeat_interleave(masks, 1)
     visible[:, first:, deep + first :] = torch.block_diag(*[causal(masks, device)] * groups)
     return visible
 
 
 def causal(count: int, device: torch.device) -> Bool[Tensor, "n n"]:
-    """Every row sees those before it and itself."""
+    """Every row sees itself and those before it."""
     return torch.ones(count, count, dtype=torch.bool, device=device).tril()

@@ -1,4 +1,4 @@
-"""`python scripts/align.py`: train a small model on the target's answers, and tell what that changed."""
+"""`python scripts/align.py`: train a small model on the target's answers, and report what changed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from accelerate import PartialState
 
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.hf import HuggingFaceModel
@@ -25,13 +24,8 @@ from bild_lab.lab.data.tasks import DatasetSpec, load_examples
 from bild_lab.lab.load import load_model
 from bild_lab.training.alignment.agreement import token_agreement
 from bild_lab.training.alignment.align import require_fits, split_answers
-from bild_lab.training.alignment.calibration import (
-    Answer,
-    Calibration,
-    CalibrationJob,
-    generate_calibration,
-    read_calibration,
-)
+from bild_lab.training.calibration.data import Answer, Calibration, read_calibration
+from bild_lab.training.calibration.generate import CalibrationJob, generate_calibration
 from scripts import align
 from tests.checkpoints import write_data
 from tests.tiny import relative_of, save, tiny_llama, tiny_t5
@@ -58,7 +52,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Targets, each with a draft model that often, but not always, agrees; deaf says the same to every prompt."""
+    """Targets, each with a drafter that often, but not always, agrees; deaf gives one answer to every prompt."""
     folder = tmp_path_factory.mktemp("pairs")
     models = {"t5": ending(tiny_t5(6), 4), "llama": ending(tiny_llama(1), 2), "deaf": ending(tiny_t5(19), 2)}
     for block in models["deaf"].decoder.block:
@@ -79,7 +73,7 @@ def answered(pairs: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactor
     for family in FAMILIES:
         target = HuggingFaceModel(Checkpoint(str(pairs / family)), CPU, torch.float32)
         job = CalibrationJob(target, dataset, load_examples(dataset), LIMIT, 32, 100, folder / family)
-        generate_calibration(job, PartialState(cpu=True))
+        generate_calibration(job)
     return {family: folder / family for family in FAMILIES}
 
 
@@ -141,7 +135,7 @@ def test_token_agreement_is_that_of_one_answer_at_a_time(pairs: Path, answered: 
 def test_held_out_answers_are_spread_evenly_and_not_trained_on() -> None:
     answers = tuple(Answer(str(index), "p", "a", [5, 1], "end" if index != 4 else "length") for index in range(9))
     trained_on, held_out = split_answers(Calibration(Path("calib"), {}, answers), 2)
-    assert [answer.id for answer in held_out] == ["0", "5"]  # 4, cut at the length limit, teaches no ending
+    assert [answer.id for answer in held_out] == ["0", "5"]  # 4 was cut at the length limit
     assert [answer.id for answer in trained_on] == ["1", "2", "3", "6", "7", "8"]
     with pytest.raises(UserError, match="8 answers that reach their end, of 9; held_out=8 leaves none"):
         split_answers(Calibration(Path("calib"), {}, answers), 8)
@@ -153,8 +147,8 @@ def test_an_aligned_model_agrees_more_and_both_are_measured(
     code, printed = command(*base)
     assert code == 0, printed
     metrics = json.loads((FOLDER / "metrics.json").read_text())
-    told, compared = metrics["alignment"], metrics["alignment"]["compared"]
-    assert (told["trained_on"], told["held_out"]) == (140, 20)
+    alignment, compared = metrics["alignment"], metrics["alignment"]["compared"]
+    assert (alignment["trained_on"], alignment["held_out"]) == (140, 20)
     for measure in ("token_agreement", "text_agreement", "acceptance_rate"):
         assert compared[measure]["after"] > compared[measure]["before"], measure
         assert f"{compared[measure]['after'] * 100:.2f}" in printed
@@ -172,15 +166,15 @@ def test_an_aligned_model_agrees_more_and_both_are_measured(
     assert Checkpoint("outputs/aligned/checkpoint").weights(torch.float32).config.model_type == "t5"
 
     before = {file: file.stat().st_mtime_ns for file in FOLDER.rglob("*") if file.is_file()}
-    monkeypatch.setattr(align, "write_report", lambda folder: None)  # drawn anew, which takes seconds
+    monkeypatch.setattr(align, "write_report", lambda folder: None)  # it takes seconds
     code, again = command(*base)
     assert code == 0, again
     kept = [file for file in before if "points" in file.parts or "checkpoint" in file.parts]
     assert {file: file.stat().st_mtime_ns for file in kept} == {file: before[file] for file in kept}
-    assert json.loads((FOLDER / "metrics.json").read_text())["alignment"] == told
+    assert json.loads((FOLDER / "metrics.json").read_text())["alignment"] == alignment
 
 
-def test_what_is_learned_here_are_words_that_the_tokenizer_gives_back(
+def test_the_tokenizer_gives_the_answers_of_these_tests_back(
     answered: dict[str, Path],
 ) -> None:
     assert {answer.answer for answer in read_calibration(answered["deaf"]).answers} == {"w25 w17 w9"}
@@ -198,7 +192,7 @@ def test_without_a_sweep_no_target_is_needed(
     code, printed = command(*base, *short)
     assert code == 2
     assert "no checkpoint folder" in printed
-    assert not Path("outputs").exists()  # told before anything is trained
+    assert not Path("outputs").exists()  # refused before anything is trained
     code, printed = command(*base, *short, "sweep=false")
     assert code == 0, printed
     assert list(json.loads((FOLDER / "metrics.json").read_text())["alignment"]["compared"]) == [
@@ -220,7 +214,7 @@ def test_a_target_that_changed_since_it_answered_is_refused(
     (moved / "manifest.json").write_text(json.dumps(manifest))
     code, printed = command(*base, f"calibration={moved}")
     assert code == 2
-    assert "is not the one that answered" in printed
+    assert "has changed since it answered" in printed
     assert not Path("outputs").exists()
 
 
@@ -229,7 +223,7 @@ def test_a_target_that_changed_since_it_answered_is_refused(
     [
         ("t5", "llama-draft", "is decoder-only (llama), but"),
         ("llama", "t5-draft", "is an encoder–decoder (t5), but"),
-        ("llama", "llama-words", "has not the vocabulary of"),
+        ("llama", "llama-words", "has another vocabulary than"),
     ],
 )
 def test_a_small_model_that_does_not_fit_is_refused(
@@ -246,7 +240,7 @@ BAD_INPUT = {
     "misspelt key of a group": (["comparison.windw=3"], "did you mean comparison.window? `python align.py --cfg job`"),
     "another vocabulary": (
         ["calibration={answered}/llama", "model.path={checkpoints}/llama-words"],
-        "llama-words (41 pieces) has not the vocabulary of",
+        "llama-words (41 pieces) has another vocabulary than",
     ),
     "another vocabulary of the unaligned": (
         [
@@ -254,7 +248,7 @@ BAD_INPUT = {
             "model.path={checkpoints}/llama-draft",
             "unaligned.path={checkpoints}/llama-words",
         ],
-        "llama-words (41 pieces) has not the vocabulary of",
+        "llama-words (41 pieces) has another vocabulary than",
     ),
     "empty shard": (["comparison.path={shards}"], "test-00001-of-00002.jsonl has no rows, but is one of 2 shards"),
     "no calibration data": (["calibration=/nowhere"], "no calibration data in /nowhere; make it with: python"),

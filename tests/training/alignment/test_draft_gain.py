@@ -1,4 +1,4 @@
-"""What the points of an alignment's sweep tell."""
+"""The gains that an alignment's sweep shows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def point(policy: str, speedup: float, quality: float, **knobs: float) -> dict:
     }
 
 
-def test_gains_tell_the_best_points_and_the_undominated_ones() -> None:
+def test_gains_are_the_best_points_and_the_undominated_ones() -> None:
     results = [
         point("speculative", 1.4, 40.0),
         point("bild", 1.5, 40.0, fallback=0.7),

@@ -9,10 +9,10 @@ from typing import Any
 
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.lab.data.tasks import DatasetSpec
-from bild_lab.training.alignment.calibration import END, Answer, Calibration
-from bild_lab.training.frozen.bita import BitaTraining
+from bild_lab.training.calibration.data import END, Answer, Calibration
+from bild_lab.training.frozen.bita import BitaSpec
 from bild_lab.training.frozen.job import FrozenJob
-from bild_lab.training.job import Recipe
+from bild_lab.training.recipe import Recipe
 from tests.tiny import END as END_TOKEN
 from tests.tiny import WORDS
 
@@ -29,7 +29,7 @@ MICRO = Recipe(
     log_every=1,
     device="cpu",
 )
-BITA = BitaTraining(prompt="deep", prompt_tokens=2, mask_tokens=3, splits=2)
+BITA = BitaSpec(prompt="deep", prompt_tokens=2, mask_tokens=3, splits=2)
 
 
 def answers(count: int, shortest: int = 4) -> tuple[Answer, ...]:
@@ -57,7 +57,7 @@ def frozen_job(folder: Path, base: Path, **changes: Any) -> FrozenJob:
     recipe = {key: changes.pop(key) for key in list(changes) if key in Recipe.__dataclass_fields__}
     values = {
         "base": checkpoint,
-        "extension": BITA,
+        "spec": BITA,
         "calibration": calibration(checkpoint, answers(18)),
         "held_out": 4,
         "folder": folder,

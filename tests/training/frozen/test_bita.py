@@ -14,8 +14,8 @@ from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.native.model import NativeModel
 from bild_lab.engine.request import Source
 from bild_lab.errors import UserError
-from bild_lab.training.frozen.bita import BitaTraining, MaskRows, visible_rows
-from bild_lab.training.frozen.columns import ColumnLoss
+from bild_lab.training.frozen.bita import BitaModule, BitaSpec, visible_rows
+from bild_lab.training.frozen.predictions import PredictionLoss
 from tests.tiny import END, PAD, START, VOCABULARY, save, tiny_llama, untied
 
 PROMPTS = ("deep", "shallow", "none")
@@ -56,8 +56,8 @@ def adapter_for(base: Checkpoint, prompt: str) -> BitaAdapter:
     return adapter
 
 
-def rows_beside(base: Checkpoint, adapter: BitaAdapter) -> MaskRows:
-    return MaskRows(base.weights(torch.float32).requires_grad_(False).eval(), adapter)
+def rows_beside(base: Checkpoint, adapter: BitaAdapter) -> BitaModule:
+    return BitaModule(base.weights(torch.float32).requires_grad_(False).eval(), adapter)
 
 
 def texts(count: int, length: int) -> torch.Tensor:
@@ -123,7 +123,7 @@ def test_the_attention_mask_is_that_of_the_papers_figure() -> None:
 def test_the_adapter_learns_and_nothing_else(prompt: str, bases: dict[str, Checkpoint]) -> None:
     adapter = BitaAdapter.fresh(bases["llama"].config, {}, prompt, 4, 3, seed=0)
     rows = rows_beside(bases["llama"], adapter)
-    loss = ColumnLoss((1.0, 1.0, 1.0))(rows(texts(2, 8), torch.tensor([[4], [6]])), texts(6, 1).view(2, 1, 3))
+    loss = PredictionLoss((1.0, 1.0, 1.0))(rows(texts(2, 8), torch.tensor([[4], [6]])), texts(6, 1).view(2, 1, 3))
     loss.backward()
     assert all(bool(weight.grad.abs().sum() > 0) for weight in adapter.parameters())
     assert set(rows.state_dict()) == {f"adapter.{name}" for name in adapter.state_dict()}
@@ -134,7 +134,7 @@ def test_an_adapter_learns_what_follows(tmp_path: Path, bases: dict[str, Checkpo
     rows = rows_beside(bases["llama"], BitaAdapter.fresh(bases["llama"].config, {}, "deep", 4, 2, seed=0))
     text, contexts = texts(1, 9), torch.tensor([[4, 7]])
     labels = torch.stack([text[:, contexts[0] + 1], text[:, (contexts[0] + 2) % 9]], -1).view(1, 2, 2)
-    optimizer, loss = torch.optim.AdamW(rows.parameters(), 3e-2), ColumnLoss((1.0, 1.0))
+    optimizer, loss = torch.optim.AdamW(rows.parameters(), 3e-2), PredictionLoss((1.0, 1.0))
     for _ in range(60):
         optimizer.zero_grad()
         loss(rows(text[:, :7], contexts), labels).backward()
@@ -157,21 +157,21 @@ def test_an_adapter_that_cannot_be_meant_is_refused(key: str, bases: dict[str, C
     value, message = REFUSED[key]
     values = {"prompt": "deep", "prompt_tokens": 4, "mask_tokens": 3, "splits": 2, key: value}
     with pytest.raises(UserError, match=message):
-        BitaTraining(**values).check(bases["llama"].config)
+        BitaSpec(**values).check(bases["llama"].config)
 
 
 def test_an_encoder_decoder_is_refused(checkpoints: Path) -> None:
-    extension = BitaTraining(prompt="deep", prompt_tokens=4, mask_tokens=3, splits=2)
+    spec = BitaSpec(prompt="deep", prompt_tokens=4, mask_tokens=3, splits=2)
     with pytest.raises(UserError, match="a BiTA adapter needs a decoder-only model, got the encoder–decoder t5"):
-        extension.check(Checkpoint(str(checkpoints / "t5")).config)
+        spec.check(Checkpoint(str(checkpoints / "t5")).config)
 
 
 def test_attention_that_cannot_be_given_a_prompt_is_refused(bases: dict[str, Checkpoint]) -> None:
     config = FalconConfig(vocab_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
     falcon = FalconForCausalLM(config)
     with pytest.raises(UserError, match=r"cannot reach into a falcon model: its attention does not go .*Llama or Qwen"):
-        MaskRows(falcon, BitaAdapter.fresh(config, {}, "none", 0, 1, seed=0))
+        BitaModule(falcon, BitaAdapter.fresh(config, {}, "none", 0, 1, seed=0))
     windowed = bases["llama"].weights(torch.float32)
     windowed.config.sliding_window = 4
-    with pytest.raises(UserError, match="a llama model: its layers see a window of the text only"):
-        MaskRows(windowed, adapter_for(bases["llama"], "none"))
+    with pytest.raises(UserError, match="a llama model: its layers see only a window of the text"):
+        BitaModule(windowed, adapter_for(bases["llama"], "none"))

@@ -13,8 +13,8 @@ from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.native.model import NativeModel
 from bild_lab.engine.request import Source
 from bild_lab.errors import UserError
-from bild_lab.training.frozen.job import train_beside
-from bild_lab.training.frozen.medusa import HeadRows, MedusaTraining
+from bild_lab.training.frozen.medusa import MedusaModule, MedusaSpec
+from bild_lab.training.frozen.train import train_module
 from tests.tiny import VOCABULARY
 from tests.training.frozen.frozen_jobs import frozen_job
 
@@ -37,7 +37,7 @@ def random_heads(base: Checkpoint) -> MedusaHeads:
 def test_heads_predict_in_training_what_they_predict_in_decoding(base: Checkpoint) -> None:
     heads = random_heads(base)
     text = torch.randint(3, VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(5))
-    trained = HeadRows(base.weights(torch.float32).eval(), heads)(text, torch.tensor([[4, 9], [6, 1]]))
+    trained = MedusaModule(base.weights(torch.float32).eval(), heads)(text, torch.tensor([[4, 9], [6, 1]]))
     target = NativeModel(base, torch.device("cpu"), torch.float32)
     for sample, group, length in ((0, 0, 4), (0, 1, 9), (1, 0, 6)):
         context = text[sample, :length].tolist()
@@ -47,22 +47,22 @@ def test_heads_predict_in_training_what_they_predict_in_decoding(base: Checkpoin
 
 def test_fresh_heads_say_what_the_models_own_says(base: Checkpoint) -> None:
     module = base.weights(torch.float32).eval()
-    rows = MedusaTraining(heads=2, layers=1).beside(module, {}, seed=0)
+    rows = MedusaSpec(heads=2, layers=1).build(module, {}, seed=0)
     text = torch.arange(3, 11)[None]
     own = module(text).logits[0, 4]
     torch.testing.assert_close(rows(text, torch.tensor([[5]]))[0, 0], own.expand(2, -1), rtol=1e-4, atol=1e-4)
 
 
 def test_each_further_head_weighs_four_fifths() -> None:
-    extension = MedusaTraining(heads=3, layers=1)
-    assert extension.weights == pytest.approx((1.0, 0.8, 0.64))
-    assert extension.offsets == (1, 2, 3)  # behind a context's next token, which the model's own head predicts
+    spec = MedusaSpec(heads=3, layers=1)
+    assert spec.weights == pytest.approx((1.0, 0.8, 0.64))
+    assert spec.offsets == (1, 2, 3)  # the model's own head predicts the token at 0
 
 
 def test_a_training_leaves_heads_that_learned(base: Checkpoint, tmp_path: Path) -> None:
-    extension = MedusaTraining(heads=2, layers=1)
-    changes = {"extension": extension, "max_steps": 60, "evaluate_every": 20, "log_every": 5, "learning_rate": 0.05}
-    metrics = train_beside(frozen_job(tmp_path, Path(base.path), **changes))
+    spec = MedusaSpec(heads=2, layers=1)
+    changes = {"spec": spec, "max_steps": 60, "evaluate_every": 20, "log_every": 5, "learning_rate": 0.05}
+    metrics = train_module(frozen_job(tmp_path, Path(base.path), **changes))
     assert [path.name for path in tmp_path.iterdir()] == ["heads"]
     assert metrics["loss"] < 0.5  # nats; as long as nothing is learned it is more than 4
     assert metrics["best"]["top_1_head_1"] > 0.3  # of 40 words
@@ -75,6 +75,6 @@ def test_a_training_leaves_heads_that_learned(base: Checkpoint, tmp_path: Path) 
 
 def test_what_cannot_have_heads_is_refused(checkpoints: Path) -> None:
     with pytest.raises(UserError, match="medusa.heads must be a whole number >= 1, got 0"):
-        MedusaTraining(heads=0, layers=1)
+        MedusaSpec(heads=0, layers=1)
     with pytest.raises(UserError, match="Medusa needs a decoder-only model, got the encoder–decoder t5"):
-        MedusaTraining(heads=3, layers=1).check(Checkpoint(str(checkpoints / "t5")).config)
+        MedusaSpec(heads=3, layers=1).check(Checkpoint(str(checkpoints / "t5")).config)

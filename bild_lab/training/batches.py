@@ -1,0 +1,164 @@
+"""Examples as token ids, the batches made of them, and the order in which a training sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Sampler
+from transformers import PreTrainedTokenizerBase
+
+from bild_lab.engine.models.ranks import launched
+from bild_lab.errors import UserError
+from bild_lab.lab.data.tasks import Example
+
+IGNORED = -100  # a label without a loss
+_CHUNK = 1000  # texts tokenized at once
+_GROUP = 50  # batches at most within which examples are sorted by length
+
+
+@dataclass(frozen=True)
+class TokenizedExample:
+    """One example as token ids. answer: what is learned, its end token included."""
+
+    prompt: Int[np.ndarray, " s"]
+    answer: Int[np.ndarray, " t"]
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt) + len(self.answer)
+
+
+@dataclass(frozen=True)
+class TokenLimits:
+    """The most tokens kept of a prompt (None: all of them) and of an answer, its end token included."""
+
+    source: int | None
+    target: int
+
+
+def tokenize(
+    examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, encoder_decoder: bool, limits: TokenLimits
+) -> list[TokenizedExample]:
+    """Prompts as decoding tokenizes them (`Checkpoint.source`), and first references as answers.
+
+    An answer has no special token but the end token. Raises UserError for a decoder's prompt without tokens.
+    """
+    found = []
+    for start in range(0, len(examples), _CHUNK):
+        chunk = examples[start : start + _CHUNK]
+        prompts = _prompt_ids(tokenizer, [example.prompt for example in chunk], limits.source)
+        answers = tokenizer([example.references[0] for example in chunk], add_special_tokens=False, verbose=False)
+        for example, prompt, answer in zip(chunk, prompts, answers["input_ids"], strict=True):
+            if not prompt and not encoder_decoder:
+                raise UserError(f"the prompt of example {example.id} has no tokens; a decoder needs at least one")
+            ended = [*answer[: limits.target - 1], tokenizer.eos_token_id]
+            found.append(TokenizedExample(np.array(prompt, np.int32), np.array(ended, np.int32)))
+    return found
+
+
+def _prompt_ids(tokenizer: PreTrainedTokenizerBase, prompts: list[str], longest: int | None) -> list[list[int]]:
+    cut = {} if longest is None else {"truncation": True, "max_length": longest}
+    return tokenizer(prompts, verbose=False, **cut)["input_ids"]
+
+
+@dataclass(frozen=True)
+class Collator:
+    """Makes the tensors of a forward pass from examples, padded on the right.
+
+    pad: the padding's token id. start: the first token of an encoder–decoder's decoder; None for a decoder, which
+    reads prompt and answer as one sequence and learns the answer alone.
+    """
+
+    pad: int
+    start: int | None
+
+    def __call__(self, examples: Sequence[TokenizedExample]) -> dict[str, Tensor]:
+        if self.start is None:
+            sequences = [np.concatenate([one.prompt, one.answer]) for one in examples]
+            labels = [np.concatenate([np.full_like(one.prompt, IGNORED), one.answer]) for one in examples]
+        else:
+            sequences = [one.prompt for one in examples]
+            labels = [one.answer for one in examples]
+        input_ids, mask = padded_with_mask(sequences, self.pad)
+        batch = {"input_ids": input_ids, "attention_mask": mask, "labels": padded(labels, IGNORED)}
+        if self.start is not None:
+            shifted = [np.concatenate([[self.start], one.answer[:-1]]) for one in examples]
+            batch["decoder_input_ids"] = padded(shifted, self.pad)
+        return batch
+
+    def prompts(self, examples: Sequence[TokenizedExample]) -> dict[str, Tensor]:
+        """What `generate` continues; a decoder's prompts are padded on the left."""
+        side = "left" if self.start is None else "right"
+        input_ids, mask = padded_with_mask([one.prompt for one in examples], self.pad, side)
+        return {"input_ids": input_ids, "attention_mask": mask}
+
+
+def padded(rows: Sequence[np.ndarray], value: int, side: str = "right") -> Int[Tensor, "batch longest"]:
+    tensors = [torch.from_numpy(row.astype(np.int64)) for row in rows]
+    return pad_sequence(tensors, batch_first=True, padding_value=value, padding_side=side)
+
+
+def padded_with_mask(
+    rows: Sequence[np.ndarray], value: int, side: str = "right"
+) -> tuple[Int[Tensor, "batch longest"], Int[Tensor, "batch longest"]]:
+    """Rows padded on one side, and the mask that is 0 at the padding."""
+    return padded(rows, value, side), padded([np.ones_like(row) for row in rows], 0, side)
+
+
+class BatchOrder(Sampler[int]):
+    """The indices of a whole training's examples, batch after batch; lengths, sizes and seed alone decide them.
+
+    Every epoch (a pass over the data) is shuffled and cut into batches of similar lengths, so that they need little
+    padding; the batches come in random order. Examples that do not fill a batch are left out of that epoch. As the
+    order is one sequence from the first step to the last, it has no state to restore: a resumed training skips the
+    steps that are done.
+    """
+
+    def __init__(self, lengths: Sequence[int], batch_size: int, steps: int, seed: int) -> None:
+        self._lengths, self._batch_size = np.asarray(lengths), batch_size
+        self._steps, self._seed = steps, seed
+
+    @property
+    def epoch_size(self) -> int:
+        """Examples of one epoch."""
+        return max(1, len(self._lengths) // self._batch_size) * self._batch_size
+
+    def __len__(self) -> int:
+        return self._steps * self._batch_size
+
+    def __iter__(self) -> Iterator[int]:
+        return islice(self._endless(), len(self))
+
+    def _endless(self) -> Iterator[int]:
+        epoch = 0
+        while True:
+            random = np.random.default_rng([self._seed, epoch])
+            order = random.permutation(len(self._lengths))
+            order = np.resize(order, self.epoch_size)
+            # at most a quarter of the data, or every epoch would have the same batches
+            size = self._batch_size * min(max(1, self.epoch_size // self._batch_size // 4), _GROUP)
+            groups = [order[start : start + size] for start in range(0, len(order), size)]
+            ordered = [group[np.argsort(-self._lengths[group], kind="stable")] for group in groups]
+            batches = np.concatenate(ordered).reshape(-1, self._batch_size)
+            yield from random.permutation(batches).reshape(-1).tolist()
+            epoch += 1
+
+
+def evaluation_batches(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
+    """The indices of this process's share of examples to evaluate, in batches of similar length, longest first."""
+    ranks = launched()
+    ordered = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    mine = ordered[ranks.rank :: ranks.count]
+    return (mine[start : start + batch_size] for start in range(0, len(mine), batch_size))
+
+
+def spread_evenly(count: int, among: int) -> list[int]:
+    """`count` indices spread evenly over range(among), in order."""
+    return [index * among // count for index in range(count)]

@@ -1,0 +1,109 @@
+"""Calibration data on disk: its rows, its manifest, and reading it back (BiLD §3.5.1, §7.1.1)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.errors import UserError
+from bild_lab.lab.data.tasks import DatasetSpec
+from bild_lab.lab.results.records import point_hash
+from bild_lab.lab.toy_pair import named_checkpoint
+
+MANIFEST = "manifest.json"
+END, LENGTH = "end", "length"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One row: a prompt as the tokenizer gets it, and the target's answer.
+
+    answer: without special tokens. answer_token_ids: as emitted, the end token included. finish_reason: "end", or
+    "length" if max_new_tokens cut the answer.
+    """
+
+    id: str
+    prompt: str
+    answer: str
+    answer_token_ids: list[int]
+    finish_reason: str
+
+
+SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("prompt", pa.string()),
+        ("answer", pa.string()),
+        ("answer_token_ids", pa.list_(pa.int32())),
+        ("finish_reason", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Finished calibration data, complete and unchanged since it was written."""
+
+    folder: Path
+    manifest: Mapping[str, Any]
+    answers: tuple[Answer, ...]
+
+    @property
+    def target(self) -> Checkpoint:
+        """The model that answered, at its path of that time."""
+        return named_checkpoint(self.manifest["model"]["path"], self.manifest["model"]["revision"])
+
+    @property
+    def dataset(self) -> DatasetSpec:
+        return DatasetSpec(**self.manifest["dataset"])
+
+
+def read_calibration(folder: Path) -> Calibration:
+    """Finished calibration data. Raises UserError for a folder that is missing, unfinished, changed or empty."""
+    again = f"make it with: python scripts/generate_calibration.py name={folder.name} model.path=TARGET dataset=…"
+    if not folder.is_dir():
+        raise UserError(f"no calibration data in {folder}; {again}")
+    if not (folder / MANIFEST).is_file():
+        parts = len(list(folder.glob("*.parquet")))
+        raise UserError(f"the calibration data in {folder} is not finished ({parts} parts, no {MANIFEST}); {again}")
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        answers = tuple(answer for name in manifest["parts"] for answer in read_part(folder / name))
+        digest, count = manifest["hash"], manifest["count"]
+    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+        raise UserError(f"cannot read the calibration data in {folder}: {error}; {again}") from error
+    if len(answers) != count or contents_hash(answers) != digest:
+        raise UserError(
+            f"the calibration data in {folder} has changed since it was made: wanted {count} rows with hash {digest}, "
+            f"got {len(answers)} with {contents_hash(answers)}; {again}"
+        )
+    if not answers:
+        raise UserError(f"the calibration data in {folder} is empty; {again}")
+    return Calibration(folder, manifest, answers)
+
+
+def read_part(file: Path) -> Iterator[Answer]:
+    """The rows of one parquet file."""
+    for row in pq.read_table(file, columns=SCHEMA.names).to_pylist():
+        yield Answer(**row)
+
+
+def vocabulary_hash(checkpoint: Checkpoint) -> str:
+    """Identifies a tokenizer's pieces and their ids."""
+    return point_hash({"pieces": sorted(checkpoint.vocabulary.items(), key=lambda item: item[1])})
+
+
+def contents_hash(answers: Sequence[Answer]) -> str:
+    """SHA-256 over the rows in their order, however they are divided into files."""
+    digest = hashlib.sha256()
+    for answer in answers:
+        digest.update(json.dumps(astuple(answer), ensure_ascii=False).encode() + b"\n")
+    return digest.hexdigest()

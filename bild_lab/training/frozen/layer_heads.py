@@ -1,0 +1,203 @@
+"""Heads of inner layers, trained beside a frozen model to predict its next token early (PPD §3, Table 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from bild_lab.engine.adapters.layer_heads import LayerHeads, LayerHeadsConfig
+from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.native import why_not_native
+from bild_lab.engine.models.native.families import norm_factor
+from bild_lab.engine.request import Source
+from bild_lab.errors import UserError
+from bild_lab.lab.data.tasks import DatasetSpec, Example
+from bild_lab.training.batches import TokenLimits, tokenize
+from bild_lab.training.calibration.data import END, Answer, Calibration, contents_hash
+from bild_lab.training.checks import decoder_depth, require_fitting_tokenizer, require_references
+
+DATA, SELF = "data", "self"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerHeadsSpec:
+    """Heads to train: `layers` and the fields of `heads` in `conf/train_lm_heads.yaml` (a `ModuleSpec`).
+
+    layers: after how many layers there is a head. rank: None for whole matrices, or the rank of the change to the
+    model's own head. labels: "data", the dataset's references as in the paper, or "self", the tokens that the model's
+    last layer chooses, with which match rates compare.
+    """
+
+    layers: Sequence[int]
+    rank: int | None
+    labels: str
+
+    result_name: ClassVar[str] = "heads"
+    noun: ClassVar[str] = "set of per-layer heads"
+    metric: ClassVar[str] = "match_rate"  # share of first choices that are the labels, mean over layers
+    contexts_per_answer: ClassVar[None] = None  # all of them: contexts cost no rows of the model
+
+    def __post_init__(self) -> None:
+        known = LayerHeadsConfig(self.layers, 1, 1, 0.0, self.rank)  # checks layers and rank
+        object.__setattr__(self, "layers", known.layers)
+        if self.labels not in (DATA, SELF):
+            raise UserError(f"heads.labels must be {DATA} or {SELF}, got {self.labels!r}")
+
+    @property
+    def predictors(self) -> tuple[str, ...]:
+        return tuple(f"layer_{layer}" for layer in self.layers)
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Every head predicts the next token."""
+        return (0,) * len(self.layers)
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """All heads have the same weight; as they share nothing, each learns as it would alone."""
+        return (1.0,) * len(self.layers)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        values = {f"heads.{key}": value for key, value in asdict(self).items() if key != "layers"}
+        return {"layers": list(self.layers), **values}
+
+    def check(self, config: PreTrainedConfig) -> None:
+        """Raise UserError for a model that `policy=ppd` cannot run, or layers that are not before its last."""
+        reason = why_not_native(config, torch.float32)
+        if reason is not None:
+            raise UserError(
+                "per-layer heads need a T5, mT5, Llama, Mistral, Qwen2, Qwen3 or Gemma 3 text model that we can run, "
+                f"but {reason}"
+            )
+        depth = decoder_depth(config)
+        if self.layers[-1] >= depth:
+            raise UserError(
+                f"layers must lie before the last of the model's {depth}, which has the model's own head, "
+                f"got {list(self.layers)}"
+            )
+
+    def build(self, base: PreTrainedModel, origin: Mapping[str, Any], seed: int) -> LayerHeadsModule:
+        """Heads start as the model's own head."""
+        heads = LayerHeads.fresh(own_head(base), origin, self.layers, self.rank, seed)
+        return LayerHeadsModule(base, heads.to(base.device))
+
+    def context_score(self, hits: Bool[Tensor, "n predictors"]) -> Float[Tensor, " n"]:
+        return hits.float().mean(-1)
+
+    def command(self, base: str, folder: Path) -> str:
+        return f"python run.py pair.target={base} policy=ppd policy.exit_layer={self.layers[-1]} policy.heads={folder}"
+
+
+@dataclass(frozen=True)
+class OneRowCheckpoint(Checkpoint):
+    """A checkpoint whose prompts are one row of tokens: an encoder–decoder's source, then the decoder's start token.
+
+    With it encoder–decoders and decoders are trained on rows of one form.
+    """
+
+    def source(self, prompt: str, max_tokens: int | None = None) -> Source:
+        source = super().source(prompt, max_tokens)
+        if source.encoder_ids is None:
+            return source
+        return Source((*source.encoder_ids[0].tolist(), *source.prompt))
+
+
+@dataclass(frozen=True)
+class OwnHead:
+    """The weights that heads start from, with the attributes of a native decoder, which would copy all weights.
+
+    scale: the factor on the head's input, in T5 v1.0.
+    """
+
+    layers: range
+    head: Float[Tensor, "vocab dim"]
+    final_norm: Float[Tensor, " dim"]
+    epsilon: float
+    scale: float | None
+
+
+def own_head(base: PreTrainedModel) -> OwnHead:
+    """The head and norm of a T5, an mT5, or a decoder shaped like Llama's."""
+    config, decoder = base.config, base.get_decoder()
+    layers, head = range(decoder_depth(config)), base.get_output_embeddings().weight
+    if not config.is_encoder_decoder:
+        return OwnHead(layers, head, norm_factor(config, decoder.norm.weight), config.rms_norm_eps, None)
+    scale = config.d_model**-0.5 if getattr(config, "scale_decoder_outputs", False) else None
+    return OwnHead(layers, head, decoder.final_layer_norm.weight, config.layer_norm_epsilon, scale)
+
+
+class LayerHeadsModule(nn.Module):
+    """Runs all heads on their layers' states at each context's last token, in one forward of the frozen model."""
+
+    def __init__(self, base: PreTrainedModel, heads: LayerHeads) -> None:
+        super().__init__()
+        self.heads = heads
+        self._base = (base,)  # a module in a tuple is no submodule
+
+    def forward(
+        self, input_ids: Int[Tensor, "batch n"], contexts: Int[Tensor, "batch contexts"]
+    ) -> Float[Tensor, "batch contexts layers vocab"]:
+        """Logits of every head after each context. contexts: how many tokens each one holds; the first is the prompt.
+
+        An encoder–decoder's prompt is a row of `OneRowCheckpoint`.
+        """
+        with torch.no_grad():  # padding is on the right, where no context sees it
+            states, places = self._states(input_ids, contexts)
+        every = torch.arange(contexts.shape[0], device=contexts.device)[:, None]
+        dtype = self.heads.norms.dtype
+        layers = self.heads.config.layers
+        logits = [self.heads.logits(layer, states[layer][every, places].to(dtype)) for layer in layers]
+        return torch.stack(logits, 2)
+
+    def _states(
+        self, input_ids: Int[Tensor, "batch n"], contexts: Int[Tensor, "batch contexts"]
+    ) -> tuple[tuple[Float[Tensor, "batch m dim"], ...], Int[Tensor, "batch contexts"]]:
+        """Every layer's output (number 0 is the embedding), and where each context's last token is in them."""
+        base = self._base[0]
+        options = {"use_cache": False, "output_hidden_states": True}
+        if not base.config.is_encoder_decoder:
+            return base.get_decoder()(input_ids=input_ids, **options).hidden_states, contexts - 1
+        count, device = input_ids.shape[1], input_ids.device
+        source = contexts[:, :1] - 1  # [batch, 1]; the prompt's last token is the decoder's start
+        mask = torch.arange(int(source.max()), device=device) < source
+        memory = base.get_encoder()(input_ids=input_ids[:, : mask.shape[1]], attention_mask=mask.long())
+        after = source + torch.arange(count - int(source.min()), device=device)  # [batch, m]
+        rows = input_ids.gather(1, after.clamp(max=count - 1))
+        encoded = {"encoder_hidden_states": memory.last_hidden_state, "encoder_attention_mask": mask.long()}
+        states = base.get_decoder()(input_ids=rows, **encoded, **options).hidden_states
+        return states, (contexts - source - 1).clamp(min=0)  # contexts that fill up have one token
+
+    def save(self, folder: Path) -> None:
+        """Write the heads' two files."""
+        self.heads.save(folder)
+
+
+def reference_answers(
+    base: Checkpoint, dataset: DatasetSpec, examples: Sequence[Example], max_target_tokens: int
+) -> Calibration:
+    """The dataset's references in the form of calibration data, for `labels=data`.
+
+    Raises UserError for an example without a reference, or a tokenizer that does not fit the model.
+    """
+    require_references(examples)
+    require_fitting_tokenizer(base.tokenizer, base.config, base.end_tokens, base.path)
+    limits = TokenLimits(dataset.max_source_tokens, max_target_tokens)
+    tokenized = tokenize(examples, base.tokenizer, base.encoder_decoder, limits)
+    answers = tuple(
+        Answer(example.id, example.prompt, example.references[0], one.answer.tolist(), END)
+        for example, one in zip(examples, tokenized, strict=True)
+    )
+    manifest = {
+        "model": {"path": base.path, "revision": base.revision, "fingerprint": base.fingerprint},
+        "dataset": asdict(dataset),
+        "hash": contents_hash(answers),
+    }
+    return Calibration(Path(dataset.path or dataset.hub_id or dataset.name), manifest, answers)

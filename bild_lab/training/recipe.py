@@ -1,0 +1,121 @@
+"""How to train: the values of `conf/train`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from accelerate.utils import parse_flag_from_env
+
+from bild_lab.errors import UserError, require_flag, require_whole
+
+OPTIMIZERS = ("adafactor", "adamw")
+SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}  # names in Transformers
+LOSSES = ("last", "early_exit", "calm")
+PRECISIONS = ("auto", "float32", "bfloat16")
+DEVICES = ("auto", "cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How to train: the fields of `conf/train/*.yaml`. Raises UserError for values that cannot be used.
+
+    A batch is what one optimizer step takes over all processes, so a recipe means the same on one device and on
+    eight. Every `evaluate_every` steps and at the end the model is evaluated, a checkpoint is written and the best
+    one is chosen; None leaves all three out.
+    """
+
+    name: str
+    max_steps: int
+    batch_size: int  # examples of one step, over all processes
+    accumulate: int = 1  # forward and backward passes of one step
+    optimizer: str = "adafactor"
+    learning_rate: float
+    scale_parameter: bool = False  # Adafactor: the rate is relative to each parameter's scale
+    schedule: str = "constant"
+    warmup_steps: int = 0
+    clip_norm: float | None = None  # of the gradient; Adafactor clips its own updates
+    label_smoothing: float = 0.0
+    loss: str = "last"
+    precision: str = "auto"  # bfloat16 autocast where the device is fast at it
+    max_target_tokens: int = 128  # longer answers are cut; evaluations decode no more than this
+    evaluate_every: int | None = 500  # steps
+    log_every: int = 50  # steps
+    device: str = "auto"
+    threads: int | None = None  # CPU threads of PyTorch; None leaves its choice
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for key in ("max_steps", "batch_size", "accumulate", "max_target_tokens", "log_every"):
+            require_whole(f"train.{key}", getattr(self, key), 1)
+        for key in ("evaluate_every", "threads"):
+            if getattr(self, key) is not None:
+                require_whole(f"train.{key}", getattr(self, key), 1)
+        for key in ("warmup_steps", "seed"):
+            require_whole(f"train.{key}", getattr(self, key), 0)
+        require_flag("train.scale_parameter", self.scale_parameter)
+        choices = {"optimizer": OPTIMIZERS, "schedule": SCHEDULES, "loss": LOSSES}
+        for key, known in {**choices, "precision": PRECISIONS, "device": DEVICES}.items():
+            if getattr(self, key) not in known:
+                raise UserError(f"train.{key} must be one of {', '.join(known)}, got {getattr(self, key)!r}")
+        _require_number("learning_rate", self.learning_rate, lambda value: value > 0, "> 0")
+        _require_number("label_smoothing", self.label_smoothing, lambda value: 0 <= value < 1, "in [0, 1)")
+        if self.clip_norm is not None:
+            _require_number("clip_norm", self.clip_norm, lambda value: value > 0, "> 0, or null")
+        if self.evaluate_every is not None and self.evaluate_every % self.log_every:
+            raise UserError(
+                f"train.evaluate_every must be a multiple of train.log_every={self.log_every}, got "
+                f"{self.evaluate_every}: a resumed training logs the same losses only if no log spans a checkpoint"
+            )
+        if self.batch_size % self.accumulate:
+            raise UserError(
+                f"train.batch_size must be a multiple of train.accumulate={self.accumulate}, got {self.batch_size}"
+            )
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The values under the user's own keys, without the name, which decides nothing."""
+        return {f"train.{key}": value for key, value in asdict(self).items() if key != "name"}
+
+    @property
+    def evaluation_batch_size(self) -> int:
+        """Examples evaluated at once: as many as one forward pass of training has over all processes."""
+        return self.batch_size // self.accumulate
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether this machine trains on its CPU: the recipe or `accelerate launch` says so, or there is no GPU."""
+        return self.device == "cpu" or not torch.accelerator.is_available() or parse_flag_from_env("ACCELERATE_USE_CPU")
+
+    @property
+    def in_bfloat16(self) -> bool:
+        """Whether the forward pass runs under bfloat16 autocast; `auto` asks the hardware."""
+        if self.precision != "auto":
+            return self.precision == "bfloat16"
+        if not self.on_cpu:
+            return torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+        return torch.backends.cpu.get_cpu_capability() == "AVX512"  # slower than float32 on other CPUs
+
+
+def steps_for_passes(passes: float, examples: int, batch_size: int) -> int:
+    """Steps of so many passes over the data, in whole batches. Raises UserError unless passes > 0."""
+    if isinstance(passes, bool) or not isinstance(passes, int | float) or not 0 < passes < math.inf:
+        raise UserError(f"passes must be a number > 0, got {passes!r}; or set train.max_steps")
+    return math.ceil(passes * max(1, examples // batch_size))
+
+
+def warmup_steps_for_ratio(ratio: float, steps: int) -> int:
+    """The share of the steps in which the learning rate rises. Raises UserError unless it lies in [0, 1]."""
+    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1:
+        raise UserError(f"warmup_ratio must lie in [0, 1], got {ratio!r}; or set train.warmup_steps")
+    return math.ceil(ratio * steps)
+
+
+def _require_number(key: str, value: Any, fits: Callable[[float], bool], wanted: str) -> None:
+    """Raise UserError unless the value is a finite number that fits."""
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not (number and fits(value)):
+        raise UserError(f"train.{key} must be a number {wanted}, got {value!r}")

@@ -1,0 +1,89 @@
+"""`python scripts/build_ngrams.py` as a user runs it, and `python run.py` with its table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from transformers import AutoTokenizer
+
+import run
+from bild_lab.engine.drafters.ngram_table import read_table
+from scripts import build_ngrams
+
+Command = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def base(checkpoints: Path, data: Path) -> list[str]:
+    return [f"pair.target={checkpoints / 't5'}", "dataset=multi30k", f"dataset.path={data}", "dataset.split=test"]
+
+
+def test_a_table_that_was_built_drafts_losslessly(
+    command: Command, base: list[str], checkpoints: Path, data: Path
+) -> None:
+    code, printed = command(build_ngrams, *base, "name=counted")
+    assert code == 0, printed
+    rows = [json.loads(line) for line in (data / "test.jsonl").read_text().splitlines()]
+    tokenizer = AutoTokenizer.from_pretrained(checkpoints / "t5")
+    tokens = sum(len(tokenizer(row["en"])["input_ids"]) for row in rows)
+    assert f"outputs/counted/table.safetensors: multi30k test, 6 texts, {tokens} tokens" in printed
+    assert "python run.py policy=ngram policy.table=outputs/counted/table.safetensors" in printed
+    code, printed = command(
+        run,
+        *base,
+        "policy=ngram",
+        "policy.table=outputs/counted/table.safetensors",
+        "decoding.max_new_tokens=12",
+        "measure.repeats=1",
+        "measure.warmup=0",
+        "name=tested",
+    )
+    assert code == 0, printed
+    frame = pd.read_csv("outputs/tested/sweep.csv")
+    assert frame["policy"].tolist() == ["ngram"]
+    assert frame["agreement_with_target"].tolist() == [1.0]
+
+
+def test_a_table_that_is_counted_again_is_measured_again(command: Command, base: list[str]) -> None:
+    decode = ["policy=ngram", "policy.table=outputs/counted/table.safetensors", "policy.order=1", "name=tested"]
+    quick = ["decoding.max_new_tokens=4", "measure.repeats=1", "measure.warmup=0"]
+    for order in (1, 2):
+        assert command(build_ngrams, *base, "name=counted", f"ngram.order={order}")[0] == 0
+        assert "finished before" not in command(run, *base, *decode, *quick)[1]
+    assert "finished before" in command(run, *base, *decode, *quick)[1]
+
+
+def test_order_1_leaves_bigrams_out(command: Command, base: list[str]) -> None:
+    code, printed = command(build_ngrams, *base, "name=counted", "ngram.order=1")
+    assert code == 0, printed
+    assert "policy=ngram policy.order=1" in printed and "bigrams" not in printed
+    assert read_table(Path("outputs/counted/table.safetensors")).order == 1
+
+
+BAD_INPUT = {
+    "order out of range": (["ngram.order=3"], "the order of n-grams must be 1 (unigrams) or 2 (bigrams), got 3"),
+    "misspelt key": (["ngram.ordr=1"], "no configuration key ngram.ordr"),
+    "missing split": (["dataset.split=dev"], "has no split 'validation', only test"),
+    "no references": (["dataset=mt_bench"], "dataset mt_bench has no references to count"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input_gives_one_line_and_leaves_nothing(case: str, command: Command, base: list[str]) -> None:
+    words, message = BAD_INPUT[case]
+    code, printed = command(build_ngrams, *base, *words)
+    assert code == 2, printed
+    (line,) = printed.strip().splitlines()
+    assert message in line
+    assert list(Path().iterdir()) == []
+
+
+def test_a_policy_without_its_table_says_how_to_build_one(command: Command, base: list[str]) -> None:
+    code, printed = command(run, *base, "policy=ngram")
+    assert code == 2
+    assert "got null; make one with: python scripts/build_ngrams.py name=ngrams" in printed
+    assert list(Path().iterdir()) == []

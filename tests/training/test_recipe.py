@@ -1,0 +1,78 @@
+"""Recipes, jobs and arguments of the Trainer: which are refused, and what the others become."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bild_lab.errors import UserError
+from bild_lab.training.finetuning.job import FinetuningJob
+from bild_lab.training.folder import TrainingFolder
+from bild_lab.training.recipe import steps_for_passes, warmup_steps_for_ratio
+from bild_lab.training.trainer import optimizer, training_arguments
+from tests.training.jobs import MICRO, sentences
+
+REFUSED = {
+    "max_steps": (0, "train.max_steps must be a whole number >= 1, got 0"),
+    "learning_rate": ("1e-3x", "train.learning_rate must be a number > 0, got '1e-3x'"),
+    "optimizer": ("sgd", "train.optimizer must be one of adafactor, adamw, got 'sgd'"),
+    "loss": ("first", "train.loss must be one of last, early_exit, calm, got 'first'"),
+    "label_smoothing": (1.0, r"train.label_smoothing must be a number in \[0, 1\), got 1.0"),
+    "clip_norm": (0.0, "train.clip_norm must be a number > 0, or null, got 0.0"),
+    "evaluate_every": (0, "train.evaluate_every must be a whole number >= 1, got 0"),
+    "log_every": (4, "train.evaluate_every must be a multiple of train.log_every=4, got 2"),
+    "accumulate": (3, "train.batch_size must be a multiple of train.accumulate=3, got 4"),
+    "scale_parameter": ("yes", "train.scale_parameter must be true or false, got 'yes'"),
+    "seed": (-1, "train.seed must be a whole number >= 0, got -1"),
+}
+
+
+@pytest.mark.parametrize("key", REFUSED)
+def test_a_recipe_that_cannot_be_used_is_refused(key: str) -> None:
+    value, message = REFUSED[key]
+    with pytest.raises(UserError, match=message):
+        replace(MICRO, **{key: value})
+
+
+@pytest.mark.parametrize("start", [{}, {"model_path": "there", "model": {"name": "x"}}])
+def test_a_job_starts_from_one_model(start: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="either a checkpoint or a fresh configuration"):
+        FinetuningJob(train=sentences(1), validation=(), metric="bleu", recipe=MICRO, folder=Path("nowhere"), **start)
+
+
+def test_the_papers_adafactor_does_not_scale_its_rate_and_the_small_one_does() -> None:
+    for scale in (False, True):
+        kind, values = optimizer(replace(MICRO, scale_parameter=scale))
+        made = kind([torch.nn.Parameter(torch.ones(2))], **values)
+        assert made.param_groups[0]["scale_parameter"] is scale
+        assert made.param_groups[0]["lr"] == 0.05 and made.param_groups[0]["relative_step"] is False
+
+
+def test_steps_and_warm_up_follow_from_passes_and_ratio() -> None:
+    assert [steps_for_passes(*given) for given in ((3, 1000, 128), (0.5, 1000, 128), (3, 50, 128))] == [21, 4, 3]
+    assert [warmup_steps_for_ratio(*given) for given in ((0.04, 1640), (0.04, 10), (0, 10))] == [66, 1, 0]
+    for passes in (0, -1, "three", True):
+        with pytest.raises(UserError, match="passes must be a number > 0"):
+            steps_for_passes(passes, 1000, 128)
+    with pytest.raises(UserError, match="warmup_ratio must lie in"):
+        warmup_steps_for_ratio(1.5, 100)
+
+
+def test_processes_share_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(UserError, match=r"batch_size=4 cannot be divided among 3 processes .* choose a multiple of 3"):
+        training_arguments(MICRO, TrainingFolder(tmp_path), "bleu")
+
+
+def test_several_gpus_need_several_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    recipe = replace(MICRO, device="auto")
+    with pytest.raises(UserError, match="2 GPUs are visible to one process; start one process for each"):
+        training_arguments(recipe, TrainingFolder(tmp_path), "bleu")
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    assert recipe.on_cpu
