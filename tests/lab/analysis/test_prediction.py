@@ -14,7 +14,7 @@ DRAFT_S = 0.002
 
 
 def round_of(drafted: int, accepted: int, calls: int | None = None) -> Round:
-    return Round(tuple(range(drafted)), accepted, 9, False, drafted if calls is None else calls, (), ())
+    return Round(tuple(range(drafted)), accepted, 9, drafted if calls is None else calls)
 
 
 def text(rounds: list[Round], latency_s: float) -> Timed:

@@ -13,7 +13,7 @@ from bild_lab.lab.results.summary import by_category, speed
 def timed(tokens: int, median_s: float, drafted: int = 0, accepted: int = 0) -> Timed:
     trace = Trace()
     for kept in (accepted, 0):  # two rounds, of which the second drafted nothing
-        trace.rounds.append(Round(tuple(range(drafted if kept else 0)), kept, 9, False, 0, (), ()))
+        trace.rounds.append(Round(tuple(range(drafted if kept else 0)), kept, 9))
     return Timed(list(range(tokens)), [median_s, 9.0, median_s], trace)
 
 
