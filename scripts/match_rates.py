@@ -33,7 +33,8 @@ MOVED = {"model.path", "dataset.path"}  # the weights' fingerprint and the data'
 def match_rates(cfg: DictConfig) -> None:
     """Measure, and leave table and figure. Raises UserError for bad input."""
     from bild_lab.lab.data.tasks import DatasetSpec, load_examples  # torch loads only when there is something to do
-    from bild_lab.lab.point import data_hash, sweep_folder
+    from bild_lab.lab.hashing import data_hash
+    from bild_lab.lab.point import sweep_folder
     from bild_lab.lab.results.records import require_writable
     from bild_lab.papers.match_rates import MatchSpec, layers_of, measure_match_rates
 
@@ -96,7 +97,7 @@ def request_for(target: NativeModel, prompt: str, dataset: DatasetSpec, max_new_
 
 def settings_of(spec: MatchSpec, layers: tuple[int, ...], target: NativeModel, max_new_tokens: int) -> dict[str, Any]:
     """What decides the numbers beside the data, dotted under the user's own keys."""
-    from bild_lab.lab.point import file_hash
+    from bild_lab.lab.hashing import file_hash
 
     return {
         "model.path": target.checkpoint.path,

@@ -14,8 +14,8 @@ from typing import Any
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
 from bild_lab.lab.data.conversations import Example, answered, continued
+from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.load import Decoder
-from bild_lab.lab.results.records import point_hash
 
 # what decides the target's own greedy answers, of a point's setting
 DECIDING = ("weights", "data", "engine", "dtype", "compile", "device", "hardware", "code")
@@ -30,7 +30,7 @@ def with_history(
     """
     if not any(example.continues for example in examples):
         return examples
-    key = point_hash({**{name: setting[name] for name in DECIDING}, "max_new_tokens": max_new_tokens})
+    key = content_hash({**{name: setting[name] for name in DECIDING}, "max_new_tokens": max_new_tokens})
     file = folder / f"{key}.json"
     if not file.is_file():
         answers = greedy_history(examples, vanilla, max_new_tokens)

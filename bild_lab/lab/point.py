@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -29,10 +28,11 @@ from bild_lab.lab.config import (
     typed,
 )
 from bild_lab.lab.data.tasks import DatasetSpec, Example, load_examples
+from bild_lab.lab.hashing import content_hash, data_hash, file_hash
 from bild_lab.lab.load import Decoder, load
 from bild_lab.lab.measure.environment import environment, placement_setting
 from bild_lab.lab.measure.timing import BASELINE, METHOD
-from bild_lab.lab.results.records import point_hash, require_writable
+from bild_lab.lab.results.records import require_writable
 
 SCORERS = ("sacrebleu", "rouge-score")  # whose versions can change a quality
 LONGEST_NAME = 200  # bytes; file systems take 255, and our temporary names are longer than the folder's
@@ -115,11 +115,12 @@ def prepare(cfg: DictConfig) -> Point:
         "setting": {key: value for key, value in setting.items() if key not in ("target", "draft", "second_draft")},
         "traced_examples": measure.traced_examples,
         "certify": measure.certify,
+        "categories": [one.category for one in examples],
         "weights": [model.checkpoint.fingerprint for each in decoders.values() for model in each.models],
         "files": [file_hash(value) for value in knob_values(cfg.policy).values() if isinstance(value, str)],
     }
     return Point(
-        id=point_hash(inputs),
+        id=content_hash(inputs),
         name=str(cfg.name),
         policy=policy_label(cfg.policy),
         knobs=knob_values(OmegaConf.to_container(cfg.policy, resolve=True)),
@@ -150,12 +151,6 @@ def sweep_folder(cfg: DictConfig) -> Path:
 def cached_examples(spec: DatasetSpec) -> tuple[Example, ...]:
     """The dataset's examples, read once per process; later turns may still lack their history."""
     return load_examples(spec, unanswered=True)
-
-
-def data_hash(examples: tuple[Example, ...]) -> str:
-    """What identifies all that is asked; the answers that later turns follow on come from the target."""
-    told = [(one.id, one.prompt, one.references) + ((one.continues,) if one.continues else ()) for one in examples]
-    return point_hash({"examples": told})
 
 
 def _decoder(policy: DictConfig, pair: PairSpec, runtime: RuntimeSpec) -> Decoder:
@@ -214,14 +209,5 @@ def _code(surroundings: dict[str, Any]) -> str:
     return " ".join(f"{key} {surroundings[key]}" for key in ("code", "torch", "transformers", "tokenizers", *SCORERS))
 
 
-def file_hash(path: str) -> str | None:
-    """What identifies the file or folder that a knob names, whose content may change; None where there is none."""
-    named = Path(path).expanduser()
-    if not named.is_dir():
-        return hashlib.sha256(named.read_bytes()).hexdigest() if named.is_file() else None
-    files = sorted(file for file in named.rglob("*") if file.is_file())
-    return point_hash({str(file.relative_to(named)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files})
-
-
 def _without_name(policy: DictConfig) -> dict[str, Any]:
-    return {key: value for key, value in OmegaConf.to_container(policy).items() if key != "name"}
+    return {key: value for key, value in OmegaConf.to_container(policy, resolve=True).items() if key != "name"}

@@ -32,9 +32,10 @@ from bild_lab.errors import UserError
 from bild_lab.lab.build import build, policy_label
 from bild_lab.lab.cli import console, escape, plain_message, refuse
 from bild_lab.lab.config import knob_values
+from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.load import load_model
 from bild_lab.lab.point import Point, prepare, sweep_folder
-from bild_lab.lab.results.records import Sweep, point_hash
+from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.runner import run_point
 from bild_lab.lab.stop_signals import Stopped, StopSignals
 from bild_lab.lab.torchrun import require_basic_launcher
@@ -260,7 +261,7 @@ def _record_failure(cfg: DictConfig, sweep: Sweep, error: Exception, what: str =
 
 def failure_hash(config_yaml: str) -> str:
     """What a failed point is stored under: its configuration, as nothing more may be known of it."""
-    return point_hash({"failed": config_yaml})
+    return content_hash({"failed": config_yaml})
 
 
 def _release_models() -> None:

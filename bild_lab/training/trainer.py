@@ -17,8 +17,9 @@ from transformers.trainer_callback import TrainerState
 
 from bild_lab.errors import UserError
 from bild_lab.lab.data.tasks import Example
+from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.measure.environment import environment
-from bild_lab.lab.results.records import point_hash, require_writable
+from bild_lab.lab.results.records import require_writable
 from bild_lab.training.card import model_card
 from bild_lab.training.engine import Engine, Lesson, bfloat16, training_arguments
 from bild_lab.training.evaluation import Evaluator, greedy_settings
@@ -178,7 +179,7 @@ def _logs(
     logs: list[TrainerCallback] = [stack.enter_context(terminal_log(job))]
     if job.logger is not None:
         surroundings = environment(prepared.arguments.device)
-        run = job.logger.start(point_hash(identity), job.folder.name, start.name, identity, surroundings)
+        run = job.logger.start(content_hash(identity), job.folder.name, start.name, identity, surroundings)
         logs.append(WandbLog(run))
     return logs
 

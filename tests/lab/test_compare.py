@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from bild_lab.lab.cli import with_words
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.data.tasks import DatasetSpec, load_examples
-from bild_lab.lab.point import data_hash
+from bild_lab.lab.hashing import data_hash
 from bild_lab.lab.results.records import Sweep
 from scripts import compare
 from tests.report.sample import ENVIRONMENT, sample_result

@@ -11,8 +11,8 @@ import numpy as np
 
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.statistics import Speedup, paired_speedup
+from bild_lab.lab.hashing import plain_numbers
 from bild_lab.lab.metrics import Difference, compare
-from bild_lab.lab.results.records import plain_numbers
 
 SIGNIFICANT = 0.05
 SACREBLEU_SEED = 12345  # with it, intervals of BLEU are those of `sacrebleu --paired-bs`

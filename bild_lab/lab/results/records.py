@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import json
 import math
 import os
@@ -21,6 +20,7 @@ from typing import Any
 
 from bild_lab.errors import UserError
 from bild_lab.files import sync_folder, write_atomically
+from bild_lab.lab.hashing import plain_numbers
 
 RESULT, FAILURE = "result.json", "failed.json"
 LEAST_FREE_BYTES = 2**20  # of the disk that results go to
@@ -260,21 +260,6 @@ def require_writable(folder: Path) -> None:
             f"results go to {folder}, whose disk is full ({free:,} bytes free); "
             "make room, and the same command runs the rest"
         )
-
-
-def point_hash(inputs: dict[str, Any]) -> str:
-    """Twelve hex digits that name what determines a point's result."""
-    canonical = json.dumps(plain_numbers(inputs), sort_keys=True, ensure_ascii=False, default=str)
-    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
-
-
-def plain_numbers(value: Any) -> Any:
-    """2.0 as 2, so that a whole number is the same value however it was written."""
-    if isinstance(value, dict):
-        return {str(key): plain_numbers(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain_numbers(item) for item in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def finite(value: Any) -> Any:

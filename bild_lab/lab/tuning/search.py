@@ -19,9 +19,10 @@ from bild_lab.files import write_atomically
 from bild_lab.lab.analysis.pareto import best_at_loss
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.data.loading import canonical_split
+from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.point import prepare, sweep_folder
 from bild_lab.lab.results.groups import by_setting
-from bild_lab.lab.results.records import Sweep, point_hash
+from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.tuning.space import Space, Values
 
 STUDY, CHOSEN = "study.sqlite", "tuned.json"
@@ -84,7 +85,7 @@ class Tuning:
     def key(self) -> str:
         """What a study must share to be gone on with: everything that decides a point's result, and the lists."""
         point = prepare(self.config(self.space.corners()[0], self.spec.validation)).id
-        return point_hash({"point": point, "space": self.space.lists, "loss": self.spec.loss})
+        return content_hash({"point": point, "space": self.space.lists, "loss": self.spec.loss})
 
     @cached_property
     def sweep(self) -> Sweep:

@@ -26,8 +26,8 @@ from bild_lab.files import write_atomically
 from bild_lab.lab.build import flat
 from bild_lab.lab.data.loading import canonical_split
 from bild_lab.lab.data.tasks import DatasetSpec, Example
+from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.measure.environment import environment
-from bild_lab.lab.results.records import point_hash
 from bild_lab.lab.toy_pair import named_checkpoint
 from bild_lab.training.alignment.answers import greedy_answers
 from bild_lab.training.folder import write_json, writing
@@ -99,7 +99,7 @@ class CalibrationJob:
             },
             "decoding": {"method": "greedy", "max_new_tokens": self.max_new_tokens, "dtype": dtype_name(self.target)},
             "dataset": asdict(self.dataset),
-            "data": point_hash({"examples": [(one.id, one.prompt) for one in self.examples]}),
+            "data": content_hash({"examples": [(one.id, one.prompt) for one in self.examples]}),
             "count": len(self.examples),
             "part_size": self.part_size,
         }
@@ -196,7 +196,7 @@ def read_calibration(folder: Path) -> Calibration:
 
 def vocabulary_hash(checkpoint: Checkpoint) -> str:
     """What identifies a tokenizer's pieces and their ids."""
-    return point_hash({"pieces": sorted(checkpoint.vocabulary.items(), key=lambda item: item[1])})
+    return content_hash({"pieces": sorted(checkpoint.vocabulary.items(), key=lambda item: item[1])})
 
 
 def contents_hash(answers: Sequence[Answer]) -> str:

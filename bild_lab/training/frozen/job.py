@@ -18,8 +18,9 @@ from transformers import PreTrainedConfig, PreTrainedModel, TrainerCallback, Tra
 
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.errors import UserError, require_whole
+from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.measure.environment import environment
-from bild_lab.lab.results.records import point_hash, require_writable
+from bild_lab.lab.results.records import require_writable
 from bild_lab.training.alignment.calibration import Calibration
 from bild_lab.training.card import module_card
 from bild_lab.training.engine import Engine, bfloat16, training_arguments
@@ -266,7 +267,7 @@ def _logs(
     logs: list[TrainerCallback] = [stack.enter_context(terminal_log(job, ColumnLog))]
     if job.logger is not None:
         surroundings = environment(arguments.device)
-        run = job.logger.start(point_hash(identity), job.folder.name, job.base.path, identity, surroundings)
+        run = job.logger.start(content_hash(identity), job.folder.name, job.base.path, identity, surroundings)
         logs.append(WandbLog(run))
     return logs
 
