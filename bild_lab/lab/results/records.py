@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import math
 import os
@@ -17,6 +16,8 @@ from functools import cached_property
 from itertools import count
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from bild_lab.errors import UserError
 from bild_lab.files import sync_folder, write_atomically
@@ -153,10 +154,13 @@ class Sweep:
         Of several that finish together, the last to write has then seen every point.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / ".report.lock").open("w") as stream:
-            with suppress(OSError):  # a network folder without locks: the report may miss a point until the next run
-                fcntl.flock(stream, fcntl.LOCK_EX)
+        lock = FileLock(self.folder / ".report.lock", fallback_to_soft=False)
+        with suppress(OSError):  # a network folder without locks: the next run reports the rest
+            lock.acquire()
+        try:
             yield
+        finally:
+            lock.release()
 
     @contextmanager
     def search_lock(self) -> Iterator[None]:
@@ -165,16 +169,19 @@ class Sweep:
         A second one would take the first one's trial for that of a killed process, and measure it too.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / ".search.lock").open("w") as stream:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise UserError(
-                    f"another process searches in {self.folder}; wait until it ends, or choose another name=NAME"
-                ) from error
-            except OSError:  # a network folder without locks
-                pass
+        lock = FileLock(self.folder / ".search.lock", fallback_to_soft=False)
+        try:
+            lock.acquire(blocking=False)
+        except Timeout as error:
+            raise UserError(
+                f"another process searches in {self.folder}; wait until it ends, or choose another name=NAME"
+            ) from error
+        except OSError:  # a network folder without locks
+            pass
+        try:
             yield
+        finally:
+            lock.release()
 
     def _files(self, name: str) -> list[Path]:
         """That file of every published point; a folder with a dot in front was never finished."""
