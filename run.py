@@ -5,7 +5,7 @@ from omegaconf import DictConfig
 
 from bild_lab.lab.cli import run_application
 from bild_lab.lab.config import config_dir
-from bild_lab.lab.torchrun import first_speaks
+from bild_lab.lab.torchrun import only_first_prints
 
 
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")
@@ -17,5 +17,5 @@ def main(cfg: DictConfig) -> float:
 
 
 if __name__ == "__main__":
-    with first_speaks():
+    with only_first_prints():
         run_application(main)

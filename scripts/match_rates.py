@@ -23,7 +23,7 @@ from bild_lab.lab.config import config_dir, typed
 if TYPE_CHECKING:
     from bild_lab.engine.models.native import NativeModel
     from bild_lab.engine.request import Request
-    from bild_lab.lab.data.tasks import DatasetSpec
+    from bild_lab.lab.data.examples import DatasetSpec
     from bild_lab.papers.match_rates import MatchRates, MatchSpec
 
 CSV, FIGURE, METRICS = "match_rates.csv", "match_rates.png", "metrics.json"
@@ -32,7 +32,7 @@ MOVED = {"model.path", "dataset.path"}  # the weights' fingerprint and the data'
 
 def match_rates(cfg: DictConfig) -> None:
     """Measure, and leave table and figure. Raises UserError for bad input."""
-    from bild_lab.lab.data.tasks import DatasetSpec, load_examples  # torch loads only when there is something to do
+    from bild_lab.lab.data.examples import DatasetSpec, load_examples  # torch loads only when there is something to do
     from bild_lab.lab.hashing import data_hash
     from bild_lab.lab.point import sweep_folder
     from bild_lab.lab.results.records import require_writable

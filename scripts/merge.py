@@ -14,7 +14,7 @@ import hydra
 from omegaconf import DictConfig
 
 from bild_lab.errors import UserError
-from bild_lab.lab.cli import escape, output, refusing, run_application, with_words
+from bild_lab.lab.cli import escape, output, refusing, run_application, words_as_list
 from bild_lab.lab.config import config_dir
 
 if TYPE_CHECKING:
@@ -59,5 +59,5 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    sys.argv[1:] = with_words(sys.argv[1:], "sweeps")
+    sys.argv[1:] = words_as_list(sys.argv[1:], "sweeps")
     run_application(main, "merge")

@@ -79,7 +79,7 @@ def lesson(
     cfg: DictConfig, base: RowCheckpoint, extension: LayerHeadsTraining, folder: Path
 ) -> tuple[Recipe, Calibration]:
     """What is learned, and in how many steps."""
-    from bild_lab.lab.data.tasks import DatasetSpec, load_examples
+    from bild_lab.lab.data.examples import DatasetSpec, load_examples
     from bild_lab.lab.toy_pair import named_checkpoint
     from bild_lab.training.alignment.calibration import read_calibration
     from bild_lab.training.frozen.launch import own_answers

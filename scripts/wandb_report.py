@@ -12,7 +12,7 @@ import hydra
 from omegaconf import DictConfig
 
 from bild_lab.errors import require_flag
-from bild_lab.lab.cli import console, escape, output, refusing, run_application, with_words
+from bild_lab.lab.cli import console, escape, output, refusing, run_application, words_as_list
 from bild_lab.lab.config import config_dir
 
 
@@ -49,5 +49,5 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    sys.argv[1:] = with_words(sys.argv[1:], "groups")
+    sys.argv[1:] = words_as_list(sys.argv[1:], "groups")
     run_application(main, "wandb_report")

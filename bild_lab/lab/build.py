@@ -51,7 +51,7 @@ def build(node: Any, models: dict[str, Callable[[], Any]]) -> Any:
     try:
         return part(**values)
     except (TypeError, AttributeError) as error:
-        raise UserError(f"{part.__name__}: {error}; got {described(node)}") from error
+        raise UserError(f"{part.__name__}: {error}; got {describe_decoder(node)}") from error
 
 
 def _part(path: Any) -> Callable[..., Any]:
@@ -80,7 +80,7 @@ def _require_parts(part: Callable[..., Any], values: dict[str, Any]) -> None:
             raise UserError(f"{part.__name__} wants a {wanted.__name__} as its {name}, got {got!r}; give its _target_")
 
 
-def described(node: Any) -> str:
+def describe_decoder(node: Any) -> str:
     """A decoder's parts and values in one line, such as `ModelDrafter(window=10) + Rollback(threshold=2.0)`.
 
     A part whose every value is null is switched off and left out.
@@ -88,14 +88,16 @@ def described(node: Any) -> str:
     if not isinstance(node, dict):
         return str(node)
     name = node["_target_"].rsplit(".", 1)[-1] if "_target_" in node else ""
-    parts = [described(value) for value in node.values() if isinstance(value, dict) and not switched_off(value)]
+    parts = [
+        describe_decoder(value) for value in node.values() if isinstance(value, dict) and not is_switched_off(value)
+    ]
     values = [f"{key}={value}" for key, value in node.items() if key != "_target_" and not isinstance(value, dict)]
     if name == "DraftThenVerify":
         return " + ".join(parts) + "".join(f", {value}" for value in values if value != "verify_tail=True")
     return f"{name}({', '.join([*values, *parts])})"
 
 
-def switched_off(node: dict[str, Any]) -> bool:
+def is_switched_off(node: dict[str, Any]) -> bool:
     """Whether a part was given values, and all of them null."""
     values = [value for key, value in node.items() if key != "_target_"]
     return bool(values) and all(value is None for value in values)
@@ -107,14 +109,14 @@ def policy_label(policy: DictConfig) -> str:
         shipped = compose_policy(policy.name).decoder
     except UserError:  # a name of the user's own
         return policy.name
-    ours, theirs = (flat(OmegaConf.to_container(node)) for node in (policy.decoder, shipped))
+    ours, theirs = (flatten(OmegaConf.to_container(node)) for node in (policy.decoder, shipped))
     changed = [key for key in {**theirs, **ours} if ours.get(key) != theirs.get(key)]
     return f"{policy.name} (changed: {', '.join(changed)})" if changed else policy.name
 
 
-def flat(node: Any, prefix: str = "") -> dict[str, Any]:
+def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
     """Nested mappings as one, with dotted keys."""
     if not isinstance(node, dict):
         return {prefix: node}
     start = f"{prefix}." if prefix else ""
-    return {key: value for name, item in node.items() for key, value in flat(item, f"{start}{name}").items()}
+    return {key: value for name, item in node.items() for key, value in flatten(item, f"{start}{name}").items()}

@@ -54,7 +54,7 @@ def run_application(main: Callable[[], Any], config_name: str = "config") -> NoR
     logging.captureWarnings(True)
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its notes on our own calls are not the user's
     multirun = [word for word in sys.argv[1:] if word in ("-m", "--multirun")]  # Hydra wants it in front
-    sys.argv[1:] = [*multirun[:1], *(quoted(word) for word in sys.argv[1:] if word not in multirun)]
+    sys.argv[1:] = [*multirun[:1], *(quote_free_text(word) for word in sys.argv[1:] if word not in multirun)]
     try:
         require_no_secrets(sys.argv[1:])
         main()
@@ -64,7 +64,7 @@ def run_application(main: Callable[[], Any], config_name: str = "config") -> NoR
     except BrokenPipeError:  # `--help | head`: who read has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception as error:
-        if not composing(error):
+        if not raised_by_hydra(error):
             raise
         refuse(error, config_name)
     except KeyboardInterrupt:
@@ -73,7 +73,7 @@ def run_application(main: Callable[[], Any], config_name: str = "config") -> NoR
     sys.exit(0)
 
 
-def quoted(word: str) -> str:
+def quote_free_text(word: str) -> str:
     """An override whose value is free text, with the quotes that Hydra's grammar wants and a shell takes away.
 
     `dataset.prompt_template=German: {source}` would not parse. Values that are quoted already, and
@@ -103,7 +103,7 @@ def require_no_secrets(words: list[str]) -> None:
             )
 
 
-def composing(error: BaseException) -> bool:
+def raised_by_hydra(error: BaseException) -> bool:
     """Whether Hydra itself choked on what it was given, rather than what runs inside it."""
     names = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
     packages = [name.partition(".")[0] for name in names]
@@ -111,7 +111,7 @@ def composing(error: BaseException) -> bool:
     return last in ("hydra", "omegaconf", "antlr4")
 
 
-def with_words(words: list[str], key: str) -> list[str]:
+def words_as_list(words: list[str], key: str) -> list[str]:
     """The command line with its plain words as the list `key`; overrides and options stay as they are."""
     before = ["", *words]  # the word before each: `--cfg job` is an option and its value
     plain = ["=" not in word and word[:1] != "-" and last[:1] != "-" for last, word in zip(before, words, strict=False)]

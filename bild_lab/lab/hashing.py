@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from bild_lab.lab.data.tasks import Example
+from bild_lab.lab.data.examples import Example
 
 
 def content_hash(content: dict[str, Any]) -> str:

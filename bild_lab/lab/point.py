@@ -14,7 +14,7 @@ from bild_lab.engine.models.checkpoint import resolve_device
 from bild_lab.engine.models.placement import Placement
 from bild_lab.engine.sampling import Sampling
 from bild_lab.errors import UserError, require_flag
-from bild_lab.lab.build import described, policy_label
+from bild_lab.lab.build import describe_decoder, policy_label
 from bild_lab.lab.config import (
     TOP_LEVEL,
     DecodingSpec,
@@ -27,7 +27,7 @@ from bild_lab.lab.config import (
     require_policy,
     typed,
 )
-from bild_lab.lab.data.tasks import DatasetSpec, Example, load_examples
+from bild_lab.lab.data.examples import DatasetSpec, Example, load_examples
 from bild_lab.lab.hashing import content_hash, data_hash, file_hash
 from bild_lab.lab.load import Decoder, load
 from bild_lab.lab.measure.environment import environment, placement_setting
@@ -124,7 +124,7 @@ def prepare(cfg: DictConfig) -> Point:
         name=str(cfg.name),
         policy=policy_label(cfg.policy),
         knobs=knob_values(OmegaConf.to_container(cfg.policy, resolve=True)),
-        composition=described(OmegaConf.to_container(cfg.policy.decoder, resolve=True)),
+        composition=describe_decoder(OmegaConf.to_container(cfg.policy.decoder, resolve=True)),
         setting=setting,
         config_yaml=OmegaConf.to_yaml(cfg, resolve=False),
         decoders=decoders,

@@ -15,12 +15,12 @@ from bild_lab.engine.models.placement import SpreadModel
 from bild_lab.engine.request import Request
 from bild_lab.lab.analysis.pipeline import pipeline_account
 from bild_lab.lab.analysis.prediction import predict
-from bild_lab.lab.data.tasks import Example
-from bild_lab.lab.history import with_history
-from bild_lab.lab.measure.certificate import Certificate, certify, counted
+from bild_lab.lab.conversation_history import with_history
+from bild_lab.lab.data.examples import Example
+from bild_lab.lab.measure.certificate import Certificate, certify, count_verdicts
 from bild_lab.lab.measure.device_use import DeviceUse
 from bild_lab.lab.measure.environment import OtherLoad, RanksLoad, environment, peak_memory_mb
-from bild_lab.lab.measure.finite import require_numbers
+from bild_lab.lab.measure.nan_check import require_no_nan
 from bild_lab.lab.measure.timing import BASELINE, METHOD, Stages, Timed, time_methods, trace_stages, warm_up
 from bild_lab.lab.point import Point
 from bild_lab.lab.results.example_rows import example_rows, with_trace
@@ -52,7 +52,7 @@ def run_point(
     clock.lap("history")
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    require_numbers(decoder.models, decoder.method.engine, requests[0])
+    require_no_nan(decoder.models, decoder.method.engine, requests[0])
     methods = {name: each.method for name, each in point.decoders.items()}
     warm_up(methods, requests, point.measure.warmup, point.seed)
     clock.lap("warmup")
@@ -66,12 +66,12 @@ def run_point(
         use.close()
     clock.lap("decode")
     ranks.require_equal("tokens", {name: [one.token_ids for one in several] for name, several in timed.items()})
-    stages = _traced(point, requests, timed)
+    stages = _trace_stages(point, requests, timed)
     clock.lap("trace")
-    certificates = certified(point, requests, timed) if point.measure.certify else None
+    certificates = certify_all(point, requests, timed) if point.measure.certify else None
     clock.lap("certify")
     for request, one in zip(requests, timed[METHOD], strict=True):
-        require_numbers(decoder.models, decoder.method.engine, request, one.token_ids)
+        require_no_nan(decoder.models, decoder.method.engine, request, one.token_ids)
     clock.lap("check")
     texts = {name: [decoder.text(one.token_ids) for one in several] for name, several in timed.items()}
     result = {
@@ -85,9 +85,9 @@ def run_point(
         "setting": point.setting,
         **summarize(point.metric, examples, timed, texts, point.seed),
         "agreement_with_target": agreement(timed) if point.baseline_is_target else None,
-        "certificate": None if certificates is None else counted(certificates),
+        "certificate": None if certificates is None else count_verdicts(certificates),
         "peak_memory_mb": peak_memory_mb(device),
-        **_account(point, timed, stages),
+        **_stages_and_costs(point, timed, stages),
         "environment": surroundings,
     }
     clock.lap("metrics")
@@ -101,7 +101,7 @@ def run_point(
     return result
 
 
-def _traced(point: Point, requests: list[Request], timed: dict[str, list[Timed]]) -> Stages | None:
+def _trace_stages(point: Point, requests: list[Request], timed: dict[str, list[Timed]]) -> Stages | None:
     """Where the time of the first examples goes; None for a method without rounds."""
     decoder, count = point.decoders[METHOD], point.measure.traced_examples
     if not count or not timed[METHOD][0].trace.rounds:
@@ -109,7 +109,7 @@ def _traced(point: Point, requests: list[Request], timed: dict[str, list[Timed]]
     return trace_stages(decoder.method, requests[:count], point.seed, decoder.synchronize)
 
 
-def _account(point: Point, timed: dict[str, list[Timed]], stages: Stages | None) -> dict[str, Any]:
+def _stages_and_costs(point: Point, timed: dict[str, list[Timed]], stages: Stages | None) -> dict[str, Any]:
     """Seconds by stage and forwards by cost, and what theory makes of them."""
     seconds = None if stages is None else stages.seconds
     count, prediction = point.measure.traced_examples, None
@@ -125,7 +125,7 @@ def _account(point: Point, timed: dict[str, list[Timed]], stages: Stages | None)
     }
 
 
-def certified(point: Point, requests: list[Request], timed: dict[str, list[Timed]]) -> list[Certificate]:
+def certify_all(point: Point, requests: list[Request], timed: dict[str, list[Timed]]) -> list[Certificate]:
     """Each example's text against the target's own."""
     target = point.decoders[METHOD].target
     trios = zip(requests, timed[METHOD], timed[BASELINE], strict=True)

@@ -73,7 +73,7 @@ def measure_point(cfg: DictConfig) -> float:
     """
     try:
         with _signals.measuring():
-            speedup, broke = _tried(cfg)
+            speedup, broke = _measure_or_reuse(cfg)
         if broke and launched().count > 1:  # the others may wait for this one in the middle of a forward
             _finish(cfg, FAILED_POINTS)
         if broke:
@@ -86,19 +86,19 @@ def measure_point(cfg: DictConfig) -> float:
     raise AssertionError("unreachable: a stopped run exits")
 
 
-def _tried(cfg: DictConfig) -> tuple[float | None, bool]:
+def _measure_or_reuse(cfg: DictConfig) -> tuple[float | None, bool]:
     """The point's speedup, and whether something broke in a way that may have left a device full."""
     sweep, ranks = Sweep(sweep_folder(cfg)), launched()
     try:
-        point = ranks.run(lambda: _prepared(cfg))
+        point = ranks.run(lambda: _prepare_everywhere(cfg))
         result = ranks.broadcast(sweep.finished(point.id) if cfg.resume else None)
         failure = failure_hash(point.config_yaml)
         if result is not None:
             console.print(f"[dim]{escape(_title(point))}: finished before[/dim]")
         else:
-            result = _measured(point, sweep)
+            result = _measure_with_progress(point, sweep)
             if ranks.first:
-                _log(cfg, sweep, result)
+                _log_point(cfg, sweep, result)
         if ranks.first and failure not in _run.failed:
             sweep.forget_failure(failure)
         return result["speedup"]["value"], False
@@ -120,7 +120,7 @@ class SweepCallback(Callback):
         self._start(config, [config])
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        self._start(config, _composed(config, _jobs(config)))
+        self._start(config, _job_configs(config, _job_overrides(config)))
 
     def on_run_end(self, config: DictConfig, **_: Any) -> None:
         _finish(config)
@@ -144,7 +144,7 @@ def _check(configs: list[DictConfig]) -> None:
     for number, config in enumerate(configs):
         try:
             require_basic_launcher(config.hydra.launcher._target_)
-            _prepared(config)
+            _prepare_everywhere(config)
             logger(config)
             return
         except (UserError, HydraException, OmegaConfBaseException) as error:
@@ -155,7 +155,7 @@ def _check(configs: list[DictConfig]) -> None:
     refuse(complaint)
 
 
-def _prepared(cfg: DictConfig) -> Point:
+def _prepare_everywhere(cfg: DictConfig) -> Point:
     """The point, where its target lies in all processes that were started. Raises UserError for one that cannot be."""
     point = prepare(cfg)
     if point.vanilla.target.ranks != launched():
@@ -166,7 +166,7 @@ def _prepared(cfg: DictConfig) -> Point:
     return point
 
 
-def _jobs(config: DictConfig) -> list[list[str]]:
+def _job_overrides(config: DictConfig) -> list[list[str]]:
     """The overrides of every job that the basic sweeper will launch."""
     given = [f"{key}={value}" for key, value in (config.hydra.sweeper.get("params") or {}).items()]
     parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
@@ -174,7 +174,7 @@ def _jobs(config: DictConfig) -> list[list[str]]:
     return list(itertools.chain(*BasicSweeper.split_arguments(overrides, None)))
 
 
-def _composed(config: DictConfig, jobs: list[list[str]]) -> list[DictConfig]:
+def _job_configs(config: DictConfig, jobs: list[list[str]]) -> list[DictConfig]:
     """Every job's configuration; exits where one cannot be composed."""
     loader = GlobalHydra.instance().config_loader()
     try:
@@ -193,7 +193,7 @@ def logger(cfg: DictConfig) -> Any:
     return _logger(OmegaConf.to_yaml(cfg.logger, resolve=True))
 
 
-def _measured(point: Point, sweep: Sweep) -> dict[str, Any]:
+def _measure_with_progress(point: Point, sweep: Sweep) -> dict[str, Any]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(escape(_title(point)), total=len(point.examples))
@@ -223,7 +223,7 @@ def _title(point: Point) -> str:
     return place + " ".join([point.policy, *(f"{knob}={value}" for knob, value in point.knobs.items())])
 
 
-def _log(cfg: DictConfig, sweep: Sweep, result: dict[str, Any]) -> None:
+def _log_point(cfg: DictConfig, sweep: Sweep, result: dict[str, Any]) -> None:
     """Log a stored point; where that fails the point stands, and the exit code tells."""
     try:
         logger(cfg).log_point(result, OmegaConf.to_container(cfg, resolve=True))

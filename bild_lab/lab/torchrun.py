@@ -17,7 +17,7 @@ SIGNALLED = 128  # exit statuses above it mean a signal, which all processes got
 
 
 @contextmanager
-def first_speaks() -> Iterator[None]:
+def only_first_prints() -> Iterator[None]:
     """Run an application in each process that `torchrun` started; only the first prints.
 
     Another process prints only if it fails alone. `torchrun` ends all processes with the first one that fails, so

@@ -22,7 +22,7 @@ from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError
 from bild_lab.lab.config import config_dir, typed
-from bild_lab.lab.data.tasks import DatasetSpec, Example, load_examples
+from bild_lab.lab.data.examples import DatasetSpec, Example, load_examples
 
 C = TypeVar("C", bound=Checkpoint)
 

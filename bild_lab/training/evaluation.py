@@ -14,7 +14,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from bild_lab.lab.data.tasks import Example
+from bild_lab.lab.data.examples import Example
 from bild_lab.lab.metrics import score
 from bild_lab.training.losses import LayerLoss
 from bild_lab.training.pairs import IGNORED, Batches, Pair

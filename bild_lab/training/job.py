@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bild_lab.errors import UserError, require_flag, require_whole
-from bild_lab.lab.data.tasks import Example
+from bild_lab.lab.data.examples import Example
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback

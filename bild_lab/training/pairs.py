@@ -15,7 +15,7 @@ from torch.utils.data import Sampler
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from bild_lab.errors import UserError
-from bild_lab.lab.data.tasks import Example
+from bild_lab.lab.data.examples import Example
 
 IGNORED = -100  # a label without a loss
 _CHUNK = 1000  # texts tokenized at once

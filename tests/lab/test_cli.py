@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import run
-from bild_lab.lab.cli import quoted
+from bild_lab.lab.cli import quote_free_text
 from bild_lab.lab.load import load_model
 from bild_lab.lab.measure.device_use import DeviceUse
 from bild_lab.lab.point import DEFAULT_THREADS
@@ -319,7 +319,7 @@ def test_a_logger_that_fails_costs_no_point(command: Command, base: list[str], m
     ],
 )
 def test_free_text_gets_the_quotes_a_shell_took_away(word: str, expected: str) -> None:
-    assert quoted(word) == expected
+    assert quote_free_text(word) == expected
 
 
 BAD_INPUT = {

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bild_lab.lab.data.tasks import Example
+from bild_lab.lab.data.examples import Example
 from bild_lab.training.job import Recipe, TrainingJob
 
 WORDS = "Haus Hund Katze Baum Stadt Fluss Berg Kind Brot Wein Lied Buch Tag Nacht Wald Meer".split()

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, T5Config
 
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.errors import UserError
-from bild_lab.lab.data.tasks import Example
+from bild_lab.lab.data.examples import Example
 from bild_lab.training.pairs import Batches, BatchOrder, Pair, TokenLimits, encode, require_references, require_room
 from tests.tiny import END, START, tiny_tokenizer
 

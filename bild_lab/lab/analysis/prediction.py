@@ -12,7 +12,7 @@ from bild_lab.engine.theory import walltime_improvement
 from bild_lab.lab.analysis.statistics import acceptance_rate
 from bild_lab.lab.measure.timing import Timed
 
-FIXED = 0.9  # share of drafts of one length from which on a window is fixed
+FIXED_WINDOW_SHARE = 0.9  # share of drafts of one length from which on a window is fixed
 
 
 @dataclass(frozen=True)
@@ -94,4 +94,4 @@ def fixed_window(timed: Sequence[Timed], end_tokens: frozenset[int] = frozenset(
     if not lengths:
         return None
     length, count = lengths.most_common(1)[0]
-    return length if length and count >= FIXED * lengths.total() else None
+    return length if length and count >= FIXED_WINDOW_SHARE * lengths.total() else None

@@ -22,7 +22,7 @@ class Example:
     """One text to decode from, and what a good decoding looks like.
 
     prompt: what the tokenizer gets. While `continues` is set, the answer of the turn before is not known yet, and
-    `prompt` is only what stands behind that answer (`answered` puts the whole together).
+    `prompt` is only what stands behind that answer (`with_answers` puts the whole together).
     """
 
     id: str  # the dataset's own, or "SPLIT-INDEX"; unique within a split
@@ -59,7 +59,7 @@ class Template:
             )
 
 
-def filled(template: str, **values: str) -> str:
+def fill_template(template: str, **values: str) -> str:
     """The template with its placeholders replaced; other braces, and braces in the values, stay as they are."""
     return re.sub("{(" + "|".join(values) + ")}", lambda match: values[match[1]], template)
 
@@ -67,14 +67,14 @@ def filled(template: str, **values: str) -> str:
 def conversation(first: Example, questions: Sequence[str], template: Template) -> list[Example]:
     """An example for each question: the first as given but for its prompt, those after it without their history."""
     between, _, behind = template.next_turn.partition("{answer}")
-    turns = [replace(first, prompt=filled(template.first, question=questions[0]))]
+    turns = [replace(first, prompt=fill_template(template.first, question=questions[0]))]
     for number, question in enumerate(questions[1:], start=2):
         turns.append(
             replace(
                 first,
                 id=f"{first.id}/{number}",
                 source=question,
-                prompt=filled(behind, question=question),
+                prompt=fill_template(behind, question=question),
                 references=(),
                 turn=number,
                 continues=Continuation(turns[-1].id, between),
@@ -83,18 +83,18 @@ def conversation(first: Example, questions: Sequence[str], template: Template) -
     return turns
 
 
-def answered(examples: Sequence[Example], answers: Mapping[str, str]) -> tuple[Example, ...]:
+def with_answers(examples: Sequence[Example], answers: Mapping[str, str]) -> tuple[Example, ...]:
     """The examples with whole prompts: behind every earlier turn its answer, given by the turn's id.
 
     Raises UserError where an answer is missing. An earlier turn must come before those that continue it.
     """
     whole: dict[str, Example] = {}
     for example in examples:
-        whole[example.id] = continued(example, whole, answers)
+        whole[example.id] = with_earlier_turns(example, whole, answers)
     return tuple(whole.values())
 
 
-def continued(example: Example, before: Mapping[str, Example], answers: Mapping[str, str]) -> Example:
+def with_earlier_turns(example: Example, before: Mapping[str, Example], answers: Mapping[str, str]) -> Example:
     """One example with its whole prompt; `before` holds the turns before it, whole."""
     if example.continues is None:
         return example

@@ -9,7 +9,7 @@ from typing import Any
 
 from bild_lab.engine.models.hub import hub_problem, offline_hub, require_hub
 from bild_lab.errors import UserError
-from bild_lab.lab.data.loading import Row, local_rows
+from bild_lab.lab.data.local_files import Row, local_rows
 
 REMEDY = "give a local copy instead: dataset.path=DIR (a folder or a file: .jsonl .json .csv .tsv .parquet)"
 ACCESS = "check its name, its revision and your access (ask for it on the dataset's page, then `hf auth login`)"

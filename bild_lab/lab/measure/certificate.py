@@ -74,7 +74,7 @@ def target_dtype(target: Model) -> torch.dtype:
     return getattr(target, "dtype", torch.float32)
 
 
-def counted(certificates: Sequence[Certificate]) -> dict[str, int]:
+def count_verdicts(certificates: Sequence[Certificate]) -> dict[str, int]:
     """How many examples have each verdict."""
     verdicts = [each.verdict for each in certificates]
     return {"equal": verdicts.count(EQUAL), "ties": verdicts.count(TIE), "defects": verdicts.count(DEFECT)}

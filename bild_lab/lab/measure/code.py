@@ -18,12 +18,12 @@ MEASURING = (
     "lab/analysis/statistics.py",
     "lab/build.py",  # knobs become the parts of a method
     "lab/data/conversations.py",  # answers become part of the next prompt, after the data was hashed
-    "lab/history.py",
+    "lab/conversation_history.py",
     "lab/load.py",  # chooses the engine, sets a request's limits, turns tokens into text
     "lab/measure/certificate.py",
     "lab/measure/device_use.py",  # tells timings apart that shared a device
     "lab/measure/environment.py",  # peak memory and other load
-    "lab/measure/finite.py",  # decides which results are stored at all
+    "lab/measure/nan_check.py",  # decides which results are stored at all
     "lab/measure/timing.py",
     "lab/metrics",
     "lab/point.py",  # hands the configuration to what measures
@@ -44,8 +44,8 @@ NOT_MEASURING = (
     "lab/config.py",  # its values are part of the point's name
     "lab/data/__init__.py",
     "lab/data/hub_datasets.py",  # of the data, every prompt, reference and category is part of the point's name
-    "lab/data/loading.py",
-    "lab/data/tasks.py",
+    "lab/data/local_files.py",
+    "lab/data/examples.py",
     "lab/data/toy.py",
     "lab/data/toy_lexicon.py",
     "lab/data/toy_phrases.py",

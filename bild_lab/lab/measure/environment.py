@@ -102,13 +102,13 @@ def placement_setting(placement: Placement, device: torch.device) -> dict[str, A
 def hardware(placement: Placement, device: torch.device) -> str:
     """The processors that a timing depends on. On a GPU the CPU is one of them: batch 1 waits for it."""
     if device.type != "cuda":
-        return _counted([cpu_name()] * placement.ranks.count)
+        return _join_counts([cpu_name()] * placement.ranks.count)
     several = placement.device_map is not None
     devices = range(torch.cuda.device_count()) if several else [device] * placement.ranks.count
-    return f"{_counted([torch.cuda.get_device_name(each) for each in devices])}, {cpu_name()}"
+    return f"{_join_counts([torch.cuda.get_device_name(each) for each in devices])}, {cpu_name()}"
 
 
-def _counted(names: list[str]) -> str:
+def _join_counts(names: list[str]) -> str:
     return ", ".join(name if count == 1 else f"{count} x {name}" for name, count in Counter(names).items())
 
 

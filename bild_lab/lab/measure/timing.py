@@ -69,7 +69,9 @@ def time_methods(
                     before = -1
                     while before != compiled_steps():  # else the compiler was timed
                         before = compiled_steps()
-                        tokens, seconds, trace = _once(methods[name], seeded(request, seed, index), synchronize, index)
+                        tokens, seconds, trace = _time_once(
+                            methods[name], seeded(request, seed, index), synchronize, index
+                        )
                     if repeat == 0:
                         results[name].append(Timed(tokens[request.limits.prompt_length :], [], trace))
                     results[name][index].latency_s.append(seconds)
@@ -117,7 +119,7 @@ def no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _once(
+def _time_once(
     method: Method, request: Request, synchronize: Callable[[], None], index: int
 ) -> tuple[list[int], float, Trace]:
     trace = Trace()

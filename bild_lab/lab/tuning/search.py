@@ -18,7 +18,7 @@ from bild_lab.errors import UserError, require_whole
 from bild_lab.files import write_atomically
 from bild_lab.lab.analysis.pareto import best_at_loss
 from bild_lab.lab.config import compose_config
-from bild_lab.lab.data.loading import canonical_split
+from bild_lab.lab.data.local_files import canonical_split
 from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.point import prepare, sweep_folder
 from bild_lab.lab.results.groups import by_setting
@@ -120,7 +120,7 @@ class Tuning:
         return [result for group in by_setting(results) for result in group.front()]
 
 
-def stored_in(file: Path) -> Any:
+def sqlite_storage(file: Path) -> Any:
     """Optuna's storage in one file, which a kill or a power cut leaves whole."""
     from optuna.storages import RDBStorage
     from sqlalchemy import URL, event
@@ -150,7 +150,7 @@ class Study:
         logging.getLogger("alembic").setLevel(logging.WARNING)
         self._optuna, self._tuning = optuna, tuning
         tuning.sweep.folder.mkdir(parents=True, exist_ok=True)
-        storage = stored_in(tuning.sweep.folder / STUDY)
+        storage = sqlite_storage(tuning.sweep.folder / STUDY)
         before = [name for name in optuna.get_all_study_names(storage) if name.partition(".")[0] == tuning.key]
         number = max(1, len(before) + (not resume))
         self._study = optuna.create_study(
@@ -167,7 +167,7 @@ class Study:
             if trial.params:  # none, where it was killed before it had them
                 self._study.enqueue_trial(trial.params)
 
-    def tried(self) -> dict[tuple[int, ...], list[float]]:
+    def finished_trials(self) -> dict[tuple[int, ...], list[float]]:
         """The finished trials, by the places of their values in the lists."""
         done = self._study.get_trials(deepcopy=False, states=(self._optuna.trial.TrialState.COMPLETE,))
         return {self._places(trial): trial.values for trial in done}
@@ -176,7 +176,7 @@ class Study:
         """Measure until there are enough trials; returns the results of all, those of earlier processes too."""
         tuning, space = self._tuning, self._tuning.space
         failed: dict[tuple[int, ...], None] = {}  # in this process; another one tries them again
-        while len(seen := {**self.tried(), **failed}) < min(tuning.spec.trials, space.size):
+        while len(seen := {**self.finished_trials(), **failed}) < min(tuning.spec.trials, space.size):
             trial = self._study.ask()
             for number, values in enumerate(space.lists):
                 trial.suggest_int(self._name(number), 0, len(values) - 1)
@@ -191,7 +191,9 @@ class Study:
                 self._study.tell(trial, seen[places])
             if not new or places in failed:  # the sampler has learnt nothing, and may suggest it for ever
                 self._enqueue_unseen(seen)
-        found = {values: tuning.stored(values, tuning.spec.validation) for values in map(space.at, self.tried())}
+        found = {
+            values: tuning.stored(values, tuning.spec.validation) for values in map(space.at, self.finished_trials())
+        }
         return {values: result for values, result in found.items() if result is not None}
 
     def _enqueue_unseen(self, seen: dict[tuple[int, ...], Any]) -> None:
@@ -229,11 +231,11 @@ def tune(tuning: Tuning, seed: int, resume: bool) -> list[dict[str, Any]]:
 
 def write_tuned(file: Path, pairs: list[dict[str, Any]]) -> None:
     """What was chosen on validation, and the same points on test, in a few numbers each."""
-    rows = [{**pair, **{split: numbers(pair[split]) for split in ("validation", "test")}} for pair in pairs]
+    rows = [{**pair, **{split: key_numbers(pair[split]) for split in ("validation", "test")}} for pair in pairs]
     write_atomically(file, (json.dumps(rows, indent=2) + "\n").encode())
 
 
-def numbers(result: dict[str, Any] | None) -> dict[str, Any] | None:
+def key_numbers(result: dict[str, Any] | None) -> dict[str, Any] | None:
     """A result's quality and speed, and the folder that holds the rest."""
     if result is None:
         return None

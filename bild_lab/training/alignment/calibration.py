@@ -23,9 +23,9 @@ from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.errors import UserError, require_whole
 from bild_lab.files import write_atomically
-from bild_lab.lab.build import flat
-from bild_lab.lab.data.loading import canonical_split
-from bild_lab.lab.data.tasks import DatasetSpec, Example
+from bild_lab.lab.build import flatten
+from bild_lab.lab.data.examples import DatasetSpec, Example
+from bild_lab.lab.data.local_files import canonical_split
 from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.measure.environment import environment
 from bild_lab.lab.toy_pair import named_checkpoint
@@ -219,7 +219,7 @@ def _require_same_plan(job: CalibrationJob) -> None:
         with writing(job.folder, "the calibration data", AGAIN):
             write_json(file, plan)
         return
-    before, now = flat(json.loads(file.read_text())), flat(plan)
+    before, now = flatten(json.loads(file.read_text())), flatten(plan)
     moved = {"model.path", "model.revision", "dataset.path"}  # the fingerprint and the data's hash tell
     for key in sorted({*before, *now} - moved):
         if before.get(key) != now.get(key):

@@ -18,7 +18,7 @@ from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.native import why_not_native
 from bild_lab.engine.request import Source
 from bild_lab.errors import UserError
-from bild_lab.lab.data.tasks import DatasetSpec, Example
+from bild_lab.lab.data.examples import DatasetSpec, Example
 from bild_lab.training.alignment.calibration import END, Answer, Calibration, contents_hash
 from bild_lab.training.losses import decoder_depth
 from bild_lab.training.models import require_fitting_tokenizer

@@ -14,7 +14,7 @@ from bild_lab.engine.request import Request
 from bild_lab.errors import UserError
 
 
-def require_numbers(
+def require_no_nan(
     models: Iterable[HuggingFaceModel], engine: str, request: Request, emitted: Sequence[int] = ()
 ) -> None:
     """Raise UserError, naming the checkpoint, where a model scores a text with NaN.

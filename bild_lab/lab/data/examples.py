@@ -8,9 +8,9 @@ from itertools import islice
 from pathlib import Path
 
 from bild_lab.errors import UserError
-from bild_lab.lab.data.conversations import Example, Template, answered, conversation, filled
+from bild_lab.lab.data.conversations import Example, Template, conversation, fill_template, with_answers
 from bild_lab.lab.data.hub_datasets import hub_rows
-from bild_lab.lab.data.loading import Row, canonical_split, local_rows
+from bild_lab.lab.data.local_files import Row, canonical_split, local_rows
 from bild_lab.lab.metrics import METRICS
 
 BUILTIN = ("toy",)
@@ -116,7 +116,7 @@ def load_examples(spec: DatasetSpec, unanswered: bool = False) -> tuple[Example,
         raise UserError(f"dataset {spec.name!r} has no examples in split {spec.split!r}; check dataset.path or split")
     _require_unique_ids(spec, examples)
     if spec.history is not None:
-        return answered(examples, _history(spec.history, spec.split))
+        return with_answers(examples, _history(spec.history, spec.split))
     if not unanswered and any(example.continues for example in examples):
         raise UserError(
             f"the later turns of dataset {spec.name!r} need the answers before them; set dataset.turns=1 for first "
@@ -198,10 +198,10 @@ def _question(spec: DatasetSpec, where: str, row: Row, source: str) -> tuple[str
     if text is not None and not isinstance(text, str):
         raise UserError(f"{where}: {' or '.join(spec.input_column)} must be a string, got {text!r}")
     if spec.input_column and "{input}" in spec.prompt_template:
-        return source, filled(spec.prompt_template, source=source, input=text or "")
+        return source, fill_template(spec.prompt_template, source=source, input=text or "")
     if text and text.strip():
         source = f"{source}\n{text}"
-    return source, filled(spec.prompt_template, source=source)
+    return source, fill_template(spec.prompt_template, source=source)
 
 
 def _references(spec: DatasetSpec, where: str, row: Row) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
-from bild_lab.lab.data.conversations import Example, answered, continued
+from bild_lab.lab.data.conversations import Example, with_answers, with_earlier_turns
 from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.load import Decoder
 
@@ -36,7 +36,7 @@ def with_history(
         answers = greedy_history(examples, vanilla, max_new_tokens)
         content = json.dumps({"target": setting["target"], "answers": answers}, indent=2, ensure_ascii=False)
         write_atomically(file, content.encode() + b"\n")
-    return answered(examples, _read(file))
+    return with_answers(examples, _read(file))
 
 
 def greedy_history(examples: Sequence[Example], vanilla: Decoder, max_new_tokens: int) -> dict[str, str]:
@@ -45,7 +45,7 @@ def greedy_history(examples: Sequence[Example], vanilla: Decoder, max_new_tokens
     whole: dict[str, Example] = {}
     answers: dict[str, str] = {}
     for example in examples:
-        whole[example.id] = continued(example, whole, answers)
+        whole[example.id] = with_earlier_turns(example, whole, answers)
         if example.id in wanted:
             answers[example.id] = vanilla.generate(whole[example.id].prompt, max_new_tokens).text
     return answers

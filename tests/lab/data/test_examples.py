@@ -10,7 +10,7 @@ import yaml
 
 from bild_lab.errors import UserError
 from bild_lab.lab.data import DatasetSpec, Example, load_examples
-from bild_lab.lab.data.conversations import answered, conversation
+from bild_lab.lab.data.conversations import conversation, with_answers
 from tests.tiny import START, tiny_tokenizer
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -388,6 +388,6 @@ def test_the_start_token_comes_once_before_a_conversation_and_where_a_template_s
     """The tokenizer adds it in front; Llama-2 has it before every turn."""
     (template,) = from_template(REPOSITORY / "conf" / "template" / f"{name}.yaml", path="data.jsonl").templates
     turns = conversation(Example("7", "w5", ""), ["w5", "w6"], template)
-    ids = [tiny_tokenizer(False)(one.prompt)["input_ids"] for one in answered(turns, {"7": "w9"})]
+    ids = [tiny_tokenizer(False)(one.prompt)["input_ids"] for one in with_answers(turns, {"7": "w9"})]
     assert [one.count(START) for one in ids] == [1, starts]
     assert all(one[0] == START for one in ids)

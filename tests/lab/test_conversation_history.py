@@ -9,8 +9,8 @@ import pytest
 
 import bild_lab
 from bild_lab.errors import UserError
+from bild_lab.lab.conversation_history import DECIDING, greedy_history, with_history
 from bild_lab.lab.data.conversations import Example, Template, conversation
-from bild_lab.lab.history import DECIDING, greedy_history, with_history
 
 SETTING = {**dict.fromkeys(DECIDING, "x"), "target": "tiny"}
 LIMIT = 5
