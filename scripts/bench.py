@@ -70,7 +70,7 @@ def main() -> None:
     synchronize = torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
     busy = busy_percent()
     if busy > BUSY_PERCENT:
-        console.print(f"[bold red]{busy:.0f} % of the machine is busy with something else[/bold red], timings suffer")
+        console.print(f"[bold red]{busy:.0f} % of the machine is busy with something else[/bold red]: timings suffer")
     rows, costs = [], []
 
     def measure(bench: Bench) -> None:

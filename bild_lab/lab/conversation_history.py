@@ -1,7 +1,7 @@
-"""The history of later turns: the target's own answers to the turns before, the same text for method and baseline.
+"""The history of later turns: the target's own answers to the earlier turns, the same for method and baseline.
 
-It is decided before anything is timed and shared by all points of a sweep, so that a token in which two policies
-differ never changes what they are asked next.
+The answers are made before anything is timed, and all points of a sweep share them. So a token that two policies
+decode differently never changes the prompts that follow.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from bild_lab.lab.data.conversations import Example, with_answers, with_earlier_
 from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.load import Decoder
 
-# what decides the target's own greedy answers, of a point's setting
+# the keys of a point's setting that decide the target's own greedy answers
 DECIDING = ("weights", "data", "engine", "dtype", "compile", "device", "hardware", "code")
 
 
 def with_history(
     examples: tuple[Example, ...], vanilla: Decoder, setting: dict[str, Any], max_new_tokens: int, folder: Path
 ) -> tuple[Example, ...]:
-    """The examples with whole prompts: later turns follow on the greedy answers of `vanilla`.
+    """The examples with complete prompts: later turns continue the greedy answers of `vanilla`.
 
-    The answers are made once and kept in `folder`, under a name that says what decided them.
+    The answers are made once and stored in `folder`, under a hash of everything that decides them.
     """
     if not any(example.continues for example in examples):
         return examples
@@ -40,7 +40,7 @@ def with_history(
 
 
 def greedy_history(examples: Sequence[Example], vanilla: Decoder, max_new_tokens: int) -> dict[str, str]:
-    """The decoder's greedy answers, by turn, to every turn that another continues."""
+    """The decoder's greedy answer to every turn that a later turn continues, by the turn's id."""
     wanted = {example.continues.id for example in examples if example.continues}
     whole: dict[str, Example] = {}
     answers: dict[str, str] = {}
@@ -55,4 +55,4 @@ def _read(file: Path) -> dict[str, str]:
     try:
         return json.loads(file.read_text())["answers"]
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"cannot read the conversations' history in {file}: {error}; remove it") from error
+        raise UserError(f"cannot read the conversations' history in {file}: {error}; remove this file") from error

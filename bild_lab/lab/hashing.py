@@ -27,7 +27,10 @@ def plain_numbers(value: Any) -> Any:
 
 
 def data_hash(examples: Iterable[Example]) -> str:
-    """The hash of prompts and references. Answers that later turns need come from the target and do not count."""
+    """The hash of all prompts and references.
+
+    The answers that later turns continue are not part of it: they come from the target.
+    """
     rows = [(one.id, one.prompt, one.references) + ((one.continues,) if one.continues else ()) for one in examples]
     return content_hash({"examples": rows})
 

@@ -1,4 +1,4 @@
-"""A point: one configuration, found good and named by all that decides its numbers."""
+"""A point: one checked configuration. Everything that decides its numbers decides its name."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from bild_lab.lab.measure.environment import environment, placement_setting
 from bild_lab.lab.measure.timing import BASELINE, METHOD
 from bild_lab.lab.results.records import require_writable
 
-SCORERS = ("sacrebleu", "rouge-score")  # whose versions can change a quality
-LONGEST_NAME = 200  # bytes; file systems take 255, and our temporary names are longer than the folder's
+SCORERS = ("sacrebleu", "rouge-score")  # packages whose version can change a quality
+LONGEST_NAME = 200  # bytes; file systems allow 255, and our temporary names are longer than the folder's
 DEFAULT_THREADS = torch.get_num_threads()
 
 
 @dataclass(frozen=True)
 class Point:
-    """A configuration that was found good, with everything needed to measure it."""
+    """A checked configuration, with everything needed to measure it."""
 
     id: str
     name: str
@@ -51,14 +51,14 @@ class Point:
     setting: dict[str, Any]
     config_yaml: str
     decoders: dict[str, Decoder]  # METHOD and, unless switched off, BASELINE
-    vanilla: Decoder  # answers the turns that later ones follow on
+    vanilla: Decoder  # answers the turns that later turns continue
     examples: tuple[Example, ...]
     metric: str
     decoding: DecodingSpec
     measure: MeasureSpec
     seed: int
     max_source_tokens: int | None
-    resume: bool  # False: an earlier measurement of the point does not count
+    resume: bool  # False: measure again even if the point is finished
 
     @property
     def baseline_is_target(self) -> bool:
@@ -71,9 +71,9 @@ class Point:
 
 
 def prepare(cfg: DictConfig) -> Point:
-    """Check a whole configuration; reads the dataset and the checkpoints' small files, no weights.
+    """Check a whole configuration. Reads the dataset and the checkpoints' small files, but no weights; writes nothing.
 
-    Raises UserError for anything that could not be measured. Writes nothing.
+    Raises UserError for a configuration that cannot be measured.
     """
     require_keys(cfg, TOP_LEVEL)
     require_policy(cfg.policy)
@@ -140,7 +140,7 @@ def prepare(cfg: DictConfig) -> Point:
 
 
 def sweep_folder(cfg: DictConfig) -> Path:
-    """outputs/NAME. Raises UserError for a name that is not one folder's."""
+    """outputs/NAME. Raises UserError if the name cannot be a folder's name."""
     name = str(cfg.name) if isinstance(cfg.name, str | int | float) else ""
     if not name.isprintable() or name in ("", ".", "..") or set(name) & set("/\\") or len(name.encode()) > LONGEST_NAME:
         raise UserError(f"name must be a plain folder name, got {cfg.name!r}; results go to outputs/NAME")
@@ -149,7 +149,7 @@ def sweep_folder(cfg: DictConfig) -> Path:
 
 @lru_cache(maxsize=4)
 def cached_examples(spec: DatasetSpec) -> tuple[Example, ...]:
-    """The dataset's examples, read once per process; later turns may still lack their history."""
+    """The dataset's examples, read once per process. Later turns may still lack the answers before them."""
     return load_examples(spec, unanswered=True)
 
 
@@ -179,7 +179,7 @@ def _setting(
     runtime: RuntimeSpec,
     measure: MeasureSpec,
 ) -> dict[str, Any]:
-    """What two points must share to be compared."""
+    """Everything that two points must share to be compared."""
     device = resolve_device(runtime.device)
     return {
         "target": pair.target,
@@ -205,7 +205,7 @@ def _setting(
 
 
 def _code(surroundings: dict[str, Any]) -> str:
-    """The code that a finished point must share to be taken as finished."""
+    """The hash of our code and the versions of the packages that can change a number."""
     return " ".join(f"{key} {surroundings[key]}" for key in ("code", "torch", "transformers", "tokenizers", *SCORERS))
 
 

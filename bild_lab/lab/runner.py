@@ -1,4 +1,4 @@
-"""From a point that was found good to its stored result."""
+"""Measures a checked point and stores its result."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from bild_lab.lab.results.summary import agreement, cost_account, summarize
 def run_point(
     point: Point, sweep: Sweep, setup_s: float = 0.0, advance: Callable[[], None] = lambda: None
 ) -> dict[str, Any]:
-    """Measure a point and store it; returns its result.
+    """Measure a point, store its result and return it.
 
-    setup_s: what was spent on it before, for the account of where time went. advance: called after
-    every example. Of several processes that hold the target between them the first stores its own.
+    setup_s: seconds spent on the point before this call; they become part of its `seconds`. advance: called after
+    every example. If several processes share the target, the first one stores its result.
     """
     clock = Clock()
     torch.set_num_threads(point.setting["threads"])
     decoder = point.decoders[METHOD]
     device, synchronize, ranks = decoder.target.device, decoder.synchronize, decoder.target.ranks
-    use = DeviceUse(device) if ranks.first or device.type == "cuda" else None  # of a CPU, which the ranks share
+    use = DeviceUse(device) if ranks.first or device.type == "cuda" else None  # processes share a CPU
     surroundings = {**environment(device), "host": platform.node()}
     ranks.run(lambda: [each.load_weights() for each in point.decoders.values()])
     if isinstance(decoder.target, SpreadModel):
@@ -102,7 +102,7 @@ def run_point(
 
 
 def _trace_stages(point: Point, requests: list[Request], timed: dict[str, list[Timed]]) -> Stages | None:
-    """Where the time of the first examples goes; None for a method without rounds."""
+    """The time of the first examples by stage; None for a method without rounds."""
     decoder, count = point.decoders[METHOD], point.measure.traced_examples
     if not count or not timed[METHOD][0].trace.rounds:
         return None
@@ -110,7 +110,7 @@ def _trace_stages(point: Point, requests: list[Request], timed: dict[str, list[T
 
 
 def _stages_and_costs(point: Point, timed: dict[str, list[Timed]], stages: Stages | None) -> dict[str, Any]:
-    """Seconds by stage and forwards by cost, and what theory makes of them."""
+    """Seconds by stage, the cost of all forwards, and what theory predicts from them."""
     seconds = None if stages is None else stages.seconds
     count, prediction = point.measure.traced_examples, None
     if seconds is not None and BASELINE in timed:
@@ -126,20 +126,20 @@ def _stages_and_costs(point: Point, timed: dict[str, list[Timed]], stages: Stage
 
 
 def certify_all(point: Point, requests: list[Request], timed: dict[str, list[Timed]]) -> list[Certificate]:
-    """Each example's text against the target's own."""
+    """Each example's text compared with the target's own."""
     target = point.decoders[METHOD].target
     trios = zip(requests, timed[METHOD], timed[BASELINE], strict=True)
     return [certify(target, request, one.token_ids, own.token_ids) for request, one, own in trios]
 
 
 def compiled_steps(point: Point) -> int:
-    """How many shapes the point's models have compiled; each once where decoders share a model."""
+    """How many shapes the point's models have compiled. A model that decoders share counts once."""
     models = {id(model): model for each in point.decoders.values() for model in each.models}
     return sum(getattr(model, "compiled_steps", 0) for model in models.values())
 
 
 class Clock:
-    """Wall-clock seconds by what they were spent on."""
+    """Wall-clock seconds of each part of a measurement."""
 
     def __init__(self) -> None:
         self._last = time.perf_counter()

@@ -72,8 +72,11 @@ def refused(words: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.Cap
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "2 processes would measure the same and write it to outputs/default; leave torchrun out, or set"),
-        (["-m", "runtime.tensor_parallel=true", "hydra/launcher=joblib"], "processes of torchrun run every point"),
+        ([], "2 processes would measure the same point and write it to outputs/default; run without torchrun, or set"),
+        (
+            ["-m", "runtime.tensor_parallel=true", "hydra/launcher=joblib"],
+            "under torchrun every process runs every point",
+        ),
     ],
 )
 def test_processes_that_would_get_in_each_others_way_are_refused(
