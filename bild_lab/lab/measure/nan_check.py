@@ -1,4 +1,4 @@
-"""Whether models give numbers at all: broken or overflowing weights end a point instead of filling it with garbage."""
+"""Whether a model's scores are NaN. Broken or overflowing weights then end the point, and no garbage is stored."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from bild_lab.errors import UserError
 def require_no_nan(
     models: Iterable[HuggingFaceModel], engine: str, request: Request, emitted: Sequence[int] = ()
 ) -> None:
-    """Raise UserError, naming the checkpoint, where a model scores a text with NaN.
+    """Raise UserError, naming the checkpoint, if a model scores a text with NaN.
 
-    Every model runs once over the prompt and what was emitted behind it; engine: what decoded, native or hf.
+    Every model runs once over the prompt and the emitted tokens. engine: native or hf, the one that decoded.
     """
     for model in models:
         if bool(text_logits(model, engine, request, emitted).isnan().any()):
@@ -34,10 +34,10 @@ def require_no_nan(
 def text_logits(
     model: HuggingFaceModel, engine: str, request: Request, emitted: Sequence[int]
 ) -> Float[Tensor, "m vocab"]:
-    """The scores behind the prompt and behind every emitted token but the last, in one forward."""
+    """The scores after the prompt and after every emitted token except the last, in one forward."""
     source = request.source
     if engine == "native" and isinstance(model, NativeModel):
-        # not `start`: a text in one piece would be compiled as a step of its own
+        # not `start`: it would compile a step for a text of this length
         session = NativeSession(model.decoder, source, len(emitted) + 1)
     else:
         session = HuggingFaceSession(model.module, source)
