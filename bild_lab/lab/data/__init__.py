@@ -1,4 +1,4 @@
-"""Datasets: where they come from and the examples made of them."""
+"""Datasets: reading their rows and making examples of them."""
 
 from bild_lab.lab.data.examples import DatasetSpec, Example, load_examples
 
