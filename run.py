@@ -1,4 +1,4 @@
-"""Measure decoding policies: python run.py [-m] [overrides]; `python run.py --help` lists them."""
+"""Measure decoding policies: python run.py [-m] [overrides]. `python run.py --help` explains them."""
 
 import hydra
 from omegaconf import DictConfig
@@ -11,7 +11,7 @@ from bild_lab.lab.torchrun import only_first_prints
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")
 def main(cfg: DictConfig) -> float:
     """One point of a sweep."""
-    from bild_lab.lab.sweep import measure_point  # torch loads only when something is to be measured
+    from bild_lab.lab.sweep import measure_point  # torch loads only if there is something to measure
 
     return measure_point(cfg)
 

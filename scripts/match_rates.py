@@ -1,6 +1,6 @@
-"""How often early layers know the next token: python scripts/match_rates.py name=match model.path=DIR [overrides]
+"""Measure how often early layers know the next token: python scripts/match_rates.py name=match model.path=DIR
 
-PPD's tables: python scripts/match_rates.py experiment=ppd_tab1/squad; small ones: experiment=ppd_tab1/small
+PPD's tables: python scripts/match_rates.py experiment=ppd_tab1/squad. Small ones: experiment=ppd_tab1/small
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from bild_lab.papers.match_rates import MatchRates, MatchSpec
 
 CSV, FIGURE, METRICS = "match_rates.csv", "match_rates.png", "metrics.json"
-MOVED = {"model.path", "dataset.path"}  # the weights' fingerprint and the data's hash tell
+MOVED = {"model.path", "dataset.path"}  # may differ: hashes of weights and data are compared
 
 
 def match_rates(cfg: DictConfig) -> None:
-    """Measure, and leave table and figure. Raises UserError for bad input."""
-    from bild_lab.lab.data.examples import DatasetSpec, load_examples  # torch loads only when there is something to do
+    """Measure match rates, and write table and figure. Raises UserError for bad input."""
+    from bild_lab.lab.data.examples import DatasetSpec, load_examples  # torch loads only if there is something to do
     from bild_lab.lab.hashing import data_hash
     from bild_lab.lab.point import sweep_folder
     from bild_lab.lab.results.records import require_writable
@@ -64,7 +64,7 @@ def match_rates(cfg: DictConfig) -> None:
 
 
 def native_target(cfg: DictConfig) -> NativeModel:
-    """The model on our own engine, which can tell every layer's output; no weights are read."""
+    """The model on our own engine, which gives every layer's output. No weights are read."""
     import torch
 
     from bild_lab.engine.models.checkpoint import resolve_device, resolve_dtype
@@ -81,8 +81,8 @@ def native_target(cfg: DictConfig) -> NativeModel:
     dtype = resolve_dtype(cfg.runtime.dtype)
     if (reason := why_not_native(checkpoint.config, dtype)) is not None:
         raise UserError(
-            f"match rates need a model whose layers we run ourselves, but of {checkpoint.path} {reason}; "
-            "choose a T5, mT5, Llama, Mistral or Qwen2"
+            f"match rates need a model that the native engine runs, but {checkpoint.path} cannot run natively, as "
+            f"{reason}; choose a T5, mT5, Llama, Mistral or Qwen2"
         )
     return NativeModel(checkpoint, resolve_device(cfg.runtime.device), dtype)
 
@@ -96,7 +96,7 @@ def request_for(target: NativeModel, prompt: str, dataset: DatasetSpec, max_new_
 
 
 def settings_of(spec: MatchSpec, layers: tuple[int, ...], target: NativeModel, max_new_tokens: int) -> dict[str, Any]:
-    """What decides the numbers beside the data, dotted under the user's own keys."""
+    """Everything except the data that decides the numbers, by the dotted keys of the configuration."""
     from bild_lab.lab.hashing import file_hash
 
     return {
@@ -113,26 +113,26 @@ def settings_of(spec: MatchSpec, layers: tuple[int, ...], target: NativeModel, m
 
 
 def require_same_settings(folder: Path, settings: dict[str, Any]) -> None:
-    """Raise UserError if the folder holds anything but match rates of these settings."""
+    """Raise UserError if the folder contains anything else than match rates of these settings."""
     remedy = "choose another name=NAME, or remove the folder"
     if not (folder / METRICS).is_file():
         if (folder / CSV).exists():
-            raise UserError(f"{folder / CSV} is in the way, and no {METRICS} tells what it holds; {remedy}")
+            raise UserError(f"{folder / CSV} exists, but no {METRICS} says what it contains; {remedy}")
         return
     try:
         held = json.loads((folder / METRICS).read_text())["settings"]
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{folder / METRICS} is not of match rates; {remedy}") from error
+        raise UserError(f"{folder / METRICS} does not describe match rates; {remedy}") from error
     settings = json.loads(json.dumps(settings))  # lists for tuples
     for key in sorted({*held, *settings} - MOVED):
         if held.get(key) != settings.get(key):
             raise UserError(
-                f"{folder} holds match rates with {key}={held.get(key)}, these have {settings.get(key)}; {remedy}"
+                f"{folder} contains match rates with {key}={held.get(key)}, not {settings.get(key)}; {remedy}"
             )
 
 
 def write(found: MatchRates, folder: Path, settings: dict[str, Any], target: NativeModel) -> None:
-    """Table and figure, then what they are of."""
+    """Write the table and the figure, then the file that describes them."""
     from bild_lab.lab.formatting import short_name
     from bild_lab.lab.measure.environment import environment
     from bild_lab.papers.match_rate_figure import draw_match_rates
@@ -155,7 +155,7 @@ def write(found: MatchRates, folder: Path, settings: dict[str, Any], target: Nat
 
 
 def table_of(found: MatchRates) -> Table:
-    """Rates over all positions, a row for each heads and layer."""
+    """Rates over all positions, with a row for each kind of heads and each layer."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, caption_justify="left")
     table.add_column("heads", overflow="fold")
     table.add_column("layer", justify="right", no_wrap=True)
@@ -168,7 +168,7 @@ def table_of(found: MatchRates) -> Table:
             "{:.1f} \\[{:.1f}, {:.1f}]".format(*(100 * row[key] for key in ("rate", "low", "high"))) for row in line
         ]
         table.add_row(escape(line[0]["heads"]), str(line[0]["layer"]), *cells)
-    table.caption = "Final tokens among the first k choices behind a layer, with 95 % intervals over texts."
+    table.caption = "Final tokens among the first k choices after a layer, with 95 % intervals over texts."
     return table
 
 

@@ -90,7 +90,7 @@ def test_timings_of_different_hardware_never_share_a_curve(command: Command) -> 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["name=all"], "folders of sweeps are wanted, got none"),
+        (["name=all"], "folders of sweeps are needed, got none"),
         (["name=all", "outputs/missing"], "outputs/missing has no finished points"),
         (["name=one", "outputs/one"], "cannot be merged into itself"),
     ],

@@ -135,7 +135,7 @@ def test_points_of_one_side_alone_are_counted(command: Command, sweep: Callable[
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["outputs/before"], "two sweeps are wanted, got 1"),
+        (["outputs/before"], "two sweeps are needed, got 1"),
         (["outputs/before", "outputs/nowhere"], "outputs/nowhere has no finished points"),
         (["outputs/before", "outputs/before@fff"], "no points of commit 'fff'; its points are of aaa1111"),
         (["outputs/before", "outputs/before", "name=a/b"], "name must be a plain folder name"),

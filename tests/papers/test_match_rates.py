@@ -184,7 +184,7 @@ def test_the_script_leaves_a_table_a_figure_and_its_settings(command: Command, c
     before = (folder / "match_rates.csv").read_bytes()
     assert command(*line)[0] == 0 and (folder / "match_rates.csv").read_bytes() == before
     code, printed = command(*line, "positions=2")
-    assert code == 2 and "outputs/match holds match rates with positions=4, these have 2; choose another" in printed
+    assert code == 2 and "outputs/match contains match rates with positions=4, not 2; choose another" in printed
     assert (folder / "match_rates.csv").read_bytes() == before
 
 
@@ -199,8 +199,8 @@ BAD_INPUT = {
     "heads of another model": (["heads=others"], "the heads others were trained for elsewhere, whose weights are not"),
     "a layer without a head": (["heads=own", "layers=[2]"], "layers must be ones that own has heads for, [1], got [2]"),
     "no length": (["decoding.max_new_tokens=0"], "decoding.max_new_tokens must be a whole number >= 1, got 0"),
-    "a foreign table": (["name=taken"], "outputs/taken/match_rates.csv is in the way"),
-    "a folder of something else": (["name=trained"], "outputs/trained/metrics.json is not of match rates"),
+    "a foreign table": (["name=taken"], "outputs/taken/match_rates.csv exists, but no metrics.json"),
+    "a folder of something else": (["name=trained"], "outputs/trained/metrics.json does not describe match rates"),
 }
 
 

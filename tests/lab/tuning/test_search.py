@@ -216,7 +216,7 @@ def test_what_is_chosen_on_validation_is_confirmed_on_test_in_one_report(command
 
 
 REFUSED = {
-    "no lists": ([], "a search wants lists of values, got none"),
+    "no lists": ([], "a search needs lists of values, got none"),
     "one split": (["policy.window=3,5", "tune.validation=test"], "must be two splits"),
     "missing split": (["policy.window=3,5", "tune.validation=train"], "has no split 'train'"),
     "out of range at an end": (["policy.fallback=0.5,1.5"], "must lie in [0, 1], got 1.5"),
