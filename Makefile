@@ -28,7 +28,7 @@ test: setup ## Run the tests, under 6 minutes on two cores
 test-slow: setup ## Run every test, the slow ones too
 	$(BIN)/python -m pytest -n 2
 
-lint: setup ## Check style, and that the wings import one way only
+lint: setup ## Check style, and that imports go one way
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
@@ -44,5 +44,5 @@ figures: setup ## Run the small experiments that are missing, and draw every tab
 	$(BIN)/python scripts/figures.py all scale=small run=true
 
 clean: ## Remove the environment and caches; outputs stay
-	rm -rf .venv .ruff_cache build *.egg-info
+	rm -rf .venv .ruff_cache .import_linter_cache build *.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +

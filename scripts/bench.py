@@ -1,4 +1,4 @@
-"""Our loop against Transformers' own, about 5 minutes on two cores: python scripts/bench.py (or make bench)"""
+"""Benchmark our loop against Transformers' own, 5 minutes on two cores: python scripts/bench.py (or make bench)"""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def toy_bench(device: torch.device) -> Bench:
 
 
 def busy_percent() -> float:
-    """How much of the machine others use while this process waits."""
+    """How much of the machine other processes use while this one waits."""
     return psutil.cpu_percent(interval=2.0)
 
 
 def table(rows: list[dict]) -> Table:
-    """The arms, a section per shape."""
+    """The arms as a table, with a section for each shape."""
     shown = Table(title="milliseconds a token, medians of interleaved runs")
     for title in ("shape", "arm"):
         shown.add_column(title, no_wrap=True)
@@ -70,7 +70,7 @@ def main() -> None:
     synchronize = torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
     busy = busy_percent()
     if busy > BUSY_PERCENT:
-        console.print(f"[bold red]{busy:.0f} % of the machine is busy with something else[/bold red], timings suffer")
+        console.print(f"[bold red]{busy:.0f} % of the machine is busy with something else[/bold red]: timings suffer")
     rows, costs = [], []
 
     def measure(bench: Bench) -> None:
@@ -85,7 +85,7 @@ def main() -> None:
     path = Path("outputs/bench/bench.json")
     write_atomically(path, json.dumps(found, indent=2).encode() + os.linesep.encode())
     Console(width=120).print(table(rows))
-    output.print(f"{path} holds these rows and the cost of a forward by query and context length")
+    output.print(f"{path} contains these rows, and the cost of a forward by query and context length")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Two sweeps, or what two commits measured, side by side: python scripts/compare.py A B, each FOLDER or FOLDER@COMMIT
+"""Compare two sweeps, or two commits of one: python scripts/compare.py A B, each FOLDER or FOLDER@COMMIT
 
-Points are matched by policy and knobs, examples by their ids; intervals are paired. It says of each point whether B is
-faster or slower, better or worse than A, or not to be told from it.
+Points are matched by policy and knobs, examples by their ids, and intervals are paired. For each point the verdict is
+whether B is faster or slower, better or worse than A, or neither.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import hydra
 from omegaconf import DictConfig
 
 from bild_lab.errors import UserError
-from bild_lab.lab.cli import escape, output, refusing, run_application, with_words
+from bild_lab.lab.cli import escape, output, refusing, run_application, words_as_list
 from bild_lab.lab.config import config_dir
 
 
 def compare(cfg: DictConfig) -> None:
     """Compare, print, and write the table and the page. Raises UserError for bad input."""
-    # drawing and scoring libraries take seconds to import, which bad input should not wait for
+    # imported late: drawing and scoring libraries take seconds, and bad input should not wait for them
     from bild_lab.lab.analysis.paired import compare_pair, differences, match
     from bild_lab.lab.point import sweep_folder
     from bild_lab.lab.results.commits import read_side, references_of, stored_examples
@@ -28,14 +28,14 @@ def compare(cfg: DictConfig) -> None:
     names = tuple(str(name) for name in cfg.sweeps)
     if len(names) != 2:
         raise UserError(
-            f"two sweeps are wanted, got {len(names)}; python scripts/compare.py outputs/before outputs/after, "
+            f"two sweeps are needed, got {len(names)}; python scripts/compare.py outputs/before outputs/after, "
             "or outputs/NAME@COMMIT outputs/NAME@COMMIT"
         )
     folder = sweep_folder(cfg)
     require_writable(folder)
     sides = [read_side(name) for name in names]
     matching = match(*(side.results for side in sides))
-    read: dict[str, tuple] = {}  # references by what was asked, which most points share
+    read: dict[str, tuple] = {}  # references by dataset: most points share them
     compared, why = [], ""
     for pair in matching.pairs:
         asked = str([pair.a["setting"].get(key) for key in ("dataset", "split", "data", "n_examples")])
@@ -52,7 +52,7 @@ def compare(cfg: DictConfig) -> None:
     output.print(escape(summary(compared)))
     for note in said:
         output.print(escape(note))
-    output.print(f"{folder}/compare.html and compare.csv hold this")
+    output.print(f"{folder}/compare.html and compare.csv contain this comparison")
 
 
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="compare")
@@ -63,5 +63,5 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    sys.argv[1:] = with_words(sys.argv[1:], "sweeps")
+    sys.argv[1:] = words_as_list(sys.argv[1:], "sweeps")
     run_application(main, "compare")

@@ -1,11 +1,12 @@
-"""Draw the papers' tables and figures from outputs, theirs beside ours: python scripts/figures.py FIGURE [FIGURE ...]
+"""Draw the papers' tables and figures from outputs, with their numbers: python scripts/figures.py FIGURE [FIGURE ...]
 
-    python scripts/figures.py bild_fig4              # what outputs hold of it, the paper's scale before the small one
+    python scripts/figures.py bild_fig4              # from outputs: at the paper's scale if there, else at small scale
     python scripts/figures.py bild_fig4 scale=small outputs=DIR
-    python scripts/figures.py all                    # every figure that outputs hold something of
-    python scripts/figures.py all scale=small run=true   # first runs what is missing at small scale
+    python scripts/figures.py all                    # every figure with at least one finished point
+    python scripts/figures.py all scale=small run=true   # runs the missing small experiments first
 
-Each leaves outputs/figures/FIGURE.png, .pdf and .md, the table of numbers and verdicts; FIGURE_small at small scale.
+Each figure is written to outputs/figures/FIGURE.png and .pdf, its numbers and verdicts to FIGURE.md. At small scale
+the name is FIGURE_small.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the command line asks for. run: the small experiments that are missing are run first."""
+    """What the command line asks for. run: run the missing small experiments first."""
 
     figures: list[str]
     outputs: Path
@@ -37,29 +38,29 @@ class Wanted:
 
 
 def parse(words: Sequence[str]) -> Wanted:
-    """Figures, and settings as key=value. Raises UserError for what is neither."""
+    """Read figures, and settings as key=value. Raises UserError for anything else."""
     settings = dict(word.split("=", 1) for word in words if "=" in word)
     names = [word for word in words if "=" not in word]
     if unknown := sorted(set(settings) - {"outputs", "scale", "run"}):
-        raise UserError(f"settings are outputs=DIR, scale=paper|small and run=true, got {unknown[0]}")
+        raise UserError(f"settings are outputs=DIR, scale=paper|small and run=true, got {unknown[0]}; leave it out")
     if settings.get("run", "false") not in ("true", "false"):
         raise UserError(f"run must be true or false, got {settings['run']!r}")
     if not names:
-        raise UserError(f"a figure is wanted: {', '.join(published_names())}, or {ALL}")
+        raise UserError(f"a figure is needed, got none; choose from {', '.join(published_names())}, or {ALL}")
     run = settings.get("run") == "true"
     outputs = Path(settings.get("outputs", "outputs"))
     if run and (settings.get("scale") != "small" or outputs != Path("outputs")):
         raise UserError(
-            "run=true runs the small experiments, which write to outputs: it wants scale=small alone with it"
+            "run=true runs the small experiments, which write to outputs; give scale=small and no outputs=DIR with it"
         )
     figures = published_names() if names == [ALL] else names
     return Wanted(figures, outputs, settings.get("scale"), run)
 
 
 def run_missing(name: str, outputs: Path) -> None:
-    """Run the figure's commands that have not run; a folder that is gone has all of them run again.
+    """Run the figure's commands that have not run. If their results are gone, all of them run again.
 
-    Raises UserError where a command fails; what it printed tells why.
+    Raises UserError if a command fails. The output of the command says why.
     """
     from bild_lab.papers.figures import FIGURES, measured
     from bild_lab.papers.published import load_published
@@ -74,14 +75,14 @@ def run_missing(name: str, outputs: Path) -> None:
         console.print(f"[dim]{escape(command)}[/dim]")
         _, script, *words = shlex.split(command)
         if subprocess.run([sys.executable, str(ROOT / script), *words]).returncode != 0:
-            raise UserError(f"{name}: this command failed, and the figure wants what it writes: {command}")
+            raise UserError(f"{name}: this command failed, and the figure needs its results: {command}")
         stamps.mkdir(parents=True, exist_ok=True)
         stamp.write_text(f"{command}\n")
 
 
 def draw(wanted: Wanted) -> list[str]:
-    """Draw every figure; returns what could not be drawn, and why, where more than one was asked for."""
-    from bild_lab.papers.figures import draw_figure  # pandas and matplotlib take a second
+    """Draw every figure. If there are several, returns the messages of those that could not be drawn."""
+    from bild_lab.papers.figures import draw_figure  # imported late: pandas and matplotlib take a second
 
     failed = []
     for name in wanted.figures:
@@ -103,7 +104,7 @@ def main() -> None:
     for message in failed:
         console.print(f"[dim]{escape(message)}[/dim]")
     if len(failed) == len(wanted.figures):
-        raise UserError("no figure was drawn; each says above what it wants")
+        raise UserError("no figure was drawn; the messages above say what each one needs")
 
 
 if __name__ == "__main__":

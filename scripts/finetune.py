@@ -21,7 +21,7 @@ from bild_lab.lab.cli import escape, output, refusing, run_application
 from bild_lab.lab.config import config_dir, typed
 
 if TYPE_CHECKING:
-    from bild_lab.lab.data.tasks import DatasetSpec, Example
+    from bild_lab.lab.data.examples import DatasetSpec, Example
     from bild_lab.training.finetuning.job import FinetuningJob
 
 
@@ -56,7 +56,7 @@ def run(cfg: DictConfig) -> None:
 
 def finetuning_job(cfg: DictConfig) -> FinetuningJob:
     """The configuration as a job; the data is read."""
-    from bild_lab.lab.data.tasks import DatasetSpec
+    from bild_lab.lab.data.examples import DatasetSpec
     from bild_lab.lab.point import sweep_folder
     from bild_lab.lab.results.records import require_writable
     from bild_lab.training.finetuning.job import FinetuningJob
@@ -98,7 +98,7 @@ def starting_point(model: DictConfig) -> dict[str, Any]:
 
 def examples(dataset: DatasetSpec, validation: ValidationSpec) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
     """Training and validation examples. Raises UserError if there are none of either."""
-    from bild_lab.lab.data.tasks import load_examples
+    from bild_lab.lab.data.examples import load_examples
 
     train = load_examples(dataset)
     if validation.split is None:

@@ -55,7 +55,7 @@ def calibration_job(cfg: DictConfig, device: torch.device) -> CalibrationJob:
 
     from bild_lab.engine.models.checkpoint import resolve_dtype
     from bild_lab.engine.models.hf import HuggingFaceModel
-    from bild_lab.lab.data.tasks import DatasetSpec, load_examples
+    from bild_lab.lab.data.examples import DatasetSpec, load_examples
     from bild_lab.lab.point import sweep_folder
     from bild_lab.lab.results.records import require_writable
     from bild_lab.lab.toy_pair import named_checkpoint

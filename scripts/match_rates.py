@@ -1,6 +1,6 @@
-"""How often early layers know the next token: python scripts/match_rates.py name=match model.path=DIR [overrides]
+"""Measure how often early layers know the next token: python scripts/match_rates.py name=match model.path=DIR
 
-PPD's tables: python scripts/match_rates.py experiment=ppd_tab1/squad; small ones: experiment=ppd_tab1/small
+PPD's tables: python scripts/match_rates.py experiment=ppd_tab1/squad. Small ones: experiment=ppd_tab1/small
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from bild_lab.lab.config import config_dir, typed
 if TYPE_CHECKING:
     from bild_lab.engine.request import Request
     from bild_lab.engine.session import LoadedModel
-    from bild_lab.lab.data.tasks import DatasetSpec
+    from bild_lab.lab.data.examples import DatasetSpec
     from bild_lab.papers.match_rates import MatchRates, MatchSpec
 
 CSV, FIGURE, METRICS = "match_rates.csv", "match_rates.png", "metrics.json"
-MOVED = frozenset({"model.path", "dataset.path"})  # the weights' fingerprint and the data's hash tell
+MOVED = frozenset({"model.path", "dataset.path"})  # may differ: hashes of weights and data are compared
 
 
 def match_rates(cfg: DictConfig) -> None:
-    """Measure, and leave table and figure. Raises UserError for bad input."""
-    from bild_lab.lab.data.tasks import DatasetSpec, load_examples  # torch loads only when there is something to do
-    from bild_lab.lab.point import data_hash, sweep_folder
+    """Measure match rates, and write table and figure. Raises UserError for bad input."""
+    from bild_lab.lab.data.examples import DatasetSpec, load_examples  # torch loads only if there is something to do
+    from bild_lab.lab.hashing import data_hash
+    from bild_lab.lab.point import sweep_folder
     from bild_lab.lab.results.records import require_writable
     from bild_lab.papers.match_rates import MatchSpec, layers_of, measure_match_rates
 
@@ -63,7 +64,7 @@ def match_rates(cfg: DictConfig) -> None:
 
 
 def target_of(cfg: DictConfig) -> LoadedModel:
-    """The model whose layers are measured; no weights are read."""
+    """The model whose layers are measured. No weights are read."""
     import torch
 
     from bild_lab.engine.models.checkpoint import resolve_device, resolve_dtype
@@ -90,8 +91,8 @@ def request_for(target: LoadedModel, prompt: str, dataset: DatasetSpec, max_new_
 
 
 def settings_of(spec: MatchSpec, layers: tuple[int, ...], target: LoadedModel, max_new_tokens: int) -> dict[str, Any]:
-    """What decides the numbers beside the data, dotted under the user's own keys."""
-    from bild_lab.lab.point import file_hash
+    """Everything except the data that decides the numbers, by the dotted keys of the configuration."""
+    from bild_lab.lab.hashing import file_hash
 
     return {
         "model.path": target.checkpoint.path,
@@ -107,23 +108,23 @@ def settings_of(spec: MatchSpec, layers: tuple[int, ...], target: LoadedModel, m
 
 
 def require_same_rates(folder: Path, settings: dict[str, Any]) -> None:
-    """Raise UserError if the folder holds anything but match rates of these settings."""
+    """Raise UserError if the folder contains anything else than match rates of these settings."""
     from bild_lab.training.output_files import require_same_settings
 
     remedy = "choose another name=NAME, or remove the folder"
     if not (folder / METRICS).is_file():
         if (folder / CSV).exists():
-            raise UserError(f"{folder / CSV} is in the way, and no {METRICS} tells what it holds; {remedy}")
+            raise UserError(f"{folder / CSV} exists, but no {METRICS} says what it contains; {remedy}")
         return
     try:
         held = dict(json.loads((folder / METRICS).read_text())["settings"])
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{folder / METRICS} is not of match rates; {remedy}") from error
+        raise UserError(f"{folder / METRICS} does not describe match rates; {remedy}") from error
     require_same_settings(folder, "match rates", held, settings, MOVED)
 
 
 def write(found: MatchRates, folder: Path, settings: dict[str, Any], target: LoadedModel) -> None:
-    """Table and figure, then what they are of."""
+    """Write the table and the figure, then the file that describes them."""
     from bild_lab.lab.formatting import short_name
     from bild_lab.lab.measure.environment import environment
     from bild_lab.papers.match_rate_figure import draw_match_rates
@@ -146,7 +147,7 @@ def write(found: MatchRates, folder: Path, settings: dict[str, Any], target: Loa
 
 
 def table_of(found: MatchRates) -> Table:
-    """Rates over all positions, a row for each heads and layer."""
+    """Rates over all positions, with a row for each kind of heads and each layer."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, caption_justify="left")
     table.add_column("heads", overflow="fold")
     table.add_column("layer", justify="right", no_wrap=True)
@@ -159,7 +160,7 @@ def table_of(found: MatchRates) -> Table:
             "{:.1f} \\[{:.1f}, {:.1f}]".format(*(100 * row[key] for key in ("rate", "low", "high"))) for row in line
         ]
         table.add_row(escape(line[0]["heads"]), str(line[0]["layer"]), *cells)
-    table.caption = "Final tokens among the first k choices behind a layer, with 95 % intervals over texts."
+    table.caption = "Final tokens among the first k choices after a layer, with 95 % intervals over texts."
     return table
 
 

@@ -1,7 +1,7 @@
-"""Put points of several sweeps, such as those of several machines, into one: python scripts/merge.py name=all DIR DIR
+"""Merge several sweeps, such as those of several machines, into one: python scripts/merge.py name=all DIR DIR
 
-Sources are only read. A point that two of them have is kept once, the newest. Points of different hardware,
-code or package versions are of different settings, so that none of their timings share a curve.
+The sources are only read. Of a point that two sources have, the newest measurement is kept. Points of different
+hardware, code or package versions have different settings, so their timings never share a curve.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import hydra
 from omegaconf import DictConfig
 
 from bild_lab.errors import UserError
-from bild_lab.lab.cli import escape, output, refusing, run_application, with_words
+from bild_lab.lab.cli import escape, output, refusing, run_application, words_as_list
 from bild_lab.lab.config import config_dir
 
 if TYPE_CHECKING:
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 
 def merge(cfg: DictConfig) -> None:
-    """Copy the points, say what came from where, and write the report. Raises UserError for bad input."""
+    """Copy the points, print where they came from, and write the report. Raises UserError for bad input."""
     from bild_lab.lab.point import sweep_folder
-    from bild_lab.lab.results.records import Sweep, require_writable  # torch loads only when there is something to do
+    from bild_lab.lab.results.records import Sweep, require_writable  # torch loads only if there is something to do
     from bild_lab.report.sweep import report_sweep
 
     merged = Sweep(sweep_folder(cfg))
     sources = [Sweep(Path(str(folder)).expanduser()) for folder in cfg.sweeps]
     if not sources:
-        raise UserError("folders of sweeps are wanted, got none; python scripts/merge.py name=all outputs/A outputs/B")
+        raise UserError("folders of sweeps are needed, got none; python scripts/merge.py name=all outputs/A outputs/B")
     for source in sources:
         if source.folder.resolve() == merged.folder.resolve():
             raise UserError(f"{source.folder} cannot be merged into itself; choose another name=NAME")
@@ -43,12 +43,12 @@ def merge(cfg: DictConfig) -> None:
 
 
 def merged_from(source: Sweep, merged: Sweep) -> str:
-    """Copy every point's newest measurement; returns what was done in one line."""
-    newest = {one.point: one for one in source.measurements()}  # in their order, so that later ones take over
+    """Copy every point's newest measurement. Returns one line that says what was copied."""
+    newest = {one.point: one for one in source.measurements()}  # oldest first, so that the newest is kept
     copied = sum([merged.adopt(one) for one in newest.values()])
     failed = len(source.failures())
-    left = f"; {failed} failed there and are left out" if failed else ""
-    return f"{source.folder}: {copied} of {len(newest)} points copied, the others were here{left}"
+    left_out = f"; {failed} failed there and are left out" if failed else ""
+    return f"{source.folder}: {copied} of {len(newest)} points copied, the others were here already{left_out}"
 
 
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="merge")
@@ -59,5 +59,5 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    sys.argv[1:] = with_words(sys.argv[1:], "sweeps")
+    sys.argv[1:] = words_as_list(sys.argv[1:], "sweeps")
     run_application(main, "merge")

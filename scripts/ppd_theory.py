@@ -1,4 +1,4 @@
-"""Figures 2 and 4 of predictive pipelined decoding, simulations on their curves: python scripts/ppd_theory.py"""
+"""Draw Figures 2 and 4 of predictive pipelined decoding, with simulations: python scripts/ppd_theory.py"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def main() -> None:
     drawn = {"figure_2": draw_compute_per_time_unit, "figure_4": draw_compute_per_token}
     for name, draw in drawn.items():
         draw(FOLDER / f"{name}.png")
-    output.print(f"{FOLDER} holds {' and '.join(drawn)}: a PNG each, and what it shows as CSV")
+    output.print(f"{FOLDER} contains {' and '.join(drawn)}: each as PNG, with its numbers as CSV")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ HEADER = "policy|knobs|quality|difference|speedup|ms (median, p95)|tokens/s|toke
 
 
 def row(result: dict) -> tuple[str, ...]:
-    """One point's cells; a dash where a policy has no such number."""
+    """One point's cells, with a dash for a number that its policy does not have."""
     quality, speedup, latency = result["quality"], result["speedup"], result["latency_s"]
 
     def share(key: str) -> str:
@@ -39,7 +39,7 @@ def row(result: dict) -> tuple[str, ...]:
 
 def main() -> None:
     if len(sys.argv) != 2:
-        raise UserError(f"one folder is wanted, as in outputs/NAME, got {len(sys.argv) - 1}")
+        raise UserError(f"one folder is needed, got {len(sys.argv) - 1}; give the folder of a sweep, outputs/NAME")
     results = Sweep(Path(sys.argv[1])).results()
     if not results:
         raise UserError(f"{sys.argv[1]} has no finished points; give the folder of a sweep, outputs/NAME")

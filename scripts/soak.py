@@ -1,8 +1,8 @@
-"""Many points in one process, its memory after each of them drawn: python scripts/soak.py [overrides]
+"""Measure many points in one process and draw its memory after each point: python scripts/soak.py [overrides]
 
-500 points of policy bild on the toy pair, as `python run.py -m` would measure them. Leaves `memory.png` and
-`memory.csv` beside the sweep's report in outputs/soak. Points that are finished are not measured again; a soak
-that was stopped is better begun anew, with resume=false.
+The points are 500 of policy bild on the toy pair, measured as by `python run.py -m`. Writes `memory.png` and
+`memory.csv` next to the sweep's report in outputs/soak. Finished points are not measured again, so start a stopped
+soak anew with resume=false.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FALLBACKS = ",".join(f"{number / 100:g}" for number in range(2, 52, 2))  # 25
 ROLLBACKS = ",".join(f"{number / 4:g}" for number in range(1, 21))  # 20
 POINTS = [f"policy.fallback={FALLBACKS}", f"policy.rollback={ROLLBACKS}"]
 SMALL = ["dataset.limit=3", "measure.repeats=1", "measure.warmup=1", "measure.traced_examples=1"]
-SETTLED = 0.1  # share of the points after which caches are full
+SETTLED = 0.1  # share of the points until caches are full
 
 memory_mb: list[float] = []
 FOLDER = Path("outputs/soak")
@@ -32,7 +32,7 @@ FOLDER = Path("outputs/soak")
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")
 def main(cfg: DictConfig) -> float:
     """One point of the soak."""
-    from bild_lab.lab.sweep import measure_point  # torch loads only when something is to be measured
+    from bild_lab.lab.sweep import measure_point  # torch loads only if there is something to measure
 
     speedup = measure_point(cfg)
     memory_mb.append(psutil.Process().memory_info().rss / 2**20)
@@ -40,7 +40,7 @@ def main(cfg: DictConfig) -> float:
 
 
 def write_memory() -> None:
-    """Store and draw the memory after every point, and say how much of it came once caches were full."""
+    """Store and draw the memory after every point, and print how much it grew after caches were full."""
     from bild_lab.files import write_atomically
 
     text = io.StringIO()
@@ -55,7 +55,7 @@ def write_memory() -> None:
 
 
 def drawn() -> bytes:
-    """The figure, a PNG: memory over points, from zero, so that a slope is as steep as it is large."""
+    """The figure as a PNG: memory over points. The axis starts at zero, so that slopes look as large as they are."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 

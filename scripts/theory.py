@@ -1,4 +1,4 @@
-"""Figures 2 to 4 of speculative decoding, sweeps among their curves: python scripts/theory.py [outputs/NAME ...]"""
+"""Draw Figures 2 to 4 of speculative decoding, and points of sweeps: python scripts/theory.py [outputs/NAME ...]"""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def measured(folders: list[str]) -> list[dict]:
 
 def main() -> None:
     names = []
-    if folders := sys.argv[1:]:  # first, as it may refuse
+    if folders := sys.argv[1:]:  # first, as the folders may be refused
         draw_measured(measured(folders), FOLDER / "figure_4_measured.png")
         names = ["figure_4_measured"]
     drawn = {"figure_2": draw_expected_tokens, "figure_3": draw_optimal_window, "figure_4": draw_speed_and_operations}
     for name, draw in drawn.items():
         draw(FOLDER / f"{name}.png")
-    output.print(f"{FOLDER} holds {', '.join([*drawn, *names])}: a PNG each, and what it shows as CSV")
+    output.print(f"{FOLDER} contains {', '.join([*drawn, *names])}: each as PNG, with its numbers as CSV")
 
 
 if __name__ == "__main__":

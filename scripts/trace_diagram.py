@@ -1,4 +1,4 @@
-"""Draw where the time of one text goes in each point of a sweep: python scripts/trace_diagram.py outputs/NAME"""
+"""Draw who ran when in one example, for each point of a sweep: python scripts/trace_diagram.py outputs/NAME"""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from bild_lab.papers.timeline_figure import draw_trace, picture_of
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Draw each point's calls on one traced example, as a PNG.")
-    parser.add_argument("folder", type=Path, help="a sweep's, outputs/NAME")
-    parser.add_argument("--example", metavar="ID", help="a traced one; otherwise that of median length")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="otherwise trace.png in the folder")
+    parser.add_argument("folder", type=Path, help="the folder of a sweep, outputs/NAME")
+    parser.add_argument("--example", metavar="ID", help="a traced example; default: the one of median length")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="default: trace.png in the folder")
     arguments = parser.parse_args()
     picture = picture_of(Sweep(arguments.folder), arguments.example)
     file = arguments.output or arguments.folder / "trace.png"
     draw_trace(picture, file)
-    others = f"; {picture.left_out} more traced points have no lane" if picture.left_out else ""
+    others = f"; {picture.left_out} more traced points are left out" if picture.left_out else ""
     output.print(f"{file} shows example {picture.example}{others}")
 
 

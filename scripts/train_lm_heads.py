@@ -53,7 +53,7 @@ def heads_job(cfg: DictConfig) -> FrozenJob:
 
 def recipe_and_answers(labels: str, cfg: DictConfig, base: Checkpoint, folder: Path) -> tuple[Recipe, Calibration]:
     """How to train, and the answers to learn: the dataset's references, or the model's own."""
-    from bild_lab.lab.data.tasks import DatasetSpec, load_examples
+    from bild_lab.lab.data.examples import DatasetSpec, load_examples
     from bild_lab.lab.toy_pair import named_checkpoint
     from bild_lab.training.calibration.data import read_calibration
     from bild_lab.training.frozen.command import own_answers

@@ -1,8 +1,8 @@
 """Search knobs on validation with Optuna, confirm the best on test: python scripts/tune.py experiment=tune/quickstart
 
-Lists of values are given as to a sweep: policy.fallback=0.3,0.5,0.7 policy.window=range(3,11). Without tune.loss the
-whole front of quality and latency is sought, with tune.loss=1 the fastest point that loses at most one point of
-quality. A search that was stopped goes on with the same command. Needs `pip install 'bild_lab[tuning]'`.
+Give lists of values as for a sweep: policy.fallback=0.3,0.5,0.7 policy.window=range(3,11). Without tune.loss the search
+is for the whole front of quality and latency, with tune.loss=1 for the fastest point that loses at most one point of
+quality. The same command continues a search that was stopped. Needs `pip install 'bild_lab[tuning]'`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from bild_lab.lab.config import config_dir, typed
 
 
 def search(cfg: DictConfig) -> None:
-    """Check, search, confirm, and say what was chosen. Raises UserError for bad input."""
-    from bild_lab.lab.formatting import number, signed, times  # torch loads only when there is something to do
+    """Check the input, search, confirm, and print the chosen points. Raises UserError for bad input."""
+    from bild_lab.lab.formatting import number, signed, times  # torch loads only if there is something to do
     from bild_lab.lab.sweep import measure_point
     from bild_lab.lab.tuning.search import TuneSpec, Tuning, tune
     from bild_lab.lab.tuning.space import read_space
 
     if importlib.util.find_spec("optuna") is None:
-        raise UserError("a search wants Optuna, which is not installed; pip install 'bild_lab[tuning]'")
+        raise UserError("a search needs Optuna, which is not installed; pip install 'bild_lab[tuning]'")
     spec = typed(TuneSpec, cfg.tune, "tune")
     hydra_config = HydraConfig.get()
     given = [f"{key}={value}" for key, value in (hydra_config.sweeper.get("params") or {}).items()]
@@ -41,20 +41,20 @@ def search(cfg: DictConfig) -> None:
     tuning = Tuning(spec, read_space([*lists, *spec.space]), task, measure_point)
     tuning.check()
     for pair in tune(tuning, cfg.runtime.seed, cfg.resume):
-        told = [
+        results = [
             f"{split} {one['quality']['metric']} {number(one['quality']['value'])} "
             f"({signed(one['quality']['difference'])}), {times(one['speedup']['value'])}"
             for split, one in ((spec.validation, pair["validation"]), (spec.test, pair["test"]))
             if one is not None
         ]
-        output.print(escape(f"chosen: {' '.join(pair['overrides'])}: {'; '.join(told)}"))
+        output.print(escape(f"chosen: {' '.join(pair['overrides'])}: {'; '.join(results)}"))
 
 
 def as_overrides(words: list[str]) -> list[str]:
-    """Lists of values as `tune.space`, as Hydra takes them in sweeps only; the rest as it is, in a single run."""
+    """The command line with its lists of values as `tune.space`: Hydra allows lists only in sweeps, not in one run."""
 
     def is_list(word: str) -> bool:
-        with suppress(HydraException):  # which Hydra will tell of
+        with suppress(HydraException):  # Hydra reports it later
             return "=" in word and word[:1] != "-" and OverridesParser.create().parse_override(word).is_sweep_override()
         return False
 
@@ -70,7 +70,7 @@ def main(cfg: DictConfig) -> None:
     try:
         search(cfg)
     except (UserError, HydraException, OmegaConfBaseException) as error:
-        refuse(error, "tune")  # here, as Hydra puts a line of its own before what passes through it
+        refuse(error, "tune")  # here: Hydra prints a line of its own before an error that passes through it
 
 
 if __name__ == "__main__":

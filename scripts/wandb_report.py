@@ -1,6 +1,6 @@
 """Build a Weights & Biases report over groups of runs: python scripts/wandb_report.py GROUP [GROUP …] [overrides]
 
-A group is a sweep's name. The report's spec is written to outputs/NAME in any case; saving it to the project needs a
+A group is a sweep's name. The report's spec is always written to outputs/NAME. Publishing it in the project needs a
 login (`wandb login`).
 """
 
@@ -12,12 +12,12 @@ import hydra
 from omegaconf import DictConfig
 
 from bild_lab.errors import require_flag
-from bild_lab.lab.cli import console, escape, output, refusing, run_application, with_words
+from bild_lab.lab.cli import console, escape, output, refusing, run_application, words_as_list
 from bild_lab.lab.config import config_dir
 
 
 def report(cfg: DictConfig) -> None:
-    """Write the spec, publish it, and say where it is. Raises UserError for bad input."""
+    """Write the spec, publish it, and print its address. Raises UserError for bad input."""
     from bild_lab.files import write_atomically
     from bild_lab.lab.point import sweep_folder
     from bild_lab.lab.results.records import require_writable
@@ -34,7 +34,7 @@ def report(cfg: DictConfig) -> None:
         return
     try:
         address = publish(built)
-    except Exception as error:  # whatever the service and its client raise without a login or a network
+    except Exception as error:  # without a login or a network the client raises errors of many types
         console.print(f"[bold]not published[/bold]: {escape(str(error))}")
         console.print("log in with `wandb login` and run the same command, or keep the spec with offline=true")
         return
@@ -49,5 +49,5 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    sys.argv[1:] = with_words(sys.argv[1:], "groups")
+    sys.argv[1:] = words_as_list(sys.argv[1:], "groups")
     run_application(main, "wandb_report")

@@ -23,7 +23,7 @@ from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.native import NativeModel
 from bild_lab.errors import UserError
 from bild_lab.lab.config import config_dir, typed
-from bild_lab.lab.data.tasks import DatasetSpec, load_examples
+from bild_lab.lab.data.examples import DatasetSpec, load_examples
 from bild_lab.lab.point import cached_examples, prepare
 from bild_lab.papers.figures import FIGURES, measured
 from bild_lab.papers.published import load_published

@@ -69,7 +69,7 @@ def test_pickles_beside_safetensors_are_not_looked_at(checkpoints: Path, tmp_pat
 
 @pytest.mark.parametrize("target", ["os.system", "builtins.eval", "subprocess.Popen", "shutil.rmtree"])
 def test_a_configuration_cannot_call_pythons_own_functions(target: str) -> None:
-    with pytest.raises(UserError, match="is no part that can be configured"):
+    with pytest.raises(UserError, match="belongs to Python itself"):
         build({"_target_": target, "command": "touch ran"}, {})
 
 

@@ -1,1 +1,1 @@
-"""Measuring: configuration, data, metrics, timing, points, sweeps and their results."""
+"""Measuring: configuration, data, metrics, timing, points, sweeps and results."""

@@ -17,13 +17,13 @@ from bild_lab.lab.config import compose_policy
 
 
 def build_method(policy: DictConfig, models: dict[str, Callable[[], Any]]) -> Method:
-    """The policy's `decoder`, every part built from its `_target_` and values.
+    """The policy's `decoder`: every part built from its `_target_` and values.
 
-    A part that names a parameter after one of `models` ("target", "draft") is given that model, so
-    a part asks for what it needs in its signature. Raises UserError for wrong knobs.
+    A part whose signature has a parameter named like one of `models` ("target", "draft") gets that model.
+    Raises UserError for wrong knobs.
     """
     try:
-        # a policy's interpolations are written from the root of the configuration
+        # the interpolations of a policy start at the root of the configuration
         root = OmegaConf.create({"policy": OmegaConf.to_container(policy)})
         node = OmegaConf.to_container(root.policy.decoder, resolve=True)
     except OmegaConfBaseException as error:
@@ -32,13 +32,13 @@ def build_method(policy: DictConfig, models: dict[str, Callable[[], Any]]) -> Me
 
 
 def build(node: Any, models: dict[str, Callable[[], Any]]) -> Any:
-    """Nested `_target_` mappings as objects, innermost first; other values as they are.
+    """Nested `_target_` mappings as objects, innermost first. Other values stay as they are.
 
-    Raises UserError for what is no part of decoding or logging, and for values that a part cannot take.
+    Raises UserError for a `_target_` that cannot be used, and for values that a part cannot take.
     """
     if not isinstance(node, dict) or "_target_" not in node:
         return node
-    # values first: a threshold out of range is told before a model is touched
+    # values first: a threshold out of range is found before a model is read
     values = {key: build(value, models) for key, value in node.items() if key != "_target_"}
     part = _part(node["_target_"])
     parameters = inspect.signature(part).parameters
@@ -51,18 +51,18 @@ def build(node: Any, models: dict[str, Callable[[], Any]]) -> Any:
     try:
         return part(**values)
     except (TypeError, AttributeError) as error:
-        raise UserError(f"{part.__name__}: {error}; got {described(node)}") from error
+        raise UserError(f"{part.__name__}: {error}; got {describe_decoder(node)}") from error
 
 
 def _part(path: Any) -> Callable[..., Any]:
-    """The class or function of a dotted path. Raises UserError for what is none, or is Python's own."""
+    """The class or function of a dotted path. Raises UserError for anything else, and for Python's own functions."""
     if not isinstance(path, str):
         raise UserError(f"cannot find {path}: give the dotted path of a class")
-    if path.partition(".")[0] in sys.stdlib_module_names:  # a configuration is no way to run commands
-        raise UserError(f"{path} is no part that can be configured; give the dotted path of a class of your own")
+    if path.partition(".")[0] in sys.stdlib_module_names:  # a configuration must not run commands
+        raise UserError(f"{path} belongs to Python itself, not to a decoder; give the dotted path of your own class")
     try:
         part = get_object(path)
-    except Exception as error:  # hydra raises its own and ImportError alike
+    except Exception as error:  # Hydra raises errors of its own as well as ImportError
         raise UserError(f"cannot find {path}: give the dotted path of a class") from error
     if not callable(part):
         raise UserError(f"{path} is a {type(part).__name__}: give the dotted path of a class")
@@ -70,51 +70,53 @@ def _part(path: Any) -> Callable[..., Any]:
 
 
 def _require_parts(part: Callable[..., Any], values: dict[str, Any]) -> None:
-    """Raise UserError where plain data stands for what a part declares as one of our protocols."""
+    """Raise UserError if a parameter declares one of our protocols and gets plain data."""
     module = sys.modules[part.__module__]
     for name, parameter in inspect.signature(part).parameters.items():
         wanted = getattr(module, str(parameter.annotation), None)
         data = values.get(name) is None or isinstance(values[name], bool | int | float | str | list | dict)
         if getattr(wanted, "_is_protocol", False) and data:
             got = values.get(name)
-            raise UserError(f"{part.__name__} wants a {wanted.__name__} as its {name}, got {got!r}; give its _target_")
+            raise UserError(f"{part.__name__} needs a {wanted.__name__} as its {name}, got {got!r}; give its _target_")
 
 
-def described(node: Any) -> str:
+def describe_decoder(node: Any) -> str:
     """A decoder's parts and values in one line, such as `ModelDrafter(window=10) + Rollback(threshold=2.0)`.
 
-    A part whose every value is null is switched off and left out.
+    A part is left out if all its values are null, which switches it off.
     """
     if not isinstance(node, dict):
         return str(node)
     name = node["_target_"].rsplit(".", 1)[-1] if "_target_" in node else ""
-    parts = [described(value) for value in node.values() if isinstance(value, dict) and not switched_off(value)]
+    parts = [
+        describe_decoder(value) for value in node.values() if isinstance(value, dict) and not is_switched_off(value)
+    ]
     values = [f"{key}={value}" for key, value in node.items() if key != "_target_" and not isinstance(value, dict)]
     if name == "DraftThenVerify":
         return " + ".join(parts) + "".join(f", {value}" for value in values if value != "verify_tail=True")
     return f"{name}({', '.join([*values, *parts])})"
 
 
-def switched_off(node: dict[str, Any]) -> bool:
-    """Whether a part was given values, and all of them null."""
+def is_switched_off(node: dict[str, Any]) -> bool:
+    """Whether a part has values, and all of them are null."""
     values = [value for key, value in node.items() if key != "_target_"]
     return bool(values) and all(value is None for value in values)
 
 
 def policy_label(policy: DictConfig) -> str:
-    """The policy's name, marked where its parts or their values are not those of its file."""
+    """The policy's name, and which parts or values differ from its file."""
     try:
         shipped = compose_policy(policy.name).decoder
-    except UserError:  # a name of the user's own
+    except UserError:  # a policy of the user's own
         return policy.name
-    ours, theirs = (flat(OmegaConf.to_container(node)) for node in (policy.decoder, shipped))
+    ours, theirs = (flatten(OmegaConf.to_container(node)) for node in (policy.decoder, shipped))
     changed = [key for key in {**theirs, **ours} if ours.get(key) != theirs.get(key)]
     return f"{policy.name} (changed: {', '.join(changed)})" if changed else policy.name
 
 
-def flat(node: Any, prefix: str = "") -> dict[str, Any]:
+def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
     """Nested mappings as one, with dotted keys."""
     if not isinstance(node, dict):
         return {prefix: node}
     start = f"{prefix}." if prefix else ""
-    return {key: value for name, item in node.items() for key, value in flat(item, f"{start}{name}").items()}
+    return {key: value for name, item in node.items() for key, value in flatten(item, f"{start}{name}").items()}

@@ -1,4 +1,4 @@
-"""What every entrypoint shares: one clear message for bad input, and Hydra's errors in plain words."""
+"""What every command shares: one clear message for bad input, and Hydra's errors in plain words."""
 
 from __future__ import annotations
 
@@ -40,31 +40,31 @@ FREE_TEXT = (
     "policy.table",
 )
 SECRET_NAME = re.compile(r"(?i)(token|secret|password|passwd|api_?key|credentials?)$")
-SECRET_VALUE = re.compile(r"\bhf_[A-Za-z0-9]{16,}")  # how a token of the hub looks
+SECRET_VALUE = re.compile(r"\bhf_[A-Za-z0-9]{16,}")  # an access token of the hub
 
 
 def run_application(main: Callable[[], Any], config_name: str = "config") -> NoReturn:
-    """Run a Hydra application and exit with its code; bad input ends in one message and no traceback.
+    """Run a Hydra application and exit with its code. Bad input ends in one message and no traceback.
 
-    config_name: of the application's own configuration, whose keys are suggested for misspelt ones.
+    config_name: the application's own configuration. Its keys are suggested for misspelt ones.
     """
     OmegaConf.register_new_resolver("terms", terms_text, replace=True)  # for --help, in conf/config.yaml
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its exceptions on instead of printing them
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its exceptions instead of printing them
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console)])
     logging.captureWarnings(True)
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its notes on our own calls are not the user's
-    multirun = [word for word in sys.argv[1:] if word in ("-m", "--multirun")]  # Hydra wants it in front
-    sys.argv[1:] = [*multirun[:1], *(quoted(word) for word in sys.argv[1:] if word not in multirun)]
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its notes are about our calls, not about the user's
+    multirun = [word for word in sys.argv[1:] if word in ("-m", "--multirun")]  # Hydra needs it first
+    sys.argv[1:] = [*multirun[:1], *(quote_free_text(word) for word in sys.argv[1:] if word not in multirun)]
     try:
         require_no_secrets(sys.argv[1:])
         main()
         sys.stdout.flush()
     except (UserError, HydraException, OmegaConfBaseException) as error:
         refuse(error, config_name)
-    except BrokenPipeError:  # `--help | head`: who read has seen enough
+    except BrokenPipeError:  # `--help | head`: the reader has stopped reading
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception as error:
-        if not composing(error):
+        if not raised_by_hydra(error):
             raise
         refuse(error, config_name)
     except KeyboardInterrupt:
@@ -73,11 +73,11 @@ def run_application(main: Callable[[], Any], config_name: str = "config") -> NoR
     sys.exit(0)
 
 
-def quoted(word: str) -> str:
-    """An override whose value is free text, with the quotes that Hydra's grammar wants and a shell takes away.
+def quote_free_text(word: str) -> str:
+    """Put an override's free text in quotes, which Hydra's grammar needs and the shell removes.
 
-    `dataset.prompt_template=German: {source}` would not parse. Values that are quoted already, and
-    lists of paths to sweep over, stay as they are.
+    Without them `dataset.prompt_template=German: {source}` does not parse. Values in quotes, and lists of paths to
+    sweep over, stay as they are.
     """
     key, equals, value = word.partition("=")
     if not equals or key not in FREE_TEXT or re.fullmatch(r"[\w./~:-]*", value) or value[:1] in "'\"":
@@ -89,7 +89,7 @@ def quoted(word: str) -> str:
 
 
 def require_no_secrets(words: list[str]) -> None:
-    """Raise UserError for a word with a token, a key or a password in it: overrides are saved beside the results."""
+    """Raise UserError for a word that contains a token, a key or a password: overrides are saved with the results."""
     known = {value for name, value in os.environ.items() if SECRET_NAME.search(name) and len(value) >= 8}
     for word in words:
         key, _, value = word.partition("=")
@@ -98,22 +98,22 @@ def require_no_secrets(words: list[str]) -> None:
         if copied or given or SECRET_VALUE.search(word) or any(secret in word for secret in known):
             named_key = key.lstrip("+~") if "=" in word else "a word of the command line"
             raise UserError(
-                f"{named_key} would save a secret with the results; leave it out and give it to the process "
-                "alone: `export HF_TOKEN=…` or `hf auth login`, `export WANDB_API_KEY=…` or `wandb login`"
+                f"{named_key} would save a secret with the results; leave it out and set it in the environment "
+                "only: `export HF_TOKEN=…` or `hf auth login`, `export WANDB_API_KEY=…` or `wandb login`"
             )
 
 
-def composing(error: BaseException) -> bool:
-    """Whether Hydra itself choked on what it was given, rather than what runs inside it."""
+def raised_by_hydra(error: BaseException) -> bool:
+    """Whether the error comes from Hydra itself, not from the code that it runs."""
     names = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
     packages = [name.partition(".")[0] for name in names]
     last = next((name for name in reversed(packages) if name not in sys.stdlib_module_names), "")
     return last in ("hydra", "omegaconf", "antlr4")
 
 
-def with_words(words: list[str], key: str) -> list[str]:
-    """The command line with its plain words as the list `key`; overrides and options stay as they are."""
-    before = ["", *words]  # the word before each: `--cfg job` is an option and its value
+def words_as_list(words: list[str], key: str) -> list[str]:
+    """The command line with its plain words as the list `key`. Overrides and options stay as they are."""
+    before = ["", *words]  # the word before each word: in `--cfg job`, job is the value of an option
     plain = ["=" not in word and word[:1] != "-" and last[:1] != "-" for last, word in zip(before, words, strict=False)]
     listed = [word for word, is_plain in zip(words, plain, strict=True) if is_plain]
     others = [word for word, is_plain in zip(words, plain, strict=True) if not is_plain]
@@ -129,9 +129,9 @@ def refuse(error: BaseException, config_name: str = "config") -> NoReturn:
 
 @contextmanager
 def refusing(config_name: str = "config") -> Iterator[None]:
-    """Refuse bad input that the block finds; of several processes that train together, one speaks for all.
+    """Refuse bad input that the block finds. Of several processes that train together, only the first prints.
 
-    The block is what Hydra calls, as Hydra puts a line of its own before an error that passes through it.
+    Use it inside the function that Hydra calls: Hydra prints a line of its own before an error that passes through it.
     """
     if not launched().first:
         console.quiet = output.quiet = True
@@ -142,7 +142,7 @@ def refusing(config_name: str = "config") -> Iterator[None]:
 
 
 def plain_message(error: BaseException, config_name: str = "config") -> str:
-    """The error in words a user can act on. config_name: of the configuration whose keys are suggested."""
+    """The error in words that a user can act on. config_name: the configuration whose keys are suggested."""
     if isinstance(error, UserError):
         return str(error)
     causes = [error]
@@ -158,22 +158,22 @@ def plain_message(error: BaseException, config_name: str = "config") -> str:
 
 
 def unknown_key(key: str, config_name: str) -> str:
-    """A message about a configuration key that does not exist, with the nearest that does."""
+    """A message about a configuration key that does not exist, with the most similar key that does."""
     known = known_keys(config_name)
     if key in known:
-        return f"not every chosen configuration has the key {key}; sweep policies with different knobs one by one"
+        return f"not every chosen configuration has the key {key}; run policies with different knobs one by one"
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     meant = f"; did you mean {near[0]}?" if near else ""
     return f"there is no configuration key {key}{meant} `python {sys.argv[0]} --cfg job` lists them all"
 
 
 def unknown_choice(choice: str, options: list[str]) -> str:
-    """A message about a file that its config group does not have."""
+    """A message about a file that is not in its config group."""
     from bild_lab.lab.config import config_dir
 
     group, _, name = choice.rpartition("/")
     folder = config_dir() / group
-    if group and not folder.is_dir() and "/" in group:  # a folder of the group, such as experiment/bild_fig4
+    if group and not folder.is_dir() and "/" in group:  # a folder inside the group, such as experiment/bild_fig4
         group, _, rest = group.partition("/")
         name, folder = f"{rest}/{name}", config_dir() / group
         files = (file.relative_to(folder) for file in folder.rglob("*.yaml"))
@@ -187,16 +187,16 @@ def unknown_choice(choice: str, options: list[str]) -> str:
 
 
 def known_keys(config_name: str) -> list[str]:
-    """Every key of the configuration with the chosen policy, dataset and so on, dotted."""
+    """Every dotted key of the configuration, with the chosen policy, dataset and so on."""
     from omegaconf import DictConfig
 
     from bild_lab.lab.config import compose_config
 
     config = compose_config([], config_name)
-    # of several policies to sweep over, the first
+    # of several policies to sweep over, take the first
     chosen = [match for word in sys.argv[1:] if (match := re.match(r"(\w+)=\w+", word))]
     groups = [match[0] for match in chosen if OmegaConf.is_dict(config.get(match[1]))]
-    with suppress(HydraException):  # a choice that does not exist either
+    with suppress(HydraException):  # the choice does not exist either
         config = compose_config(groups, config_name)
 
     def walk(node: DictConfig, prefix: str) -> list[str]:
@@ -211,5 +211,5 @@ def known_keys(config_name: str) -> list[str]:
 
 
 def escape(text: str) -> str:
-    """Square brackets as text, not as markup."""
+    """Make rich print square brackets as text, not as markup."""
     return text.replace("[", r"\[")

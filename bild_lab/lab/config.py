@@ -1,4 +1,4 @@
-"""The configuration: where it lies, its typed groups, and policies composed by name."""
+"""The configuration: its folder, its groups as dataclasses, and policies composed by name."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ MOST_WHOLE = 2**63 - 1
 MOST_THREADS = 4096
 MOST_TOKENS = 2**20
 TOP_LEVEL = "name resume pair dataset policy decoding runtime measure logger".split()  # of conf/config.yaml
-CHECKED_ELSEWHERE = {"checked": "elsewhere"}  # by what takes the value, so that Python users get the same message
+CHECKED_ELSEWHERE = {"checked": "elsewhere"}  # by the code that uses the value, so Python users get the same message
 KINDS = {bool: "true or false", str: "text", int: "a whole number", float: "a number", type(None): "null"}
 
 
 def config_dir() -> Path:
-    """The folder of config groups: beside the package in a checkout, inside it in an installed wheel."""
+    """The folder `conf`: beside the package in a checkout, inside the package in an installed wheel."""
     package = Path(__file__).resolve().parents[1]
     inside = package / "conf"
     return inside if inside.is_dir() else package.parent / "conf"
@@ -39,7 +39,7 @@ def config_dir() -> Path:
 
 @dataclass(frozen=True)
 class PairSpec:
-    """Checkpoints: a folder, a hub id, or toy:large and toy:small. second_draft: drafts for the draft model."""
+    """Checkpoints. Each is a folder, a hub id, toy:large or toy:small. second_draft: drafts for the draft model."""
 
     name: str
     target: str
@@ -60,7 +60,7 @@ class PairSpec:
 
 @dataclass(frozen=True)
 class DecodingSpec:
-    """How long to decode and how to choose tokens (checked by `Sampling`)."""
+    """How long to decode and how to choose tokens. `Sampling` checks the last three."""
 
     max_new_tokens: int
     temperature: float = field(metadata=CHECKED_ELSEWHERE)
@@ -73,10 +73,10 @@ class DecodingSpec:
 
 @dataclass(frozen=True)
 class RuntimeSpec:
-    """Where and in which precision models run.
+    """Where models run, and in which precision.
 
-    threads: null leaves PyTorch's choice. trust_remote_code: run Python code that a checkpoint brings along.
-    device_map, tensor_parallel: how the target is spread over devices (checked by `Placement`).
+    threads: null keeps PyTorch's choice. trust_remote_code: run Python code that comes with a checkpoint.
+    device_map, tensor_parallel: how the target is spread over devices. `Placement` checks them.
     """
 
     device: str
@@ -99,7 +99,7 @@ class RuntimeSpec:
 
 @dataclass(frozen=True)
 class MeasureSpec:
-    """How often to time. baseline: the policy every example is paired with, or null. certify: judge differences."""
+    """How often to time. baseline: the policy that each example is paired with, or null. certify: judge differences."""
 
     warmup: int
     repeats: int
@@ -117,7 +117,7 @@ class MeasureSpec:
 def typed(cls: type[T], node: Any, group: str) -> T:
     """A config group as its dataclass.
 
-    Raises UserError for a missing, unknown or unresolvable key, and for a value of another kind than its field's.
+    Raises UserError for a missing key, an unknown key, a key that cannot be resolved, and a value of a wrong type.
     """
     if not OmegaConf.is_dict(node):
         raise UserError(f"{group} must be a group of keys, got {node!r}; choose one of its files: {group}=NAME")
@@ -131,9 +131,9 @@ def typed(cls: type[T], node: Any, group: str) -> T:
     unset = dataclasses.MISSING
     wanted = [name for name, one in fields.items() if one.default is unset and one.default_factory is unset]
     if missing := sorted(set(wanted) - set(values)):
-        raise UserError(f"{group} lacks the key {missing[0]!r}; it wants {', '.join(wanted)}")
+        raise UserError(f"{group} lacks the key {missing[0]!r}; it needs {', '.join(wanted)}")
     spec = cls(**values)
-    hints = typing.get_type_hints(cls)  # of class variables too, which are no keys
+    hints = typing.get_type_hints(cls)  # class variables have hints too, and are not keys
     for name in fields:
         if fields[name].metadata != CHECKED_ELSEWHERE:
             _require_kind(f"{group}.{name}", values.get(name, fields[name].default), hints[name])
@@ -141,10 +141,10 @@ def typed(cls: type[T], node: Any, group: str) -> T:
 
 
 def _require_kind(key: str, value: Any, hint: Any) -> None:
-    """Raise UserError unless the value is of a plain annotation's kinds; ranges are the dataclass's own business."""
+    """Raise UserError unless the value has one of the annotated types. The dataclass itself checks ranges."""
     kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if not set(kinds) <= set(KINDS):
-        return  # columns and templates, which have checks of their own
+        return  # columns and templates: the dataclass checks them
     allowed = (*kinds, int) if float in kinds else kinds
     if isinstance(value, int) and abs(value) > MOST_WHOLE:
         raise UserError(f"{key} must be a number of at most 64 bits, got {value!r}")
@@ -153,8 +153,8 @@ def _require_kind(key: str, value: Any, hint: Any) -> None:
 
 
 def compose_config(overrides: list[str], name: str = "config") -> DictConfig:
-    """The whole configuration `conf/NAME.yaml` with these overrides, inside a Hydra application or outside one."""
-    if GlobalHydra.instance().is_initialized():  # its search path may hold the user's own folders
+    """The whole configuration `conf/NAME.yaml` with these overrides. Works inside a Hydra application and outside."""
+    if GlobalHydra.instance().is_initialized():  # its search path may include the user's own folders
         loader = GlobalHydra.instance().config_loader()
         return loader.load_configuration(name, overrides, run_mode=RunMode.RUN)
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
@@ -175,15 +175,15 @@ def compose_policy(name: str, knobs: dict[str, Any] | None = None) -> DictConfig
 
 
 def require_keys(cfg: DictConfig, wanted: Sequence[str]) -> None:
-    """Raise UserError where the configuration lacks a key; keys of a user's own, to refer to, may be there too."""
+    """Raise UserError if the configuration lacks a key. Users may add keys of their own, to refer to."""
     if missing := [key for key in wanted if key not in cfg]:
-        raise UserError(f"the configuration lacks {missing[0]!r}; it wants {', '.join(wanted)}")
+        raise UserError(f"the configuration lacks {missing[0]!r}; it needs {', '.join(wanted)}")
 
 
 def require_policy(policy: Any) -> None:
-    """Raise UserError unless a policy has a name, a decoder, and the knobs of its file with values of their kinds.
+    """Raise UserError unless a policy has a name, a decoder, and the knobs of its file with values of the right type.
 
-    Which values are in range is for the parts to say. A name without a file is a policy of the user's own.
+    The parts themselves check ranges. A name without a file is a policy of the user's own.
     """
     if not OmegaConf.is_dict(policy) or not isinstance(policy.get("name"), str):
         raise UserError(f"policy must be one of {', '.join(policy_names())}, with a name, got {policy!r}")
@@ -201,12 +201,12 @@ def require_policy(policy: Any) -> None:
         if wrong and not isinstance(default, bool | dict):
             raise UserError(f"policy.{knob} must be a value such as {default!r}, got {value!r}")
     if missing := [knob for knob in shipped if knob not in values]:
-        raise UserError(f"policy {policy.name} lacks its knob {missing[0]!r}; leave it in, null may switch it off")
+        raise UserError(f"policy {policy.name} lacks its knob {missing[0]!r}; keep the knob, null may switch it off")
 
 
 @lru_cache
 def _shipped_knobs(name: str) -> dict[str, Any] | None:
-    """What a policy's file says of its knobs; None where there is no such file."""
+    """The knobs in a policy's file with their values; None if there is no such file."""
     if name not in policy_names():
         return None
     return knob_values(OmegaConf.to_container(compose_policy(name), resolve=False))
@@ -217,5 +217,5 @@ def policy_names() -> list[str]:
 
 
 def knob_values(policy: Mapping[str, Any]) -> dict[str, Any]:
-    """What a user may turn on a policy: everything in its file but its name and its parts."""
+    """The knobs of a policy: everything in its file except its name and its parts."""
     return {key: policy[key] for key in policy if key not in ("name", "decoder")}

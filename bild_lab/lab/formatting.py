@@ -1,4 +1,4 @@
-"""How numbers, knobs and points are written, the same in the terminal, the figures and the HTML."""
+"""How numbers, knobs and points are written: the same in the terminal, the figures and the HTML."""
 
 import math
 
@@ -9,7 +9,7 @@ INFINITY = "\u221e"
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """Write a number with a fixed count of decimals; a missing one as a dash."""
+    """Write a number with a fixed count of decimals, and a missing number as a dash."""
     if value is None or math.isnan(value):
         return MISSING
     if math.isinf(value):
@@ -19,7 +19,7 @@ def number(value: float | None, digits: int = 2) -> str:
 
 
 def signed(value: float | None, digits: int = 2) -> str:
-    """Write a difference with its sign, also when it is positive."""
+    """Write a difference with its sign, even if it is positive."""
     text = number(value, digits)
     return f"+{text}" if value is not None and value > 0 else text
 
@@ -30,12 +30,12 @@ def times(value: float | None) -> str:
 
 
 def interval(low: float | None, high: float | None, digits: int = 2) -> str:
-    """Write an interval as `[1.48, 1.58]`; nothing where there is none."""
+    """Write an interval as `[1.48, 1.58]`, or nothing if there is none."""
     return f"[{number(low, digits)}, {number(high, digits)}]" if low is not None and high is not None else ""
 
 
 def signed_interval(low: float | None, high: float | None, digits: int = 2) -> str:
-    """Write an interval of a difference as `[-0.30, +0.70]`; nothing where there is none."""
+    """Write an interval of a difference as `[-0.30, +0.70]`, or nothing if there is none."""
     return f"[{signed(low, digits)}, {signed(high, digits)}]" if low is not None and high is not None else ""
 
 
@@ -45,7 +45,7 @@ def percent(share: float | None, digits: int = 0) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Write seconds in the unit that reads best: ms, s, min or h."""
+    """Write a duration in the unit that reads best: ms, s, min or h."""
     if seconds is None:
         return MISSING
     if seconds < 1:
@@ -56,7 +56,7 @@ def duration(seconds: float | None) -> str:
 
 
 def short_name(name: str, limit: int = 28) -> str:
-    """Write a model's or data set's name without the folders or the owner before it."""
+    """Write the name of a model or dataset without its folders or owner."""
     last = str(name).rstrip("/").rsplit("/", 1)[-1]
     return last if len(last) <= limit else f"{last[: limit - 1]}\u2026"
 
@@ -75,7 +75,7 @@ def knob_value(value: object) -> str:
 
 
 def knob_label(result: dict, knobs: list[str], separator: str = ", ") -> str:
-    """Write the named knobs of a result: `fallback 0.5, rollback 1`. Knobs it lacks are left out."""
+    """Write the named knobs of a result: `fallback 0.5, rollback 1`. Knobs that it lacks are left out."""
     own = result["knobs"]
     return separator.join(f"{knob} {knob_value(own[knob])}" for knob in knobs if knob in own)
 

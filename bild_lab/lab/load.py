@@ -32,7 +32,7 @@ ON_ONE_DEVICE = Placement()
 
 @dataclass(frozen=True)
 class Generation:
-    """One continuation. token_ids: as emitted, the end token included; text: without special tokens."""
+    """One continuation. token_ids: as emitted, with the end token. text: without special tokens."""
 
     text: str
     token_ids: list[int]
@@ -46,14 +46,14 @@ class Decoder:
 
     target: LoadedModel
     method: Method
-    models: tuple[LoadedModel, ...]  # the target, then what the method drafts with
+    models: tuple[LoadedModel, ...]  # the target, then the models that draft
 
     def load_weights(self) -> None:
-        """Read the weights now rather than at the first decoding."""
+        """Read the weights now instead of at the first decoding."""
         for model in self.models:
             if self.method.engine == model.engine:
                 model.load()
-            else:  # a peer runs the modules of Transformers, whatever engine our own loop has
+            else:  # Transformers' own generate runs its own modules, whatever engine our loop uses
                 _ = model.transformers.module
 
     def request(
@@ -81,7 +81,7 @@ class Decoder:
         top_p: float | None = None,
         seed: int = 0,
     ) -> Generation:
-        """Continue (or, encoder–decoder, translate) one prompt; the trace holds every round and its stages."""
+        """Continue one prompt, or translate it with an encoder–decoder. The trace holds every round and its stages."""
         request = self.request(prompt, max_new_tokens, Sampling(temperature, top_k, top_p), seed)
         self.load_weights()
         if isinstance(self.method, Prepares):
@@ -128,10 +128,10 @@ class Decoder:
         return self.target.checkpoint.tokenizer.decode(token_ids, skip_special_tokens=True).strip()
 
     def pieces(self, token_ids: Iterable[int]) -> dict[int, str]:
-        """What each token adds to a text, its leading space too; special tokens by their name."""
+        """The text that each token adds, with its leading space. Special tokens by their name."""
         tokenizer = self.target.checkpoint.tokenizer
         special = set(tokenizer.all_special_ids)
-        anchor = tokenizer.encode("a", add_special_tokens=False)[-1]  # alone, a token would lose its leading space
+        anchor = tokenizer.encode("a", add_special_tokens=False)[-1]  # a token decoded alone loses its leading space
         before = tokenizer.decode([anchor])
         return {
             token: tokenizer.convert_ids_to_tokens(token)
@@ -141,13 +141,15 @@ class Decoder:
         }
 
     def synchronize(self) -> None:
-        """Wait until the target's device has done what it was asked."""
+        """Wait until the target's device has finished its work."""
         self.target.transformers.synchronize()
 
 
 def settled(text: str) -> str:
-    """The text without its last two words, which later tokens may still change: characters of several tokens, and
-    spaces before punctuation that some tokenizers remove.
+    """The text without its last two words.
+
+    Later tokens may still change these: a character may take several tokens, and some tokenizers remove spaces
+    before punctuation.
     """
     words = list(re.finditer(r"\S+", text))
     return text[: words[-2].start()].rstrip() if len(words) > 2 else ""
@@ -172,20 +174,21 @@ def load(
 ) -> Decoder:
     """A decoder for a pair of checkpoints.
 
-    target, draft, second_draft: a folder, a hub id, or toy:large and toy:small. policy: a name in conf/policy, its
-    knobs as keywords (`fallback=0.6`), or a composed policy. engine: native, hf, or auto, which is
-    native where the architecture is known. compile: native steps go through torch.compile, on a GPU
-    as CUDA graphs; their first use takes seconds each. trust_remote_code: run Python code that checkpoints bring along.
-    device_map, tensor_parallel: how the target is spread over devices (`Placement`); the pair then runs on hf.
-    Weights load at the first decoding and are shared by later
-    decoders. Raises UserError where the parts do not fit together.
+    target, draft, second_draft: a folder, a hub id, toy:large or toy:small.
+    policy: a name in conf/policy with its knobs as keywords (`fallback=0.6`), or a composed policy.
+    engine: native, hf, or auto, which is native if the architecture is known.
+    compile: native steps go through torch.compile, on a GPU with CUDA graphs. The first use of each step takes seconds.
+    trust_remote_code: run Python code that comes with a checkpoint.
+    device_map, tensor_parallel: how the target is spread over devices (`Placement`). The pair then runs on hf.
+    Weights load at the first decoding, and later decoders share them.
+    Raises UserError if the parts do not fit together.
     """
     if knobs and not isinstance(policy, str):
-        raise UserError(f"knobs go with a policy's name; set {', '.join(knobs)} in the composed policy instead")
+        raise UserError(f"knobs need a policy's name, got a composed policy; set {', '.join(knobs)} in it instead")
     node = compose_policy(policy, knobs) if isinstance(policy, str) else policy
     placement = Placement(device_map, tensor_parallel)
     where, precision = str(placement.home(resolve_device(device))), resolve_dtype(dtype)
-    engine = "hf" if placement.spread and engine == "auto" else engine  # one for the pair
+    engine = "hf" if placement.spread and engine == "auto" else engine  # both models run on one engine
     target_model = load_model(target, target_revision, where, precision, engine, compile, trust_remote_code, placement)
     drafts: list[LoadedModel] = []
 
@@ -223,8 +226,8 @@ def load_model(
 ) -> LoadedModel:
     """A model, shared by all decoders of the process.
 
-    Raises UserError for an unknown engine, where what asks for the native engine cannot have it, and for a model
-    that cannot be placed so.
+    Raises UserError for an unknown engine, for a model that the native engine cannot run, and for a placement that
+    the model does not allow.
     """
     if engine not in ENGINES:
         raise UserError(f"runtime.engine must be one of {', '.join(ENGINES)}, got {engine!r}")

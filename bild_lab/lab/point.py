@@ -1,8 +1,7 @@
-"""A point: one configuration, found good and named by all that decides its numbers."""
+"""A point: one checked configuration. Everything that decides its numbers decides its name."""
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +14,7 @@ from bild_lab.engine.models.checkpoint import resolve_device
 from bild_lab.engine.models.placement import Placement
 from bild_lab.engine.sampling import Sampling
 from bild_lab.errors import UserError, require_flag
-from bild_lab.lab.build import described, policy_label
+from bild_lab.lab.build import describe_decoder, policy_label
 from bild_lab.lab.config import (
     TOP_LEVEL,
     DecodingSpec,
@@ -28,20 +27,21 @@ from bild_lab.lab.config import (
     require_policy,
     typed,
 )
-from bild_lab.lab.data.tasks import DatasetSpec, Example, load_examples
+from bild_lab.lab.data.examples import DatasetSpec, Example, load_examples
+from bild_lab.lab.hashing import content_hash, data_hash, file_hash
 from bild_lab.lab.load import Decoder, load
 from bild_lab.lab.measure.environment import environment, placement_setting
 from bild_lab.lab.measure.timing import BASELINE, METHOD
-from bild_lab.lab.results.records import point_hash, require_writable
+from bild_lab.lab.results.records import require_writable
 
-SCORERS = ("sacrebleu", "rouge-score")  # whose versions can change a quality
-LONGEST_NAME = 200  # bytes; file systems take 255, and our temporary names are longer than the folder's
+SCORERS = ("sacrebleu", "rouge-score")  # packages whose version can change a quality
+LONGEST_NAME = 200  # bytes; file systems allow 255, and our temporary names are longer than the folder's
 DEFAULT_THREADS = torch.get_num_threads()
 
 
 @dataclass(frozen=True)
 class Point:
-    """A configuration that was found good, with everything needed to measure it."""
+    """A checked configuration, with everything needed to measure it."""
 
     id: str
     name: str
@@ -51,14 +51,14 @@ class Point:
     setting: dict[str, Any]
     config_yaml: str
     decoders: dict[str, Decoder]  # METHOD and, unless switched off, BASELINE
-    vanilla: Decoder  # answers the turns that later ones follow on
+    vanilla: Decoder  # answers the turns that later turns continue
     examples: tuple[Example, ...]
     metric: str
     decoding: DecodingSpec
     measure: MeasureSpec
     seed: int
     max_source_tokens: int | None
-    resume: bool  # False: an earlier measurement of the point does not count
+    resume: bool  # False: measure again even if the point is finished
 
     @property
     def baseline_is_target(self) -> bool:
@@ -71,9 +71,9 @@ class Point:
 
 
 def prepare(cfg: DictConfig) -> Point:
-    """Check a whole configuration; reads the dataset and the checkpoints' small files, no weights.
+    """Check a whole configuration. Reads the dataset and the checkpoints' small files, but no weights; writes nothing.
 
-    Raises UserError for anything that could not be measured. Writes nothing.
+    Raises UserError for a configuration that cannot be measured.
     """
     require_keys(cfg, TOP_LEVEL)
     require_policy(cfg.policy)
@@ -115,15 +115,16 @@ def prepare(cfg: DictConfig) -> Point:
         "setting": {key: value for key, value in setting.items() if key not in ("target", "draft", "second_draft")},
         "traced_examples": measure.traced_examples,
         "certify": measure.certify,
+        "categories": [one.category for one in examples],
         "weights": [model.checkpoint.fingerprint for each in decoders.values() for model in each.models],
         "files": [file_hash(value) for value in knob_values(cfg.policy).values() if isinstance(value, str)],
     }
     return Point(
-        id=point_hash(inputs),
+        id=content_hash(inputs),
         name=str(cfg.name),
         policy=policy_label(cfg.policy),
         knobs=knob_values(OmegaConf.to_container(cfg.policy, resolve=True)),
-        composition=described(OmegaConf.to_container(cfg.policy.decoder, resolve=True)),
+        composition=describe_decoder(OmegaConf.to_container(cfg.policy.decoder, resolve=True)),
         setting=setting,
         config_yaml=OmegaConf.to_yaml(cfg, resolve=False),
         decoders=decoders,
@@ -139,7 +140,7 @@ def prepare(cfg: DictConfig) -> Point:
 
 
 def sweep_folder(cfg: DictConfig) -> Path:
-    """outputs/NAME. Raises UserError for a name that is not one folder's."""
+    """outputs/NAME. Raises UserError if the name cannot be a folder's name."""
     name = str(cfg.name) if isinstance(cfg.name, str | int | float) else ""
     if not name.isprintable() or name in ("", ".", "..") or set(name) & set("/\\") or len(name.encode()) > LONGEST_NAME:
         raise UserError(f"name must be a plain folder name, got {cfg.name!r}; results go to outputs/NAME")
@@ -148,14 +149,8 @@ def sweep_folder(cfg: DictConfig) -> Path:
 
 @lru_cache(maxsize=4)
 def cached_examples(spec: DatasetSpec) -> tuple[Example, ...]:
-    """The dataset's examples, read once per process; later turns may still lack their history."""
+    """The dataset's examples, read once per process. Later turns may still lack the answers before them."""
     return load_examples(spec, unanswered=True)
-
-
-def data_hash(examples: tuple[Example, ...]) -> str:
-    """What identifies all that is asked; the answers that later turns follow on come from the target."""
-    told = [(one.id, one.prompt, one.references) + ((one.continues,) if one.continues else ()) for one in examples]
-    return point_hash({"examples": told})
 
 
 def _decoder(policy: DictConfig, pair: PairSpec, runtime: RuntimeSpec) -> Decoder:
@@ -184,7 +179,7 @@ def _setting(
     runtime: RuntimeSpec,
     measure: MeasureSpec,
 ) -> dict[str, Any]:
-    """What two points must share to be compared."""
+    """Everything that two points must share to be compared."""
     device = resolve_device(runtime.device)
     return {
         "target": pair.target,
@@ -210,18 +205,9 @@ def _setting(
 
 
 def _code(surroundings: dict[str, Any]) -> str:
-    """The code that a finished point must share to be taken as finished."""
+    """The hash of our code and the versions of the packages that can change a number."""
     return " ".join(f"{key} {surroundings[key]}" for key in ("code", "torch", "transformers", "tokenizers", *SCORERS))
 
 
-def file_hash(path: str) -> str | None:
-    """What identifies the file or folder that a knob names, whose content may change; None where there is none."""
-    named = Path(path).expanduser()
-    if not named.is_dir():
-        return hashlib.sha256(named.read_bytes()).hexdigest() if named.is_file() else None
-    files = sorted(file for file in named.rglob("*") if file.is_file())
-    return point_hash({str(file.relative_to(named)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files})
-
-
 def _without_name(policy: DictConfig) -> dict[str, Any]:
-    return {key: value for key, value in OmegaConf.to_container(policy).items() if key != "name"}
+    return {key: value for key, value in OmegaConf.to_container(policy, resolve=True).items() if key != "name"}

@@ -1,4 +1,4 @@
-"""From a point that was found good to its stored result."""
+"""Measures a checked point and stores its result."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from bild_lab.engine.models.placement import SpreadModel
 from bild_lab.engine.request import Request
 from bild_lab.lab.analysis.pipeline import pipeline_account
 from bild_lab.lab.analysis.prediction import predict
-from bild_lab.lab.data.tasks import Example
-from bild_lab.lab.history import with_history
-from bild_lab.lab.measure.certificate import Certificate, certify, counted
+from bild_lab.lab.conversation_history import with_history
+from bild_lab.lab.data.examples import Example
+from bild_lab.lab.measure.certificate import Certificate, certify, count_verdicts
 from bild_lab.lab.measure.device_use import DeviceUse
 from bild_lab.lab.measure.environment import OtherLoad, RanksLoad, environment, peak_memory_mb
-from bild_lab.lab.measure.finite import require_numbers
+from bild_lab.lab.measure.nan_check import require_no_nan
 from bild_lab.lab.measure.timing import BASELINE, METHOD, Stages, Timed, time_methods, trace_stages, warm_up
 from bild_lab.lab.point import Point
 from bild_lab.lab.results.example_rows import example_rows, with_trace
@@ -31,16 +31,16 @@ from bild_lab.lab.results.summary import agreement, cost_account, summarize
 def run_point(
     point: Point, sweep: Sweep, setup_s: float = 0.0, advance: Callable[[], None] = lambda: None
 ) -> dict[str, Any]:
-    """Measure a point and store it; returns its result.
+    """Measure a point, store its result and return it.
 
-    setup_s: what was spent on it before, for the account of where time went. advance: called after
-    every example. Of several processes that hold the target between them the first stores its own.
+    setup_s: seconds spent on the point before this call; they become part of its `seconds`. advance: called after
+    every example. If several processes share the target, the first one stores its result.
     """
     clock = Clock()
     torch.set_num_threads(point.setting["threads"])
     decoder = point.decoders[METHOD]
     device, synchronize, ranks = decoder.target.device, decoder.synchronize, decoder.target.transformers.ranks
-    use = DeviceUse(device) if ranks.first or device.type == "cuda" else None  # of a CPU, which the ranks share
+    use = DeviceUse(device) if ranks.first or device.type == "cuda" else None  # processes share a CPU
     surroundings = {**environment(device), "host": platform.node()}
     ranks.run(lambda: [each.load_weights() for each in point.decoders.values()])
     if isinstance(decoder.target, SpreadModel):
@@ -52,7 +52,7 @@ def run_point(
     clock.lap("history")
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    require_numbers(decoder.models, decoder.method.engine, requests[0])
+    require_no_nan(decoder.models, decoder.method.engine, requests[0])
     methods = {name: each.method for name, each in point.decoders.items()}
     warm_up(methods, requests, point.measure.warmup, point.seed)
     clock.lap("warmup")
@@ -66,12 +66,12 @@ def run_point(
         use.close()
     clock.lap("decode")
     ranks.require_equal("tokens", {name: [one.token_ids for one in several] for name, several in timed.items()})
-    stages = _traced(point, requests, timed)
+    stages = _trace_stages(point, requests, timed)
     clock.lap("trace")
-    certificates = certified(point, requests, timed) if point.measure.certify else None
+    certificates = certify_all(point, requests, timed) if point.measure.certify else None
     clock.lap("certify")
     for request, one in zip(requests, timed[METHOD], strict=True):
-        require_numbers(decoder.models, decoder.method.engine, request, one.token_ids)
+        require_no_nan(decoder.models, decoder.method.engine, request, one.token_ids)
     clock.lap("check")
     texts = {name: [decoder.text(one.token_ids) for one in several] for name, several in timed.items()}
     result = {
@@ -85,9 +85,9 @@ def run_point(
         "setting": point.setting,
         **summarize(point.metric, examples, timed, texts, point.seed),
         "agreement_with_target": agreement(timed) if point.baseline_is_target else None,
-        "certificate": None if certificates is None else counted(certificates),
+        "certificate": None if certificates is None else count_verdicts(certificates),
         "peak_memory_mb": peak_memory_mb(device),
-        **_account(point, timed, stages),
+        **_stages_and_costs(point, timed, stages),
         "environment": surroundings,
     }
     clock.lap("metrics")
@@ -101,16 +101,16 @@ def run_point(
     return result
 
 
-def _traced(point: Point, requests: list[Request], timed: dict[str, list[Timed]]) -> Stages | None:
-    """Where the time of the first examples goes; None for a method without rounds."""
+def _trace_stages(point: Point, requests: list[Request], timed: dict[str, list[Timed]]) -> Stages | None:
+    """The time of the first examples by stage; None for a method without rounds."""
     decoder, count = point.decoders[METHOD], point.measure.traced_examples
     if not count or not timed[METHOD][0].trace.rounds:
         return None
     return trace_stages(decoder.method, requests[:count], point.seed, decoder.synchronize)
 
 
-def _account(point: Point, timed: dict[str, list[Timed]], stages: Stages | None) -> dict[str, Any]:
-    """Seconds by stage and forwards by cost, and what theory makes of them."""
+def _stages_and_costs(point: Point, timed: dict[str, list[Timed]], stages: Stages | None) -> dict[str, Any]:
+    """Seconds by stage, the cost of all forwards, and what theory predicts from them."""
     seconds = None if stages is None else stages.seconds
     count, prediction = point.measure.traced_examples, None
     if seconds is not None and BASELINE in timed:
@@ -125,21 +125,21 @@ def _account(point: Point, timed: dict[str, list[Timed]], stages: Stages | None)
     }
 
 
-def certified(point: Point, requests: list[Request], timed: dict[str, list[Timed]]) -> list[Certificate]:
-    """Each example's text against the target's own."""
+def certify_all(point: Point, requests: list[Request], timed: dict[str, list[Timed]]) -> list[Certificate]:
+    """Each example's text compared with the target's own."""
     target = point.decoders[METHOD].target
     trios = zip(requests, timed[METHOD], timed[BASELINE], strict=True)
     return [certify(target, request, one.token_ids, own.token_ids) for request, one, own in trios]
 
 
 def compiled_steps(point: Point) -> int:
-    """How many shapes the point's models have compiled; each once where decoders share a model."""
+    """How many shapes the point's models have compiled. A model that decoders share counts once."""
     models = {id(model): model for each in point.decoders.values() for model in each.models}
     return sum(getattr(model, "compiled_steps", 0) for model in models.values())
 
 
 class Clock:
-    """Wall-clock seconds by what they were spent on."""
+    """Wall-clock seconds of each part of a measurement."""
 
     def __init__(self) -> None:
         self._last = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Ending a sweep by Ctrl-C or `kill`: the point in flight is dropped, what is finished is reported."""
+"""Ending a sweep by Ctrl-C or `kill`: the point being measured is dropped, finished points are reported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal asked to stop. code: the exit status that tells, 130 for SIGINT and 143 for SIGTERM."""
+    """A signal asked the process to stop. code: the exit status, 130 for SIGINT and 143 for SIGTERM."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -21,8 +21,8 @@ class Stopped(KeyboardInterrupt):
 class StopSignals:
     """What the process that runs a sweep does when it is asked to stop.
 
-    While a point is measured `Stopped` is raised inside it. At other times, such as while a launcher's
-    workers measure, `finish` is called with the exit status. A second signal acts as ever.
+    While a point is being measured, `Stopped` is raised inside it. At other times, such as while a launcher's
+    workers measure, `finish` is called with the exit status. A second signal ends the process as usual.
     """
 
     def __init__(self) -> None:
@@ -31,19 +31,19 @@ class StopSignals:
         self._finish: Callable[[int], None] = lambda code: None
 
     def install(self, finish: Callable[[int], None]) -> None:
-        """Take the signals over."""
+        """Handle the signals from now on."""
         self._finish = finish
         self._before = {number: signal.signal(number, self._stop) for number in SIGNALS}
 
     def restore(self) -> None:
-        """Hand the signals back."""
+        """Put the former handlers back."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before = {}
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
-        """A point is being measured."""
+        """While the block runs, a point is being measured."""
         self._measuring = True
         try:
             yield

@@ -1,4 +1,4 @@
-"""One run or a sweep of them: check before anything is written, measure, report, exit honestly."""
+"""One run or a sweep: check before anything is written, measure, report, and exit with a status that tells."""
 
 from __future__ import annotations
 
@@ -32,21 +32,22 @@ from bild_lab.errors import UserError
 from bild_lab.lab.build import build, policy_label
 from bild_lab.lab.cli import console, escape, plain_message, refuse
 from bild_lab.lab.config import knob_values
+from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.load import load_model
 from bild_lab.lab.point import Point, prepare, sweep_folder
-from bild_lab.lab.results.records import Sweep, point_hash
+from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.runner import run_point
 from bild_lab.lab.stop_signals import Stopped, StopSignals
 from bild_lab.lab.torchrun import require_basic_launcher
 
 FAILED_POINTS = 1
 BUSY_PERCENT = 10  # of all cores' time
-MOST_CHECKED_BEFORE = 64  # points prepared while looking for one that can run
+MOST_CHECKED_BEFORE = 64  # points prepared before a sweep, until one can run
 
 
 @dataclass
 class Run:
-    """What the process that the user started knows of its run; a launcher's workers have none of it.
+    """What this process knows of its run. Only the process that the user started knows jobs and report.
 
     jobs: every job's configuration. report: writes the sweep's table, figure and report. failed: points that failed
     in this process, stored or not. ended_s: when the last point of this process ended, on the clock of
@@ -66,16 +67,16 @@ _age_at_import_s = max(0.0, time.time() - psutil.Process().create_time())
 
 
 def measure_point(cfg: DictConfig) -> float:
-    """The task function: measure one configuration, or take its finished result.
+    """The task function: measure one configuration, or reuse its finished result.
 
-    Returns the speedup. A point that fails is recorded and does not end the sweep; a signal does.
+    Returns the speedup. A point that fails is recorded and does not end the sweep. A signal does.
     """
     try:
         with _signals.measuring():
-            speedup, broke = _tried(cfg)
-        if broke and launched().count > 1:  # the others may wait for this one in the middle of a forward
+            speedup, crashed = _measure_or_reuse(cfg)
+        if crashed and launched().count > 1:  # the other processes may wait for this one inside a forward
             _finish(cfg, FAILED_POINTS)
-        if broke:
+        if crashed:
             _release_models()
         return float("nan") if speedup is None else speedup
     except Stopped as stop:
@@ -85,29 +86,29 @@ def measure_point(cfg: DictConfig) -> float:
     raise AssertionError("unreachable: a stopped run exits")
 
 
-def _tried(cfg: DictConfig) -> tuple[float | None, bool]:
-    """The point's speedup, and whether something broke in a way that may have left a device full."""
+def _measure_or_reuse(cfg: DictConfig) -> tuple[float | None, bool]:
+    """The point's speedup, and whether a fault may have left a device's memory full."""
     sweep, ranks = Sweep(sweep_folder(cfg)), launched()
     try:
-        point = ranks.run(lambda: _prepared(cfg))
+        point = ranks.run(lambda: _prepare_everywhere(cfg))
         result = ranks.broadcast(sweep.finished(point.id) if cfg.resume else None)
         failure = failure_hash(point.config_yaml)
         if result is not None:
             console.print(f"[dim]{escape(_title(point))}: finished before[/dim]")
         else:
-            result = _measured(point, sweep)
+            result = _measure_with_progress(point, sweep)
             if ranks.first:
-                _log(cfg, sweep, result)
+                _log_point(cfg, sweep, result)
         if ranks.first and failure not in _run.failed:
             sweep.forget_failure(failure)
         return result["speedup"]["value"], False
-    except Exception as error:  # any fault of one point; the others still run and the exit code tells
+    except Exception as error:  # any fault of one point: the others still run, and the exit code tells
         _record_failure(cfg, sweep, error)
         return None, not isinstance(error, UserError)
 
 
 class SweepCallback(Callback):
-    """Refuses a run that cannot work before a file is written; reports when all points are done.
+    """Refuses a run that cannot work before any file is written, and reports when all points are done.
 
     report: writes the sweep's table, figure and report.
     """
@@ -119,7 +120,7 @@ class SweepCallback(Callback):
         self._start(config, [config])
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        self._start(config, _composed(config, _jobs(config)))
+        self._start(config, _job_configs(config, _job_overrides(config)))
 
     def on_run_end(self, config: DictConfig, **_: Any) -> None:
         _finish(config)
@@ -128,7 +129,7 @@ class SweepCallback(Callback):
         _finish(config)
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
-        """Hydra keeps what every job returns to the end of a sweep; two whole configurations each would add up."""
+        """Drop the two configurations of a finished job: Hydra would keep those of all jobs until the sweep ends."""
         job_return.cfg = job_return.hydra_cfg = None
 
     def _start(self, config: DictConfig, jobs: list[DictConfig]) -> None:
@@ -138,34 +139,34 @@ class SweepCallback(Callback):
 
 
 def _check(configs: list[DictConfig]) -> None:
-    """Exit with the first complaint unless one of the configurations can run."""
+    """Exit with the first error unless one of the configurations can run."""
     complaint: BaseException = UserError("the sweep has no points: one of its lists of values is empty")
     for number, config in enumerate(configs):
         try:
             require_basic_launcher(config.hydra.launcher._target_)
-            _prepared(config)
+            _prepare_everywhere(config)
             logger(config)
             return
         except (UserError, HydraException, OmegaConfBaseException) as error:
             complaint = error if number == 0 else complaint
-        except Exception:  # a fault of ours: Hydra would turn it into a warning and go on
+        except Exception:  # a fault of ours: Hydra would only warn and go on
             traceback.print_exc()
             sys.exit(FAILED_POINTS)
     refuse(complaint)
 
 
-def _prepared(cfg: DictConfig) -> Point:
-    """The point, where its target lies in all processes that were started. Raises UserError for one that cannot be."""
+def _prepare_everywhere(cfg: DictConfig) -> Point:
+    """Prepare a point. Raises UserError if torchrun started several processes and its target does not use them."""
     point = prepare(cfg)
     if point.vanilla.target.transformers.ranks != launched():
         raise UserError(
-            f"{launched().count} processes would measure the same and write it to {sweep_folder(cfg)}; "
-            "leave torchrun out, or set runtime.tensor_parallel=true"
+            f"{launched().count} processes would measure the same point and write it to {sweep_folder(cfg)}; "
+            "run without torchrun, or set runtime.tensor_parallel=true"
         )
     return point
 
 
-def _jobs(config: DictConfig) -> list[list[str]]:
+def _job_overrides(config: DictConfig) -> list[list[str]]:
     """The overrides of every job that the basic sweeper will launch."""
     given = [f"{key}={value}" for key, value in (config.hydra.sweeper.get("params") or {}).items()]
     parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
@@ -173,8 +174,8 @@ def _jobs(config: DictConfig) -> list[list[str]]:
     return list(itertools.chain(*BasicSweeper.split_arguments(overrides, None)))
 
 
-def _composed(config: DictConfig, jobs: list[list[str]]) -> list[DictConfig]:
-    """Every job's configuration; exits where one cannot be composed."""
+def _job_configs(config: DictConfig, jobs: list[list[str]]) -> list[DictConfig]:
+    """Every job's configuration. Exits if one cannot be composed."""
     loader = GlobalHydra.instance().config_loader()
     try:
         return [loader.load_sweep_config(config, job) for job in jobs]
@@ -188,21 +189,21 @@ def _logger(config_yaml: str) -> Any:
 
 
 def logger(cfg: DictConfig) -> Any:
-    """The run's logger, one for the whole process: it remembers whether its server can be reached."""
+    """The run's logger. The whole process has one, which remembers whether its server can be reached."""
     return _logger(OmegaConf.to_yaml(cfg.logger, resolve=True))
 
 
-def _measured(point: Point, sweep: Sweep) -> dict[str, Any]:
+def _measure_with_progress(point: Point, sweep: Sweep) -> dict[str, Any]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(escape(_title(point)), total=len(point.examples))
         result = run_point(point, sweep, since_last_point_s(), lambda: progress.advance(task))
     speedup, quality = result["speedup"]["value"], result["quality"]
-    told = "" if speedup is None else f", {speedup:.2f}x"
-    console.print(f"{escape(_title(point))}: {quality['metric']} {quality['value']:.2f}{told}")
+    speed = "" if speedup is None else f", {speedup:.2f}x"
+    console.print(f"{escape(_title(point))}: {quality['metric']} {quality['value']:.2f}{speed}")
     busy = result["environment"]["busy_elsewhere_percent"]
     if busy > BUSY_PERCENT:
-        console.print(f"[bold red]{busy:.0f} % of the machine was busy with something else[/bold red], timings suffer")
+        console.print(f"[bold red]{busy:.0f} % of the machine was busy with something else[/bold red]: timings suffer")
     return result
 
 
@@ -212,7 +213,7 @@ def since_last_point_s() -> float:
 
 
 def process_age_s() -> float:
-    """Seconds since the process started, on a clock that nobody sets."""
+    """Seconds since the process started, on a clock that is never set back."""
     return _age_at_import_s + time.perf_counter() - _imported_s
 
 
@@ -222,8 +223,8 @@ def _title(point: Point) -> str:
     return place + " ".join([point.policy, *(f"{knob}={value}" for knob, value in point.knobs.items())])
 
 
-def _log(cfg: DictConfig, sweep: Sweep, result: dict[str, Any]) -> None:
-    """Log a stored point; where that fails the point stands, and the exit code tells."""
+def _log_point(cfg: DictConfig, sweep: Sweep, result: dict[str, Any]) -> None:
+    """Log a stored point. If that fails, the point is kept and the exit code tells."""
     try:
         logger(cfg).log_point(result, OmegaConf.to_container(cfg, resolve=True))
     except Exception as error:  # whatever a logging service raises
@@ -231,7 +232,7 @@ def _log(cfg: DictConfig, sweep: Sweep, result: dict[str, Any]) -> None:
 
 
 def _record_failure(cfg: DictConfig, sweep: Sweep, error: Exception, what: str = "failed") -> None:
-    """Store and say what went wrong; where a launcher's worker cannot store it, its error reaches the launcher."""
+    """Store and print what went wrong. If a launcher's worker cannot store it, the launcher gets the error."""
     knobs = knob_values(OmegaConf.to_container(cfg.policy))
     config_yaml = OmegaConf.to_yaml(cfg, resolve=False)
     point = failure_hash(config_yaml)
@@ -259,12 +260,12 @@ def _record_failure(cfg: DictConfig, sweep: Sweep, error: Exception, what: str =
 
 
 def failure_hash(config_yaml: str) -> str:
-    """What a failed point is stored under: its configuration, as nothing more may be known of it."""
-    return point_hash({"failed": config_yaml})
+    """The name that a failed point is stored under. It comes from the configuration: nothing else may be known."""
+    return content_hash({"failed": config_yaml})
 
 
 def _release_models() -> None:
-    """Drop the process's models, which the next point loads again: what broke may have been for want of memory."""
+    """Drop the process's models, as the fault may have been a lack of memory. The next point loads them again."""
     load_model.cache_clear()
     gc.collect()
     if torch.cuda.is_available():
@@ -272,7 +273,7 @@ def _release_models() -> None:
 
 
 def _finish(config: DictConfig, code: int = 0) -> None:
-    """Write the table, the figure and the report; exit non-zero if a point of this run failed or it was stopped."""
+    """Write the table, the figure and the report. Exit non-zero if a point failed or the run was stopped."""
     _signals.restore()
     sweep = Sweep(sweep_folder(config))
     if code:

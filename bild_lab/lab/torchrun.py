@@ -1,4 +1,4 @@
-"""Running an application under `torchrun`: the first process prints and writes, the others are silent."""
+"""Running an application under `torchrun`: only the first process prints and writes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import console, output
 
-GRACE_S = 30  # for the first process to say what went wrong, and to report what is finished
-SIGNALLED = 128  # exit statuses above it mean a signal, which all processes got
+GRACE_S = 30  # time for the first process to print what went wrong and to report finished points
+SIGNALLED = 128  # a higher exit status means a signal, which all processes got
 
 
 @contextmanager
-def first_speaks() -> Iterator[None]:
-    """Run an application in each process that `torchrun` started; only the first prints.
+def only_first_prints() -> Iterator[None]:
+    """Run an application in each process that `torchrun` started. Only the first one prints.
 
-    Another process prints only if it fails alone. `torchrun` ends all processes with the first one that fails, so
-    that process waits a while for the first to speak.
+    Another process prints only if it fails. `torchrun` ends all processes when one fails, so that process first waits
+    a while for the first process to print.
     """
     ranks, printed = launched(), io.StringIO()
     if not ranks.first:
@@ -39,6 +39,6 @@ def first_speaks() -> Iterator[None]:
 
 
 def require_basic_launcher(launcher: str) -> None:
-    """Raise UserError for a Hydra launcher: `torchrun` does not know the processes it starts."""
+    """Raise UserError for a Hydra launcher: `torchrun` knows nothing of the processes that it would start."""
     if launched().count > 1 and not launcher.endswith(".BasicLauncher"):
-        raise UserError(f"processes of torchrun run every point themselves, got the launcher {launcher}; leave it out")
+        raise UserError(f"under torchrun every process runs every point, got the launcher {launcher}; leave it out")

@@ -1,7 +1,7 @@
-"""The toy pair: a large and a small T5 that are trained on the toy corpus at first use and kept in a cache.
+"""The toy pair: a large and a small T5, trained on the toy corpus at first use and kept in a cache.
 
-`conf/model/toy_large.yaml`, `conf/model/toy_small.yaml` and `conf/train/toy.yaml` say how. The training runs in a
-process of its own, `python -m bild_lab.training.toy`, so that measuring does not depend on training.
+`conf/model/toy_large.yaml`, `conf/model/toy_small.yaml` and `conf/train/toy.yaml` say how they are trained. Training
+runs in a process of its own, `python -m bild_lab.training.toy`, so that the lab does not import training.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import BAD_INPUT, INTERRUPTED, console
 from bild_lab.lab.config import config_dir, typed
-from bild_lab.lab.data.tasks import DatasetSpec, Example, load_examples
+from bild_lab.lab.data.examples import DatasetSpec, Example, load_examples
 
 C = TypeVar("C", bound=Checkpoint)
 
-MEMBERS = {"toy:large": "toy_large", "toy:small": "toy_small"}  # and their files in conf/model
+MEMBERS = {"toy:large": "toy_large", "toy:small": "toy_small"}  # values: their files in conf/model
 TRAIN = "bild_lab.training.toy"
 PACKAGE = Path(__file__).resolve().parents[1]
-_LIBRARIES = ("torch", "transformers", "tokenizers")  # other versions, other weights
+_LIBRARIES = ("torch", "transformers", "tokenizers")  # other versions give other weights
 
 
 def named_checkpoint(
     path: str, revision: str | None = None, trust_remote_code: bool = False, kind: type[C] = Checkpoint
 ) -> C:
-    """The checkpoint of a folder, a hub id, or toy:large and toy:small, which are trained at first use."""
+    """The checkpoint of a folder, a hub id, toy:large or toy:small. The toy pair is trained at first use."""
     folder = toy_checkpoint(path) if isinstance(path, str) and path.startswith("toy:") else None
     return kind(path, revision, trust_remote_code, folder)
 
@@ -54,9 +54,9 @@ def toy_checkpoint(name: str) -> Path:
 
 
 def toy_folder(name: str) -> Path:
-    """Where a member and its training lie: a cache folder named by a hash of all that decides the weights.
+    """The cache folder of a member and its training, named by a hash of everything that decides the weights.
 
-    These are corpus, recipe, configuration and library versions. Raises UserError for another name.
+    That is the corpus, the recipe, the configuration and library versions. Raises UserError for another name.
     """
     if name not in MEMBERS:
         raise UserError(f"the toy pair has the members {' and '.join(MEMBERS)}, got {name!r}")
@@ -73,7 +73,7 @@ def toy_folder(name: str) -> Path:
 
 
 def toy_examples() -> tuple[DatasetSpec, tuple[Example, ...]]:
-    """What the pair is trained on, and the dataset it comes from."""
+    """The dataset that the pair is trained on, and its examples."""
     spec = typed(DatasetSpec, OmegaConf.create(toy_config("dataset/toy") | {"split": "train"}), "dataset")
     return spec, load_examples(spec)
 
@@ -81,7 +81,7 @@ def toy_examples() -> tuple[DatasetSpec, tuple[Example, ...]]:
 def toy_config(name: str) -> dict[str, Any]:
     """The values of `conf/NAME.yaml`."""
     values = OmegaConf.to_container(OmegaConf.load(config_dir() / f"{name}.yaml"))
-    values.pop("defaults", None)  # Hydra's own: which recipe comes with a model
+    values.pop("defaults", None)  # for Hydra: which recipe belongs to a model
     return values
 
 
@@ -95,7 +95,7 @@ def _train(name: str) -> None:
 
     Raises UserError if the training fails, and KeyboardInterrupt if that process is interrupted.
     """
-    if launched().count > 1:  # each would train, and wait for the others inside the training
+    if launched().count > 1:  # each process would train, and wait for the others inside the training
         raise UserError(
             f"{name} is not trained yet, and this is one of {launched().count} processes; "
             "train it first: python run.py pair=toy dataset.limit=1"

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError
-from bild_lab.lab.data.tasks import Example
+from bild_lab.lab.data.examples import Example
 
 IGNORED = -100  # a label without a loss
 _CHUNK = 1000  # texts tokenized at once

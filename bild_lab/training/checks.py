@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from bild_lab.errors import UserError
-from bild_lab.lab.data.tasks import Example
+from bild_lab.lab.data.examples import Example
 
 
 def decoder_depth(config: PreTrainedConfig) -> int:

@@ -11,7 +11,7 @@ import torch
 from bild_lab.engine.drafters.ngram_table import Counts, NGramTable, require_order, vocabulary_hash
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.errors import UserError
-from bild_lab.lab.data.tasks import Example
+from bild_lab.lab.data.examples import Example
 
 
 def estimate(sequences: Iterable[Sequence[int]], order: int, vocabulary: dict[str, int], corpus: str) -> NGramTable:

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
-from bild_lab.lab.build import flat
+from bild_lab.lab.build import flatten
 from bild_lab.lab.results.records import finite
 
 
@@ -47,7 +47,7 @@ def require_same_settings(
     held: the settings read back from the folder's JSON. Keys of nested settings are dotted. ignored: keys that decide
     nothing, such as the path of data that has a hash.
     """
-    before, now = flat(dict(held)), flat(json.loads(json.dumps(wanted)))  # lists for tuples, as JSON has them
+    before, now = flatten(dict(held)), flatten(json.loads(json.dumps(wanted)))  # lists for tuples, as JSON has them
     for key in sorted({*before, *now} - ignored):
         if before.get(key) != now.get(key):
             raise UserError(

@@ -16,8 +16,8 @@ from transformers.trainer_callback import TrainerState
 
 from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError
+from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.measure.environment import environment
-from bild_lab.lab.results.records import point_hash
 from bild_lab.training.folder import METRICS, TrainingFolder
 from bild_lab.training.global_state import isolated
 from bild_lab.training.output_files import write_json
@@ -146,7 +146,7 @@ def _logs(training: Training, arguments: TrainingArguments) -> Iterator[list[Tra
     with progress_bar(job.progress) as bar:
         logs: list[TrainerCallback] = [training.terminal_log(bar, job.title, job.recipe.max_steps, job.metric)]
         if job.logger is not None:
-            name, device = point_hash(dict(training.identity)), environment(arguments.device)
+            name, device = content_hash(dict(training.identity)), environment(arguments.device)
             logs.append(LogToWandb(job.logger.start(name, job.folder.name, training.start, training.identity, device)))
         yield logs
 

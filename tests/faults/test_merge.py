@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from bild_lab.lab.cli import with_words
+from bild_lab.lab.cli import words_as_list
 from bild_lab.lab.results.groups import by_setting
 from bild_lab.lab.results.records import Sweep
 from scripts import merge
@@ -20,7 +20,7 @@ Command = Callable[..., tuple[int, str]]
 @pytest.fixture
 def command(command: Command) -> Command:
     """Runs scripts/merge.py in an empty folder; returns its exit code and everything it printed."""
-    return lambda *words: command(merge, *with_words(list(words), "sweeps"), config="merge")
+    return lambda *words: command(merge, *words_as_list(list(words), "sweeps"), config="merge")
 
 
 def write_sweep(name: str, fallbacks: list[float], hardware: str, host: str, beside: bool = False) -> Sweep:
@@ -90,7 +90,7 @@ def test_timings_of_different_hardware_never_share_a_curve(command: Command) -> 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["name=all"], "folders of sweeps are wanted, got none"),
+        (["name=all"], "folders of sweeps are needed, got none"),
         (["name=all", "outputs/missing"], "outputs/missing has no finished points"),
         (["name=one", "outputs/one"], "cannot be merged into itself"),
     ],

@@ -19,10 +19,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import run
-from bild_lab.lab.cli import quoted
+from bild_lab.lab.cli import quote_free_text
 from bild_lab.lab.load import load_model
 from bild_lab.lab.measure.device_use import DeviceUse
-from bild_lab.lab.point import DEFAULT_THREADS, file_hash
+from bild_lab.lab.point import DEFAULT_THREADS
 
 Command = Callable[..., tuple[int, str]]
 
@@ -287,16 +287,6 @@ def test_a_point_says_where_and_how_it_was_measured(command: Command, base: list
     assert pd.read_csv("outputs/tested/sweep.csv")["shared_device"].tolist() == [False, True]
 
 
-def test_a_folder_that_a_knob_names_is_known_by_its_files(tmp_path: Path) -> None:
-    (tmp_path / "adapter" / "deep").mkdir(parents=True)
-    (tmp_path / "adapter" / "deep" / "weights").write_text("1")
-    before = file_hash(str(tmp_path / "adapter"))
-    assert before == file_hash(str(tmp_path / "adapter"))
-    (tmp_path / "adapter" / "deep" / "weights").write_text("2")
-    assert before != file_hash(str(tmp_path / "adapter"))
-    assert file_hash(str(tmp_path / "missing")) is None
-
-
 def test_the_default_number_of_threads_comes_back(command: Command, base: list[str]) -> None:
     code, printed = command("-m", *base, "runtime.threads=1,null,2")
     assert code == 0, printed
@@ -329,7 +319,7 @@ def test_a_logger_that_fails_costs_no_point(command: Command, base: list[str], m
     ],
 )
 def test_free_text_gets_the_quotes_a_shell_took_away(word: str, expected: str) -> None:
-    assert quoted(word) == expected
+    assert quote_free_text(word) == expected
 
 
 BAD_INPUT = {

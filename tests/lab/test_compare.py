@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
-from bild_lab.lab.cli import with_words
+from bild_lab.lab.cli import words_as_list
 from bild_lab.lab.config import compose_config
-from bild_lab.lab.data.tasks import DatasetSpec, load_examples
-from bild_lab.lab.point import data_hash
+from bild_lab.lab.data.examples import DatasetSpec, load_examples
+from bild_lab.lab.hashing import data_hash
 from bild_lab.lab.results.records import Sweep
 from scripts import compare
 from tests.report.sample import ENVIRONMENT, sample_result
@@ -24,7 +24,7 @@ FALLBACKS = (0.3, 0.6)
 @pytest.fixture
 def command(command: Command) -> Command:
     """Runs scripts/compare.py in an empty folder; returns its exit code and everything it printed."""
-    return lambda *words: command(compare, *with_words(list(words), "sweeps"), config="compare")
+    return lambda *words: command(compare, *words_as_list(list(words), "sweeps"), config="compare")
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_points_of_one_side_alone_are_counted(command: Command, sweep: Callable[
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["outputs/before"], "two sweeps are wanted, got 1"),
+        (["outputs/before"], "two sweeps are needed, got 1"),
         (["outputs/before", "outputs/nowhere"], "outputs/nowhere has no finished points"),
         (["outputs/before", "outputs/before@fff"], "no points of commit 'fff'; its points are of aaa1111"),
         (["outputs/before", "outputs/before", "name=a/b"], "name must be a plain folder name"),
@@ -152,10 +152,10 @@ def test_bad_input_is_refused_in_one_line_and_writes_nothing(
 
 
 def test_plain_words_are_a_list_and_the_rest_overrides() -> None:
-    assert with_words(["name=x", "outputs/a b", "--cfg", "job", "o'b"], "sweeps") == [
+    assert words_as_list(["name=x", "outputs/a b", "--cfg", "job", "o'b"], "sweeps") == [
         "name=x",
         "--cfg",
         "job",
         r"sweeps=['outputs/a b','o\'b']",
     ]
-    assert with_words(["name=x"], "sweeps") == ["name=x"]
+    assert words_as_list(["name=x"], "sweeps") == ["name=x"]

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 
 import bild_lab
 from bild_lab.errors import UserError
-from bild_lab.lab.build import described, policy_label
+from bild_lab.lab.build import describe_decoder, policy_label
 from bild_lab.lab.config import compose_policy, config_dir, policy_names
 from tests.checkpoints import SHARED, needs_shared
 from tests.policies import RUNNABLE, is_lossless, load
@@ -107,7 +107,7 @@ def test_a_truncated_checkpoint_is_refused(checkpoints: Path, tmp_path: Path) ->
 def test_a_composition_is_described_and_changes_are_marked() -> None:
     policy = compose_policy("bild", {"fallback": 0.5})
     node = OmegaConf.to_container(OmegaConf.create({"policy": policy}).policy.decoder, resolve=True)
-    assert described(node) == ("ModelDrafter(window=10, LowConfidence(threshold=0.5)) + Rollback(threshold=2.0)")
+    assert describe_decoder(node) == ("ModelDrafter(window=10, LowConfidence(threshold=0.5)) + Rollback(threshold=2.0)")
     assert policy_label(policy) == "bild"
     policy.decoder.drafter.window = 3
     assert policy_label(policy) == "bild (changed: drafter.window)"

@@ -360,11 +360,11 @@ def test_the_script_draws_into_outputs(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "a figure is wanted: bild_cascades"),
+        ([], "a figure is needed, got none; choose from bild_cascades"),
         (["bild_fig4", "output=x"], "settings are outputs=DIR, scale=paper|small and run=true, got output"),
         (["bild_fig4", "scale=tiny"], "scale must be paper or small, got 'tiny'"),
         (["bild_fig4", "run=maybe"], "run must be true or false, got 'maybe'"),
-        (["all", "run=true"], "it wants scale=small"),
+        (["all", "run=true"], "give scale=small and no outputs"),
         (["bild_fig11"], "figure must be one of"),
     ],
 )

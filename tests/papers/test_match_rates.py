@@ -199,8 +199,8 @@ BAD_INPUT = {
     "heads of another model": (["heads=others"], "the heads others were trained for elsewhere, whose weights are not"),
     "a layer without a head": (["heads=own", "layers=[2]"], "layers must be ones that own has heads for, [1], got [2]"),
     "no length": (["decoding.max_new_tokens=0"], "decoding.max_new_tokens must be a whole number >= 1, got 0"),
-    "a foreign table": (["name=taken"], "outputs/taken/match_rates.csv is in the way"),
-    "a folder of something else": (["name=trained"], "outputs/trained/metrics.json is not of match rates"),
+    "a foreign table": (["name=taken"], "outputs/taken/match_rates.csv exists, but no metrics.json"),
+    "a folder of something else": (["name=trained"], "outputs/trained/metrics.json does not describe match rates"),
 }
 
 

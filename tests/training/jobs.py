@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from bild_lab.lab.data.tasks import Example
+from bild_lab.lab.data.examples import Example
 from bild_lab.training.finetuning.job import FinetuningJob
 from bild_lab.training.recipe import Recipe
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bild_lab.engine.models.checkpoint import Checkpoint
-from bild_lab.lab.data.tasks import Example
+from bild_lab.lab.data.examples import Example
 from bild_lab.training.batches import (
     BatchOrder,
     Collator,

@@ -1,1 +1,1 @@
-"""What the numbers mean: Pareto fronts, walltime theory, statistics."""
+"""What the numbers mean: statistics, costs, theory beside measurement, Pareto fronts, comparisons."""

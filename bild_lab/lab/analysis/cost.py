@@ -1,25 +1,25 @@
 """Operations and memory traffic of decoding, in closed form from recorded forwards (BiLD §7.3.1, Figure 8).
 
-FLOPs: 2·m·k·n for every product of [m, k] and [k, n]. These are the products with weights, the head for
-the rows that were scored, and in attention Q·Kᵀ and A·V over the whole rectangle of rows and keys, as
-kernels compute it even where a mask hides keys. The encoder's forward includes the cross-attention
-keys and values of all decoder layers, which are computed once. Rows that go through the layers in several
-forwards count in each with its layers, and read the embedding in the first of them; of layers that are only
-filled, the product that gives keys and values counts.
+FLOPs: 2·m·k·n for every product of [m, k] and [k, n]. Counted are
+- the products with weights, and the head for the rows that were scored;
+- in attention Q·Kᵀ and A·V over the whole rectangle of rows and keys: kernels compute it even if a mask hides keys;
+- in the encoder's forward also the cross-attention keys and values of all decoder layers, which are computed once.
+If rows go through the layers in several forwards, each forward counts its own layers, and only the first reads the
+embedding. For layers that are only filled, the product that gives keys and values is counted.
 
-Bytes moved (the paper's memory operations), all values being of one width:
-- every weight matrix once per forward, the head only if rows were scored, of the embedding one row per token;
-- what enters and what leaves every product with weights, where query, key and value are one product and
-  so are gate and up; the keys and values that leave are the write into the cache;
-- attention as one fused kernel: queries in, the cached and the new keys and values in, the mixed values
-  out; scores stay inside.
+Bytes moved (the paper's memory operations), if all values have one width:
+- every weight matrix once per forward, the head only if rows were scored, one row of the embedding per token;
+- the input and output of every product with weights. Query, key and value are one product, and so are gate and up.
+  The keys and values in the output are the write into the cache;
+- attention as one fused kernel: the queries, the cached and the new keys and values are read, the mixed values are
+  written; scores are not moved.
 
-Not counted in either: biases, normalization, activation functions, residual sums, softmax, rotary and
-relative positions, masks, copies within the cache, and the choice of tokens.
+Not counted: biases, normalization, activation functions, residual sums, softmax, rotary and relative positions,
+masks, copies within the cache, and the choice of tokens.
 
-Where rows see a sliding window, each counts with at most so many keys, and of the cache what they see
-together is read. Kernels that mask keys outside a window, and compiled steps that pad rows and cache to
-fixed shapes, compute and read more than is counted here.
+With a sliding window a row counts at most as many keys as the window has, and the keys that any row sees are read
+once. Kernels that mask keys outside a window, and compiled steps that pad rows and cache to fixed shapes, compute and
+read more than this.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Cost:
 
     @property
     def intensity(self) -> float | None:
-        """Arithmetic intensity, FLOPs per byte; None where nothing ran."""
+        """Arithmetic intensity in FLOPs per byte; None if nothing ran."""
         return self.flops / self.bytes_moved if self.bytes_moved else None
 
     def __add__(self, other: Cost) -> Cost:
@@ -54,7 +54,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Matrices:
-    """Weight matrices that rows go through. values: numbers in them; ends: activations in and out, per row."""
+    """Weight matrices that rows go through. values: numbers in them. ends: activations in and out, per row."""
 
     values: int
     ends: int
@@ -66,12 +66,13 @@ class Matrices:
 
 @dataclass(frozen=True)
 class Dimensions:
-    """What a model's cost depends on.
+    """Everything that a model's cost depends on.
 
-    query_width: of all heads. cache_width: keys and values of one token in one layer. layers: all decoder
-    layers. filling: keys and values of one layer alone. windows: how many keys a row sees at most, and in how many
-    decoder layers. cross_layers: decoder layers that attend to the source. encoder: all encoder layers. memory:
-    from the encoder's output to the cross-attention keys and values of all decoder layers.
+    query_width: of all heads together. cache_width: keys and values of one token in one layer.
+    layers: the matrices of all decoder layers. filling: those that give keys and values, of one layer.
+    windows: the most keys that a row sees, with the number of decoder layers for which this holds.
+    cross_layers: decoder layers that attend to the source. encoder: the matrices of all encoder layers.
+    memory: those that turn the encoder's output into the cross-attention keys and values of all decoder layers.
     """
 
     dim: int
@@ -88,7 +89,7 @@ class Dimensions:
 
     @property
     def weights(self) -> int:
-        """Numbers in all weight matrices but the embedding."""
+        """Numbers in all weight matrices except the embedding."""
         return self.layers.values + self.head.values + self.encoder.values + self.memory.values
 
     def work(self, forward: Forward) -> tuple[int, int]:
@@ -108,7 +109,7 @@ class Dimensions:
             together = min(keys, window + rows - 1)
             parts.append(self._attention_work(layers, rows, min(keys, window), together))
         parts.append(self._attention_work(self.cross_layers, rows, source, source))
-        if forward.layers is not None:  # all are alike, or, where windows differ, taken to be so on average
+        if forward.layers is not None:  # layers with different windows count as their average
             depth = sum(layers for _, layers in self.windows)
             parts = [(flops * forward.layers // depth, values * forward.layers // depth) for flops, values in parts]
         parts += [self.filling.work(rows)] * forward.filled_layers
@@ -117,40 +118,40 @@ class Dimensions:
         return parts
 
     def _attention_work(self, layers: int, rows: int, seen: int, read: int) -> tuple[int, int]:
-        """Rows that see so many keys each, of which together so many are read."""
+        """Attention of these rows. seen: keys that each row sees. read: keys that all rows together read."""
         flops = 4 * rows * seen * self.query_width
         return layers * flops, layers * (2 * rows * self.query_width + read * self.cache_width)
 
 
 def knows(config: PreTrainedConfig) -> bool:
-    """Whether the cost of this architecture can be told."""
+    """Whether the cost of this architecture is known."""
     return config.model_type in _FAMILIES
 
 
 def dimensions(config: PreTrainedConfig) -> Dimensions:
-    """Raises UserError for an architecture that `knows` does not know."""
+    """Raises UserError for an architecture whose cost is not known."""
     if not knows(config):
         raise UserError(
             f"FLOPs and bytes are known for {', '.join(_FAMILIES)}, got {config.model_type}; "
-            "leave the cost of this model out"
+            "ask for no cost of this model"
         )
     return _FAMILIES[config.model_type](config)
 
 
 def cost(forward: Forward, bytes_per_value: int) -> Cost:
-    """One forward. Raises UserError for an unknown architecture."""
+    """The cost of one forward. Raises UserError for an unknown architecture."""
     return total([forward], bytes_per_value)
 
 
 def total(forwards: Iterable[Forward], bytes_per_value: int) -> Cost:
-    """All forwards, of whichever model. Raises UserError for an unknown architecture."""
+    """The cost of all forwards, of any models. Raises UserError for an unknown architecture."""
     return sum((each for _, each in by_model(forwards, bytes_per_value)), Cost())
 
 
 def by_model(forwards: Iterable[Forward], bytes_per_value: int) -> list[tuple[PreTrainedConfig, Cost]]:
-    """The forwards of each model apart, the model with most weights first.
+    """The cost of each model's forwards, with the model that has most weights first.
 
-    A model is known by its configuration object. Raises UserError for an unknown architecture.
+    Models are told apart by their configuration objects. Raises UserError for an unknown architecture.
     """
     groups: dict[int, list[Forward]] = {}  # by identity: equal configurations may be two models
     for forward in forwards:
@@ -166,7 +167,7 @@ def by_model(forwards: Iterable[Forward], bytes_per_value: int) -> list[tuple[Pr
 
 
 def _matrices(count: int, *shapes: tuple[int, int]) -> Matrices:
-    """So many times the matrices of these shapes, [inputs, outputs] each."""
+    """`count` times the matrices of these shapes, each [inputs, outputs]."""
     return Matrices(count * sum(k * n for k, n in shapes), count * sum(k + n for k, n in shapes))
 
 

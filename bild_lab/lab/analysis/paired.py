@@ -1,4 +1,4 @@
-"""The same points measured twice, A and B: which is faster, which is better, and what may be chance."""
+"""Points measured on two sides, A and B: which side is faster, which is better, and what may be chance."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import numpy as np
 
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.statistics import Speedup, paired_speedup
+from bild_lab.lab.hashing import plain_numbers
 from bild_lab.lab.metrics import Difference, compare
-from bild_lab.lab.results.records import plain_numbers
 
 SIGNIFICANT = 0.05
 SACREBLEU_SEED = 12345  # with it, intervals of BLEU are those of `sacrebleu --paired-bs`
 NOT_COMPARED, SAME = "not compared", "no difference"
-# of the setting, what is found out rather than asked for, and so never tells two points of a sweep apart
-_FOUND = ("data", "weights", "code", "hardware")
-_ASKED = ("dataset", "split", "metric", "data")
+# keys of the setting that nobody chooses, and so never tell two points of a sweep apart
+_DERIVED_KEYS = ("data", "weights", "code", "hardware")
+_TASK_KEYS = ("dataset", "split", "metric", "data")
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One point on both sides. place: the keys of the setting, beside policy and knobs, that tell it from others."""
+    """One point on both sides. place: the keys of the setting that, with policy and knobs, tell it from others."""
 
     a: dict[str, Any]
     b: dict[str, Any]
@@ -33,7 +33,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Matching:
-    """The points that both sides have, and those that one of them has alone."""
+    """The points that both sides have, and those that only one has."""
 
     pairs: list[Pair]
     only_a: list[dict[str, Any]]
@@ -42,10 +42,11 @@ class Matching:
 
 @dataclass(frozen=True)
 class Compared:
-    """A pair, and what B is to A over the examples that both decoded.
+    """A pair compared over the examples that both sides decoded.
 
-    latency: B's total latency over A's, below 1 where B is faster; baseline_latency: the same of the baselines timed
-    beside them, which tells how far the machine drifted. unfit: why latencies are not compared. quality: B minus A.
+    latency: B's total latency over A's; below 1 if B is faster. baseline_latency: the same ratio of the baselines that
+    were timed with them; it tells how much the machine itself changed. unfit: why latencies are not compared.
+    quality: B minus A.
     """
 
     pair: Pair
@@ -57,14 +58,14 @@ class Compared:
 
     @property
     def speed_verdict(self) -> str:
-        """faster or slower where the whole 95 % interval says so."""
+        """faster or slower if the whole 95 % interval says so."""
         if self.latency is None:
             return NOT_COMPARED
         return "faster" if self.latency.high < 1 else "slower" if self.latency.low > 1 else SAME
 
     @property
     def quality_verdict(self) -> str:
-        """better or worse where a difference as large would come by chance in fewer than 5 of 100 samples."""
+        """better or worse if chance gives a difference this large in fewer than 5 of 100 samples."""
         if self.quality is None:
             return NOT_COMPARED
         if self.quality.p_value >= SIGNIFICANT:
@@ -73,14 +74,15 @@ class Compared:
 
 
 def match(a: Sequence[dict[str, Any]], b: Sequence[dict[str, Any]]) -> Matching:
-    """Pair the results of two sides, each oldest first, by policy, knobs and what else varies within a side.
+    """Pair the results of two sides by policy, knobs and every setting that varies within a side.
 
-    What a whole side has in common may differ, such as its precision or its code; that is what is compared. A knob
-    that only one side's version of a policy has tells its points apart only where it varies. Of points alike the
-    newest counts. Raises UserError where nothing matches, or what matches was asked or scored differently.
+    Settings that are the same for a whole side, such as its precision or its code, may differ: they are what is
+    compared. A knob that only one side's version of a policy has is used only if it varies. Both sides come oldest
+    first, and of equal points the newest counts. Raises UserError if nothing matches, or if matching points differ in
+    data or metric.
     """
     varying = [key for key in _setting_keys([*a, *b]) if _varies(a, key) or _varies(b, key)]
-    knobs = {policy: _telling_knobs(policy, a, b) for policy in {result["policy"] for result in [*a, *b]}}
+    knobs = {policy: _distinguishing_knobs(policy, a, b) for policy in {result["policy"] for result in [*a, *b]}}
     first, second = ({_key(result, knobs, varying): result for result in side} for side in (a, b))
     shared = [key for key in first if key in second]
     if not shared:
@@ -101,12 +103,12 @@ def match(a: Sequence[dict[str, Any]], b: Sequence[dict[str, Any]]) -> Matching:
 
 
 def differences(pairs: Iterable[Pair]) -> dict[str, tuple[str, str]]:
-    """What else differs between the sides: each key of the setting with A's and B's values, and the commits."""
+    """What else differs between the sides: keys of the setting with A's and B's values, and the commits."""
     found: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
     for pair in pairs:
-        told = [{**flat_setting(side), "commit": side["environment"].get("git")} for side in (pair.a, pair.b)]
-        for key in dict.fromkeys([*told[0], *told[1]]):
-            values = [plain_numbers(side.get(key)) for side in told]
+        settings = [{**flat_setting(side), "commit": side["environment"].get("git")} for side in (pair.a, pair.b)]
+        for key in dict.fromkeys([*settings[0], *settings[1]]):
+            values = [plain_numbers(side.get(key)) for side in settings]
             if key not in pair.place and values[0] != values[1]:
                 for side, value in zip(found.setdefault(key, ({}, {})), values, strict=True):
                     side[str(value)] = None
@@ -119,17 +121,17 @@ def compare_pair(
     rows_b: Sequence[Mapping[str, Any]],
     references: Mapping[tuple[str, int], Sequence[str]] | None,
 ) -> Compared:
-    """Compare a pair over the examples of both, paired by their ids.
+    """Compare a pair over the examples that both sides have, paired by their ids.
 
-    rows: the sides' examples as stored. references: of each example by `example_key`; None where they are not known,
-    and not needed where the metric is agreement with the baseline's outputs. Raises UserError without a shared example.
+    rows: the sides' stored examples. references: of each example, by `example_key`; None if they are not known. The
+    metric agreement needs none. Raises UserError if the sides share no example.
     """
     first, second = ({example_key(row): row for row in rows} for rows in (rows_a, rows_b))
     keys = [key for key in first if key in second]
     if not keys:
         raise UserError(f"{_name(pair.a)}: A and B have no example in common; give them the same dataset.limit")
     a, b = ([side[key] for key in keys] for side in (first, second))
-    unfit = _unfit(pair)
+    unfit = _why_not_comparable(pair)
     timed = unfit is None
     return Compared(
         pair,
@@ -142,7 +144,7 @@ def compare_pair(
 
 
 def flat_setting(result: Mapping[str, Any]) -> dict[str, Any]:
-    """A result's setting with what it groups, such as its decoding, beside the rest."""
+    """A result's setting in one level, with grouped keys, such as those of its decoding, beside the others."""
     flat: dict[str, Any] = {}
     for key, value in result["setting"].items():
         flat |= value if isinstance(value, dict) else {key: value}
@@ -150,12 +152,12 @@ def flat_setting(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def example_key(row: Mapping[str, Any]) -> tuple[str, int]:
-    """What names a stored example: its id and the turn of its conversation."""
+    """The key of a stored example: its id and the turn of its conversation."""
     return str(row["id"]), row.get("turn", 1)
 
 
 def _quality(metric: str, a: list, b: list, references: list | None) -> Difference | None:
-    if metric == "agreement":  # with the baseline beside it: each example is equal to that or not
+    if metric == "agreement":  # each output equals the baseline's or not
         outputs = [[str(row["prediction"] == row["baseline_prediction"]) for row in side] for side in (a, b)]
         references = [[str(True)]] * len(a)
     else:
@@ -166,13 +168,13 @@ def _quality(metric: str, a: list, b: list, references: list | None) -> Differen
 
 
 def _ratio(a: list, b: list, key: str) -> Speedup:
-    """B's time over A's; each example counts with the median of its repeats, of which a side may have more."""
+    """B's time over A's. Each example counts with the median of its repeats, whose number may differ."""
     medians = [np.array([[float(np.median(row[key]))] for row in side]) for side in (a, b)]
     return paired_speedup(medians[1], medians[0])
 
 
-def _unfit(pair: Pair) -> str | None:
-    """Why the latencies say nothing of A and B themselves; None where they do."""
+def _why_not_comparable(pair: Pair) -> str | None:
+    """Why the latencies cannot be compared; None if they can."""
     hardware = [_hardware(side) for side in (pair.a, pair.b)]
     if hardware[0] != hardware[1]:
         return f"different hardware: {hardware[0]}, {hardware[1]}"
@@ -188,7 +190,7 @@ def _hardware(result: dict[str, Any]) -> str:
 
 
 def _require_same_task(pair: Pair) -> None:
-    for key in _ASKED:
+    for key in _TASK_KEYS:
         a, b = (side["setting"].get(key) for side in (pair.a, pair.b))
         if a != b and (key != "data" or None not in (a, b)):
             sizes = [side["setting"].get("n_examples") for side in (pair.a, pair.b)]
@@ -199,7 +201,7 @@ def _require_same_task(pair: Pair) -> None:
             )
 
 
-def _telling_knobs(policy: str, a: Sequence[dict], b: Sequence[dict]) -> set[str]:
+def _distinguishing_knobs(policy: str, a: Sequence[dict], b: Sequence[dict]) -> set[str]:
     """The knobs of a policy that both sides have or that vary within one."""
     sides = [[result["knobs"] for result in side if result["policy"] == policy] for side in (a, b)]
     names = [{name for knobs in side for name in knobs} for side in sides]
@@ -211,13 +213,14 @@ def _telling_knobs(policy: str, a: Sequence[dict], b: Sequence[dict]) -> set[str
 
 def _key(result: dict[str, Any], knobs: Mapping[str, set[str]], varying: Sequence[str]) -> str:
     policy = result["policy"]
-    told = {name: value for name, value in result["knobs"].items() if name in knobs[policy]}
+    used = {name: value for name, value in result["knobs"].items() if name in knobs[policy]}
     setting = flat_setting(result)
-    return _text([policy, told, {key: setting.get(key) for key in varying}])
+    return _text([policy, used, {key: setting.get(key) for key in varying}])
 
 
 def _setting_keys(results: Sequence[dict[str, Any]]) -> list[str]:
-    return [key for key in dict.fromkeys(key for one in results for key in flat_setting(one)) if key not in _FOUND]
+    keys = dict.fromkeys(key for result in results for key in flat_setting(result))
+    return [key for key in keys if key not in _DERIVED_KEYS]
 
 
 def _varies(results: Sequence[dict[str, Any]], key: str) -> bool:

@@ -1,11 +1,11 @@
-"""Which points of a sweep are worth having: the Pareto front and the best point at a given loss."""
+"""Which points of a sweep are worth using: the Pareto front, and the best point at a given loss."""
 
 import math
 from collections.abc import Sequence
 
 from bild_lab.errors import UserError
 
-# Identical output scored twice may differ in the last bits of the score's sum.
+# Two scores of identical outputs may differ in the last bits.
 _TOLERANCE = 1e-9
 
 
@@ -13,10 +13,10 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
     """Return the indices of the undominated (cost, quality) points, cheapest first.
 
     A point is dominated when another costs no more, is no worse, and is better in one of the two.
-    Points with equal cost and equal quality do not dominate each other: all are kept, in their order.
+    Points with equal cost and equal quality do not dominate each other: all of them are kept, in their order.
 
     Raises:
-        UserError: a cost or a quality is not finite, so that no order exists.
+        UserError: a cost or a quality is not finite, so there is no order.
     """
     _require_finite(points)
     order = sorted(range(len(points)), key=lambda index: (points[index][0], -points[index][1], index))
@@ -30,7 +30,7 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
 def hypervolume(points: Sequence[tuple[float, float]], reference: tuple[float, float]) -> float:
     """Return the area that (cost, quality) points dominate up to a reference point, in units of cost times quality.
 
-    Points that do not beat the reference in both add nothing.
+    Points that do not beat the reference in both cost and quality add nothing.
 
     Raises:
         UserError: a cost or a quality, of a point or of the reference, is not finite.
@@ -46,15 +46,15 @@ def hypervolume(points: Sequence[tuple[float, float]], reference: tuple[float, f
 
 
 def is_baseline(result: dict) -> bool:
-    """Say whether a result is the baseline that the others of its setting are compared with."""
+    """Whether a result is the baseline that others in its setting are compared with."""
     return result["policy"] == result["setting"]["baseline"]
 
 
 def best_at_loss(results: list[dict], loss: float) -> dict | None:
     """Return the fastest result whose quality is at least its baseline's minus `loss` points.
 
-    Every result is compared with the baseline quality of its own setting. The baseline itself, and
-    results measured without one, are no candidates. Of equally fast results the better one wins.
+    Every result is compared with the baseline's quality in its own setting. The baseline itself and results that
+    were measured without one do not count. Of equally fast results the better one wins.
     """
     kept = [result for result in results if _loses_at_most(result, loss)]
     return max(kept, key=lambda result: (result["speedup"]["value"], result["quality"]["value"]), default=None)
@@ -72,6 +72,6 @@ def _require_finite(points: Sequence[tuple[float, float]]) -> None:
     for index, (cost, quality) in enumerate(points):
         if not (math.isfinite(cost) and math.isfinite(quality)):
             raise UserError(
-                f"a Pareto front wants finite costs and qualities, got cost {cost} and quality {quality} "
+                f"a Pareto front needs finite costs and qualities, got cost {cost} and quality {quality} "
                 f"at point {index}; leave that point out"
             )

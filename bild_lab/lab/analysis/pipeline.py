@@ -1,4 +1,4 @@
-"""Measured beside predicted: what the pipeline did, what Theorem 4.1 gives for it, and where the rest goes."""
+"""Predictive pipelined decoding: what was measured, what Theorem 4.1 predicts, and which costs take the rest."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def pipeline_log(trace: Trace) -> PipelineLog | None:
 
 @dataclass(frozen=True)
 class PipelineUnits:
-    """Layer-time units per token, as executed and by Theorem 4.1 with the measured match rate.
+    """Layer-time units per token: as executed, and by Theorem 4.1 with the measured match rate.
 
-    match_rate: of the tokens behind which the text goes on; None where no text has two tokens. The theorem has
-    candidates for every token, the executor none for one that fills the length limit, so that its compute may be
-    the smaller one.
+    match_rate: over the tokens that another token follows; None if no text has two tokens. The theorem begins
+    candidates after every token, the pipeline none after the last token that the length limit allows. So the
+    measured compute may be smaller.
     """
 
     match_rate: float | None
@@ -61,11 +61,13 @@ class PipelineUnits:
 
 @dataclass(frozen=True)
 class PipelineSpeedups:
-    """Times as fast as the target alone, from theory to the clock; each step adds one thing that theory leaves out.
+    """Speedups over the target alone. Each one adds a cost that the one before it leaves out.
 
-    theorem: Theorem 4.1. exit: with the real time up to the exit, the head and the choice of candidates included.
-    concurrent: with the real time of current token and candidates beside each other, which contend for memory and
-    for Python's lock. host: with the code around. prefill: with the encoder.
+    theorem: Theorem 4.1.
+    exit: with the measured time up to the exit layer, with its head and the choice of candidates.
+    concurrent: with the measured time of current token and candidates at once, which share memory and Python's lock.
+    host: with the code around the forwards.
+    prefill: with the encoder and the prompt.
     """
 
     theorem: float
@@ -78,26 +80,30 @@ class PipelineSpeedups:
 def pipeline_account(
     timed: Mapping[str, Sequence[Timed]], stages_s: Mapping[str, float] | None, traced_examples: int
 ) -> dict[str, Any] | None:
-    """Both, of "method" against "baseline"; None where the method is no pipeline.
+    """Units and speedups of "method" against "baseline"; None if the method is not a pipeline.
 
-    stages_s: of the first `traced_examples`, on which the speedups are told; they are left out without it, or
-    where the baseline is not the target alone.
+    stages_s: of the first `traced_examples`, which the speedups are for. Speedups are None without it, and if the
+    baseline is not the target alone.
     """
     logs = [pipeline_log(one.trace) for one in timed["method"]]
     if None in logs:
         return None
     speedups = dict.fromkeys(PipelineSpeedups.__dataclass_fields__)
     if stages_s is not None and "baseline" in timed:
-        told = pipeline_speedups(timed["method"][:traced_examples], timed["baseline"][:traced_examples], stages_s)
-        speedups = speedups if told is None else asdict(told)
+        found = pipeline_speedups(timed["method"][:traced_examples], timed["baseline"][:traced_examples], stages_s)
+        speedups = speedups if found is None else asdict(found)
     return asdict(pipeline_units(logs)) | speedups
 
 
 def pipeline_units(logs: Sequence[PipelineLog]) -> PipelineUnits:
-    """Of texts that were decoded alike."""
+    """The units of texts that were decoded with the same knobs."""
     tokens = sum(length(log) for log in logs)
     rate = match_rate(logs)
-    shape = (logs[0].layers, logs[0].exit_layer, rate or 0.0)  # a text of one token does not depend on the rate
+    shape = (
+        logs[0].layers,
+        logs[0].exit_layer,
+        rate or 0.0,
+    )  # no rate: texts of one token, which need none
     return PipelineUnits(
         match_rate=rate,
         latency_units=sum(log.latency for log in logs) / tokens,
@@ -110,13 +116,13 @@ def pipeline_units(logs: Sequence[PipelineLog]) -> PipelineUnits:
 def pipeline_speedups(
     method: Sequence[Timed], baseline: Sequence[Timed], stages_s: Mapping[str, float]
 ) -> PipelineSpeedups | None:
-    """The examples that `stages_s` was traced on. None where the baseline is not the target alone."""
+    """The speedups of the examples that `stages_s` was traced on; None if the baseline is not the target alone."""
     calls = sum(one.trace.target_calls for one in baseline)
     if not calls or any(one.trace.drafted or pipeline_log(one.trace) is not None for one in baseline):
         return None
     baseline_s = total_s(baseline)
     step_s = (baseline_s - stages_s["prefill"]) / calls  # one token by the target alone
-    if step_s <= 0:  # the machine was so busy that the traced prefill outlasted whole timed texts
+    if step_s <= 0:  # the machine was so busy that the traced prefill took longer than whole timed texts
         return None
     logs = [pipeline_log(one.trace) for one in method]
     units = pipeline_units(logs)
@@ -135,7 +141,7 @@ def pipeline_speedups(
 
 
 def match_rate(logs: Sequence[PipelineLog]) -> float | None:
-    """p̂: the share of predictions that came true, of tokens behind which the text went on."""
+    """p̂: the share of predictions that came true, over the tokens that another token follows."""
     matches = [matched for log in logs for matched in log.matches]
     return sum(matches) / len(matches) if matches else None
 

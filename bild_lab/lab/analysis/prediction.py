@@ -1,4 +1,4 @@
-"""Predicted beside measured: what speculative decoding should gain here, and where the rest goes."""
+"""Predicted and measured speedup: what speculative decoding should gain, and which costs take the rest."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from bild_lab.engine.theory import walltime_improvement
 from bild_lab.lab.analysis.statistics import acceptance_rate
 from bild_lab.lab.measure.timing import Timed
 
-FIXED = 0.9  # share of drafts of one length from which on a window is fixed
+FIXED_WINDOW_SHARE = 0.9  # a window is fixed if at least this share of drafts has one length
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Speedups over the target alone, from theory to the clock; each step adds one thing that theory leaves out.
+    """Speedups over the target alone. Each one adds a cost that the one before it leaves out.
 
-    window: tokens per draft, None where drafts end at different lengths. cost_ratio: c, seconds per
-    drafter step over seconds per token of the target alone. theorem: Theorem 3.8 with these, None
-    without a fixed window. rounds: with the tokens and drafter steps per target call that there really
-    were. verify: with the real time of verifying several rows and judging them. host: with the code
-    around. prefill: with the encoder, and the real lengths of both texts. measured: without the waits of
-    the traced pass; the speedup of the timed one on these examples.
+    window: tokens per draft, None if drafts have different lengths.
+    cost_ratio: c, seconds of a drafter step over seconds that the target alone needs for a token.
+    theorem: Theorem 3.8 with these; None without a fixed window.
+    rounds: with the measured tokens and drafter steps per target call.
+    verify: with the measured time to verify several rows and judge them.
+    host: with the code around the forwards.
+    prefill: with the encoder and the prompt, and the real lengths of both texts.
+    measured: the speedup of the timed pass on these examples, which does not wait for the device in every stage.
     """
 
     acceptance_rate: float | None
@@ -44,9 +46,9 @@ def predict(
     stages_s: Mapping[str, float],
     end_tokens: frozenset[int] = frozenset(),
 ) -> Prediction | None:
-    """The account of the examples that `stages_s` was traced on, timed with method and baseline.
+    """The prediction for the examples that `stages_s` was traced on; both methods were timed on them.
 
-    None where nothing was drafted, or where the baseline is not the target alone.
+    None if nothing was drafted, or if the baseline is not the target alone.
     """
     traces = [one.trace for one in method]
     calls, drafted = sum(trace.target_calls for trace in traces), sum(trace.drafted for trace in traces)
@@ -56,9 +58,9 @@ def predict(
     emitted = sum(len(one.token_ids) for one in method)
     baseline_s, method_s = total_s(baseline), total_s(method)
     step_s = (baseline_s - stages_s["prefill"]) / alone  # one token by the target alone
-    if step_s <= 0:  # the machine was so busy that the traced prefill outlasted whole timed texts
+    if step_s <= 0:  # the machine was so busy that the traced prefill took longer than whole timed texts
         return None
-    steps = sum(trace.draft_calls for trace in traces) or drafted  # tables have no forwards
+    steps = sum(trace.draft_calls for trace in traces) or drafted  # a table drafts without forwards
     cost_ratio = stages_s["draft"] / steps / step_s
     alpha = acceptance_rate([(len(each.drafted), each.accepted) for trace in traces for each in trace.rounds])
     window = fixed_window(method, end_tokens)
@@ -79,19 +81,18 @@ def predict(
 
 
 def total_s(timed: Sequence[Timed]) -> float:
-    """Seconds of all examples, each with the median of its repeats."""
+    """Seconds of all examples. Each counts with the median of its repeats."""
     return float(sum(np.median(one.latency_s) for one in timed))
 
 
 def fixed_window(timed: Sequence[Timed], end_tokens: frozenset[int] = frozenset()) -> int | None:
-    """How many tokens every draft has, None where they differ.
+    """How many tokens every draft has; None if drafts differ.
 
-    Drafts that the end of a text cut short do not count: the last of each text, and those that end in
-    an end token.
+    Drafts that the end of a text may cut short do not count: the last of each text, and those with an end token.
     """
     drafts = [each.drafted for one in timed for each in one.trace.rounds[:-1]]
     lengths = Counter(len(draft) for draft in drafts if not draft or draft[-1] not in end_tokens)
     if not lengths:
         return None
     length, count = lengths.most_common(1)[0]
-    return length if length and count >= FIXED * lengths.total() else None
+    return length if length and count >= FIXED_WINDOW_SHARE * lengths.total() else None

@@ -14,7 +14,7 @@ RESAMPLES = 2000
 class Speedup:
     """Baseline time over method time, with its 95 % bootstrap interval over examples.
 
-    value: total baseline time over total time, as in the papers. median: of the ratios of single examples.
+    value: total baseline time over total method time, as in the papers. median: of the ratios of single examples.
     """
 
     value: float
@@ -26,9 +26,9 @@ class Speedup:
 def paired_speedup(
     baseline_s: Float[np.ndarray, "examples repeats"], method_s: Float[np.ndarray, "examples repeats"], seed: int = 0
 ) -> Speedup:
-    """How many times faster the method is; both timed on the same examples in the same run.
+    """How many times as fast the method is. Both are timed on the same examples in the same run.
 
-    Each example counts with the median of its repeats; resampling keeps the pairs together.
+    Each example counts with the median of its repeats. Resampling keeps the pairs together.
     """
     slow, fast = np.median(baseline_s, axis=1), np.median(method_s, axis=1)
     picks = np.random.default_rng(seed).integers(len(slow), size=(RESAMPLES, len(slow)))
@@ -38,7 +38,7 @@ def paired_speedup(
 
 
 def latency_summary(latency_s: Float[np.ndarray, "examples repeats"]) -> dict[str, float]:
-    """Seconds per example over examples, each with the median of its repeats."""
+    """Seconds per example, over all examples. Each counts with the median of its repeats."""
     per_example = np.median(latency_s, axis=1)
     return {
         "median": float(np.median(per_example)),
@@ -49,7 +49,10 @@ def latency_summary(latency_s: Float[np.ndarray, "examples repeats"]) -> dict[st
 
 
 def acceptance_by_position(rounds: list[tuple[int, int]]) -> list[float]:
-    """Of the rounds (drafted, accepted) whose draft stood up to a position, the share in which that token stood too."""
+    """For each position: of the rounds that accepted all tokens before it, the share that accepted its token too.
+
+    rounds: (drafted, accepted) tokens of each. Only rounds with a drafted token at the position count.
+    """
     longest = max((drafted for drafted, _ in rounds), default=0)
     rates = []
     for position in range(longest):
@@ -61,18 +64,18 @@ def acceptance_by_position(rounds: list[tuple[int, int]]) -> list[float]:
 
 
 def accepted_by_depth(accepted: list[int]) -> list[float]:
-    """The share of rounds in which at least one drafted token stood, at least two, and so on.
+    """The share of rounds that accepted at least one drafted token, at least two, and so on.
 
-    Their sum is the mean number of accepted tokens; with the target's own token, tokens per forward.
+    Their sum is the mean number of accepted tokens. With the target's own token it is tokens per forward.
     """
     deepest = max(accepted, default=0)
     return [sum(count >= depth for count in accepted) / len(accepted) for depth in range(1, deepest + 1)]
 
 
 def acceptance_rate(rounds: list[tuple[int, int]]) -> float | None:
-    """The probability that a drafted token stands, given that those before it do: accepted / (accepted + rejections).
+    """The probability that a drafted token is accepted if those before it were: accepted / (accepted + rejections).
 
-    The estimate of α in the speculative decoding paper; tokens behind a rejection were never judged.
+    It estimates α of the speculative decoding paper. Tokens after a rejection were never judged.
     """
     accepted = sum(kept for _, kept in rounds)
     judged = accepted + sum(kept < drafted for drafted, kept in rounds)
@@ -80,6 +83,6 @@ def acceptance_rate(rounds: list[tuple[int, int]]) -> float | None:
 
 
 def nothing_accepted(rounds: list[tuple[int, int]]) -> float | None:
-    """Of the rounds (drafted, accepted) that drafted something, the share in which none of it stood."""
+    """Of the rounds (drafted, accepted) that drafted something, the share that accepted nothing."""
     kept = [accepted for drafted, accepted in rounds if drafted]
     return kept.count(0) / len(kept) if kept else None

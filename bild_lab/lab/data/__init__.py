@@ -1,5 +1,5 @@
-"""Datasets: where they come from and the examples made of them."""
+"""Datasets: reading their rows and making examples of them."""
 
-from bild_lab.lab.data.tasks import DatasetSpec, Example, load_examples
+from bild_lab.lab.data.examples import DatasetSpec, Example, load_examples
 
 __all__ = ["DatasetSpec", "Example", "load_examples"]

@@ -11,7 +11,7 @@ from bild_lab.errors import UserError
 
 @dataclass(frozen=True)
 class Continuation:
-    """Where a later turn goes on: behind the prompt of turn `id`, `between`, and the answer to it."""
+    """What comes before a later turn: the prompt of turn `id`, the text `between`, and the answer to that turn."""
 
     id: str
     between: str
@@ -21,11 +21,11 @@ class Continuation:
 class Example:
     """One text to decode from, and what a good decoding looks like.
 
-    prompt: what the tokenizer gets. While `continues` is set, the answer of the turn before is not known yet, and
-    `prompt` is only what stands behind that answer (`answered` puts the whole together).
+    prompt: the text for the tokenizer. While `continues` is set, the answer to the turn before is not known, and
+    `prompt` is only the text after that answer. `with_answers` gives the complete prompt.
     """
 
-    id: str  # the dataset's own, or "SPLIT-INDEX"; unique within a split
+    id: str  # from the dataset, or "SPLIT-INDEX"; unique within a split
     source: str
     prompt: str
     references: tuple[str, ...] = ()
@@ -36,10 +36,10 @@ class Example:
 
 @dataclass(frozen=True)
 class Template:
-    """How a chat model wants to be asked (BiTA Table 6).
+    """The prompt format of a chat model (BiTA Table 6).
 
-    first: holds {question}. next_turn: holds {answer}, to the turn before, and then {question}. The tokenizer's own
-    start token is in neither. Raises UserError where a placeholder is missing or the start token would come twice.
+    first: contains {question}. next_turn: contains {answer}, to the turn before, and then {question}. Neither contains
+    the start token, which the tokenizer adds. Raises UserError if a placeholder is missing or the start token is there.
     """
 
     first: str = "{question}"
@@ -59,22 +59,22 @@ class Template:
             )
 
 
-def filled(template: str, **values: str) -> str:
-    """The template with its placeholders replaced; other braces, and braces in the values, stay as they are."""
+def fill_template(template: str, **values: str) -> str:
+    """The template with its placeholders replaced. Other braces, and braces in the values, stay as they are."""
     return re.sub("{(" + "|".join(values) + ")}", lambda match: values[match[1]], template)
 
 
 def conversation(first: Example, questions: Sequence[str], template: Template) -> list[Example]:
-    """An example for each question: the first as given but for its prompt, those after it without their history."""
+    """An example for each question: the first with a complete prompt, later ones without the turns before them."""
     between, _, behind = template.next_turn.partition("{answer}")
-    turns = [replace(first, prompt=filled(template.first, question=questions[0]))]
+    turns = [replace(first, prompt=fill_template(template.first, question=questions[0]))]
     for number, question in enumerate(questions[1:], start=2):
         turns.append(
             replace(
                 first,
                 id=f"{first.id}/{number}",
                 source=question,
-                prompt=filled(behind, question=question),
+                prompt=fill_template(behind, question=question),
                 references=(),
                 turn=number,
                 continues=Continuation(turns[-1].id, between),
@@ -83,26 +83,26 @@ def conversation(first: Example, questions: Sequence[str], template: Template) -
     return turns
 
 
-def answered(examples: Sequence[Example], answers: Mapping[str, str]) -> tuple[Example, ...]:
-    """The examples with whole prompts: behind every earlier turn its answer, given by the turn's id.
+def with_answers(examples: Sequence[Example], answers: Mapping[str, str]) -> tuple[Example, ...]:
+    """The examples with complete prompts. answers: the answer to each earlier turn, by the turn's id.
 
-    Raises UserError where an answer is missing. An earlier turn must come before those that continue it.
+    Raises UserError if an answer is missing. A turn must come before the turns that continue it.
     """
     whole: dict[str, Example] = {}
     for example in examples:
-        whole[example.id] = continued(example, whole, answers)
+        whole[example.id] = with_earlier_turns(example, whole, answers)
     return tuple(whole.values())
 
 
-def continued(example: Example, before: Mapping[str, Example], answers: Mapping[str, str]) -> Example:
-    """One example with its whole prompt; `before` holds the turns before it, whole."""
+def with_earlier_turns(example: Example, before: Mapping[str, Example], answers: Mapping[str, str]) -> Example:
+    """One example with its complete prompt. before: the turns before it, with complete prompts."""
     if example.continues is None:
         return example
     earlier = example.continues.id
     if earlier not in answers:
         raise UserError(
-            f"turn {example.turn} of example {example.id!r} needs the answer to {earlier!r}, which dataset.history "
-            "does not have; complete it, set dataset.turns=1 for first turns only, or dataset.history=null"
+            f"turn {example.turn} of example {example.id!r} needs the answer to {earlier!r}, which is not in "
+            "dataset.history; add it, set dataset.turns=1 for first turns only, or set dataset.history=null"
         )
     prompt = before[earlier].prompt + example.continues.between + answers[earlier] + example.prompt
     return replace(example, prompt=prompt, continues=None)

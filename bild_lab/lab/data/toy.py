@@ -1,9 +1,9 @@
-"""A synthetic German to English corpus, written by our own grammar so that nothing is downloaded.
+"""A synthetic German–English corpus. Our own grammar generates it, so nothing is downloaded.
 
-The two languages really differ in word order: German verbs close their clause after weil, dass or
-wenn, participles, infinitives and separable particles stand at its end, and an opening adverbial
-pushes the subject behind the verb. Several words (sie, ihr, wird, Birne, Schloss, particles) are
-decided only by the far end of the clause, so that a small model errs where a larger one does not.
+The word order differs between the languages. A German verb comes last in its clause after weil, dass or wenn.
+Participles, infinitives and separable particles also come last, and the subject follows the verb if an adverbial comes
+first. The meaning of several words (sie, ihr, wird, Birne, Schloss, particles) depends on the end of the clause, so a
+small model makes errors that a larger one does not.
 """
 
 from functools import cache
@@ -44,7 +44,7 @@ _SEEDS = {"test": 20231, "validation": 20232, "train": 20233}
 _WORDS = range(4, 27)  # words of a German sentence
 
 _OBJECTS = ("animal", "person", "place", "device", "food", "text")
-_GIFTS = ("device", "text")  # not food: Birne would be undecided between pear and light bulb
+_GIFTS = ("device", "text")  # not food: Birne could be a pear or a light bulb
 _POSSESSIVES = {"he": ("sein", "his"), "she": ("ihr", "her"), "it": ("sein", "its"), "they": ("ihr", "their")}
 _POSSESSIVES |= {"I": ("mein", "my"), "we": ("unser", "our")}
 _CONJUNCTIONS = "weil=because; obwohl=although; wenn=if; während=while; bevor=before; sobald=as soon as"
@@ -56,20 +56,19 @@ _DEGREES = "sehr=very; zu=too; noch=still; nicht mehr=no longer"
 
 
 def toy_corpus(split: str) -> list[dict[str, str]]:
-    """The sentence pairs of one split, each ``{"de": …, "en": …}``; always the same ones.
+    """The sentence pairs of one split, each ``{"de": …, "en": …}``. They are the same in every call.
 
-    Splits share no German sentence. Raises UserError for a split other than train, validation
-    or test.
+    Splits share no German sentence. Raises UserError for a split other than train, validation and test.
     """
     if split not in SIZES:
         wanted = ", ".join(sorted(SIZES))
-        raise UserError(f"toy corpus split must be one of {wanted}, got {split!r}; name one of them")
+        raise UserError(f"the split of the toy corpus must be one of {wanted}, got {split!r}; choose one of them")
     return [{"de": german, "en": english} for german, english in _splits()[split]]
 
 
 @cache
 def _splits() -> dict[str, tuple[tuple[str, str], ...]]:
-    """All splits at once, because each leaves out the sentences of those before it."""
+    """All splits at once: each one leaves out the sentences of the splits before it."""
     seen: set[str] = set()
     splits = {}
     for split, size in SIZES.items():
@@ -85,7 +84,7 @@ def _splits() -> dict[str, tuple[tuple[str, str], ...]]:
 
 
 class Writer:
-    """Writes random sentence pairs; the generator passed in is the only source of chance."""
+    """Writes random sentence pairs. The given generator is the only source of randomness."""
 
     def __init__(self, random: Random):
         self.random = random
@@ -151,7 +150,7 @@ class Writer:
         return german, f"{english} in order to {verb.english} {phrase.english}"
 
     def _contrast(self) -> tuple[str, str]:
-        """A noun and the pronoun that stands for it: die Lampe … sie, the lamp … it."""
+        """A noun and its pronoun: die Lampe … sie, the lamp … it."""
         noun = self._noun(self.random.choice(["person", "animal", "text", "place"]))
         plural = self._chance(0.3)
         subject = self._noun_phrase(noun, "nominative", plural)
@@ -270,7 +269,7 @@ class Writer:
         )
 
     def _object(self, kind: str, case: str, subject: Phrase | None) -> Phrase:
-        """An object; with a subject, sometimes owned by it (sein, ihr: his, her, its, their)."""
+        """An object. If there is a subject, the object sometimes belongs to it (sein, ihr: his, her, its, their)."""
         noun, plural = self._noun(kind), self._chance(0.3)
         if subject is not None and self._chance(0.25):
             owned = like_ein(*_POSSESSIVES[subject.pronoun])

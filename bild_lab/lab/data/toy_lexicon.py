@@ -1,7 +1,7 @@
 """The words of the toy corpus: what they are, how they inflect, and what they mean in English.
 
-A German word may stand under several kinds (Birne: pear as food, light bulb as a device). Every
-verb takes objects of one kind only, so the verb, often the last word, decides the meaning.
+A German word may have several kinds (Birne: a pear is food, a light bulb is a device). Every verb takes objects of one
+kind only, so the verb, which is often the last word, decides the meaning.
 """
 
 from dataclasses import dataclass

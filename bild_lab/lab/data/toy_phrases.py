@@ -1,4 +1,4 @@
-"""German noun phrases and clauses of the toy corpus, each beside its English translation."""
+"""German noun phrases and clauses of the toy corpus, each with its English translation."""
 
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ MODALS = tuple(_MODAL_SINGULAR)
 
 @dataclass(frozen=True)
 class Determiner:
-    """What opens a noun phrase: its stem, its English, its own endings and the adjective's."""
+    """The first word of a noun phrase: its stem, its English, its own endings and those of the adjective after it."""
 
     stem: str
     english: str
@@ -221,7 +221,7 @@ class Clause:
         return _join(self.subject.german, self._middle("subject"), self.predicate.final())
 
     def german_relative(self, pronoun: str) -> str:
-        """Verb last behind a relative pronoun in the subject's place."""
+        """Verb last, after a relative pronoun that is the subject."""
         return _join(pronoun, self._middle("subject"), self.predicate.final())
 
     def english_main(self) -> str:
@@ -229,7 +229,7 @@ class Clause:
         return _join(self.subject.english, self.english_rest())
 
     def english_rest(self) -> str:
-        """Everything behind the subject."""
+        """Everything after the subject."""
         verb = self.predicate
         text = _join(verb.auxiliary, "not", verb.rest) if self.negated else verb.plain
         return _join(text.replace("can not", "cannot"), self._english_tail())

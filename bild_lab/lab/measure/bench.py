@@ -1,4 +1,4 @@
-"""The benchmark: our loop against Transformers' own on shapes that people use, everything interleaved in one run."""
+"""The benchmark: our loop against Transformers' own on common shapes, interleaved in one run."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def llama(layers: int) -> LlamaConfig:
 
 @dataclass(frozen=True)
 class Shape:
-    """A target of published dimensions, the drafter that goes with it, and how many tokens a run decodes.
+    """A target of published dimensions, its drafter, and how many tokens a run decodes.
 
-    Names in `drafter` are other shapes. Weights are random: speed does not depend on their values.
+    drafter: the name of another shape. Weights are random: speed does not depend on their values.
     """
 
     config: Callable[[], PreTrainedConfig]
@@ -86,7 +86,7 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class SyntheticCheckpoint(Checkpoint):
-    """Random weights of a configuration, in memory, behind the interface of a checkpoint."""
+    """Random weights of a configuration, in memory, with the interface of a checkpoint."""
 
     shape: PreTrainedConfig = field(default_factory=T5Config)
 
@@ -106,16 +106,16 @@ class SyntheticCheckpoint(Checkpoint):
         auto = AutoModelForSeq2SeqLM if self.encoder_decoder else AutoModelForCausalLM
         with no_init_weights():
             model = auto.from_config(self.shape, dtype=dtype)
-        model.tie_weights()  # which initialization would have done
+        model.tie_weights()  # the skipped initialization would do this
         block = torch.randn(1 << 20, generator=torch.Generator().manual_seed(0))
         for name, weight in model.named_parameters():
             flat = weight.data.view(-1)
             if "norm" in name:
                 flat.fill_(1.0)
                 continue
-            # faint layers under tied embeddings repeat the last token, so that every draft is accepted
+            # with small weights and tied embeddings a model repeats the last token, so every draft is accepted
             scale = 1.0 if "embed" in name or "shared" in name else 0.002
-            for start in range(0, flat.numel(), block.numel()):  # one block again and again: values do not matter
+            for start in range(0, flat.numel(), block.numel()):  # the same block everywhere: values do not matter
                 part = flat[start : start + block.numel()]
                 part.copy_(block[: part.numel()] * scale)
         return model.eval()
@@ -138,7 +138,7 @@ def prepare(
     drafts: tuple[NativeModel, HuggingFaceModel] | None,
     request: Request,
 ) -> Bench:
-    """The arms of a shape; those that draft are left out where it has no drafter."""
+    """The arms of a shape. Arms that draft are left out if it has no drafter."""
     methods: dict[str, Method] = {
         "hf_generate": HuggingFaceGenerate(hf),
         "hf_loop": DraftThenVerify(hf, NoDraft(hf), ExactMatch()),
@@ -156,7 +156,7 @@ def prepare(
 
 
 def synthetic_benches(device: torch.device, dtype: torch.dtype) -> Iterator[Bench]:
-    """Every synthetic shape in turn; the one before is dropped, as the large ones fill gigabytes."""
+    """Every synthetic shape in turn. The large ones take gigabytes, so each pair is dropped after its turn."""
     models: dict[str, tuple[NativeModel, HuggingFaceModel]] = {}
     for name, shape in SHAPES.items():
         checkpoint = SyntheticCheckpoint(name, shape=shape.config())
@@ -173,9 +173,9 @@ def synthetic_benches(device: torch.device, dtype: torch.dtype) -> Iterator[Benc
 
 
 def run(bench: Bench, repeats: int, synchronize: Callable[[], None]) -> list[dict[str, Any]]:
-    """One row per arm: median milliseconds a token and their range, beside `generate` and the bandwidth floor.
+    """One row per arm: median milliseconds a token with their range, and ratios to `generate` and the bandwidth floor.
 
-    Arms and the bare matrix products take turns; a ratio is the median of the rounds' ratios.
+    Arms and the bare matrix products run in turn. A ratio is the median of the repeats' ratios.
     """
     seconds: dict[str, list[float]] = {name: [] for name in bench.methods}
     tokens: dict[str, int] = {}
@@ -207,9 +207,9 @@ def run(bench: Bench, repeats: int, synchronize: Callable[[], None]) -> list[dic
                 "ms_low": min(per_token),
                 "ms_high": max(per_token),
                 "ratio_to_generate": statistics.median(generate / one for generate, one, _ in pairs),
-                # of a speculative arm the share may exceed 1: it reads the weights less than once a token
+                # above 1 for some speculative arms: they read the weights less than once a token
                 "bandwidth_share": share,
-                # the arm that users would run instead, with the same pair and window
+                # to the arm of Transformers that users would run with the same pair and window
                 "ratio_to_assisted": None
                 if assisted is None
                 else statistics.median(one / other for one, other in zip(assisted, times, strict=True)),
@@ -220,7 +220,7 @@ def run(bench: Bench, repeats: int, synchronize: Callable[[], None]) -> list[dic
 
 
 def tokens_per_call(bench: Bench, arm: str) -> float | None:
-    """How many tokens a target forward gave; None for the loops of Transformers."""
+    """Emitted tokens per forward of the target; None for the loops of Transformers."""
     trace = Trace()
     out = bench.methods[arm].decode(bench.request, trace)
     emitted = len(out) - bench.request.limits.prompt_length
@@ -228,13 +228,13 @@ def tokens_per_call(bench: Bench, arm: str) -> float | None:
 
 
 def decoder_matrices(model: NativeModel) -> Iterator[tuple[str, Tensor]]:
-    """Every matrix that decoding one token multiplies with."""
+    """Every weight matrix that is used to decode one token."""
     decoder = model.decoder
     for index, layer in enumerate(decoder.layers):
         parts = [layer] if not model.checkpoint.encoder_decoder else [layer.own, layer.cross, layer.feed_forward]
         for part in parts:
             for name, weight in vars(part).items():
-                # cross-attention keys and values are made once, from the encoder's output
+                # keys and values of cross-attention are computed once, from the encoder's output
                 if isinstance(weight, Tensor) and weight.ndim == 2 and name != "key_value":
                     yield f"{index}.{name}", weight
     yield "head", decoder.head
@@ -242,7 +242,7 @@ def decoder_matrices(model: NativeModel) -> Iterator[tuple[str, Tensor]]:
 
 @torch.inference_mode()
 def bare_products_s(matrices: list[Tensor], synchronize: Callable[[], None]) -> float:
-    """Seconds for one row through every matrix and nothing else: what reading the weights costs."""
+    """Seconds to multiply one row with every matrix, which is the time to read the weights."""
     rows = [torch.ones(1, matrix.shape[1], dtype=matrix.dtype, device=matrix.device) for matrix in matrices]
     times = []
     for _ in range(5):
@@ -257,7 +257,7 @@ def bare_products_s(matrices: list[Tensor], synchronize: Callable[[], None]) -> 
 
 @torch.inference_mode()
 def forward_costs(bench: Bench, synchronize: Callable[[], None]) -> list[dict[str, Any]]:
-    """Median milliseconds of a native forward by query length, and of one row by context length."""
+    """Median milliseconds of a native forward by query length, and of a one-row forward by context length."""
     rows = []
     for kind, lengths in (("query", QUERY_LENGTHS), ("context", CONTEXTS)):
         for length in lengths:

@@ -1,4 +1,4 @@
-"""A certificate of losslessness: where a method's text leaves the target's own, and whether a tie explains it."""
+"""A certificate of losslessness: where a method's text first differs from the target's own, and whether by a tie."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import LAST, Model
 
 EQUAL, TIE, DEFECT = "equal", "numerical tie", "defect"
-SLACK = 4  # times the numerical noise that a tie may span
+SLACK = 4  # a tie may span this many times the numerical noise
 
 
 @dataclass(frozen=True)
 class Certificate:
     """One example's verdict.
 
-    position: of the first token that differs, None where none does. token, target_token: the method's
-    and the target's own there, None for a text that had ended. gap: how much less the target thinks of
-    the method's token, in nats. margin: between the target's two likeliest tokens there, in nats. noise:
-    how far the target's scores of the two tokens move between feeding the text at once and one by one,
-    and at least their rounding, in nats.
+    position: of the first token that differs, None if no token differs.
+    token, target_token: the method's and the target's own token there, None for a text that has ended.
+    gap: how much lower the target scores the method's token than its own, in nats.
+    margin: between the target's two likeliest tokens there, in nats.
+    noise: how much the target's scores of the two tokens change if the text is fed at once and not token by token,
+    in nats; at least their rounding error.
     """
 
     verdict: str
@@ -39,17 +40,17 @@ class Certificate:
 
 @torch.inference_mode()
 def certify(target: Model, request: Request, tokens: Sequence[int], own: Sequence[int]) -> Certificate:
-    """Compare emitted tokens with the target's own, both decoded greedily.
+    """Compare emitted tokens with the target's own. Both are decoded greedily.
 
-    A difference is a numerical tie if the target scores both tokens alike, within a few times its
-    numerical noise there; otherwise it is a defect, which a method that changes outputs on purpose has too.
+    A difference is a numerical tie if the target scores both tokens the same, within a few times its numerical noise.
+    Otherwise it is a defect. A method that changes outputs on purpose has defects too.
     """
     if list(tokens) == list(own):
         return Certificate(EQUAL)
     shared = zip(tokens, own, strict=False)
     position = next((at for at, (one, other) in enumerate(shared) if one != other), min(len(tokens), len(own)))
     token, target_token = (text[position] if position < len(text) else None for text in (tokens, own))
-    if token is None or target_token is None:  # one text goes on where the other has ended
+    if token is None or target_token is None:  # one text continues after the other has ended
         return Certificate(DEFECT, position, token, target_token)
     at_once, one_by_one = (scores(target, request, own[:position], step) for step in (len(own), 1))
     pair = torch.tensor([token, target_token], device=at_once.device)
@@ -62,7 +63,7 @@ def certify(target: Model, request: Request, tokens: Sequence[int], own: Sequenc
 
 
 def scores(target: Model, request: Request, emitted: Sequence[int], step: int) -> Float[Tensor, " vocab"]:
-    """The target's logits after the prompt and these tokens, fed so many at a time."""
+    """The target's logits after the prompt and these tokens, fed `step` tokens at a time."""
     session = target.start(request.source, request.limits.max_new_tokens)
     fed = [request.source.prompt[-1], *emitted]
     for start in range(0, len(fed), step):
@@ -74,7 +75,7 @@ def target_dtype(target: Model) -> torch.dtype:
     return getattr(target, "dtype", torch.float32)
 
 
-def counted(certificates: Sequence[Certificate]) -> dict[str, int]:
+def count_verdicts(certificates: Sequence[Certificate]) -> dict[str, int]:
     """How many examples have each verdict."""
     verdicts = [each.verdict for each in certificates]
     return {"equal": verdicts.count(EQUAL), "ties": verdicts.count(TIE), "defects": verdicts.count(DEFECT)}

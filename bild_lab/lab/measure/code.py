@@ -9,19 +9,65 @@ from functools import lru_cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2]
-# what decodes, times, scores and summarizes; not what composes configurations, stores results, reports or trains
+# Modules and folders that decode, time, score or summarize.
 MEASURING = (
     "engine",
-    "lab/data",
-    "lab/measure",
-    "lab/metrics",
     "lab/analysis/cost.py",
     "lab/analysis/pipeline.py",
     "lab/analysis/prediction.py",
     "lab/analysis/statistics.py",
-    "lab/history.py",
+    "lab/build.py",  # knobs become the parts of a method
+    "lab/data/conversations.py",  # answers become part of the next prompt, after the data was hashed
+    "lab/conversation_history.py",
+    "lab/load.py",  # chooses the engine, sets a request's limits, turns tokens into text
+    "lab/measure/certificate.py",
+    "lab/measure/device_use.py",  # tells timings apart that shared a device
+    "lab/measure/environment.py",  # peak memory and other load
+    "lab/measure/nan_check.py",  # decides which results are stored at all
+    "lab/measure/timing.py",
+    "lab/metrics",
+    "lab/point.py",  # hands the configuration to what measures
+    "lab/results/example_rows.py",
     "lab/results/summary.py",
     "lab/runner.py",
+)
+# Modules and folders whose changes leave finished points valid.
+NOT_MEASURING = (
+    "__init__.py",
+    "errors.py",
+    "files.py",
+    "lab/__init__.py",
+    "lab/analysis/__init__.py",
+    "lab/analysis/paired.py",  # compares stored results
+    "lab/analysis/pareto.py",
+    "lab/cli.py",
+    "lab/config.py",  # its values are part of the point's name
+    "lab/data/__init__.py",
+    "lab/data/hub_datasets.py",  # of the data, every prompt, reference and category is part of the point's name
+    "lab/data/local_files.py",
+    "lab/data/examples.py",
+    "lab/data/toy.py",
+    "lab/data/toy_lexicon.py",
+    "lab/data/toy_phrases.py",
+    "lab/formatting.py",
+    "lab/glossary.py",
+    "lab/hashing.py",
+    "lab/measure/__init__.py",
+    "lab/measure/bench.py",  # a benchmark of its own, which makes no points
+    "lab/measure/code.py",
+    "lab/results/__init__.py",
+    "lab/results/commits.py",
+    "lab/results/groups.py",
+    "lab/results/records.py",  # stores what it is given
+    "lab/results/table.py",
+    "lab/stop_signals.py",
+    "lab/sweep.py",
+    "lab/torchrun.py",
+    "lab/toy_pair.py",  # a hash of the weights is part of the point's name
+    "lab/tuning",
+    "papers",
+    "report",
+    "training",
 )
 
 
@@ -34,23 +80,32 @@ def measuring_code() -> str:
 def code_hash(package: Path) -> str:
     """A hash of the modules of MEASURING in this folder, without their comments, docstrings and layout."""
     digest = hashlib.sha256()
-    for file in _modules(package):
+    for file in measuring_modules(package):
         digest.update(file.relative_to(package).as_posix().encode() + b"\0")
-        digest.update(without_prose(file.read_text(encoding="utf-8")).encode() + b"\0")
+        digest.update(code_text(ast.parse(file.read_text(encoding="utf-8"))).encode() + b"\0")
     return digest.hexdigest()[:12]
 
 
-def without_prose(source: str) -> str:
-    """Python code without comments and docstrings, in one layout."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        if documented and ast.get_docstring(node, clean=False) is not None:
-            node.body = node.body[1:] or [ast.Pass()]
-    return ast.unparse(tree)
-
-
-def _modules(package: Path) -> Iterator[Path]:
+def measuring_modules(package: Path) -> Iterator[Path]:
+    """The files that MEASURING names, in a fixed order."""
     for name in MEASURING:
         path = package / name
         yield from [path] if path.suffix == ".py" else sorted(path.rglob("*.py"))
+
+
+def code_text(node: object) -> str:
+    """A syntax tree as text, without docstrings. `ast.unparse` would write it differently in each version of Python."""
+    if isinstance(node, list):
+        return f"[{','.join(map(code_text, node))}]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = {name: getattr(node, name, None) for name in node._fields}
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and _documented(node):
+        fields["body"] = node.body[1:]
+    # newer versions of Python add fields, which are empty in code that older ones can read
+    parts = [f"{name}={code_text(value)}" for name, value in fields.items() if value is not None and value != []]
+    return f"{type(node).__name__}({','.join(parts)})"
+
+
+def _documented(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return ast.get_docstring(node, clean=False) is not None

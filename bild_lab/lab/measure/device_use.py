@@ -1,4 +1,4 @@
-"""Whether a device was this process's alone while it was timed."""
+"""Whether this process had a device to itself while it timed."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import torch
 
 
 class DeviceUse:
-    """This process's use of a device, from its making to `close`, known to other such processes of the machine.
+    """Says that this process uses a device, from its creation to `close`, and knows of others on the same machine.
 
-    The processes share a lock, which the system takes from one that dies, and leave a byte each in the
-    locked file when they come. Seen are processes of the same user and the same temporary folder, that is
-    of the same container; other load on the CPU is told by `OtherLoad`.
+    All users of a device hold one shared lock, and each adds a byte to the locked file when it starts. The system
+    releases the lock if a process dies. Only processes of the same user and the same temporary folder see each
+    other, as in one container. `OtherLoad` measures all other load on the CPU.
     """
 
     def __init__(self, device: torch.device, folder: Path | None = None) -> None:
         folder = Path(tempfile.gettempdir()) if folder is None else folder
         path = folder / f"bild_lab-{os.getuid()}-{device_name(device)}.lock"
         with path.with_suffix(".gate").open("w") as gate:
-            fcntl.flock(gate, fcntl.LOCK_EX)  # one comes at a time
+            fcntl.flock(gate, fcntl.LOCK_EX)  # one process starts at a time
             self._stream = path.open("ab")
             self._was_alone = self._try_alone()
             fcntl.flock(self._stream, fcntl.LOCK_SH)
@@ -31,11 +31,11 @@ class DeviceUse:
             self._arrivals = os.fstat(self._stream.fileno()).st_size
 
     def shared(self) -> bool:
-        """Whether another process used the device at any time since this object was made."""
+        """Whether another process used the device at any time since this object was created."""
         return not self._was_alone or os.fstat(self._stream.fileno()).st_size != self._arrivals
 
     def close(self) -> None:
-        """End the use; an object that is dropped ends it as well."""
+        """End the use. Deleting the object ends it too."""
         self._stream.close()
 
     def _try_alone(self) -> bool:
@@ -43,12 +43,12 @@ class DeviceUse:
             fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        os.ftruncate(self._stream.fileno(), 0)  # nobody is there to whom the count matters
+        os.ftruncate(self._stream.fileno(), 0)  # no other process needs the count
         return True
 
 
 def device_name(device: torch.device) -> str:
-    """A name that is the device's own on this machine, whatever subset of devices the process sees."""
+    """A name that is unique on this machine, whatever subset of devices the process sees."""
     if device.type != "cuda":
         return device.type
     return f"cuda-{torch.cuda.get_device_properties(device).uuid}"

@@ -1,4 +1,4 @@
-"""On what a measurement was made: versions, hardware, load."""
+"""What a measurement was made on: versions, hardware, load."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PACKAGES = ("torch", "transformers", "tokenizers", "sacrebleu", "rouge-score", "
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """What a reader needs to judge the timings."""
+    """Everything that a reader needs to judge the timings."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     return {
         "bild_lab": _version("bild_lab"),
@@ -45,7 +45,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def peak_memory_mb(device: torch.device) -> float:
-    """Peak memory since the last reset on a GPU; on the CPU, of the whole process so far."""
+    """Peak memory: on a GPU since the last reset, on the CPU of the whole process so far."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     unit = 1 if sys.platform == "darwin" else 1024  # bytes there, kibibytes on Linux
@@ -53,13 +53,13 @@ def peak_memory_mb(device: torch.device) -> float:
 
 
 class OtherLoad:
-    """How busy the machine was with other processes since this object was made."""
+    """How busy the machine was with other processes since this object was created."""
 
     def __init__(self) -> None:
         self._before = self._seconds()
 
     def percent(self) -> float:
-        """Of all cores' time; other load makes short timings several times too long."""
+        """Percent of all cores' time. Other load makes short timings several times too long."""
         wall, busy, own = (now - before for now, before in zip(self._seconds(), self._before, strict=True))
         return 100 * max(0.0, busy - own) / max(wall * (os.cpu_count() or 1), 1e-9)
 
@@ -71,13 +71,13 @@ class OtherLoad:
 
 
 class RanksLoad:
-    """How busy this machine was with the other processes of a run since this object was made."""
+    """How busy this machine was with the other processes of the same run since this object was created."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks, self._before = ranks, self._seconds()
 
     def percent(self) -> float:
-        """Of all cores' time."""
+        """Percent of all cores' time."""
         wall, own = (now - before for now, before in zip(self._seconds(), self._before, strict=True))
         share = 100 * own / max(wall * (os.cpu_count() or 1), 1e-9)
         here = platform.node()
@@ -90,7 +90,7 @@ class RanksLoad:
 
 
 def placement_setting(placement: Placement, device: torch.device) -> dict[str, Any]:
-    """The hardware and, of a target on several devices, how it is spread: parts of a point's setting."""
+    """The part of a point's setting that tells the hardware, and how a target is spread over several devices."""
     setting: dict[str, Any] = {"hardware": hardware(placement, device)}
     if placement.device_map is not None:
         setting["device_map"] = placement.device_map
@@ -100,15 +100,15 @@ def placement_setting(placement: Placement, device: torch.device) -> dict[str, A
 
 
 def hardware(placement: Placement, device: torch.device) -> str:
-    """The processors that a timing depends on. On a GPU the CPU is one of them: batch 1 waits for it."""
+    """The processors that a timing depends on. With a GPU the CPU counts too: at batch 1 the GPU waits for it."""
     if device.type != "cuda":
-        return _counted([cpu_name()] * placement.ranks.count)
+        return _join_counts([cpu_name()] * placement.ranks.count)
     several = placement.device_map is not None
     devices = range(torch.cuda.device_count()) if several else [device] * placement.ranks.count
-    return f"{_counted([torch.cuda.get_device_name(each) for each in devices])}, {cpu_name()}"
+    return f"{_join_counts([torch.cuda.get_device_name(each) for each in devices])}, {cpu_name()}"
 
 
-def _counted(names: list[str]) -> str:
+def _join_counts(names: list[str]) -> str:
     return ", ".join(name if count == 1 else f"{count} x {name}" for name, count in Counter(names).items())
 
 
@@ -125,7 +125,7 @@ def cpu_name() -> str:
 
 @lru_cache(maxsize=1)
 def git_commit() -> str | None:
-    """The checkout's commit, `+` where it has uncommitted changes; None outside a checkout."""
+    """The checkout's commit, with `+` if there are uncommitted changes; None outside a checkout."""
     folder = Path(__file__).resolve().parents[2]
 
     def git(*arguments: str) -> str:

@@ -14,7 +14,7 @@ from bild_lab.engine.decode import Method, Prepares
 from bild_lab.engine.request import Request
 from bild_lab.engine.trace import Span, StageTrace, Trace
 
-METHOD, BASELINE = "method", "baseline"  # what is measured, and what it is measured against
+METHOD, BASELINE = "method", "baseline"  # the measured policy, and the policy that it is compared with
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Timed:
 class Stages:
     """Where the time of traced examples went.
 
-    seconds: in prefill, draft, verify and host code, over all of them. spans: of each of them, every stage in turn.
+    seconds: in prefill, draft, verify and host code, over all examples. spans: for each example, its stages in order.
     """
 
     seconds: dict[str, float]
@@ -38,7 +38,7 @@ class Stages:
 
 
 def warm_up(methods: Mapping[str, Method], requests: Sequence[Request], count: int, seed: int) -> None:
-    """Decode the first examples with every method; nothing is recorded."""
+    """Decode the first examples with every method. Nothing is recorded."""
     for index, request in enumerate(requests[:count]):
         for method in methods.values():
             method.decode(seeded(request, seed, index), Trace())
@@ -53,12 +53,11 @@ def time_methods(
     advance: Callable[[], None] = lambda: None,
     compiled_steps: Callable[[], int] = lambda: 0,
 ) -> dict[str, list[Timed]]:
-    """Decode every example with every method in turn, `repeats` times; the order alternates.
+    """Decode every example with every method in turn, `repeats` times. The order alternates.
 
-    The clock covers a whole example, encoder and prefill included, and waits for the device once at
-    each end; what a method prepares (`Prepares`) comes before it. A repeat uses the same seed, so that
-    it repeats the same work. An example during which a step was compiled is decoded again. Raises
-    RuntimeError, naming the example, where a method fails.
+    The clock covers a whole example with encoder and prefill, and waits for the device once at each end. What a
+    method prepares (`Prepares`) is not timed. A repeat uses the same seed, and so does the same work. An example is
+    decoded again if a step was compiled meanwhile. Raises RuntimeError, naming the example, if a method fails.
     """
     results: dict[str, list[Timed]] = {name: [] for name in methods}
     names = list(methods)
@@ -67,9 +66,11 @@ def time_methods(
             for repeat in range(repeats):
                 for name in names if (index + repeat) % 2 == 0 else reversed(names):
                     before = -1
-                    while before != compiled_steps():  # else the compiler was timed
+                    while before != compiled_steps():  # else the time includes the compiler
                         before = compiled_steps()
-                        tokens, seconds, trace = _once(methods[name], seeded(request, seed, index), synchronize, index)
+                        tokens, seconds, trace = _time_once(
+                            methods[name], seeded(request, seed, index), synchronize, index
+                        )
                     if repeat == 0:
                         results[name].append(Timed(tokens[request.limits.prompt_length :], [], trace))
                     results[name][index].latency_s.append(seconds)
@@ -78,7 +79,7 @@ def time_methods(
 
 
 def trace_stages(method: Method, requests: Sequence[Request], seed: int, synchronize: Callable[[], None]) -> Stages:
-    """Decode the examples once more with a clock in each stage; host code is what lies between the stages."""
+    """Decode the examples once more with a clock in each stage. Host code is the time between the stages."""
     seconds = {"prefill": 0.0, "draft": 0.0, "verify": 0.0, "host": 0.0}
     spans = []
     for index, request in enumerate(requests):
@@ -97,7 +98,7 @@ def trace_stages(method: Method, requests: Sequence[Request], seed: int, synchro
 
 
 def seeded(request: Request, seed: int, index: int) -> Request:
-    """The request with a generator of its own: the same tokens for the same seed and example."""
+    """The request with a generator of its own, so that the same seed and example give the same tokens."""
     if request.sampling.greedy:
         return request
     device = request.source.device
@@ -106,7 +107,7 @@ def seeded(request: Request, seed: int, index: int) -> Request:
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Keep the collector from running inside a timed example."""
+    """Keep the garbage collector from running inside a timed example."""
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -117,7 +118,7 @@ def no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _once(
+def _time_once(
     method: Method, request: Request, synchronize: Callable[[], None], index: int
 ) -> tuple[list[int], float, Trace]:
     trace = Trace()

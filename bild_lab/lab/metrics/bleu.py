@@ -28,17 +28,17 @@ def bleu_statistics(
 
 @lru_cache(maxsize=4)
 def _metric(references: tuple[tuple[str, ...], ...]) -> Any:
-    """A `sacrebleu.metrics.BLEU` that has counted the references, which every point of a sweep shares."""
+    """A `sacrebleu.metrics.BLEU` with its references counted. Every point of a sweep shares it."""
     from sacrebleu.metrics import BLEU
 
-    return BLEU(references=list(zip_longest(*references)))  # None: a sentence with fewer references
+    return BLEU(references=list(zip_longest(*references)))  # None where a sentence has fewer references
 
 
 def bleu_from_sums(sums: Float[np.ndarray, "*batch 10"]) -> Float[np.ndarray, "*batch"]:
     """Corpus BLEU, 0 to 100, of summed counts: sacrebleu's default, with exponential smoothing."""
     lengths, matches, totals = np.split(sums, [2, 2 + ORDERS], axis=-1)
     unmatched = (matches == 0) & (totals > 0)
-    # each order without a match counts half of what the one before it did
+    # each order without a match counts half as much as the order before it
     smoothed = np.where(unmatched, 0.5 ** np.cumsum(unmatched, axis=-1), matches)
     with np.errstate(divide="ignore", invalid="ignore"):
         log_precisions = np.log(100.0 * smoothed / totals)

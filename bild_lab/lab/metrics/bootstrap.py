@@ -11,8 +11,8 @@ RESAMPLES = 1000
 def resampled_sums(statistics: Float[np.ndarray, "n k"], seed: int) -> Float[np.ndarray, "resamples k"]:
     """Sums of the statistics over resamples of the n examples, drawn with replacement.
 
-    The same seed and n give the same resamples, which pairs two systems; they are also the
-    resamples of `sacrebleu`, whose default seed is 12345.
+    The same seed and n give the same resamples, so two systems are compared in pairs. `sacrebleu` draws the same
+    resamples; its default seed is 12345.
     """
     generator = np.random.default_rng(seed)
     count = len(statistics)
@@ -24,17 +24,17 @@ def resampled_sums(statistics: Float[np.ndarray, "n k"], seed: int) -> Float[np.
 
 
 def interval(values: Float[np.ndarray, "resamples"]) -> tuple[float, float]:
-    """The central 95 %, by the order statistics that `sacrebleu.significance` takes."""
+    """The central 95 %, from the same order statistics as `sacrebleu.significance`."""
     ordered = np.sort(values)
     cut = len(ordered) // 40
     return float(ordered[cut]), float(ordered[-cut - 1])
 
 
 def p_value(differences: Float[np.ndarray, "resamples"], observed: float) -> float:
-    """Two-sided: how often a difference centred on zero would be at least as large as the observed one.
+    """Two-sided: how often a difference centred on zero is at least as large as the observed difference.
 
-    `sacrebleu` counts strictly larger ones, which makes 0.001 of two identical systems; here they get 1.
+    `sacrebleu` counts only larger differences, which gives 0.001 for two identical systems. Here they get 1.
     """
-    # rounding must not separate differences that are equal
+    # equal differences must stay equal after rounding
     at_least = np.abs(differences - observed) >= abs(observed) - 1e-9
     return float((at_least.sum() + 1) / (len(differences) + 1))

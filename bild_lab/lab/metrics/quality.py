@@ -1,4 +1,4 @@
-"""How good outputs are, with a confidence interval over examples, and how much two systems differ."""
+"""How good outputs are, with a confidence interval over examples, and how much two systems differ in quality."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class _Measure:
-    """A metric as per-example statistics that add up, and the value of their sums."""
+    """A metric: statistics of each example that add up, and the function from their sums to the value."""
 
     metric: str
     statistics: Float[np.ndarray, "n k"]
@@ -73,7 +73,7 @@ def score(metric: str, predictions: Sequence[str], references: References, *, se
 def compare(
     metric: str, predictions: Sequence[str], baseline: Sequence[str], references: References, *, seed: int = 0
 ) -> Difference:
-    """How much better (positive) or worse the predictions are than the baseline's, example by example.
+    """How much better (positive) or worse the predictions are than the baseline's, paired by example.
 
     Raises UserError as `score` does.
     """

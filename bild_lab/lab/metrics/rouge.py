@@ -1,7 +1,7 @@
-"""ROUGE f-measures of each example, equal to `rouge_score` with its stemmer but fast enough for a loop.
+"""ROUGE f-measures of each example, equal to those of `rouge_score` with its stemmer, but much faster.
 
-`rouge_score` fills a table of Python integers for each pair; here the rows of the longest-common-
-subsequence table are bit vectors (Hyyro 2004), and each word is stemmed once.
+`rouge_score` fills a table of Python integers for each pair. Here the rows of the table of longest common
+subsequences are bit vectors (Hyyro 2004), and each word is stemmed once.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def rouge_statistics(
 ) -> tuple[Float[np.ndarray, "n 4"], str]:
     """F-measures, 0 to 100, in the order of `NAMES`, and a signature.
 
-    With several references each f-measure is the best of them. ROUGE-Lsum takes each line of a text
-    for a sentence; ROUGE-L takes the text as one.
+    With several references each f-measure is the best one. ROUGE-Lsum counts each line of a text as a sentence,
+    ROUGE-L the whole text as one.
     """
     from importlib.metadata import version
 
@@ -70,7 +70,7 @@ def _summary_f_measure(reference: str, prediction: str) -> float:
         union = set().union(*(common_subsequence(target, output) for output in outputs))
         for index in sorted(union):
             token = target[index]
-            # a token is counted no more often than either text holds it
+            # a token counts at most as often as it occurs in each text
             if left_in_outputs[token] > 0 and left_in_targets[token] > 0:
                 hits += 1
                 left_in_outputs[token] -= 1
@@ -121,7 +121,7 @@ def _tokenize(text: str) -> Tokens:
 
 
 class _CachedStemmer:
-    """Porter's stemmer, asked once a word: it takes 20 microseconds."""
+    """Porter's stemmer, called once for each word: a call takes 20 microseconds."""
 
     def __init__(self) -> None:
         from nltk.stem.porter import PorterStemmer

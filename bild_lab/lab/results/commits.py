@@ -58,8 +58,8 @@ def references_of(results: Sequence[Mapping[str, Any]]) -> tuple[dict[tuple[str,
 
     Results hold no references: their configuration says where they are. Returns None and why where none can be read.
     """
-    from bild_lab.lab.data.tasks import DatasetSpec, load_examples
-    from bild_lab.lab.point import data_hash
+    from bild_lab.lab.data.examples import DatasetSpec, load_examples
+    from bild_lab.lab.hashing import data_hash
 
     why = ""
     for result in results:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from bild_lab.engine.trace import Round, Span
-from bild_lab.lab.data.tasks import Example
+from bild_lab.lab.data.examples import Example
 from bild_lab.lab.measure.certificate import Certificate
 from bild_lab.lab.measure.timing import BASELINE, METHOD, Timed
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from bild_lab.lab.analysis.pareto import best_at_loss, is_baseline, pareto_front
 from bild_lab.lab.formatting import short_name
-from bild_lab.lab.results.records import plain_numbers
+from bild_lab.lab.hashing import plain_numbers
 
 FEW = 12
 

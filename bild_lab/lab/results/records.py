@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
-import hashlib
 import json
 import math
 import os
@@ -19,8 +17,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from bild_lab.errors import UserError
 from bild_lab.files import sync_folder, write_atomically
+from bild_lab.lab.hashing import plain_numbers
 
 RESULT, FAILURE = "result.json", "failed.json"
 LEAST_FREE_BYTES = 2**20  # of the disk that results go to
@@ -153,10 +154,13 @@ class Sweep:
         Of several that finish together, the last to write has then seen every point.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / ".report.lock").open("w") as stream:
-            with suppress(OSError):  # a network folder without locks: the report may miss a point until the next run
-                fcntl.flock(stream, fcntl.LOCK_EX)
+        lock = FileLock(self.folder / ".report.lock", fallback_to_soft=False)
+        with suppress(OSError):  # a network folder without locks: the next run reports the rest
+            lock.acquire()
+        try:
             yield
+        finally:
+            lock.release()
 
     @contextmanager
     def search_lock(self) -> Iterator[None]:
@@ -165,16 +169,19 @@ class Sweep:
         A second one would take the first one's trial for that of a killed process, and measure it too.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / ".search.lock").open("w") as stream:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise UserError(
-                    f"another process searches in {self.folder}; wait until it ends, or choose another name=NAME"
-                ) from error
-            except OSError:  # a network folder without locks
-                pass
+        lock = FileLock(self.folder / ".search.lock", fallback_to_soft=False)
+        try:
+            lock.acquire(blocking=False)
+        except Timeout as error:
+            raise UserError(
+                f"another process searches in {self.folder}; wait until it ends, or choose another name=NAME"
+            ) from error
+        except OSError:  # a network folder without locks
+            pass
+        try:
             yield
+        finally:
+            lock.release()
 
     def _files(self, name: str) -> list[Path]:
         """That file of every published point; a folder with a dot in front was never finished."""
@@ -260,21 +267,6 @@ def require_writable(folder: Path) -> None:
             f"results go to {folder}, whose disk is full ({free:,} bytes free); "
             "make room, and the same command runs the rest"
         )
-
-
-def point_hash(inputs: dict[str, Any]) -> str:
-    """Twelve hex digits that name what determines a point's result."""
-    canonical = json.dumps(plain_numbers(inputs), sort_keys=True, ensure_ascii=False, default=str)
-    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
-
-
-def plain_numbers(value: Any) -> Any:
-    """2.0 as 2, so that a whole number is the same value however it was written."""
-    if isinstance(value, dict):
-        return {str(key): plain_numbers(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain_numbers(item) for item in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def finite(value: Any) -> Any:

@@ -19,7 +19,7 @@ from bild_lab.lab.analysis.statistics import (
     nothing_accepted,
     paired_speedup,
 )
-from bild_lab.lab.data.tasks import Example
+from bild_lab.lab.data.examples import Example
 from bild_lab.lab.measure.timing import Timed
 from bild_lab.lab.metrics import compare, score
 

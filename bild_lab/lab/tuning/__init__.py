@@ -1,1 +1,1 @@
-"""Searching knobs on validation."""
+"""Searching knobs on validation data."""

@@ -1,4 +1,4 @@
-"""Knobs searched on validation with Optuna, and what was chosen there measured on test (BiLD §7.1.2, thresholds)."""
+"""A search of knobs on validation with Optuna; the chosen points are then measured on test (BiLD §7.1.2)."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from bild_lab.errors import UserError, require_whole
 from bild_lab.files import write_atomically
 from bild_lab.lab.analysis.pareto import best_at_loss
 from bild_lab.lab.config import compose_config
-from bild_lab.lab.data.loading import canonical_split
+from bild_lab.lab.data.local_files import canonical_split
+from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.point import prepare, sweep_folder
 from bild_lab.lab.results.groups import by_setting
-from bild_lab.lab.results.records import Sweep, point_hash
+from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.tuning.space import Space, Values
 
 STUDY, CHOSEN = "study.sqlite", "tuned.json"
-STARTUP_TRIALS = 10  # at random, before Optuna's model is asked
+STARTUP_TRIALS = 10  # random ones, before Optuna's model suggests points
 
 Measure = Callable[[DictConfig], Any]
 
 
 @dataclass(frozen=True)
 class TuneSpec:
-    """How to search: `conf/tune.yaml`. loss: points of quality that may be lost; None looks for the whole front."""
+    """How to search: `conf/tune.yaml`. loss: points of quality that may be lost; None searches the whole front."""
 
     trials: int
     loss: float | None
@@ -46,14 +47,16 @@ class TuneSpec:
         if self.loss is not None and not (number and 0 <= self.loss < math.inf):
             raise UserError(f"tune.loss must be points of quality >= 0, or null for the whole front, got {self.loss!r}")
         if canonical_split(str(self.validation)) == canonical_split(str(self.test)):
-            raise UserError(f"tune.validation and tune.test must be two splits, got {self.validation!r} twice")
+            raise UserError(
+                f"tune.validation and tune.test must be two splits, got {self.validation!r} twice; name another"
+            )
 
 
 @dataclass(frozen=True)
 class Tuning:
     """A search on validation and its confirmation on test, in one sweep's folder.
 
-    overrides: of the command line, without the lists. measure: stores a configuration's point in that folder.
+    overrides: from the command line, without the lists. measure: measures a configuration and stores its point.
     """
 
     spec: TuneSpec
@@ -62,13 +65,13 @@ class Tuning:
     measure: Measure
 
     def config(self, values: Values, split: str) -> DictConfig:
-        """One point's configuration, as `python run.py` would compose it."""
+        """One point's configuration, composed as `python run.py` does."""
         words = [*self.overrides, *self.space.fixed, *values, f"dataset.split={split}"]
         composed = compose_config(words)
         return OmegaConf.masked_copy(composed, [key for key in composed if key not in ("hydra", "tune")])
 
     def check(self) -> None:
-        """Raise UserError unless the ends of all lists could be measured, on two splits with other examples."""
+        """Raise UserError unless the ends of all lists can be measured, on two splits with different examples."""
         corners = self.space.corners()
         found = [prepare(self.config(values, self.spec.validation)) for values in corners]
         held_out = prepare(self.config(corners[0], self.spec.test))
@@ -78,20 +81,20 @@ class Tuning:
                 "a file for each split"
             )
         if self.spec.loss is not None and found[0].measure.baseline is None:
-            raise UserError("tune.loss is a loss against a baseline; set measure.baseline=vanilla")
+            raise UserError("tune.loss is a loss against a baseline, which is null; set measure.baseline=vanilla")
 
     @cached_property
     def key(self) -> str:
-        """What a study must share to be gone on with: everything that decides a point's result, and the lists."""
+        """A hash of everything that a study must share to be continued: a point's inputs, the lists and the loss."""
         point = prepare(self.config(self.space.corners()[0], self.spec.validation)).id
-        return point_hash({"point": point, "space": self.space.lists, "loss": self.spec.loss})
+        return content_hash({"point": point, "space": self.space.lists, "loss": self.spec.loss})
 
     @cached_property
     def sweep(self) -> Sweep:
         return Sweep(sweep_folder(self.config(self.space.corners()[0], self.spec.validation)))
 
     def result(self, values: Values, split: str) -> dict[str, Any] | None:
-        """Measure a point, unless that was done before; None where it failed, which is recorded."""
+        """Measure a point unless it is finished, and return its result; None if it failed, which is recorded."""
         self.measure(self.config(values, split))
         return self.stored(values, split)
 
@@ -100,9 +103,9 @@ class Tuning:
         return self.sweep.finished(prepare(self.config(values, split)).id)
 
     def objectives(self, result: dict[str, Any]) -> list[float]:
-        """What Optuna is told: quality and latency; or, with a loss, a latency that more loss makes too long.
+        """The values for Optuna: quality and latency. With a loss: the latency, made longer if the loss is exceeded.
 
-        Latency is relative to the baseline, in turn with which it was timed; seconds where there is none.
+        The latency is relative to the baseline's. Without a baseline it is in seconds.
         """
         speedup, quality = result["speedup"]["value"], result["quality"]
         latency = result["latency_s"]["mean"] if speedup is None else 1 / speedup
@@ -112,44 +115,44 @@ class Tuning:
         return [latency if excess <= 0 else max(latency, 1.0) + excess]
 
     def chosen(self, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The undominated points, fastest first; with a loss the fastest point within it, if there is one."""
+        """The undominated points, fastest first. With a loss: the fastest point within it, if there is one."""
         if self.spec.loss is not None:
             best = best_at_loss(results, self.spec.loss)
             return [] if best is None else [best]
         return [result for group in by_setting(results) for result in group.front()]
 
 
-def stored_in(file: Path) -> Any:
-    """Optuna's storage in one file, which a kill or a power cut leaves whole."""
+def sqlite_storage(file: Path) -> Any:
+    """Optuna's storage in one file, which survives a kill and a power cut."""
     from optuna.storages import RDBStorage
     from sqlalchemy import URL, event
 
     address = URL.create("sqlite", database=str(file.absolute()))
     storage = RDBStorage(address.render_as_string(hide_password=False))
 
-    def write_ahead(connection: Any, _: Any) -> None:  # else every step of a trial waits for the disk several times
+    def write_ahead(connection: Any, _: Any) -> None:  # else every step of a trial waits several times for the disk
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=NORMAL")
 
     event.listen(storage.engine, "connect", write_ahead)
-    storage.engine.dispose()  # connections of before have not heard of it
+    storage.engine.dispose()  # earlier connections do not have these settings
     return storage
 
 
 class Study:
     """Optuna's record of a search, on disk after every trial.
 
-    A process that was killed leaves a trial without an end; the next one begins with that trial.
+    A killed process leaves an unfinished trial. The next process repeats it first.
     """
 
     def __init__(self, tuning: Tuning, seed: int, resume: bool) -> None:
-        import optuna  # an optional dependency, which takes a second
+        import optuna  # an optional dependency; its import takes a second
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         logging.getLogger("alembic").setLevel(logging.WARNING)
         self._optuna, self._tuning = optuna, tuning
         tuning.sweep.folder.mkdir(parents=True, exist_ok=True)
-        storage = stored_in(tuning.sweep.folder / STUDY)
+        storage = sqlite_storage(tuning.sweep.folder / STUDY)
         before = [name for name in optuna.get_all_study_names(storage) if name.partition(".")[0] == tuning.key]
         number = max(1, len(before) + (not resume))
         self._study = optuna.create_study(
@@ -158,24 +161,24 @@ class Study:
             directions=["maximize", "minimize"] if tuning.spec.loss is None else ["minimize"],
             load_if_exists=True,
         )
-        seed += len(self._study.trials)  # else every process would begin with the same random points
+        seed += len(self._study.trials)  # else every process starts with the same random points
         self._study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP_TRIALS)
         self._chance = random.Random(seed)
         for trial in self._study.get_trials(states=(optuna.trial.TrialState.RUNNING,)):
             self._study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-            if trial.params:  # none, where it was killed before it had them
+            if trial.params:  # empty if the process was killed before they were chosen
                 self._study.enqueue_trial(trial.params)
 
-    def tried(self) -> dict[tuple[int, ...], list[float]]:
-        """The finished trials, by the places of their values in the lists."""
+    def finished_trials(self) -> dict[tuple[int, ...], list[float]]:
+        """The finished trials, by the indices of their values in the lists."""
         done = self._study.get_trials(deepcopy=False, states=(self._optuna.trial.TrialState.COMPLETE,))
         return {self._places(trial): trial.values for trial in done}
 
     def search(self) -> dict[Values, dict[str, Any]]:
-        """Measure until there are enough trials; returns the results of all, those of earlier processes too."""
+        """Measure until there are enough trials. Returns the results of all trials, with those of earlier processes."""
         tuning, space = self._tuning, self._tuning.space
-        failed: dict[tuple[int, ...], None] = {}  # in this process; another one tries them again
-        while len(seen := {**self.tried(), **failed}) < min(tuning.spec.trials, space.size):
+        failed: dict[tuple[int, ...], None] = {}  # in this process; the next process tries them again
+        while len(seen := {**self.finished_trials(), **failed}) < min(tuning.spec.trials, space.size):
             trial = self._study.ask()
             for number, values in enumerate(space.lists):
                 trial.suggest_int(self._name(number), 0, len(values) - 1)
@@ -188,13 +191,15 @@ class Study:
                 failed[places] = None
             else:
                 self._study.tell(trial, seen[places])
-            if not new or places in failed:  # the sampler has learnt nothing, and may suggest it for ever
+            if not new or places in failed:  # the sampler learned nothing, and may suggest it for ever
                 self._enqueue_unseen(seen)
-        found = {values: tuning.stored(values, tuning.spec.validation) for values in map(space.at, self.tried())}
+        found = {
+            values: tuning.stored(values, tuning.spec.validation) for values in map(space.at, self.finished_trials())
+        }
         return {values: result for values, result in found.items() if result is not None}
 
     def _enqueue_unseen(self, seen: dict[tuple[int, ...], Any]) -> None:
-        """Ask next for a point at random that was not tried yet, if there is one."""
+        """Choose a random point that was not tried yet, if there is one, as the next trial."""
         counts = [len(values) for values in self._tuning.space.lists]
         if len(seen) == self._tuning.space.size:
             return
@@ -210,10 +215,10 @@ class Study:
 
 
 def tune(tuning: Tuning, seed: int, resume: bool) -> list[dict[str, Any]]:
-    """Search, choose, confirm; returns and stores in `tuned.json` what was chosen, with its two results.
+    """Search on validation, choose points, and measure them on test.
 
-    Each is {"overrides", "validation": result, "test": result or None where it failed}. Raises UserError where
-    another process searches under the same name.
+    Returns the chosen points, each as {"overrides", "validation": result, "test": result or None if it failed}, and
+    stores them in `tuned.json`. Raises UserError if another process searches under the same name.
     """
     with tuning.sweep.search_lock():
         found = Study(tuning, seed, resume).search()
@@ -227,13 +232,13 @@ def tune(tuning: Tuning, seed: int, resume: bool) -> list[dict[str, Any]]:
 
 
 def write_tuned(file: Path, pairs: list[dict[str, Any]]) -> None:
-    """What was chosen on validation, and the same points on test, in a few numbers each."""
-    rows = [{**pair, **{split: numbers(pair[split]) for split in ("validation", "test")}} for pair in pairs]
+    """Store the chosen points with their main numbers on validation and on test."""
+    rows = [{**pair, **{split: key_numbers(pair[split]) for split in ("validation", "test")}} for pair in pairs]
     write_atomically(file, (json.dumps(rows, indent=2) + "\n").encode())
 
 
-def numbers(result: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A result's quality and speed, and the folder that holds the rest."""
+def key_numbers(result: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A result's quality and speed, and the name of its point."""
     if result is None:
         return None
     quality, speedup = result["quality"], result["speedup"]

@@ -1,4 +1,4 @@
-"""What a search of knobs goes through: lists of values, given as to a sweep."""
+"""The space of a search: lists of values for each knob, written as for a sweep."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Values = tuple[str, ...]  # one override for each list of the space
 
 @dataclass(frozen=True)
 class Space:
-    """What is searched: every list of values as its overrides, `policy.window=3` and so on, numbers in their order."""
+    """The lists of values to search, each as overrides such as `policy.window=3`; numbers in ascending order."""
 
     lists: tuple[Values, ...]
-    fixed: tuple[str, ...]  # values that are no lists
+    fixed: tuple[str, ...]  # overrides with a single value
 
     @property
     def size(self) -> int:
@@ -30,7 +30,7 @@ class Space:
         return tuple(values[place] for values, place in zip(self.lists, places, strict=True))
 
     def corners(self) -> list[Values]:
-        """Points in which each list's first and last value comes."""
+        """A few points that contain the first and the last value of every list."""
         firsts = [0] * len(self.lists)
         lasts = [len(values) - 1 for values in self.lists]
         changed = [[*firsts[:number], last, *firsts[number + 1 :]] for number, last in enumerate(lasts)]
@@ -38,25 +38,26 @@ class Space:
 
 
 def read_space(words: Sequence[str]) -> Space:
-    """The lists among overrides such as `policy.window=3,5` or `policy.fallback=range(0.2,0.9,0.1)`.
+    """The space of overrides such as `policy.window=3,5` or `policy.fallback=range(0.2,0.9,0.1)`.
 
-    Of two for one key the later counts. Raises UserError for anything else than choices and ranges, or no list.
+    If a key comes twice, the later one counts. Raises UserError for anything else than choices and ranges, and if
+    there is no list.
     """
     lists: dict[str, Values] = {}
     for override in OverridesParser.create().parse_overrides(list(words)):
         try:
             (jobs,) = BasicSweeper.split_arguments([override], None)
         except HydraException as error:
-            raise UserError(f"a search wants lists or ranges of values, got {override.input_line}") from error
+            raise UserError(f"a search needs lists or ranges of values, got {override.input_line}") from error
         lists[override.get_key_element()] = _ordered([job[0] for job in jobs])
     searched = tuple(values for values in lists.values() if len(values) > 1)
     if not searched:
-        raise UserError("a search wants lists of values, got none; give some: policy.fallback=0.3,0.5,0.7")
+        raise UserError("a search needs lists of values, got none; give some: policy.fallback=0.3,0.5,0.7")
     return Space(searched, tuple(values[0] for values in lists.values() if len(values) == 1))
 
 
 def _ordered(overrides: list[str]) -> Values:
-    """Numbers ascending, so that neighbours in a list are alike; others as they were given."""
+    """Numbers ascending, so that neighbours in a list are similar. Other values keep their order."""
     try:
         return tuple(sorted(dict.fromkeys(overrides), key=lambda one: float(one.partition("=")[2])))
     except ValueError:

@@ -14,7 +14,7 @@ from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.config import MeasureSpec, RuntimeSpec
-from bild_lab.lab.data.tasks import Example
+from bild_lab.lab.data.examples import Example
 from bild_lab.lab.metrics import score
 from bild_lab.lab.point import cached_examples, prepare
 from bild_lab.lab.results.records import Sweep

@@ -13,7 +13,7 @@ from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.analysis.pareto import best_at_loss, pareto_front
 from bild_lab.lab.config import compose_policy
-from bild_lab.lab.data.tasks import DatasetSpec
+from bild_lab.lab.data.examples import DatasetSpec
 from bild_lab.lab.point import prepare
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.runner import run_point

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.errors import UserError
-from bild_lab.lab.data.tasks import DatasetSpec
-from bild_lab.lab.results.records import point_hash
+from bild_lab.lab.data.examples import DatasetSpec
+from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.toy_pair import named_checkpoint
 
 MANIFEST = "manifest.json"
@@ -98,7 +98,7 @@ def read_part(file: Path) -> Iterator[Answer]:
 
 def vocabulary_hash(checkpoint: Checkpoint) -> str:
     """Identifies a tokenizer's pieces and their ids."""
-    return point_hash({"pieces": sorted(checkpoint.vocabulary.items(), key=lambda item: item[1])})
+    return content_hash({"pieces": sorted(checkpoint.vocabulary.items(), key=lambda item: item[1])})
 
 
 def contents_hash(answers: Sequence[Answer]) -> str:

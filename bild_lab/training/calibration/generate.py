@@ -22,10 +22,10 @@ from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError, require_whole
 from bild_lab.files import write_atomically
-from bild_lab.lab.data.loading import canonical_split
-from bild_lab.lab.data.tasks import DatasetSpec, Example
+from bild_lab.lab.data.examples import DatasetSpec, Example
+from bild_lab.lab.data.local_files import canonical_split
+from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.measure.environment import environment
-from bild_lab.lab.results.records import point_hash
 from bild_lab.training.calibration.data import (
     END,
     LENGTH,
@@ -81,7 +81,7 @@ class CalibrationJob:
             },
             "decoding": {"method": "greedy", "max_new_tokens": self.max_new_tokens, "dtype": dtype},
             "dataset": asdict(self.dataset),
-            "data": point_hash({"examples": [(one.id, one.prompt) for one in self.examples]}),
+            "data": content_hash({"examples": [(one.id, one.prompt) for one in self.examples]}),
             "count": len(self.examples),
             "part_size": self.part_size,
         }

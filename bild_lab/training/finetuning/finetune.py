@@ -12,7 +12,7 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 
 from bild_lab.errors import UserError
-from bild_lab.lab.data.tasks import Example
+from bild_lab.lab.data.examples import Example
 from bild_lab.lab.results.records import require_writable
 from bild_lab.training.batches import BatchOrder, Collator, TokenizedExample, TokenLimits, tokenize
 from bild_lab.training.checks import decoder_depth, require_references, require_room

@@ -20,7 +20,7 @@ from transformers import (
 
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.errors import UserError, require_whole
-from bild_lab.lab.results.records import point_hash
+from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.toy_pair import named_checkpoint
 from bild_lab.training.checks import require_fitting_tokenizer
 from bild_lab.training.finetuning.tokenizer import train_tokenizer
@@ -165,7 +165,7 @@ class FromScratch:
 
     @property
     def identity(self) -> dict[str, Any]:
-        shared = None if self._shared is None else point_hash(self._shared.vocabulary)
+        shared = None if self._shared is None else content_hash(self._shared.vocabulary)
         config = {f"model.config.{key}": value for key, value in self._fresh.config.items()}
         return {**config, "model.vocabulary": self._fresh.vocabulary, "model.tokenizer": shared}
 

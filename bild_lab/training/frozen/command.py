@@ -15,7 +15,7 @@ from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import console, escape, output
 from bild_lab.lab.config import typed
-from bild_lab.lab.data.tasks import DatasetSpec, load_examples
+from bild_lab.lab.data.examples import DatasetSpec, load_examples
 from bild_lab.lab.point import sweep_folder
 from bild_lab.lab.results.records import require_writable
 from bild_lab.lab.toy_pair import named_checkpoint

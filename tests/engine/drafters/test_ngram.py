@@ -23,7 +23,7 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.data.tasks import Example
+from bild_lab.lab.data.examples import Example
 from bild_lab.training.ngrams import estimate, reference_tokens
 from tests.engine.drafters.tables import ngram_table
 from tests.stubs import SESSION, StubModel

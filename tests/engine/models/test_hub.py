@@ -133,5 +133,5 @@ def test_hub_datasets_load_online_and_then_from_the_cache(tmp_path: Path, closed
 
     offline = load_in_a_fresh_process(f"http://127.0.0.1:{closed_port}", tmp_path, configured, plain, no_split, missing)
     assert offline[:2] == [sentences, sentences]
-    assert "whose local cache did not serve (Unknown split" in offline[2] and "dataset.path=DIR" in offline[2]
+    assert "whose local cache could not be used (Unknown split" in offline[2] and "dataset.path=DIR" in offline[2]
     assert "wanted dataset 'me/missing'" in offline[3] and "Connection refused" in offline[3]

@@ -27,7 +27,7 @@ from bild_lab.lab.config import compose_config
 from bild_lab.lab.load import load_model
 from bild_lab.lab.measure.environment import RanksLoad, cpu_name
 from bild_lab.lab.point import prepare
-from bild_lab.lab.torchrun import first_speaks
+from bild_lab.lab.torchrun import only_first_prints
 from tests.engine.adapters.tiny import random_adapter
 
 CPU = torch.device("cpu")
@@ -72,8 +72,11 @@ def refused(words: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.Cap
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "2 processes would measure the same and write it to outputs/default; leave torchrun out, or set"),
-        (["-m", "runtime.tensor_parallel=true", "hydra/launcher=joblib"], "processes of torchrun run every point"),
+        ([], "2 processes would measure the same point and write it to outputs/default; run without torchrun, or set"),
+        (
+            ["-m", "runtime.tensor_parallel=true", "hydra/launcher=joblib"],
+            "under torchrun every process runs every point",
+        ),
     ],
 )
 def test_processes_that_would_get_in_each_others_way_are_refused(
@@ -174,7 +177,7 @@ def test_the_others_are_heard_only_where_they_fail(
     monkeypatch.setattr(processes, "GRACE_S", 0)
     monkeypatch.setattr(processes, "console", Console(stderr=True))
     monkeypatch.setattr(processes, "output", Console())
-    with pytest.raises(SystemExit), first_speaks():
+    with pytest.raises(SystemExit), only_first_prints():
         processes.console.print("said")
         processes.output.print("found")
         sys.exit(code)

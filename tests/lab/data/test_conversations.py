@@ -5,14 +5,24 @@ from __future__ import annotations
 import pytest
 
 from bild_lab.errors import UserError
-from bild_lab.lab.data.conversations import Continuation, Example, Template, answered, continued, conversation, filled
+from bild_lab.lab.data.conversations import (
+    Continuation,
+    Example,
+    Template,
+    conversation,
+    fill_template,
+    with_answers,
+    with_earlier_turns,
+)
 
 CHAT = Template("[{question}]", " {answer} | [{question}]")
 FIRST = Example("81", "Write.", "", references=("a poem",), category="writing")
 
 
 def test_placeholders_are_filled_once_and_other_braces_stay() -> None:
-    assert filled("{answer} {x} {question}", answer="{question}", question="{answer}") == "{question} {x} {answer}"
+    assert (
+        fill_template("{answer} {x} {question}", answer="{question}", question="{answer}") == "{question} {x} {answer}"
+    )
 
 
 def test_a_conversation_is_an_example_for_each_turn() -> None:
@@ -24,7 +34,7 @@ def test_a_conversation_is_an_example_for_each_turn() -> None:
 
 def test_a_later_prompt_holds_all_turns_and_answers_before_it() -> None:
     turns = conversation(FIRST, ["Write.", "Rewrite.", "Stop."], CHAT)
-    whole = answered(turns, {"81": "One.", "81/2": "{answer} Two {question}."})
+    whole = with_answers(turns, {"81": "One.", "81/2": "{answer} Two {question}."})
     assert [example.prompt for example in whole] == [
         "[Write.]",
         "[Write.] One. | [Rewrite.]",
@@ -36,17 +46,17 @@ def test_a_later_prompt_holds_all_turns_and_answers_before_it() -> None:
 
 def test_a_question_that_looks_like_a_placeholder_is_kept() -> None:
     turns = conversation(FIRST, ["{answer}", "{answer} {question}"], CHAT)
-    assert answered(turns, {"81": "One."})[1].prompt == "[{answer}] One. | [{answer} {question}]"
+    assert with_answers(turns, {"81": "One."})[1].prompt == "[{answer}] One. | [{answer} {question}]"
 
 
 def test_a_turn_whose_answer_is_missing_is_named() -> None:
     turns = conversation(FIRST, ["Write.", "Rewrite."], CHAT)
     with pytest.raises(UserError, match=r"turn 2 of example '81/2' needs the answer to '81'.*dataset.turns=1"):
-        answered(turns, {"82": "Another."})
+        with_answers(turns, {"82": "Another."})
 
 
 def test_a_first_turn_needs_no_history() -> None:
-    assert continued(FIRST, {}, {}) is FIRST
+    assert with_earlier_turns(FIRST, {}, {}) is FIRST
 
 
 @pytest.mark.parametrize(

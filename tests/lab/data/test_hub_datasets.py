@@ -51,10 +51,10 @@ FAULTS = {  # what is asked for, what is said of it, and what comes when the fau
     "no folder": ({"hub_id": "me/shards", "hub_data_dir": "de-fr"}, ["no folder 'de-fr'", "hub_data_dir"], None),
     "revision": ({"hub_id": "me/parquet", "hub_revision": "v9"}, ["Revision 'v9' doesn't exist", "revision"], None),
     "script": ({"hub_id": "me/script"}, ["scripts are no longer supported", "hub_revision=refs/convert/parquet"], None),
-    "broken off": ({"hub_id": "me/long"}, ["broke off; repeat the command"], "['Ja', 'Nein']"),
-    "cut in between": ({"hub_id": "me/short"}, ["broke off; repeat the command"], "['Ja', 'Nein']"),
+    "stopped early": ({"hub_id": "me/long"}, ["stopped early; repeat the command"], "['Ja', 'Nein']"),
+    "cut in between": ({"hub_id": "me/short"}, ["stopped early; repeat the command"], "['Ja', 'Nein']"),
     "damaged": ({"hub_id": "me/damaged"}, ["Parquet", "datasets--me--damaged and repeat"], "['Ja', 'Nein']"),
-    "broken shard": ({"hub_id": "me/shards", **CONVERTED}, ["broke off; repeat the command"], SHARDS),
+    "broken shard": ({"hub_id": "me/shards", **CONVERTED}, ["stopped early; repeat the command"], SHARDS),
 }
 
 
@@ -71,7 +71,7 @@ def test_a_faulty_hub_is_named_in_one_message_and_leaves_nothing_half_that_count
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     shards = spec_of(**FAULTS["broken shard"][0])
-    with monkeypatch.context() as offline, pytest.raises(UserError, match="local cache has not all of de-en"):
+    with monkeypatch.context() as offline, pytest.raises(UserError, match="local cache lacks a part of de-en"):
         offline.setenv("HF_HUB_OFFLINE", "1")
         load_examples(shards)
 

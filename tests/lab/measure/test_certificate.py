@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.lab.measure.certificate import DEFECT, EQUAL, TIE, Certificate, certify, counted
+from bild_lab.lab.measure.certificate import DEFECT, EQUAL, TIE, Certificate, certify, count_verdicts
 from tests.stubs import StubModel
 
 REQUEST = Request(Source((0,)), Limits(1, 8))
@@ -72,4 +72,4 @@ def test_a_text_that_goes_on_where_the_target_ends_is_a_defect() -> None:
 
 def test_verdicts_are_counted() -> None:
     each = [Certificate(EQUAL), Certificate(EQUAL), Certificate(TIE), Certificate(DEFECT)]
-    assert counted(each) == {"equal": 2, "ties": 1, "defects": 1}
+    assert count_verdicts(each) == {"equal": 2, "ties": 1, "defects": 1}

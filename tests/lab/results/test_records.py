@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from bild_lab.errors import UserError
-from bild_lab.lab.results.records import Sweep, finite, point_hash, require_writable
+from bild_lab.lab.results.records import Sweep, finite, require_writable
 from bild_lab.lab.results.table import write_table
 from tests.report.sample import sample_result
 
@@ -143,11 +143,6 @@ def test_a_point_of_another_sweep_is_adopted_once(tmp_path: Path) -> None:
 
 def test_numbers_that_json_cannot_hold_become_null_or_words() -> None:
     assert finite({"a": [math.nan, 1.0], "b": math.inf, "c": (1,)}) == {"a": [None, 1.0], "b": "inf", "c": [1]}
-
-
-def test_a_hash_depends_on_values_and_not_on_order() -> None:
-    assert point_hash({"a": 1, "b": 2}) == point_hash({"b": 2, "a": 1})
-    assert point_hash({"a": 1, "b": 2}) != point_hash({"a": 1, "b": 3})
 
 
 def test_the_table_has_every_knob_and_leaves_those_of_others_empty(tmp_path: Path) -> None:

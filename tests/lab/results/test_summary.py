@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bild_lab.engine.trace import Round, Trace
-from bild_lab.lab.data.tasks import Example
+from bild_lab.lab.data.examples import Example
 from bild_lab.lab.measure.timing import Timed
 from bild_lab.lab.results.summary import by_category, speed
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 from collections.abc import Callable
@@ -215,7 +216,7 @@ def test_what_is_chosen_on_validation_is_confirmed_on_test_in_one_report(command
 
 
 REFUSED = {
-    "no lists": ([], "a search wants lists of values, got none"),
+    "no lists": ([], "a search needs lists of values, got none"),
     "one split": (["policy.window=3,5", "tune.validation=test"], "must be two splits"),
     "missing split": (["policy.window=3,5", "tune.validation=train"], "has no split 'train'"),
     "out of range at an end": (["policy.fallback=0.5,1.5"], "must lie in [0, 1], got 1.5"),
@@ -244,6 +245,22 @@ def test_a_second_search_under_a_name_is_refused_while_the_first_runs(command: C
         assert [file.name for file in sweep.folder.iterdir()] == [".search.lock"]
     with sweep.search_lock():
         pass  # what was held is given back
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
+def test_a_folder_that_knows_no_locks_is_searched_without(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, "no locks here")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    entered = []
+    with Sweep(tmp_path / "tuned").search_lock():
+        entered.append("search")
+    with Sweep(tmp_path / "tuned").report_lock():
+        entered.append("report")
+    assert entered == ["search", "report"]
 
 
 def test_validation_that_is_test_under_another_name_is_refused(command: Command, base: list[str], data: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bild_lab.lab.cli import with_words
+from bild_lab.lab.cli import words_as_list
 from bild_lab.report.wandb import report as wandb_report
 from scripts import wandb_report as script
 
@@ -19,7 +19,7 @@ Command = Callable[..., tuple[int, str]]
 @pytest.fixture
 def command(command: Command) -> Command:
     """Runs scripts/wandb_report.py in an empty folder; returns its exit code and everything it printed."""
-    return lambda *words: command(script, *with_words(list(words), "groups"), config="wandb_report")
+    return lambda *words: command(script, *words_as_list(list(words), "groups"), config="wandb_report")
 
 
 @pytest.fixture

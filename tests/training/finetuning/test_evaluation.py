@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from bild_lab.engine.request import Source
-from bild_lab.lab.data.tasks import Example
+from bild_lab.lab.data.examples import Example
 from bild_lab.lab.metrics import score
 from bild_lab.training.batches import Collator, TokenLimits, tokenize
 from bild_lab.training.finetuning.evaluation import Evaluator, greedy_settings

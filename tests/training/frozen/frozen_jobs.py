@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bild_lab.engine.models.checkpoint import Checkpoint
-from bild_lab.lab.data.tasks import DatasetSpec
+from bild_lab.lab.data.examples import DatasetSpec
 from bild_lab.training.calibration.data import END, Answer, Calibration
 from bild_lab.training.frozen.bita import BitaSpec
 from bild_lab.training.frozen.job import FrozenJob

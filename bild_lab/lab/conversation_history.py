@@ -1,7 +1,7 @@
-"""The history of later turns: the target's own answers to the turns before, the same text for method and baseline.
+"""The history of later turns: the target's own answers to the earlier turns, the same for method and baseline.
 
-It is decided before anything is timed and shared by all points of a sweep, so that a token in which two policies
-differ never changes what they are asked next.
+The answers are made before anything is timed, and all points of a sweep share them. So a token that two policies
+decode differently never changes the prompts that follow.
 """
 
 from __future__ import annotations
@@ -13,39 +13,39 @@ from typing import Any
 
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
-from bild_lab.lab.data.conversations import Example, answered, continued
+from bild_lab.lab.data.conversations import Example, with_answers, with_earlier_turns
+from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.load import Decoder
-from bild_lab.lab.results.records import point_hash
 
-# what decides the target's own greedy answers, of a point's setting
+# the keys of a point's setting that decide the target's own greedy answers
 DECIDING = ("weights", "data", "engine", "dtype", "compile", "device", "hardware", "code")
 
 
 def with_history(
     examples: tuple[Example, ...], vanilla: Decoder, setting: dict[str, Any], max_new_tokens: int, folder: Path
 ) -> tuple[Example, ...]:
-    """The examples with whole prompts: later turns follow on the greedy answers of `vanilla`.
+    """The examples with complete prompts: later turns continue the greedy answers of `vanilla`.
 
-    The answers are made once and kept in `folder`, under a name that says what decided them.
+    The answers are made once and stored in `folder`, under a hash of everything that decides them.
     """
     if not any(example.continues for example in examples):
         return examples
-    key = point_hash({**{name: setting[name] for name in DECIDING}, "max_new_tokens": max_new_tokens})
+    key = content_hash({**{name: setting[name] for name in DECIDING}, "max_new_tokens": max_new_tokens})
     file = folder / f"{key}.json"
     if not file.is_file():
         answers = greedy_history(examples, vanilla, max_new_tokens)
         content = json.dumps({"target": setting["target"], "answers": answers}, indent=2, ensure_ascii=False)
         write_atomically(file, content.encode() + b"\n")
-    return answered(examples, _read(file))
+    return with_answers(examples, _read(file))
 
 
 def greedy_history(examples: Sequence[Example], vanilla: Decoder, max_new_tokens: int) -> dict[str, str]:
-    """The decoder's greedy answers, by turn, to every turn that another continues."""
+    """The decoder's greedy answer to every turn that a later turn continues, by the turn's id."""
     wanted = {example.continues.id for example in examples if example.continues}
     whole: dict[str, Example] = {}
     answers: dict[str, str] = {}
     for example in examples:
-        whole[example.id] = continued(example, whole, answers)
+        whole[example.id] = with_earlier_turns(example, whole, answers)
         if example.id in wanted:
             answers[example.id] = vanilla.generate(whole[example.id].prompt, max_new_tokens).text
     return answers
@@ -55,4 +55,4 @@ def _read(file: Path) -> dict[str, str]:
     try:
         return json.loads(file.read_text())["answers"]
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"cannot read the conversations' history in {file}: {error}; remove it") from error
+        raise UserError(f"cannot read the conversations' history in {file}: {error}; remove this file") from error

@@ -9,8 +9,8 @@ import pytest
 
 import bild_lab
 from bild_lab.errors import UserError
+from bild_lab.lab.conversation_history import DECIDING, greedy_history, with_history
 from bild_lab.lab.data.conversations import Example, Template, conversation
-from bild_lab.lab.history import DECIDING, greedy_history, with_history
 
 SETTING = {**dict.fromkeys(DECIDING, "x"), "target": "tiny"}
 LIMIT = 5
@@ -69,5 +69,5 @@ def test_a_history_that_cannot_be_read_is_named(vanilla, turns, tmp_path: Path) 
     with_history(turns, vanilla, SETTING, LIMIT, tmp_path)
     (file,) = tmp_path.iterdir()
     file.write_text("{")
-    with pytest.raises(UserError, match=f"cannot read the conversations' history in {file}.*remove it"):
+    with pytest.raises(UserError, match=f"cannot read the conversations' history in {file}.*remove this file"):
         with_history(turns, vanilla, SETTING, LIMIT, tmp_path)

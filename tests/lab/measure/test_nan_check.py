@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from bild_lab.errors import UserError
 from bild_lab.lab.load import load
-from bild_lab.lab.measure.finite import require_numbers, text_logits
+from bild_lab.lab.measure.nan_check import require_no_nan, text_logits
 from tests.tiny import END
 
 
@@ -43,13 +43,13 @@ def test_a_token_that_breaks_a_model_is_found_in_the_text_that_has_it(
     decoder = load(str(path), policy=policy)
     request = decoder.request("w5 w9", 10)
     engine = decoder.method.engine
-    require_numbers(decoder.models, engine, request, [5, 6, END])
+    require_no_nan(decoder.models, engine, request, [5, 6, END])
     with pytest.raises(UserError, match=r"the checkpoint .*/llama scores a text with NaN in float32"):
-        require_numbers(decoder.models, engine, request, [5, 7, END])
+        require_no_nan(decoder.models, engine, request, [5, 7, END])
 
 
 def test_a_drafter_that_is_broken_is_the_one_named(checkpoints: Path, tmp_path: Path) -> None:
     path = broken(checkpoints / "t5-draft", tmp_path / "small", row=9)
     decoder = load(str(checkpoints / "t5"), str(path), policy="bild")
     with pytest.raises(UserError, match="/small scores a text with NaN"):
-        require_numbers(decoder.models, "native", decoder.request("w9 w5", 10))
+        require_no_nan(decoder.models, "native", decoder.request("w9 w5", 10))

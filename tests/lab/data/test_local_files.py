@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from bild_lab.errors import UserError
-from bild_lab.lab.data.loading import find_split_files, local_rows, read_rows
+from bild_lab.lab.data.local_files import find_split_files, local_rows, read_rows
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import yaml
 
 from bild_lab.errors import UserError
 from bild_lab.lab.data import DatasetSpec, Example, load_examples
-from bild_lab.lab.data.conversations import answered, conversation
+from bild_lab.lab.data.conversations import conversation, with_answers
 from tests.tiny import START, tiny_tokenizer
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -136,13 +136,13 @@ def test_later_turns_without_a_history_are_refused_unless_someone_answers(rows_f
 def test_a_history_that_is_none_is_refused_with_its_columns(rows_file, tmp_path: Path) -> None:
     path = rows_file({"turns": ["Write.", "Rewrite."], "id": 7})
     (tmp_path / "wrong.json").write_text('[{"id": 7, "text": "A poem."}]')
-    with pytest.raises(UserError, match=r"row 0: dataset.history wants columns id and answer .*got id, text"):
+    with pytest.raises(UserError, match=r"row 0: dataset.history needs columns id and answer .*got id, text"):
         load_examples(spec(path=path, turns=2, history=str(tmp_path / "wrong.json"), **TURNS))
 
 
 def test_a_text_that_the_data_set_withholds_is_refused(rows_file) -> None:
     withheld = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
-    with pytest.raises(UserError, match="line 1 withholds its text.*dataset.path=DIR"):
+    with pytest.raises(UserError, match="line 1 has a notice instead of its text.*dataset.path=DIR"):
         load_examples(spec(path=rows_file({"turns": [withheld], "id": 1}), **TURNS))
 
 
@@ -223,12 +223,12 @@ def test_an_empty_dataset_is_refused(tmp_path: Path) -> None:
         ({"split": ""}, "dataset.split must name a split"),
         ({"path": None}, "dataset 'made' has no data: set dataset.path=DIR"),
         ({"turns": 0}, "dataset.turns must be a whole number >= 1, got 0"),
-        ({"turns": 2}, "dataset.turns beyond the first want dataset.metric=agreement"),
+        ({"turns": 2}, "dataset.turns beyond the first need dataset.metric=agreement"),
         (
             {"turns": None, "metric": "agreement", "max_source_tokens": 9},
-            "a prompt is cut at its end",
+            "dataset.max_source_tokens cuts a prompt at its end",
         ),
-        ({"chat_template": "[{question}]", "max_source_tokens": 9}, "dataset.max_source_tokens=null, got 9"),
+        ({"chat_template": "[{question}]", "max_source_tokens": 9}, "got 9; set dataset.max_source_tokens=null"),
         ({"chat_template": []}, "dataset.chat_template must be text or several texts, got []"),
         ({"chat_template": "hello"}, "dataset.chat_template must contain {question}, got 'hello'"),
         ({"builtin": "wmt"}, "dataset.builtin must be one of toy, got 'wmt'"),
@@ -388,6 +388,6 @@ def test_the_start_token_comes_once_before_a_conversation_and_where_a_template_s
     """The tokenizer adds it in front; Llama-2 has it before every turn."""
     (template,) = from_template(REPOSITORY / "conf" / "template" / f"{name}.yaml", path="data.jsonl").templates
     turns = conversation(Example("7", "w5", ""), ["w5", "w6"], template)
-    ids = [tiny_tokenizer(False)(one.prompt)["input_ids"] for one in answered(turns, {"7": "w9"})]
+    ids = [tiny_tokenizer(False)(one.prompt)["input_ids"] for one in with_answers(turns, {"7": "w9"})]
     assert [one.count(START) for one in ids] == [1, starts]
     assert all(one[0] == START for one in ids)

@@ -1,4 +1,4 @@
-"""What is decoded: a dataset's rows as examples with a source, a prompt and references."""
+"""A dataset's rows as examples with a source, a prompt and references."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from itertools import islice
 from pathlib import Path
 
 from bild_lab.errors import UserError
-from bild_lab.lab.data.conversations import Example, Template, answered, conversation, filled
+from bild_lab.lab.data.conversations import Example, Template, conversation, fill_template, with_answers
 from bild_lab.lab.data.hub_datasets import hub_rows
-from bild_lab.lab.data.loading import Row, canonical_split, local_rows
+from bild_lab.lab.data.local_files import Row, canonical_split, local_rows
 from bild_lab.lab.metrics import METRICS
 
 BUILTIN = ("toy",)
-WITHHELD = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # what SPEED-Bench has in place of texts it may not pass on
+WITHHELD = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # SPEED-Bench has this instead of texts it may not distribute
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetSpec:
-    """Where a dataset is and which of its columns matter: the fields of `conf/dataset/*.yaml`.
+    """Where a dataset is and which of its columns are used: the fields of `conf/dataset/*.yaml`.
 
-    `path` overrides `hub_id`, which overrides `builtin`. A column is a dotted path
-    ("translation.de") or several, of which the first that a row has is taken. A source that is a list
-    holds the turns of a conversation. `input_column` goes where `prompt_template` says {input}, or below
-    the source. `prompt_template` words the task; `chat_template` (one, or several to ask each question in
-    all of them) and `next_turn_template` are a chat model's, as in `conf/template/*.yaml`.
-    Raises UserError for values that no dataset could satisfy.
+    `path` overrides `hub_id`, which overrides `builtin`. A column is a dotted path ("translation.de"), or a list of
+    them: then the first one that a row has is used. If the source is a list, it holds the turns of a conversation.
+    The value of `input_column` replaces {input} in `prompt_template`, or is added below the source. `prompt_template`
+    states the task. `chat_template` and `next_turn_template` belong to a chat model, as in `conf/template/*.yaml`;
+    with several chat templates each question is asked in all of them.
+    Raises UserError for values that no dataset can satisfy.
     """
 
     name: str
@@ -39,21 +39,41 @@ class DatasetSpec:
     split: str = "test"
     limit: int | None = None  # the first rows only
     source_column: str | Sequence[str]
-    input_column: str | Sequence[str] | None = None  # what an instruction is about; may be empty
+    input_column: str | Sequence[str] | None = None  # the text that an instruction refers to; may be empty
     reference_column: str | Sequence[str] | None = None
     id_column: str | Sequence[str] | None = None
     category_column: str | Sequence[str] | None = None
     prompt_template: str = "{source}"
     chat_template: str | Sequence[str] = "{question}"
     next_turn_template: str = Template.next_turn
-    turns: int | None = 1  # of a conversation, the first; None: all
-    history: str | None = None  # a file or folder with `id` and `answer`: what later turns follow on
+    turns: int | None = 1  # how many turns of a conversation; None: all
+    history: str | None = None  # a file or folder with columns `id` and `answer`, which later turns continue
     metric: str
-    max_source_tokens: int | None = None  # the tokenized prompt is cut to this elsewhere
+    max_source_tokens: int | None = None  # the tokenizer cuts the prompt to this length
 
     def __post_init__(self) -> None:
         for field in ("source_column", "input_column", "reference_column", "id_column", "category_column"):
             object.__setattr__(self, field, _column_names(field, getattr(self, field)))
+        self._require_kinds()
+        chat = (self.chat_template,) if isinstance(self.chat_template, str) else tuple(self.chat_template or ())
+        if not chat or not all(isinstance(one, str) for one in chat):
+            raise UserError(f"dataset.chat_template must be text or several texts, got {self.chat_template!r}")
+        object.__setattr__(self, "chat_template", chat)
+        _ = self.templates
+        self._require_metric_fits()
+        if self.max_source_tokens is not None and (
+            self.turns != 1 or not all(one.endswith("{question}") for one in chat)
+        ):
+            raise UserError(
+                "dataset.max_source_tokens cuts a prompt at its end, which a chat template and later turns need whole, "
+                f"got {self.max_source_tokens}; set dataset.max_source_tokens=null"
+            )
+        if self.builtin is not None and self.builtin not in BUILTIN:
+            raise UserError(f"dataset.builtin must be one of {', '.join(BUILTIN)}, got {self.builtin!r}")
+        if not (self.path or self.hub_id or self.builtin):
+            raise UserError(f"dataset {self.name!r} has no data: set dataset.path=DIR or dataset.hub_id=OWNER/NAME")
+
+    def _require_kinds(self) -> None:
         for field in ("path", "split", "prompt_template", "metric", "hub_id", "history", "next_turn_template"):
             value = getattr(self, field)
             if value is not None and not isinstance(value, str):
@@ -68,11 +88,8 @@ class DatasetSpec:
             raise UserError("dataset.source_column must name the column to decode from, got none")
         if self.prompt_template is None or "{source}" not in self.prompt_template:
             raise UserError(f"dataset.prompt_template must contain {{source}}, got {self.prompt_template!r}")
-        chat = (self.chat_template,) if isinstance(self.chat_template, str) else tuple(self.chat_template or ())
-        if not chat or not all(isinstance(one, str) for one in chat):
-            raise UserError(f"dataset.chat_template must be text or several texts, got {self.chat_template!r}")
-        object.__setattr__(self, "chat_template", chat)
-        _ = self.templates
+
+    def _require_metric_fits(self) -> None:
         if self.metric not in METRICS:
             raise UserError(f"dataset.metric must be one of {', '.join(METRICS)}, got {self.metric!r}")
         if self.metric != "agreement" and not self.reference_column:
@@ -82,56 +99,47 @@ class DatasetSpec:
             )
         if self.turns != 1 and self.metric != "agreement":
             raise UserError(
-                "dataset.turns beyond the first want dataset.metric=agreement, as references belong to no turn; "
+                "dataset.turns beyond the first need dataset.metric=agreement, as references belong to no turn; "
                 f"got dataset.metric={self.metric}"
             )
-        if self.max_source_tokens is not None and (
-            self.turns != 1 or not all(one.endswith("{question}") for one in chat)
-        ):
-            raise UserError(
-                "a prompt is cut at its end, where a chat template and later turns have what must not be lost; set "
-                f"dataset.max_source_tokens=null, got {self.max_source_tokens}"
-            )
-        if self.builtin is not None and self.builtin not in BUILTIN:
-            raise UserError(f"dataset.builtin must be one of {', '.join(BUILTIN)}, got {self.builtin!r}")
-        if not (self.path or self.hub_id or self.builtin):
-            raise UserError(f"dataset {self.name!r} has no data: set dataset.path=DIR or dataset.hub_id=OWNER/NAME")
 
     @property
     def templates(self) -> tuple[Template, ...]:
-        """The ways in which every question is asked."""
+        """The templates that every question is asked in."""
         return tuple(Template(first, self.next_turn_template) for first in self.chat_template)
 
 
 def load_examples(spec: DatasetSpec, unanswered: bool = False) -> tuple[Example, ...]:
-    """The examples of the split's rows in the dataset's order, of at most `spec.limit` rows; never empty.
+    """The examples of the split's first `spec.limit` rows in the dataset's order; never empty.
 
-    unanswered: without `spec.history`, leave later turns to whoever can answer the earlier ones. Raises
-    UserError for a missing path, split or column, malformed files, an unreachable hub, rows without a
-    source, and otherwise for later turns without a history.
+    unanswered: allow later turns without their history, which the caller adds. Raises UserError for a missing path,
+    split or column, malformed files, an unreachable hub, rows without a source, and, unless `unanswered`, for later
+    turns without `spec.history`.
     """
     rows = islice(_rows(spec), spec.limit)
     examples = tuple(_examples(spec, rows))
     if not examples:
-        raise UserError(f"dataset {spec.name!r} has no examples in split {spec.split!r}; check dataset.path or split")
+        raise UserError(
+            f"dataset {spec.name!r} has no examples in split {spec.split!r}; check dataset.path and dataset.split"
+        )
     _require_unique_ids(spec, examples)
     if spec.history is not None:
-        return answered(examples, _history(spec.history, spec.split))
+        return with_answers(examples, _history(spec.history, spec.split))
     if not unanswered and any(example.continues for example in examples):
         raise UserError(
-            f"the later turns of dataset {spec.name!r} need the answers before them; set dataset.turns=1 for first "
-            "turns only, or dataset.history=DIR, such as calibration data made with dataset.turns=1"
+            f"the later turns of dataset {spec.name!r} need the answers to the turns before them; set dataset.turns=1 "
+            "for first turns only, or dataset.history=DIR, such as calibration data made with dataset.turns=1"
         )
     return examples
 
 
 def _history(path: str, split: str) -> dict[str, str]:
-    """Answers by the id of what they answer. Raises UserError for rows that are no answers."""
+    """Answers by the id of the example that they answer. Raises UserError for rows without an answer."""
     answers = {}
     for where, row in local_rows(Path(path).expanduser(), canonical_split(split)):
         if not isinstance(row.get("answer"), str) or "id" not in row:
             got = ", ".join(_column_paths(row))
-            raise UserError(f"{where}: dataset.history wants columns id and answer (text), got {got}")
+            raise UserError(f"{where}: dataset.history needs columns id and answer (text), got {got}")
         answers[str(row["id"])] = row["answer"]
     return answers
 
@@ -175,7 +183,7 @@ def _examples(spec: DatasetSpec, rows: Iterable[tuple[str, Row]]) -> Iterator[Ex
 
 
 def _turns(spec: DatasetSpec, where: str, row: Row) -> list[str]:
-    """The source, or what a conversation's user says in each turn."""
+    """The source, or the user's text of each turn of a conversation."""
     value = _required(spec, where, row, "source_column")
     turns = list(value[: spec.turns]) if isinstance(value, (list, tuple)) and value else [value]
     for turn in turns:
@@ -186,22 +194,22 @@ def _turns(spec: DatasetSpec, where: str, row: Row) -> list[str]:
             )
         if turn.startswith(WITHHELD):
             raise UserError(
-                f"{where} withholds its text; make the data set whole with NVIDIA's preparation script, "
-                "then give it with dataset.path=DIR"
+                f"{where} has a notice instead of its text; complete the dataset with NVIDIA's preparation script, "
+                "then set dataset.path=DIR"
             )
     return turns
 
 
 def _question(spec: DatasetSpec, where: str, row: Row, source: str) -> tuple[str, str]:
-    """The source with its input, and how the task words it."""
+    """The source with its input, and the question that the task asks about it."""
     text = _optional(row, spec.input_column)
     if text is not None and not isinstance(text, str):
         raise UserError(f"{where}: {' or '.join(spec.input_column)} must be a string, got {text!r}")
     if spec.input_column and "{input}" in spec.prompt_template:
-        return source, filled(spec.prompt_template, source=source, input=text or "")
+        return source, fill_template(spec.prompt_template, source=source, input=text or "")
     if text and text.strip():
         source = f"{source}\n{text}"
-    return source, filled(spec.prompt_template, source=source)
+    return source, fill_template(spec.prompt_template, source=source)
 
 
 def _references(spec: DatasetSpec, where: str, row: Row) -> tuple[str, ...]:
@@ -257,7 +265,7 @@ def _column_paths(row: Mapping[str, object], prefix: str = "") -> list[str]:
 
 
 def _column_names(field: str, columns: object) -> tuple[str, ...] | None:
-    """One column or several, as a tuple; raises UserError for anything but names."""
+    """One column or several, as a tuple. Raises UserError for anything else than names."""
     if columns is None:
         return None
     names = (columns,) if isinstance(columns, str) else tuple(columns) if isinstance(columns, Sequence) else (None,)

@@ -1,4 +1,4 @@
-"""Whether models give numbers at all: broken or overflowing weights end a point instead of filling it with garbage."""
+"""Whether a model's scores are NaN. Broken or overflowing weights then end the point, and no garbage is stored."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from bild_lab.engine.session import LoadedModel, Want
 from bild_lab.errors import UserError
 
 
-def require_numbers(models: Iterable[LoadedModel], engine: str, request: Request, emitted: Sequence[int] = ()) -> None:
-    """Raise UserError, naming the checkpoint, where a model scores a text with NaN.
+def require_no_nan(models: Iterable[LoadedModel], engine: str, request: Request, emitted: Sequence[int] = ()) -> None:
+    """Raise UserError, naming the checkpoint, if a model scores a text with NaN.
 
-    Every model runs once over the prompt and what was emitted behind it; engine: what decoded, native or hf.
+    Every model runs once over the prompt and the emitted tokens. engine: native or hf, the one that decoded.
     """
     for model in models:
         if bool(text_logits(model, engine, request, emitted).isnan().any()):
@@ -29,7 +29,7 @@ def require_numbers(models: Iterable[LoadedModel], engine: str, request: Request
 
 @torch.inference_mode()
 def text_logits(model: LoadedModel, engine: str, request: Request, emitted: Sequence[int]) -> Float[Tensor, "m vocab"]:
-    """The scores behind the prompt and behind every emitted token but the last, in one forward."""
+    """The scores after the prompt and after every emitted token except the last, in one forward."""
     ran = model if engine == model.engine else model.transformers
     source = request.source
     text = Source((*source.prompt, *emitted[:-1]), source.encoder_ids, source.device)  # a prompt is never compiled

@@ -1,7 +1,7 @@
 """Rows of a local dataset: which files of a folder hold a split, and how each format is read.
 
-Read with `json`, `csv` and `pyarrow` rather than with `datasets`: no import of seconds, no copy in
-the home folder's cache, and an error can name the file and the line.
+`json`, `csv` and `pyarrow` read the files, not `datasets`: this avoids an import of seconds and a copy in the home
+folder's cache, and an error can name the file and the line.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ SPLIT_WORDS = {
     "test": "test",
     "testing": "test",
 }
-# what `datasets` and the hub leave beside the data
+# files that `datasets` and the hub write next to the data
 METADATA_FILES = {"dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json"}
 
 Row = dict[str, Any]
 
 
 def canonical_split(split: str) -> str:
-    """The one name of a split: "val", "valid" and "dev" are "validation"; others stay as they are."""
+    """The standard name of a split: "val", "valid" and "dev" are "validation". Others stay as they are."""
     return SPLIT_WORDS.get(split.lower(), split)
 
 
 def local_rows(path: Path, split: str, subfolders: Sequence[str] = ()) -> Iterator[tuple[str, Row]]:
-    """Rows of one split of a local dataset, each with where it stands ("FILE line 3").
+    """Rows of one split of a local dataset, each with its place ("FILE line 3").
 
-    `path` is a file or a folder in the hub's layout (`test.jsonl`, `data/test-00000-of-00001.parquet`,
-    `CONFIG/test/0000.parquet`); `subfolders` are names of a config's folder, used where one exists.
+    path: a file, or a folder in the hub's layout (`test.jsonl`, `data/test-00000-of-00001.parquet`,
+    `CONFIG/test/0000.parquet`). subfolders: possible names of a config's folder; the first that exists is used.
     Raises UserError for a missing path or split, for files that cannot be read, and for a shard without rows.
     """
     files = find_split_files(path, split, subfolders)
@@ -56,11 +56,10 @@ def local_rows(path: Path, split: str, subfolders: Sequence[str] = ()) -> Iterat
 
 
 def find_split_files(path: Path, split: str, subfolders: Sequence[str] = ()) -> list[Path]:
-    """The data files of `split`, in order of their shards.
+    """The data files of `split`, in the order of their shards.
 
-    A lone file is taken for any split if its name carries no split word (`question.jsonl`).
-    Raises UserError when the path, the split or one of its shards is missing, or when two data sets
-    are mixed.
+    A single file whose name contains no split (`question.jsonl`) is used for any split. Raises UserError if the
+    path, the split or one of its shards is missing, or if two datasets are mixed.
     """
     if not path.exists():
         raise UserError(f"dataset.path {path} does not exist; give a folder or a file ({' '.join(SUFFIXES)})")
@@ -99,7 +98,7 @@ def _data_files(folder: Path) -> list[Path]:
 
 
 def _split_of(relative: Path, wanted: str) -> str | None:
-    """The split a file's name says it holds, or else the nearest folder's name; None if neither does."""
+    """The split in a file's name, else the split in the nearest folder's name; None if there is none."""
     for part in (relative.stem, *reversed(relative.parent.parts)):
         for word in re.split(r"[^a-z0-9]+", part.lower()):
             if word in SPLIT_WORDS:
@@ -110,7 +109,7 @@ def _split_of(relative: Path, wanted: str) -> str | None:
 
 
 def _require_one_dataset(root: Path, split: str, files: Sequence[Path]) -> None:
-    """All shards of one data set may be joined; two configs or formats would be silently mixed."""
+    """Raise UserError unless the files are the shards of one dataset: two configs or formats must not be mixed."""
     families = {re.sub(r"\d+", "#", str(file.relative_to(root))) for file in files}
     if len(families) > 1:
         found = ", ".join(sorted(families))
@@ -132,7 +131,7 @@ def _missing_split(path: Path, split: str, by_split: dict[str | None, list[Path]
 
 
 def read_rows(file: Path) -> Iterator[tuple[str, Row]]:
-    """Rows of one file, each with where it stands; read lazily, so a limit reads no more than it needs.
+    """Rows of one file, each with its place. They are read one by one, so a limit reads no more than needed.
 
     Raises UserError naming the file, and the line where the format has lines.
     """
@@ -192,7 +191,7 @@ def _require_object(where: str, row: object) -> Row:
 
 
 def _csv_rows(file: Path, handle: Iterable[str], suffix: str) -> Iterator[tuple[str, Row]]:
-    # tab-separated corpora are not quoted: a line that opens with a quotation mark is plain text
+    # tab-separated corpora use no quotes: a line that starts with a quotation mark is plain text
     if suffix == ".tsv":
         reader = csv.DictReader(handle, delimiter="\t", quoting=csv.QUOTE_NONE, strict=True)
     else:

@@ -1,0 +1,78 @@
+"""What decides a point's name: everything that can change its numbers, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from bild_lab.lab import point as module
+from bild_lab.lab.config import compose_config
+from bild_lab.lab.point import prepare
+
+
+@pytest.fixture
+def base(checkpoints: Path, data: Path) -> list[str]:
+    pair = [f"pair.target={checkpoints / 't5'}", f"pair.draft={checkpoints / 't5-draft'}"]
+    return [*pair, "dataset=multi30k", f"dataset.path={data}"]
+
+
+def name_of(*words: str) -> str:
+    """The name of the point that these overrides give."""
+    module.cached_examples.cache_clear()
+    return prepare(compose_config(list(words))).id
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "policy.window=3",
+        "policy=vanilla",
+        "dataset.limit=3",
+        "dataset.max_source_tokens=4",
+        "dataset.prompt_template='w5 {source}'",
+        "dataset.metric=rouge",
+        "decoding.max_new_tokens=7",
+        "decoding=sample",
+        "measure.repeats=1",
+        "measure.warmup=0",
+        "measure.baseline=null",
+        "measure.traced_examples=1",
+        "measure.certify=true",
+        "runtime.dtype=bfloat16",
+        "runtime.engine=hf",
+        "runtime.threads=2",
+        "runtime.seed=1",
+    ],
+)
+def test_every_setting_that_can_change_a_number_changes_the_name(base: list[str], word: str) -> None:
+    assert name_of(*base, word) != name_of(*base)
+
+
+def test_what_changes_no_number_leaves_the_name(base: list[str], data: Path, tmp_path: Path) -> None:
+    moved = shutil.copytree(data, tmp_path / "moved")
+    ours = ["name=other", "resume=false", "pair.name=other", f"dataset.path={moved}", "policy.rollback=2"]
+    assert name_of(*base, *ours) == name_of(*base, "policy.rollback=2.0")
+
+
+def test_other_code_gives_another_name(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    before = name_of(*base)
+    monkeypatch.setattr("bild_lab.lab.measure.environment.measuring_code", lambda: "other")
+    assert name_of(*base) != before
+
+
+def test_a_value_taken_from_elsewhere_counts_as_itself(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    word = "policy.window='${oc.decode:${oc.env:MY_WINDOW}}'"
+    monkeypatch.setenv("MY_WINDOW", "3")
+    assert name_of(*base, word) == name_of(*base, "policy.window=3")
+    monkeypatch.setenv("MY_WINDOW", "5")
+    assert name_of(*base, word) == name_of(*base, "policy.window=5") != name_of(*base, "policy.window=3")
+
+
+def test_categories_count_as_results_are_told_for_each(base: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "test.jsonl"
+    file.write_text(json.dumps({"de": "w5 w6", "en": "w7", "kind": "short"}) + "\n")
+    rows = [*base, f"dataset.path={file}"]
+    assert name_of(*rows, "dataset.category_column=kind") != name_of(*rows)
