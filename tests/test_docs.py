@@ -22,7 +22,7 @@ from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.drafters import NoDraft
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
-from bild_lab.lab.cli import quoted
+from bild_lab.lab.cli import quote_free_text
 from bild_lab.lab.config import compose_config, policy_names
 from tests.policies import is_lossless
 from tests.stubs import StubModel
@@ -200,7 +200,7 @@ def test_command_lines_of_the_documents_compose(page: Path) -> None:
     for script, words in commands(page):
         assert script.is_file(), script
         if application := re.search(r'config_name="(\w+)"', script.read_text()):
-            composed(application[1], tuple(quoted(word) for word in words if re.match(r"[\w./]+=", word)))
+            composed(application[1], tuple(quote_free_text(word) for word in words if re.match(r"[\w./]+=", word)))
 
 
 @every_page

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Term(NamedTuple):
-    """Words that mean one thing, or belong together, and what they mean."""
+    """One or more related words, and what they mean."""
 
     words: str
     meaning: str
@@ -16,44 +16,44 @@ class Term(NamedTuple):
 TERMS = (
     Term(
         "Sweep, point",
-        "A sweep is everything measured under one name; a point of it is one policy with one choice of its knobs.",
+        "A sweep is everything that was measured under one name. A point is one policy with one choice of its knobs.",
     ),
     Term(
         "Policy, knobs",
-        "A policy is a way of decoding: a target, a drafter and an acceptance rule. Its knobs are what can be "
-        "turned on it, such as thresholds and window.",
+        "A policy is a way of decoding: a target, a drafter and an acceptance rule. Its knobs are its parameters, "
+        "such as thresholds and the window.",
     ),
     Term(
         "Setting",
-        "All that two points must share to be compared: models, data, precision, hardware, code. Points of "
-        "different settings have tables of their own.",
+        "Everything that two points must share to be compared: models, data, precision, hardware, code. Each "
+        "setting has a table of its own.",
     ),
     Term(
         "Baseline",
-        "The policy that each point is timed against, example by example in turn; unless set otherwise vanilla, "
-        "the target decoding by itself, one token a forward pass.",
+        "The policy that each point is compared with. Both decode each example in turn. By default it is vanilla: "
+        "the target decodes alone, one token per forward pass.",
     ),
     Term(
         "Target, drafter",
-        "The large model whose output is wanted, and the small, fast one (or a part of the target, or a table) "
-        "that proposes tokens for it. The proposal is the draft.",
+        "The target is the large model whose output is wanted. The drafter is a small, fast model (or a part of the "
+        "target, or a table) that proposes tokens for it. The proposed tokens are the draft.",
     ),
     Term(
         "Speedup",
         "The baseline’s total latency divided by the point’s, over the same examples. 1.5× means two thirds of "
-        "the time. “Relative latency” is one over it.",
+        "the time. Relative latency is 1 divided by the speedup.",
     ),
     Term(
         "Intervals",
-        "95 % bootstrap intervals over the examples: measured on other examples of the same kind, the number "
-        "would mostly fall in this range. If the interval of a difference holds 0, or that of a speedup holds 1, "
-        "the effect may be chance.",
+        "95 % bootstrap intervals over the examples: on other examples of the same kind, the number would mostly be "
+        "in this range. If the interval of a difference contains 0, or that of a speedup contains 1, the effect may "
+        "be chance.",
     ),
     Term(
         "BLEU, ROUGE-L, agreement",
-        "Quality metrics, from 0 to 100. BLEU counts the runs of one to four words that outputs share with the "
-        "references, ROUGE-L the longest common subsequence of words. Agreement is the share of outputs that "
-        "equal the baseline’s. A metric’s signature says with which options it was computed.",
+        "Quality metrics, from 0 to 100. BLEU counts the sequences of one to four words that outputs share with the "
+        "references, ROUGE-L uses the longest common subsequence of words. Agreement is the share of outputs that "
+        "equal the baseline’s. A metric’s signature lists the options that it was computed with.",
     ),
     Term(
         "Difference",
@@ -61,128 +61,127 @@ TERMS = (
     ),
     Term(
         "Point of loss",
-        "One point of the quality metric below the baseline, on its scale of 0 to 100. “No loss” means a score at"
-        " least as high as the baseline’s; it need not mean the same text. The best point is the fastest that loses"
-        " no more than is allowed.",
+        "One point of the quality metric below the baseline, on its scale of 0 to 100. No loss means a score at "
+        "least as high as the baseline’s; the texts may differ. The best point is the fastest one that loses no more "
+        "than allowed.",
     ),
     Term(
         "Pareto front",
-        "The points that no other point, nor the baseline, beats in speed without being worse in quality.",
+        "The points that are not beaten: no other point, and not the baseline, is faster without losing quality.",
     ),
     Term(
         "Hypervolume",
-        "How much of the plane of relative latency and quality a policy’s points dominate, up to a reference "
-        "point: the relative latency 1 of the baseline and a quality a stated margin below the baseline’s. Its "
-        "unit is quality points times shares of latency; more is better. Points that are slower than the baseline"
-        " or lose more than the margin add nothing.",
+        "The area of relative latency and quality that a policy’s points dominate, up to a reference point: the "
+        "baseline’s relative latency of 1, and a quality that is a stated margin below the baseline’s. More is "
+        "better. The unit is quality points times relative latency. Points that are slower than the baseline, or "
+        "lose more than the margin, add nothing.",
     ),
     Term(
         "Fallback, fallbacks",
-        "The drafter is less confident in its next token than the fallback threshold, and hands over to the "
-        "target. A higher threshold hands over more often.",
+        "A fallback: the drafter’s confidence in its next token is below the fallback threshold, so the drafter "
+        "stops and the target verifies. A higher threshold makes more fallbacks.",
     ),
     Term(
         "Rollback, rollbacks",
-        "The target finds a drafted token too unlikely (its distance, the negative log probability in nats, "
-        "exceeds the rollback threshold), replaces it and drops what followed. A higher threshold forgives more. "
-        "Under greedy decoding, a threshold below ln 2 (about 0.69) changes nothing in the output.",
+        "A rollback: the target rejects a drafted token, puts its own token there and drops the rest of the draft. "
+        "In BiLD it rejects a token if its distance exceeds the rollback threshold. A higher threshold accepts more. "
+        "Under greedy decoding, a threshold below ln 2 (about 0.69) does not change the output.",
     ),
     Term(
         "Confidence, distance",
-        "The drafter’s probability of its own token, and minus the logarithm of the target’s probability of it, "
-        "in nats (units of the natural logarithm).",
+        "Confidence is the drafter’s probability of its own token. Distance is the negative logarithm of the target’s "
+        "probability of that token, in nats (units of the natural logarithm).",
     ),
     Term(
         "Window",
-        "The most tokens drafted before the target looks at them.",
+        "The largest number of tokens that are drafted before the target verifies them.",
     ),
     Term(
         "Round",
-        "One draft and the forward pass of the target that checks it.",
+        "One draft, and the forward pass of the target that verifies it.",
     ),
     Term(
         "Drafted, accepted",
-        "Tokens that were proposed, and those of them that the target let stand.",
+        "Drafted tokens are the proposed ones. Accepted tokens are those of them that the target keeps.",
     ),
     Term(
         "Acceptance (rate), α",
-        "The chance that a drafted token stands, given that those before it do: accepted tokens, divided by "
-        "accepted tokens plus rejections. What follows a rejected token is dropped unjudged and counts as "
-        "neither.",
+        "The probability that a drafted token is accepted if the tokens before it were: accepted tokens, divided by "
+        "accepted tokens plus rejections. Tokens after a rejected one are dropped, and do not count.",
     ),
     Term(
         "None stood",
-        "Of the rounds in which something was drafted, the share in which the target kept nothing of it.",
+        "The share of rounds with a draft in which the target accepted none of its tokens.",
     ),
     Term(
         "Target calls, draft calls",
-        "Forward passes of the target and of the drafter.",
+        "The number of forward passes of the target and of the drafter.",
     ),
     Term(
         "Tokens per target call (tokens/call)",
-        "Emitted tokens per forward pass of the target: 1 for plain decoding; more is better. Spec-Bench calls it"
-        " mean accepted tokens, SPEED-Bench acceptance length.",
+        "Emitted tokens per forward pass of the target. Plain decoding has 1, more is better. Spec-Bench calls it "
+        "mean accepted tokens, SPEED-Bench acceptance length.",
     ),
     Term(
         "Tokens, tokens/s",
-        "Tokens emitted, after every cut at an end token or the length limit, and how many of them a second.",
+        "The number of emitted tokens, up to an end token or the length limit, and how many per second.",
     ),
     Term(
         "Latency, median and p95",
-        "Seconds from an example’s token ids to those of its output. Half of the examples took less than the "
-        "median, 95 % less than p95.",
+        "Latency is the time from an example’s token ids to those of its output. Half of the examples took less than "
+        "the median, 95 % less than p95.",
     ),
     Term(
         "Prefill, draft, verify, host",
-        "Where an example’s time goes: reading the input, the drafter, the target’s forward passes, and the code "
+        "The parts of an example’s time: reading the input, the drafter, the target’s forward passes, and the code "
         "around them.",
     ),
     Term(
         "c, Theorem 3.8 (Thm 3.8), rounds, measured",
-        "What speculative decoding’s theorem predicts of the speedup, from the acceptance rate α, the window and "
-        "the cost ratio c (a drafter step’s time over a target step’s), and what is left of it as the real "
-        "rounds, verifying, the host and the prefill are counted in, down to the speedup measured.",
+        "The speedup that the theorem of speculative decoding predicts from the acceptance rate α, the window and "
+        "the cost ratio c (time of a drafter step over time of a target step). The next columns add real costs one by "
+        "one: the real rounds, verifying, the host and the prefill. The last one is the measured speedup.",
     ),
     Term(
         "GFLOP/token, MB/token, FLOP/byte",
         "Arithmetic operations (in billions) and memory traffic (in millions of bytes) per emitted token, and "
-        "operations per byte, called intensity. The columns operations, traffic and intensity give them as "
-        "multiples of the baseline’s.",
+        "operations per byte, which is the intensity. The columns operations, traffic and intensity give multiples "
+        "of the baseline’s values.",
     ),
     Term(
         "Memory, MB",
-        "Peak memory of the process, method and baseline together.",
+        "The peak memory of the process, which runs both the point and the baseline.",
     ),
     Term(
         "Category, examples",
-        "A dataset’s own division of its examples. Each turn of a conversation is an example.",
+        "A category is a group of examples that the dataset itself defines. Each turn of a conversation is an example.",
     ),
     Term(
         "Certificate",
-        "With measure.certify=true, each text is compared with the target’s own. Where they part, the target’s "
-        "scores of the two tokens tell whether its own numerical noise explains it (a tie) or not (a defect; a "
-        "method that changes outputs on purpose has them too).",
+        "With measure.certify=true, each text is compared with the target’s own. At the first token that differs, "
+        "the target scores both tokens. If its numerical noise explains the difference, it is a tie, otherwise a "
+        "defect. A method that changes outputs on purpose has defects too.",
     ),
     Term(
         "Same output",
-        "The share of examples whose token ids all equal the target’s own output, that is, what the baseline "
-        "produced: its greedy output, unless a temperature is set. It says nothing of how good the other examples"
-        " are. In bfloat16 even a lossless method may differ here and there, where two tokens are nearly tied; "
-        "with a temperature, outputs are random and need not be equal.",
+        "The share of examples whose token ids all equal the target’s own greedy output. It does not say how good "
+        "the other examples are. In bfloat16 even a lossless method may differ in a few places where two tokens are "
+        "nearly tied. It is empty with a temperature, when outputs are random, and with another baseline than the "
+        "target alone.",
     ),
     Term(
         "Lossless",
-        "Of a method: its output is the target’s own (under greedy decoding), or is distributed as the target’s "
-        "(when sampling).",
+        "A method is lossless if its output is the target’s own under greedy decoding, and has the target’s "
+        "distribution when sampling.",
     ),
     Term(
         "p-value",
-        "How often a quality difference at least this large would come by chance if the two systems were equally good.",
+        "How often chance alone gives a quality difference at least this large between two equally good systems.",
     ),
     Term(
         "Warm-up, repeats",
-        "Examples decoded before the clock counts, and how often each example is timed; it counts with the median"
-        " of its repeats.",
+        "Warm-up is the number of examples decoded before timing starts. Repeats is how often each example is timed; "
+        "the median counts.",
     ),
 )
 

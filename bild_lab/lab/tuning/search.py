@@ -48,7 +48,7 @@ class TuneSpec:
             raise UserError(f"tune.loss must be points of quality >= 0, or null for the whole front, got {self.loss!r}")
         if canonical_split(str(self.validation)) == canonical_split(str(self.test)):
             raise UserError(
-                f"tune.validation and tune.test must be two splits, got {self.validation!r} twice; name another"
+                f"tune.validation and tune.test must be two splits, got {self.validation!r} twice; change one of them"
             )
 
 
