@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ import torch
 from bild_lab.engine.models.checkpoint import DTYPES
 from bild_lab.engine.models.placement import SpreadModel
 from bild_lab.engine.request import Request
-from bild_lab.lab.analysis.pipeline import pipeline_account
+from bild_lab.lab.analysis.pipeline import pipeline_summary
 from bild_lab.lab.analysis.prediction import predict
 from bild_lab.lab.data.tasks import Example
 from bild_lab.lab.history import with_history
@@ -23,14 +23,14 @@ from bild_lab.lab.measure.environment import OtherLoad, RanksLoad, environment, 
 from bild_lab.lab.measure.finite import require_numbers
 from bild_lab.lab.measure.timing import BASELINE, METHOD, Stages, Timed, time_methods, trace_stages, warm_up
 from bild_lab.lab.point import Point
-from bild_lab.lab.results.example_rows import example_rows, with_trace
+from bild_lab.lab.results.example_rows import measured_examples, with_trace
 from bild_lab.lab.results.records import Sweep
-from bild_lab.lab.results.summary import agreement, cost_account, summarize
+from bild_lab.lab.results.result import Result
+from bild_lab.lab.results.setting import Environment, Setting
+from bild_lab.lab.results.summary import agreement, decoding_costs, summarize
 
 
-def run_point(
-    point: Point, sweep: Sweep, setup_s: float = 0.0, advance: Callable[[], None] = lambda: None
-) -> dict[str, Any]:
+def run_point(point: Point, sweep: Sweep, setup_s: float = 0.0, advance: Callable[[], None] = lambda: None) -> Result:
     """Measure a point and store it; returns its result.
 
     setup_s: what was spent on it before, for the account of where time went. advance: called after
@@ -74,31 +74,33 @@ def run_point(
         require_numbers(decoder.models, decoder.method.engine, request, one.token_ids)
     clock.lap("check")
     texts = {name: [decoder.text(one.token_ids) for one in several] for name, several in timed.items()}
-    result = {
-        "schema": 1,
-        "point": point.id,
-        "name": point.name,
-        "policy": point.policy,
-        "knobs": point.knobs,
-        "composition": point.composition,
-        "engine": decoder.method.engine,
-        "setting": point.setting,
+    result = Result(
+        point=point.id,
+        name=point.name,
+        policy=point.policy,
+        knobs=point.knobs,
+        composition=point.composition,
+        engine=decoder.method.engine,
+        setting=Setting(point.setting),
         **summarize(point.metric, examples, timed, texts, point.seed),
-        "agreement_with_target": agreement(timed) if point.baseline_is_target else None,
-        "certificate": None if certificates is None else counted(certificates),
-        "peak_memory_mb": peak_memory_mb(device),
-        **_account(point, timed, stages),
-        "environment": surroundings,
-    }
+        agreement_with_target=agreement(timed) if point.baseline_is_target else None,
+        certificate=None if certificates is None else counted(certificates),
+        peak_memory_mb=peak_memory_mb(device),
+        **_costs(point, timed, stages),
+        environment=Environment(surroundings),
+        seconds={},
+    )
     clock.lap("metrics")
-    result["seconds"] = {"setup": setup_s, **clock.laps, "total": setup_s + sum(clock.laps.values())}
-    rows = example_rows(examples, timed, texts, certificates or ())
+    result = replace(result, seconds={"setup": setup_s, **clock.laps, "total": setup_s + sum(clock.laps.values())})
+    measured = measured_examples(examples, timed, texts, certificates or ())
     spans = iter(() if stages is None else stages.spans)
     for index, example in enumerate(examples[: point.measure.traced_examples]):
-        rows[index] = with_trace(rows[index], example.prompt, next(spans, ()), decoder.pieces)
-    if ranks.first:
-        sweep.write_point(point.id, point.config_yaml, result, rows, beside=not point.resume)
-    return result
+        measured[index] = with_trace(measured[index], example.prompt, next(spans, ()), decoder.pieces)
+    if not ranks.first:
+        return result
+    return replace(
+        result, folder=sweep.write_point(point.id, point.config_yaml, result, measured, beside=not point.resume)
+    )
 
 
 def _traced(point: Point, requests: list[Request], timed: dict[str, list[Timed]]) -> Stages | None:
@@ -109,8 +111,8 @@ def _traced(point: Point, requests: list[Request], timed: dict[str, list[Timed]]
     return trace_stages(decoder.method, requests[:count], point.seed, decoder.synchronize)
 
 
-def _account(point: Point, timed: dict[str, list[Timed]], stages: Stages | None) -> dict[str, Any]:
-    """Seconds by stage and forwards by cost, and what theory makes of them."""
+def _costs(point: Point, timed: dict[str, list[Timed]], stages: Stages | None) -> dict[str, Any]:
+    """Seconds by stage, forwards by cost, and what theory makes of them: fields of a Result."""
     seconds = None if stages is None else stages.seconds
     count, prediction = point.measure.traced_examples, None
     if seconds is not None and BASELINE in timed:
@@ -119,9 +121,9 @@ def _account(point: Point, timed: dict[str, list[Timed]], stages: Stages | None)
         prediction = predict(**traced, stages_s=seconds, end_tokens=end_tokens)
     return {
         "stages_s": seconds,
-        "prediction": None if prediction is None else asdict(prediction),
-        "pipeline": pipeline_account(timed, seconds, count),
-        "cost": cost_account(timed, DTYPES[point.setting["dtype"]].itemsize),
+        "prediction": prediction,
+        "pipeline": pipeline_summary(timed, seconds, count),
+        "cost": decoding_costs(timed, DTYPES[point.setting["dtype"]].itemsize),
     }
 
 

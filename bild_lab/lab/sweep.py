@@ -35,6 +35,7 @@ from bild_lab.lab.config import knob_values
 from bild_lab.lab.load import load_model
 from bild_lab.lab.point import Point, prepare, sweep_folder
 from bild_lab.lab.results.records import Sweep, point_hash
+from bild_lab.lab.results.result import Failure, FailureCause, Result
 from bild_lab.lab.runner import run_point
 from bild_lab.lab.stop_signals import Stopped, StopSignals
 from bild_lab.lab.torchrun import require_basic_launcher
@@ -90,7 +91,7 @@ def _tried(cfg: DictConfig) -> tuple[float | None, bool]:
     sweep, ranks = Sweep(sweep_folder(cfg)), launched()
     try:
         point = ranks.run(lambda: _prepared(cfg))
-        result = ranks.broadcast(sweep.finished(point.id) if cfg.resume else None)
+        result = ranks.broadcast(sweep.newest(point.id) if cfg.resume else None)
         failure = failure_hash(point.config_yaml)
         if result is not None:
             console.print(f"[dim]{escape(_title(point))}: finished before[/dim]")
@@ -100,7 +101,7 @@ def _tried(cfg: DictConfig) -> tuple[float | None, bool]:
                 _log(cfg, sweep, result)
         if ranks.first and failure not in _run.failed:
             sweep.forget_failure(failure)
-        return result["speedup"]["value"], False
+        return result.speedup.value, False
     except Exception as error:  # any fault of one point; the others still run and the exit code tells
         _record_failure(cfg, sweep, error)
         return None, not isinstance(error, UserError)
@@ -145,6 +146,7 @@ def _check(configs: list[DictConfig]) -> None:
             require_basic_launcher(config.hydra.launcher._target_)
             _prepared(config)
             logger(config)
+            Sweep(sweep_folder(config)).all_results()  # refuses those of a newer version
             return
         except (UserError, HydraException, OmegaConfBaseException) as error:
             complaint = error if number == 0 else complaint
@@ -192,15 +194,15 @@ def logger(cfg: DictConfig) -> Any:
     return _logger(OmegaConf.to_yaml(cfg.logger, resolve=True))
 
 
-def _measured(point: Point, sweep: Sweep) -> dict[str, Any]:
+def _measured(point: Point, sweep: Sweep) -> Result:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(escape(_title(point)), total=len(point.examples))
         result = run_point(point, sweep, since_last_point_s(), lambda: progress.advance(task))
-    speedup, quality = result["speedup"]["value"], result["quality"]
-    told = "" if speedup is None else f", {speedup:.2f}x"
-    console.print(f"{escape(_title(point))}: {quality['metric']} {quality['value']:.2f}{told}")
-    busy = result["environment"]["busy_elsewhere_percent"]
+    speedup, quality = result.speedup.value, result.quality
+    faster = "" if speedup is None else f", {speedup:.2f}x"
+    console.print(f"{escape(_title(point))}: {quality.metric} {quality.value:.2f}{faster}")
+    busy = result.environment.busy_elsewhere_percent
     if busy > BUSY_PERCENT:
         console.print(f"[bold red]{busy:.0f} % of the machine was busy with something else[/bold red], timings suffer")
     return result
@@ -222,7 +224,7 @@ def _title(point: Point) -> str:
     return place + " ".join([point.policy, *(f"{knob}={value}" for knob, value in point.knobs.items())])
 
 
-def _log(cfg: DictConfig, sweep: Sweep, result: dict[str, Any]) -> None:
+def _log(cfg: DictConfig, sweep: Sweep, result: Result) -> None:
     """Log a stored point; where that fails the point stands, and the exit code tells."""
     try:
         logger(cfg).log_point(result, OmegaConf.to_container(cfg, resolve=True))
@@ -232,29 +234,21 @@ def _log(cfg: DictConfig, sweep: Sweep, result: dict[str, Any]) -> None:
 
 def _record_failure(cfg: DictConfig, sweep: Sweep, error: Exception, what: str = "failed") -> None:
     """Store and say what went wrong; where a launcher's worker cannot store it, its error reaches the launcher."""
-    knobs = knob_values(OmegaConf.to_container(cfg.policy))
     config_yaml = OmegaConf.to_yaml(cfg, resolve=False)
-    point = failure_hash(config_yaml)
-    failure = {
-        "point": point,
-        "policy": policy_label(cfg.policy),
-        "knobs": knobs,
-        "error": {
-            "type": type(error).__name__,
-            "message": plain_message(error) if what == "failed" else f"{what}: {plain_message(error)}",
-            "traceback": "".join(traceback.format_exception(error)),
-        },
-    }
+    message = plain_message(error) if what == "failed" else f"{what}: {plain_message(error)}"
+    cause = FailureCause(type(error).__name__, message, "".join(traceback.format_exception(error)))
+    knobs = knob_values(OmegaConf.to_container(cfg.policy))
+    failure = Failure(failure_hash(config_yaml), policy_label(cfg.policy), knobs, cause)
     try:
-        folder = sweep.write_failure(point, config_yaml, failure) if launched().first else sweep.folder
+        folder = sweep.write_failure(failure, config_yaml) if launched().first else sweep.folder
     except OSError as fault:
         if not _run.jobs:
             raise
         folder = Path(f"not written ({fault})")
-    _run.failed.add(point)
-    console.print(f"[bold red]{what}[/bold red] {failure['policy']} {knobs}: {escape(plain_message(error))}")
+    _run.failed.add(failure.point)
+    console.print(f"[bold red]{what}[/bold red] {failure.policy} {knobs}: {escape(plain_message(error))}")
     if not isinstance(error, UserError):
-        trace = f"traceback in {folder / 'failed.json'}" if launched().first else failure["error"]["traceback"]
+        trace = f"traceback in {folder / 'failed.json'}" if launched().first else cause.traceback
         console.print(f"[dim]{escape(trace)}[/dim]")
 
 
@@ -293,7 +287,7 @@ def _finish(config: DictConfig, code: int = 0) -> None:
 
 def _failed_elsewhere(sweep: Sweep) -> set[str]:
     """The jobs of this run that a launcher's workers stored as failed."""
-    stored = {failure["point"] for failure in sweep.failures()} - _run.failed
+    stored = {failure.point for failure in sweep.failures()} - _run.failed
     if not stored:
         return set()
     jobs = (OmegaConf.masked_copy(job, [key for key in job if key != "hydra"]) for job in _run.jobs)

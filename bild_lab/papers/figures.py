@@ -21,7 +21,7 @@ from bild_lab.papers.drawings import (
     draw_tokens_per_call,
     draw_trade_offs,
 )
-from bild_lab.papers.finished_points import MatchRate, Point, Row, read_match_rates, read_points
+from bild_lab.papers.finished_points import FinishedPoint, MatchRate, RowOf, read_match_rates, read_points
 from bild_lab.papers.mixed_texts import draw_texts, texts_as_markdown
 from bild_lab.papers.published import SCALES, Published, load_published
 from bild_lab.papers.verdicts import AGREES, Comparison, compare, markdown
@@ -39,14 +39,14 @@ class PaperFigure:
 
     cells: Callable[[Sequence[Any]], list[cells_of.Cell]]
     draw: Drawing = draw_dots
-    row: Row = rows.policy
+    row: RowOf = rows.policy
     borrowed: frozenset[str] = frozenset()
     read: Callable[[Sequence[Path]], list[Any]] = read_points
     script: str = "run.py"
-    texts: Callable[[Sequence[Point]], str] = lambda _: ""
+    texts: Callable[[Sequence[FinishedPoint]], str] = lambda _: ""
 
 
-def _trade_off(row: Row, *borrowed: str) -> PaperFigure:
+def _trade_off(row: RowOf, *borrowed: str) -> PaperFigure:
     return PaperFigure(cells_of.at_losses(row), draw_trade_offs, row, frozenset(borrowed))
 
 
@@ -155,21 +155,21 @@ def _drawn(name: str, figure: PaperFigure, published: Published, points: list[An
 
 def _heading(published: Published, points: list[Any], drawn: Drawn) -> str:
     name, scale, comparison = drawn.name, drawn.scale, drawn.comparison
-    said = [
+    parts = [
         f"# {published.item}",
         f"{published.paper}. The paper's hardware: {published.hardware}. Here: {_where(points)}.",
         published.given,
         *_unmatched(published, comparison),
-        *notes([point.result for point in points if isinstance(point, Point)]),
+        *notes([point.result for point in points if isinstance(point, FinishedPoint)]),
     ]
     if scale == "small":
-        said.append(
+        parts.append(
             "Small scale: other models, data and hardware than the paper's, so a verdict tells how far the two lie "
             f"apart, not that either is wrong. Numbers stand beside the paper's {published.stands_for.panel}."
         )
-    said.append(f"Drawn by `python scripts/figures.py {name} scale={scale}`.")
-    said.append(f"![{published.item}]({drawn.path.name}.png)")
-    return "\n\n".join(said)
+    parts.append(f"Drawn by `python scripts/figures.py {name} scale={scale}`.")
+    parts.append(f"![{published.item}]({drawn.path.name}.png)")
+    return "\n\n".join(parts)
 
 
 def _unmatched(published: Published, comparison: Comparison) -> list[str]:
@@ -179,14 +179,14 @@ def _unmatched(published: Published, comparison: Comparison) -> list[str]:
 
 def _where(points: Sequence[Any]) -> str:
     """Of what, on what: the settings' targets, data, examples and hardware."""
-    settings = [point.result["setting"] for point in points if isinstance(point, Point)]
+    settings = [point.result.setting for point in points if isinstance(point, FinishedPoint)]
     if not settings:
         return f"match rates on {_listed(point.dataset for point in points)}"
-    targets = _listed(short_name(one["target"]) for one in settings)
-    data = _listed(f"{one['dataset']} {one['split']}" for one in settings)
-    examples = _listed(str(one["n_examples"]) for one in settings)
-    hardware = _listed(str(one.get("hardware") or one["device"]) for one in settings)
-    return f"{targets} on {data}, {examples} examples, {_listed(one['dtype'] for one in settings)}, {hardware}"
+    targets = _listed(short_name(one.target) for one in settings)
+    data = _listed(f"{one.dataset} {one.split}" for one in settings)
+    examples = _listed(str(one.n_examples) for one in settings)
+    hardware = _listed(str(one.hardware or one.device) for one in settings)
+    return f"{targets} on {data}, {examples} examples, {_listed(one.dtype for one in settings)}, {hardware}"
 
 
 def _listed(values: Any) -> str:

@@ -20,6 +20,8 @@ from bild_lab.engine.theory import (
 )
 from bild_lab.errors import UserError
 from bild_lab.lab.results.groups import by_setting, setting_title
+from bild_lab.lab.results.result import Result, Speedup
+from bild_lab.lab.results.setting import Setting
 from bild_lab.report.figure_files import paper_figure, write_csv
 from bild_lab.report.style import HAIRLINE, MUTED, Mark, marks
 
@@ -47,13 +49,13 @@ class Curve:
 class Measured:
     """A point of a sweep that Theorem 3.8 speaks of.
 
-    cost_ratio: None where it was not recorded. speedup: value, low and high.
+    cost_ratio: None where it was not recorded.
     """
 
     window: int
     acceptance_rate: float
     cost_ratio: float | None
-    speedup: dict[str, float]
+    speedup: Speedup
 
     @property
     def predicted(self) -> float | None:
@@ -135,7 +137,7 @@ def draw_speed_and_operations(path: Path) -> None:
     write_csv(path, names, [(*row, value) for row, value in zip(rows_of(faster), operations, strict=True)])
 
 
-def draw_measured(results: list[dict], path: Path) -> None:
+def draw_measured(results: Sequence[Result], path: Path) -> None:
     """Measured speedups among the walltime curves, a panel per setting and policy with its own cost ratio.
 
     Points without a cost ratio lie under the curves of c = 0. Raises UserError if no point drafted a
@@ -159,12 +161,12 @@ def draw_measured(results: list[dict], path: Path) -> None:
     write_csv(path, names, [row for panel in panels for row in measured_rows(panel)])
 
 
-def measured_panels(results: list[dict]) -> list[Panel]:
+def measured_panels(results: Sequence[Result]) -> list[Panel]:
     """By setting and policy, the points that drafted a fixed window and verified it by one of RULES."""
     panels = []
     for group in by_setting(results):
         for policy in group.policies:
-            found = [_measured(result) for result in group.results if result["policy"] == policy]
+            found = [_measured(result) for result in group.results if result.policy == policy]
             if points := [point for point in found if point is not None]:
                 panels.append(Panel(policy, _described(group.setting), points))
     return panels
@@ -175,7 +177,7 @@ def measured_rows(panel: Panel) -> list[tuple]:
     rows = []
     for point in panel.points:
         drafted = (point.window, point.acceptance_rate, point.cost_ratio)
-        speedup = (point.speedup["value"], point.speedup["low"], point.speedup["high"])
+        speedup = (point.speedup.value, point.speedup.low, point.speedup.high)
         rows.append((panel.policy, panel.setting, *drafted, *speedup, point.predicted))
     return rows
 
@@ -250,24 +252,25 @@ def rows_of(family: Iterable[Curve]) -> list[tuple[float, float, float]]:
     return [(c.parameter, rate, value) for c in family for rate, value in zip(c.rates, c.values, strict=True)]
 
 
-def _measured(result: dict) -> Measured | None:
-    """The point, if it is one; older records tell the window by its knob, newer ones whether drafts kept to it."""
-    prediction = result.get("prediction") or {"window": result["knobs"].get("window"), "cost_ratio": None}
-    point = Measured(prediction["window"], result["acceptance_rate"], prediction["cost_ratio"], result["speedup"])
-    known = None not in (point.window, point.acceptance_rate, point.speedup["value"])
-    return point if known and any(f"{rule}(" in result["composition"] for rule in RULES) else None
+def _measured(result: Result) -> Measured | None:
+    """The point, if it is one; where nothing was predicted, as in older results, the window is that of its knob."""
+    prediction, rate, speedup = result.prediction, result.counts.acceptance_rate, result.speedup
+    window = result.knobs.get("window") if prediction is None else prediction.window
+    if None in (window, rate, speedup.value) or not any(f"{rule}(" in result.composition for rule in RULES):
+        return None
+    return Measured(window, rate, None if prediction is None else prediction.cost_ratio, speedup)
 
 
-def _described(setting: dict) -> str:
-    drawn = f"temperature {setting['decoding']['temperature']:g}"
-    return f"{setting_title(setting)}, {drawn}, {setting['dtype']} on {setting['device']}"
+def _described(setting: Setting) -> str:
+    sampling = f"temperature {setting.temperature:g}"
+    return f"{setting_title(setting)}, {sampling}, {setting.dtype} on {setting.device}"
 
 
 def _draw_point(axes: Axes, point: Measured, mark: Mark) -> None:
     x, speedup, line = point.acceptance_rate, point.speedup, {"color": mark.colour, "zorder": 4}
     if point.predicted is not None:
-        axes.plot([x, x], [speedup["value"], point.predicted], linewidth=0.9, alpha=0.6, **line)
+        axes.plot([x, x], [speedup.value, point.predicted], linewidth=0.9, alpha=0.6, **line)
         hollow = {"mfc": "white", "mec": mark.colour, "mew": 1.2}
         axes.plot(x, point.predicted, mark.marker, ms=6, zorder=5, clip_on=False, **hollow)
-    axes.plot([x, x], [speedup["low"], speedup["high"]], linewidth=2.6, alpha=0.5, clip_on=False, **line)
-    axes.plot(x, speedup["value"], mark.marker, ms=6, color=mark.colour, zorder=6, clip_on=False)
+    axes.plot([x, x], [speedup.low, speedup.high], linewidth=2.6, alpha=0.5, clip_on=False, **line)
+    axes.plot(x, speedup.value, mark.marker, ms=6, color=mark.colour, zorder=6, clip_on=False)

@@ -22,11 +22,11 @@ def report_sweep(sweep: Sweep) -> None:
             write_table(results, sweep.folder / "sweep.csv")
             draw_pareto(results, sweep.folder / "pareto.png")
         if results or failures:
-            write_html(sweep.name, results, failures, sweep.folder / "report.html", sweep.examples, older)
+            write_html(sweep.name, results, failures, sweep.folder / "report.html", older)
             output.print(sweep_table(results, failures))
         if (categories := terminal_table(results)) is not None:
             output.print(categories)
     output.print(escape(headline(results)))
-    for note in notes(results, older):
-        output.print(escape(note))
+    for remark in notes(results, older):
+        output.print(escape(remark))
     output.print(f"{sweep.folder}/report.html, pareto.png and sweep.csv hold the rest")

@@ -19,9 +19,8 @@ class WandbRun(WandbLogger):
 
     def start(self, identity: str, title: str, model: str, config: Mapping[str, Any], environment: Mapping) -> Any:
         """Begin the run; a training that goes on continues the run of its identity."""
-        self._directory.mkdir(parents=True, exist_ok=True)  # else wandb quietly writes to the temporary folder
-        named = {"point": identity, "policy": title, "composition": model, "environment": environment}
-        return self._start(named, dict(config))
+        described = {**config, "composition": model, "environment": dict(environment)}
+        return self.begin(identity, f"{title} {identity}", described)
 
 
 def run_logger(logger: DictConfig) -> WandbRun | None:

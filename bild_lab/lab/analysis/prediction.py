@@ -4,38 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from bild_lab.engine.theory import walltime_improvement
 from bild_lab.lab.analysis.statistics import acceptance_rate
 from bild_lab.lab.measure.timing import Timed
+from bild_lab.lab.results.result import Prediction
 
 FIXED = 0.9  # share of drafts of one length from which on a window is fixed
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """Speedups over the target alone, from theory to the clock; each step adds one thing that theory leaves out.
-
-    window: tokens per draft, None where drafts end at different lengths. cost_ratio: c, seconds per
-    drafter step over seconds per token of the target alone. theorem: Theorem 3.8 with these, None
-    without a fixed window. rounds: with the tokens and drafter steps per target call that there really
-    were. verify: with the real time of verifying several rows and judging them. host: with the code
-    around. prefill: with the encoder, and the real lengths of both texts. measured: without the waits of
-    the traced pass; the speedup of the timed one on these examples.
-    """
-
-    acceptance_rate: float | None
-    window: int | None
-    cost_ratio: float
-    theorem: float | None
-    rounds: float
-    verify: float
-    host: float
-    prefill: float
-    measured: float
 
 
 def predict(
@@ -44,7 +21,7 @@ def predict(
     stages_s: Mapping[str, float],
     end_tokens: frozenset[int] = frozenset(),
 ) -> Prediction | None:
-    """The account of the examples that `stages_s` was traced on, timed with method and baseline.
+    """From theory to the clock, on the examples that `stages_s` was traced on, timed with method and baseline.
 
     None where nothing was drafted, or where the baseline is not the target alone.
     """

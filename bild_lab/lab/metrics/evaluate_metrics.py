@@ -11,7 +11,7 @@ from typing import Any
 import datasets
 import evaluate
 
-from bild_lab.lab.metrics.quality import Quality, score
+from bild_lab.lab.metrics.quality import Score, score
 
 
 def _info(description: str, home: str) -> evaluate.MetricInfo:
@@ -29,7 +29,7 @@ def _info(description: str, home: str) -> evaluate.MetricInfo:
     )
 
 
-def _results(quality: Quality, headline: str) -> dict[str, Any]:
+def _results(quality: Score, headline: str) -> dict[str, Any]:
     return {
         headline: quality.value,
         **quality.extra,

@@ -22,6 +22,7 @@ from bild_lab.lab.data.loading import canonical_split
 from bild_lab.lab.point import prepare, sweep_folder
 from bild_lab.lab.results.groups import by_setting
 from bild_lab.lab.results.records import Sweep, point_hash
+from bild_lab.lab.results.result import Result
 from bild_lab.lab.tuning.space import Space, Values
 
 STUDY, CHOSEN = "study.sqlite", "tuned.json"
@@ -90,28 +91,28 @@ class Tuning:
     def sweep(self) -> Sweep:
         return Sweep(sweep_folder(self.config(self.space.corners()[0], self.spec.validation)))
 
-    def result(self, values: Values, split: str) -> dict[str, Any] | None:
+    def result(self, values: Values, split: str) -> Result | None:
         """Measure a point, unless that was done before; None where it failed, which is recorded."""
         self.measure(self.config(values, split))
-        return self.stored(values, split)
+        return self.finished(values, split)
 
-    def stored(self, values: Values, split: str) -> dict[str, Any] | None:
+    def finished(self, values: Values, split: str) -> Result | None:
         """A point's newest result in the sweep's folder."""
-        return self.sweep.finished(prepare(self.config(values, split)).id)
+        return self.sweep.newest(prepare(self.config(values, split)).id)
 
-    def objectives(self, result: dict[str, Any]) -> list[float]:
-        """What Optuna is told: quality and latency; or, with a loss, a latency that more loss makes too long.
+    def objectives(self, result: Result) -> list[float]:
+        """What Optuna is to make better: quality and latency; or, with a loss, a latency that more loss makes too long.
 
         Latency is relative to the baseline, in turn with which it was timed; seconds where there is none.
         """
-        speedup, quality = result["speedup"]["value"], result["quality"]
-        latency = result["latency_s"]["mean"] if speedup is None else 1 / speedup
+        speedup, quality = result.speedup.value, result.quality
+        latency = result.latency_s.mean if speedup is None else 1 / speedup
         if self.spec.loss is None:
-            return [quality["value"], latency]
-        excess = quality["baseline"] - quality["value"] - self.spec.loss
+            return [quality.value, latency]
+        excess = quality.baseline - quality.value - self.spec.loss
         return [latency if excess <= 0 else max(latency, 1.0) + excess]
 
-    def chosen(self, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def chosen(self, results: list[Result]) -> list[Result]:
         """The undominated points, fastest first; with a loss the fastest point within it, if there is one."""
         if self.spec.loss is not None:
             best = best_at_loss(results, self.spec.loss)
@@ -119,7 +120,16 @@ class Tuning:
         return [result for group in by_setting(results) for result in group.front()]
 
 
-def stored_in(file: Path) -> Any:
+@dataclass(frozen=True)
+class Tuned:
+    """What was chosen on validation, with its result there and on test; None where that failed."""
+
+    overrides: list[str]
+    validation: Result
+    test: Result | None
+
+
+def optuna_storage(file: Path) -> Any:
     """Optuna's storage in one file, which a kill or a power cut leaves whole."""
     from optuna.storages import RDBStorage
     from sqlalchemy import URL, event
@@ -149,7 +159,7 @@ class Study:
         logging.getLogger("alembic").setLevel(logging.WARNING)
         self._optuna, self._tuning = optuna, tuning
         tuning.sweep.folder.mkdir(parents=True, exist_ok=True)
-        storage = stored_in(tuning.sweep.folder / STUDY)
+        storage = optuna_storage(tuning.sweep.folder / STUDY)
         before = [name for name in optuna.get_all_study_names(storage) if name.partition(".")[0] == tuning.key]
         number = max(1, len(before) + (not resume))
         self._study = optuna.create_study(
@@ -171,7 +181,7 @@ class Study:
         done = self._study.get_trials(deepcopy=False, states=(self._optuna.trial.TrialState.COMPLETE,))
         return {self._places(trial): trial.values for trial in done}
 
-    def search(self) -> dict[Values, dict[str, Any]]:
+    def search(self) -> dict[Values, Result]:
         """Measure until there are enough trials; returns the results of all, those of earlier processes too."""
         tuning, space = self._tuning, self._tuning.space
         failed: dict[tuple[int, ...], None] = {}  # in this process; another one tries them again
@@ -190,7 +200,7 @@ class Study:
                 self._study.tell(trial, seen[places])
             if not new or places in failed:  # the sampler has learnt nothing, and may suggest it for ever
                 self._enqueue_unseen(seen)
-        found = {values: tuning.stored(values, tuning.spec.validation) for values in map(space.at, self.tried())}
+        found = {values: tuning.finished(values, tuning.spec.validation) for values in map(space.at, self.tried())}
         return {values: result for values, result in found.items() if result is not None}
 
     def _enqueue_unseen(self, seen: dict[tuple[int, ...], Any]) -> None:
@@ -209,41 +219,40 @@ class Study:
         return tuple(trial.params[self._name(number)] for number in range(len(self._tuning.space.lists)))
 
 
-def tune(tuning: Tuning, seed: int, resume: bool) -> list[dict[str, Any]]:
-    """Search, choose, confirm; returns and stores in `tuned.json` what was chosen, with its two results.
+def tune(tuning: Tuning, seed: int, resume: bool) -> list[Tuned]:
+    """Search, choose, confirm; returns what was chosen, and stores it in `tuned.json`.
 
-    Each is {"overrides", "validation": result, "test": result or None where it failed}. Raises UserError where
-    another process searches under the same name.
+    Raises UserError where another process searches under the same name.
     """
     with tuning.sweep.search_lock():
         found = Study(tuning, seed, resume).search()
-        pairs = []
+        tuned = []
         for result in tuning.chosen(list(found.values())):
             values = next(values for values, one in found.items() if one is result)
-            test = tuning.result(values, tuning.spec.test)
-            pairs.append({"overrides": list(values), "validation": result, "test": test})
-        write_tuned(tuning.sweep.folder / CHOSEN, pairs)
-    return pairs
+            tuned.append(Tuned(list(values), result, tuning.result(values, tuning.spec.test)))
+        write_tuned(tuning.sweep.folder / CHOSEN, tuned)
+    return tuned
 
 
-def write_tuned(file: Path, pairs: list[dict[str, Any]]) -> None:
+def write_tuned(file: Path, tuned: list[Tuned]) -> None:
     """What was chosen on validation, and the same points on test, in a few numbers each."""
-    rows = [{**pair, **{split: numbers(pair[split]) for split in ("validation", "test")}} for pair in pairs]
+    rows = [
+        {"overrides": one.overrides, "validation": numbers(one.validation), "test": numbers(one.test)} for one in tuned
+    ]
     write_atomically(file, (json.dumps(rows, indent=2) + "\n").encode())
 
 
-def numbers(result: dict[str, Any] | None) -> dict[str, Any] | None:
+def numbers(result: Result | None) -> dict[str, Any] | None:
     """A result's quality and speed, and the folder that holds the rest."""
     if result is None:
         return None
-    quality, speedup = result["quality"], result["speedup"]
     return {
-        "point": result["point"],
-        "metric": quality["metric"],
-        "quality": quality["value"],
-        "difference": quality.get("difference"),
-        "speedup": speedup["value"],
-        "speedup_low": speedup["low"],
-        "speedup_high": speedup["high"],
-        "latency_s": result["latency_s"]["mean"],
+        "point": result.point,
+        "metric": result.quality.metric,
+        "quality": result.quality.value,
+        "difference": result.quality.difference,
+        "speedup": result.speedup.value,
+        "speedup_low": result.speedup.low,
+        "speedup_high": result.speedup.high,
+        "latency_s": result.latency_s.mean,
     }

@@ -17,6 +17,7 @@ from bild_lab.lab.config import MeasureSpec, RuntimeSpec
 from bild_lab.lab.data.tasks import Example
 from bild_lab.lab.metrics import score
 from bild_lab.lab.point import cached_examples, prepare
+from bild_lab.lab.results.examples import read_examples
 from bild_lab.lab.results.records import Sweep
 from bild_lab.training.alignment.agreement import agreement
 from bild_lab.training.alignment.calibration import END, Answer, Calibration, vocabulary_hash
@@ -190,8 +191,8 @@ def _measured(
     results = measured_points(job.points(draft), sweep, job.logger, tell)
     dataset = job.comparison.dataset(job.calibration)
     compared = cached_examples(dataset)
-    rows = sweep.examples(results[0]["point"])
-    said = [(one.prompt, row["baseline_token_ids"]) for one, row in zip(compared, rows, strict=True)]
+    decoded = read_examples(results[0].folder)
+    said = [(one.prompt, own.baseline_token_ids) for one, own in zip(compared, decoded, strict=True)]
     shares, texts = agreement(model, said, longest, limit)
     quality = None
     if dataset.metric != "agreement":  # which has no references
