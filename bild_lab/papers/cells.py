@@ -1,4 +1,4 @@
-"""What a run says to each number of a paper's figure or table."""
+"""The numbers that a run gives for a paper's figure or table."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from bild_lab.papers import finished_points as rows
 from bild_lab.papers.finished_points import FinishedPoint, MatchRate, RowOf, baseline_quality, curves, fastest
 from bild_lab.papers.published import Key
 
-MINIMAL_LOSS, ONE_POINT = 0.12, 1.19  # points of quality that the rows of BiLD's Table 1 lose at the most
+MINIMAL_LOSS, ONE_POINT = 0.12, 1.19  # the most quality, in points, that the rows of BiLD's Table 1 lose
 
 
 @dataclass(frozen=True)
 class Cell:
     """A measured number, with its 95 % interval where it has one.
 
-    formula: what the paper's formula gives for this very run, where that is what the number stands beside.
+    formula: the value of the paper's formula for this run, where the number is compared with that.
     """
 
     panel: str
@@ -54,7 +54,7 @@ def at_losses(row: RowOf) -> Cells:
 
 
 def replaced_share(points: Sequence[FinishedPoint]) -> list[Cell]:
-    """BiLD Figure 2: the least share of tokens replaced with which a text is as good as the large model's."""
+    """BiLD Figure 2: the smallest share of replaced tokens with which quality reaches the large model's."""
     found = []
     for (panel, name), curve in curves(points, lambda _: "small model").items():
         quality = baseline_quality(curve)
@@ -70,7 +70,7 @@ def replaced(point: FinishedPoint) -> float:
 
 
 def cost_ratios(points: Sequence[FinishedPoint]) -> list[Cell]:
-    """BiLD Figure 8: of the fastest point at minimal loss, each cost over that of the baseline."""
+    """BiLD Figure 8: the costs of the fastest point at minimal loss, relative to the baseline's."""
     found = []
     for (panel, name), curve in curves(points, rows.alignment).items():
         best = fastest(curve, MINIMAL_LOSS)
@@ -120,7 +120,7 @@ def speculative_table(points: Sequence[FinishedPoint]) -> list[Cell]:
 
 
 def lenience_table(points: Sequence[FinishedPoint]) -> list[Cell]:
-    """Speculative decoding Table 5: α, the theorem's factor and the clock, by lenience and temperature."""
+    """Speculative decoding Table 5: α, the predicted and the measured speedup, by lenience and temperature."""
     found = []
     for point in points:
         name = rows.lenience(point)
@@ -135,7 +135,7 @@ def lenience_table(points: Sequence[FinishedPoint]) -> list[Cell]:
 
 
 def theorem_table(points: Sequence[FinishedPoint]) -> list[Cell]:
-    """Speculative decoding Table 4: the clock beside Theorem 3.8 with the run's own α and c."""
+    """Speculative decoding Table 4: the measured speedup beside Theorem 3.8 with the run's own α and c."""
     found = []
     for point in points:
         name, theorem = rows.drafter(point), _theorem(point)
@@ -163,7 +163,7 @@ def tokens_per_call(points: Sequence[FinishedPoint]) -> list[Cell]:
 
 
 def greedy_speedups(row: RowOf, panel: RowOf | None = None) -> Cells:
-    """BiTA's tables: tokens a second over the baseline's. panel: otherwise the data set."""
+    """BiTA's tables: tokens per second over the baseline's. panel: None takes the data set as the panel."""
 
     def cells(points: Sequence[FinishedPoint]) -> list[Cell]:
         found = []
@@ -177,7 +177,7 @@ def greedy_speedups(row: RowOf, panel: RowOf | None = None) -> Cells:
 
 
 def by_category(points: Sequence[FinishedPoint]) -> list[Cell]:
-    """BiTA Table 7: the same by category of the data set."""
+    """BiTA Table 7: tokens per second over the baseline's, by category of the data set."""
     found = []
     for point in points:
         if point.is_baseline or not point.result.categories:
@@ -188,7 +188,7 @@ def by_category(points: Sequence[FinishedPoint]) -> list[Cell]:
 
 
 def pipeline_trade_off(points: Sequence[FinishedPoint]) -> list[Cell]:
-    """PPD Figure 2: match rate, latency by the theorem with it, processes that ran on average, and the clock."""
+    """PPD Figure 2: match rate, latency by the theorem with it, processes on average, and the speedup."""
     found = []
     for (panel, name), several in curves(points, rows.pipeline).items():
         for point in several:
@@ -203,7 +203,7 @@ def pipeline_trade_off(points: Sequence[FinishedPoint]) -> list[Cell]:
 
 
 def pipeline_compute(points: Sequence[FinishedPoint]) -> list[Cell]:
-    """PPD Figure 4: layers run per token, and the clock, each beside Theorem 4.1 with the measured match rate."""
+    """PPD Figure 4: layers run per token and the speedup, each beside Theorem 4.1 with the measured match rate."""
     found = []
     for (panel, name), several in curves(points, rows.pipeline).items():
         for point in several:
@@ -229,7 +229,7 @@ def match_rates(rates: Sequence[MatchRate], positions: bool) -> list[Cell]:
 
 
 def greatest(cells: Sequence[Cell]) -> list[Cell]:
-    """Of several points of a row, such as windows, the one with the greatest value."""
+    """The cell with the greatest value of each row, which may have several points, such as one per window."""
     best: dict[Key, Cell] = {}
     for cell in cells:
         if cell.key not in best or cell.value > best[cell.key].value:

@@ -38,9 +38,9 @@ _FORMULA = {"marker": "D", "mfc": "white", "mec": INK, "mew": 1.1}
 
 @dataclass(frozen=True)
 class Picture:
-    """What is drawn: a run beside its paper.
+    """What is drawn: a run compared with the paper.
 
-    row: which curve a point belongs to. stands_for: the paper's panel that those which it lacks are set beside, if any.
+    row: which curve a point belongs to. stands_for: the paper's panel that other panels are compared with, if any.
     """
 
     title: str
@@ -112,7 +112,7 @@ def draw_dots(picture: Picture, path: Path) -> None:
 
 
 def draw_scatter(picture: Picture, path: Path) -> None:
-    """Each number against the paper's own, for tables too long for rows: on the line both are the same."""
+    """Each number against the paper's, for tables too long for rows; both are equal on the line."""
     with page(path, (6.0, 6.0), picture) as figure:
         axes = figure.add_axes((0.12, 0.12, 0.82, 0.74))
         axes.grid(color=HAIRLINE, linewidth=0.7)
@@ -124,7 +124,7 @@ def draw_scatter(picture: Picture, path: Path) -> None:
 
 
 def draw_tokens_per_call(picture: Picture, path: Path) -> None:
-    """Equation 1 as a curve per window, with a machine's points on it (speculative decoding Figure 2)."""
+    """Equation 1 as a curve per window, with the measured points (speculative decoding Figure 2)."""
     with page(path, (8.0, 5.0), picture) as figure:
         axes = figure.add_axes((0.08, 0.11, 0.8, 0.74))
         axes.grid(color=HAIRLINE, linewidth=0.7)
@@ -241,7 +241,7 @@ def _dots(axes: Axes, quantity: str, lines: Sequence[Line]) -> None:
 
 
 def _paper_keys(picture: Picture, panels: Iterable[str]) -> list[Line2D]:
-    """What the marks of `_stars` mean, of those that were drawn."""
+    """The legend of the marks that `_stars` drew."""
     printed = {(panel, quantity.partition(" ")[0]) for panel, _, quantity in picture.published.printed}
     keys = []
     if any((panel, "speedup") in printed and (panel, "quality") in printed for panel in panels):

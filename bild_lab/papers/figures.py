@@ -1,4 +1,4 @@
-"""Every table and figure of the papers, drawn from outputs alone, with the paper's numbers beside ours."""
+"""Every table and figure of the papers, drawn from outputs, with the paper's numbers beside ours."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ FIGURES = {
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure that was drawn. path: without its ending; .png, .pdf and .md lie there."""
+    """A figure that was drawn. path: of the files, without the suffixes .png, .pdf and .md."""
 
     name: str
     scale: str
@@ -111,7 +111,7 @@ def draw_figure(name: str, outputs: Path, folder: Path, scale: str | None = None
     """Draw a figure from what outputs hold of it. scale: "paper" or "small", None for the first that is there.
 
     Raises:
-        UserError: there is no such figure or scale, or outputs hold nothing of it; the message tells what to run.
+        UserError: there is no such figure or scale, or outputs hold nothing of it; the message says what to run.
     """
     published = load_published(name)
     if scale is not None and scale not in SCALES:
@@ -125,7 +125,7 @@ def draw_figure(name: str, outputs: Path, folder: Path, scale: str | None = None
 
 
 def measured(figure: PaperFigure, published: Published, outputs: Path, scale: str) -> list[Any]:
-    """What the figure's folders hold for it; nothing where no number and no text comes of it."""
+    """What the figure's folders hold for it; empty where that gives no number and no text."""
     found = figure.read([outputs / name for name in published.folders[scale]])
     if figure.borrowed:
         own = {panel for panel, row in rows.curves(found, figure.row) if row not in figure.borrowed}
@@ -134,7 +134,7 @@ def measured(figure: PaperFigure, published: Published, outputs: Path, scale: st
 
 
 def paper_commands(name: str) -> list[str]:
-    """What to run for the figure at the paper's scale."""
+    """The commands that run the figure at the paper's scale."""
     files = sorted((config_dir() / "experiment" / name).glob("*.yaml"))
     named = [file.stem for file in files if not file.stem.startswith("small")]
     return [f"python {FIGURES[name].script} experiment={name}/{one}" for one in named]
@@ -178,7 +178,7 @@ def _unmatched(published: Published, comparison: Comparison) -> list[str]:
 
 
 def _where(points: Sequence[Any]) -> str:
-    """Of what, on what: the settings' targets, data, examples and hardware."""
+    """The targets, data, examples and hardware of the points."""
     settings = [point.result.setting for point in points if isinstance(point, FinishedPoint)]
     if not settings:
         return f"match rates on {_listed(point.dataset for point in points)}"

@@ -1,4 +1,4 @@
-"""Finished points of outputs as the papers' figures need them: where they belong, and which is best."""
+"""Finished points for the papers' figures: which row or curve each belongs to, and which is best."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def read_match_rates(folders: Iterable[Path]) -> list[MatchRate]:
 
 
 def curves(points: Sequence[FinishedPoint], row: RowOf) -> dict[tuple[str, str], list[FinishedPoint]]:
-    """The points of each curve, by data set and row, in order of appearance; the baseline's own are on none."""
+    """The points of each curve, by data set and row, in order of appearance, without the baseline's own."""
     found: dict[tuple[str, str], list[FinishedPoint]] = {}
     for point in points:
         name = None if point.is_baseline else row(point)
@@ -110,7 +110,7 @@ def curves(points: Sequence[FinishedPoint], row: RowOf) -> dict[tuple[str, str],
 
 
 def fastest(points: Sequence[FinishedPoint], loss: float) -> FinishedPoint | None:
-    """The fastest point that loses at most so much quality; None where every one loses more."""
+    """The fastest point that loses at most `loss` points of quality; None where all lose more."""
     best = best_at_loss([point.result for point in points], loss)
     return next((point for point in points if point.result is best), None)
 
@@ -137,7 +137,7 @@ def alignment(point: FinishedPoint) -> str | None:
 
 
 def ablation(point: FinishedPoint) -> str | None:
-    """BiLD with both policies or without one of them, of the aligned drafter."""
+    """BiLD with both policies or without one of them, with the aligned drafter."""
     return point.policy if point.policy.startswith("bild") and point.pair.endswith("_aligned") else None
 
 
@@ -175,7 +175,7 @@ def lenience(point: FinishedPoint) -> str | None:
 
 
 def prompt_design(point: FinishedPoint) -> str | None:
-    """BiTA's kinds of prompt, which the adapter's folder is named after."""
+    """BiTA's kinds of prompt, read from the name of the adapter's folder."""
     name = _adapter(point)
     if name is None:
         return None
@@ -183,7 +183,7 @@ def prompt_design(point: FinishedPoint) -> str | None:
 
 
 def tree(point: FinishedPoint) -> str | None:
-    """BiTA's ways of decoding; a straightforward chain has one candidate a mask."""
+    """BiTA's ways of decoding; a straightforward chain has one candidate per mask."""
     if point.policy != "bita":
         return None
     kind = point.knobs["decoding"]
@@ -199,7 +199,7 @@ def mask_tokens(point: FinishedPoint) -> str | None:
 
 
 def pipeline(point: FinishedPoint) -> str | None:
-    """PPD's heads and candidates, and the exit where it is not after half of the layers."""
+    """PPD's heads and number of candidates, and the exit layer unless it is half of the layers."""
     if point.policy != "ppd":
         return None
     heads = "shared head" if point.knobs["heads"] == "shared" else "trained heads"
@@ -209,7 +209,7 @@ def pipeline(point: FinishedPoint) -> str | None:
 
 
 def _depth(point: FinishedPoint) -> int | None:
-    """The target's layers, as the theorem's speedup is depth over latency; None where that is not known."""
+    """The target's layers: the theorem's speedup times its latency. None where that is not known."""
     pipeline = point.result.pipeline
     if pipeline is None or pipeline.theorem is None:
         return None

@@ -21,7 +21,7 @@ _LINE, _HEADING = 0.19, 0.75  # inches
 
 @dataclass(frozen=True)
 class Piece:
-    """A token's text. by_target: the target put it there itself."""
+    """A token's text. by_target: the target wrote it, not the drafter."""
 
     text: str
     by_target: bool
@@ -29,7 +29,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Written:
-    """One source and what became of it. small: the drafter's own text, where it was run."""
+    """One source and its texts. small: the drafter's own text, None where that was not run."""
 
     source: str
     large: str
@@ -38,13 +38,13 @@ class Written:
 
     @property
     def interest(self) -> int:
-        """How much there is to see: whether texts differ, and how many tokens are the target's."""
+        """Greater for texts that differ between the models, then by the number of the target's tokens."""
         differs = self.small is not None and self.small != self.large
         return 1000 * differs + sum(piece.by_target for piece in self.bild)
 
 
 def written(points: Sequence[FinishedPoint]) -> list[Written]:
-    """The texts with most to see, of the examples that were traced."""
+    """The most interesting texts of the traced examples."""
     small: dict[str, str] = {}
     for point in points:
         if point.policy == "vanilla" and point.result.setting.target == point.result.setting.draft:
@@ -73,7 +73,7 @@ def draw_texts(picture: Picture, path: Path) -> None:
 
 
 def texts_as_markdown(points: Sequence[FinishedPoint]) -> str:
-    """The same, the target's tokens in bold."""
+    """The same texts as Markdown, the target's tokens in bold."""
     parts = []
     for one in written(points):
         marked = "".join(_bold(piece.text) if piece.by_target else piece.text for piece in one.bild)
@@ -84,7 +84,7 @@ def texts_as_markdown(points: Sequence[FinishedPoint]) -> str:
 
 
 def _bold(text: str) -> str:
-    """Markdown wants the marks at the word, so the space before it stays outside."""
+    """Bold in Markdown: the marks touch the word, so the space before it stays outside."""
     word = text.strip()
     return text.replace(word, f"**{word}**") if word else text
 
@@ -101,7 +101,7 @@ def _block(one: Written) -> list[TextLine]:
 
 
 def _laid_out(name: str, pieces: Sequence[Piece], colour: str) -> list[TextLine]:
-    """Pieces in lines of a fixed width, the name in front of the first."""
+    """Pieces in lines of a fixed width; the first line begins with the name."""
     lines: list[TextLine] = [[(0, name, MUTED, False)]]
     column = 0
     for piece in pieces:
@@ -134,7 +134,7 @@ def _pieces(example: MeasuredExample) -> Iterator[Piece]:
 
 
 def _shown(piece: str) -> str:
-    """What a token adds to the text; the name of an end token adds nothing."""
+    """The text of a token; an end token has none."""
     return "" if piece.startswith("<") and piece.endswith(">") else piece
 
 

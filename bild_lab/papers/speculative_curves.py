@@ -28,10 +28,10 @@ from bild_lab.report.style import HAIRLINE, MUTED, Mark, marks
 WINDOWS = (1, 3, 5, 7, 10)
 COST_RATIOS = (0.01, 0.02, 0.05, 0.1, 0.2)
 RATES = tuple(index / 200 for index in range(201))
-RATES_OF_WINDOWS = RATES[:-10]  # up to 0.95: towards 1 the optimal window grows without end
+RATES_OF_WINDOWS = RATES[:-10]  # up to 0.95: towards 1 the optimal window grows without bound
 RULES = ("ExactMatch", "RejectionSampling", "SpeculativeSampling")  # of speculative decoding
 
-_SHADES = ("#7fb9de", "#003a5d")  # of one blue, as a family of curves is ordered
+_SHADES = ("#7fb9de", "#003a5d")  # of one blue: the curves of a family are ordered
 _LINE_HEIGHT = 13  # points between the centers of two labels
 _HEADING_INCHES, _PANEL_INCHES = 0.7, 4.2
 
@@ -47,7 +47,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Measured:
-    """A point of a sweep that Theorem 3.8 speaks of.
+    """A measured point that Theorem 3.8 applies to.
 
     cost_ratio: None where it was not recorded.
     """
@@ -80,7 +80,7 @@ class Panel:
 
     @property
     def rates(self) -> tuple[float, float]:
-        """A range of acceptance rates with room for all points, at least 0.1 wide where there is that much."""
+        """A range of acceptance rates that holds all points, at least 0.1 wide where [0, 1] allows it."""
         rates = [point.acceptance_rate for point in self.points]
         room = max(0.02, 0.05 - (max(rates) - min(rates)) / 2)
         return max(0.0, min(rates) - room), min(1.0, max(rates) + room)
@@ -183,7 +183,7 @@ def measured_rows(panel: Panel) -> list[tuple]:
 
 
 def draw_panel(axes: Axes, panel: Panel) -> None:
-    """A curve per measured window, which its points share their colour and marker with."""
+    """A curve per measured window, in the colour of its points."""
     cost_ratio = 0.0 if panel.cost_ratio is None else panel.cost_ratio
     low, high = panel.rates
     inside = tuple(low + index / 100 * (high - low) for index in range(101))
@@ -228,7 +228,7 @@ def draw_family(axes: Axes, family: Sequence[Curve], **style: object) -> None:
 
 
 def label_ends(axes: Axes, heights: dict[str, float], looks: dict[str, Mark] | None = None) -> None:
-    """Write labels behind the axes' right end, at their heights or as near as there is room, with their markers."""
+    """Write labels right of the axes, at their heights or as near as there is room, with their markers."""
     low, high = axes.set_ylim(axes.get_ylim())  # fixed: the markers below do not widen it
     gap = _LINE_HEIGHT / 72 * axes.figure.dpi / axes.get_window_extent().height * (high - low)
     ordered = sorted(heights, key=heights.__getitem__)
@@ -253,7 +253,7 @@ def rows_of(family: Iterable[Curve]) -> list[tuple[float, float, float]]:
 
 
 def _measured(result: Result) -> Measured | None:
-    """The point, if it is one; where nothing was predicted, as in older results, the window is that of its knob."""
+    """The point, if the theorem applies to it. Older results have no prediction: the window is that of the knob."""
     prediction, rate, speedup = result.prediction, result.counts.acceptance_rate, result.speedup
     window = result.knobs.get("window") if prediction is None else prediction.window
     if None in (window, rate, speedup.value) or not any(f"{rule}(" in result.composition for rule in RULES):

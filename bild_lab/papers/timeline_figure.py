@@ -26,9 +26,9 @@ MOST_LANES = 6
 _REJECTED = "#D55E00"
 _INCHES = 10.0
 _LEFT, _RIGHT, _HEADING, _FOOT, _LANE = 1.75, 1.0, 0.95, 0.5, 0.78  # inches
-_HALF = 0.24  # of a bar's height, where lanes lie 1 apart
+_HALF = 0.24  # half of a bar's height; the distance of two lanes is 1
 _LABEL_WIDTH = 22  # characters
-_COUNT_POINTS = 11.0  # between the centres of two counts, at the least
+_COUNT_POINTS = 11.0  # the least distance between the centres of two counts
 
 Interval = tuple[float, float]  # start and end in ms
 
@@ -50,7 +50,7 @@ class TimedRound:
 
 @dataclass(frozen=True)
 class Lane:
-    """One point's way through the example."""
+    """One point's rounds on the example."""
 
     policy: str
     knobs: str
@@ -59,7 +59,7 @@ class Lane:
 
     @property
     def end(self) -> float:
-        """When the last token was there, in ms."""
+        """When the last token was known, in ms."""
         last = self.rounds[-1]
         return (last.verify or last.draft)[1]
 
@@ -124,8 +124,8 @@ def lane_of(group: Group, result: Result, example: MeasuredExample) -> Lane:
     rounds: list[TimedRound] = []
     emitted = 0
     for index, (one, draft) in enumerate(zip(example.rounds, drafts, strict=True)):
-        verify = verifies[index] if index < len(verifies) else None  # a tail that nobody verified ends the text
-        # the end token or the length limit may cut what the last round gave
+        verify = verifies[index] if index < len(verifies) else None  # None for an unverified tail, which ends the text
+        # the end token or the length limit may cut the tokens of the last round
         emitted = min(emitted + one.accepted + (verify is not None), len(example.token_ids))
         rejected = verify is not None and one.accepted < len(one.drafted)
         # a drafter without a model makes no calls
@@ -183,8 +183,8 @@ def draw_lane(axes: Axes, row: int, lane: Lane, points_per_ms: float) -> None:
     refused = [sum(one.verify) / 2 for one in lane.rounds if one.rejected]
     axes.plot(refused, [row + _HALF + 0.1] * len(refused), "x", color=_REJECTED, ms=4.5, mew=1.4, clip_on=False)
     ends = [((one.verify or one.draft)[1], one.emitted) for one in lane.rounds]
-    for place, emitted in readable(ends, _COUNT_POINTS / points_per_ms):
-        axes.text(place, row - _HALF - 0.05, str(emitted), ha="center", va="bottom", size=7, color=INK)
+    for end, emitted in readable(ends, _COUNT_POINTS / points_per_ms):
+        axes.text(end, row - _HALF - 0.05, str(emitted), ha="center", va="bottom", size=7, color=INK)
     beside = {"textcoords": "offset points", "va": "center", "annotation_clip": False}
     total = f"{number(lane.end, 1)} ms\n{lane.rounds[-1].emitted} tokens"
     axes.annotate(total, (lane.end, row), (7, 0), **beside)
@@ -198,11 +198,11 @@ def draw_lane(axes: Axes, row: int, lane: Lane, points_per_ms: float) -> None:
 
 
 def readable(ends: list[tuple[float, int]], gap: float) -> list[tuple[float, int]]:
-    """Those of the counts that can stand side by side, `gap` ms apart; the last one always."""
+    """The counts that can be written side by side, `gap` ms apart; always the last one."""
     kept = [ends[-1]]
-    for place, emitted in reversed(ends[:-1]):
-        if kept[-1][0] - place >= gap:
-            kept.append((place, emitted))
+    for end, emitted in reversed(ends[:-1]):
+        if kept[-1][0] - end >= gap:
+            kept.append((end, emitted))
     return kept[::-1]
 
 

@@ -21,7 +21,7 @@ _NUMBERS = ("n_examples", "speedup", "tokens_per_s", "tokens_per_target_call", "
 
 @dataclass(frozen=True)
 class CategoryOfPoint:
-    """What was measured of one point in one category. knobs: those that distinguish the point, in words."""
+    """What was measured of one point in one category. knobs: the text of those that distinguish the point."""
 
     result: Result
     knobs: str

@@ -48,7 +48,7 @@ def notes(
     alone: Mapping[str, Sequence[Result]],
     why: str,
 ) -> list[str]:
-    """What a reader must know: what else differs, what was not compared, and whether the machine drifted.
+    """Return what a reader must know: what else differs, what was not compared, whether the machine drifted.
 
     alone: the results that only "A" or only "B" has. why: qualities could not be compared.
     """
@@ -89,7 +89,7 @@ def comparison_table(compared: Sequence[Compared]) -> Table:
 
 
 def comparison_frame(compared: Sequence[Compared]) -> pd.DataFrame:
-    """One row per point: knobs under their own names, then both sides' numbers, ratios, differences and verdicts."""
+    """One row per point: knobs under their own names, then the numbers of A and B, ratios, differences and verdicts."""
     rows = [
         {
             "policy": one.pair.a.policy,
@@ -137,7 +137,7 @@ def write_comparison(
 
 
 def _rows(compared: Sequence[Compared]) -> list[dict[str, TableCell]]:
-    """The cells of each point by their titles; of the knobs only those that distinguish a policy's points."""
+    """The cells of each point by their titles. Knobs that all points of a policy share are left out."""
     return [_row(one, _distinguishing([other.pair.a for other in compared], one.pair.a)) for one in compared]
 
 
@@ -169,7 +169,7 @@ def _row(one: Compared, knobs: list[str]) -> dict[str, TableCell]:
 
 
 def _text(cell: TableCell) -> Text:
-    # a verdict of two words stands on two lines
+    # a verdict of two words is written on two lines
     lines = cell.text.replace(" ", "\n") if cell.text in (SAME, NOT_COMPARED) else f"{cell.text}\n{cell.detail}".strip()
     return Text(lines, style=_COLOURS.get(cell.text, ""))
 

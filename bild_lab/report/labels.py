@@ -1,9 +1,9 @@
-"""Placing point labels in a figure so that they overlap neither each other nor the points."""
+"""Places point labels in a figure so that they overlap neither each other nor the points."""
 
 import math
 from collections.abc import Sequence
 
-XY = tuple[float, float]  # a place in the figure, or a width and a height, in pixels
+XY = tuple[float, float]  # x and y, or width and height, in pixels
 Box = tuple[float, float, float, float]  # left, bottom, right, top, in pixels
 
 _DISTANCES = (14, 24, 36, 52, 70, 92)
@@ -14,10 +14,10 @@ _SOFT_COST = 35.0
 def place_labels(
     anchors: Sequence[XY], sizes: Sequence[XY], hard: Sequence[Box], soft: Sequence[Box], bounds: Box
 ) -> list[XY | None]:
-    """Return for each anchor the center of its label, or None where no free place is near.
+    """Return for each anchor the center of its label, or None where no free space is near.
 
     Anchors are served in order. A label never covers a `hard` box, an earlier label, or leaves
-    `bounds`; it avoids `soft` boxes where a place without them is not much farther.
+    `bounds`; it avoids `soft` boxes where free space is not much farther.
     """
     taken = list(hard)
     centers: list[XY | None] = []

@@ -69,7 +69,7 @@ def speedup_ticks(low: float, high: float) -> list[float]:
     """Return round speedups whose latencies, one over the speedup, lie between `low` and `high`."""
     fastest, slowest = 1 / max(low, 0.01), 1 / high
     step = next((step for step in (0.1, 0.25, 0.5, 1.0, 2.0, 5.0) if (fastest - slowest) / step <= 10), 10.0)
-    spread = (high - low) / 13  # nearer ticks would run into each other
+    spread = (high - low) / 13  # ticks that are closer would overlap
     kept: list[float] = []
     for index in range(1, int(fastest / step) + 1):
         tick = round(index * step, 2)
@@ -95,7 +95,7 @@ def _draw_panel(panel: _Panel) -> None:
 
 
 def front_corners(group: Group) -> list[tuple[float, float]]:
-    """Return the corners of the front; the baseline ends it if nothing faster is as good."""
+    """Return the corners of the front; the baseline is its last one if nothing faster is as good."""
     positions = [group.position(result) for result in group.front()]
     corners = [(position.x, position.y) for position in positions if position is not None]
     quality = group.baseline_quality
@@ -190,7 +190,7 @@ def _draw_legend(panel: _Panel) -> None:
         handles.insert(0, Line2D([], [], ls="", marker="x", ms=8, mew=2.2, color=INK, label=baseline))
     handles.append(Line2D([], [], color=INK, lw=1.3, alpha=0.7, label="Pareto front (filled marks)"))
     location = {"loc": "lower center", "bbox_to_anchor": (0.495, panel.bottom + 0.005 * panel.height)}
-    for columns in range(len(handles), 0, -1):  # the fewest rows that are not wider than the image
+    for columns in range(len(handles), 0, -1):  # as few rows as fit into the image
         look = {"frameon": False, "columnspacing": 1.6, "handletextpad": 0.4}
         legend = panel.figure.legend(handles=handles, ncols=columns, **location, **look)
         if columns == 1 or legend.get_window_extent().width <= 0.97 * panel.figure.bbox.width:
@@ -199,7 +199,7 @@ def _draw_legend(panel: _Panel) -> None:
 
 
 def _label_front(panel: _Panel) -> None:
-    """Write the knobs of some front points beside them, where there is free room."""
+    """Write the knobs of some front points beside them, where there is room."""
     group, axes = panel.group, panel.axes
     chosen = _spread([result for result in group.front() if knob_label(result, group.knobs(result))])
     if not chosen:
@@ -223,7 +223,7 @@ def _label_front(panel: _Panel) -> None:
 
 
 def _lines(axes: Axes, group: Group) -> list[Box]:
-    """Cover what labels should rather not cross: the front, its intervals, the horizontal lines."""
+    """Cover what labels should avoid: the front, its intervals, the horizontal lines."""
     segments = []
     for (x, y), (next_x, next_y) in pairwise(front_corners(group)):
         segments += [((x, y), (next_x, y)), ((next_x, y), (next_x, next_y))]

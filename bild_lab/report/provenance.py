@@ -1,4 +1,4 @@
-"""Where points came from: which were measured again, beside other jobs, elsewhere, or with other versions."""
+"""Where points came from: other machines and versions, other jobs beside them, earlier measurements."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from bild_lab.lab.formatting import MISSING
 from bild_lab.lab.results.result import Result
 
-# what distinguishes one source of points from another, where it differs
+# what can differ between two sources of points
 _SOURCE = ("sweep", "host", "hardware", "cores", "bild_lab", "code", "git", "torch", "transformers", "tokenizers", "os")
 
 
 def notes(results: Sequence[Result], older: int = 0) -> list[str]:
-    """Return sentences on what a reader of the numbers must know of their origin; mostly none."""
+    """Return what a reader must know before trusting the numbers, a sentence each; mostly none."""
     remarks = []
     shared = sum(bool(result.environment.shared_device) for result in results)
     if shared:
@@ -28,12 +28,12 @@ def notes(results: Sequence[Result], older: int = 0) -> list[str]:
         )
     if len(found := sources(results)) > 1:
         differing = ", ".join(key for key in found[0] if key != "points")
-        remarks.append(f"The points come from {len(found)} places, which differ in {differing}.")
+        remarks.append(f"The points come from {len(found)} sources, which differ in {differing}.")
     return remarks
 
 
 def sources(results: Sequence[Result]) -> list[dict[str, str]]:
-    """Return one row per source, with what distinguishes it from the others and its count of points; none for one."""
+    """Return a row per source: what differs between the sources, and its count of points; no rows for one source."""
     found = [_source(result) for result in results]
     keys = [key for key in _SOURCE if len({source[key] for source in found}) > 1]
     counts = Counter(tuple(source[key] for key in keys) for source in found)

@@ -1,4 +1,4 @@
-"""A sweep's files and what the terminal says of it."""
+"""The report of a sweep: its files, and the summary in the terminal."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from bild_lab.lab.results.records import Sweep
 
 
 def report_sweep(sweep: Sweep) -> None:
-    """Write a sweep's table, figure and report, and say what it found."""
-    # drawing libraries take seconds to import, which bad input should not wait for
+    """Write a sweep's table, figure and report, and print a summary."""
+    # drawing libraries take seconds to import: bad input is refused before that
     from bild_lab.lab.results.table import write_table
     from bild_lab.report.categories import terminal_table
     from bild_lab.report.page.html import write_html

@@ -26,7 +26,7 @@ from bild_lab.lab.results.result import Failure, Result
 WIDTH = 100
 _ON_FRONT = "\u25cf"
 _CROSS = TIMES
-_NUMBERS = (  # behind the quality
+_NUMBERS = (  # the columns after the quality
     "quality_difference",
     "speedup",
     "latency_s_median",
@@ -44,7 +44,7 @@ _MESSAGE_AT_MOST = 300
 
 
 def headline(results: Sequence[Result]) -> str:
-    """Say in one or two sentences what the sweep found, with intervals and without flattery.
+    """Return what the sweep found, in one or two sentences, with intervals.
 
     Of several settings it names the one with the greatest speedup at no loss.
     """
@@ -115,7 +115,7 @@ def _bounds(group: Group, best: Result) -> str:
 
 
 def _caution(best: Result) -> str:
-    """Say so when the speedup is none, or cannot be told from none."""
+    """Return a warning where nothing is faster than the baseline, or the interval leaves that open."""
     speedup = best.speedup
     if speedup.value <= 1:
         return ": nothing was faster than the baseline"
@@ -162,6 +162,6 @@ def _cells(group: Group, result: Result) -> list[Text]:
 
 
 def _message(failure: Failure) -> str:
-    """Write which point failed and why, cut to a few lines; the whole is in its failed.json."""
+    """Return which point failed and why, cut to a few lines; failed.json has all of it."""
     text = f"{failure.point} {failure.error.type}: {failure.error.message}"
     return text if len(text) <= _MESSAGE_AT_MOST else f"{text[:_MESSAGE_AT_MOST]}\u2026"

@@ -46,7 +46,7 @@ def test_points_of_several_machines_become_one_sweep(command: Command) -> None:
         0.4: "two",  # measured later
         0.6: "two",
     }
-    assert "The points come from 2 places, which differ in sweep, host." in printed
+    assert "The points come from 2 sources, which differ in sweep, host." in printed
     page = Path("outputs/all/report.html").read_text()
     assert "Where the points came from" in page and "<tr><td>one</td><td>a</td><td>1</td></tr>" in page
     assert len(one.results()) == 2  # as it was

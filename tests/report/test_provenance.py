@@ -22,7 +22,7 @@ def test_places_are_told_by_what_differs_alone():
         {"git": "def5678", "torch": "2.13.0", "points": "1"},
         {"git": "def5678", "torch": "2.14.0", "points": "1"},
     ]
-    assert notes(results) == ["The points come from 3 places, which differ in git, torch."]
+    assert notes(results) == ["The points come from 3 sources, which differ in git, torch."]
 
 
 def test_a_place_that_is_not_known_is_a_place_of_its_own():

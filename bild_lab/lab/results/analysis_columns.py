@@ -1,4 +1,4 @@
-"""The numbers of a result that come of an analysis: certificates, costs, and predictions beside what was measured."""
+"""The columns of certificates, costs, and predictions beside what was measured."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ PIPELINE = (
     Column("pipeline_host", "pipeline.host", "The one before, with the code around.", unit=TIMES),
     Column("pipeline_prefill", "pipeline.prefill", "The one before, with the encoder.", unit=TIMES),
 )
-# on the traced examples, beside the predictions
+# measured on the traced examples, beside the predictions
 TRACED = (
     Column(
         "traced_acceptance_rate",

@@ -1,4 +1,4 @@
-"""What a table's column is: where in a result its value is, what it is called, and how it is shown."""
+"""A column of a table: where its value is in a result, what it is called, and how it is shown."""
 
 from __future__ import annotations
 

@@ -22,10 +22,10 @@ IDENTITY = (
     Column("point", "point", "The folder of the point: a hash of all that decides its numbers."),
     Column("policy", "policy", "How tokens were decoded: by which target, drafter and acceptance rule."),
 )
-# the knobs of the policies stand between these
+# the columns of the knobs come here
 SETTING = (
     Column("target", "setting.target", "The large model, whose output is wanted."),
-    Column("draft", "setting.draft", "The small model that is there to draft, if there is one."),
+    Column("draft", "setting.draft", "The small model that drafts, where the pair has one."),
     Column("dataset", "setting.dataset", "The dataset."),
     Column("split", "setting.split", "The part of the dataset."),
     Column(
@@ -169,7 +169,7 @@ OTHER_NAMES = (
     Column("mean_accepted_tokens", "counts.tokens_per_target_call", "Spec-Bench’s name of tokens_per_target_call."),
     Column("acceptance_length", "counts.tokens_per_target_call", "SPEED-Bench’s name of tokens_per_target_call."),
 )
-# of `sweep.csv`, in its order; the knobs stand behind the identity
+# the columns of `sweep.csv`, in order; those of the knobs come after the identity
 TABLE = (
     *IDENTITY,
     *SETTING,
@@ -183,7 +183,7 @@ TABLE = (
     *PREDICTION,
     *PIPELINE,
 )
-# which the report shows, and the table leaves out
+# shown in the report, and not in the table
 _SHOWN = (
     Column(
         "p_value",

@@ -1,4 +1,4 @@
-"""What is compared: the results of a sweep's folder, or those of them that one commit measured."""
+"""The results that are compared: those of a sweep's folder, or of one commit in it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def read_results(name: str) -> list[Result]:
 def references_of(results: Sequence[Result]) -> tuple[dict[tuple[str, int], tuple[str, ...]] | None, str]:
     """The references by example, from the first of these results whose dataset can be read and is still the same.
 
-    Results hold no references: their configuration says where they are. Returns None and why where none can be read.
+    Results hold no references: they are read again from the dataset of the configuration. Where that fails, returns
+    None and the reason.
     """
     from bild_lab.lab.data.tasks import DatasetSpec, load_examples
     from bild_lab.lab.point import data_hash

@@ -20,7 +20,7 @@ def measured_examples(
     texts: Mapping[str, Sequence[str]],
     certificates: Sequence[Certificate] = (),
 ) -> list[MeasuredExample]:
-    """What became of each example: texts, tokens, latencies, rounds, and the certificate where there is one."""
+    """Each example's texts, tokens, latencies and rounds, and its certificate where there is one."""
     found = []
     for index, example in enumerate(examples):
         one = timed[METHOD][index]
@@ -52,7 +52,7 @@ def with_trace(
     spans: Sequence[Span],
     pieces: Callable[[Iterable[int]], Mapping[int, str]],
 ) -> MeasuredExample:
-    """The example with what the trace viewer needs besides: the prompt, every stage's seconds, every token's text."""
+    """The example with what the trace viewer needs besides: the prompt, each stage's times, each token's text."""
     tokens = {*example.token_ids, *(token for one in example.rounds for token in one.drafted)}
     timeline = tuple((stage, round(start, 6), round(end, 6)) for stage, start, end in spans)  # to microseconds
     return replace(
@@ -64,7 +64,7 @@ def with_trace(
 
 
 def measured_round(one: Round) -> MeasuredRound:
-    """What is kept of a round."""
+    """What is stored of a round."""
     return MeasuredRound(
         drafted=one.drafted,
         accepted=one.accepted,

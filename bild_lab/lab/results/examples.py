@@ -1,4 +1,4 @@
-"""What a result keeps of every example: a line each of `examples.jsonl`."""
+"""What is stored of every example: the lines of `examples.jsonl`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Span = tuple[str, float, float]  # a stage, its start and its end, in seconds si
 class MeasuredRound:
     """One draft and its verification.
 
-    drafted: token ids. accepted: how many of them stand. next_token: the target's own after them; None where nobody
-    verified the draft. statistics: the method's own numbers, by name, such as the drafter's "confidence" and the
-    target's "distance" of each drafted token. In the file they stand beside the others.
+    drafted: token ids. accepted: how many of them stand. next_token: the target's own after them; None where the
+    draft was not verified. statistics: the method's own numbers, by name, such as the drafter's "confidence" and the
+    target's "distance" of each drafted token. In the file they are keys beside the others.
     """
 
     drafted: Sequence[int]
@@ -53,10 +53,10 @@ class MeasuredRound:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredExample:
-    """What method and baseline made of one example.
+    """What method and baseline did with one example.
 
     turn: of its conversation, from 1. latency_s: of each repeat. The baseline's are None where none was timed.
-    certificate: what became of the comparison with the target's own text, where it was asked for. The last three
+    certificate: the comparison with the target's own text, where `measure.certify` asked for it. The last three
     belong to traced examples alone. spans: every stage in turn. pieces: the text of each token, by its id.
     """
 
@@ -94,7 +94,7 @@ class MeasuredExample:
 
 
 def read_examples(folder: Path | None) -> list[MeasuredExample]:
-    """The examples of the point that lies in this folder, in order; none of a result that lies nowhere.
+    """The examples in a point's folder, in order; none where the result has no folder.
 
     Raises UserError where they cannot be read.
     """

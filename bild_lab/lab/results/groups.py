@@ -1,4 +1,4 @@
-"""Results grouped by the setting they were measured in; only results of one setting are compared."""
+"""Results grouped by their setting: only results of one setting are compared."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Group:
         drawn = [(result, position) for result in self.results if (position := self.position(result)) is not None]
         coordinates = [(position.x, position.y) for _, position in drawn]
         if self.relative and self.baseline_quality is not None:
-            coordinates.append((1.0, self.baseline_quality))  # also when its own result is not in the folder
+            coordinates.append((1.0, self.baseline_quality))  # also where its own result is not among these
         front = pareto_front(coordinates)
         return [drawn[index][0] for index in front if index < len(drawn) and not drawn[index][0].is_baseline]
 
@@ -153,7 +153,7 @@ def differing_keys(groups: Sequence[Group]) -> list[str]:
 
 
 def setting_title(setting: Setting) -> str:
-    """Say what was decoded by what: `t5-large drafted by t5-tiny, multi30k test, 100 examples`."""
+    """Return a title of the setting: `t5-large drafted by t5-tiny, multi30k test, 100 examples`."""
     drafted = f" drafted by {short_name(setting.draft)}" if setting.draft else ""
     data = f"{short_name(setting.dataset)} {setting.split}"
     return f"{short_name(setting.target)}{drafted}, {data}, {setting.n_examples} examples"

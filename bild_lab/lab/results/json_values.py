@@ -1,4 +1,4 @@
-"""Dataclasses as JSON and back, with the types of their fields checked on the way in."""
+"""Dataclasses to JSON and back. Reading checks the types of the fields."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOT_STORED = {"stored": False}  # the metadata of a field that is left out of th
 
 
 def to_json(value: Any) -> Any:
-    """The value as JSON holds it: dataclasses as objects, NaN as null, infinity by its name."""
+    """The value for JSON: dataclasses become objects, NaN null, and infinity "inf"."""
     if isinstance(value, Mapping):
         return {str(key): to_json(item) for key, item in value.items()}
     if is_dataclass(value):
@@ -31,8 +31,8 @@ def to_json(value: Any) -> Any:
 def from_json(kind: type[T], value: Any, where: str = "") -> T:
     """A JSON value as a dataclass, or as another type that a field of one has.
 
-    Keys that the dataclass has no field for are passed over. where: the keys that lead to the value, for messages.
-    Raises ValueError for what is missing or of another type.
+    Keys without a field are ignored. where: the keys that lead to the value, for messages. Raises ValueError for a
+    missing field or a value of another type.
     """
     if kind is Any:
         return value

@@ -1,4 +1,4 @@
-"""The folder of a sweep: `points/HASH/{config.yaml,result.json,examples.jsonl}`, measured again `points/HASH.2/…`."""
+"""The folder of a sweep: `points/HASH/{config.yaml,result.json,examples.jsonl}`; a repeated point is in `HASH.2`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bild_lab.lab.results.json_values import from_json, to_json
 from bild_lab.lab.results.result import Failure, FailureCause, Result
 
 CONFIG, RESULT, FAILURE = "config.yaml", "result.json", "failed.json"
-LEAST_FREE_BYTES = 2**20  # of the disk that results go to
+LEAST_FREE_BYTES = 2**20  # free on the disk that results go to
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Sweep:
         return self.folder / "points"
 
     def newest(self, point: str) -> Result | None:
-        """The point's last result that can be read, if it has one; earlier ones are kept beside it."""
+        """The point's last result that can be read; None where it has none. Earlier ones are kept beside it."""
         folders = [self.points / point, *self.points.glob(f"{point}.*")]
         return max(_readable(folders), key=_age, default=None)
 
@@ -56,8 +56,8 @@ class Sweep:
     ) -> Path:
         """Store a finished point; it appears whole or not at all. Returns its folder.
 
-        Where the point is there already, because somebody else was faster, that one stands; beside=True
-        stores this result next to it. Nothing that was stored is ever changed or removed.
+        A point that another process has stored meanwhile is kept, and this one dropped; beside=True stores this one
+        next to it. A stored point is never changed or removed.
         """
         self.points.mkdir(parents=True, exist_ok=True)
         content = replace(result, stored_at=self._stamp()).to_json()
@@ -69,7 +69,7 @@ class Sweep:
         return self._publish(point, {name: text.encode() for name, text in files.items()}, beside)
 
     def adopt(self, result: Result) -> bool:
-        """Copy another sweep's point here, whole or not at all. False where this sweep has one that is as new."""
+        """Copy another sweep's point here, whole or not at all. False where this sweep has it as new or newer."""
         point = _point_of(result.folder)
         present = self.newest(point)
         if present is not None and _stored_at(present) >= _stored_at(result):
@@ -80,14 +80,14 @@ class Sweep:
         return True
 
     def write_failure(self, failure: Failure, config_yaml: str) -> Path:
-        """Store why a point failed, under a name that no finished point has. Returns its folder."""
+        """Store why a point failed, in a folder that no finished point has. Returns the folder."""
         folder = self.points / failure.point
         write_atomically(folder / CONFIG, config_yaml.encode())
         write_atomically(folder / FAILURE, (json.dumps(to_json(failure), indent=2) + "\n").encode())
         return folder
 
     def forget_failure(self, point: str) -> None:
-        """Remove what an earlier try of a point left, now that it has succeeded."""
+        """Remove the record of an earlier failure of a point that has now succeeded."""
         shutil.rmtree(self.points / point, ignore_errors=True)
 
     def all_results(self) -> list[Result]:
@@ -103,21 +103,21 @@ class Sweep:
         return list(newest.values())
 
     def older(self) -> int:
-        """How many results `results` leaves out, as the same was measured again later."""
+        """How many results `results` leaves out because the same was measured again later."""
         found = self.all_results()
         return len(found) - len({_identity(one) for one in found})
 
     def failures(self) -> list[Failure]:
-        """Every point whose last try failed, and every result that cannot be read and has not been measured again."""
+        """Every point whose last try failed, and every damaged result that has not been measured again."""
         failed = [failure for file in self._files(FAILURE) if (failure := _read_failure(file)) is not None]
         damaged = [file for file in self._files(RESULT) if _read(file) is None and file.is_file()]
         return failed + [_damage(file) for file in damaged if self.newest(_point_of(file.parent)) is None]
 
     @contextmanager
     def report_lock(self) -> Iterator[None]:
-        """Let one process at a time read the points and write the report of them.
+        """Let one process at a time read the points and write their report.
 
-        Of several that finish together, the last to write has then seen every point.
+        Where several finish together, the last one to write has then seen every point.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / ".report.lock").open("w") as stream:
@@ -127,9 +127,9 @@ class Sweep:
 
     @contextmanager
     def search_lock(self) -> Iterator[None]:
-        """Let one search of knobs at a time go on here. Raises UserError where another process has one.
+        """Let one search of knobs run here at a time. Raises UserError where another process runs one.
 
-        A second one would take the first one's trial for that of a killed process, and measure it too.
+        A second search would take the running trial of the first for that of a killed process, and measure it too.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / ".search.lock").open("w") as stream:
@@ -144,14 +144,14 @@ class Sweep:
             yield
 
     def _files(self, name: str) -> list[Path]:
-        """That file of every published point; a folder with a dot in front was never finished."""
+        """This file of every finished point; a folder whose name begins with a dot is not finished."""
         found = self.folder.glob(f"points/*/{name}")
         return sorted(file for file in found if not file.parent.name.startswith("."))
 
     def _stamp(self) -> str:
-        """The time, or just after the last point stored here where the clock was set back since."""
+        """The time now; just after the last stored point, where the clock was set back since."""
         file, now = self.folder / ".latest", datetime.now(UTC)
-        with suppress(OSError, ValueError):  # the first point, or a file that somebody else damaged
+        with suppress(OSError, ValueError):  # the first point, or a damaged file
             now = max(now, datetime.fromisoformat(file.read_text()) + timedelta(milliseconds=1))
         stamp = now.isoformat(timespec="milliseconds")
         write_atomically(file, stamp.encode())
@@ -175,7 +175,7 @@ class Sweep:
                 if not beside and _read(final / RESULT) is not None:
                     return final
         finally:
-            shutil.rmtree(draft, ignore_errors=True)  # gone already, unless something went wrong
+            shutil.rmtree(draft, ignore_errors=True)  # it is gone already unless something went wrong
         raise AssertionError("unreachable: there is always a next number")
 
 
@@ -195,10 +195,10 @@ def _readable(folders: Iterable[Path]) -> list[Result]:
 
 
 def _read(file: Path) -> Result | None:
-    """A result, or None where it is not there or damaged; ours are written whole, but disks and copies fail."""
+    """A result, or None where there is none or it is damaged; it was written whole, but disks and copies fail."""
     try:
         return Result.from_json(json.loads(file.read_bytes()), file.parent)
-    except UserError:  # a newer version's: to measure it again would hide that
+    except UserError:  # of a newer version: measuring it again would hide that
         raise
     except (OSError, ValueError):
         return None
@@ -222,7 +222,7 @@ def _point_of(folder: Path) -> str:
 
 
 def _stored_at(result: Result) -> str:
-    return result.stored_at or result.environment.started  # the oldest files know only when they were begun
+    return result.stored_at or result.environment.started  # the oldest files have only the time of the start
 
 
 def _age(result: Result) -> tuple[str, int, str]:
@@ -237,7 +237,7 @@ def _identity(result: Result) -> str:
 
 
 def require_writable(folder: Path) -> None:
-    """Raise UserError unless results can be written there; creates nothing that stays."""
+    """Raise UserError unless results can be written to the folder; leaves nothing behind."""
     existing = folder
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent

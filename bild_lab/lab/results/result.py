@@ -1,4 +1,4 @@
-"""What was measured of one point: the content of its `result.json`. `columns.py` names and explains the numbers."""
+"""What was measured of one point: the content of `result.json`. `columns.py` names and explains the numbers."""
 
 from __future__ import annotations
 
@@ -180,8 +180,8 @@ class Result:
     the target, "native" or "hf". tokens_per_s_ratio: over the baseline's. agreement_with_target: the share of examples
     whose tokens all equal the target's own greedy text. categories: by name; None where the dataset has none.
     peak_memory_mb: of method and baseline together. stages_s: seconds in prefill, draft, verify and host over the
-    traced examples. seconds: where the time of the point went, with "total". stored_at: ISO date and time. folder:
-    where the files lie; it is no part of them.
+    traced examples. seconds: what the time of the point was spent on, with "total". stored_at: ISO date and time.
+    folder: of the files; it is not stored in them.
     """
 
     point: str
@@ -212,6 +212,11 @@ class Result:
     seconds: Mapping[str, float]
     stored_at: str | None = None
     folder: Path | None = field(default=None, compare=False, metadata=NOT_STORED)
+
+    @property
+    def total_s(self) -> float:
+        """Seconds that measuring the point took, with everything around."""
+        return self.seconds["total"]
 
     @property
     def is_baseline(self) -> bool:
@@ -254,7 +259,7 @@ class Result:
 
 @dataclass(frozen=True)
 class FailureCause:
-    """The error that ended a point. type: of the exception. traceback: whole, for errors that are no user's."""
+    """The error that ended a point. type: the name of the exception."""
 
     type: str
     message: str

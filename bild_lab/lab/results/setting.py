@@ -1,4 +1,4 @@
-"""Under what a point was measured: its setting, and the environment. Both are mappings whose keys are open."""
+"""The conditions of a measurement: setting and environment, two mappings with open keys."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, eq=False)
 class Record(Mapping[str, Any]):
-    """A mapping whose keys are open. What the code reads of it are properties."""
+    """A mapping with open keys. The keys that code reads are properties."""
 
     entries: Mapping[str, Any]
 
@@ -24,7 +24,7 @@ class Record(Mapping[str, Any]):
 
 
 class Setting(Record):
-    """All that two points must share to be compared. Absent keys are those of older versions."""
+    """All that two points must share to be compared. Older results lack some keys."""
 
     @property
     def target(self) -> str:
@@ -81,7 +81,7 @@ class Setting(Record):
 
 
 class Environment(Record):
-    """On what a point was measured: versions, hardware, other load."""
+    """What a point was measured on: versions, hardware, other load."""
 
     @property
     def git(self) -> str | None:

@@ -8,7 +8,7 @@ from bild_lab.report.page.tables import TableColumn, TableRow, column_of, point_
 
 
 def prediction_table(group: Group) -> tuple[list[TableColumn], list[TableRow]]:
-    """Return columns and rows of the points that drafted, a selection of many."""
+    """Return columns and rows of the selected points that drafted."""
     cost_ratio, *steps = PREDICTION
     shown = [cost_ratio, COLUMNS["traced_acceptance_rate"], *steps, COLUMNS["traced_speedup"]]
     columns = [policy_column(group), *(column_of(column) for column in shown)]
@@ -16,6 +16,6 @@ def prediction_table(group: Group) -> tuple[list[TableColumn], list[TableRow]]:
 
 
 def cost_table(group: Group) -> tuple[list[TableColumn], list[TableRow]]:
-    """Return columns and rows of the points whose forward passes were recorded, a selection of many."""
+    """Return columns and rows of the selected points whose forward passes were recorded."""
     columns = [policy_column(group), *(column_of(column) for column in COSTS)]
     return columns, point_rows(group, columns, [one for one in group.selected() if one.cost is not None])

@@ -42,8 +42,8 @@ _TEMPLATES = Path(__file__).parent
 def write_html(name: str, results: Sequence[Result], failures: Sequence[Failure], path: Path, older: int = 0) -> None:
     """Write the report of the sweep `name`, and `hypervolume.csv` beside it.
 
-    Everything that came from outside the package is escaped. older: results of the same points that are not among
-    these.
+    Everything that came from outside the package is escaped. older: how many earlier results of the same points are
+    not shown.
     """
     groups = by_setting(results)
     colours = marks(sorted({policy for group in groups for policy in group.policies}))
@@ -58,14 +58,14 @@ def write_html(name: str, results: Sequence[Result], failures: Sequence[Failure]
         count=len(results),
         failures=[(failure, knob_label(failure, list(failure.knobs))) for failure in failures],
         shares=time_shares(results),
-        total=duration(sum(result.seconds["total"] for result in results)),
+        total=duration(sum(result.total_s for result in results)),
         environment=environments(results),
         notes=notes(results, older),
         sources=sources(results),
         figures=figures,
         traces=[trace for trace in traces if trace["points"]],
         terms=TERMS,
-        plotly=Markup(get_plotlyjs()),  # the library itself, nothing from a result
+        plotly=Markup(get_plotlyjs()),  # the library itself: no part of it comes from a result
     )
     write_atomically(path, text.encode())
     if volumes := [row for group in groups for row in _volume_rows(group)]:
@@ -73,7 +73,7 @@ def write_html(name: str, results: Sequence[Result], failures: Sequence[Failure]
 
 
 def page_environment() -> Environment:
-    """The templates of the package's pages, which escape what is put into them."""
+    """The templates of the package's pages. They escape every value."""
     return Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -117,7 +117,7 @@ def _section(group: Group, colours: dict[str, Mark], index: int, figures: dict[s
 
 
 def _volume_rows(group: Group) -> list[dict]:
-    """The rows of `hypervolume.csv`: what was decoded by what, the policy, its hypervolume and the reference point."""
+    """The rows of `hypervolume.csv`: the setting, the policy, its hypervolume and the reference point."""
     best = group.results[0]
     return [
         {

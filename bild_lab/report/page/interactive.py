@@ -60,8 +60,8 @@ def pareto_figure(group: Group, colours: dict[str, Mark]) -> go.Figure:
 def stages_figure(group: Group) -> go.Figure | None:
     """Stack each stage's part of the mean latency, in milliseconds; None where no stage was traced.
 
-    The parts come from a traced pass over some of the examples, which is slower than the timed one:
-    only their proportions are taken from it.
+    The proportions come from a traced pass over some of the examples. That pass is slower than the timed one,
+    so the lengths come from the timed one.
     """
     results = [result for result in group.selected() if result.stages_s]
     if not results:

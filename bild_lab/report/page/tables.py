@@ -220,7 +220,7 @@ def hypervolumes(group: Group) -> list[PolicyVolume]:
 
 def time_shares(results: Sequence[Result]) -> list[Share]:
     """Return where the time of all points went, largest part first, as shares of the total."""
-    total = sum(result.seconds["total"] for result in results)
+    total = sum(result.total_s for result in results)
     names = dict.fromkeys(name for result in results for name in result.seconds if name != "total")
     parts = {name: sum(result.seconds.get(name, 0.0) for result in results) for name in names}
     rest = total - sum(parts.values())

@@ -9,12 +9,12 @@ from bild_lab.lab.formatting import point_label
 from bild_lab.lab.results.examples import MeasuredExample, read_examples
 from bild_lab.lab.results.groups import Group
 
-MOST_EXAMPLES = 20  # of a point, to keep the page small
+MOST_EXAMPLES = 20  # per point, to keep the page small
 THRESHOLDS = ("fallback", "rollback", "window")
 
 
 def viewer_data(group: Group) -> list[dict[str, Any]]:
-    """What the viewer shows of a setting: the selected points that have traced texts, fastest first."""
+    """Return what the viewer shows of a setting: the selected points that have traced texts, fastest first."""
     shown = []
     for result in group.selected():
         traced = [one for one in read_examples(result.folder) if one.pieces and one.rounds]
@@ -27,13 +27,15 @@ def viewer_data(group: Group) -> list[dict[str, Any]]:
 
 
 def _text(example: MeasuredExample) -> dict[str, Any]:
-    """One text: its rounds, each with the tokens it gave, and its spans in milliseconds."""
+    """Return one text: its rounds with the tokens that each added, and its spans in milliseconds."""
     tokens = iter(example.token_ids)
     rounds = []
     for one in example.rounds:
         kept = list(islice(tokens, one.accepted))
         chain = one.drafted[: len(kept)] == kept
-        own = next(tokens, None) if one.next_token is not None else None  # or the text was cut before it
+        own = (
+            next(tokens, None) if one.next_token is not None else None
+        )  # None also where the text was cut before this token
         rounds.append(
             {
                 "kept": kept,

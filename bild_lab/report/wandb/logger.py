@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _INIT_TIMEOUT_S = 20
-# what identifies a point; all else of a result is measured
+# what identifies a point; everything else in a result was measured
 _NOT_METRICS = ("schema", "name", "point", "policy", "knobs", "composition", "setting", "environment", "stored_at")
 
 

@@ -32,7 +32,7 @@ _EXAMPLE_COLUMNS = (
 
 
 def panels(result: Result, examples: Sequence[MeasuredExample]) -> dict[str, Any]:
-    """A result and its examples as what `Run.log` takes: tables always, each chart where it has something."""
+    """Return what `Run.log` takes for a result and its examples: tables, and each chart that has values."""
     import wandb  # takes seconds
 
     logged: dict[str, Any] = {POINTS: point_table(result)}
@@ -49,7 +49,7 @@ def panels(result: Result, examples: Sequence[MeasuredExample]) -> dict[str, Any
 
 
 def point_table(result: Result) -> wandb.Table:
-    """The point's row of `sweep.csv`; the knobs stand in one column, as tables of a group must have the same ones."""
+    """The point's row of `sweep.csv`, with all knobs in one column: the tables of a group need the same columns."""
     import wandb
 
     row = to_row(replace(result, knobs={}))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from wandb_workspaces.reports.v2 import Report
 
 LONGEST_TITLE = 128  # the service's limit
-_BARS = ("speedup", "acceptance_rate", "tokens_per_target_call", "quality_difference")  # a panel each
+_BARS = ("speedup", "acceptance_rate", "tokens_per_target_call", "quality_difference")  # one panel for each
 
 
 def group_report(groups: Sequence[str], project: str, entity: str | None, title: str | None) -> Report:
@@ -92,7 +92,7 @@ def _bar(wr: Any, column: Column) -> Any:
 
 
 def _details(wr: Any, runsets: list[Any]) -> Any:
-    """One group's acceptance curves and tables, those that its runs log under the same keys."""
+    """One group's acceptance curves and tables, which all its runs log under the same keys."""
     curves = wr.CustomChart(
         query={"summaryTable": {"tableKey": f"{ACCEPTANCE}_table"}},
         chart_name="wandb/line/v0",
