@@ -85,7 +85,7 @@ def write_report(folder: Path) -> None:
     results, failures = sweep.results(), sweep.failures()
     write_table(results, folder / "sweep.csv")
     draw_pareto(results, folder / "pareto.png")
-    write_html(sweep.name, results, failures, folder / "report.html", sweep.examples)
+    write_html(sweep.name, results, failures, folder / "report.html")
     output.print(sweep_table(results, failures))
 
 

@@ -21,8 +21,9 @@ def compare(cfg: DictConfig) -> None:
     # imported late: drawing and scoring libraries take seconds, and bad input should not wait for them
     from bild_lab.lab.analysis.paired import compare_pair, differences, match
     from bild_lab.lab.point import sweep_folder
-    from bild_lab.lab.results.commits import read_side, references_of, stored_examples
+    from bild_lab.lab.results.commits import read_results, references_of
     from bild_lab.lab.results.records import require_writable
+    from bild_lab.lab.schema.examples import read_examples
     from bild_lab.report.comparison import comparison_table, notes, summary, write_comparison
 
     names = tuple(str(name) for name in cfg.sweeps)
@@ -33,25 +34,24 @@ def compare(cfg: DictConfig) -> None:
         )
     folder = sweep_folder(cfg)
     require_writable(folder)
-    sides = [read_side(name) for name in names]
-    matching = match(*(side.results for side in sides))
-    read: dict[str, tuple] = {}  # references by dataset: most points share them
+    matching = match(*(read_results(name) for name in names))
+    references: dict[str, tuple] = {}  # by what was asked, which most points share
     compared, why = [], ""
     for pair in matching.pairs:
-        asked = str([pair.a["setting"].get(key) for key in ("dataset", "split", "data", "n_examples")])
-        if asked not in read:
-            read[asked] = references_of([pair.a, pair.b])
-        references, reason = read[asked]
+        asked = str([pair.a.setting.get(key) for key in ("dataset", "split", "data", "n_examples")])
+        if asked not in references:
+            references[asked] = references_of([pair.a, pair.b])
+        known, reason = references[asked]
         why = why or reason
-        compared.append(compare_pair(pair, stored_examples(pair.a), stored_examples(pair.b), references))
+        compared.append(compare_pair(pair, read_examples(pair.a.folder), read_examples(pair.b.folder), known))
     if all(one.quality is not None for one in compared):
         why = ""
-    said = notes(compared, differences(matching.pairs), {"A": matching.only_a, "B": matching.only_b}, why)
-    write_comparison(folder, names, compared, said)
+    remarks = notes(compared, differences(matching.pairs), {"A": matching.only_a, "B": matching.only_b}, why)
+    write_comparison(folder, names, compared, remarks)
     output.print(comparison_table(compared))
     output.print(escape(summary(compared)))
-    for note in said:
-        output.print(escape(note))
+    for remark in remarks:
+        output.print(escape(remark))
     output.print(f"{folder}/compare.html and compare.csv contain this comparison")
 
 

@@ -43,8 +43,8 @@ def merge(cfg: DictConfig) -> None:
 
 
 def merged_from(source: Sweep, merged: Sweep) -> str:
-    """Copy every point's newest measurement. Returns one line that says what was copied."""
-    newest = {one.point: one for one in source.measurements()}  # oldest first, so that the newest is kept
+    """Copy every point's newest result; returns what was done in one line."""
+    newest = {one.point: one for one in source.all_results()}  # in their order, so that later ones take over
     copied = sum([merged.adopt(one) for one in newest.values()])
     failed = len(source.failures())
     left_out = f"; {failed} failed there and are left out" if failed else ""

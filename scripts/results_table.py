@@ -7,33 +7,31 @@ from pathlib import Path
 
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import run_application
+from bild_lab.lab.formatting import MISSING, percent
 from bild_lab.lab.results.records import Sweep
+from bild_lab.lab.schema.result import Result
 from bild_lab.report.terminal import headline
 
 HEADER = "policy|knobs|quality|difference|speedup|ms (median, p95)|tokens/s|tokens/call|kept|same".split("|")
 
 
-def row(result: dict) -> tuple[str, ...]:
-    """One point's cells, with a dash for a number that its policy does not have."""
-    quality, speedup, latency = result["quality"], result["speedup"], result["latency_s"]
-
-    def share(key: str) -> str:
-        return "–" if result[key] is None else f"{100 * result[key]:.0f} %"
-
-    calls = result["tokens_per_target_call"]
+def row(result: Result) -> tuple[str, ...]:
+    """One point's cells; a dash where a policy has no such number."""
+    quality, speedup, latency = result.quality, result.speedup, result.latency_s
+    calls = result.counts.tokens_per_target_call
     return (
-        f"`{result['policy']}`",
-        ", ".join(f"{knob} {value}" for knob, value in result["knobs"].items()),
-        f"{quality['value']:.2f} [{quality['low']:.2f}, {quality['high']:.2f}]",
-        "–"
-        if quality["difference"] is None
-        else f"{quality['difference']:+.2f} [{quality['difference_low']:+.2f}, {quality['difference_high']:+.2f}]",
-        "–" if speedup["value"] is None else f"{speedup['value']:.2f} [{speedup['low']:.2f}, {speedup['high']:.2f}]",
-        f"{1000 * latency['median']:.1f}, {1000 * latency['p95']:.1f}",
-        f"{result['tokens_per_s']:.0f}",
-        "–" if calls is None else f"{calls:.2f}",
-        share("acceptance_rate"),
-        share("agreement_with_target"),
+        f"`{result.policy}`",
+        ", ".join(f"{knob} {value}" for knob, value in result.knobs.items()),
+        f"{quality.value:.2f} [{quality.low:.2f}, {quality.high:.2f}]",
+        MISSING
+        if quality.difference is None
+        else f"{quality.difference:+.2f} [{quality.difference_low:+.2f}, {quality.difference_high:+.2f}]",
+        MISSING if speedup.value is None else f"{speedup.value:.2f} [{speedup.low:.2f}, {speedup.high:.2f}]",
+        f"{1000 * latency.median:.1f}, {1000 * latency.p95:.1f}",
+        f"{result.tokens_per_s:.0f}",
+        MISSING if calls is None else f"{calls:.2f}",
+        percent(result.counts.acceptance_rate),
+        percent(result.agreement_with_target),
     )
 
 
@@ -45,7 +43,7 @@ def main() -> None:
         raise UserError(f"{sys.argv[1]} has no finished points; give the folder of a sweep, outputs/NAME")
     print(headline(results) + "\n")
     rows = [HEADER, ("---",) * len(HEADER)]
-    rows += [row(result) for result in sorted(results, key=lambda result: result["latency_s"]["mean"])]
+    rows += [row(result) for result in sorted(results, key=lambda result: result.latency_s.mean)]
     print("\n".join("| " + " | ".join(cells) + " |" for cells in rows))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import output, run_application
 from bild_lab.lab.results.records import Sweep
+from bild_lab.lab.schema.result import Result
 from bild_lab.papers.speculative_curves import (
     draw_expected_tokens,
     draw_measured,
@@ -18,9 +19,9 @@ from bild_lab.papers.speculative_curves import (
 FOLDER = Path("outputs/theory")
 
 
-def measured(folders: list[str]) -> list[dict]:
+def measured(folders: list[str]) -> list[Result]:
     """Every finished point of the sweeps."""
-    results: list[dict] = []
+    results: list[Result] = []
     for folder in folders:
         found = Sweep(Path(folder)).results()
         if not found:

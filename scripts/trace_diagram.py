@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bild_lab.lab.cli import output, run_application
 from bild_lab.lab.results.records import Sweep
-from bild_lab.papers.timeline_figure import draw_trace, picture_of
+from bild_lab.papers.timeline_figure import draw_trace, timelines_of
 
 
 def main() -> None:
@@ -16,11 +16,11 @@ def main() -> None:
     parser.add_argument("--example", metavar="ID", help="a traced example; default: the one of median length")
     parser.add_argument("--output", type=Path, metavar="FILE", help="default: trace.png in the folder")
     arguments = parser.parse_args()
-    picture = picture_of(Sweep(arguments.folder), arguments.example)
+    timelines = timelines_of(Sweep(arguments.folder), arguments.example)
     file = arguments.output or arguments.folder / "trace.png"
-    draw_trace(picture, file)
-    others = f"; {picture.left_out} more traced points are left out" if picture.left_out else ""
-    output.print(f"{file} shows example {picture.example}{others}")
+    draw_trace(timelines, file)
+    others = f"; {timelines.left_out} more traced points have no lane" if timelines.left_out else ""
+    output.print(f"{file} shows example {timelines.example}{others}")
 
 
 if __name__ == "__main__":

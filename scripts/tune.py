@@ -40,14 +40,14 @@ def search(cfg: DictConfig) -> None:
     lists = [word for word in given if word.partition("=")[0] not in keys]  # a value on the command line fixes its key
     tuning = Tuning(spec, read_space([*lists, *spec.space]), task, measure_point)
     tuning.check()
-    for pair in tune(tuning, cfg.runtime.seed, cfg.resume):
-        results = [
-            f"{split} {one['quality']['metric']} {number(one['quality']['value'])} "
-            f"({signed(one['quality']['difference'])}), {times(one['speedup']['value'])}"
-            for split, one in ((spec.validation, pair["validation"]), (spec.test, pair["test"]))
+    for tuned in tune(tuning, cfg.runtime.seed, cfg.resume):
+        both = [
+            f"{split} {one.quality.metric} {number(one.quality.value)} ({signed(one.quality.difference)}), "
+            f"{times(one.speedup.value)}"
+            for split, one in ((spec.validation, tuned.validation), (spec.test, tuned.test))
             if one is not None
         ]
-        output.print(escape(f"chosen: {' '.join(pair['overrides'])}: {'; '.join(results)}"))
+        output.print(escape(f"chosen: {' '.join(tuned.overrides)}: {'; '.join(both)}"))
 
 
 def as_overrides(words: list[str]) -> list[str]:

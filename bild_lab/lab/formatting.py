@@ -1,11 +1,25 @@
 """How numbers, knobs and points are written: the same in the terminal, the figures and the HTML."""
 
+from __future__ import annotations
+
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 TIMES = "\u00d7"
 MINUS = "\u2212"
 MISSING = "\u2013"
 INFINITY = "\u221e"
+
+
+class Configured(Protocol):
+    """What has a policy and its knobs, such as a result or a failure."""
+
+    @property
+    def policy(self) -> str: ...
+
+    @property
+    def knobs(self) -> Mapping[str, Any]: ...
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -74,13 +88,12 @@ def knob_value(value: object) -> str:
     return str(value)
 
 
-def knob_label(result: dict, knobs: list[str], separator: str = ", ") -> str:
-    """Write the named knobs of a result: `fallback 0.5, rollback 1`. Knobs that it lacks are left out."""
-    own = result["knobs"]
-    return separator.join(f"{knob} {knob_value(own[knob])}" for knob in knobs if knob in own)
+def knob_label(result: Configured, knobs: Sequence[str], separator: str = ", ") -> str:
+    """Write the named knobs of a result: `fallback 0.5, rollback 1`. Knobs it lacks are left out."""
+    return separator.join(f"{knob} {knob_value(result.knobs[knob])}" for knob in knobs if knob in result.knobs)
 
 
-def point_label(result: dict, knobs: list[str]) -> str:
+def point_label(result: Configured, knobs: Sequence[str]) -> str:
     """Write a result's policy with the named knobs: `bild (fallback 0.5, rollback 1)`."""
     label = knob_label(result, knobs)
-    return f"{result['policy']} ({label})" if label else result["policy"]
+    return f"{result.policy} ({label})" if label else result.policy

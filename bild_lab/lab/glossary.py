@@ -1,9 +1,14 @@
-"""The words of the report, the terminal and the command line, explained once."""
+"""The words of the report, the terminal and the command line, explained once.
+
+Those that name a number of a result are explained in `results/columns.py`.
+"""
 
 from __future__ import annotations
 
 import textwrap
 from typing import NamedTuple
+
+from bild_lab.lab.schema.columns import COLUMNS, COSTS, PREDICTION
 
 
 class Term(NamedTuple):
@@ -11,6 +16,13 @@ class Term(NamedTuple):
 
     words: str
     meaning: str
+
+
+def explained(name: str) -> Term:
+    """What the column of this name explains, under its label and its heading."""
+    column = COLUMNS[name]
+    heading = "" if column.title == column.words else f" ({column.title})"
+    return Term(column.words[0].upper() + column.words[1:] + heading, column.explanation)
 
 
 TERMS = (
@@ -38,11 +50,7 @@ TERMS = (
         "The target is the large model whose output is wanted. The drafter is a small, fast model (or a part of the "
         "target, or a table) that proposes tokens for it. The proposed tokens are the draft.",
     ),
-    Term(
-        "Speedup",
-        "The baseline’s total latency divided by the point’s, over the same examples. 1.5× means two thirds of "
-        "the time. Relative latency is 1 divided by the speedup.",
-    ),
+    explained("speedup"),
     Term(
         "Intervals",
         "95 % bootstrap intervals over the examples: on other examples of the same kind, the number would mostly be "
@@ -55,10 +63,7 @@ TERMS = (
         "references, ROUGE-L uses the longest common subsequence of words. Agreement is the share of outputs that "
         "equal the baseline’s. A metric’s signature lists the options that it was computed with.",
     ),
-    Term(
-        "Difference",
-        "The point’s quality minus the baseline’s on the same examples.",
-    ),
+    explained("quality_difference"),
     Term(
         "Point of loss",
         "One point of the quality metric below the baseline, on its scale of 0 to 100. No loss means a score at "
@@ -87,97 +92,50 @@ TERMS = (
         "In BiLD it rejects a token if its distance exceeds the rollback threshold. A higher threshold accepts more. "
         "Under greedy decoding, a threshold below ln 2 (about 0.69) does not change the output.",
     ),
+    explained("fallbacks"),
+    explained("rollbacks"),
     Term(
         "Confidence, distance",
         "Confidence is the drafter’s probability of its own token. Distance is the negative logarithm of the target’s "
         "probability of that token, in nats (units of the natural logarithm).",
     ),
-    Term(
-        "Window",
-        "The largest number of tokens that are drafted before the target verifies them.",
-    ),
-    Term(
-        "Round",
-        "One draft, and the forward pass of the target that verifies it.",
-    ),
-    Term(
-        "Drafted, accepted",
-        "Drafted tokens are the proposed ones. Accepted tokens are those of them that the target keeps.",
-    ),
-    Term(
-        "Acceptance (rate), α",
-        "The probability that a drafted token is accepted if the tokens before it were: accepted tokens, divided by "
-        "accepted tokens plus rejections. Tokens after a rejected one are dropped, and do not count.",
-    ),
-    Term(
-        "None stood",
-        "The share of rounds with a draft in which the target accepted none of its tokens.",
-    ),
-    Term(
-        "Target calls, draft calls",
-        "The number of forward passes of the target and of the drafter.",
-    ),
-    Term(
-        "Tokens per target call (tokens/call)",
-        "Emitted tokens per forward pass of the target. Plain decoding has 1, more is better. Spec-Bench calls it "
-        "mean accepted tokens, SPEED-Bench acceptance length.",
-    ),
-    Term(
-        "Tokens, tokens/s",
-        "The number of emitted tokens, up to an end token or the length limit, and how many per second.",
-    ),
-    Term(
-        "Latency, median and p95",
-        "Latency is the time from an example’s token ids to those of its output. Half of the examples took less than "
-        "the median, 95 % less than p95.",
-    ),
+    Term("Window", "The most tokens drafted before the target looks at them."),
+    Term("Round", "One draft and the forward pass of the target that checks it."),
+    explained("drafted"),
+    explained("accepted"),
+    explained("acceptance_rate"),
+    explained("nothing_accepted"),
+    explained("target_calls"),
+    explained("draft_calls"),
+    explained("tokens_per_target_call"),
+    explained("tokens"),
+    explained("tokens_per_s"),
+    explained("latency_s_median"),
     Term(
         "Prefill, draft, verify, host",
         "The parts of an example’s time: reading the input, the drafter, the target’s forward passes, and the code "
         "around them.",
     ),
-    Term(
-        "c, Theorem 3.8 (Thm 3.8), rounds, measured",
-        "The speedup that the theorem of speculative decoding predicts from the acceptance rate α, the window and "
-        "the cost ratio c (time of a drafter step over time of a target step). The next columns add real costs one by "
-        "one: the real rounds, verifying, the host and the prefill. The last one is the measured speedup.",
-    ),
-    Term(
-        "GFLOP/token, MB/token, FLOP/byte",
-        "Arithmetic operations (in billions) and memory traffic (in millions of bytes) per emitted token, and "
-        "operations per byte, which is the intensity. The columns operations, traffic and intensity give multiples "
-        "of the baseline’s values.",
-    ),
-    Term(
-        "Memory, MB",
-        "The peak memory of the process, which runs both the point and the baseline.",
-    ),
-    Term(
-        "Category, examples",
-        "A category is a group of examples that the dataset itself defines. Each turn of a conversation is an example.",
-    ),
+    *(explained(column.name) for column in PREDICTION),
+    explained("traced_acceptance_rate"),
+    explained("traced_speedup"),
+    *(explained(column.name) for column in COSTS),
+    explained("peak_memory_mb"),
+    Term("Category", "A dataset’s own division of its examples."),
+    explained("n_examples"),
     Term(
         "Certificate",
         "With measure.certify=true, each text is compared with the target’s own. At the first token that differs, "
         "the target scores both tokens. If its numerical noise explains the difference, it is a tie, otherwise a "
         "defect. A method that changes outputs on purpose has defects too.",
     ),
-    Term(
-        "Same output",
-        "The share of examples whose token ids all equal the target’s own greedy output. It does not say how good "
-        "the other examples are. In bfloat16 even a lossless method may differ in a few places where two tokens are "
-        "nearly tied. It is empty with a temperature, when outputs are random, and with another baseline than the "
-        "target alone.",
-    ),
+    explained("agreement_with_target"),
     Term(
         "Lossless",
         "A method is lossless if its output is the target’s own under greedy decoding, and has the target’s "
         "distribution when sampling.",
     ),
-    Term(
-        "p-value",
-        "How often chance alone gives a quality difference at least this large between two equally good systems.",
-    ),
+    explained("p_value"),
     Term(
         "Warm-up, repeats",
         "Warm-up is the number of examples decoded before timing starts. Repeats is how often each example is timed; "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ import torch
 from bild_lab.engine.models.checkpoint import DTYPES
 from bild_lab.engine.models.placement import SpreadModel
 from bild_lab.engine.request import Request
-from bild_lab.lab.analysis.pipeline import pipeline_account
+from bild_lab.lab.analysis.pipeline import pipeline_summary
 from bild_lab.lab.analysis.prediction import predict
 from bild_lab.lab.conversation_history import with_history
 from bild_lab.lab.data.examples import Example
@@ -23,14 +23,14 @@ from bild_lab.lab.measure.environment import OtherLoad, RanksLoad, environment, 
 from bild_lab.lab.measure.nan_check import require_no_nan
 from bild_lab.lab.measure.timing import BASELINE, METHOD, Stages, Timed, time_methods, trace_stages, warm_up
 from bild_lab.lab.point import Point
-from bild_lab.lab.results.example_rows import example_rows, with_trace
+from bild_lab.lab.results.example_rows import measured_examples, with_trace
 from bild_lab.lab.results.records import Sweep
-from bild_lab.lab.results.summary import agreement, cost_account, summarize
+from bild_lab.lab.results.summary import agreement, decoding_costs, summarize
+from bild_lab.lab.schema.result import Result
+from bild_lab.lab.schema.setting import Environment, Setting
 
 
-def run_point(
-    point: Point, sweep: Sweep, setup_s: float = 0.0, advance: Callable[[], None] = lambda: None
-) -> dict[str, Any]:
+def run_point(point: Point, sweep: Sweep, setup_s: float = 0.0, advance: Callable[[], None] = lambda: None) -> Result:
     """Measure a point, store its result and return it.
 
     setup_s: seconds spent on the point before this call; they become part of its `seconds`. advance: called after
@@ -74,31 +74,33 @@ def run_point(
         require_no_nan(decoder.models, decoder.method.engine, request, one.token_ids)
     clock.lap("check")
     texts = {name: [decoder.text(one.token_ids) for one in several] for name, several in timed.items()}
-    result = {
-        "schema": 1,
-        "point": point.id,
-        "name": point.name,
-        "policy": point.policy,
-        "knobs": point.knobs,
-        "composition": point.composition,
-        "engine": decoder.method.engine,
-        "setting": point.setting,
+    result = Result(
+        point=point.id,
+        name=point.name,
+        policy=point.policy,
+        knobs=point.knobs,
+        composition=point.composition,
+        engine=decoder.method.engine,
+        setting=Setting(point.setting),
         **summarize(point.metric, examples, timed, texts, point.seed),
-        "agreement_with_target": agreement(timed) if point.baseline_is_target else None,
-        "certificate": None if certificates is None else count_verdicts(certificates),
-        "peak_memory_mb": peak_memory_mb(device),
+        agreement_with_target=agreement(timed) if point.baseline_is_target else None,
+        certificate=None if certificates is None else count_verdicts(certificates),
+        peak_memory_mb=peak_memory_mb(device),
         **_stages_and_costs(point, timed, stages),
-        "environment": surroundings,
-    }
+        environment=Environment(surroundings),
+        seconds={},
+    )
     clock.lap("metrics")
-    result["seconds"] = {"setup": setup_s, **clock.laps, "total": setup_s + sum(clock.laps.values())}
-    rows = example_rows(examples, timed, texts, certificates or ())
+    result = replace(result, seconds={"setup": setup_s, **clock.laps, "total": setup_s + sum(clock.laps.values())})
+    measured = measured_examples(examples, timed, texts, certificates or ())
     spans = iter(() if stages is None else stages.spans)
     for index, example in enumerate(examples[: point.measure.traced_examples]):
-        rows[index] = with_trace(rows[index], example.prompt, next(spans, ()), decoder.pieces)
-    if ranks.first:
-        sweep.write_point(point.id, point.config_yaml, result, rows, beside=not point.resume)
-    return result
+        measured[index] = with_trace(measured[index], example.prompt, next(spans, ()), decoder.pieces)
+    if not ranks.first:
+        return result
+    return replace(
+        result, folder=sweep.write_point(point.id, point.config_yaml, result, measured, beside=not point.resume)
+    )
 
 
 def _trace_stages(point: Point, requests: list[Request], timed: dict[str, list[Timed]]) -> Stages | None:
@@ -110,7 +112,7 @@ def _trace_stages(point: Point, requests: list[Request], timed: dict[str, list[T
 
 
 def _stages_and_costs(point: Point, timed: dict[str, list[Timed]], stages: Stages | None) -> dict[str, Any]:
-    """Seconds by stage, the cost of all forwards, and what theory predicts from them."""
+    """Seconds by stage, the cost of all forwards, and what theory predicts from them: fields of a Result."""
     seconds = None if stages is None else stages.seconds
     count, prediction = point.measure.traced_examples, None
     if seconds is not None and BASELINE in timed:
@@ -119,9 +121,9 @@ def _stages_and_costs(point: Point, timed: dict[str, list[Timed]], stages: Stage
         prediction = predict(**traced, stages_s=seconds, end_tokens=end_tokens)
     return {
         "stages_s": seconds,
-        "prediction": None if prediction is None else asdict(prediction),
-        "pipeline": pipeline_account(timed, seconds, count),
-        "cost": cost_account(timed, DTYPES[point.setting["dtype"]].itemsize),
+        "prediction": prediction,
+        "pipeline": pipeline_summary(timed, seconds, count),
+        "cost": decoding_costs(timed, DTYPES[point.setting["dtype"]].itemsize),
     }
 
 

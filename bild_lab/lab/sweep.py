@@ -37,6 +37,7 @@ from bild_lab.lab.load import load_model
 from bild_lab.lab.point import Point, prepare, sweep_folder
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.runner import run_point
+from bild_lab.lab.schema.result import Failure, FailureCause, Result
 from bild_lab.lab.stop_signals import Stopped, StopSignals
 from bild_lab.lab.torchrun import require_basic_launcher
 
@@ -91,7 +92,7 @@ def _measure_or_reuse(cfg: DictConfig) -> tuple[float | None, bool]:
     sweep, ranks = Sweep(sweep_folder(cfg)), launched()
     try:
         point = ranks.run(lambda: _prepare_everywhere(cfg))
-        result = ranks.broadcast(sweep.finished(point.id) if cfg.resume else None)
+        result = ranks.broadcast(sweep.newest(point.id) if cfg.resume else None)
         failure = failure_hash(point.config_yaml)
         if result is not None:
             console.print(f"[dim]{escape(_title(point))}: finished before[/dim]")
@@ -101,7 +102,7 @@ def _measure_or_reuse(cfg: DictConfig) -> tuple[float | None, bool]:
                 _log_point(cfg, sweep, result)
         if ranks.first and failure not in _run.failed:
             sweep.forget_failure(failure)
-        return result["speedup"]["value"], False
+        return result.speedup.value, False
     except Exception as error:  # any fault of one point: the others still run, and the exit code tells
         _record_failure(cfg, sweep, error)
         return None, not isinstance(error, UserError)
@@ -146,6 +147,7 @@ def _check(configs: list[DictConfig]) -> None:
             require_basic_launcher(config.hydra.launcher._target_)
             _prepare_everywhere(config)
             logger(config)
+            Sweep(sweep_folder(config)).all_results()  # refuses those of a newer version
             return
         except (UserError, HydraException, OmegaConfBaseException) as error:
             complaint = error if number == 0 else complaint
@@ -193,15 +195,15 @@ def logger(cfg: DictConfig) -> Any:
     return _logger(OmegaConf.to_yaml(cfg.logger, resolve=True))
 
 
-def _measure_with_progress(point: Point, sweep: Sweep) -> dict[str, Any]:
+def _measure_with_progress(point: Point, sweep: Sweep) -> Result:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(escape(_title(point)), total=len(point.examples))
         result = run_point(point, sweep, since_last_point_s(), lambda: progress.advance(task))
-    speedup, quality = result["speedup"]["value"], result["quality"]
-    speed = "" if speedup is None else f", {speedup:.2f}x"
-    console.print(f"{escape(_title(point))}: {quality['metric']} {quality['value']:.2f}{speed}")
-    busy = result["environment"]["busy_elsewhere_percent"]
+    speedup, quality = result.speedup.value, result.quality
+    faster = "" if speedup is None else f", {speedup:.2f}x"
+    console.print(f"{escape(_title(point))}: {quality.metric} {quality.value:.2f}{faster}")
+    busy = result.environment.busy_elsewhere_percent
     if busy > BUSY_PERCENT:
         console.print(f"[bold red]{busy:.0f} % of the machine was busy with something else[/bold red]: timings suffer")
     return result
@@ -223,7 +225,7 @@ def _title(point: Point) -> str:
     return place + " ".join([point.policy, *(f"{knob}={value}" for knob, value in point.knobs.items())])
 
 
-def _log_point(cfg: DictConfig, sweep: Sweep, result: dict[str, Any]) -> None:
+def _log_point(cfg: DictConfig, sweep: Sweep, result: Result) -> None:
     """Log a stored point. If that fails, the point is kept and the exit code tells."""
     try:
         logger(cfg).log_point(result, OmegaConf.to_container(cfg, resolve=True))
@@ -233,29 +235,21 @@ def _log_point(cfg: DictConfig, sweep: Sweep, result: dict[str, Any]) -> None:
 
 def _record_failure(cfg: DictConfig, sweep: Sweep, error: Exception, what: str = "failed") -> None:
     """Store and print what went wrong. If a launcher's worker cannot store it, the launcher gets the error."""
-    knobs = knob_values(OmegaConf.to_container(cfg.policy))
     config_yaml = OmegaConf.to_yaml(cfg, resolve=False)
-    point = failure_hash(config_yaml)
-    failure = {
-        "point": point,
-        "policy": policy_label(cfg.policy),
-        "knobs": knobs,
-        "error": {
-            "type": type(error).__name__,
-            "message": plain_message(error) if what == "failed" else f"{what}: {plain_message(error)}",
-            "traceback": "".join(traceback.format_exception(error)),
-        },
-    }
+    message = plain_message(error) if what == "failed" else f"{what}: {plain_message(error)}"
+    cause = FailureCause(type(error).__name__, message, "".join(traceback.format_exception(error)))
+    knobs = knob_values(OmegaConf.to_container(cfg.policy))
+    failure = Failure(failure_hash(config_yaml), policy_label(cfg.policy), knobs, cause)
     try:
-        folder = sweep.write_failure(point, config_yaml, failure) if launched().first else sweep.folder
+        folder = sweep.write_failure(failure, config_yaml) if launched().first else sweep.folder
     except OSError as fault:
         if not _run.jobs:
             raise
         folder = Path(f"not written ({fault})")
-    _run.failed.add(point)
-    console.print(f"[bold red]{what}[/bold red] {failure['policy']} {knobs}: {escape(plain_message(error))}")
+    _run.failed.add(failure.point)
+    console.print(f"[bold red]{what}[/bold red] {failure.policy} {knobs}: {escape(plain_message(error))}")
     if not isinstance(error, UserError):
-        trace = f"traceback in {folder / 'failed.json'}" if launched().first else failure["error"]["traceback"]
+        trace = f"traceback in {folder / 'failed.json'}" if launched().first else cause.traceback
         console.print(f"[dim]{escape(trace)}[/dim]")
 
 
@@ -294,7 +288,7 @@ def _finish(config: DictConfig, code: int = 0) -> None:
 
 def _failed_elsewhere(sweep: Sweep) -> set[str]:
     """The jobs of this run that a launcher's workers stored as failed."""
-    stored = {failure["point"] for failure in sweep.failures()} - _run.failed
+    stored = {failure.point for failure in sweep.failures()} - _run.failed
     if not stored:
         return set()
     jobs = (OmegaConf.masked_copy(job, [key for key in job if key != "hydra"]) for job in _run.jobs)

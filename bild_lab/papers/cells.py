@@ -1,24 +1,23 @@
-"""What a run says to each number of a paper's figure or table."""
+"""The numbers that a run gives for a paper's figure or table."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from bild_lab.engine.theory import expected_tokens
 from bild_lab.papers import finished_points as rows
-from bild_lab.papers.finished_points import MatchRate, Point, Row, baseline_quality, curves, fastest
+from bild_lab.papers.finished_points import FinishedPoint, MatchRate, RowOf, baseline_quality, curves, fastest
 from bild_lab.papers.published import Key
 
-MINIMAL_LOSS, ONE_POINT = 0.12, 1.19  # points of quality that the rows of BiLD's Table 1 lose at the most
+MINIMAL_LOSS, ONE_POINT = 0.12, 1.19  # the most quality, in points, that the rows of BiLD's Table 1 lose
 
 
 @dataclass(frozen=True)
 class Cell:
     """A measured number, with its 95 % interval where it has one.
 
-    formula: what the paper's formula gives for this very run, where that is what the number stands beside.
+    formula: the value of the paper's formula for this run, where the number is compared with that.
     """
 
     panel: str
@@ -34,13 +33,13 @@ class Cell:
         return (self.panel, self.row, self.quantity)
 
 
-Cells = Callable[[Sequence[Point]], list[Cell]]
+Cells = Callable[[Sequence[FinishedPoint]], list[Cell]]
 
 
-def at_losses(row: Row) -> Cells:
+def at_losses(row: RowOf) -> Cells:
     """The fastest point of each curve at minimal loss and at one point of loss, and its best text."""
 
-    def cells(points: Sequence[Point]) -> list[Cell]:
+    def cells(points: Sequence[FinishedPoint]) -> list[Cell]:
         found = []
         for (panel, name), curve in curves(points, row).items():
             for words, loss in (("minimal loss", MINIMAL_LOSS), ("one point of loss", ONE_POINT)):
@@ -54,8 +53,8 @@ def at_losses(row: Row) -> Cells:
     return cells
 
 
-def replaced_share(points: Sequence[Point]) -> list[Cell]:
-    """BiLD Figure 2: the least share of tokens replaced with which a text is as good as the large model's."""
+def replaced_share(points: Sequence[FinishedPoint]) -> list[Cell]:
+    """BiLD Figure 2: the smallest share of replaced tokens with which quality reaches the large model's."""
     found = []
     for (panel, name), curve in curves(points, lambda _: "small model").items():
         quality = baseline_quality(curve)
@@ -65,25 +64,29 @@ def replaced_share(points: Sequence[Point]) -> list[Cell]:
     return [*found, *_vanilla(points)]
 
 
-def replaced(point: Point) -> float:
+def replaced(point: FinishedPoint) -> float:
     """The share of a run's tokens that the target put in place of drafted ones."""
-    return point.result["rollbacks"] / point.result["tokens"]
+    return point.result.counts.rollbacks / point.result.tokens
 
 
-def cost_ratios(points: Sequence[Point]) -> list[Cell]:
-    """BiLD Figure 8: of the fastest point at minimal loss, each account over that of the baseline."""
-    accounts = {"FLOPs": "flops_ratio", "memory operations": "bytes_ratio", "arithmetic intensity": "intensity_ratio"}
+def cost_ratios(points: Sequence[FinishedPoint]) -> list[Cell]:
+    """BiLD Figure 8: the costs of the fastest point at minimal loss, relative to the baseline's."""
     found = []
     for (panel, name), curve in curves(points, rows.alignment).items():
         best = fastest(curve, MINIMAL_LOSS)
-        if best is None or best.result.get("cost") is None:
+        if best is None or best.result.cost is None:
             continue
-        found += [Cell(panel, name, what, best.result["cost"][key]) for what, key in accounts.items()]
-        found.append(_speedup(panel, name, best, "speedup"))
+        cost = best.result.cost
+        found += [
+            Cell(panel, name, "FLOPs", cost.flops_ratio),
+            Cell(panel, name, "memory operations", cost.bytes_ratio),
+            Cell(panel, name, "arithmetic intensity", cost.intensity_ratio),
+            _speedup(panel, name, best, "speedup"),
+        ]
     return found
 
 
-def against_speculative(points: Sequence[Point]) -> list[Cell]:
+def against_speculative(points: Sequence[FinishedPoint]) -> list[Cell]:
     """BiLD §4.2: the fastest speculative point, and how far BiLD is ahead at its quality and at its speed."""
     found = []
     both = curves(points, rows.unaligned_or_speculative)
@@ -102,120 +105,114 @@ def against_speculative(points: Sequence[Point]) -> list[Cell]:
     return found
 
 
-def speculative_table(points: Sequence[Point]) -> list[Cell]:
+def speculative_table(points: Sequence[FinishedPoint]) -> list[Cell]:
     """Speculative decoding Tables 2 and 3: each drafter's best speedup and its α, by temperature."""
     found = []
     for point in points:
         name = rows.drafter(point)
-        if name is None:
-            continue
-        found += _known(
-            _speedup(point.dataset, name, point, f"speedup, temperature {point.temperature:g}"),
-            _plain(
-                point.dataset,
-                name,
-                f"acceptance rate, temperature {point.temperature:g}",
-                point.result,
-                "acceptance_rate",
-            ),
-        )
+        if name is not None:
+            at, rate = f"temperature {point.temperature:g}", point.result.counts.acceptance_rate
+            found += _known(
+                _speedup(point.dataset, name, point, f"speedup, {at}"),
+                _number(point.dataset, name, f"acceptance rate, {at}", rate),
+            )
     return greatest(found)
 
 
-def lenience_table(points: Sequence[Point]) -> list[Cell]:
-    """Speculative decoding Table 5: α, the theorem's factor and the clock, by lenience and temperature."""
+def lenience_table(points: Sequence[FinishedPoint]) -> list[Cell]:
+    """Speculative decoding Table 5: α, the predicted and the measured speedup, by lenience and temperature."""
     found = []
     for point in points:
         name = rows.lenience(point)
-        if name is None:
-            continue
-        at = f"temperature {point.temperature:g}"
-        found += _known(
-            _plain(point.dataset, name, f"acceptance rate, {at}", point.result, "acceptance_rate"),
-            _plain(point.dataset, name, f"Theorem 3.8, {at}", point.result.get("prediction") or {}, "theorem"),
-            _speedup(point.dataset, name, point, f"speedup, {at}"),
-        )
+        if name is not None:
+            at, rate = f"temperature {point.temperature:g}", point.result.counts.acceptance_rate
+            found += _known(
+                _number(point.dataset, name, f"acceptance rate, {at}", rate),
+                _number(point.dataset, name, f"Theorem 3.8, {at}", _theorem(point)),
+                _speedup(point.dataset, name, point, f"speedup, {at}"),
+            )
     return greatest(found)
 
 
-def theorem_table(points: Sequence[Point]) -> list[Cell]:
-    """Speculative decoding Table 4: the clock beside Theorem 3.8 with the run's own α and c."""
+def theorem_table(points: Sequence[FinishedPoint]) -> list[Cell]:
+    """Speculative decoding Table 4: the measured speedup beside Theorem 3.8 with the run's own α and c."""
     found = []
     for point in points:
-        name, told = rows.drafter(point), (point.result.get("prediction") or {}).get("theorem")
-        if name is None or told is None:
+        name, theorem = rows.drafter(point), _theorem(point)
+        if name is None or theorem is None:
             continue
-        where = f"{name}, window {point.knobs['window']}, temperature {point.temperature:g}"
-        speedup = point.result["speedup"]
-        found.append(Cell(point.dataset, where, "speedup", speedup["value"], speedup["low"], speedup["high"], told))
+        row = f"{name}, window {point.knobs['window']}, temperature {point.temperature:g}"
+        speedup = point.result.speedup
+        found.append(Cell(point.dataset, row, "speedup", speedup.value, speedup.low, speedup.high, theorem))
     return found
 
 
-def tokens_per_call(points: Sequence[Point]) -> list[Cell]:
+def tokens_per_call(points: Sequence[FinishedPoint]) -> list[Cell]:
     """Speculative decoding Figure 2: tokens per target call beside Equation 1 at the run's own α."""
     found = []
     for point in points:
-        rate, calls = point.result["acceptance_rate"], point.result["tokens_per_target_call"]
-        if point.policy not in ("synthetic", "synthetic_with_cost") or rate is None:
+        counts = point.result.counts
+        if point.policy not in ("synthetic", "synthetic_with_cost") or counts.acceptance_rate is None:
             continue
         window = point.knobs["window"]
         name = f"drafted right with {point.knobs['acceptance_rate']:g}"
-        told = expected_tokens(rate, window)
-        found.append(Cell(f"window {window}", name, "tokens per target call", calls, formula=told))
+        expected = expected_tokens(counts.acceptance_rate, window)
+        calls = counts.tokens_per_target_call
+        found.append(Cell(f"window {window}", name, "tokens per target call", calls, formula=expected))
     return found
 
 
-def greedy_speedups(row: Row, panel: Row | None = None) -> Cells:
-    """BiTA's tables: tokens a second over the baseline's. panel: otherwise the data set."""
+def greedy_speedups(row: RowOf, panel: RowOf | None = None) -> Cells:
+    """BiTA's tables: tokens per second over the baseline's. panel: None takes the data set as the panel."""
 
-    def cells(points: Sequence[Point]) -> list[Cell]:
+    def cells(points: Sequence[FinishedPoint]) -> list[Cell]:
         found = []
         for point in points:
             name, where = row(point), point.dataset if panel is None else panel(point)
             if not point.is_baseline and name is not None and where is not None:
-                found += _known(_plain(where, name, "greedy speedup", point.result, "tokens_per_s_ratio"))
+                found += _known(_number(where, name, "greedy speedup", point.result.tokens_per_s_ratio))
         return greatest(found)
 
     return cells
 
 
-def by_category(points: Sequence[Point]) -> list[Cell]:
-    """BiTA Table 7: the same by category of the data set."""
+def by_category(points: Sequence[FinishedPoint]) -> list[Cell]:
+    """BiTA Table 7: tokens per second over the baseline's, by category of the data set."""
     found = []
     for point in points:
-        if point.is_baseline or not point.result.get("categories"):
+        if point.is_baseline or not point.result.categories:
             continue
-        for category, part in {**point.result["categories"], "overall": point.result}.items():
-            found += _known(_plain(category, point.pair, "greedy speedup", part, "tokens_per_s_ratio"))
+        for category, part in {**point.result.categories, "overall": point.result}.items():
+            found += _known(_number(category, point.pair, "greedy speedup", part.tokens_per_s_ratio))
     return greatest(found)
 
 
-def pipeline_trade_off(points: Sequence[Point]) -> list[Cell]:
-    """PPD Figure 2: match rate, latency by the theorem with it, processes that ran on average, and the clock."""
+def pipeline_trade_off(points: Sequence[FinishedPoint]) -> list[Cell]:
+    """PPD Figure 2: match rate, latency by the theorem with it, processes on average, and the speedup."""
     found = []
     for (panel, name), several in curves(points, rows.pipeline).items():
         for point in several:
-            told = point.result["pipeline"]
-            found += _known(_plain(panel, name, "match rate", told, "match_rate"))
-            if told["theorem"] is not None:
-                found.append(Cell(panel, name, "latency per token by the theorem", 1 / told["theorem"]))
-            average = told["compute_units"] / told["latency_units"]
+            pipeline = point.result.pipeline
+            found += _known(_number(panel, name, "match rate", pipeline.match_rate))
+            if pipeline.theorem is not None:
+                found.append(Cell(panel, name, "latency per token by the theorem", 1 / pipeline.theorem))
+            average = pipeline.compute_units / pipeline.latency_units
             found += [Cell(panel, name, "processes on average", average)]
             found += _known(_speedup(panel, name, point, "speedup"))
     return found
 
 
-def pipeline_compute(points: Sequence[Point]) -> list[Cell]:
-    """PPD Figure 4: layers run per token, and the clock, each beside Theorem 4.1 with the measured match rate."""
+def pipeline_compute(points: Sequence[FinishedPoint]) -> list[Cell]:
+    """PPD Figure 4: layers run per token and the speedup, each beside Theorem 4.1 with the measured match rate."""
     found = []
     for (panel, name), several in curves(points, rows.pipeline).items():
         for point in several:
-            told, speedup = point.result["pipeline"], point.result["speedup"]
-            units = (told["compute_units"], told["predicted_compute_units"])
-            found.append(Cell(panel, name, "layers run per token", units[0], formula=units[1]))
-            if speedup["value"] is not None:
-                bounds = (speedup["low"], speedup["high"])
-                found.append(Cell(panel, name, "speedup", speedup["value"], *bounds, told["theorem"]))
+            pipeline, speedup = point.result.pipeline, point.result.speedup
+            predicted = pipeline.predicted_compute_units
+            found.append(Cell(panel, name, "layers run per token", pipeline.compute_units, formula=predicted))
+            if speedup.value is not None:
+                bounds = (speedup.low, speedup.high)
+                found.append(Cell(panel, name, "speedup", speedup.value, *bounds, pipeline.theorem))
     return found
 
 
@@ -232,7 +229,7 @@ def match_rates(rates: Sequence[MatchRate], positions: bool) -> list[Cell]:
 
 
 def greatest(cells: Sequence[Cell]) -> list[Cell]:
-    """Of several points of a row, such as windows, the one with the greatest value."""
+    """The cell with the greatest value of each row, which may have several points, such as one per window."""
     best: dict[Key, Cell] = {}
     for cell in cells:
         if cell.key not in best or cell.value > best[cell.key].value:
@@ -240,24 +237,28 @@ def greatest(cells: Sequence[Cell]) -> list[Cell]:
     return list(best.values())
 
 
-def _vanilla(points: Sequence[Point]) -> list[Cell]:
+def _vanilla(points: Sequence[FinishedPoint]) -> list[Cell]:
     panels = list(dict.fromkeys(point.dataset for point in points))
-    told = {panel: baseline_quality([point for point in points if point.dataset == panel]) for panel in panels}
-    return [Cell(panel, "vanilla", "quality", value) for panel, value in told.items() if value is not None]
+    known = {panel: baseline_quality([point for point in points if point.dataset == panel]) for panel in panels}
+    return [Cell(panel, "vanilla", "quality", value) for panel, value in known.items() if value is not None]
 
 
-def _speedup(panel: str, row: str, point: Point, quantity: str) -> Cell | None:
-    told = point.result["speedup"]
-    return None if told["value"] is None else Cell(panel, row, quantity, told["value"], told["low"], told["high"])
+def _theorem(point: FinishedPoint) -> float | None:
+    """The speedup by Theorem 3.8; None where nothing was predicted."""
+    return None if point.result.prediction is None else point.result.prediction.theorem
 
 
-def _quality(panel: str, row: str, point: Point, quantity: str) -> Cell:
-    told = point.result["quality"]
-    return Cell(panel, row, quantity, told["value"], told["low"], told["high"])
+def _speedup(panel: str, row: str, point: FinishedPoint, quantity: str) -> Cell | None:
+    speedup = point.result.speedup
+    return None if speedup.value is None else Cell(panel, row, quantity, speedup.value, speedup.low, speedup.high)
 
 
-def _plain(panel: str, row: str, quantity: str, record: dict[str, Any], key: str) -> Cell | None:
-    value = record.get(key)
+def _quality(panel: str, row: str, point: FinishedPoint, quantity: str) -> Cell:
+    quality = point.result.quality
+    return Cell(panel, row, quantity, quality.value, quality.low, quality.high)
+
+
+def _number(panel: str, row: str, quantity: str, value: float | None) -> Cell | None:
     return None if value is None else Cell(panel, row, quantity, value)
 
 

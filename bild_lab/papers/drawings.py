@@ -20,7 +20,7 @@ from bild_lab.files import write_atomically
 from bild_lab.lab.analysis.pareto import pareto_front
 from bild_lab.lab.formatting import MINUS
 from bild_lab.papers.cells import replaced, tokens_per_call
-from bild_lab.papers.finished_points import Point, Row, baseline_quality, curves
+from bild_lab.papers.finished_points import FinishedPoint, RowOf, baseline_quality, curves
 from bild_lab.papers.published import Published
 from bild_lab.papers.speculative_curves import WINDOWS, draw_family, label_ends
 from bild_lab.papers.speculative_curves import curves as family_of
@@ -38,15 +38,15 @@ _FORMULA = {"marker": "D", "mfc": "white", "mec": INK, "mew": 1.1}
 
 @dataclass(frozen=True)
 class Picture:
-    """What is drawn: a run beside its paper.
+    """What is drawn: a run compared with the paper.
 
-    row: which curve a point belongs to. stands_for: the paper's panel that those which it lacks are set beside, if any.
+    row: which curve a point belongs to. stands_for: the paper's panel that other panels are compared with, if any.
     """
 
     title: str
     subtitle: str
-    points: Sequence[Point]
-    row: Row
+    points: Sequence[FinishedPoint]
+    row: RowOf
     comparison: Comparison
     published: Published
     stands_for: str | None = None
@@ -62,11 +62,11 @@ def draw_trade_offs(picture: Picture, path: Path) -> None:
     and quality of the panel; where only its speed is known, a dotted line.
     """
 
-    def draw(axes: Axes, panel: str, own: dict[str, list[Point]], looks: dict[str, Mark]) -> None:
+    def draw(axes: Axes, panel: str, own: dict[str, list[FinishedPoint]], looks: dict[str, Mark]) -> None:
         for row, curve in own.items():
-            told = [point for point in curve if point.speedup is not None and point.quality is not None]
-            places = [(1 / point.speedup, point.quality) for point in told]
-            _curve(axes, places, looks[row], pareto_front(places))
+            known = [point for point in curve if point.speedup is not None and point.quality is not None]
+            spots = [(1 / point.speedup, point.quality) for point in known]
+            _curve(axes, spots, looks[row], pareto_front(spots))
             _stars(axes, picture, panel, row, looks[row])
         if (quality := _quality_lines(axes, own)) is not None:
             axes.plot(1.0, quality, "x", color=INK, ms=8, mew=2.2, zorder=6)
@@ -78,10 +78,10 @@ def draw_trade_offs(picture: Picture, path: Path) -> None:
 def draw_engagement(picture: Picture, path: Path) -> None:
     """Quality against the share of tokens that the large model replaced (BiLD Figure 2)."""
 
-    def draw(axes: Axes, panel: str, own: dict[str, list[Point]], looks: dict[str, Mark]) -> None:
+    def draw(axes: Axes, panel: str, own: dict[str, list[FinishedPoint]], looks: dict[str, Mark]) -> None:
         for row, curve in own.items():
-            places = sorted((100 * replaced(point), point.quality) for point in curve)
-            _curve(axes, places, looks[row], range(len(places)))
+            spots = sorted((100 * replaced(point), point.quality) for point in curve)
+            _curve(axes, spots, looks[row], range(len(spots)))
         _quality_lines(axes, own)
         axes.set_xlabel("tokens that the large model replaced, %")
 
@@ -112,7 +112,7 @@ def draw_dots(picture: Picture, path: Path) -> None:
 
 
 def draw_scatter(picture: Picture, path: Path) -> None:
-    """Each number against the paper's own, for tables too long for rows: on the line both are the same."""
+    """Each number against the paper's, for tables too long for rows; both are equal on the line."""
     with page(path, (6.0, 6.0), picture) as figure:
         axes = figure.add_axes((0.12, 0.12, 0.82, 0.74))
         axes.grid(color=HAIRLINE, linewidth=0.7)
@@ -124,7 +124,7 @@ def draw_scatter(picture: Picture, path: Path) -> None:
 
 
 def draw_tokens_per_call(picture: Picture, path: Path) -> None:
-    """Equation 1 as a curve per window, with a machine's points on it (speculative decoding Figure 2)."""
+    """Equation 1 as a curve per window, with the measured points (speculative decoding Figure 2)."""
     with page(path, (8.0, 5.0), picture) as figure:
         axes = figure.add_axes((0.08, 0.11, 0.8, 0.74))
         axes.grid(color=HAIRLINE, linewidth=0.7)
@@ -135,7 +135,9 @@ def draw_tokens_per_call(picture: Picture, path: Path) -> None:
         label_ends(axes, {f"window {curve.parameter:g}": curve.values[-1] for curve in family})
         for point in picture.points:
             for cell in tokens_per_call([point]):
-                axes.plot(point.result["acceptance_rate"], cell.value, "o", ms=6, mfc="#D55E00", mec="white", zorder=5)
+                axes.plot(
+                    point.result.counts.acceptance_rate, cell.value, "o", ms=6, mfc="#D55E00", mec="white", zorder=5
+                )
 
 
 @contextmanager
@@ -156,7 +158,7 @@ def page(path: Path, inches: tuple[float, float], picture: Picture) -> Iterator[
 
 def _draw_panels(picture: Picture, path: Path, draw: Callable[..., None]) -> None:
     """A panel per data set, two beside each other, with one legend below."""
-    groups: dict[str, dict[str, list[Point]]] = {}
+    groups: dict[str, dict[str, list[FinishedPoint]]] = {}
     for (panel, row), curve in curves(picture.points, picture.row).items():
         groups.setdefault(panel, {})[row] = curve
     looks = marks(list(dict.fromkeys(row for own in groups.values() for row in own)))
@@ -174,7 +176,7 @@ def _draw_panels(picture: Picture, path: Path, draw: Callable[..., None]) -> Non
             axes.grid(color=HAIRLINE, linewidth=0.7)
             axes.set_axisbelow(True)
             axes.spines["top"].set_visible(False)
-            metric = next(iter(own.values()))[0].result["quality"]["metric"]
+            metric = next(iter(own.values()))[0].result.quality.metric
             axes.set_title(panel, loc="left", fontsize=9.5, color=INK)
             axes.set_ylabel(metric)
             draw(axes, panel, own, looks)
@@ -185,11 +187,11 @@ def _draw_panels(picture: Picture, path: Path, draw: Callable[..., None]) -> Non
         _legend(figure, [*handles, *_paper_keys(picture, groups)])
 
 
-def _curve(axes: Axes, places: Sequence[tuple[float, float]], look: Mark, joined: Sequence[int]) -> None:
-    for index, (x, y) in enumerate(places):
+def _curve(axes: Axes, spots: Sequence[tuple[float, float]], look: Mark, joined: Sequence[int]) -> None:
+    for index, (x, y) in enumerate(spots):
         fill = look.colour if index in joined else "white"
         axes.plot(x, y, look.marker, ms=5.5, mfc=fill, mec=look.colour, mew=1.1, zorder=4)
-    line = [places[index] for index in joined]
+    line = [spots[index] for index in joined]
     if line:
         axes.plot(*zip(*line, strict=True), color=look.colour, linewidth=1.4, zorder=3)
 
@@ -207,7 +209,7 @@ def _stars(axes: Axes, picture: Picture, panel: str, row: str, look: Mark) -> No
             axes.axvline(1 / speed, color=look.colour, linewidth=1.1, linestyle=(0, (1, 2)), zorder=1.5)
 
 
-def _quality_lines(axes: Axes, own: dict[str, list[Point]]) -> float | None:
+def _quality_lines(axes: Axes, own: dict[str, list[FinishedPoint]]) -> float | None:
     quality = baseline_quality(_all(own))
     if quality is None:
         return None
@@ -239,7 +241,7 @@ def _dots(axes: Axes, quantity: str, lines: Sequence[Line]) -> None:
 
 
 def _paper_keys(picture: Picture, panels: Iterable[str]) -> list[Line2D]:
-    """What the marks of `_stars` mean, of those that were drawn."""
+    """The legend of the marks that `_stars` drew."""
     printed = {(panel, quantity.partition(" ")[0]) for panel, _, quantity in picture.published.printed}
     keys = []
     if any((panel, "speedup") in printed and (panel, "quality") in printed for panel in panels):
@@ -259,5 +261,5 @@ def _legend(figure: Figure, handles: list[Line2D]) -> None:
     figure.legend(handles=handles, ncols=min(len(handles), 5), loc="lower center", bbox_to_anchor=(0.5, 0.0), **look)
 
 
-def _all(own: dict[str, list[Point]]) -> list[Point]:
+def _all(own: dict[str, list[FinishedPoint]]) -> list[FinishedPoint]:
     return [point for curve in own.values() for point in curve]

@@ -1,4 +1,4 @@
-"""Every table and figure of the papers, drawn from outputs alone, with the paper's numbers beside ours."""
+"""Every table and figure of the papers, drawn from outputs, with the paper's numbers beside ours."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bild_lab.papers.drawings import (
     draw_tokens_per_call,
     draw_trade_offs,
 )
-from bild_lab.papers.finished_points import MatchRate, Point, Row, read_match_rates, read_points
+from bild_lab.papers.finished_points import FinishedPoint, MatchRate, RowOf, read_match_rates, read_points
 from bild_lab.papers.mixed_texts import draw_texts, texts_as_markdown
 from bild_lab.papers.published import SCALES, Published, load_published
 from bild_lab.papers.verdicts import AGREES, Comparison, compare, markdown
@@ -39,14 +39,14 @@ class PaperFigure:
 
     cells: Callable[[Sequence[Any]], list[cells_of.Cell]]
     draw: Drawing = draw_dots
-    row: Row = rows.policy
+    row: RowOf = rows.policy
     borrowed: frozenset[str] = frozenset()
     read: Callable[[Sequence[Path]], list[Any]] = read_points
     script: str = "run.py"
-    texts: Callable[[Sequence[Point]], str] = lambda _: ""
+    texts: Callable[[Sequence[FinishedPoint]], str] = lambda _: ""
 
 
-def _trade_off(row: Row, *borrowed: str) -> PaperFigure:
+def _trade_off(row: RowOf, *borrowed: str) -> PaperFigure:
     return PaperFigure(cells_of.at_losses(row), draw_trade_offs, row, frozenset(borrowed))
 
 
@@ -91,7 +91,7 @@ FIGURES = {
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure that was drawn. path: without its ending; .png, .pdf and .md lie there."""
+    """A figure that was drawn. path: of the files, without the suffixes .png, .pdf and .md."""
 
     name: str
     scale: str
@@ -111,7 +111,7 @@ def draw_figure(name: str, outputs: Path, folder: Path, scale: str | None = None
     """Draw a figure from what outputs hold of it. scale: "paper" or "small", None for the first that is there.
 
     Raises:
-        UserError: there is no such figure or scale, or outputs hold nothing of it; the message tells what to run.
+        UserError: there is no such figure or scale, or outputs hold nothing of it; the message says what to run.
     """
     published = load_published(name)
     if scale is not None and scale not in SCALES:
@@ -125,7 +125,7 @@ def draw_figure(name: str, outputs: Path, folder: Path, scale: str | None = None
 
 
 def measured(figure: PaperFigure, published: Published, outputs: Path, scale: str) -> list[Any]:
-    """What the figure's folders hold for it; nothing where no number and no text comes of it."""
+    """What the figure's folders hold for it; empty where that gives no number and no text."""
     found = figure.read([outputs / name for name in published.folders[scale]])
     if figure.borrowed:
         own = {panel for panel, row in rows.curves(found, figure.row) if row not in figure.borrowed}
@@ -134,7 +134,7 @@ def measured(figure: PaperFigure, published: Published, outputs: Path, scale: st
 
 
 def paper_commands(name: str) -> list[str]:
-    """What to run for the figure at the paper's scale."""
+    """The commands that run the figure at the paper's scale."""
     files = sorted((config_dir() / "experiment" / name).glob("*.yaml"))
     named = [file.stem for file in files if not file.stem.startswith("small")]
     return [f"python {FIGURES[name].script} experiment={name}/{one}" for one in named]
@@ -155,21 +155,21 @@ def _drawn(name: str, figure: PaperFigure, published: Published, points: list[An
 
 def _heading(published: Published, points: list[Any], drawn: Drawn) -> str:
     name, scale, comparison = drawn.name, drawn.scale, drawn.comparison
-    said = [
+    parts = [
         f"# {published.item}",
         f"{published.paper}. The paper's hardware: {published.hardware}. Here: {_where(points)}.",
         published.given,
         *_unmatched(published, comparison),
-        *notes([point.result for point in points if isinstance(point, Point)]),
+        *notes([point.result for point in points if isinstance(point, FinishedPoint)]),
     ]
     if scale == "small":
-        said.append(
+        parts.append(
             "Small scale: other models, data and hardware than the paper's, so a verdict tells how far the two lie "
             f"apart, not that either is wrong. Numbers stand beside the paper's {published.stands_for.panel}."
         )
-    said.append(f"Drawn by `python scripts/figures.py {name} scale={scale}`.")
-    said.append(f"![{published.item}]({drawn.path.name}.png)")
-    return "\n\n".join(said)
+    parts.append(f"Drawn by `python scripts/figures.py {name} scale={scale}`.")
+    parts.append(f"![{published.item}]({drawn.path.name}.png)")
+    return "\n\n".join(parts)
 
 
 def _unmatched(published: Published, comparison: Comparison) -> list[str]:
@@ -178,15 +178,15 @@ def _unmatched(published: Published, comparison: Comparison) -> list[str]:
 
 
 def _where(points: Sequence[Any]) -> str:
-    """Of what, on what: the settings' targets, data, examples and hardware."""
-    settings = [point.result["setting"] for point in points if isinstance(point, Point)]
+    """The targets, data, examples and hardware of the points."""
+    settings = [point.result.setting for point in points if isinstance(point, FinishedPoint)]
     if not settings:
         return f"match rates on {_listed(point.dataset for point in points)}"
-    targets = _listed(short_name(one["target"]) for one in settings)
-    data = _listed(f"{one['dataset']} {one['split']}" for one in settings)
-    examples = _listed(str(one["n_examples"]) for one in settings)
-    hardware = _listed(str(one.get("hardware") or one["device"]) for one in settings)
-    return f"{targets} on {data}, {examples} examples, {_listed(one['dtype'] for one in settings)}, {hardware}"
+    targets = _listed(short_name(one.target) for one in settings)
+    data = _listed(f"{one.dataset} {one.split}" for one in settings)
+    examples = _listed(str(one.n_examples) for one in settings)
+    hardware = _listed(str(one.hardware or one.device) for one in settings)
+    return f"{targets} on {data}, {examples} examples, {_listed(one.dtype for one in settings)}, {hardware}"
 
 
 def _listed(values: Any) -> str:

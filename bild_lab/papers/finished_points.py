@@ -1,12 +1,12 @@
-"""Finished points of outputs as the papers' figures need them: where they belong, and which is best."""
+"""Finished points for the papers' figures: which row or curve each belongs to, and which is best."""
 
 from __future__ import annotations
 
 import csv
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,48 +15,48 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from bild_lab.errors import UserError
-from bild_lab.lab.analysis.pareto import best_at_loss, is_baseline
+from bild_lab.lab.analysis.pareto import best_at_loss
 from bild_lab.lab.formatting import short_name
-from bild_lab.lab.results.records import Sweep
+from bild_lab.lab.results.records import CONFIG, Sweep
+from bild_lab.lab.schema.result import Result
 
 MATCH_RATES, MATCH_METRICS = "match_rates.csv", "metrics.json"  # of scripts/match_rates.py
 
 
 @dataclass(frozen=True)
-class Point:
-    """A finished point. pair: its name in the configuration. folder: where its files lie."""
+class FinishedPoint:
+    """A finished point. pair: its name in the configuration."""
 
-    result: dict[str, Any]
+    result: Result
     pair: str
-    folder: Path = field(default=Path(), compare=False)
 
     @property
     def policy(self) -> str:
-        return self.result["policy"]
+        return self.result.policy
 
     @property
-    def knobs(self) -> dict[str, Any]:
-        return self.result["knobs"]
+    def knobs(self) -> Mapping[str, Any]:
+        return self.result.knobs
 
     @property
     def dataset(self) -> str:
-        return self.result["setting"]["dataset"]
+        return self.result.setting.dataset
 
     @property
     def temperature(self) -> float:
-        return self.result["setting"]["decoding"]["temperature"]
+        return self.result.setting.temperature
 
     @property
     def speedup(self) -> float | None:
-        return self.result["speedup"]["value"]
+        return self.result.speedup.value
 
     @property
     def quality(self) -> float | None:
-        return self.result["quality"]["value"]
+        return self.result.quality.value
 
     @property
     def is_baseline(self) -> bool:
-        return is_baseline(self.result)
+        return self.result.is_baseline
 
 
 @dataclass(frozen=True)
@@ -71,17 +71,14 @@ class MatchRate:
     rate: float
 
 
-Row = Callable[[Point], str | None]  # the row or curve that a point belongs to; None where it belongs to none
+RowOf = Callable[[FinishedPoint], str | None]  # the row or curve that a point belongs to; None where it has none
 
 
-def read_points(folders: Iterable[Path]) -> list[Point]:
+def read_points(folders: Iterable[Path]) -> list[FinishedPoint]:
     """Every finished point of these sweeps. Raises UserError for a configuration that cannot be read."""
     found = []
     for folder in folders:
-        sweep = Sweep(folder)
-        for result in sweep.results():
-            place = sweep.points / result["folder"]
-            found.append(Point(result, _pair(place / "config.yaml"), place))
+        found += [FinishedPoint(result, _pair(result.folder / CONFIG)) for result in Sweep(folder).results()]
     return found
 
 
@@ -102,9 +99,9 @@ def read_match_rates(folders: Iterable[Path]) -> list[MatchRate]:
     return found
 
 
-def curves(points: Sequence[Point], row: Row) -> dict[tuple[str, str], list[Point]]:
-    """The points of each curve, by data set and row, in order of appearance; the baseline's own are on none."""
-    found: dict[tuple[str, str], list[Point]] = {}
+def curves(points: Sequence[FinishedPoint], row: RowOf) -> dict[tuple[str, str], list[FinishedPoint]]:
+    """The points of each curve, by data set and row, in order of appearance, without the baseline's own."""
+    found: dict[tuple[str, str], list[FinishedPoint]] = {}
     for point in points:
         name = None if point.is_baseline else row(point)
         if name is not None:
@@ -112,45 +109,45 @@ def curves(points: Sequence[Point], row: Row) -> dict[tuple[str, str], list[Poin
     return found
 
 
-def fastest(points: Sequence[Point], loss: float) -> Point | None:
-    """The fastest point that loses at most so much quality; None where every one loses more."""
+def fastest(points: Sequence[FinishedPoint], loss: float) -> FinishedPoint | None:
+    """The fastest point that loses at most `loss` points of quality; None where all lose more."""
     best = best_at_loss([point.result for point in points], loss)
     return next((point for point in points if point.result is best), None)
 
 
-def baseline_quality(points: Iterable[Point]) -> float | None:
+def baseline_quality(points: Iterable[FinishedPoint]) -> float | None:
     """The quality of the baseline that the points were compared with."""
-    told = (point.result["quality"]["baseline"] for point in points)
-    return next((value for value in told if value is not None), None)
+    known = (point.result.quality.baseline for point in points)
+    return next((value for value in known if value is not None), None)
 
 
-def policy(point: Point) -> str:
+def policy(point: FinishedPoint) -> str:
     return point.policy
 
 
-def pair(point: Point) -> str:
+def pair(point: FinishedPoint) -> str:
     return point.pair
 
 
-def alignment(point: Point) -> str | None:
+def alignment(point: FinishedPoint) -> str | None:
     """BiLD's two curves: with the fine-tuned drafter, or with the aligned one."""
     if point.policy != "bild":
         return None
     return "aligned" if point.pair.endswith("_aligned") else "unaligned"
 
 
-def ablation(point: Point) -> str | None:
-    """BiLD with both policies or without one of them, of the aligned drafter."""
+def ablation(point: FinishedPoint) -> str | None:
+    """BiLD with both policies or without one of them, with the aligned drafter."""
     return point.policy if point.policy.startswith("bild") and point.pair.endswith("_aligned") else None
 
 
-def unaligned_or_speculative(point: Point) -> str | None:
+def unaligned_or_speculative(point: FinishedPoint) -> str | None:
     if point.policy == "speculative":
         return "speculative"
     return "bild" if alignment(point) == "unaligned" else None
 
 
-def lossy_rule(point: Point) -> str | None:
+def lossy_rule(point: FinishedPoint) -> str | None:
     """BiLD (unaligned), the rule of a cascade, lenience or typical acceptance."""
     if point.policy == "speculative_cascade":
         return f"cascade {point.knobs['rule']}"
@@ -161,48 +158,48 @@ def lossy_rule(point: Point) -> str | None:
     return "bild" if alignment(point) == "unaligned" else None
 
 
-def rollback_threshold(point: Point) -> str | None:
+def rollback_threshold(point: FinishedPoint) -> str | None:
     return f"rollback {point.knobs['rollback']:g}" if alignment(point) == "aligned" else None
 
 
-def drafter(point: Point) -> str | None:
+def drafter(point: FinishedPoint) -> str | None:
     """The draft model's name, or the order of n-grams."""
     if point.policy == "ngram":
         return {1: "unigrams", 2: "bigrams"}.get(point.knobs["order"])
-    draft = point.result["setting"].get("draft")
+    draft = point.result.setting.draft
     return short_name(draft) if point.policy == "speculative" and draft else None
 
 
-def lenience(point: Point) -> str | None:
+def lenience(point: FinishedPoint) -> str | None:
     return f"lenience {point.knobs['lenience']:g}" if point.policy == "speculative" else None
 
 
-def prompt_design(point: Point) -> str | None:
-    """BiTA's kinds of prompt, which the adapter's folder is named after."""
+def prompt_design(point: FinishedPoint) -> str | None:
+    """BiTA's kinds of prompt, read from the name of the adapter's folder."""
     name = _adapter(point)
     if name is None:
         return None
     return "masks only" if "none" in name else "shallow prompt" if "shallow" in name else "deep prompt"
 
 
-def tree(point: Point) -> str | None:
-    """BiTA's ways of decoding; a straightforward chain has one candidate a mask."""
+def tree(point: FinishedPoint) -> str | None:
+    """BiTA's ways of decoding; a straightforward chain has one candidate per mask."""
     if point.policy != "bita":
         return None
     kind = point.knobs["decoding"]
     return kind if kind == "straightforward" else f"{kind}, k = {point.knobs['top_k']}"
 
 
-def prompt_tokens(point: Point) -> str | None:
+def prompt_tokens(point: FinishedPoint) -> str | None:
     return _count(point, "p", "prompt tokens")
 
 
-def mask_tokens(point: Point) -> str | None:
+def mask_tokens(point: FinishedPoint) -> str | None:
     return _count(point, "m", "mask tokens")
 
 
-def pipeline(point: Point) -> str | None:
-    """PPD's heads and candidates, and the exit where it is not after half of the layers."""
+def pipeline(point: FinishedPoint) -> str | None:
+    """PPD's heads and number of candidates, and the exit layer unless it is half of the layers."""
     if point.policy != "ppd":
         return None
     heads = "shared head" if point.knobs["heads"] == "shared" else "trained heads"
@@ -211,20 +208,20 @@ def pipeline(point: Point) -> str | None:
     return f"{heads}, k = {point.knobs['top_k']}" + ("" if half else f", layer {exit_layer}")
 
 
-def _depth(point: Point) -> int | None:
-    """The target's layers, as the theorem's speedup is depth over latency; None where that was not told."""
-    told = point.result["pipeline"] or {}
-    if told.get("theorem") is None:
+def _depth(point: FinishedPoint) -> int | None:
+    """The target's layers: the theorem's speedup times its latency. None where that is not known."""
+    pipeline = point.result.pipeline
+    if pipeline is None or pipeline.theorem is None:
         return None
-    return round(told["theorem"] * told["predicted_latency_units"])
+    return round(pipeline.theorem * pipeline.predicted_latency_units)
 
 
-def _adapter(point: Point) -> str | None:
+def _adapter(point: FinishedPoint) -> str | None:
     path = point.knobs.get("adapter")
     return Path(path).parent.name if point.policy == "bita" and path else None
 
 
-def _count(point: Point, letter: str, what: str) -> str | None:
+def _count(point: FinishedPoint, letter: str, what: str) -> str | None:
     match = re.search(rf"_{letter}(\d+)", _adapter(point) or "")
     return None if match is None else f"{match[1]} {what}"
 

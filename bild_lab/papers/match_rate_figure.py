@@ -16,7 +16,7 @@ from bild_lab.papers.match_rates import TOTAL, MatchRates
 from bild_lab.report.figure_files import paper_figure
 from bild_lab.report.style import HAIRLINE, MUTED, marks
 
-FEW = 30  # tokens; positions that fewer texts reach are in the table, not in the figure
+FEW = 30  # tokens; positions with fewer are in the table, not in the figure
 
 
 def draw_match_rates(found: MatchRates, path: Path, subtitle: str) -> None:
@@ -31,9 +31,9 @@ def draw_match_rates(found: MatchRates, path: Path, subtitle: str) -> None:
         by_k[row["heads"], f"k = {row['top_k']}"].append((row["layer"], row["rate"], row["low"], row["high"]))
     for row in found.rows():
         if row.position != TOTAL and row.top_k == middle:
-            place = int(row.position.split("-")[0])
-            if row.count >= FEW or place == 1:
-                by_layer[row.heads, f"layer {row.layer}"].append((place, row.rate, row.rate, row.rate))
+            first = int(row.position.split("-")[0])
+            if row.count >= FEW or first == 1:
+                by_layer[row.heads, f"layer {row.layer}"].append((first, row.rate, row.rate, row.rate))
     with paper_figure(path, (10.0, 4.8), "Match rates of early layers", subtitle) as figure:
         left, right = (figure.add_axes((x, 0.12, 0.42, 0.68)) for x in (0.07, 0.55))
         _draw_lines(left, by_k, "layer", "all positions")
@@ -56,7 +56,7 @@ def _draw_lines(axes: Axes, lines: Mapping[tuple[str, str], Sequence[tuple]], wh
         x, rate, low, high = np.array(points).T
         mark = looks[label]
         filling = {"mfc": "white" if name == SHARED else mark.colour, "mec": mark.colour, "ms": 5}
-        reach = np.clip([rate - low, high - rate], 0, None)  # a resample's rounding may leave the rate outside
+        reach = np.clip([rate - low, high - rate], 0, None)  # rounding may put the rate just outside its interval
         style = {"color": mark.colour, "linestyle": dashes[name], "elinewidth": 1.0, "linewidth": 1.5}
         axes.errorbar(x, rate, reach, marker=mark.marker, **style, **filling)
     shown = [Line2D([], [], color=mark.colour, marker=mark.marker, ms=5, label=label) for label, mark in looks.items()]

@@ -21,7 +21,7 @@ from bild_lab.engine.session import LoadedModel, Rows, Session, Want
 from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.metrics.bootstrap import interval, resampled_sums
 
-TOTAL = "all"  # the position of a row over all positions
+TOTAL = "all"  # the position of a row that covers all positions
 
 # from the text's session, a layer, counted from 1, and its output
 Head = Callable[[Session, int, Float[Tensor, "n dim"]], Float[Tensor, "n vocab"]]
@@ -131,7 +131,7 @@ def ranks_of(
     layers: Sequence[int],
     most: int,
 ) -> Int[np.ndarray, "measured n"]:
-    """How many tokens each layer prefers to the final one; `most` where it is not among so many first choices."""
+    """How many tokens each layer ranks above the final one; `most` where it is not among the first `most`."""
     wanted = torch.tensor(tokens, device=states.device)[:, None]
     ranks = []
     for layer in layers:
@@ -208,9 +208,9 @@ class MatchRates:
 def measure_match_rates(
     target: LoadedModel, requests: Sequence[Request], spec: MatchSpec, advance: Callable[[], None] = lambda: None
 ) -> MatchRates:
-    """Decode every request greedily, once, and ask all heads at all layers for each token of the texts.
+    """Decode every request greedily, once, and rank each token of the texts by all heads at all layers.
 
-    advance: called behind each text. Raises UserError where `layers_of` does.
+    advance: called after each text. Raises UserError where `layers_of` does.
     """
     layers, heads, top_k = layers_of(spec, target), heads_of(spec, target), np.array(spec.top_k)
     hits: list[Int[np.ndarray, "heads layers ks n"]] = []
@@ -226,7 +226,7 @@ def measure_match_rates(
 
 
 def grouped(values: Int[np.ndarray, "*axes n"], size: int, groups: int) -> Int[np.ndarray, "*axes groups"]:
-    """Sums over groups of so many values; zero in those behind the last value."""
+    """Sums over groups of `size` values; groups after the last value are zero."""
     padded = np.zeros((*values.shape[:-1], groups * size), int)
     padded[..., : values.shape[-1]] = values
     return padded.reshape(*values.shape[:-1], groups, size).sum(-1)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from matplotlib.axes import Axes
 
+from bild_lab.lab.schema.examples import MeasuredExample, read_examples
 from bild_lab.papers.drawings import Picture, page
-from bild_lab.papers.finished_points import Point
+from bild_lab.papers.finished_points import FinishedPoint
 from bild_lab.report.style import HAIRLINE, INK, MUTED
 
 _TARGET = "#D55E00"
@@ -22,7 +21,7 @@ _LINE, _HEADING = 0.19, 0.75  # inches
 
 @dataclass(frozen=True)
 class Piece:
-    """A token's text. by_target: the target put it there itself."""
+    """A token's text. by_target: the target wrote it, not the drafter."""
 
     text: str
     by_target: bool
@@ -30,7 +29,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Written:
-    """One source and what became of it. small: the drafter's own text, where it was run."""
+    """One source and its texts. small: the drafter's own text, None where that was not run."""
 
     source: str
     large: str
@@ -38,26 +37,26 @@ class Written:
     bild: tuple[Piece, ...]
 
     @property
-    def told(self) -> int:
-        """How much there is to see: whether texts differ, and how many tokens are the target's."""
+    def interest(self) -> int:
+        """Greater for texts that differ between the models, then by the number of the target's tokens."""
         differs = self.small is not None and self.small != self.large
         return 1000 * differs + sum(piece.by_target for piece in self.bild)
 
 
-def written(points: Sequence[Point]) -> list[Written]:
-    """The texts that tell most, of the examples that were traced."""
+def written(points: Sequence[FinishedPoint]) -> list[Written]:
+    """The most interesting texts of the traced examples."""
     small: dict[str, str] = {}
     for point in points:
-        if point.policy == "vanilla" and point.result["setting"]["target"] == point.result["setting"].get("draft"):
-            small |= {row["id"]: row["prediction"] for row in _examples(point)}
+        if point.policy == "vanilla" and point.result.setting.target == point.result.setting.draft:
+            small |= {one.id: one.prediction for one in read_examples(point.result.folder)}
     texts = [
-        Written(row["prompt"], row["baseline_prediction"], small.get(row["id"]), tuple(_pieces(row)))
+        Written(one.prompt, one.baseline_prediction, small.get(one.id), tuple(_pieces(one)))
         for point in points
         if point.policy == "bild"
-        for row in _examples(point)
-        if row.get("pieces") and "baseline_prediction" in row
+        for one in read_examples(point.result.folder)
+        if one.pieces and one.baseline_prediction is not None
     ]
-    return sorted(texts, key=lambda one: -one.told)[:_SHOWN]
+    return sorted(texts, key=lambda one: -one.interest)[:_SHOWN]
 
 
 def draw_texts(picture: Picture, path: Path) -> None:
@@ -73,8 +72,8 @@ def draw_texts(picture: Picture, path: Path) -> None:
             _draw_line(axes, height + 0.5, line)
 
 
-def texts_as_markdown(points: Sequence[Point]) -> str:
-    """The same, the target's tokens in bold."""
+def texts_as_markdown(points: Sequence[FinishedPoint]) -> str:
+    """The same texts as Markdown, the target's tokens in bold."""
     parts = []
     for one in written(points):
         marked = "".join(_bold(piece.text) if piece.by_target else piece.text for piece in one.bild)
@@ -85,25 +84,25 @@ def texts_as_markdown(points: Sequence[Point]) -> str:
 
 
 def _bold(text: str) -> str:
-    """Markdown wants the marks at the word, so the space before it stays outside."""
+    """Bold in Markdown: the marks touch the word, so the space before it stays outside."""
     word = text.strip()
     return text.replace(word, f"**{word}**") if word else text
 
 
-Line = list[tuple[int, str, str, bool]]  # column, text, colour, bold
+TextLine = list[tuple[int, str, str, bool]]  # column, text, colour, bold
 
 
-def _block(one: Written) -> list[Line]:
+def _block(one: Written) -> list[TextLine]:
     plain = {"source": one.source, "large": one.large, "small": "not run" if one.small is None else one.small}
-    lines: list[Line] = []
+    lines: list[TextLine] = []
     for name, text in plain.items():
         lines += _laid_out(name, [Piece(word, False) for word in _words(text)], INK if name != "source" else MUTED)
     return [*lines, *_laid_out("BiLD", one.bild, INK)]
 
 
-def _laid_out(name: str, pieces: Sequence[Piece], colour: str) -> list[Line]:
-    """Pieces in lines of a fixed width, the name in front of the first."""
-    lines: list[Line] = [[(0, name, MUTED, False)]]
+def _laid_out(name: str, pieces: Sequence[Piece], colour: str) -> list[TextLine]:
+    """Pieces in lines of a fixed width; the first line begins with the name."""
+    lines: list[TextLine] = [[(0, name, MUTED, False)]]
     column = 0
     for piece in pieces:
         if column + len(piece.text) > _WIDTH:
@@ -115,7 +114,7 @@ def _laid_out(name: str, pieces: Sequence[Piece], colour: str) -> list[Line]:
     return lines
 
 
-def _draw_line(axes: Axes, height: float, line: Line) -> None:
+def _draw_line(axes: Axes, height: float, line: TextLine) -> None:
     for column, text, colour, bold in line:
         own = {"weight": "bold"} if bold else {}
         axes.text(column, height, text, size=8, color=colour, va="center", family="DejaVu Sans Mono", **own)
@@ -123,27 +122,21 @@ def _draw_line(axes: Axes, height: float, line: Line) -> None:
         axes.axhline(height, color=HAIRLINE, linewidth=0.8)
 
 
-def _pieces(row: dict[str, Any]) -> Iterator[Piece]:
+def _pieces(example: MeasuredExample) -> Iterator[Piece]:
     """Every token of a text; the last of a round is the target's, the others are drafted."""
-    tokens = iter(row["token_ids"])
-    names = row["pieces"]
-    for one in row["rounds"]:
-        for token in islice(tokens, one["accepted"]):
+    tokens, names = iter(example.token_ids), example.pieces
+    for one in example.rounds:
+        for token in islice(tokens, one.accepted):
             yield Piece(_shown(names[str(token)]), False)
-        if one["next_token"] is not None:
+        if one.next_token is not None:
             for token in islice(tokens, 1):
                 yield Piece(_shown(names[str(token)]), True)
 
 
 def _shown(piece: str) -> str:
-    """What a token adds to the text; the name of an end token adds nothing."""
+    """The text of a token; an end token has none."""
     return "" if piece.startswith("<") and piece.endswith(">") else piece
 
 
 def _words(text: str) -> list[str]:
     return [f"{word} " for word in text.split()]
-
-
-def _examples(point: Point) -> list[dict[str, Any]]:
-    text = (point.folder / "examples.jsonl").read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.split("\n") if line]

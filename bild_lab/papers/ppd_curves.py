@@ -38,7 +38,7 @@ class TradeOff:
 
 
 def draw_compute_per_time_unit(path: Path) -> None:
-    """Figure 2: how many processes run on average (Eqs. 2 and 4 at half the layers, Theorem 4.1 behind)."""
+    """Figure 2: how many processes run on average (Eqs. 2 and 4 at half the layers, Theorem 4.1 elsewhere)."""
     points = trade_offs(compute_per_time_unit, per_token=False)
     _draw(path, points, "Latency against compute per time unit", "processes that run on average")
 
@@ -54,7 +54,7 @@ def draw_compute_per_token(path: Path) -> None:
 
 
 def trade_offs(compute: Compute, per_token: bool) -> list[TradeOff]:
-    """Every printed match rate at these exits, with texts simulated at it.
+    """Theory and simulation for every printed match rate at these exits.
 
     compute: of the theorem. per_token: the simulated compute is over that of the target alone, else over the
     latency.

@@ -44,7 +44,7 @@ class Simulated:
 
 
 def simulate(matches: Sequence[bool], layers: int, exit_layer: int, top_k: int) -> Simulated:
-    """A text of one token more than there are `matches`.
+    """Simulate a text of one token more than there are `matches`.
 
     matches: for each token but the last, whether one of the candidates predicted from it was its
     successor; drawn (`draw_matches`) or from data. Raises UserError for values out of range.
@@ -64,5 +64,5 @@ def simulate(matches: Sequence[bool], layers: int, exit_layer: int, top_k: int) 
 
 
 def draw_matches(tokens: int, match_rate: float, generator: np.random.Generator) -> list[bool]:
-    """Independent matches for a text of so many tokens, as the theorem supposes them."""
+    """Draw independent matches for a text of `tokens` tokens, as the theorem assumes."""
     return (generator.random(tokens - 1) < match_rate).tolist()

@@ -1,4 +1,4 @@
-"""What the papers print of each figure and table: one YAML of `bild_lab/papers/published` each."""
+"""The numbers that the papers print, one YAML of `bild_lab/papers/published` for each figure and table."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Order:
-    """What the paper says of rows: none has less of the quantity than the one behind it."""
+    """An order that the paper claims: no row has less of the quantity than the next one."""
 
     claim: str
     quantity: str
@@ -54,7 +54,7 @@ class Order:
 
 @dataclass(frozen=True)
 class StandsFor:
-    """Beside what a run at small scale is put: the paper's panel, and its rows for those that have another name."""
+    """What a run at small scale is compared with: a panel of the paper, and the paper's names of its rows."""
 
     panel: str
     rows: dict[str, str]
@@ -95,7 +95,7 @@ class Published:
 
     @cached_property
     def tolerances(self) -> dict[str, float]:
-        """By quantity."""
+        """The tolerances, by quantity."""
         return {block.quantity: block.tolerance for block in self.values}
 
 
@@ -105,19 +105,19 @@ def published_names() -> list[str]:
 
 
 def load_published(name: str, folder: Path = FOLDER) -> Published:
-    """What the paper has of the figure. Raises UserError for an unknown one, or a file of another form."""
+    """The printed numbers of a figure. Raises UserError for an unknown one, or a file of another form."""
     file = folder / f"{name}.yaml"
     if not file.is_file():
         raise UserError(f"figure must be one of {', '.join(published_names())}, got {name!r}")
     try:
-        told = OmegaConf.to_container(OmegaConf.load(file))
+        content = OmegaConf.to_container(OmegaConf.load(file))
         return _build(
             Published,
-            told
+            content
             | {
-                "stands_for": _build(StandsFor, told["stands_for"]),
-                "values": [_build(Block, one) for one in told["values"]],
-                "orders": [_build(Order, one) for one in told["orders"]],
+                "stands_for": _build(StandsFor, content["stands_for"]),
+                "values": [_build(Block, one) for one in content["values"]],
+                "orders": [_build(Order, one) for one in content["orders"]],
             },
         )
     except (YAMLError, OmegaConfBaseException, KeyError, TypeError, UserError) as error:

@@ -20,16 +20,18 @@ from bild_lab.engine.theory import (
 )
 from bild_lab.errors import UserError
 from bild_lab.lab.results.groups import by_setting, setting_title
+from bild_lab.lab.schema.result import Result, Speedup
+from bild_lab.lab.schema.setting import Setting
 from bild_lab.report.figure_files import paper_figure, write_csv
 from bild_lab.report.style import HAIRLINE, MUTED, Mark, marks
 
 WINDOWS = (1, 3, 5, 7, 10)
 COST_RATIOS = (0.01, 0.02, 0.05, 0.1, 0.2)
 RATES = tuple(index / 200 for index in range(201))
-RATES_OF_WINDOWS = RATES[:-10]  # up to 0.95: towards 1 the optimal window grows without end
+RATES_OF_WINDOWS = RATES[:-10]  # up to 0.95: towards 1 the optimal window grows without bound
 RULES = ("ExactMatch", "RejectionSampling", "SpeculativeSampling")  # of speculative decoding
 
-_SHADES = ("#7fb9de", "#003a5d")  # of one blue, as a family of curves is ordered
+_SHADES = ("#7fb9de", "#003a5d")  # of one blue: the curves of a family are ordered
 _LINE_HEIGHT = 13  # points between the centers of two labels
 _HEADING_INCHES, _PANEL_INCHES = 0.7, 4.2
 
@@ -45,15 +47,15 @@ class Curve:
 
 @dataclass(frozen=True)
 class Measured:
-    """A point of a sweep that Theorem 3.8 speaks of.
+    """A measured point that Theorem 3.8 applies to.
 
-    cost_ratio: None where it was not recorded. speedup: value, low and high.
+    cost_ratio: None where it was not recorded.
     """
 
     window: int
     acceptance_rate: float
     cost_ratio: float | None
-    speedup: dict[str, float]
+    speedup: Speedup
 
     @property
     def predicted(self) -> float | None:
@@ -78,7 +80,7 @@ class Panel:
 
     @property
     def rates(self) -> tuple[float, float]:
-        """A range of acceptance rates with room for all points, at least 0.1 wide where there is that much."""
+        """A range of acceptance rates that holds all points, at least 0.1 wide where [0, 1] allows it."""
         rates = [point.acceptance_rate for point in self.points]
         room = max(0.02, 0.05 - (max(rates) - min(rates)) / 2)
         return max(0.0, min(rates) - room), min(1.0, max(rates) + room)
@@ -135,7 +137,7 @@ def draw_speed_and_operations(path: Path) -> None:
     write_csv(path, names, [(*row, value) for row, value in zip(rows_of(faster), operations, strict=True)])
 
 
-def draw_measured(results: list[dict], path: Path) -> None:
+def draw_measured(results: Sequence[Result], path: Path) -> None:
     """Measured speedups among the walltime curves, a panel per setting and policy with its own cost ratio.
 
     Points without a cost ratio lie under the curves of c = 0. Raises UserError if no point drafted a
@@ -159,12 +161,12 @@ def draw_measured(results: list[dict], path: Path) -> None:
     write_csv(path, names, [row for panel in panels for row in measured_rows(panel)])
 
 
-def measured_panels(results: list[dict]) -> list[Panel]:
+def measured_panels(results: Sequence[Result]) -> list[Panel]:
     """By setting and policy, the points that drafted a fixed window and verified it by one of RULES."""
     panels = []
     for group in by_setting(results):
         for policy in group.policies:
-            found = [_measured(result) for result in group.results if result["policy"] == policy]
+            found = [_measured(result) for result in group.results if result.policy == policy]
             if points := [point for point in found if point is not None]:
                 panels.append(Panel(policy, _described(group.setting), points))
     return panels
@@ -175,13 +177,13 @@ def measured_rows(panel: Panel) -> list[tuple]:
     rows = []
     for point in panel.points:
         drafted = (point.window, point.acceptance_rate, point.cost_ratio)
-        speedup = (point.speedup["value"], point.speedup["low"], point.speedup["high"])
+        speedup = (point.speedup.value, point.speedup.low, point.speedup.high)
         rows.append((panel.policy, panel.setting, *drafted, *speedup, point.predicted))
     return rows
 
 
 def draw_panel(axes: Axes, panel: Panel) -> None:
-    """A curve per measured window, which its points share their colour and marker with."""
+    """A curve per measured window, in the colour of its points."""
     cost_ratio = 0.0 if panel.cost_ratio is None else panel.cost_ratio
     low, high = panel.rates
     inside = tuple(low + index / 100 * (high - low) for index in range(101))
@@ -226,7 +228,7 @@ def draw_family(axes: Axes, family: Sequence[Curve], **style: object) -> None:
 
 
 def label_ends(axes: Axes, heights: dict[str, float], looks: dict[str, Mark] | None = None) -> None:
-    """Write labels behind the axes' right end, at their heights or as near as there is room, with their markers."""
+    """Write labels right of the axes, at their heights or as near as there is room, with their markers."""
     low, high = axes.set_ylim(axes.get_ylim())  # fixed: the markers below do not widen it
     gap = _LINE_HEIGHT / 72 * axes.figure.dpi / axes.get_window_extent().height * (high - low)
     ordered = sorted(heights, key=heights.__getitem__)
@@ -250,24 +252,25 @@ def rows_of(family: Iterable[Curve]) -> list[tuple[float, float, float]]:
     return [(c.parameter, rate, value) for c in family for rate, value in zip(c.rates, c.values, strict=True)]
 
 
-def _measured(result: dict) -> Measured | None:
-    """The point, if it is one; older records tell the window by its knob, newer ones whether drafts kept to it."""
-    prediction = result.get("prediction") or {"window": result["knobs"].get("window"), "cost_ratio": None}
-    point = Measured(prediction["window"], result["acceptance_rate"], prediction["cost_ratio"], result["speedup"])
-    known = None not in (point.window, point.acceptance_rate, point.speedup["value"])
-    return point if known and any(f"{rule}(" in result["composition"] for rule in RULES) else None
+def _measured(result: Result) -> Measured | None:
+    """The point, if the theorem applies to it. Older results have no prediction: the window is that of the knob."""
+    prediction, rate, speedup = result.prediction, result.counts.acceptance_rate, result.speedup
+    window = result.knobs.get("window") if prediction is None else prediction.window
+    if None in (window, rate, speedup.value) or not any(f"{rule}(" in result.composition for rule in RULES):
+        return None
+    return Measured(window, rate, None if prediction is None else prediction.cost_ratio, speedup)
 
 
-def _described(setting: dict) -> str:
-    drawn = f"temperature {setting['decoding']['temperature']:g}"
-    return f"{setting_title(setting)}, {drawn}, {setting['dtype']} on {setting['device']}"
+def _described(setting: Setting) -> str:
+    sampling = f"temperature {setting.temperature:g}"
+    return f"{setting_title(setting)}, {sampling}, {setting.dtype} on {setting.device}"
 
 
 def _draw_point(axes: Axes, point: Measured, mark: Mark) -> None:
     x, speedup, line = point.acceptance_rate, point.speedup, {"color": mark.colour, "zorder": 4}
     if point.predicted is not None:
-        axes.plot([x, x], [speedup["value"], point.predicted], linewidth=0.9, alpha=0.6, **line)
+        axes.plot([x, x], [speedup.value, point.predicted], linewidth=0.9, alpha=0.6, **line)
         hollow = {"mfc": "white", "mec": mark.colour, "mew": 1.2}
         axes.plot(x, point.predicted, mark.marker, ms=6, zorder=5, clip_on=False, **hollow)
-    axes.plot([x, x], [speedup["low"], speedup["high"]], linewidth=2.6, alpha=0.5, clip_on=False, **line)
-    axes.plot(x, speedup["value"], mark.marker, ms=6, color=mark.colour, zorder=6, clip_on=False)
+    axes.plot([x, x], [speedup.low, speedup.high], linewidth=2.6, alpha=0.5, clip_on=False, **line)
+    axes.plot(x, speedup.value, mark.marker, ms=6, color=mark.colour, zorder=6, clip_on=False)

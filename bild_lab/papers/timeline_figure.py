@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,10 +12,12 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from bild_lab.errors import UserError
-from bild_lab.lab.analysis.pareto import is_baseline
 from bild_lab.lab.formatting import knob_label, number
 from bild_lab.lab.results.groups import Group, by_setting, setting_title
 from bild_lab.lab.results.records import Sweep
+from bild_lab.lab.schema.examples import MeasuredExample, read_examples
+from bild_lab.lab.schema.result import Result
+from bild_lab.lab.schema.setting import Setting
 from bild_lab.report.figure_files import paper_figure
 from bild_lab.report.style import HAIRLINE, INK, MUTED, STAGE_COLOURS
 
@@ -24,9 +26,9 @@ MOST_LANES = 6
 _REJECTED = "#D55E00"
 _INCHES = 10.0
 _LEFT, _RIGHT, _HEADING, _FOOT, _LANE = 1.75, 1.0, 0.95, 0.5, 0.78  # inches
-_HALF = 0.24  # of a bar's height, where lanes lie 1 apart
+_HALF = 0.24  # half of a bar's height; the distance of two lanes is 1
 _LABEL_WIDTH = 22  # characters
-_COUNT_POINTS = 11.0  # between the centres of two counts, at the least
+_COUNT_POINTS = 11.0  # the least distance between the centres of two counts
 
 Interval = tuple[float, float]  # start and end in ms
 
@@ -48,7 +50,7 @@ class TimedRound:
 
 @dataclass(frozen=True)
 class Lane:
-    """One point's way through the example."""
+    """One point's rounds on the example."""
 
     policy: str
     knobs: str
@@ -57,108 +59,109 @@ class Lane:
 
     @property
     def end(self) -> float:
-        """When the last token was there, in ms."""
+        """When the last token was known, in ms."""
         last = self.rounds[-1]
         return (last.verify or last.draft)[1]
 
 
 @dataclass(frozen=True)
-class Picture:
+class Timelines:
     """What is drawn: the lanes of one example in one setting. left_out: traced points that have no lane."""
 
     example: str
-    setting: dict
+    setting: Setting
     lanes: tuple[Lane, ...]
     left_out: int
 
 
-def picture_of(sweep: Sweep, example: str | None = None) -> Picture:
+def timelines_of(sweep: Sweep, example: str | None = None) -> Timelines:
     """The traced points of a sweep in one setting, at most six of them, on one example.
 
     Of several settings it takes the one with the most points, and without an `example` the traced one of
     median length. Raises UserError where nothing was traced, or not this example for every lane.
     """
-    texts = {result["point"]: traced_examples(sweep, result["point"]) for result in sweep.results()}
-    traced = [result for result in sweep.results() if texts[result["point"]]]
+    results = sweep.results()
+    texts = {result.point: traced_examples(result) for result in results}
+    traced = [result for result in results if texts[result.point]]
     if not traced:
         raise UserError(
             f"{sweep.folder} holds no traced example; measure a policy of ours there with "
             "measure.traced_examples=1 (and resume=false, where its points were measured before)"
         )
     group = max(by_setting(traced), key=lambda group: len(group.results))
-    chosen = telling(group)
-    common = [one for one in texts[chosen[0]["point"]] if all(one in texts[result["point"]] for result in chosen)]
+    chosen = selected(group)
+    common = [one for one in texts[chosen[0].point] if all(one in texts[result.point] for result in chosen)]
     if not common or example not in (None, *common):
         wanted = "one example" if example is None else f"example {example!r}"
         raise UserError(f"{wanted} is wanted that every lane has a trace of, got {', '.join(common) or 'none'}")
     if example is None:
-        example = median_length(common, texts[chosen[0]["point"]])
-    lanes = tuple(lane_of(group, result, texts[result["point"]][example]) for result in chosen)
-    return Picture(example, group.setting, lanes, len(traced) - len(lanes))
+        example = median_length(common, texts[chosen[0].point])
+    lanes = tuple(lane_of(group, result, texts[result.point][example]) for result in chosen)
+    return Timelines(example, group.setting, lanes, len(traced) - len(lanes))
 
 
-def traced_examples(sweep: Sweep, point: str) -> dict[str, dict]:
-    """A point's rows of `examples.jsonl` that can be drawn, by the example's id."""
-    rows = sweep.examples(point)
-    return {row["id"]: row for row in rows if row["rounds"] and len(intervals(row, "draft")) == len(row["rounds"])}
+def traced_examples(result: Result) -> dict[str, MeasuredExample]:
+    """A point's examples that can be drawn, by their ids."""
+    examples = read_examples(result.folder)
+    return {one.id: one for one in examples if one.rounds and len(intervals(one, "draft")) == len(one.rounds)}
 
 
-def telling(group: Group) -> list[dict]:
+def selected(group: Group) -> list[Result]:
     """The baseline and at most five others, the fastest last: each policy's fastest first, then the Pareto front."""
-    baseline = [result for result in group.results if is_baseline(result)][:1]
-    others = [result for result in group.results if not is_baseline(result)]
+    baseline = [result for result in group.results if result.is_baseline][:1]
+    others = [result for result in group.results if not result.is_baseline]
     ranked = [*group.notable(), *group.front(), *others]
-    kept: list[dict] = []
+    kept: list[Result] = []
     for result in ranked:
-        if not is_baseline(result) and len(baseline) + len(kept) < MOST_LANES and result not in kept:
+        if not result.is_baseline and len(baseline) + len(kept) < MOST_LANES and result not in kept:
             kept.append(result)
     return [*baseline, *(result for result in reversed(others) if result in kept)]
 
 
-def lane_of(group: Group, result: dict, row: dict) -> Lane:
+def lane_of(group: Group, result: Result, example: MeasuredExample) -> Lane:
     """A point's rounds on one example, each with its stages."""
-    drafts, verifies = intervals(row, "draft"), intervals(row, "verify")
+    drafts, verifies = intervals(example, "draft"), intervals(example, "verify")
     rounds: list[TimedRound] = []
     emitted = 0
-    for index, (one, draft) in enumerate(zip(row["rounds"], drafts, strict=True)):
-        verify = verifies[index] if index < len(verifies) else None  # a tail that nobody verified ends the text
-        # the end token or the length limit may cut what the last round gave
-        emitted = min(emitted + one["accepted"] + (verify is not None), len(row["token_ids"]))
-        rejected = verify is not None and one["accepted"] < len(one["drafted"])
+    for index, (one, draft) in enumerate(zip(example.rounds, drafts, strict=True)):
+        verify = verifies[index] if index < len(verifies) else None  # None for an unverified tail, which ends the text
+        # the end token or the length limit may cut the tokens of the last round
+        emitted = min(emitted + one.accepted + (verify is not None), len(example.token_ids))
+        rejected = verify is not None and one.accepted < len(one.drafted)
         # a drafter without a model makes no calls
-        rounds.append(TimedRound(draft, one["draft_calls"] or bool(one["drafted"]), verify, emitted, rejected))
-    prefill = intervals(row, "prefill")[0]
+        rounds.append(TimedRound(draft, one.draft_calls or bool(one.drafted), verify, emitted, rejected))
+    prefill = intervals(example, "prefill")[0]
     knobs = ", ".join(knob_label(result, [knob]).replace(" ", "\N{NO-BREAK SPACE}") for knob in group.knobs(result))
-    return Lane(result["policy"], knobs, prefill, tuple(rounds))
+    return Lane(result.policy, knobs, prefill, tuple(rounds))
 
 
-def intervals(row: dict, stage: str) -> list[Interval]:
+def intervals(example: MeasuredExample, stage: str) -> list[Interval]:
     """When this stage ran, in ms."""
-    return [(1000 * start, 1000 * end) for name, start, end in row.get("spans", ()) if name == stage]
+    return [(1000 * start, 1000 * end) for name, start, end in example.spans if name == stage]
 
 
-def median_length(ids: Iterable[str], rows: dict[str, dict]) -> str:
+def median_length(ids: Iterable[str], examples: Mapping[str, MeasuredExample]) -> str:
     """The example whose text is of median length."""
-    ordered = sorted(ids, key=lambda one: len(rows[one]["token_ids"]))
+    ordered = sorted(ids, key=lambda one: len(examples[one].token_ids))
     return ordered[(len(ordered) - 1) // 2]
 
 
-def draw_trace(picture: Picture, path: Path) -> None:
+def draw_trace(timelines: Timelines, path: Path) -> None:
     """Write the lanes, one below the other over a common axis of time, as a PNG 1500 pixels wide."""
-    setting, count = picture.setting, len(picture.lanes)
+    setting, count = timelines.setting, len(timelines.lanes)
     inches = _HEADING + _LANE * count + _FOOT
-    drawn = f"temperature {setting['decoding']['temperature']:g}, {setting['dtype']} on {setting['device']}"
-    subtitle = f"Example {picture.example} of {setting_title(setting)}, {drawn}; every stage waits for the device"
+    sampling = f"temperature {setting.temperature:g}, {setting.dtype} on {setting.device}"
+    subtitle = f"Example {timelines.example} of {setting_title(setting)}, {sampling}; every stage waits for the device"
     with paper_figure(path, (_INCHES, inches), "Where the time of one text goes", subtitle) as figure:
         width = _INCHES - _LEFT - _RIGHT
         axes = figure.add_axes((_LEFT / _INCHES, _FOOT / inches, width / _INCHES, _LANE * count / inches))
-        end = max(lane.end for lane in picture.lanes)
+        end = max(lane.end for lane in timelines.lanes)
         axes.set(xlim=(0, end), ylim=(count - 0.5, -0.5), yticks=[], xlabel="milliseconds since decoding began")
         axes.grid(axis="x", color=HAIRLINE, linewidth=0.7)
         axes.set_axisbelow(True)
         for side in ("left", "top"):
             axes.spines[side].set_visible(False)
-        for row, lane in enumerate(picture.lanes):
+        for row, lane in enumerate(timelines.lanes):
             draw_lane(axes, row, lane, points_per_ms=width * 72 / end)
         place = (0.48 / _INCHES, 1 - 0.68 / inches)
         look = {"frameon": False, "borderpad": 0, "borderaxespad": 0, "handlelength": 1.1, "columnspacing": 1.5}
@@ -180,8 +183,8 @@ def draw_lane(axes: Axes, row: int, lane: Lane, points_per_ms: float) -> None:
     refused = [sum(one.verify) / 2 for one in lane.rounds if one.rejected]
     axes.plot(refused, [row + _HALF + 0.1] * len(refused), "x", color=_REJECTED, ms=4.5, mew=1.4, clip_on=False)
     ends = [((one.verify or one.draft)[1], one.emitted) for one in lane.rounds]
-    for place, emitted in readable(ends, _COUNT_POINTS / points_per_ms):
-        axes.text(place, row - _HALF - 0.05, str(emitted), ha="center", va="bottom", size=7, color=INK)
+    for end, emitted in readable(ends, _COUNT_POINTS / points_per_ms):
+        axes.text(end, row - _HALF - 0.05, str(emitted), ha="center", va="bottom", size=7, color=INK)
     beside = {"textcoords": "offset points", "va": "center", "annotation_clip": False}
     total = f"{number(lane.end, 1)} ms\n{lane.rounds[-1].emitted} tokens"
     axes.annotate(total, (lane.end, row), (7, 0), **beside)
@@ -195,11 +198,11 @@ def draw_lane(axes: Axes, row: int, lane: Lane, points_per_ms: float) -> None:
 
 
 def readable(ends: list[tuple[float, int]], gap: float) -> list[tuple[float, int]]:
-    """Those of the counts that can stand side by side, `gap` ms apart; the last one always."""
+    """The counts that can be written side by side, `gap` ms apart; always the last one."""
     kept = [ends[-1]]
-    for place, emitted in reversed(ends[:-1]):
-        if kept[-1][0] - place >= gap:
-            kept.append((place, emitted))
+    for end, emitted in reversed(ends[:-1]):
+        if kept[-1][0] - end >= gap:
+            kept.append((end, emitted))
     return kept[::-1]
 
 

@@ -1,4 +1,4 @@
-"""A run beside the paper: every number with its verdict, every claim with what became of it."""
+"""A run compared with the paper: a verdict for every number and every claim."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from bild_lab.lab.formatting import MISSING, interval, number
 from bild_lab.papers.cells import Cell
 from bild_lab.papers.published import Order, Published
 
-FORMULA_TOLERANCE = 0.1  # of what a formula gives for the run
-QUALITY = "quality"  # which only texts of the same data set can share
+FORMULA_TOLERANCE = 0.1  # as a share of the value that the formula gives
+QUALITY = "quality"  # comparable only between texts of the same data set
 
 AGREES, HIGHER, LOWER = "agrees", "higher", "lower"
 HOLDS, WITHIN, FAILS, UNKNOWN = "holds", "within the intervals", "does not hold", "not measured"
@@ -19,7 +19,7 @@ HOLDS, WITHIN, FAILS, UNKNOWN = "holds", "within the intervals", "does not hold"
 
 @dataclass(frozen=True)
 class Line:
-    """A measured number and the one it stands beside, printed or by a formula, or none."""
+    """A measured number and the one it is compared with: the paper's, that of a formula, or none."""
 
     cell: Cell
     beside: float | None
@@ -38,7 +38,7 @@ class Line:
 
 @dataclass(frozen=True)
 class ClaimLine:
-    """A claim of the paper in one panel, and what the run says to it."""
+    """A claim of the paper in one panel, and the verdict on it."""
 
     panel: str
     order: Order
@@ -47,7 +47,7 @@ class ClaimLine:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Of one figure at one scale. missing: how many of the paper's numbers have nothing beside them."""
+    """One figure at one scale, compared. missing: how many of the paper's numbers were not measured."""
 
     lines: list[Line]
     claims: list[ClaimLine]
@@ -62,10 +62,10 @@ class Comparison:
 
 
 def compare(cells: Sequence[Cell], published: Published, scale: str) -> Comparison:
-    """Set what was measured beside what was printed; at small scale beside the panel that it stands for.
+    """Compare what was measured with what was printed; at small scale with the panel that it stands for.
 
-    What a panel's name has behind a comma is a part of the data, which stays the same part. The quality of another
-    panel's texts is no measure of these.
+    The part of a panel's name after a comma names a part of the data, and stays the same. Qualities are compared only
+    on the same texts.
     """
     lines, used = [], set()
     for cell in cells:
@@ -88,14 +88,14 @@ def compare(cells: Sequence[Cell], published: Published, scale: str) -> Comparis
 
 
 def claim_lines(order: Order, cells: Sequence[Cell]) -> list[ClaimLine]:
-    """A claim in each panel that has all of its rows; once, as not measured, where none has."""
+    """The claim in each panel that has all of its rows; a single line "not measured" where none has."""
     panels = dict.fromkeys(cell.panel for cell in cells)
     lines = [ClaimLine(panel, order, judged(order, panel, cells)) for panel in panels]
     return [line for line in lines if line.verdict != UNKNOWN] or [ClaimLine(MISSING, order, UNKNOWN)]
 
 
 def judged(order: Order, panel: str, cells: Iterable[Cell]) -> str:
-    """Whether no row of the claim has less of the quantity than the one behind it."""
+    """The verdict on a claim: no row has less of the quantity than the next one."""
     found = {cell.row: cell for cell in cells if (cell.panel, cell.quantity) == (panel, order.quantity)}
     chain = [found.get(row) for row in order.rows]
     if None in chain:
@@ -108,14 +108,14 @@ def judged(order: Order, panel: str, cells: Iterable[Cell]) -> str:
 
 
 def overlapping(one: Cell, other: Cell) -> bool:
-    """Whether intervals leave open which of two numbers is larger; numbers without them are taken at their word."""
+    """Whether the intervals overlap, so that either number may be the larger one; False without intervals."""
     if None in (one.low, one.high, other.low, other.high):
         return False
     return one.low <= other.high and other.low <= one.high
 
 
 def markdown(comparison: Comparison) -> str:
-    """Both tables as Markdown; empty where there is nothing to tell."""
+    """Both tables as Markdown; empty where both have no rows."""
     parts = []
     if comparison.lines:
         rows = [("panel", "row", "quantity", "here", "paper", "tolerance", "verdict"), ("---",) * 7]

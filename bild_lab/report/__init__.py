@@ -1,1 +1,1 @@
-"""What a sweep found, shown: figures, HTML report, terminal table, Weights & Biases."""
+"""Reports of what a sweep found: figures, HTML, tables in the terminal, Weights & Biases."""

@@ -7,7 +7,7 @@ from bild_lab.report.sweep import report_sweep
 
 
 class ReportedSweep(SweepCallback):
-    """A sweep whose table, figure and report are written when it ends, however it ends."""
+    """Writes the table, figure and report of a sweep when it ends, however it ends."""
 
     def __init__(self) -> None:
         super().__init__(report_sweep)

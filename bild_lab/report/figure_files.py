@@ -1,4 +1,4 @@
-"""The two files of a paper's figure: a picture, and beside it what the picture shows."""
+"""The two files of a paper's figure: the picture, and a CSV of the values that it shows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def paper_figure(path: Path, inches: tuple[float, float], title: str, subtitle: 
 
 
 def write_csv(figure: Path, names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Write what a figure shows beside it."""
+    """Write the values that a figure shows to a CSV of the same name."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([names, *rows])
     write_atomically(figure.with_suffix(".csv"), text.getvalue().encode())

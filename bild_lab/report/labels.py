@@ -1,9 +1,9 @@
-"""Placing point labels in a figure so that they overlap neither each other nor the points."""
+"""Places point labels in a figure so that they overlap neither each other nor the points."""
 
 import math
 from collections.abc import Sequence
 
-Point = tuple[float, float]
+XY = tuple[float, float]  # x and y, or width and height, in pixels
 Box = tuple[float, float, float, float]  # left, bottom, right, top, in pixels
 
 _DISTANCES = (14, 24, 36, 52, 70, 92)
@@ -12,15 +12,15 @@ _SOFT_COST = 35.0
 
 
 def place_labels(
-    anchors: Sequence[Point], sizes: Sequence[Point], hard: Sequence[Box], soft: Sequence[Box], bounds: Box
-) -> list[Point | None]:
-    """Return for each anchor the center of its label, or None where no free place is near.
+    anchors: Sequence[XY], sizes: Sequence[XY], hard: Sequence[Box], soft: Sequence[Box], bounds: Box
+) -> list[XY | None]:
+    """Return for each anchor the center of its label, or None where no free space is near.
 
     Anchors are served in order. A label never covers a `hard` box, an earlier label, or leaves
-    `bounds`; it avoids `soft` boxes where a place without them is not much farther.
+    `bounds`; it avoids `soft` boxes where free space is not much farther.
     """
     taken = list(hard)
-    centers: list[Point | None] = []
+    centers: list[XY | None] = []
     for anchor, size in zip(anchors, sizes, strict=True):
         center = _nearest_free(anchor, size, taken, soft, bounds)
         centers.append(center)
@@ -29,7 +29,7 @@ def place_labels(
     return centers
 
 
-def segment_boxes(start: Point, end: Point, step: float = 8.0) -> list[Box]:
+def segment_boxes(start: XY, end: XY, step: float = 8.0) -> list[Box]:
     """Cover a straight line with small boxes, for use as obstacles."""
     count = max(1, round(math.dist(start, end) / step))
     points = [
@@ -39,7 +39,7 @@ def segment_boxes(start: Point, end: Point, step: float = 8.0) -> list[Box]:
     return [(x - 1, y - 1, x + 1, y + 1) for x, y in points]
 
 
-def _nearest_free(anchor: Point, size: Point, taken: list[Box], soft: Sequence[Box], bounds: Box) -> Point | None:
+def _nearest_free(anchor: XY, size: XY, taken: list[Box], soft: Sequence[Box], bounds: Box) -> XY | None:
     best, best_cost = None, math.inf
     for distance in _DISTANCES:
         for angle in _ANGLES:
@@ -53,13 +53,13 @@ def _nearest_free(anchor: Point, size: Point, taken: list[Box], soft: Sequence[B
     return best
 
 
-def _center(anchor: Point, size: Point, distance: float, angle: float) -> Point:
+def _center(anchor: XY, size: XY, distance: float, angle: float) -> XY:
     """Push the label out until its nearest edge, not its center, is `distance` from the anchor."""
     right, up = math.cos(angle), math.sin(angle)
     return (anchor[0] + right * (distance + size[0] / 2), anchor[1] + up * (distance + size[1] / 2))
 
 
-def _box(center: Point, size: Point) -> Box:
+def _box(center: XY, size: XY) -> Box:
     pad = 3
     half_width, half_height = size[0] / 2 + pad, size[1] / 2 + pad
     return (center[0] - half_width, center[1] - half_height, center[0] + half_width, center[1] + half_height)

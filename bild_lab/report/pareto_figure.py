@@ -1,6 +1,9 @@
 """The Pareto figure as a static image: quality against latency, one panel per setting (BiLD Figure 4)."""
 
+from __future__ import annotations
+
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +19,7 @@ from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
 from bild_lab.lab.formatting import MINUS, TIMES, knob_label, short_name
 from bild_lab.lab.results.groups import Group, by_setting
+from bild_lab.lab.schema.result import Result
 from bild_lab.report.labels import Box, place_labels, segment_boxes
 from bild_lab.report.style import FIGURE_STYLE, HAIRLINE, INK, MUTED, Mark, marks
 
@@ -36,7 +40,7 @@ class _Panel:
     height: float
 
 
-def draw_pareto(results: list[dict], path: Path) -> None:
+def draw_pareto(results: Sequence[Result], path: Path) -> None:
     """Draw quality against latency relative to the baseline, and write it as a PNG of 1200 x 750 pixels.
 
     Results of different settings never share a panel: each further setting adds one below.
@@ -44,7 +48,7 @@ def draw_pareto(results: list[dict], path: Path) -> None:
     Raises:
         UserError: no result has both a latency and a quality.
     """
-    groups = [group for group in by_setting(results) if any(group.place(result) for result in group.results)]
+    groups = [group for group in by_setting(results) if any(group.position(result) for result in group.results)]
     if not groups:
         raise UserError("a Pareto figure wants a point with latency and quality, got none; run a point first")
     colours = marks(sorted({policy for group in groups for policy in group.policies}))
@@ -65,7 +69,7 @@ def speedup_ticks(low: float, high: float) -> list[float]:
     """Return round speedups whose latencies, one over the speedup, lie between `low` and `high`."""
     fastest, slowest = 1 / max(low, 0.01), 1 / high
     step = next((step for step in (0.1, 0.25, 0.5, 1.0, 2.0, 5.0) if (fastest - slowest) / step <= 10), 10.0)
-    spread = (high - low) / 13  # nearer ticks would run into each other
+    spread = (high - low) / 13  # ticks that are closer would overlap
     kept: list[float] = []
     for index in range(1, int(fastest / step) + 1):
         tick = round(index * step, 2)
@@ -82,7 +86,7 @@ def _draw_panel(panel: _Panel) -> None:
     if panel.group.relative:
         _draw_baseline(panel.axes, panel.group)
         _draw_speedup_axis(panel.axes)
-    front = front_places(panel.group)
+    front = front_corners(panel.group)
     if len(front) > 1:
         panel.axes.step(*zip(*front, strict=True), where="post", color=INK, linewidth=1.3, alpha=0.7, zorder=3)
     _draw_texts(panel)
@@ -90,27 +94,28 @@ def _draw_panel(panel: _Panel) -> None:
     _label_front(panel)
 
 
-def front_places(group: Group) -> list[tuple[float, float]]:
-    """Return the corners of the front; the baseline ends it if nothing faster is as good."""
-    places = [(place.x, place.y) for result in group.front() if (place := group.place(result)) is not None]
+def front_corners(group: Group) -> list[tuple[float, float]]:
+    """Return the corners of the front; the baseline is its last one if nothing faster is as good."""
+    positions = [group.position(result) for result in group.front()]
+    corners = [(position.x, position.y) for position in positions if position is not None]
     quality = group.baseline_quality
-    if group.relative and quality is not None and not any(x <= 1.0 and y >= quality - 1e-9 for x, y in places):
-        places = sorted([*places, (1.0, quality)])
-    return places
+    if group.relative and quality is not None and not any(x <= 1.0 and y >= quality - 1e-9 for x, y in corners):
+        corners = sorted([*corners, (1.0, quality)])
+    return corners
 
 
 def _draw_points(panel: _Panel) -> None:
     front = {id(result) for result in panel.group.front()}
     for result in reversed(panel.group.results):
-        place, mark = panel.group.place(result), panel.colours.get(result["policy"])
-        if place is None or mark is None:  # the baseline has its own mark
+        at, mark = panel.group.position(result), panel.colours.get(result.policy)
+        if at is None or mark is None:  # the baseline has its own mark
             continue
         chosen = id(result) in front
         panel.axes.errorbar(
-            place.x,
-            place.y,
-            xerr=[[max(0.0, place.x - place.x_low)], [max(0.0, place.x_high - place.x)]],
-            yerr=[[max(0.0, place.y - place.y_low)], [max(0.0, place.y_high - place.y)]],
+            at.x,
+            at.y,
+            xerr=[[max(0.0, at.x - at.x_low)], [max(0.0, at.x_high - at.x)]],
+            yerr=[[max(0.0, at.y - at.y_low)], [max(0.0, at.y_high - at.y)]],
             fmt="none",
             ecolor=mark.colour,
             elinewidth=0.9,
@@ -119,7 +124,7 @@ def _draw_points(panel: _Panel) -> None:
         )
         fill = mark.colour if chosen else "white"
         order = 5 if chosen else 4
-        panel.axes.plot(place.x, place.y, mark.marker, ms=6.5, mfc=fill, mec=mark.colour, mew=1.3, zorder=order)
+        panel.axes.plot(at.x, at.y, mark.marker, ms=6.5, mfc=fill, mec=mark.colour, mew=1.3, zorder=order)
 
 
 def _frame(axes: Axes, group: Group) -> None:
@@ -136,7 +141,7 @@ def _draw_baseline(axes: Axes, group: Group) -> None:
     if quality is None:
         return
     for level, text, dashes in (
-        (quality, group.setting["baseline"], "-"),
+        (quality, group.setting.baseline, "-"),
         (quality - 1, f"{MINUS}1 point", (0, (5, 4))),
     ):
         axes.axhline(level, color=MUTED, linewidth=1.0, linestyle=dashes, zorder=1.5)
@@ -157,13 +162,13 @@ def _draw_speedup_axis(axes: Axes) -> None:
 
 def _draw_texts(panel: _Panel) -> None:
     group, setting = panel.group, panel.group.setting
-    unit = f"relative to {setting['baseline']}" if group.relative else "in seconds"
+    unit = f"relative to {setting.baseline}" if group.relative else "in seconds"
     panel.axes.set_xlabel(f"Latency per example, {unit} (further left is faster)", labelpad=6)
     panel.axes.set_ylabel(group.metric)
-    data = f"{short_name(setting['dataset'])} ({setting['split']})"
-    title = f"{short_name(setting['target'])} on {data}: {group.metric} against latency"
-    draft = f"drafter {short_name(setting['draft'])}, " if setting.get("draft") else ""
-    measured = f"{draft}{setting['n_examples']} examples, {setting['dtype']} on {setting['device']}"
+    data = f"{short_name(setting.dataset)} ({setting.split})"
+    title = f"{short_name(setting.target)} on {data}: {group.metric} against latency"
+    draft = f"drafter {short_name(setting.draft)}, " if setting.draft else ""
+    measured = f"{draft}{setting.n_examples} examples, {setting.dtype} on {setting.device}"
     bars = f"speedup and difference in {group.metric}" if group.relative else group.metric
     subtitle = f"{measured}. Bars: 95 % intervals of {bars}."
     for share, text, font in (
@@ -174,27 +179,27 @@ def _draw_texts(panel: _Panel) -> None:
 
 
 def _draw_legend(panel: _Panel) -> None:
-    used = {result["policy"] for result in panel.group.results}
+    used = {result.policy for result in panel.group.results}
     shown = {policy: mark for policy, mark in panel.colours.items() if policy in used}
     handles = [
         Line2D([], [], ls="", marker=mark.marker, ms=6.5, mfc=mark.colour, mec=mark.colour, label=policy)
         for policy, mark in shown.items()
     ]
     if panel.group.relative:
-        baseline = panel.group.setting["baseline"]
+        baseline = panel.group.setting.baseline
         handles.insert(0, Line2D([], [], ls="", marker="x", ms=8, mew=2.2, color=INK, label=baseline))
     handles.append(Line2D([], [], color=INK, lw=1.3, alpha=0.7, label="Pareto front (filled marks)"))
-    place = {"loc": "lower center", "bbox_to_anchor": (0.495, panel.bottom + 0.005 * panel.height)}
-    for columns in range(len(handles), 0, -1):  # the fewest rows that are not wider than the image
+    location = {"loc": "lower center", "bbox_to_anchor": (0.495, panel.bottom + 0.005 * panel.height)}
+    for columns in range(len(handles), 0, -1):  # as few rows as fit into the image
         look = {"frameon": False, "columnspacing": 1.6, "handletextpad": 0.4}
-        legend = panel.figure.legend(handles=handles, ncols=columns, **place, **look)
+        legend = panel.figure.legend(handles=handles, ncols=columns, **location, **look)
         if columns == 1 or legend.get_window_extent().width <= 0.97 * panel.figure.bbox.width:
             return
         legend.remove()
 
 
 def _label_front(panel: _Panel) -> None:
-    """Write the knobs of some front points beside them, where there is free room."""
+    """Write the knobs of some front points beside them, where there is room."""
     group, axes = panel.group, panel.axes
     chosen = _spread([result for result in group.front() if knob_label(result, group.knobs(result))])
     if not chosen:
@@ -218,16 +223,13 @@ def _label_front(panel: _Panel) -> None:
 
 
 def _lines(axes: Axes, group: Group) -> list[Box]:
-    """Cover what labels should rather not cross: the front, its intervals, the horizontal lines."""
+    """Cover what labels should avoid: the front, its intervals, the horizontal lines."""
     segments = []
-    for (x, y), (next_x, next_y) in pairwise(front_places(group)):
+    for (x, y), (next_x, next_y) in pairwise(front_corners(group)):
         segments += [((x, y), (next_x, y)), ((next_x, y), (next_x, next_y))]
     for result in group.front():
-        place = group.place(result)
-        segments += [
-            ((place.x_low, place.y), (place.x_high, place.y)),
-            ((place.x, place.y_low), (place.x, place.y_high)),
-        ]
+        at = group.position(result)
+        segments += [((at.x_low, at.y), (at.x_high, at.y)), ((at.x, at.y_low), (at.x, at.y_high))]
     if group.relative and group.baseline_quality is not None:
         levels = (group.baseline_quality, group.baseline_quality - 1)
         segments += [((axes.get_xlim()[0], level), (axes.get_xlim()[1], level)) for level in levels]
@@ -235,13 +237,13 @@ def _lines(axes: Axes, group: Group) -> list[Box]:
     return [box for start, end in pixels for box in segment_boxes(tuple(start), tuple(end))]
 
 
-def _pixel(axes: Axes, group: Group, result: dict) -> tuple[float, float]:
-    place = group.place(result)
-    x, y = axes.transData.transform((place.x, place.y)) if place is not None else (-1e6, -1e6)
+def _pixel(axes: Axes, group: Group, result: Result) -> tuple[float, float]:
+    at = group.position(result)
+    x, y = axes.transData.transform((at.x, at.y)) if at is not None else (-1e6, -1e6)
     return float(x), float(y)
 
 
-def _spread(front: list[dict]) -> list[dict]:
+def _spread(front: list[Result]) -> list[Result]:
     """Choose at most six results, evenly over the front and with both its ends."""
     if len(front) <= _LABELS_AT_MOST:
         return front

@@ -1,4 +1,4 @@
-"""A sweep's files and what the terminal says of it."""
+"""The report of a sweep: its files, and the summary in the terminal."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from bild_lab.lab.results.records import Sweep
 
 
 def report_sweep(sweep: Sweep) -> None:
-    """Write a sweep's table, figure and report, and say what it found."""
-    # drawing libraries take seconds to import, which bad input should not wait for
+    """Write a sweep's table, figure and report, and print a summary."""
+    # drawing libraries take seconds to import: bad input is refused before that
     from bild_lab.lab.results.table import write_table
     from bild_lab.report.categories import terminal_table
     from bild_lab.report.page.html import write_html
@@ -22,11 +22,11 @@ def report_sweep(sweep: Sweep) -> None:
             write_table(results, sweep.folder / "sweep.csv")
             draw_pareto(results, sweep.folder / "pareto.png")
         if results or failures:
-            write_html(sweep.name, results, failures, sweep.folder / "report.html", sweep.examples, older)
+            write_html(sweep.name, results, failures, sweep.folder / "report.html", older)
             output.print(sweep_table(results, failures))
         if (categories := terminal_table(results)) is not None:
             output.print(categories)
     output.print(escape(headline(results)))
-    for note in notes(results, older):
-        output.print(escape(note))
+    for remark in notes(results, older):
+        output.print(escape(remark))
     output.print(f"{sweep.folder}/report.html, pareto.png and sweep.csv hold the rest")

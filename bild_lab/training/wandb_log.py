@@ -19,9 +19,8 @@ class TrainingLogger(WandbLogger):
 
     def start(self, identity: str, title: str, model: str, config: Mapping[str, Any], environment: Mapping) -> Any:
         """Begin the run; a resumed training continues the run of the same identity."""
-        self._directory.mkdir(parents=True, exist_ok=True)  # without it wandb writes to the temporary folder
-        named = {"point": identity, "policy": title, "composition": model, "environment": environment}
-        return self._start(named, dict(config))
+        described = {**config, "composition": model, "environment": dict(environment)}
+        return self.begin(identity, f"{title} {identity}", described)
 
 
 def training_logger(logger: DictConfig) -> TrainingLogger | None:

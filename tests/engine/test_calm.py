@@ -245,10 +245,10 @@ def test_the_mean_exit_is_a_number_of_the_result() -> None:
     tokens, trace = decoded(module, request, threshold=0.9)
     exits = exits_of(trace)
     result = counts([Timed(tokens[1:], [1.0], trace)])
-    assert result["exit_layer_mean"] == sum(exits) / LENGTH
-    assert 1 < result["exit_layer_mean"] < DEPTH
-    assert (result["target_calls"], result["drafted"], result["tokens_per_target_call"]) == (LENGTH, 0, 1.0)
-    assert counts([Timed(tokens[1:], [1.0], vanilla(module, request)[1])])["exit_layer_mean"] is None
+    assert result.exit_layer_mean == sum(exits) / LENGTH
+    assert 1 < result.exit_layer_mean < DEPTH
+    assert (result.target_calls, result.drafted, result.tokens_per_target_call) == (LENGTH, 0, 1.0)
+    assert counts([Timed(tokens[1:], [1.0], vanilla(module, request)[1])]).exit_layer_mean is None
 
 
 def test_a_traced_text_tells_prefill_and_every_token() -> None:

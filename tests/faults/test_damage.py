@@ -53,7 +53,7 @@ def test_a_damaged_drafter_fails_its_point_alone(
     assert broken.ended() == 1, broken.printed
     kept = ground.finished()
     assert len(kept) == 2
-    assert [said in failure["error"]["message"] for failure in ground.sweep.failures()] == [True, True]
+    assert [said in failure.error.message for failure in ground.sweep.failures()] == [True, True]
     shutil.copy(checkpoints / "t5-draft" / WEIGHTS, copy / WEIGHTS)
     mended = ground.start(*words)  # now a copy of the other: the same weights make the same points
     assert mended.ended() == 0, mended.printed

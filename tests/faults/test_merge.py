@@ -12,7 +12,7 @@ from bild_lab.lab.cli import words_as_list
 from bild_lab.lab.results.groups import by_setting
 from bild_lab.lab.results.records import Sweep
 from scripts import merge
-from tests.report.sample import ENVIRONMENT, sample_result
+from tests.report.sample import ENVIRONMENT, sample_example, sample_result
 
 Command = Callable[..., tuple[int, str]]
 
@@ -28,7 +28,7 @@ def write_sweep(name: str, fallbacks: list[float], hardware: str, host: str, bes
     for fallback in fallbacks:
         changes = {"setting": {"hardware": hardware}, "environment": {**ENVIRONMENT, "host": host}, "name": name}
         result = sample_result("bild", {"fallback": fallback, "rollback": 2.0}, 1.5, **changes)
-        sweep.write_point(result["point"], f"name: {name}\n", result, [{"id": "one", "rounds": []}], beside)
+        sweep.write_point(result.point, f"name: {name}\n", result, [sample_example()], beside)
     return sweep
 
 
@@ -41,12 +41,12 @@ def test_points_of_several_machines_become_one_sweep(command: Command) -> None:
     merged = Sweep(Path("outputs/all"))
     frame = pd.read_csv("outputs/all/sweep.csv")
     assert sorted(frame["fallback"]) == [0.2, 0.4, 0.6]
-    assert {result["knobs"]["fallback"]: result["name"] for result in merged.results()} == {
+    assert {result.knobs["fallback"]: result.name for result in merged.results()} == {
         0.2: "one",
         0.4: "two",  # measured later
         0.6: "two",
     }
-    assert "The points come from 2 places, which differ in sweep, host." in printed
+    assert "The points come from 2 sources, which differ in sweep, host." in printed
     page = Path("outputs/all/report.html").read_text()
     assert "Where the points came from" in page and "<tr><td>one</td><td>a</td><td>1</td></tr>" in page
     assert len(one.results()) == 2  # as it was
@@ -70,7 +70,7 @@ def test_of_a_point_measured_anew_the_newest_is_merged(command: Command) -> None
     write_sweep("one", [0.2], "EPYC", "again", beside=True)
     command("name=all", "outputs/one")
     (only,) = Sweep(Path("outputs/all")).results()
-    assert only["environment"]["host"] == "again"
+    assert only.environment["host"] == "again"
     assert Sweep(Path("outputs/all")).older() == 0
 
 
@@ -80,7 +80,7 @@ def test_timings_of_different_hardware_never_share_a_curve(command: Command) -> 
     code, printed = command("name=all", "outputs/one", "outputs/two")
     assert code == 0, printed
     groups = by_setting(Sweep(Path("outputs/all")).results())
-    assert [{result["setting"]["hardware"] for result in group.results} for group in groups] == [
+    assert [{result.setting.hardware for result in group.results} for group in groups] == [
         {"EPYC"},
         {"H200, EPYC"},
     ]

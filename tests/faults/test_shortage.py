@@ -76,7 +76,7 @@ def test_a_point_that_wants_too_much_memory_fails_alone(ground: Ground, note: No
     kept = ground.finished()
     assert len(kept) == 2
     (failure,) = ground.sweep.failures()
-    assert "memory" in failure["error"]["message"]
+    assert "memory" in failure.error.message
     assert sorted(pd.read_csv(ground.sweep.folder / "sweep.csv")["point"]) == sorted(kept)
     note("out of memory", "status 1, the point recorded as failed, the others measured", 2)
 
@@ -94,7 +94,7 @@ def test_a_clock_that_jumps_changes_neither_order_nor_durations(
     assert jumped.ended() == 0, jumped.printed
     assert ground.start(*words, "resume=false").ended() == 0  # and back again
     (newest,) = ground.sweep.results()
-    assert newest["folder"] == f"{before}.3" and ground.sweep.older() == 2
-    assert all(0 <= one.result["seconds"]["total"] < 86_400 for one in ground.sweep.measurements())
+    assert newest.folder.name == f"{before}.3" and ground.sweep.older() == 2
+    assert all(0 <= one.total_s < 86_400 for one in ground.sweep.all_results())
     assert "2 older measurements of these points are kept" in (ground.sweep.folder / "report.html").read_text()
     note("clock set back or forward", "the newest counts; resumed", 3)

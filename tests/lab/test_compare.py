@@ -15,7 +15,7 @@ from bild_lab.lab.data.examples import DatasetSpec, load_examples
 from bild_lab.lab.hashing import data_hash
 from bild_lab.lab.results.records import Sweep
 from scripts import compare
-from tests.report.sample import ENVIRONMENT, sample_result
+from tests.report.sample import ENVIRONMENT, sample_example, sample_result
 
 Command = Callable[..., tuple[int, str]]
 FALLBACKS = (0.3, 0.6)
@@ -40,18 +40,16 @@ def sweep(data: Path) -> Callable[..., Sweep]:
             told = {"data": data_hash(examples), "n_examples": len(examples), "code": git, **setting}
             own = {"setting": told, "environment": {**ENVIRONMENT, "git": git}}
             result = sample_result("bild", {"fallback": fallback, "rollback": 2.0}, 1.5, **own)
-            rows = [
-                {
-                    "id": one.id,
-                    "prediction": one.references[0] if index < right else "nothing of it",
-                    "token_ids": [1],
-                    "latency_s": [latency_s * (1 + fallback)],
-                    "baseline_latency_s": [1.0],
-                    "rounds": [],
-                }
+            decoded = [
+                sample_example(
+                    one.id,
+                    prediction=one.references[0] if index < right else "nothing of it",
+                    latency_s=[latency_s * (1 + fallback)],
+                    baseline_latency_s=[1.0],
+                )
                 for index, one in enumerate(examples)
             ]
-            Sweep(Path("outputs") / name).write_point(result["point"], OmegaConf.to_yaml(config), result, rows)
+            Sweep(Path("outputs") / name).write_point(result.point, OmegaConf.to_yaml(config), result, decoded)
         return Sweep(Path("outputs") / name)
 
     return write
@@ -127,8 +125,8 @@ def test_a_machine_that_drifted_is_told(command: Command, sweep: Callable[..., S
 
 def test_points_of_one_side_alone_are_counted(command: Command, sweep: Callable[..., Sweep]) -> None:
     sweep("before", 1.0)
-    alone = sample_result("vanilla", {}, 1.0, setting=sweep("after", 1.0).results()[0]["setting"])
-    Sweep(Path("outputs/after")).write_point(alone["point"], "", alone, [])
+    alone = sample_result("vanilla", {}, 1.0, setting=dict(sweep("after", 1.0).results()[0].setting))
+    Sweep(Path("outputs/after")).write_point(alone.point, "", alone, [])
     assert "Only B has 1 more (vanilla)." in command("outputs/before", "outputs/after")[1]
 
 

@@ -15,6 +15,7 @@ from bild_lab.lab.formatting import (
     signed,
     times,
 )
+from tests.report.sample import sample_result
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,7 @@ def test_knob_values_read_plainly(value, text):
 
 
 def test_a_point_is_named_by_its_policy_and_the_asked_knobs_it_has():
-    result = {"policy": "bild", "knobs": {"fallback": 0.5, "rollback": 1.0, "window": 10}}
+    result = sample_result("bild", {"fallback": 0.5, "rollback": 1.0, "window": 10}, 1.5)
     assert point_label(result, ["fallback", "rollback", "lenience"]) == "bild (fallback 0.5, rollback 1)"
     assert point_label(result, []) == "bild"
 

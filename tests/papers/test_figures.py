@@ -17,53 +17,51 @@ import scripts.figures
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import run_application
 from bild_lab.lab.results.records import Sweep
+from bild_lab.lab.schema.examples import MeasuredExample
+from bild_lab.lab.schema.result import Result
 from bild_lab.papers.cells import Cell, Cells
 from bild_lab.papers.figures import FIGURES, draw_figure, paper_commands
-from bild_lab.papers.finished_points import Point, read_points
+from bild_lab.papers.finished_points import FinishedPoint, read_points
 from bild_lab.papers.published import Order, load_published, published_names
 from bild_lab.papers.verdicts import AGREES, FAILS, HIGHER, HOLDS, LOWER, UNKNOWN, WITHIN, compare, judged
-from tests.report.sample import BASELINE_QUALITY, sample_drafted, sample_result
+from tests.report.sample import BASELINE_QUALITY, sample_drafted, sample_example, sample_result
 
 PIPELINE = {"match_rate": 0.5, "latency_units": 4.6, "compute_units": 9.0, "predicted_latency_units": 4.5}
 ALIGNED = {"draft": "t5-tiny-aligned"}  # other weights are another setting
 PIPELINE |= {"predicted_compute_units": 9.1, "theorem": 1.33}
 
 
-def bild(speedup: float, loss: float = 0.0, rollback: float = 2.0, **changes: object) -> dict:
+def bild(speedup: float, loss: float = 0.0, rollback: float = 2.0, **changes: object) -> Result:
     knobs = {"fallback": 0.5, "rollback": rollback, "window": 10, "verify_tail": True}
     return sample_drafted("bild", knobs, speedup, -loss, (0.8, 0.9), rollbacks=100, **changes)
 
 
-def other(policy: str, speedup: float = 1.5, loss: float = 0.0, **knobs: object) -> dict:
+def other(policy: str, speedup: float = 1.5, loss: float = 0.0, **knobs: object) -> Result:
     return sample_drafted(policy, {"window": 5, **knobs}, speedup, -loss, (0.7, 1.0), rollbacks=90)
 
 
-def bita(speedup: float = 2.0, policy: str = "bita", **knobs: object) -> dict:
+def bita(speedup: float = 2.0, policy: str = "bita", **knobs: object) -> Result:
     adapter = {"adapter": "outputs/bita/adapter", "decoding": "efficient_tree", "top_k": 5}
-    own = {"tokens_per_s_ratio": speedup, "categories": {"coding": {"tokens_per_s_ratio": 2.5}}}
+    coding = {"n_examples": 1, "tokens": 9, "tokens_per_s": 5.0, "baseline_tokens_per_s": 2.0, "speedup": {}}
+    coding |= {"tokens_per_s_ratio": 2.5, "tokens_per_target_call": 2.0, "acceptance_rate": 0.5}
+    own = {"tokens_per_s_ratio": speedup, "categories": {"coding": coding}}
     return sample_result(policy, {**adapter, **knobs}, speedup, **own)
 
 
-def texts() -> list[dict]:
+def texts() -> list[MeasuredExample]:
     """Two tokens are the target's: the second, and the end."""
     rounds = [{"drafted": [3], "accepted": 1, "next_token": 4}, {"drafted": [5], "accepted": 1, "next_token": 1}]
-    row = {
-        "id": "one",
-        "prompt": "ein Haus",
-        "token_ids": [3, 4, 5, 1],
-        "rounds": rounds,
-        "prediction": "a small house",
-    }
     pieces = {"3": "a", "4": " small", "5": " house", "1": "</s>"}
-    return [{**row, "pieces": pieces, "baseline_prediction": "a little house"}]
+    own = {"prompt": "ein Haus", "token_ids": [3, 4, 5, 1], "rounds": rounds, "pieces": pieces}
+    return [sample_example(**own, prediction="a small house", baseline_prediction="a little house")]
 
 
-def drafters_own() -> list[dict]:
-    return [{"id": "one", "prompt": "ein Haus", "token_ids": [], "rounds": [], "prediction": "one house"}]
+def drafters_own() -> list[MeasuredExample]:
+    return [sample_example(prompt="ein Haus", token_ids=[], prediction="one house")]
 
 
 # for each figure what its runs leave: the configuration's pair, the result, its examples
-Run = tuple[str, dict, Sequence[dict]]
+Run = tuple[str, Result, Sequence[MeasuredExample]]
 RUNS: dict[str, Callable[[], list[Run]]] = {
     "bild_fig2": lambda: [("toy", other("bild_no_fallback", rollback=2.0), ())],
     "bild_fig4": lambda: [
@@ -107,7 +105,7 @@ RUNS: dict[str, Callable[[], list[Run]]] = {
 }
 
 
-def ppd() -> dict:
+def ppd() -> Result:
     return sample_result("ppd", {"exit_layer": 3, "top_k": 3, "heads": "shared"}, 0.9, pipeline=PIPELINE)
 
 
@@ -135,8 +133,8 @@ def outputs_of(name: str, outputs: Path, scale: str) -> None:
         store_match_rates(folder)
 
 
-def points(name: str) -> list[Point]:
-    return [Point(result, pair) for pair, result, _ in RUNS[name]()]
+def points(name: str) -> list[FinishedPoint]:
+    return [FinishedPoint(result, pair) for pair, result, _ in RUNS[name]()]
 
 
 def values(cells: Cells, name: str) -> dict[tuple[str, str], float]:
@@ -192,7 +190,7 @@ def test_bild_with_both_drafters_is_one_panel_of_two_curves(tmp_path: Path) -> N
 
 
 def test_a_curve_that_always_loses_more_has_no_speedup() -> None:
-    cells = FIGURES["bild_fig4"].cells([Point(bild(2.0, loss=3.0), "toy")])
+    cells = FIGURES["bild_fig4"].cells([FinishedPoint(bild(2.0, loss=3.0), "toy")])
     assert [(cell.row, cell.quantity) for cell in cells] == [("unaligned", "best quality"), ("vanilla", "quality")]
     assert cells[1].value == BASELINE_QUALITY
 
@@ -205,7 +203,8 @@ def test_curves_of_another_figures_folder_alone_are_no_panel(tmp_path: Path) -> 
     )
     with pytest.raises(UserError, match="wants finished points"):
         draw_figure("bild_fig5", tmp_path, tmp_path / "figures")
-    ablation = other("bild_no_rollback") | {"setting": {**bild(1.0)["setting"], "dataset": "toy"}}
+    ablation = bild(1.5, setting={"dataset": "toy"})
+    ablation = replace(ablation, policy="bild_no_rollback")
     store(tmp_path / own, [("toy_aligned", ablation, ())])
     drawn = draw_figure("bild_fig5", tmp_path, tmp_path / "figures")
     assert {line.cell.panel for line in drawn.comparison.lines} == {"toy"}
@@ -231,7 +230,7 @@ def test_tokens_per_call_stand_beside_equation_1_at_their_own_rate() -> None:
 
 
 def test_the_best_of_several_points_of_a_row_is_told() -> None:
-    several = [Point(other("speculative", speedup, lenience=1.0), "toy") for speedup in (1.2, 1.9, 1.4)]
+    several = [FinishedPoint(other("speculative", speedup, lenience=1.0), "toy") for speedup in (1.2, 1.9, 1.4)]
     told = {cell.quantity: cell.value for cell in FIGURES["spec_tab2"].cells(several)}
     assert told == {"speedup, temperature 0": 1.9, "acceptance rate, temperature 0": 0.7}
 

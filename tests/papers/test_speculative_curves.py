@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from bild_lab.engine.theory import (
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import run_application
 from bild_lab.lab.results.records import Sweep
+from bild_lab.lab.schema.result import Result, Speedup
 from bild_lab.papers.speculative_curves import (
     Measured,
     Panel,
@@ -33,7 +35,7 @@ from bild_lab.papers.speculative_curves import (
     draw_speed_and_operations,
     measured_panels,
 )
-from tests.report.sample import sample_drafted, sample_sweep
+from tests.report.sample import sample_drafted, sample_prediction, sample_sweep
 
 SPECULATIVE = "ModelDrafter(window=5) + SpeculativeSampling(lenience=1.0)"
 
@@ -43,8 +45,12 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
-def point(window: int = 5, rate: float = 0.8, speedup: float = 1.5, **changes: object) -> dict:
-    own = {"composition": SPECULATIVE, "prediction": {"cost_ratio": 0.1, "window": window}, **changes}
+def predicted(window: int | None = 5, cost_ratio: float = 0.1) -> dict:
+    return {**sample_prediction("speculative", {"window": 5}, 1.5, 0.8), "window": window, "cost_ratio": cost_ratio}
+
+
+def point(window: int = 5, rate: float = 0.8, speedup: float = 1.5, **changes: object) -> Result:
+    own = {"composition": SPECULATIVE, "prediction": predicted(window), **changes}
     return sample_drafted("speculative", {"window": window}, speedup, 0.0, (rate, 1.0), **own)
 
 
@@ -96,15 +102,13 @@ def test_measured_points_are_written_with_what_the_theorem_gives_for_them(tmp_pa
 
 
 def test_a_point_of_an_older_sweep_has_no_prediction(tmp_path: Path) -> None:
-    result = point()
-    del result["prediction"]
-    draw_measured([result], tmp_path / "figure.png")
+    draw_measured([point(prediction=None)], tmp_path / "figure.png")
     (row,) = rows(tmp_path / "figure.csv")
     assert (row["window"], row["cost_ratio"], row["predicted"]) == ("5", "", "")
 
 
 def test_a_drafter_that_costs_nothing_has_a_prediction(tmp_path: Path) -> None:
-    draw_measured([point(prediction={"cost_ratio": 0.0, "window": 5})], tmp_path / "figure.png")
+    draw_measured([point(prediction=predicted(cost_ratio=0.0))], tmp_path / "figure.png")
     (row,) = rows(tmp_path / "figure.csv")
     assert float(row["predicted"]) == pytest.approx(expected_tokens(0.8, 5))
 
@@ -113,7 +117,7 @@ def test_points_of_other_settings_and_policies_get_panels_of_their_own(tmp_path:
     results = [
         point(),
         point(setting={"decoding": {"temperature": 1.0}}),
-        {**point(), "policy": "bigram"},
+        replace(point(), policy="bigram"),
     ]
     panels = measured_panels(results)
     assert [(panel.policy, "temperature 1" in panel.setting) for panel in panels] == [
@@ -128,13 +132,13 @@ def test_points_of_other_settings_and_policies_get_panels_of_their_own(tmp_path:
 def test_points_that_the_theorem_does_not_speak_of_are_left_out() -> None:
     assert measured_panels([point(composition="ModelDrafter(window=5) + Rollback(threshold=2)")]) == []
     assert measured_panels([point(composition="NoDraft() + ExactMatch()", acceptance_rate=None)]) == []
-    assert measured_panels([point(prediction={"cost_ratio": 0.1, "window": None})]) == []  # drafts that differ
-    assert measured_panels([{**point(), "speedup": {"value": None}}]) == []
+    assert measured_panels([point(prediction=predicted(None))]) == []  # drafts that differ
+    assert measured_panels([replace(point(), speedup=Speedup())]) == []
     assert len(measured_panels([point(composition="PromptLookup(window=5) + ExactMatch()")])) == 1
 
 
 def test_sweeps_without_such_points_are_refused_with_a_remedy(tmp_path: Path) -> None:
-    rollback = [{**result, "composition": "ModelDrafter() + Rollback()"} for result in sample_sweep()]
+    rollback = [replace(result, composition="ModelDrafter() + Rollback()") for result in sample_sweep()]
     with pytest.raises(UserError, match=r"got none in 20 finished points; run python run\.py -m policy=speculative"):
         draw_measured(rollback, tmp_path / "figure.png")
     assert list(tmp_path.iterdir()) == []
@@ -147,7 +151,7 @@ def drawn(panel: Panel) -> Axes:
 
 
 def test_curves_are_drawn_for_the_measured_windows_at_the_median_cost_ratio() -> None:
-    speedup = {"value": 1.5, "low": 1.4, "high": 1.6}
+    speedup = Speedup(1.5, 1.4, 1.6)
     points = [Measured(window, 0.8, cost, speedup) for window, cost in ((3, 0.1), (5, 0.2), (5, 0.6))]
     axes = drawn(Panel("speculative", "somewhere", points))
     curves = [line for line in axes.lines if len(line.get_xdata()) == 101]
@@ -161,12 +165,12 @@ def test_curves_are_drawn_for_the_measured_windows_at_the_median_cost_ratio() ->
 
 
 def test_a_cost_ratio_of_nothing_is_not_a_missing_one() -> None:
-    panel = Panel("bigram", "somewhere", [Measured(5, 0.3, 0.0, {"value": 1.2, "low": 1.1, "high": 1.3})])
+    panel = Panel("bigram", "somewhere", [Measured(5, 0.3, 0.0, Speedup(1.2, 1.1, 1.3))])
     assert "bigram, c = 0" in [text.get_text() for text in drawn(panel).texts]
 
 
 def test_a_panel_shows_every_point_and_the_target_alone() -> None:
-    points = [Measured(5, rate, None, {"value": 2.0, "low": 1.5, "high": 9.0}) for rate in (0.7, 1.0)]
+    points = [Measured(5, rate, None, Speedup(2.0, 1.5, 9.0)) for rate in (0.7, 1.0)]
     axes = drawn(Panel("synthetic", "somewhere", points))
     assert axes.get_xlim() == pytest.approx((0.68, 1.0))
     low, high = axes.get_ylim()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
@@ -16,33 +17,35 @@ import run
 from bild_lab.errors import UserError
 from bild_lab.lab.results.groups import by_setting
 from bild_lab.lab.results.records import Sweep
-from bild_lab.papers.timeline_figure import Lane, TimedRound, draw_lane, draw_trace, picture_of, readable, telling
+from bild_lab.lab.schema.examples import MeasuredExample
+from bild_lab.lab.schema.result import Result
+from bild_lab.papers.timeline_figure import Lane, TimedRound, draw_lane, draw_trace, readable, selected, timelines_of
 from bild_lab.report.style import STAGE_COLOURS
 from scripts import trace_diagram
-from tests.report.sample import sample_baseline, sample_drafted, sample_sweep
+from tests.report.sample import sample_baseline, sample_drafted, sample_example, sample_sweep
 
 Rounds = list[tuple[list[int], int, int]]  # drafted tokens, how many stand, calls of the drafter
 
 
-def example(rounds: Rounds, tokens: int, verified: bool = True, name: str = "test-0") -> dict:
-    """A row whose stages take a second each, with one between them; `verified`: the last round is too."""
+def example(rounds: Rounds, tokens: int, verified: bool = True, name: str = "test-0") -> MeasuredExample:
+    """An example whose stages take a second each, with one between them; `verified`: the last round is too."""
     stages = ["prefill", *["draft", "verify"] * len(rounds)]
     spans = [(stage, 2 * index, 2 * index + 1) for index, stage in enumerate(stages)]
-    return {
-        "id": name,
-        "token_ids": list(range(tokens)),
-        "rounds": [{"drafted": one, "accepted": kept, "draft_calls": calls} for one, kept, calls in rounds],
-        "spans": spans if verified else spans[:-1],
-    }
+    return sample_example(
+        name,
+        token_ids=list(range(tokens)),
+        rounds=[{"drafted": one, "accepted": kept, "draft_calls": calls} for one, kept, calls in rounds],
+        spans=spans if verified else spans[:-1],
+    )
 
 
 ALONE: Rounds = [([], 0, 0)] * 6
 DRAFTED: Rounds = [([5, 6, 7], 3, 3), ([5, 6, 7], 0, 3)]
 
 
-def write(sweep: Sweep, *points: tuple[dict, list[dict]]) -> Sweep:
-    for result, rows in points:
-        sweep.write_point(result["point"], "", result, rows)
+def write(sweep: Sweep, *points: tuple[Result, list[MeasuredExample]]) -> Sweep:
+    for result, examples in points:
+        sweep.write_point(result.point, "", result, examples)
     return sweep
 
 
@@ -57,7 +60,7 @@ def sweep(tmp_path: Path) -> Sweep:
 
 
 def test_a_lane_holds_every_call_and_the_tokens_so_far(sweep: Sweep) -> None:
-    lane = picture_of(sweep).lanes[-1]
+    lane = timelines_of(sweep).lanes[-1]
     assert (lane.policy, lane.knobs) == ("speculative", "window\N{NO-BREAK SPACE}3")
     assert lane.prefill == (0, 1000)
     assert lane.rounds == (
@@ -68,7 +71,7 @@ def test_a_lane_holds_every_call_and_the_tokens_so_far(sweep: Sweep) -> None:
 
 
 def test_the_baseline_comes_first_and_the_fastest_last(sweep: Sweep) -> None:
-    lanes = picture_of(sweep).lanes
+    lanes = timelines_of(sweep).lanes
     assert [(lane.policy, lane.knobs[-1:]) for lane in lanes] == [
         ("vanilla", ""),
         ("speculative", "7"),
@@ -79,49 +82,48 @@ def test_the_baseline_comes_first_and_the_fastest_last(sweep: Sweep) -> None:
 
 def test_a_tail_that_nobody_verified_counts_its_drafted_tokens_alone(tmp_path: Path) -> None:
     row = example([([5, 6, 7], 3, 4), ([5, 6], 2, 2)], 6, verified=False)
-    (lane,) = picture_of(write(Sweep(tmp_path), (sample_drafted("bild", {}, 1.5, 0.0, (0.8, 1.0)), [row]))).lanes
+    (lane,) = timelines_of(write(Sweep(tmp_path), (sample_drafted("bild", {}, 1.5, 0.0, (0.8, 1.0)), [row]))).lanes
     assert lane.rounds[-1] == TimedRound(draft=(6000, 7000), cells=2, verify=None, emitted=6, rejected=False)
     assert lane.end == 7000
 
 
 def test_a_drafter_without_a_model_has_one_cell_a_draft_and_a_cut_text_its_own_length(tmp_path: Path) -> None:
     row = example([([5, 6, 7], 3, 0)], 2)
-    (lane,) = picture_of(write(Sweep(tmp_path), (sample_drafted("ngram", {}, 1.5, 0.0, (0.8, 1.0)), [row]))).lanes
+    (lane,) = timelines_of(write(Sweep(tmp_path), (sample_drafted("ngram", {}, 1.5, 0.0, (0.8, 1.0)), [row]))).lanes
     assert [(one.cells, one.emitted) for one in lane.rounds] == [(1, 2)]
 
 
-def test_of_many_points_the_baseline_and_five_telling_ones_have_a_lane() -> None:
+def test_of_many_points_the_baseline_and_five_selected_ones_have_a_lane() -> None:
     (group,) = by_setting(sample_sweep())
-    chosen = telling(group)
+    chosen = selected(group)
     assert len(chosen) == 6
-    assert chosen[0]["policy"] == "vanilla"
-    assert {result["policy"] for result in chosen} > {"bild", "speculative"}
-    speedups = [result["speedup"]["value"] for result in chosen[1:]]
+    assert chosen[0].policy == "vanilla"
+    assert {result.policy for result in chosen} > {"bild", "speculative"}
+    speedups = [result.speedup.value for result in chosen[1:]]
     assert speedups == sorted(speedups)
 
 
 def test_the_example_is_of_median_length_unless_one_is_named(tmp_path: Path) -> None:
     rows = [example(ALONE, tokens, name=f"test-{tokens}") for tokens in (9, 2, 5)]
     sweep = write(Sweep(tmp_path), (sample_baseline(), rows))
-    assert picture_of(sweep).example == "test-5"
-    assert picture_of(sweep, "test-9").lanes[0].rounds[-1].emitted == 6
+    assert timelines_of(sweep).example == "test-5"
+    assert timelines_of(sweep, "test-9").lanes[0].rounds[-1].emitted == 6
     with pytest.raises(UserError, match=r"example 'test-7' is wanted .* got test-9, test-2, test-5"):
-        picture_of(sweep, "test-7")
+        timelines_of(sweep, "test-7")
 
 
 def test_points_of_other_settings_and_without_spans_have_no_lane(sweep: Sweep) -> None:
-    old = example(DRAFTED, 5)
-    del old["spans"]
+    old = replace(example(DRAFTED, 5), spans=())
     elsewhere = sample_drafted("bild", {"fallback": 0.5}, 1.5, 0.0, (0.8, 1.0), setting={"dtype": "float32"})
     untraced = sample_drafted("bild", {"fallback": 0.6}, 1.5, 0.0, (0.8, 1.0))
-    picture = picture_of(write(sweep, (elsewhere, [example(DRAFTED, 5)]), (untraced, [old])))
+    picture = timelines_of(write(sweep, (elsewhere, [example(DRAFTED, 5)]), (untraced, [old])))
     assert {lane.policy for lane in picture.lanes} == {"vanilla", "speculative"}
     assert picture.left_out == 1  # the one that was traced
 
 
 def test_a_sweep_without_spans_is_refused_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"measure\.traced_examples=1"):
-        picture_of(Sweep(tmp_path))
+        timelines_of(Sweep(tmp_path))
 
 
 def test_the_bars_of_a_lane_lie_where_the_calls_were() -> None:
@@ -150,7 +152,7 @@ def test_counts_that_would_overlap_are_left_out_but_never_the_last() -> None:
 
 
 def test_the_picture_is_a_small_png_that_grows_with_its_lanes(sweep: Sweep, tmp_path: Path) -> None:
-    draw_trace(picture_of(sweep), tmp_path / "new" / "trace.png")
+    draw_trace(timelines_of(sweep), tmp_path / "new" / "trace.png")
     width, height = Image.open(tmp_path / "new" / "trace.png").size
     assert (width, height) == (1500, 568)
     assert (tmp_path / "new" / "trace.png").stat().st_size < 150_000

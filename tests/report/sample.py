@@ -1,7 +1,14 @@
 """Sample results shaped like those of a real sweep, for the tests of the report."""
 
+from __future__ import annotations
+
 import hashlib
 import json
+from dataclasses import fields, replace
+from typing import Any
+
+from bild_lab.lab.schema.examples import MeasuredExample, MeasuredRound
+from bild_lab.lab.schema.result import SCHEMA, Counts, Failure, FailureCause, Result
 
 SETTING = {
     "target": "t5-large",
@@ -53,13 +60,19 @@ BILD = [
 SPECULATIVE = [(2, 1.21, 0.83), (4, 1.38, 0.74), (6, 1.34, 0.66), (10, 1.12, 0.52)]
 
 
-def sample_result(policy: str, knobs: dict, speedup: float | None, difference: float = 0.0, **changes) -> dict:
-    """Make one result; `changes` replaces whole entries, `setting` only the given keys of the setting."""
+def sample_result(policy: str, knobs: dict, speedup: float | None, difference: float = 0.0, **changes: Any) -> Result:
+    """Make one result.
+
+    `changes` replaces whole entries, as `result.json` has them, or single counts; `setting` only the given keys of
+    the setting.
+    """
     setting = {**SETTING, **changes.pop("setting", {})}
     mean = BASELINE_MEAN_S if speedup is None else BASELINE_MEAN_S / speedup
     point = hashlib.sha256(json.dumps([policy, knobs, setting], sort_keys=True).encode()).hexdigest()[:12]
-    result = {
-        "schema": 1,
+    counts = {"tokens_per_target_call": 1.0, "target_calls": 1650}
+    counts |= {each.name: changes.pop(each.name) for each in fields(Counts) if each.name in changes}
+    content = {
+        "schema": SCHEMA,
         "point": point,
         "name": "first",
         "policy": policy,
@@ -72,35 +85,40 @@ def sample_result(policy: str, knobs: dict, speedup: float | None, difference: f
         "speedup": _speedup(speedup),
         "tokens_per_s": 16.5 / mean,
         "tokens": 1650,
-        "tokens_per_target_call": 1.0,
-        "acceptance_rate": None,
-        "nothing_accepted": None,
-        "drafted": None,
-        "accepted": None,
-        "target_calls": 1650,
-        "draft_calls": None,
-        "fallbacks": None,
-        "rollbacks": None,
+        "counts": counts,
         "agreement_with_target": 1.0,
-        "acceptance_by_position": None,
         "stages_s": {"prefill": 0.9, "draft": 0.0, "verify": mean * 100 - 1.2, "host": 0.3},
-        "prediction": None,
-        "certificate": None,
         "cost": _cost(1.0, 1.0),
         "seconds": _seconds(mean),
         "peak_memory_mb": 512.0,
         "environment": ENVIRONMENT,
     }
-    return {**result, **changes}
+    return Result.from_json({**content, **changes})
 
 
-def sample_baseline(**changes) -> dict:
+def with_quality(result: Result, **changes: Any) -> Result:
+    """The result with other fields of its quality."""
+    return replace(result, quality=replace(result.quality, **changes))
+
+
+def with_speedup(result: Result, **changes: Any) -> Result:
+    """The result with other fields of its speedup."""
+    return replace(result, speedup=replace(result.speedup, **changes))
+
+
+def sample_example(example: str = "one", **changes: Any) -> MeasuredExample:
+    """Make one example; `changes` replaces whole fields, the rounds as `examples.jsonl` has them."""
+    rounds = [MeasuredRound.from_json({"next_token": 0, **one}) for one in changes.pop("rounds", ())]
+    own = {"id": example, "prediction": "the same words", "token_ids": [1], "latency_s": [1.0], "rounds": rounds}
+    return MeasuredExample(**{**own, **changes})
+
+
+def sample_baseline(**changes: Any) -> Result:
     """Make the result of the baseline itself."""
-    quality = {**_quality(BASELINE_QUALITY, None), "difference": None, "difference_low": None}
-    return sample_result("vanilla", {}, 1.0, quality={**quality, "difference_high": None}, **changes)
+    return sample_result("vanilla", {}, 1.0, quality=_quality(BASELINE_QUALITY, None), **changes)
 
 
-def sample_drafted(policy: str, knobs: dict, speedup: float, difference: float, rates: tuple, **changes) -> dict:
+def sample_drafted(policy: str, knobs: dict, speedup: float, difference: float, rates: tuple, **changes: Any) -> Result:
     """Make a result of a policy that drafts, from its acceptance rate and its agreement."""
     acceptance, agreement = rates
     drafted = 1500
@@ -118,13 +136,13 @@ def sample_drafted(policy: str, knobs: dict, speedup: float, difference: float, 
         "agreement_with_target": agreement,
         "acceptance_by_position": [round(acceptance + 0.06 - 0.03 * i, 3) for i in range(int(knobs.get("window", 6)))],
         "stages_s": {"prefill": 0.9, "draft": drafting, "verify": total - drafting - 1.2, "host": 0.3},
-        "prediction": _prediction(policy, knobs, speedup, acceptance),
+        "prediction": sample_prediction(policy, knobs, speedup, acceptance),
         "cost": _cost(1.4, 0.6),
     }
     return sample_result(policy, knobs, speedup, difference, **{**own, **changes})
 
 
-def sample_sweep(**changes) -> list[dict]:
+def sample_sweep(**changes: Any) -> list[Result]:
     """Make a sweep over several policies in one setting: 20 points with their baseline."""
     peer = {"stages_s": None, "target_calls": None, "tokens_per_target_call": None}
     results = [
@@ -145,15 +163,9 @@ def sample_sweep(**changes) -> list[dict]:
 
 def sample_failure(
     message: str = "rollback threshold must be > 0 nats, got -1; use .inf to switch it off",
-) -> dict:
+) -> Failure:
     """Make the record of a failed point."""
-    error = {"type": "UserError", "message": message}
-    return {
-        "point": "f00df00df00d",
-        "policy": "bild",
-        "knobs": {"fallback": 0.5, "rollback": -1.0},
-        "error": error,
-    }
+    return Failure("f00df00df00d", "bild", {"fallback": 0.5, "rollback": -1.0}, FailureCause("UserError", message))
 
 
 def _quality(value: float, baseline: float | None) -> dict:
@@ -202,12 +214,13 @@ def _cost(flops_ratio: float, bytes_ratio: float) -> dict:
     }
 
 
-def _prediction(policy: str, knobs: dict, speedup: float, acceptance: float) -> dict:
+def sample_prediction(policy: str, knobs: dict, speedup: float, acceptance: float) -> dict:
+    """Make what theory predicts, as `result.json` has it."""
     fixed = policy == "speculative"
     names = ("rounds", "verify", "host", "prefill")
     return {
         "acceptance_rate": acceptance,
-        "window": knobs["window"] if fixed else None,
+        "window": int(knobs["window"]) if fixed else None,
         "cost_ratio": 0.17,
         "theorem": 1.31 * speedup if fixed else None,
         **{name: factor * speedup for name, factor in zip(names, (1.24, 1.12, 1.06, 1.01), strict=True)},

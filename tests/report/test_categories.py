@@ -5,6 +5,7 @@ import io
 from rich.console import Console
 
 from bild_lab.lab.results.groups import by_setting
+from bild_lab.lab.schema.result import Result
 from bild_lab.report.categories import category_table, terminal_table
 from bild_lab.report.page.html import write_html
 from tests.report.sample import sample_baseline, sample_drafted, sample_result
@@ -23,7 +24,7 @@ def part(speedup: float, examples: int) -> dict:
     }
 
 
-def measured(window: int, speedup: float) -> dict:
+def measured(window: int, speedup: float) -> Result:
     categories = {"writing": part(speedup - 0.5, 20), "coding": part(speedup + 0.5, 80)}
     own = {"categories": categories, "baseline_tokens_per_s": 150.0}
     return sample_drafted("speculative", {"window": window}, speedup, 0.0, (0.6, 1.0), **own)

@@ -7,7 +7,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.results.groups import by_setting
 from bild_lab.report.labels import place_labels
 from bild_lab.report.page.interactive import acceptance_figure, hover_text, pareto_figure, stages_figure
-from bild_lab.report.pareto_figure import draw_pareto, front_places, speedup_ticks
+from bild_lab.report.pareto_figure import draw_pareto, front_corners, speedup_ticks
 from bild_lab.report.style import marks
 from tests.report.sample import sample_baseline, sample_result, sample_sweep
 
@@ -46,7 +46,7 @@ def test_speedup_ticks_are_round_and_within_the_axis():
 
 def test_the_front_ends_at_the_baseline_when_nothing_faster_is_as_good():
     (group,) = by_setting([sample_baseline(), sample_result("bild", {}, 2.0, -0.5)])
-    assert front_places(group) == [(0.5, 40.5), (1.0, 41.0)]
+    assert front_corners(group) == [(0.5, 40.5), (1.0, 41.0)]
 
 
 def test_labels_overlap_neither_each_other_nor_points():
@@ -82,7 +82,7 @@ def test_the_interactive_figure_holds_every_point_once():
 
 
 def test_hovering_tells_every_knob_and_number():
-    result = next(result for result in sample_sweep() if result["policy"] == "bild")
+    result = next(result for result in sample_sweep() if result.policy == "bild")
     lines = hover_text(result).split("<br>")
     assert lines[:7] == [
         "<b>bild</b>",

@@ -1,31 +1,32 @@
 """Tests of what the report says about where points came from."""
 
-from bild_lab.report.provenance import notes, origins
+from bild_lab.lab.schema.result import Result
+from bild_lab.report.provenance import notes, sources
 from tests.report.sample import ENVIRONMENT, sample_result
 
 
-def measured(fallback: float, **environment: object) -> dict:
+def measured(fallback: float, **environment: object) -> Result:
     return sample_result("bild", {"fallback": fallback}, 1.5, environment={**ENVIRONMENT, **environment})
 
 
 def test_points_of_one_place_need_no_table_and_no_note():
     results = [measured(0.2), measured(0.4)]
-    assert origins(results) == [] and notes(results) == []
-    assert origins([]) == [] and notes([]) == []
+    assert sources(results) == [] and notes(results) == []
+    assert sources([]) == [] and notes([]) == []
 
 
 def test_places_are_told_by_what_differs_alone():
     results = [measured(0.2), measured(0.4, git="def5678"), measured(0.6, git="def5678", torch="2.14.0")]
-    assert origins(results) == [
+    assert sources(results) == [
         {"git": "abc1234", "torch": "2.13.0", "points": "1"},
         {"git": "def5678", "torch": "2.13.0", "points": "1"},
         {"git": "def5678", "torch": "2.14.0", "points": "1"},
     ]
-    assert notes(results) == ["The points come from 3 places, which differ in git, torch."]
+    assert notes(results) == ["The points come from 3 sources, which differ in git, torch."]
 
 
 def test_a_place_that_is_not_known_is_a_place_of_its_own():
-    assert origins([measured(0.2), measured(0.4, host="a"), measured(0.6, host="a")]) == [
+    assert sources([measured(0.2), measured(0.4, host="a"), measured(0.6, host="a")]) == [
         {"host": "–", "points": "1"},
         {"host": "a", "points": "2"},
     ]

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from bild_lab.errors import UserError
-from bild_lab.lab.analysis.statistics import Speedup, paired_speedup
+from bild_lab.lab.analysis.statistics import paired_speedup
 from bild_lab.lab.hashing import plain_numbers
 from bild_lab.lab.metrics import Difference, compare
+from bild_lab.lab.schema.examples import MeasuredExample
+from bild_lab.lab.schema.result import Result, Speedup
 
 SIGNIFICANT = 0.05
 SACREBLEU_SEED = 12345  # with it, intervals of BLEU are those of `sacrebleu --paired-bs`
@@ -24,20 +26,20 @@ _TASK_KEYS = ("dataset", "split", "metric", "data")
 
 @dataclass(frozen=True)
 class Pair:
-    """One point on both sides. place: the keys of the setting that, with policy and knobs, tell it from others."""
+    """One point in A and in B. distinct: values of the setting that, beside policy and knobs, tell it from others."""
 
-    a: dict[str, Any]
-    b: dict[str, Any]
-    place: dict[str, Any]
+    a: Result
+    b: Result
+    distinct: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Matching:
-    """The points that both sides have, and those that only one has."""
+    """The points that both A and B have, and those that one of them has alone."""
 
     pairs: list[Pair]
-    only_a: list[dict[str, Any]]
-    only_b: list[dict[str, Any]]
+    only_a: list[Result]
+    only_b: list[Result]
 
 
 @dataclass(frozen=True)
@@ -73,17 +75,16 @@ class Compared:
         return "better" if self.quality.value > 0 else "worse"
 
 
-def match(a: Sequence[dict[str, Any]], b: Sequence[dict[str, Any]]) -> Matching:
-    """Pair the results of two sides by policy, knobs and every setting that varies within a side.
+def match(a: Sequence[Result], b: Sequence[Result]) -> Matching:
+    """Pair the results of A and of B, each oldest first, by policy, knobs and what else varies within one of them.
 
-    Settings that are the same for a whole side, such as its precision or its code, may differ: they are what is
-    compared. A knob that only one side's version of a policy has is used only if it varies. Both sides come oldest
-    first, and of equal points the newest counts. Raises UserError if nothing matches, or if matching points differ in
-    data or metric.
+    What all of A or all of B has in common may differ, such as the precision or the code; that is what is compared.
+    A knob that only one version of a policy has tells its points apart only where it varies. Of points alike the
+    newest counts. Raises UserError where nothing matches, or what matches was asked or scored differently.
     """
     varying = [key for key in _setting_keys([*a, *b]) if _varies(a, key) or _varies(b, key)]
-    knobs = {policy: _distinguishing_knobs(policy, a, b) for policy in {result["policy"] for result in [*a, *b]}}
-    first, second = ({_key(result, knobs, varying): result for result in side} for side in (a, b))
+    knobs = {policy: _matched_knobs(policy, a, b) for policy in {result.policy for result in [*a, *b]}}
+    first, second = ({_key(result, knobs, varying): result for result in results} for results in (a, b))
     shared = [key for key in first if key in second]
     if not shared:
         raise UserError(
@@ -103,127 +104,128 @@ def match(a: Sequence[dict[str, Any]], b: Sequence[dict[str, Any]]) -> Matching:
 
 
 def differences(pairs: Iterable[Pair]) -> dict[str, tuple[str, str]]:
-    """What else differs between the sides: keys of the setting with A's and B's values, and the commits."""
+    """What else differs between A and B: each key of the setting with the values of both, and the commits."""
     found: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
     for pair in pairs:
-        settings = [{**flat_setting(side), "commit": side["environment"].get("git")} for side in (pair.a, pair.b)]
+        settings = [{**flat_setting(one), "commit": one.environment.git} for one in (pair.a, pair.b)]
         for key in dict.fromkeys([*settings[0], *settings[1]]):
-            values = [plain_numbers(side.get(key)) for side in settings]
-            if key not in pair.place and values[0] != values[1]:
-                for side, value in zip(found.setdefault(key, ({}, {})), values, strict=True):
-                    side[str(value)] = None
+            values = [plain_numbers(setting.get(key)) for setting in settings]
+            if key not in pair.distinct and values[0] != values[1]:
+                for several, value in zip(found.setdefault(key, ({}, {})), values, strict=True):
+                    several[str(value)] = None
     return {key: (", ".join(a), ", ".join(b)) for key, (a, b) in found.items()}
 
 
 def compare_pair(
     pair: Pair,
-    rows_a: Sequence[Mapping[str, Any]],
-    rows_b: Sequence[Mapping[str, Any]],
+    examples_a: Sequence[MeasuredExample],
+    examples_b: Sequence[MeasuredExample],
     references: Mapping[tuple[str, int], Sequence[str]] | None,
 ) -> Compared:
-    """Compare a pair over the examples that both sides have, paired by their ids.
+    """Compare a pair over the examples that A and B both have, paired by their keys.
 
-    rows: the sides' stored examples. references: of each example, by `example_key`; None if they are not known. The
-    metric agreement needs none. Raises UserError if the sides share no example.
+    references: of each example, by its key; None where they are not known, and not needed where the metric is
+    agreement with the baseline's outputs. Raises UserError without a shared example.
     """
-    first, second = ({example_key(row): row for row in rows} for rows in (rows_a, rows_b))
+    first, second = ({one.key: one for one in examples} for examples in (examples_a, examples_b))
     keys = [key for key in first if key in second]
     if not keys:
         raise UserError(f"{_name(pair.a)}: A and B have no example in common; give them the same dataset.limit")
-    a, b = ([side[key] for key in keys] for side in (first, second))
+    a, b = ([examples[key] for key in keys] for examples in (first, second))
     unfit = _why_not_comparable(pair)
-    timed = unfit is None
+    baselines = all(one.baseline_latency_s is not None for one in [*a, *b])
     return Compared(
         pair,
         len(keys),
-        _ratio(a, b, "latency_s") if timed else None,
-        _ratio(a, b, "baseline_latency_s") if timed and all("baseline_latency_s" in row for row in [*a, *b]) else None,
+        _ratio([one.latency_s for one in a], [one.latency_s for one in b]) if unfit is None else None,
+        _ratio([one.baseline_latency_s for one in a], [one.baseline_latency_s for one in b])
+        if unfit is None and baselines
+        else None,
         unfit,
-        _quality(pair.a["setting"]["metric"], a, b, None if references is None else [references[key] for key in keys]),
+        _quality(pair.a.setting.metric, a, b, None if references is None else [references[key] for key in keys]),
     )
 
 
-def flat_setting(result: Mapping[str, Any]) -> dict[str, Any]:
-    """A result's setting in one level, with grouped keys, such as those of its decoding, beside the others."""
+def flat_setting(result: Result) -> dict[str, Any]:
+    """A result's setting with what it groups, such as its decoding, beside the rest."""
     flat: dict[str, Any] = {}
-    for key, value in result["setting"].items():
+    for key, value in result.setting.items():
         flat |= value if isinstance(value, dict) else {key: value}
     return flat
 
 
-def example_key(row: Mapping[str, Any]) -> tuple[str, int]:
-    """The key of a stored example: its id and the turn of its conversation."""
-    return str(row["id"]), row.get("turn", 1)
-
-
-def _quality(metric: str, a: list, b: list, references: list | None) -> Difference | None:
-    if metric == "agreement":  # each output equals the baseline's or not
-        outputs = [[str(row["prediction"] == row["baseline_prediction"]) for row in side] for side in (a, b)]
+def _quality(
+    metric: str,
+    a: Sequence[MeasuredExample],
+    b: Sequence[MeasuredExample],
+    references: Sequence[Sequence[str]] | None,
+) -> Difference | None:
+    if metric == "agreement":  # with the baseline beside it: each example is equal to that or not
+        outputs = [[str(one.prediction == one.baseline_prediction) for one in examples] for examples in (a, b)]
         references = [[str(True)]] * len(a)
     else:
-        outputs = [[row["prediction"] for row in side] for side in (a, b)]
+        outputs = [[one.prediction for one in examples] for examples in (a, b)]
     if references is None:
         return None
     return compare(metric, outputs[1], outputs[0], references, seed=SACREBLEU_SEED)
 
 
-def _ratio(a: list, b: list, key: str) -> Speedup:
-    """B's time over A's. Each example counts with the median of its repeats, whose number may differ."""
-    medians = [np.array([[float(np.median(row[key]))] for row in side]) for side in (a, b)]
+def _ratio(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]) -> Speedup:
+    """B's seconds over A's, by example and repeat; an example counts with the median of its repeats."""
+    medians = [np.array([[float(np.median(repeats))] for repeats in several]) for several in (a, b)]
     return paired_speedup(medians[1], medians[0])
 
 
 def _why_not_comparable(pair: Pair) -> str | None:
-    """Why the latencies cannot be compared; None if they can."""
-    hardware = [_hardware(side) for side in (pair.a, pair.b)]
+    """Why the latencies say nothing of A and B themselves; None where they do."""
+    hardware = [_hardware(one) for one in (pair.a, pair.b)]
     if hardware[0] != hardware[1]:
         return f"different hardware: {hardware[0]}, {hardware[1]}"
-    if any(side["environment"].get("shared_device") for side in (pair.a, pair.b)):
+    if any(one.environment.shared_device for one in (pair.a, pair.b)):
         return "timed beside other jobs on the same device"
     return None
 
 
-def _hardware(result: dict[str, Any]) -> str:
-    setting, environment = result["setting"], result["environment"]
-    device = str(setting.get("device", "cpu")).partition(":")[0]
-    return f"{device} {setting.get('hardware') or environment.get('gpu') or environment.get('cpu')}"
+def _hardware(result: Result) -> str:
+    setting, environment = result.setting, result.environment
+    return f"{setting.device.partition(':')[0]} {setting.hardware or environment.gpu or environment.cpu}"
 
 
 def _require_same_task(pair: Pair) -> None:
     for key in _TASK_KEYS:
-        a, b = (side["setting"].get(key) for side in (pair.a, pair.b))
+        a, b = (one.setting.get(key) for one in (pair.a, pair.b))
         if a != b and (key != "data" or None not in (a, b)):
-            sizes = [side["setting"].get("n_examples") for side in (pair.a, pair.b)]
-            counted = f" ({sizes[0]} and {sizes[1]} examples)" if key == "data" else ""
+            sizes = f" ({pair.a.setting.n_examples} and {pair.b.setting.n_examples} examples)" if key == "data" else ""
             raise UserError(
-                f"A and B must have the same {key} to be compared, got {a} and {b}{counted} at {_name(pair.a)}; "
+                f"A and B must have the same {key} to be compared, got {a} and {b}{sizes} at {_name(pair.a)}; "
                 "measure one of them again with the dataset keys of the other"
             )
 
 
-def _distinguishing_knobs(policy: str, a: Sequence[dict], b: Sequence[dict]) -> set[str]:
-    """The knobs of a policy that both sides have or that vary within one."""
-    sides = [[result["knobs"] for result in side if result["policy"] == policy] for side in (a, b)]
-    names = [{name for knobs in side for name in knobs} for side in sides]
-    if not all(sides):
+def _matched_knobs(policy: str, a: Sequence[Result], b: Sequence[Result]) -> set[str]:
+    """The knobs of a policy that both A and B have or that vary within one."""
+    both = [[result.knobs for result in results if result.policy == policy] for results in (a, b)]
+    names = [{name for knobs in several for name in knobs} for several in both]
+    if not all(both):
         return names[0] | names[1]
-    varying = {name for side in sides for name in names[0] ^ names[1] if len({_text(k.get(name)) for k in side}) > 1}
+    unshared = names[0] ^ names[1]
+    varying = {name for several in both for name in unshared if len({_text(k.get(name)) for k in several}) > 1}
     return (names[0] & names[1]) | varying
 
 
-def _key(result: dict[str, Any], knobs: Mapping[str, set[str]], varying: Sequence[str]) -> str:
-    policy = result["policy"]
-    used = {name: value for name, value in result["knobs"].items() if name in knobs[policy]}
+def _key(result: Result, knobs: Mapping[str, set[str]], varying: Sequence[str]) -> str:
+    matched = {name: value for name, value in result.knobs.items() if name in knobs[result.policy]}
     setting = flat_setting(result)
-    return _text([policy, used, {key: setting.get(key) for key in varying}])
+    return _text([result.policy, matched, {key: setting.get(key) for key in varying}])
 
 
-def _setting_keys(results: Sequence[dict[str, Any]]) -> list[str]:
-    keys = dict.fromkeys(key for result in results for key in flat_setting(result))
-    return [key for key in keys if key not in _DERIVED_KEYS]
+def _setting_keys(results: Sequence[Result]) -> list[str]:
+    return [
+        key for key in dict.fromkeys(key for one in results for key in flat_setting(one)) if key not in _DERIVED_KEYS
+    ]
 
 
-def _varies(results: Sequence[dict[str, Any]], key: str) -> bool:
+def _varies(results: Sequence[Result], key: str) -> bool:
     return len({_text(flat_setting(result).get(key)) for result in results}) > 1
 
 
@@ -231,10 +233,10 @@ def _text(value: Any) -> str:
     return json.dumps(plain_numbers(value), sort_keys=True, default=str)
 
 
-def _name(result: dict[str, Any]) -> str:
-    return " ".join([result["policy"], *(f"{knob}={value}" for knob, value in result["knobs"].items())])
+def _name(result: Result) -> str:
+    return " ".join([result.policy, *(f"{knob}={value}" for knob, value in result.knobs.items())])
 
 
-def _listed(results: Iterable[dict[str, Any]], most: int = 4) -> str:
+def _listed(results: Iterable[Result], most: int = 4) -> str:
     names = [_name(result) for result in results]
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from bild_lab.errors import UserError
+from bild_lab.lab.schema.result import Result
 
 # Two scores of identical outputs may differ in the last bits.
 _TOLERANCE = 1e-9
@@ -45,27 +46,21 @@ def hypervolume(points: Sequence[tuple[float, float]], reference: tuple[float, f
     return sum((end - cost) * (quality - quality_limit) for (cost, quality), end in zip(corners, ends, strict=True))
 
 
-def is_baseline(result: dict) -> bool:
-    """Whether a result is the baseline that others in its setting are compared with."""
-    return result["policy"] == result["setting"]["baseline"]
-
-
-def best_at_loss(results: list[dict], loss: float) -> dict | None:
+def best_at_loss(results: Sequence[Result], loss: float) -> Result | None:
     """Return the fastest result whose quality is at least its baseline's minus `loss` points.
 
     Every result is compared with the baseline's quality in its own setting. The baseline itself and results that
     were measured without one do not count. Of equally fast results the better one wins.
     """
     kept = [result for result in results if _loses_at_most(result, loss)]
-    return max(kept, key=lambda result: (result["speedup"]["value"], result["quality"]["value"]), default=None)
+    return max(kept, key=lambda result: (result.speedup.value, result.quality.value), default=None)
 
 
-def _loses_at_most(result: dict, loss: float) -> bool:
-    quality = result["quality"]
-    known = (result["speedup"]["value"], quality["value"], quality["baseline"])
-    if is_baseline(result) or any(value is None for value in known):
+def _loses_at_most(result: Result, loss: float) -> bool:
+    quality = result.quality
+    if result.is_baseline or None in (result.speedup.value, quality.value, quality.baseline):
         return False
-    return quality["value"] >= quality["baseline"] - loss - _TOLERANCE
+    return quality.value >= quality.baseline - loss - _TOLERANCE
 
 
 def _require_finite(points: Sequence[tuple[float, float]]) -> None:

@@ -4,40 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from bild_lab.engine.theory import walltime_improvement
 from bild_lab.lab.analysis.statistics import acceptance_rate
 from bild_lab.lab.measure.timing import Timed
+from bild_lab.lab.schema.result import Prediction
 
 FIXED_WINDOW_SHARE = 0.9  # a window is fixed if at least this share of drafts has one length
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """Speedups over the target alone. Each one adds a cost that the one before it leaves out.
-
-    window: tokens per draft, None if drafts have different lengths.
-    cost_ratio: c, seconds of a drafter step over seconds that the target alone needs for a token.
-    theorem: Theorem 3.8 with these; None without a fixed window.
-    rounds: with the measured tokens and drafter steps per target call.
-    verify: with the measured time to verify several rows and judge them.
-    host: with the code around the forwards.
-    prefill: with the encoder and the prompt, and the real lengths of both texts.
-    measured: the speedup of the timed pass on these examples, which does not wait for the device in every stage.
-    """
-
-    acceptance_rate: float | None
-    window: int | None
-    cost_ratio: float
-    theorem: float | None
-    rounds: float
-    verify: float
-    host: float
-    prefill: float
-    measured: float
 
 
 def predict(
@@ -46,7 +21,7 @@ def predict(
     stages_s: Mapping[str, float],
     end_tokens: frozenset[int] = frozenset(),
 ) -> Prediction | None:
-    """The prediction for the examples that `stages_s` was traced on; both methods were timed on them.
+    """From theory to the clock, on the examples that `stages_s` was traced on, timed with method and baseline.
 
     None if nothing was drafted, or if the baseline is not the target alone.
     """

@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from jaxtyping import Float
 
+from bild_lab.lab.schema.result import Latency, Speedup
+
 RESAMPLES = 2000
-
-
-@dataclass(frozen=True)
-class Speedup:
-    """Baseline time over method time, with its 95 % bootstrap interval over examples.
-
-    value: total baseline time over total method time, as in the papers. median: of the ratios of single examples.
-    """
-
-    value: float
-    low: float
-    high: float
-    median: float
 
 
 def paired_speedup(
@@ -37,15 +24,15 @@ def paired_speedup(
     return Speedup(float(slow.sum() / fast.sum()), float(low), float(high), float(np.median(slow / fast)))
 
 
-def latency_summary(latency_s: Float[np.ndarray, "examples repeats"]) -> dict[str, float]:
-    """Seconds per example, over all examples. Each counts with the median of its repeats."""
+def latency_summary(latency_s: Float[np.ndarray, "examples repeats"]) -> Latency:
+    """Seconds per example over examples, each with the median of its repeats."""
     per_example = np.median(latency_s, axis=1)
-    return {
-        "median": float(np.median(per_example)),
-        "p95": float(np.quantile(per_example, 0.95)),
-        "mean": float(per_example.mean()),
-        "total": float(per_example.sum()),
-    }
+    return Latency(
+        median=float(np.median(per_example)),
+        p95=float(np.quantile(per_example, 0.95)),
+        mean=float(per_example.mean()),
+        total=float(per_example.sum()),
+    )
 
 
 def acceptance_by_position(rounds: list[tuple[int, int]]) -> list[float]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import LAST, Model
+from bild_lab.lab.schema.result import CertificateCounts
 
 EQUAL, TIE, DEFECT = "equal", "numerical tie", "defect"
 SLACK = 4  # a tie may span this many times the numerical noise
@@ -75,7 +76,7 @@ def target_dtype(target: Model) -> torch.dtype:
     return getattr(target, "dtype", torch.float32)
 
 
-def count_verdicts(certificates: Sequence[Certificate]) -> dict[str, int]:
+def count_verdicts(certificates: Sequence[Certificate]) -> CertificateCounts:
     """How many examples have each verdict."""
     verdicts = [each.verdict for each in certificates]
-    return {"equal": verdicts.count(EQUAL), "ties": verdicts.count(TIE), "defects": verdicts.count(DEFECT)}
+    return CertificateCounts(equal=verdicts.count(EQUAL), ties=verdicts.count(TIE), defects=verdicts.count(DEFECT))

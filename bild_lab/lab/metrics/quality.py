@@ -20,7 +20,7 @@ References = Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True)
-class Quality:
+class Score:
     """A metric of a set of outputs, 0 to 100, with its 95 % bootstrap interval over examples."""
 
     metric: str  # as shown: "BLEU", "ROUGE-L", "agreement"
@@ -57,7 +57,7 @@ class _Measure:
         return float(self.value_of(self.statistics.sum(axis=0)))
 
 
-def score(metric: str, predictions: Sequence[str], references: References, *, seed: int = 0) -> Quality:
+def score(metric: str, predictions: Sequence[str], references: References, *, seed: int = 0) -> Score:
     """Score outputs against one or more references each.
 
     "bleu" is sacrebleu's corpus BLEU, "rouge" the mean ROUGE-L f-measure with stemming, "agreement"
@@ -67,7 +67,7 @@ def score(metric: str, predictions: Sequence[str], references: References, *, se
     measure = _measure(metric, predictions, references)
     low, high = interval(measure.value_of(resampled_sums(measure.statistics, seed)))
     signature = f"{measure.signature}|bs:{RESAMPLES}|seed:{seed}" if measure.signature else None
-    return Quality(measure.metric, measure.value, low, high, signature, measure.extra)
+    return Score(measure.metric, measure.value, low, high, signature, measure.extra)
 
 
 def compare(

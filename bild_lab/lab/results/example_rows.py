@@ -1,71 +1,85 @@
-"""What a result keeps of every example."""
+"""From decoded examples to the lines of `examples.jsonl`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from bild_lab.engine.trace import Round, Span
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.measure.certificate import Certificate
 from bild_lab.lab.measure.timing import BASELINE, METHOD, Timed
+from bild_lab.lab.schema.examples import MeasuredExample, MeasuredRound
 
 
-def example_rows(
+def measured_examples(
     examples: Sequence[Example],
-    timed: dict[str, list[Timed]],
-    texts: dict[str, list[str]],
+    timed: Mapping[str, Sequence[Timed]],
+    texts: Mapping[str, Sequence[str]],
     certificates: Sequence[Certificate] = (),
-) -> list[dict[str, Any]]:
-    """A row for each example: texts, tokens, latencies in seconds, rounds, and the certificate where there is one."""
-    rows = []
+) -> list[MeasuredExample]:
+    """Each example's texts, tokens, latencies and rounds, and its certificate where there is one."""
+    found = []
     for index, example in enumerate(examples):
         one = timed[METHOD][index]
-        row = {
-            "id": example.id,
-            **({} if example.category is None else {"category": example.category}),
-            **({} if example.turn == 1 else {"turn": example.turn}),
-            "prediction": texts[METHOD][index],
-            "token_ids": one.token_ids,
-            "latency_s": one.latency_s,
-            "rounds": [_round(each) for each in one.trace.rounds],
-        }
+        measured = MeasuredExample(
+            id=example.id,
+            category=example.category,
+            turn=example.turn,
+            prediction=texts[METHOD][index],
+            token_ids=one.token_ids,
+            latency_s=one.latency_s,
+            rounds=[measured_round(each) for each in one.trace.rounds],
+            certificate=asdict(certificates[index]) if certificates else None,
+        )
         if BASELINE in timed:
             other = timed[BASELINE][index]
-            row |= {
-                "baseline_prediction": texts[BASELINE][index],
-                "baseline_token_ids": other.token_ids,
-                "baseline_latency_s": other.latency_s,
-            }
-        if certificates:
-            row["certificate"] = asdict(certificates[index])
-        rows.append(row)
-    return rows
+            measured = replace(
+                measured,
+                baseline_prediction=texts[BASELINE][index],
+                baseline_token_ids=other.token_ids,
+                baseline_latency_s=other.latency_s,
+            )
+        found.append(measured)
+    return found
 
 
 def with_trace(
-    row: dict[str, Any], prompt: str, spans: Sequence[Span], pieces: Callable[[Iterable[int]], dict[int, str]]
-) -> dict[str, Any]:
-    """The row with what the trace viewer needs besides: the prompt, every stage's seconds, the text of every token."""
-    tokens = {*row["token_ids"], *(token for one in row["rounds"] for token in one["drafted"])}
-    timeline = [(stage, round(start, 6), round(end, 6)) for stage, start, end in spans]  # to microseconds
-    return {**row, **({"spans": timeline} if spans else {}), "prompt": prompt, "pieces": pieces(sorted(tokens))}
+    example: MeasuredExample,
+    prompt: str,
+    spans: Sequence[Span],
+    pieces: Callable[[Iterable[int]], Mapping[int, str]],
+) -> MeasuredExample:
+    """The example with what the trace viewer needs besides: the prompt, each stage's times, each token's text."""
+    tokens = {*example.token_ids, *(token for one in example.rounds for token in one.drafted)}
+    timeline = tuple((stage, round(start, 6), round(end, 6)) for stage, start, end in spans)  # to microseconds
+    return replace(
+        example,
+        prompt=prompt,
+        spans=timeline,
+        pieces={str(token): piece for token, piece in pieces(sorted(tokens)).items()},
+    )
 
 
-def _round(one: Round) -> dict[str, Any]:
-    """A round's counts and a method's own statistics; lists of numbers that are empty are left out."""
-    return {
-        "drafted": list(one.drafted),
-        "accepted": one.accepted,
-        "draft_calls": one.draft_calls,
-        "next_token": one.next_token,
-        **{name: _rounded(value) for name, value in one.stats.items() if value not in ((), None)},
-    }
+def measured_round(one: Round) -> MeasuredRound:
+    """What is stored of a round. Statistics that are empty are left out."""
+    return MeasuredRound(
+        drafted=one.drafted,
+        accepted=one.accepted,
+        next_token=one.next_token,
+        fallback=bool(one.stats.get("fallback", False)),
+        draft_calls=one.draft_calls,
+        statistics={
+            name: _rounded(value)
+            for name, value in one.stats.items()
+            if name != "fallback" and value is not None and value != ()
+        },
+    )
 
 
 def _rounded(value: Any) -> Any:
-    """Fractions to four digits."""
-    if isinstance(value, tuple):
-        return [_rounded(each) for each in value]
+    """Fractions to four digits, alone and in lists."""
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
     return float(f"{value:.4g}") if isinstance(value, float) else value

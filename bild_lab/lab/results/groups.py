@@ -1,17 +1,23 @@
-"""Results grouped by the setting they were measured in; only results of one setting are compared."""
+"""Results grouped by their setting: only results of one setting are compared."""
+
+from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bild_lab.lab.analysis.pareto import best_at_loss, is_baseline, pareto_front
+from bild_lab.lab.analysis.pareto import best_at_loss, pareto_front
 from bild_lab.lab.formatting import short_name
 from bild_lab.lab.hashing import plain_numbers
+from bild_lab.lab.schema.json_values import to_json
+from bild_lab.lab.schema.result import Result
+from bild_lab.lab.schema.setting import Setting
 
 FEW = 12
 
 
 @dataclass(frozen=True)
-class Place:
+class Position:
     """Where a result lies in the figure: cost to the right, quality upwards, with intervals."""
 
     x: float
@@ -26,32 +32,32 @@ class Place:
 class Group:
     """All results that share one setting, fastest first."""
 
-    setting: dict
-    results: list[dict]
+    setting: Setting
+    results: list[Result]
 
     @property
     def metric(self) -> str:
         """The quality metric's name."""
-        return self.results[0]["quality"]["metric"]
+        return self.results[0].quality.metric
 
     @property
     def relative(self) -> bool:
         """Whether latency can be given relative to a baseline."""
-        return any(result["speedup"]["value"] is not None for result in self.results)
+        return any(result.speedup.value is not None for result in self.results)
 
     @property
     def baseline_quality(self) -> float | None:
         """The quality of the baseline, from its own result or from those compared with it."""
-        own = [result["quality"]["value"] for result in self.results if is_baseline(result)]
-        told = [result["quality"]["baseline"] for result in self.results]
-        return next((value for value in [*own, *told] if value is not None), None)
+        own = [result.quality.value for result in self.results if result.is_baseline]
+        beside = [result.quality.baseline for result in self.results]
+        return next((value for value in [*own, *beside] if value is not None), None)
 
     @property
     def policies(self) -> list[str]:
         """The policies other than the baseline, in alphabetical order."""
-        return sorted({result["policy"] for result in self.results if not is_baseline(result)})
+        return sorted({result.policy for result in self.results if not result.is_baseline})
 
-    def place(self, result: dict) -> Place | None:
+    def position(self, result: Result) -> Position | None:
         """Return where a result is drawn; None when its latency or its quality is not known.
 
         With a baseline, x is the latency relative to it, that is, one over the speedup, and the
@@ -59,15 +65,15 @@ class Group:
         in seconds and the vertical interval is that of the quality itself.
         """
         x = self._latency(result)
-        y = result["quality"]["value"]
+        y = result.quality.value
         if x is None or y is None:
             return None
-        return Place(*x, y, *_vertical_interval(result))
+        return Position(*x, y, *_vertical_interval(result))
 
     def limits(self) -> tuple[tuple[float, float], tuple[float, float]]:
         """Return ranges of x and y that show every result, the baseline and the line one point below it."""
-        places = [place for result in self.results if (place := self.place(result)) is not None]
-        xs, ys = [place.x for place in places], [place.y for place in places]
+        drawn = [position for result in self.results if (position := self.position(result)) is not None]
+        xs, ys = [position.x for position in drawn], [position.y for position in drawn]
         if self.relative:
             xs.append(1.0)
             if self.baseline_quality is not None:
@@ -77,101 +83,97 @@ class Group:
         left = max(min(xs) - x_room, 0.1 * min(xs))  # a latency is positive
         return (left, max(xs) + x_room), (min(ys) - y_room, max(ys) + y_room)
 
-    def front(self) -> list[dict]:
+    def front(self) -> list[Result]:
         """Return the undominated results, cheapest first; the baseline competes as well."""
-        placed = [(result, place) for result in self.results if (place := self.place(result)) is not None]
-        coordinates = [(place.x, place.y) for _, place in placed]
+        drawn = [(result, position) for result in self.results if (position := self.position(result)) is not None]
+        coordinates = [(position.x, position.y) for _, position in drawn]
         if self.relative and self.baseline_quality is not None:
-            coordinates.append((1.0, self.baseline_quality))  # also when its own result is not in the folder
+            coordinates.append((1.0, self.baseline_quality))  # also where its own result is not among these
         front = pareto_front(coordinates)
-        return [placed[index][0] for index in front if index < len(placed) and not is_baseline(placed[index][0])]
+        return [drawn[index][0] for index in front if index < len(drawn) and not drawn[index][0].is_baseline]
 
-    def notable(self) -> list[dict]:
+    def notable(self) -> list[Result]:
         """Return each policy's fastest result, the baseline too, and the best at no and at one point of loss."""
-        fastest: dict[str, dict] = {}
+        fastest: dict[str, Result] = {}
         for result in self.results:
-            fastest.setdefault(result["policy"], result)
+            fastest.setdefault(result.policy, result)
         return self._in_order([*fastest.values(), self.best(0.0), self.best(1.0)])
 
-    def telling(self) -> list[dict]:
+    def selected(self) -> list[Result]:
         """Return the notable results and all of the front; of at most twelve results, all."""
         if len(self.results) <= FEW:
             return self.results
         return self._in_order([*self.notable(), *self.front()])
 
-    def knobs(self, result: dict) -> list[str]:
-        """Return the knobs that tell a result from the others of its policy; all, if it is alone."""
-        peers = [other for other in self.results if other["policy"] == result["policy"]]
-        return _varying(peers) if len(peers) > 1 else list(result["knobs"])
+    def knobs(self, result: Result) -> list[str]:
+        """Return the knobs that distinguish a result from the others of its policy; all, if it is alone."""
+        peers = [other for other in self.results if other.policy == result.policy]
+        return varying_knobs(peers) if len(peers) > 1 else list(result.knobs)
 
     def varying_knobs(self) -> list[str]:
         """Return every knob that takes more than one value within some policy, in order of appearance."""
-        found = [_varying([r for r in self.results if r["policy"] == policy]) for policy in self._all_policies()]
+        policies = dict.fromkeys(result.policy for result in self.results)
+        found = [varying_knobs([one for one in self.results if one.policy == policy]) for policy in policies]
         return list(dict.fromkeys(knob for knobs in found for knob in knobs))
 
-    def best(self, loss: float) -> dict | None:
+    def best(self, loss: float) -> Result | None:
         """Return the fastest result that loses at most `loss` points of quality."""
         return best_at_loss(self.results, loss)
 
-    def _in_order(self, chosen: list[dict | None]) -> list[dict]:
+    def _in_order(self, chosen: list[Result | None]) -> list[Result]:
         return [result for result in self.results if any(result is other for other in chosen)]
 
-    def _all_policies(self) -> list[str]:
-        return list(dict.fromkeys(result["policy"] for result in self.results))
-
-    def _latency(self, result: dict) -> tuple[float, float, float] | None:
-        speedup = result["speedup"]
+    def _latency(self, result: Result) -> tuple[float, float, float] | None:
+        speedup = result.speedup
         if not self.relative:
-            mean = result["latency_s"]["mean"]
+            mean = result.latency_s.mean
             return (mean, mean, mean)
-        if is_baseline(result):
+        if result.is_baseline:
             return (1.0, 1.0, 1.0)
-        if speedup["value"] is None:
+        if speedup.value is None:
             return None
-        bounds = [speedup["value"] if value is None else value for value in (speedup["high"], speedup["low"])]
-        return (1 / speedup["value"], 1 / bounds[0], 1 / bounds[1])
+        bounds = [speedup.value if value is None else value for value in (speedup.high, speedup.low)]
+        return (1 / speedup.value, 1 / bounds[0], 1 / bounds[1])
 
 
-def by_setting(results: list[dict]) -> list[Group]:
+def by_setting(results: Sequence[Result]) -> list[Group]:
     """Group results by their setting and metric, in order of appearance, each group fastest first."""
-    groups: dict[str, list[dict]] = {}
+    groups: dict[str, list[Result]] = {}
     for result in results:
-        setting = plain_numbers(result["setting"])  # a temperature of 0 is one of 0.0
-        key = json.dumps([setting, result["quality"]["metric"]], sort_keys=True, default=str)
+        setting = plain_numbers(to_json(result.setting))  # a temperature of 0 is one of 0.0
+        key = json.dumps([setting, result.quality.metric], sort_keys=True, default=str)
         groups.setdefault(key, []).append(result)
-    return [Group(group[0]["setting"], sorted(group, key=_slowness)) for group in groups.values()]
+    return [Group(group[0].setting, sorted(group, key=_slowness)) for group in groups.values()]
 
 
-def differing_keys(groups: list[Group]) -> list[str]:
+def differing_keys(groups: Sequence[Group]) -> list[str]:
     """Return the keys of the setting whose values are not the same in all groups."""
     keys = dict.fromkeys(key for group in groups for key in group.setting)
     return [key for key in keys if len({str(group.setting.get(key)) for group in groups}) > 1]
 
 
-def setting_title(setting: dict) -> str:
-    """Say what was decoded by what: `t5-large drafted by t5-tiny, multi30k test, 100 examples`."""
-    drafted = f" drafted by {short_name(setting['draft'])}" if setting.get("draft") else ""
-    data = f"{short_name(setting['dataset'])} {setting['split']}"
-    return f"{short_name(setting['target'])}{drafted}, {data}, {setting['n_examples']} examples"
+def setting_title(setting: Setting) -> str:
+    """Return a title of the setting: `t5-large drafted by t5-tiny, multi30k test, 100 examples`."""
+    drafted = f" drafted by {short_name(setting.draft)}" if setting.draft else ""
+    data = f"{short_name(setting.dataset)} {setting.split}"
+    return f"{short_name(setting.target)}{drafted}, {data}, {setting.n_examples} examples"
 
 
-def _slowness(result: dict) -> tuple[float, float]:
-    speedup = 1.0 if is_baseline(result) else result["speedup"]["value"]
-    return (-speedup if speedup is not None else 0.0, result["latency_s"]["mean"])
+def varying_knobs(results: Sequence[Result]) -> list[str]:
+    """Return the knobs that do not have the same value in all of these results."""
+    knobs = dict.fromkeys(knob for result in results for knob in result.knobs)
+    return [knob for knob in knobs if len({str(result.knobs.get(knob)) for result in results}) > 1]
 
 
-def _varying(results: list[dict]) -> list[str]:
-    knobs = dict.fromkeys(knob for result in results for knob in result["knobs"])
-    return [knob for knob in knobs if len({str(result["knobs"].get(knob)) for result in results}) > 1]
+def _slowness(result: Result) -> tuple[float, float]:
+    speedup = 1.0 if result.is_baseline else result.speedup.value
+    return (-speedup if speedup is not None else 0.0, result.latency_s.mean)
 
 
-def _vertical_interval(result: dict) -> tuple[float, float]:
-    quality = result["quality"]
-    if quality["difference_low"] is not None and quality["baseline"] is not None:
-        return (
-            quality["baseline"] + quality["difference_low"],
-            quality["baseline"] + quality["difference_high"],
-        )
-    if quality["low"] is not None:
-        return (quality["low"], quality["high"])
-    return (quality["value"], quality["value"])
+def _vertical_interval(result: Result) -> tuple[float, float]:
+    quality = result.quality
+    if quality.difference_low is not None and quality.baseline is not None:
+        return (quality.baseline + quality.difference_low, quality.baseline + quality.difference_high)
+    if quality.low is not None:
+        return (quality.low, quality.high)
+    return (quality.value, quality.value)

@@ -1,49 +1,29 @@
-"""The folder of a sweep: `points/HASH/{config.yaml,result.json,examples.jsonl}`, measured again `points/HASH.2/…`."""
+"""The folder of a sweep: `points/HASH/{config.yaml,result.json,examples.jsonl}`; a repeated point is in `HASH.2`."""
 
 from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
 from bild_lab.errors import UserError
 from bild_lab.files import sync_folder, write_atomically
-from bild_lab.lab.hashing import plain_numbers
+from bild_lab.lab.schema.examples import EXAMPLES, MeasuredExample
+from bild_lab.lab.schema.json_values import from_json, to_json
+from bild_lab.lab.schema.result import Failure, FailureCause, Result
 
-RESULT, FAILURE = "result.json", "failed.json"
-LEAST_FREE_BYTES = 2**20  # of the disk that results go to
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """One finished measurement of a point: its folder, and the result that lies there."""
-
-    folder: Path
-    result: dict[str, Any]
-
-    @property
-    def point(self) -> str:
-        return self.folder.name.partition(".")[0]
-
-    @cached_property
-    def order(self) -> tuple[str, int, str]:
-        """Later measurements are greater, also where the clock was set back in between."""
-        number = self.folder.name.partition(".")[2]
-        stored = self.result.get("stored") or self.result.get("environment", {}).get("started", "")
-        return (stored, int(number) if number.isdigit() else 1, self.point)
+CONFIG, RESULT, FAILURE = "config.yaml", "result.json", "failed.json"
+LEAST_FREE_BYTES = 2**20  # free on the disk that results go to
 
 
 @dataclass(frozen=True)
@@ -60,98 +40,83 @@ class Sweep:
     def points(self) -> Path:
         return self.folder / "points"
 
-    def finished(self, point: str) -> dict[str, Any] | None:
-        """The point's newest result, if it has one that can be read."""
-        newest = self.newest(point)
-        return None if newest is None else newest.result
-
-    def newest(self, point: str) -> Measurement | None:
-        """The point's last finished measurement; the others are kept beside it."""
+    def newest(self, point: str) -> Result | None:
+        """The point's last result that can be read; None where it has none. Earlier ones are kept beside it."""
         folders = [self.points / point, *self.points.glob(f"{point}.*")]
-        return max(_measurements(folders), key=lambda one: one.order, default=None)
+        return max(_readable(folders), key=_age, default=None)
 
     def write_point(
         self,
         point: str,
         config_yaml: str,
-        result: dict[str, Any],
-        examples: Iterable[dict[str, Any]],
+        result: Result,
+        examples: Iterable[MeasuredExample],
         beside: bool = False,
     ) -> Path:
         """Store a finished point; it appears whole or not at all. Returns its folder.
 
-        Where the point is there already, because somebody else was faster, that one stands; beside=True
-        stores this measurement next to it. Nothing that was stored is ever changed or removed.
+        A point that another process has stored meanwhile is kept, and this one dropped; beside=True stores this one
+        next to it. A stored point is never changed or removed.
         """
         self.points.mkdir(parents=True, exist_ok=True)
-        stored = {**result, "stored": self._stamp()}
+        content = replace(result, stored_at=self._stamp()).to_json()
         files = {
-            "config.yaml": config_yaml,
-            "examples.jsonl": "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in examples),
-            RESULT: json.dumps(finite(stored), indent=2, ensure_ascii=False) + "\n",
+            CONFIG: config_yaml,
+            EXAMPLES: "".join(json.dumps(one.to_json(), ensure_ascii=False) + "\n" for one in examples),
+            RESULT: json.dumps(content, indent=2, ensure_ascii=False) + "\n",
         }
-        return self._publish(point, {name: content.encode() for name, content in files.items()}, beside)
+        return self._publish(point, {name: text.encode() for name, text in files.items()}, beside)
 
-    def adopt(self, measurement: Measurement) -> bool:
-        """Copy another sweep's measurement here, whole or not at all.
-
-        False where this sweep has a measurement of the point that is as new.
-        """
-        present = self.newest(measurement.point)
-        if present is not None and present.order[:1] >= measurement.order[:1]:
+    def adopt(self, result: Result) -> bool:
+        """Copy another sweep's point here, whole or not at all. False where this sweep has it as new or newer."""
+        point = _point_of(result.folder)
+        present = self.newest(point)
+        if present is not None and _stored_at(present) >= _stored_at(result):
             return False
         self.points.mkdir(parents=True, exist_ok=True)
-        files = {file.name: file.read_bytes() for file in sorted(measurement.folder.iterdir())}
-        self._publish(measurement.point, files, beside=True)
+        files = {file.name: file.read_bytes() for file in sorted(result.folder.iterdir())}
+        self._publish(point, files, beside=True)
         return True
 
-    def write_failure(self, point: str, config_yaml: str, failure: dict[str, Any]) -> Path:
-        """Store why a point failed, under a name that no finished point has."""
-        folder = self.points / point
-        write_atomically(folder / "config.yaml", config_yaml.encode())
-        write_atomically(folder / FAILURE, (json.dumps(finite(failure), indent=2) + "\n").encode())
+    def write_failure(self, failure: Failure, config_yaml: str) -> Path:
+        """Store why a point failed, in a folder that no finished point has. Returns the folder."""
+        folder = self.points / failure.point
+        write_atomically(folder / CONFIG, config_yaml.encode())
+        write_atomically(folder / FAILURE, (json.dumps(to_json(failure), indent=2) + "\n").encode())
         return folder
 
     def forget_failure(self, point: str) -> None:
-        """Remove what an earlier try of a point left, now that it has succeeded."""
+        """Remove the record of an earlier failure of a point that has now succeeded."""
         shutil.rmtree(self.points / point, ignore_errors=True)
 
-    def measurements(self) -> list[Measurement]:
-        """Every finished measurement that can be read, oldest first."""
-        folders = [file.parent for file in self._files(RESULT)]
-        return sorted(_measurements(folders), key=lambda one: one.order)
+    def all_results(self) -> list[Result]:
+        """Every result that can be read, oldest first; a point that was measured twice has two.
 
-    def results(self) -> list[dict[str, Any]]:
-        """Every finished point, oldest first; of points alike in policy and setting the newest.
-
-        `folder` in a result is the name of the folder that it lies in.
+        Raises UserError for a result of a newer version of the package.
         """
-        newest = {_identity(one.result): one for one in self.measurements()}  # measured anew, say with new weights
-        return [{**one.result, "folder": one.folder.name} for one in newest.values()]
+        return sorted(_readable(file.parent for file in self._files(RESULT)), key=_age)
+
+    def results(self) -> list[Result]:
+        """Every finished point, oldest first; of points alike in policy and setting the newest."""
+        newest = {_identity(one): one for one in self.all_results()}  # measured anew, say with new weights
+        return list(newest.values())
 
     def older(self) -> int:
-        """How many measurements `results` leaves out, as the same was measured again later."""
-        found = self.measurements()
-        return len(found) - len({_identity(one.result) for one in found})
+        """How many results `results` leaves out because the same was measured again later."""
+        found = self.all_results()
+        return len(found) - len({_identity(one) for one in found})
 
-    def failures(self) -> list[dict[str, Any]]:
-        """Every point whose last try failed, and every result that cannot be read and has not been measured again."""
-        failed = [failure for file in self._files(FAILURE) if (failure := _read(file)) is not None]
+    def failures(self) -> list[Failure]:
+        """Every point whose last try failed, and every damaged result that has not been measured again."""
+        failed = [failure for file in self._files(FAILURE) if (failure := _read_failure(file)) is not None]
         damaged = [file for file in self._files(RESULT) if _read(file) is None and file.is_file()]
-        return failed + [_damage(file) for file in damaged if self.finished(file.parent.name.partition(".")[0]) is None]
-
-    def examples(self, point: str) -> list[dict[str, Any]]:
-        """A finished point's examples, in order, of its newest measurement."""
-        newest = self.newest(point)
-        folder = self.points / point if newest is None else newest.folder
-        text = (folder / "examples.jsonl").read_text(encoding="utf-8")
-        return [json.loads(line) for line in text.split("\n") if line]
+        return failed + [_damage(file) for file in damaged if self.newest(_point_of(file.parent)) is None]
 
     @contextmanager
     def report_lock(self) -> Iterator[None]:
-        """Let one process at a time read the points and write the report of them.
+        """Let one process at a time read the points and write their report.
 
-        Of several that finish together, the last to write has then seen every point.
+        Where several finish together, the last one to write has then seen every point.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.folder / ".report.lock", fallback_to_soft=False)
@@ -164,9 +129,9 @@ class Sweep:
 
     @contextmanager
     def search_lock(self) -> Iterator[None]:
-        """Let one search of knobs at a time go on here. Raises UserError where another process has one.
+        """Let one search of knobs run here at a time. Raises UserError where another process runs one.
 
-        A second one would take the first one's trial for that of a killed process, and measure it too.
+        A second search would take the running trial of the first for that of a killed process, and measure it too.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.folder / ".search.lock", fallback_to_soft=False)
@@ -184,14 +149,14 @@ class Sweep:
             lock.release()
 
     def _files(self, name: str) -> list[Path]:
-        """That file of every published point; a folder with a dot in front was never finished."""
+        """This file of every finished point; a folder whose name begins with a dot is not finished."""
         found = self.folder.glob(f"points/*/{name}")
         return sorted(file for file in found if not file.parent.name.startswith("."))
 
     def _stamp(self) -> str:
-        """The time, or just after the last point stored here where the clock was set back since."""
+        """The time now; just after the last stored point, where the clock was set back since."""
         file, now = self.folder / ".latest", datetime.now(UTC)
-        with suppress(OSError, ValueError):  # the first point, or a file that somebody else damaged
+        with suppress(OSError, ValueError):  # the first point, or a damaged file
             now = max(now, datetime.fromisoformat(file.read_text()) + timedelta(milliseconds=1))
         stamp = now.isoformat(timespec="milliseconds")
         write_atomically(file, stamp.encode())
@@ -215,7 +180,7 @@ class Sweep:
                 if not beside and _read(final / RESULT) is not None:
                     return final
         finally:
-            shutil.rmtree(draft, ignore_errors=True)  # gone already, unless something went wrong
+            shutil.rmtree(draft, ignore_errors=True)  # it is gone already unless something went wrong
         raise AssertionError("unreachable: there is always a next number")
 
 
@@ -230,33 +195,54 @@ def _moved(draft: Path, final: Path) -> bool:
     return True
 
 
-def _measurements(folders: Iterable[Path]) -> list[Measurement]:
-    read = [(folder, _read(folder / RESULT)) for folder in folders]
-    return [Measurement(folder, result) for folder, result in read if result is not None]
+def _readable(folders: Iterable[Path]) -> list[Result]:
+    return [result for folder in folders if (result := _read(folder / RESULT)) is not None]
 
 
-def _read(file: Path) -> dict[str, Any] | None:
-    """A record, or None where it is not there or damaged; ours are written whole, but disks and copies fail."""
+def _read(file: Path) -> Result | None:
+    """A result, or None where there is none or it is damaged; it was written whole, but disks and copies fail."""
     try:
-        found = json.loads(file.read_bytes())
+        return Result.from_json(json.loads(file.read_bytes()), file.parent)
+    except UserError:  # of a newer version: measuring it again would hide that
+        raise
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
 
 
-def _damage(file: Path) -> dict[str, Any]:
+def _read_failure(file: Path) -> Failure | None:
+    try:
+        return from_json(Failure, json.loads(file.read_bytes()))
+    except (OSError, ValueError):
+        return None
+
+
+def _damage(file: Path) -> Failure:
     message = f"{file} cannot be read: it was damaged after it was written; run the same sweep to measure it again"
-    error = {"type": "Damaged", "message": message, "traceback": ""}
-    return {"point": file.parent.name, "policy": "unknown", "knobs": {}, "error": error}
+    return Failure(file.parent.name, "unknown", {}, FailureCause("Damaged", message))
 
 
-def _identity(result: dict[str, Any]) -> str:
-    keys = ("policy", "knobs", "composition", "setting")
-    return json.dumps(plain_numbers({key: result.get(key) for key in keys}), sort_keys=True)
+def _point_of(folder: Path) -> str:
+    """The point whose result lies in this folder: HASH of HASH.2."""
+    return folder.name.partition(".")[0]
+
+
+def _stored_at(result: Result) -> str:
+    return result.stored_at or result.environment.started  # the oldest files have only the time of the start
+
+
+def _age(result: Result) -> tuple[str, int, str]:
+    """Later results are greater, also where the clock was set back in between."""
+    number = result.folder.name.partition(".")[2]
+    return (_stored_at(result), int(number) if number.isdigit() else 1, result.folder.name)
+
+
+def _identity(result: Result) -> str:
+    identity = [result.policy, result.knobs, result.composition, result.setting]
+    return json.dumps(plain_numbers(to_json(identity)), sort_keys=True)
 
 
 def require_writable(folder: Path) -> None:
-    """Raise UserError unless results can be written there; creates nothing that stays."""
+    """Raise UserError unless results can be written to the folder; leaves nothing behind."""
     existing = folder
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
@@ -267,14 +253,3 @@ def require_writable(folder: Path) -> None:
             f"results go to {folder}, whose disk is full ({free:,} bytes free); "
             "make room, and the same command runs the rest"
         )
-
-
-def finite(value: Any) -> Any:
-    """JSON has no NaN or infinity: NaN becomes null, infinity its name."""
-    if isinstance(value, dict):
-        return {str(key): finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else str(value)
-    return value

@@ -23,6 +23,7 @@ from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.point import prepare, sweep_folder
 from bild_lab.lab.results.groups import by_setting
 from bild_lab.lab.results.records import Sweep
+from bild_lab.lab.schema.result import Result
 from bild_lab.lab.tuning.space import Space, Values
 
 STUDY, CHOSEN = "study.sqlite", "tuned.json"
@@ -93,33 +94,42 @@ class Tuning:
     def sweep(self) -> Sweep:
         return Sweep(sweep_folder(self.config(self.space.corners()[0], self.spec.validation)))
 
-    def result(self, values: Values, split: str) -> dict[str, Any] | None:
+    def result(self, values: Values, split: str) -> Result | None:
         """Measure a point unless it is finished, and return its result; None if it failed, which is recorded."""
         self.measure(self.config(values, split))
-        return self.stored(values, split)
+        return self.finished(values, split)
 
-    def stored(self, values: Values, split: str) -> dict[str, Any] | None:
+    def finished(self, values: Values, split: str) -> Result | None:
         """A point's newest result in the sweep's folder."""
-        return self.sweep.finished(prepare(self.config(values, split)).id)
+        return self.sweep.newest(prepare(self.config(values, split)).id)
 
-    def objectives(self, result: dict[str, Any]) -> list[float]:
+    def objectives(self, result: Result) -> list[float]:
         """The values for Optuna: quality and latency. With a loss: the latency, made longer if the loss is exceeded.
 
         The latency is relative to the baseline's. Without a baseline it is in seconds.
         """
-        speedup, quality = result["speedup"]["value"], result["quality"]
-        latency = result["latency_s"]["mean"] if speedup is None else 1 / speedup
+        speedup, quality = result.speedup.value, result.quality
+        latency = result.latency_s.mean if speedup is None else 1 / speedup
         if self.spec.loss is None:
-            return [quality["value"], latency]
-        excess = quality["baseline"] - quality["value"] - self.spec.loss
+            return [quality.value, latency]
+        excess = quality.baseline - quality.value - self.spec.loss
         return [latency if excess <= 0 else max(latency, 1.0) + excess]
 
-    def chosen(self, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def chosen(self, results: list[Result]) -> list[Result]:
         """The undominated points, fastest first. With a loss: the fastest point within it, if there is one."""
         if self.spec.loss is not None:
             best = best_at_loss(results, self.spec.loss)
             return [] if best is None else [best]
         return [result for group in by_setting(results) for result in group.front()]
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What was chosen on validation, with its result there and on test; None if the test failed."""
+
+    overrides: list[str]
+    validation: Result
+    test: Result | None
 
 
 def sqlite_storage(file: Path) -> Any:
@@ -174,7 +184,7 @@ class Study:
         done = self._study.get_trials(deepcopy=False, states=(self._optuna.trial.TrialState.COMPLETE,))
         return {self._places(trial): trial.values for trial in done}
 
-    def search(self) -> dict[Values, dict[str, Any]]:
+    def search(self) -> dict[Values, Result]:
         """Measure until there are enough trials. Returns the results of all trials, with those of earlier processes."""
         tuning, space = self._tuning, self._tuning.space
         failed: dict[tuple[int, ...], None] = {}  # in this process; the next process tries them again
@@ -194,7 +204,7 @@ class Study:
             if not new or places in failed:  # the sampler learned nothing, and may suggest it for ever
                 self._enqueue_unseen(seen)
         found = {
-            values: tuning.stored(values, tuning.spec.validation) for values in map(space.at, self.finished_trials())
+            values: tuning.finished(values, tuning.spec.validation) for values in map(space.at, self.finished_trials())
         }
         return {values: result for values, result in found.items() if result is not None}
 
@@ -214,41 +224,42 @@ class Study:
         return tuple(trial.params[self._name(number)] for number in range(len(self._tuning.space.lists)))
 
 
-def tune(tuning: Tuning, seed: int, resume: bool) -> list[dict[str, Any]]:
+def tune(tuning: Tuning, seed: int, resume: bool) -> list[Tuned]:
     """Search on validation, choose points, and measure them on test.
 
-    Returns the chosen points, each as {"overrides", "validation": result, "test": result or None if it failed}, and
-    stores them in `tuned.json`. Raises UserError if another process searches under the same name.
+    Returns the chosen points and stores them in `tuned.json`. Raises UserError if another process searches under the
+    same name.
     """
     with tuning.sweep.search_lock():
         found = Study(tuning, seed, resume).search()
-        pairs = []
+        tuned = []
         for result in tuning.chosen(list(found.values())):
             values = next(values for values, one in found.items() if one is result)
-            test = tuning.result(values, tuning.spec.test)
-            pairs.append({"overrides": list(values), "validation": result, "test": test})
-        write_tuned(tuning.sweep.folder / CHOSEN, pairs)
-    return pairs
+            tuned.append(Tuned(list(values), result, tuning.result(values, tuning.spec.test)))
+        write_tuned(tuning.sweep.folder / CHOSEN, tuned)
+    return tuned
 
 
-def write_tuned(file: Path, pairs: list[dict[str, Any]]) -> None:
+def write_tuned(file: Path, tuned: list[Tuned]) -> None:
     """Store the chosen points with their main numbers on validation and on test."""
-    rows = [{**pair, **{split: key_numbers(pair[split]) for split in ("validation", "test")}} for pair in pairs]
+    rows = [
+        {"overrides": one.overrides, "validation": key_numbers(one.validation), "test": key_numbers(one.test)}
+        for one in tuned
+    ]
     write_atomically(file, (json.dumps(rows, indent=2) + "\n").encode())
 
 
-def key_numbers(result: dict[str, Any] | None) -> dict[str, Any] | None:
+def key_numbers(result: Result | None) -> dict[str, Any] | None:
     """A result's quality and speed, and the name of its point."""
     if result is None:
         return None
-    quality, speedup = result["quality"], result["speedup"]
     return {
-        "point": result["point"],
-        "metric": quality["metric"],
-        "quality": quality["value"],
-        "difference": quality.get("difference"),
-        "speedup": speedup["value"],
-        "speedup_low": speedup["low"],
-        "speedup_high": speedup["high"],
-        "latency_s": result["latency_s"]["mean"],
+        "point": result.point,
+        "metric": result.quality.metric,
+        "quality": result.quality.value,
+        "difference": result.quality.difference,
+        "speedup": result.speedup.value,
+        "speedup_low": result.speedup.low,
+        "speedup_high": result.speedup.high,
+        "latency_s": result.latency_s.mean,
     }

@@ -1,7 +1,9 @@
 """The report of a sweep: one self-contained HTML file that needs no network."""
 
+from __future__ import annotations
+
 import json
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -13,51 +15,40 @@ from bild_lab.files import write_atomically
 from bild_lab.lab.formatting import duration, knob_label, knob_value
 from bild_lab.lab.glossary import TERMS
 from bild_lab.lab.results.groups import FEW, Group, by_setting, differing_keys, setting_title
-from bild_lab.lab.results.table import SETTING_COLUMNS
+from bild_lab.lab.schema.columns import SETTING
+from bild_lab.lab.schema.result import Failure, Result
 from bild_lab.report.categories import category_table
 from bild_lab.report.page.costs import cost_table, prediction_table
 from bild_lab.report.page.interactive import acceptance_figure, pareto_figure, stages_figure
 from bild_lab.report.page.tables import (
     MARGIN,
+    best_columns,
     best_rows,
     environments,
     fixed_knobs,
-    hypervolume_rows,
+    hypervolumes,
     point_columns,
     point_rows,
     time_shares,
 )
 from bild_lab.report.page.trace_viewer import viewer_data
-from bild_lab.report.provenance import notes, origins
+from bild_lab.report.provenance import notes, sources
 from bild_lab.report.style import Mark, marks
 from bild_lab.report.terminal import headline
 
 _TEMPLATES = Path(__file__).parent
 
 
-def _no_rows(point: str) -> list[dict]:
-    return []
-
-
-def write_html(
-    name: str,
-    results: list[dict],
-    failures: list[dict],
-    path: Path,
-    rows_of: Callable[[str], list[dict]] = _no_rows,
-    older: int = 0,
-) -> None:
+def write_html(name: str, results: Sequence[Result], failures: Sequence[Failure], path: Path, older: int = 0) -> None:
     """Write the report of the sweep `name`, and `hypervolume.csv` beside it.
 
-    Everything that came from outside the package is escaped.
-
-    rows_of: a point's examples, for the trace viewer (`Sweep.examples`). older: measurements of the same points
-    that are not among the results.
+    Everything that came from outside the package is escaped. older: how many earlier results of the same points are
+    not shown.
     """
     groups = by_setting(results)
     colours = marks(sorted({policy for group in groups for policy in group.policies}))
     figures: dict[str, dict] = {}
-    traces = [{"title": setting_title(group.setting), "points": viewer_data(group, rows_of)} for group in groups]
+    traces = [{"title": setting_title(group.setting), "points": viewer_data(group)} for group in groups]
     page = page_environment().get_template("report.html.j2")
     text = page.render(
         name=name,
@@ -65,24 +56,24 @@ def write_html(
         sections=[_section(group, colours, index, figures) for index, group in enumerate(groups)],
         differing=_differing(groups),
         count=len(results),
-        failures=[{**failure, "label": knob_label(failure, list(failure["knobs"]))} for failure in failures],
+        failures=[(failure, knob_label(failure, list(failure.knobs))) for failure in failures],
         shares=time_shares(results),
-        total=duration(sum(result["seconds"]["total"] for result in results)),
+        total=duration(sum(result.total_s for result in results)),
         environment=environments(results),
         notes=notes(results, older),
-        origins=origins(results),
+        sources=sources(results),
         figures=figures,
         traces=[trace for trace in traces if trace["points"]],
         terms=TERMS,
-        plotly=Markup(get_plotlyjs()),  # the library itself, nothing from a result
+        plotly=Markup(get_plotlyjs()),  # the library itself: no part of it comes from a result
     )
     write_atomically(path, text.encode())
-    if volumes := [row for group in groups for row in _hypervolumes(group)]:
+    if volumes := [row for group in groups for row in _volume_rows(group)]:
         write_atomically(path.with_name("hypervolume.csv"), pd.DataFrame(volumes).to_csv(index=False).encode())
 
 
 def page_environment() -> Environment:
-    """The templates of the package's pages, which escape what is put into them."""
+    """The templates of the package's pages. They escape every value."""
     return Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -95,7 +86,7 @@ def page_environment() -> Environment:
 def _section(group: Group, colours: dict[str, Mark], index: int, figures: dict[str, dict]) -> dict:
     """Collect what the page shows of one setting, and add its figures to `figures` by their id."""
     drawn = {
-        "pareto": pareto_figure(group, colours) if any(group.place(result) for result in group.results) else None,
+        "pareto": pareto_figure(group, colours) if any(group.position(result) for result in group.results) else None,
         "stages": stages_figure(group),
         "acceptance": acceptance_figure(group, colours),
     }
@@ -106,11 +97,12 @@ def _section(group: Group, colours: dict[str, Mark], index: int, figures: dict[s
         "title": setting_title(group.setting),
         "setting": group.setting,
         "details": [(key, _plain(value)) for key, value in group.setting.items()],
-        "signature": group.results[0]["quality"]["signature"],
+        "signature": group.results[0].quality.signature,
         "metric": group.metric,
         "relative": group.relative,
         "best": best_rows(group),
-        "hypervolumes": hypervolume_rows(group),
+        "best_columns": best_columns(group),
+        "hypervolumes": hypervolumes(group),
         "margin": MARGIN,
         "columns": columns,
         "rows": point_rows(group, columns),
@@ -124,19 +116,19 @@ def _section(group: Group, colours: dict[str, Mark], index: int, figures: dict[s
     }
 
 
-def _hypervolumes(group: Group) -> list[dict]:
-    """The rows of `hypervolume.csv`: what was decoded by what, the policy, its hypervolume and the reference point."""
-    told = {key: group.setting.get(key) for key in SETTING_COLUMNS}
+def _volume_rows(group: Group) -> list[dict]:
+    """The rows of `hypervolume.csv`: the setting, the policy, its hypervolume and the reference point."""
+    best = group.results[0]
     return [
         {
-            **told,
-            "policy": row["policy"],
-            "points": row["points"],
-            "hypervolume": row["hypervolume"],
+            **{column.name: column.of(best) for column in SETTING},
+            "policy": one.policy,
+            "points": one.points,
+            "hypervolume": one.hypervolume,
             "reference_latency": 1.0,
             "reference_quality": group.baseline_quality - MARGIN,
         }
-        for row in hypervolume_rows(group)
+        for one in hypervolumes(group)
     ]
 
 

@@ -4,7 +4,6 @@ from html import escape
 
 import plotly.graph_objects as go
 
-from bild_lab.lab.analysis.pareto import is_baseline
 from bild_lab.lab.formatting import (
     MINUS,
     MISSING,
@@ -20,27 +19,38 @@ from bild_lab.lab.formatting import (
     times,
 )
 from bild_lab.lab.results.groups import Group
-from bild_lab.report.pareto_figure import front_places, speedup_ticks
+from bild_lab.lab.schema.columns import COLUMNS
+from bild_lab.lab.schema.result import Result
+from bild_lab.report.pareto_figure import front_corners, speedup_ticks
 from bild_lab.report.style import MUTED, STAGE_COLOURS, Mark
 
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _HOVER = "%{customdata}<extra></extra>"
+_HOVER_NUMBERS = (
+    "tokens_per_s",
+    "tokens_per_target_call",
+    "acceptance_rate",
+    "fallbacks",
+    "rollbacks",
+    "agreement_with_target",
+    "point",
+)
 
 
 def pareto_figure(group: Group, colours: dict[str, Mark]) -> go.Figure:
     """Draw quality against latency; hovering over a point shows its knobs and numbers."""
     figure = go.Figure()
-    corners = front_places(group)
+    corners = front_corners(group)
     if len(corners) > 1:
         xs, ys = zip(*corners, strict=True)
         line = {"shape": "hv", "color": MUTED, "width": 2}
         figure.add_scatter(x=xs, y=ys, mode="lines", line=line, name="Pareto front", hoverinfo="skip")
     for policy in group.policies:
-        results = [r for r in group.results if r["policy"] == policy and group.place(r) is not None]
+        results = [one for one in group.results if one.policy == policy and group.position(one) is not None]
         if results:
             figure.add_trace(_policy_trace(group, results, colours[policy]))
     _add_baseline(figure, group)
-    unit = f"relative to {escape(group.setting['baseline'])}" if group.relative else "in seconds"
+    unit = f"relative to {escape(group.setting.baseline)}" if group.relative else "in seconds"
     figure.update_layout(xaxis_title=f"Latency per example, {unit} (further left is faster)")
     horizontal, vertical = group.limits()
     figure.update_layout(yaxis_title=escape(group.metric), xaxis_range=horizontal, yaxis_range=vertical)
@@ -50,18 +60,18 @@ def pareto_figure(group: Group, colours: dict[str, Mark]) -> go.Figure:
 def stages_figure(group: Group) -> go.Figure | None:
     """Stack each stage's part of the mean latency, in milliseconds; None where no stage was traced.
 
-    The parts come from a traced pass over some of the examples, which is slower than the timed one:
-    only their proportions are taken from it.
+    The proportions come from a traced pass over some of the examples. That pass is slower than the timed one,
+    so the lengths come from the timed one.
     """
-    results = [result for result in group.telling() if result["stages_s"]]
+    results = [result for result in group.selected() if result.stages_s]
     if not results:
         return None
     labels = _unique_labels(group, results)
     figure = go.Figure()
     for stage, colour in STAGE_COLOURS.items():
-        shares = [result["stages_s"][stage] / sum(result["stages_s"].values()) for result in results]
+        shares = [result.stages_s[stage] / sum(result.stages_s.values()) for result in results]
         figure.add_bar(
-            x=[1000 * share * result["latency_s"]["mean"] for share, result in zip(shares, results, strict=True)],
+            x=[1000 * share * result.latency_s.mean for share, result in zip(shares, results, strict=True)],
             y=labels,
             customdata=[percent(share) for share in shares],
             orientation="h",
@@ -77,17 +87,17 @@ def stages_figure(group: Group) -> go.Figure | None:
 
 def acceptance_figure(group: Group, colours: dict[str, Mark]) -> go.Figure | None:
     """Draw how often a drafted token stood, by its position in the draft; None where nothing was drafted."""
-    results = [result for result in group.notable() if result["acceptance_by_position"]]
+    results = [result for result in group.notable() if result.counts.acceptance_by_position]
     if not results:
         return None
     figure = go.Figure()
     count: dict[str, int] = {}
     for result, label in zip(results, _unique_labels(group, results), strict=True):
-        policy = result["policy"]
+        policy = result.policy
         mark = colours.get(policy, Mark(MUTED, "x", "x"))
         dash = _DASHES[count.setdefault(policy, 0) % len(_DASHES)]
         count[policy] += 1
-        rates = result["acceptance_by_position"]
+        rates = result.counts.acceptance_by_position
         figure.add_scatter(
             x=list(range(1, len(rates) + 1)),
             y=[None if rate is None else 100 * rate for rate in rates],
@@ -102,49 +112,43 @@ def acceptance_figure(group: Group, colours: dict[str, Mark]) -> go.Figure | Non
     return _finish(figure, height=380)
 
 
-def hover_text(result: dict) -> str:
+def hover_text(result: Result) -> str:
     """Write every knob and number of a result, one a line, escaped for plotly."""
-    quality, speedup, latency = result["quality"], result["speedup"], result["latency_s"]
-    bounds = signed_interval(quality["difference_low"], quality["difference_high"])
-    lines = [(knob, knob_value(value)) for knob, value in result["knobs"].items()]
+    quality, speedup = result.quality, result.speedup
+    bounds = signed_interval(quality.difference_low, quality.difference_high)
+    lines = [(knob, knob_value(value)) for knob, value in result.knobs.items()]
     lines += [
-        ("speedup", f"{times(speedup['value'])} {interval(speedup['low'], speedup['high'])}"),
-        (quality["metric"], f"{number(quality['value'])} {interval(quality['low'], quality['high'])}"),
-        ("difference", f"{signed(quality['difference'])} {bounds}"),
-        ("latency, median", duration(latency["median"])),
-        ("latency, p95", duration(latency["p95"])),
-        ("tokens per second", number(result["tokens_per_s"], 1)),
-        ("tokens per target call", number(result["tokens_per_target_call"])),
-        ("acceptance rate", percent(result["acceptance_rate"], 1)),
-        ("fallbacks", number(result["fallbacks"], 0)),
-        ("rollbacks", number(result["rollbacks"], 0)),
-        ("same output as the target alone", percent(result["agreement_with_target"], 1)),
-        ("point", result["point"]),
+        (COLUMNS["speedup"].words, f"{times(speedup.value)} {interval(speedup.low, speedup.high)}"),
+        (quality.metric, f"{number(quality.value)} {interval(quality.low, quality.high)}"),
+        (COLUMNS["quality_difference"].title, f"{signed(quality.difference)} {bounds}"),
+        ("latency, median", duration(result.latency_s.median)),
+        (COLUMNS["latency_s_p95"].words, duration(result.latency_s.p95)),
+        *((COLUMNS[name].words, COLUMNS[name].text(result)) for name in _HOVER_NUMBERS),
     ]
-    told = [f"{escape(name)}: {escape(text)}" for name, text in lines if not text.startswith(MISSING)]
-    return "<br>".join([f"<b>{escape(result['policy'])}</b>", *told])
+    shown = [f"{escape(name)}: {escape(text)}" for name, text in lines if not text.startswith(MISSING)]
+    return "<br>".join([f"<b>{escape(result.policy)}</b>", *shown])
 
 
-def _policy_trace(group: Group, results: list[dict], mark: Mark) -> go.Scatter:
+def _policy_trace(group: Group, results: list[Result], mark: Mark) -> go.Scatter:
     front = {id(result) for result in group.front()}
-    places = [group.place(result) for result in results]
+    positions = [group.position(result) for result in results]
     fills = [mark.colour if id(result) in front else "rgba(0,0,0,0)" for result in results]
     error = {"type": "data", "symmetric": False, "thickness": 0.8, "width": 0, "color": _faint(mark.colour)}
     return go.Scatter(
-        x=[place.x for place in places],
-        y=[place.y for place in places],
+        x=[position.x for position in positions],
+        y=[position.y for position in positions],
         error_x={
             **error,
-            "array": [p.x_high - p.x for p in places],
-            "arrayminus": [p.x - p.x_low for p in places],
+            "array": [p.x_high - p.x for p in positions],
+            "arrayminus": [p.x - p.x_low for p in positions],
         },
         error_y={
             **error,
-            "array": [p.y_high - p.y for p in places],
-            "arrayminus": [p.y - p.y_low for p in places],
+            "array": [p.y_high - p.y for p in positions],
+            "arrayminus": [p.y - p.y_low for p in positions],
         },
         mode="markers",
-        name=escape(results[0]["policy"]),
+        name=escape(results[0].policy),
         marker={
             "symbol": mark.plotly_symbol,
             "size": 10,
@@ -160,8 +164,8 @@ def _add_baseline(figure: go.Figure, group: Group) -> None:
     quality = group.baseline_quality
     if not group.relative or quality is None:
         return
-    own = next((result for result in group.results if is_baseline(result)), None)
-    name = escape(group.setting["baseline"])
+    own = next((result for result in group.results if result.is_baseline), None)
+    name = escape(group.setting.baseline)
     mark = {"symbol": "x-thin", "size": 13, "line": {"width": 3.5, "color": MUTED}}
     text = hover_text(own) if own is not None else f"<b>{name}</b><br>{escape(group.metric)}: {number(quality)}"
     figure.add_scatter(
@@ -192,12 +196,12 @@ def _add_speedup_axis(figure: go.Figure, group: Group) -> None:
     )
 
 
-def _unique_labels(group: Group, results: list[dict]) -> list[str]:
-    """Label results by policy and telling knobs; a repeated label would merge two bars into one."""
+def _unique_labels(group: Group, results: list[Result]) -> list[str]:
+    """Label results by policy and distinguishing knobs; a repeated label would merge two bars into one."""
     labels: list[str] = []
     for result in results:
         label = escape(point_label(result, group.knobs(result)))
-        labels.append(label if label not in labels else f"{label} {result['point']}")
+        labels.append(label if label not in labels else f"{label} {result.point}")
     return labels
 
 

@@ -1,13 +1,17 @@
 """The tables of the HTML report, as plain values for its template."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from __future__ import annotations
 
-from bild_lab.lab.analysis.pareto import hypervolume, is_baseline
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bild_lab.lab.analysis.pareto import hypervolume
 from bild_lab.lab.formatting import (
     MISSING,
     duration,
     interval,
+    knob_label,
     knob_value,
     number,
     percent,
@@ -16,12 +20,33 @@ from bild_lab.lab.formatting import (
     times,
 )
 from bild_lab.lab.results.groups import Group
+from bild_lab.lab.schema.column import Column
+from bild_lab.lab.schema.columns import CERTIFICATE, COLUMNS
+from bild_lab.lab.schema.result import Result
 
 MARGIN = 1.0  # points of quality below the baseline's, at which hypervolumes end
+# behind the columns that have an interval: each shows its value alone, but the latency
+_NUMBERS = (
+    "latency_s_median",
+    "tokens_per_s",
+    "tokens_per_target_call",
+    "acceptance_rate",
+    "nothing_accepted",
+    "agreement_with_target",
+    "p_value",
+    "fallbacks",
+    "rollbacks",
+    "drafted",
+    "accepted",
+    "target_calls",
+    "draft_calls",
+    "tokens",
+    "peak_memory_mb",
+)
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """One table cell: its text, a smaller second line, and what to sort it by."""
 
     text: str
@@ -30,22 +55,45 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """One point: a link to its folder, its cells, and whether it stands out."""
 
     point: str
-    cells: list[Cell]
-    on_front: bool
-    is_baseline: bool
+    cells: list[TableCell]
+    on_front: bool = False
+    is_baseline: bool = False
 
 
 @dataclass(frozen=True)
-class Column:
-    """One column of the table of points: its title, what the title means, how a cell is made."""
+class TableColumn:
+    """One column of a table: its title, what the title means, how a cell is made."""
 
     title: str
     hint: str
-    cell: Callable[[dict], Cell]
+    cell: Callable[[Any], TableCell]
+
+
+@dataclass(frozen=True)
+class BestRow:
+    """The fastest point that loses at most so much; None where every point loses more. title: how much."""
+
+    title: str
+    best: Result | None
+    knobs: list[tuple[str, str]]
+    cells: list[TableCell]
+
+
+@dataclass(frozen=True)
+class PolicyVolume:
+    """How much of the plane of latency and quality the points of a policy dominate."""
+
+    policy: str
+    points: int
+    hypervolume: float
+
+    @property
+    def text(self) -> str:
+        return number(self.hypervolume, 3)
 
 
 @dataclass(frozen=True)
@@ -58,39 +106,62 @@ class Share:
     percent: str
 
 
-def point_columns(group: Group) -> list[Column]:
+def column_of(column: Column, cell: Callable[[Result], TableCell] | None = None) -> TableColumn:
+    """The column of a number of the result. cell: how it is shown, where its text alone is not enough."""
+    return TableColumn(
+        column.title,
+        column.explanation,
+        cell or (lambda result: TableCell(column.text(result), "", column.of(result))),
+    )
+
+
+def point_columns(group: Group) -> list[TableColumn]:
     """Return the columns for a setting: policy, every knob that varies, then the numbers."""
-    policy = Column("policy", "how tokens were decoded", lambda result: Cell(result["policy"], "", result["policy"]))
-    knobs = [Column(knob, f"knob of the policy: {knob}", _knob_cell(knob)) for knob in group.varying_knobs()]
-    speedup = Column("speedup", "times the baseline's speed, with its 95 % interval", _speedup)
-    quality = Column(group.metric, f"{group.metric} with its 95 % interval", _quality)
-    difference = Column("difference", "quality minus the baseline's, paired, with its 95 % interval", _difference)
-    certified = [certificate_column()] if any(result.get("certificate") for result in group.results) else []
-    counts = [_count(*told) for told in _COUNTS]
-    return [policy, *knobs, speedup, quality, difference, *certified, *_NUMBERS, *counts]
+    own_cells = {"latency_s_median": _latency}
+    quality = TableColumn(group.metric, COLUMNS["quality"].explanation, _quality)
+    certified = any(result.certificate is not None for result in group.results)
+    return [
+        column_of(COLUMNS["policy"]),
+        *(TableColumn(knob, f"knob of the policy: {knob}", _knob_cell(knob)) for knob in group.varying_knobs()),
+        column_of(COLUMNS["speedup"], speedup_cell),
+        quality,
+        column_of(COLUMNS["quality_difference"], _difference),
+        *([certificate_column()] if certified else []),
+        *(column_of(COLUMNS[name], own_cells.get(name)) for name in _NUMBERS),
+    ]
 
 
-def certificate_column() -> Column:
+def certificate_column() -> TableColumn:
     """Return the column of lossless certificates."""
 
-    def cell(result: dict) -> Cell:
-        found = result.get("certificate")
+    def cell(result: Result) -> TableCell:
+        found = result.certificate
         if found is None:
-            return Cell(MISSING)
-        return Cell(f"{found['equal']} equal", f"{found['ties']} ties, {found['defects']} defects", found["defects"])
+            return TableCell(MISSING)
+        return TableCell(f"{found.equal} equal", f"{found.ties} ties, {found.defects} defects", found.defects)
 
-    return Column("certificate", "examples equal to the target's own, differing by a numerical tie, by more", cell)
+    return TableColumn("certificate", " ".join(column.explanation for column in CERTIFICATE), cell)
 
 
-def point_rows(group: Group, columns: list[Column], results: list[dict] | None = None) -> list[Row]:
+def policy_column(group: Group) -> TableColumn:
+    """Return the column that names a point by its policy and the knobs that distinguish it."""
+
+    def cell(result: Result) -> TableCell:
+        knobs = "baseline" if result.is_baseline else knob_label(result, group.knobs(result))
+        return TableCell(result.policy, knobs, result.policy)
+
+    return column_of(COLUMNS["policy"], cell)
+
+
+def point_rows(group: Group, columns: Sequence[TableColumn], results: Sequence[Result] | None = None) -> list[TableRow]:
     """Return one row per point, or per given result of the group, fastest first."""
     front = {id(result) for result in group.front()}
     return [
-        Row(
-            result.get("folder", result["point"]),
+        TableRow(
+            result.point if result.folder is None else result.folder.name,
             [column.cell(result) for column in columns],
             id(result) in front,
-            is_baseline(result),
+            result.is_baseline,
         )
         for result in (group.results if results is None else results)
     ]
@@ -101,51 +172,57 @@ def fixed_knobs(group: Group) -> list[str]:
     varying = set(group.varying_knobs())
     lines: dict[str, str] = {}
     for result in group.results:
-        fixed = [f"{knob} {knob_value(value)}" for knob, value in result["knobs"].items() if knob not in varying]
+        fixed = [f"{knob} {knob_value(value)}" for knob, value in result.knobs.items() if knob not in varying]
         if fixed:
-            lines[result["policy"]] = f"{result['policy']}: {', '.join(fixed)}"
+            lines[result.policy] = f"{result.policy}: {', '.join(fixed)}"
     return list(lines.values())
 
 
-def best_rows(group: Group) -> list[dict]:
+def best_columns(group: Group) -> list[TableColumn]:
+    """Return the columns of the best points: speedup, quality, difference, agreement with the target."""
+    return [
+        column_of(COLUMNS["speedup"], speedup_cell),
+        TableColumn(group.metric, COLUMNS["quality"].explanation, _quality),
+        column_of(COLUMNS["quality_difference"], _difference),
+        column_of(COLUMNS["agreement_with_target"], lambda result: TableCell(percent(result.agreement_with_target))),
+    ]
+
+
+def best_rows(group: Group) -> list[BestRow]:
     """Return the rows "best speedup at no loss" and "at one point of loss"; none without a baseline."""
     if not group.relative:
         return []
     rows = []
     for title, loss in (("no loss", 0.0), ("one point of loss", 1.0)):
         best = group.best(loss)
-        row = {"title": title, "best": best}
-        if best is not None:
-            row |= {"knobs": [(knob, knob_value(value)) for knob, value in best["knobs"].items()]}
-            row |= {"speedup": _speedup(best), "quality": _quality(best), "difference": _difference(best)}
-            row |= {"same": percent(best["agreement_with_target"])}
-        rows.append(row)
+        knobs = [] if best is None else [(knob, knob_value(value)) for knob, value in best.knobs.items()]
+        cells = [] if best is None else [column.cell(best) for column in best_columns(group)]
+        rows.append(BestRow(title, best, knobs, cells))
     return rows
 
 
-def hypervolume_rows(group: Group) -> list[dict]:
+def hypervolumes(group: Group) -> list[PolicyVolume]:
     """Return each policy's hypervolume up to relative latency 1 and `MARGIN` below the baseline, largest first.
 
-    No rows without a baseline, whose own front is the reference's edge.
+    None without a baseline, whose own front is the reference's edge.
     """
     if not group.relative or group.baseline_quality is None:
         return []
     reference = (1.0, group.baseline_quality - MARGIN)
-    rows = []
+    found = []
     for policy in group.policies:
-        placed = [group.place(result) for result in group.results if result["policy"] == policy]
-        points = [(place.x, place.y) for place in placed if place is not None]
+        positions = [group.position(result) for result in group.results if result.policy == policy]
+        points = [(position.x, position.y) for position in positions if position is not None]
         if points:
-            volume = hypervolume(points, reference)
-            rows.append({"policy": policy, "points": len(points), "hypervolume": volume, "text": number(volume, 3)})
-    return sorted(rows, key=lambda row: -row["hypervolume"])
+            found.append(PolicyVolume(policy, len(points), hypervolume(points, reference)))
+    return sorted(found, key=lambda one: -one.hypervolume)
 
 
-def time_shares(results: list[dict]) -> list[Share]:
+def time_shares(results: Sequence[Result]) -> list[Share]:
     """Return where the time of all points went, largest part first, as shares of the total."""
-    total = sum(result["seconds"]["total"] for result in results)
-    names = dict.fromkeys(name for result in results for name in result["seconds"] if name != "total")
-    parts = {name: sum(result["seconds"].get(name) or 0.0 for result in results) for name in names}
+    total = sum(result.total_s for result in results)
+    names = dict.fromkeys(name for result in results for name in result.seconds if name != "total")
+    parts = {name: sum(result.seconds.get(name, 0.0) for result in results) for name in names}
     rest = total - sum(parts.values())
     if rest > 0.001 * total:
         parts["other"] = rest
@@ -153,110 +230,51 @@ def time_shares(results: list[dict]) -> list[Share]:
     return [Share(name, duration(s), s / total, percent(s / total, 1)) for name, s in ordered] if total > 0 else []
 
 
-def environments(results: list[dict]) -> list[tuple[str, str]]:
+def environments(results: Sequence[Result]) -> list[tuple[str, str]]:
     """Return what the points were measured on; a value that differs is given with its counts."""
     lines = []
-    for key in dict.fromkeys(key for result in results for key in result["environment"]):
-        values = [_plain(result["environment"].get(key)) for result in results]
-        counts = {value: values.count(value) for value in sorted(set(values))}
+    for key in dict.fromkeys(key for result in results for key in result.environment):
+        values = [result.environment.get(key) for result in results]
+        texts = ["none" if value is None else str(value) for value in values]
+        counts = {text: texts.count(text) for text in sorted(set(texts))}
         if key in ("started", "load_average", "busy_elsewhere_percent") and len(counts) > 1:
-            lines.append((key, f"{_least(results, key)} to {_most(results, key)}"))
+            known = [value for value in values if value is not None]
+            lines.append((key, f"{min(known)} to {max(known)}"))
         elif len(counts) == 1:
-            lines.append((key, values[0]))
+            lines.append((key, texts[0]))
         else:
-            lines.append((key, "; ".join(f"{value} ({count} points)" for value, count in counts.items())))
+            lines.append((key, "; ".join(f"{text} ({count} points)" for text, count in counts.items())))
     return lines
 
 
-def _plain(value: object) -> str:
-    return "none" if value is None else str(value)
+def speedup_cell(measured: Any) -> TableCell:
+    """The speedup of a result, or of a category of it, with its interval."""
+    speedup = measured.speedup
+    return TableCell(times(speedup.value), interval(speedup.low, speedup.high), speedup.value)
 
 
-def _least(results: list[dict], key: str) -> object:
-    return min(value for result in results if (value := result["environment"].get(key)) is not None)
-
-
-def _most(results: list[dict], key: str) -> object:
-    return max(value for result in results if (value := result["environment"].get(key)) is not None)
-
-
-def _knob_cell(knob: str) -> Callable[[dict], Cell]:
-    def cell(result: dict) -> Cell:
-        if knob not in result["knobs"]:
-            return Cell("")
-        value = result["knobs"][knob]
+def _knob_cell(knob: str) -> Callable[[Result], TableCell]:
+    def cell(result: Result) -> TableCell:
+        if knob not in result.knobs:
+            return TableCell("")
+        value = result.knobs[knob]
         ordered = value if isinstance(value, int | float | str) else str(value)
-        return Cell(knob_value(value), "", ordered)
+        return TableCell(knob_value(value), "", ordered)
 
     return cell
 
 
-def _speedup(result: dict) -> Cell:
-    speedup = result["speedup"]
-    return Cell(times(speedup["value"]), interval(speedup["low"], speedup["high"]), speedup["value"])
+def _quality(result: Result) -> TableCell:
+    quality = result.quality
+    return TableCell(number(quality.value), interval(quality.low, quality.high), quality.value)
 
 
-def _quality(result: dict) -> Cell:
-    quality = result["quality"]
-    return Cell(number(quality["value"]), interval(quality["low"], quality["high"]), quality["value"])
+def _difference(result: Result) -> TableCell:
+    quality = result.quality
+    bounds = signed_interval(quality.difference_low, quality.difference_high)
+    return TableCell(signed(quality.difference), bounds, quality.difference)
 
 
-def _difference(result: dict) -> Cell:
-    quality = result["quality"]
-    bounds = signed_interval(quality["difference_low"], quality["difference_high"])
-    return Cell(signed(quality["difference"]), bounds, quality["difference"])
-
-
-def _latency(result: dict) -> Cell:
-    latency = result["latency_s"]
-    return Cell(duration(latency["median"]), f"p95 {duration(latency['p95'])}", latency["median"])
-
-
-def _plain_number(key: str, digits: int) -> Callable[[dict], Cell]:
-    return lambda result: Cell(number(result.get(key), digits), "", result.get(key))
-
-
-def _share(key: str) -> Callable[[dict], Cell]:
-    return lambda result: Cell(percent(result.get(key), 1), "", result.get(key))
-
-
-def _count(title: str, key: str, hint: str) -> Column:
-    return Column(title, hint, _plain_number(key, 0))
-
-
-_NUMBERS = [
-    Column("latency", "median seconds per example, and the 95th percentile", _latency),
-    Column("tokens/s", "emitted tokens per second", _plain_number("tokens_per_s", 1)),
-    Column(
-        "tokens/call",
-        "emitted tokens per forward pass of the target",
-        _plain_number("tokens_per_target_call", 2),
-    ),
-    Column("acceptance", "how often a drafted token stands if those before it do", _share("acceptance_rate")),
-    Column("none stood", "rounds whose whole draft was dropped", _share("nothing_accepted")),
-    Column(
-        "same output",
-        "examples whose tokens all equal the target's own output",
-        _share("agreement_with_target"),
-    ),
-    Column(
-        "p-value",
-        "of the quality difference, paired",
-        lambda r: Cell(_p_value(r), "", r["quality"]["p_value"]),
-    ),
-]
-_COUNTS = [
-    ("fallbacks", "fallbacks", "times the draft was handed over early, for low confidence"),
-    ("rollbacks", "rollbacks", "times the target replaced a drafted token"),
-    ("drafted", "drafted", "tokens drafted"),
-    ("accepted", "accepted", "drafted tokens kept"),
-    ("target calls", "target_calls", "forward passes of the target"),
-    ("draft calls", "draft_calls", "forward passes of the drafter"),
-    ("tokens", "tokens", "tokens emitted"),
-    ("memory, MB", "peak_memory_mb", "peak memory"),
-]
-
-
-def _p_value(result: dict) -> str:
-    value = result["quality"]["p_value"]
-    return MISSING if value is None else number(value, 3)
+def _latency(result: Result) -> TableCell:
+    latency = result.latency_s
+    return TableCell(duration(latency.median), f"p95 {duration(latency.p95)}", latency.median)

@@ -2,56 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any
 
 from bild_lab.lab.formatting import point_label
 from bild_lab.lab.results.groups import Group
+from bild_lab.lab.schema.examples import MeasuredExample, read_examples
 
-MOST_EXAMPLES = 20  # of a point, to keep the page small
+MOST_EXAMPLES = 20  # per point, to keep the page small
 THRESHOLDS = ("fallback", "rollback", "window")
 
 
-def viewer_data(group: Group, rows_of: Callable[[str], Iterable[dict]]) -> list[dict[str, Any]]:
-    """What the viewer shows of a setting: the telling points that have traced texts, fastest first.
-
-    rows_of: a point's rows of `examples.jsonl`, by the point's id.
-    """
+def viewer_data(group: Group) -> list[dict[str, Any]]:
+    """Return what the viewer shows of a setting: the selected points that have traced texts, fastest first."""
     shown = []
-    for result in group.telling():
-        examples = [_example(row) for row in rows_of(result["point"]) if row.get("pieces") and row["rounds"]]
-        if examples:
-            thresholds = {knob: result["knobs"][knob] for knob in THRESHOLDS if knob in result["knobs"]}
+    for result in group.selected():
+        traced = [one for one in read_examples(result.folder) if one.pieces and one.rounds]
+        if traced:
+            thresholds = {knob: result.knobs[knob] for knob in THRESHOLDS if knob in result.knobs}
             label = point_label(result, group.knobs(result))
-            shown.append({"label": label, "thresholds": thresholds, "examples": examples[:MOST_EXAMPLES]})
+            examples = [_text(one) for one in traced[:MOST_EXAMPLES]]
+            shown.append({"label": label, "thresholds": thresholds, "examples": examples})
     return shown
 
 
-def _example(row: dict) -> dict[str, Any]:
-    """One text: its rounds, each with the tokens it gave, and its spans in milliseconds."""
-    tokens = iter(row["token_ids"])
+def _text(example: MeasuredExample) -> dict[str, Any]:
+    """Return one text: its rounds with the tokens that each added, and its spans in milliseconds."""
+    tokens = iter(example.token_ids)
     rounds = []
-    for one in row["rounds"]:
-        kept = list(islice(tokens, one["accepted"]))
-        chain = one["drafted"][: len(kept)] == kept
-        own = next(tokens, None) if one["next_token"] is not None else None  # or the text was cut before it
+    for one in example.rounds:
+        kept = list(islice(tokens, one.accepted))
+        chain = one.drafted[: len(kept)] == kept
+        own = (
+            next(tokens, None) if one.next_token is not None else None
+        )  # None also where the text was cut before this token
         rounds.append(
             {
                 "kept": kept,
                 "own": own,
-                "dropped": one["drafted"][one["accepted"] :] if chain else [],
-                "tree": [] if chain else one["drafted"],
-                "fallback": one.get("fallback", False),
-                "confidence": one.get("confidence", []),
-                "distance": one.get("distance", []),
+                "dropped": one.drafted[one.accepted :] if chain else [],
+                "tree": [] if chain else one.drafted,
+                "fallback": one.fallback,
+                "confidence": one.statistics.get("confidence", []),
+                "distance": one.statistics.get("distance", []),
             }
         )
-    spans = [[stage, round(1000 * start, 3), round(1000 * end, 3)] for stage, start, end in row.get("spans", ())]
+    spans = [[stage, round(1000 * start, 3), round(1000 * end, 3)] for stage, start, end in example.spans]
     return {
-        "id": row["id"],
-        "prompt": row["prompt"],
-        "pieces": row["pieces"],
+        "id": example.id,
+        "prompt": example.prompt,
+        "pieces": example.pieces,
         "rounds": rounds,
         "spans": spans,
     }

@@ -43,7 +43,7 @@ function startViewer(box) {
     return row;
   }
 
-  function told(round) {
+  function summary(round) {
     const drafted = round.tree.length || round.kept.length + round.dropped.length;
     if (!drafted) return "Nothing was drafted; the target wrote the token.";
     const asked = round.fallback ? " The drafter handed over, as it was not confident enough." : "";
@@ -54,7 +54,7 @@ function startViewer(box) {
 
   function showRound() {
     const round = example().rounds[chosen.round];
-    const parts = [element("p", told(round))];
+    const parts = [element("p", summary(round))];
     const drafted = [...round.kept, ...round.dropped];
     const limits = point().thresholds;
     const digits = (value) => Number(value).toPrecision(3);

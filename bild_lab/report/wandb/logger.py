@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bild_lab.errors import UserError
-from bild_lab.lab.results.records import Sweep
-from bild_lab.report.wandb.panels import panels, relative_latency
+from bild_lab.lab.schema.examples import read_examples
+from bild_lab.lab.schema.result import Result
+from bild_lab.report.wandb.panels import panels
 
 if TYPE_CHECKING:
     import wandb
@@ -17,13 +18,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _INIT_TIMEOUT_S = 20
-_NOT_METRICS = ("schema", "name", "point", "policy", "knobs", "composition", "setting", "environment")
+# what identifies a point; everything else in a result was measured
+_NOT_METRICS = ("schema", "name", "point", "policy", "knobs", "composition", "setting", "environment", "stored_at")
 
 
 class NoLogger:
     """Log nowhere: the outputs folder holds everything."""
 
-    def log_point(self, result: dict, config: dict) -> None:
+    def log_point(self, result: Result, config: dict) -> None:
         """Do nothing."""
 
 
@@ -47,29 +49,26 @@ class WandbLogger:
         self._project, self._entity, self._group = project, entity, group
         self._mode, self._tags, self._directory = mode, list(tags), Path(directory)
 
-    def log_point(self, result: dict, config: dict) -> None:
+    def log_point(self, result: Result, config: dict) -> None:
         """Write one result as a finished run: `config` as its configuration, the numbers as its summary.
 
-        Its rows, curves and the examples that lie with it in `directory` become tables and charts.
+        Its row, curves and the examples that lie in its folder become tables and charts.
         """
-        self._directory.mkdir(parents=True, exist_ok=True)  # else wandb quietly writes to the temporary folder
-        logged = panels(result, self._examples(result["point"]))
-        run = self._start(result, config)
+        logged = panels(result, read_examples(result.folder))
+        described = {**config, "composition": result.composition, "environment": dict(result.environment)}
+        run = self.begin(result.point, f"{result.policy} {result.point}", described)
         run.log(logged)
         run.summary.update(flat_metrics(result))
         run.finish()
 
-    def _examples(self, point: str) -> list[dict]:
-        """The point's examples, none where another folder than the sweep's was chosen for wandb's files."""
-        sweep = Sweep(self._directory)
-        return sweep.examples(point) if sweep.newest(point) is not None else []
-
-    def _start(self, result: dict, config: dict) -> wandb.Run:
+    def begin(self, run_id: str, title: str, config: dict) -> wandb.Run:
+        """Begin a run, offline where the server cannot be reached."""
         import wandb  # takes seconds
 
+        self._directory.mkdir(parents=True, exist_ok=True)  # else wandb quietly writes to the temporary folder
         if self._mode == "online":
             try:
-                return self._init(result, config)
+                return self._init(run_id, title, config)
             except (wandb.errors.Error, OSError) as error:
                 wandb.teardown()  # else its service still holds the run's id
                 log.warning(
@@ -79,36 +78,40 @@ class WandbLogger:
                     self._directory,
                 )
                 self._mode = "offline"
-        return self._init(result, config)
+        return self._init(run_id, title, config)
 
-    def _init(self, result: dict, config: dict) -> wandb.Run:
+    def _init(self, run_id: str, title: str, config: dict) -> wandb.Run:
         import wandb
 
         return wandb.init(
             project=self._project,
             entity=self._entity,
             group=self._group,
-            id=result["point"],
-            name=f"{result['policy']} {result['point']}",
+            id=run_id,
+            name=title,
             dir=str(self._directory.absolute()),  # relative, it would be relative to where its server was started
             mode=self._mode,
             tags=self._tags,
-            config={**config, "composition": result["composition"], "environment": result["environment"]},
+            config=config,
             resume="allow" if self._mode == "online" else None,  # a point run again replaces its run
             reinit="finish_previous",
             settings=_settings(),
         )
 
 
-def flat_metrics(result: dict) -> dict[str, float | str | list]:
-    """Return the numbers of a result under names like `speedup/value`, without those that do not exist."""
+def flat_metrics(result: Result) -> dict[str, float | str | list]:
+    """Return the numbers of a result under names like `speedup/value`, without those that do not exist.
+
+    The counts of its rounds stand without a group, as `acceptance_rate`.
+    """
     metrics: dict[str, float | str | list] = {}
-    if (latency := relative_latency(result)) is not None:
-        metrics["relative_latency"] = latency
-    for key, value in result.items():
+    if result.relative_latency is not None:
+        metrics["relative_latency"] = result.relative_latency
+    content = {key: value for key, value in result.to_json().items() if key not in _NOT_METRICS}
+    counts = content.pop("counts")
+    for key, value in {**content, **counts}.items():
         parts = {f"{key}/{name}": part for name, part in value.items()} if isinstance(value, dict) else {key: value}
-        if key not in _NOT_METRICS:
-            metrics |= {name: part for name, part in parts.items() if part is not None and part != {}}
+        metrics |= {name: part for name, part in parts.items() if part is not None and part != {}}
     return metrics
 
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bild_lab.lab.analysis.pareto import is_baseline
 from bild_lab.lab.formatting import knob_label
 from bild_lab.lab.results.table import to_row
+from bild_lab.lab.schema.examples import MeasuredExample
+from bild_lab.lab.schema.result import Result
 
 if TYPE_CHECKING:
     import wandb
@@ -29,60 +31,46 @@ _EXAMPLE_COLUMNS = (
 )
 
 
-def panels(result: dict, rows: Sequence[dict]) -> dict[str, Any]:
-    """A result and its stored examples as what `Run.log` takes: tables always, each chart where it has something."""
+def panels(result: Result, examples: Sequence[MeasuredExample]) -> dict[str, Any]:
+    """Return what `Run.log` takes for a result and its examples: tables, and each chart that has values."""
     import wandb  # takes seconds
 
     logged: dict[str, Any] = {POINTS: point_table(result)}
-    if rows:
-        logged[EXAMPLES] = wandb.Table(list(_EXAMPLE_COLUMNS), [_example(row) for row in rows])
-    if (latency := relative_latency(result)) is not None:
-        place = wandb.Table(
-            ["relative latency", "quality", "point"], [[latency, result["quality"]["value"], _name(result)]]
-        )
+    if examples:
+        logged[EXAMPLES] = wandb.Table(list(_EXAMPLE_COLUMNS), [_example(one) for one in examples])
+    if (latency := result.relative_latency) is not None:
+        point = wandb.Table(["relative latency", "quality", "point"], [[latency, result.quality.value, _name(result)]])
         title = "Quality against relative latency"
-        logged[PARETO] = wandb.plot.scatter(place, "relative latency", "quality", title=title)
-    if rates := result["acceptance_by_position"]:
-        curve = wandb.Table(["position", "accepted"], [[place, rate] for place, rate in enumerate(rates, 1)])
+        logged[PARETO] = wandb.plot.scatter(point, "relative latency", "quality", title=title)
+    if rates := result.counts.acceptance_by_position:
+        curve = wandb.Table(["position", "accepted"], [[position, rate] for position, rate in enumerate(rates, 1)])
         logged[ACCEPTANCE] = wandb.plot.line(curve, "position", "accepted", title="Acceptance by position in the draft")
     return logged
 
 
-def point_table(result: dict) -> wandb.Table:
-    """The point's row of `sweep.csv`; the knobs stand in one column, as tables of a group must have the same ones."""
+def point_table(result: Result) -> wandb.Table:
+    """The point's row of `sweep.csv`, with all knobs in one column: the tables of a group need the same columns."""
     import wandb
 
-    row = to_row({**result, "knobs": {}})
+    row = to_row(replace(result, knobs={}))
     columns = [key for key in row if key != "policy"]
     return wandb.Table(["policy", "knobs", *columns], [[row["policy"], _knobs(result), *(row[key] for key in columns)]])
 
 
-def relative_latency(result: dict) -> float | None:
-    """One over the speedup, 1 for the baseline; None where no baseline was timed."""
-    if is_baseline(result):
-        return 1.0
-    speedup = result["speedup"]["value"]
-    return None if speedup is None else 1 / speedup
-
-
-def _example(row: dict) -> list[Any]:
-    known = {
-        **row,
-        "same_output": row["token_ids"] == row["baseline_token_ids"] if "baseline_token_ids" in row else None,
-        "tokens": len(row["token_ids"]),
-        "latency_s": _median(row["latency_s"]),
-        "baseline_latency_s": _median(row.get("baseline_latency_s")),
-    }
-    return [known.get(column) for column in _EXAMPLE_COLUMNS]
+def _example(one: MeasuredExample) -> list[Any]:
+    """The values of `_EXAMPLE_COLUMNS`."""
+    same = None if one.baseline_token_ids is None else one.token_ids == one.baseline_token_ids
+    latencies = (_median(one.latency_s), _median(one.baseline_latency_s))
+    return [one.id, one.prediction, one.baseline_prediction, same, len(one.token_ids), *latencies]
 
 
 def _median(repeats: Sequence[float] | None) -> float | None:
     return None if repeats is None else statistics.median(repeats)
 
 
-def _name(result: dict) -> str:
-    return " ".join(filter(None, (result["policy"], _knobs(result))))
+def _name(result: Result) -> str:
+    return " ".join(filter(None, (result.policy, _knobs(result))))
 
 
-def _knobs(result: dict) -> str:
-    return knob_label(result, list(result["knobs"]))
+def _knobs(result: Result) -> str:
+    return knob_label(result, list(result.knobs))

@@ -7,19 +7,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from bild_lab.errors import UserError
+from bild_lab.lab.schema.column import Column
+from bild_lab.lab.schema.columns import COLUMNS
 from bild_lab.report.wandb.panels import ACCEPTANCE, EXAMPLES, POINTS
 
 if TYPE_CHECKING:
     from wandb_workspaces.reports.v2 import Report
 
 LONGEST_TITLE = 128  # the service's limit
-# each panel's figure over the groups: its title and the summary's key
-_BARS = (
-    ("Speedup", "speedup/value"),
-    ("Acceptance rate", "acceptance_rate"),
-    ("Tokens per target call", "tokens_per_target_call"),
-    ("Quality, difference from the baseline", "quality/difference"),
-)
+_BARS = ("speedup", "acceptance_rate", "tokens_per_target_call", "quality_difference")  # one panel for each
 
 
 def group_report(groups: Sequence[str], project: str, entity: str | None, title: str | None) -> Report:
@@ -38,7 +34,7 @@ def group_report(groups: Sequence[str], project: str, entity: str | None, title:
         # no entity: the report's own project, which need not be looked up
         return [wr.Runset(name=group, filters=[expr.Metric("Group") == group]) for group in named]
 
-    overview = wr.PanelGrid(runsets=runs(groups), panels=[_scatter(wr), *(_bar(wr, *told) for told in _BARS)])
+    overview = wr.PanelGrid(runsets=runs(groups), panels=[_scatter(wr), *(_bar(wr, COLUMNS[name]) for name in _BARS)])
     details = [block for group in groups for block in (wr.H2(group), _details(wr, runs([group])))]
     compared = ", ".join(groups)
     title = title or f"bild_lab: {compared if len(compared) < 100 else f'{len(groups)} sweeps'}"
@@ -57,9 +53,9 @@ def group_report(groups: Sequence[str], project: str, entity: str | None, title:
 def report_spec(report: Report) -> str:
     """What `publish` would send, as JSON."""
     model = report._to_model()
-    told = {"display_name": model.display_name, "project": model.project.name, "entity": model.project.entity_name}
+    names = {"display_name": model.display_name, "project": model.project.name, "entity": model.project.entity_name}
     spec = json.loads(model.spec.model_dump_json(by_alias=True, exclude_none=True))
-    return json.dumps({**told, "description": model.description, "spec": spec}, indent=2) + "\n"
+    return json.dumps({**names, "description": model.description, "spec": spec}, indent=2) + "\n"
 
 
 def publish(report: Report) -> str:
@@ -85,17 +81,18 @@ def _scatter(wr: Any) -> Any:
     return wr.ScatterPlot(
         title="Quality against relative latency (further left is faster)",
         x=wr.SummaryMetric("relative_latency"),
-        y=wr.SummaryMetric("quality/value"),
+        y=wr.SummaryMetric(COLUMNS["quality"].summary_key),
         layout=wr.Layout(w=24, h=12),
     )
 
 
-def _bar(wr: Any, title: str, key: str) -> Any:
-    return wr.BarPlot(title=title, metrics=[wr.SummaryMetric(key)], layout=wr.Layout(w=12, h=8))
+def _bar(wr: Any, column: Column) -> Any:
+    title = column.words[:1].upper() + column.words[1:]
+    return wr.BarPlot(title=title, metrics=[wr.SummaryMetric(column.summary_key)], layout=wr.Layout(w=12, h=8))
 
 
 def _details(wr: Any, runsets: list[Any]) -> Any:
-    """One group's acceptance curves and tables, those that its runs log under the same keys."""
+    """One group's acceptance curves and tables, which all its runs log under the same keys."""
     curves = wr.CustomChart(
         query={"summaryTable": {"tableKey": f"{ACCEPTANCE}_table"}},
         chart_name="wandb/line/v0",

@@ -18,6 +18,7 @@ from bild_lab.lab.data.examples import Example
 from bild_lab.lab.metrics import score
 from bild_lab.lab.point import cached_examples, prepare
 from bild_lab.lab.results.records import Sweep
+from bild_lab.lab.schema.examples import read_examples
 from bild_lab.training.alignment.agreement import agreement
 from bild_lab.training.alignment.draft_gain import Comparison, gains, measured_points, point_configs
 from bild_lab.training.batches import spread_evenly
@@ -196,8 +197,8 @@ def _measured(
     results = measured_points(job.points(draft), sweep, job.logger, report)
     dataset = job.comparison.dataset(job.calibration)
     compared = cached_examples(dataset)
-    rows = sweep.examples(results[0]["point"])
-    answers = [(one.prompt, row["baseline_token_ids"]) for one, row in zip(compared, rows, strict=True)]
+    decoded = read_examples(results[0].folder)
+    answers = [(one.prompt, own.baseline_token_ids) for one, own in zip(compared, decoded, strict=True)]
     shares, texts = agreement(model, answers, longest, limit)
     quality = None
     if dataset.metric != "agreement":  # which has no references

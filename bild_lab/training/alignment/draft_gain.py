@@ -17,6 +17,7 @@ from bild_lab.lab.data.examples import DatasetSpec
 from bild_lab.lab.point import prepare
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.runner import run_point
+from bild_lab.lab.schema.result import Result
 from bild_lab.training.calibration.data import Calibration
 
 if TYPE_CHECKING:
@@ -82,44 +83,41 @@ def point_configs(
 
 def measured_points(
     configs: Sequence[DictConfig], sweep: Sweep, logger: TrainingLogger | None, report: Callable[[str], None]
-) -> list[dict[str, Any]]:
+) -> list[Result]:
     """Every point's result, measured unless it is finished. report: called with a line for each."""
     results = []
     for config in configs:
         point = prepare(config)
-        result = sweep.finished(point.id)
+        result = sweep.newest(point.id)
         if result is None:
             result = run_point(point, sweep)
             if logger is not None:
                 logger.log_point(result, OmegaConf.to_container(config, resolve=True))
         results.append(result)
         knobs = " ".join(f"{knob}={point.knobs[knob]}" for knob in KNOBS[point.policy])
-        quality, speedup = result["quality"], result["speedup"]["value"]
-        report(
-            f"{config.pair.draft}, {point.policy} {knobs}: {quality['metric']} {quality['value']:.2f}, {speedup:.2f}x"
-        )
+        quality, speedup = result.quality, result.speedup.value
+        report(f"{config.pair.draft}, {point.policy} {knobs}: {quality.metric} {quality.value:.2f}, {speedup:.2f}x")
     return results
 
 
-def gains(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def gains(results: Sequence[Result]) -> dict[str, Any]:
     """What is compared of the points: the first is speculative decoding, the others are BiLD."""
     speculative, *bild = results
     free, cheap = best_at_loss(bild, 0.0), best_at_loss(bild, 1.0)
     return {
-        "target_quality": speculative["quality"]["baseline"],
-        "acceptance_rate": speculative["acceptance_rate"],
-        "tokens_per_target_call": speculative["tokens_per_target_call"],
-        "speculative_speedup": speculative["speedup"]["value"],
-        "bild_speedup_at_no_loss": None if free is None else free["speedup"]["value"],
-        "bild_speedup_at_one_point": None if cheap is None else cheap["speedup"]["value"],
+        "target_quality": speculative.quality.baseline,
+        "acceptance_rate": speculative.counts.acceptance_rate,
+        "tokens_per_target_call": speculative.counts.tokens_per_target_call,
+        "speculative_speedup": speculative.speedup.value,
+        "bild_speedup_at_no_loss": None if free is None else free.speedup.value,
+        "bild_speedup_at_one_point": None if cheap is None else cheap.speedup.value,
         "pareto": pareto(bild),
     }
 
 
-def pareto(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def pareto(results: Sequence[Result]) -> list[dict[str, Any]]:
     """The undominated points: thresholds, latency relative to the baseline's, quality."""
     rows = [
-        {**result["knobs"], "latency": 1 / result["speedup"]["value"], "quality": result["quality"]["value"]}
-        for result in results
+        {**result.knobs, "latency": 1 / result.speedup.value, "quality": result.quality.value} for result in results
     ]
     return [rows[index] for index in pareto_front([(row["latency"], row["quality"]) for row in rows])]

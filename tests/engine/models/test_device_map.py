@@ -148,5 +148,5 @@ def test_a_result_says_how_many_parts_lie_where(
 ) -> None:
     monkeypatch.setattr(accelerate, "accelerate_max_memory", lambda limits: {"cpu": BYTES["llama"]})
     result = run_point(point_of(configured, "runtime.device_map=auto"), Sweep(tmp_path / "outputs" / "spread"))
-    parts = result["environment"]["parts"]
+    parts = result.environment["parts"]
     assert set(parts) == {"cpu", "disk"} and sum(parts.values()) > 3

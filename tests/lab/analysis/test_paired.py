@@ -1,32 +1,39 @@
-"""Two sides of the same points: what matches, which verdict, and what is refused."""
+"""The same points measured twice: what matches, which verdict, and what is refused."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from sacrebleu.metrics import BLEU
 from sacrebleu.significance import PairedTest
 
 from bild_lab.errors import UserError
-from bild_lab.lab.analysis.paired import Pair, compare_pair, differences, match
+from bild_lab.lab.analysis.paired import Compared, Pair, compare_pair, differences, match
+from bild_lab.lab.schema.examples import MeasuredExample
+from bild_lab.lab.schema.result import Result
 from tests.lab.metrics.test_bleu import corpus
-from tests.report.sample import ENVIRONMENT, sample_result
+from tests.report.sample import ENVIRONMENT, sample_example, sample_result
 
 
-def bild(fallback: float = 0.5, **changes) -> dict:
+def bild(fallback: float = 0.5, **changes: Any) -> Result:
     knobs = {"fallback": fallback, "rollback": 2.0, **changes.pop("knobs", {})}
     return sample_result("bild", knobs, 1.5, **changes)
 
 
-def rows(latencies: list[float], predictions: list[str] | None = None, baseline_s: float = 2.0) -> list[dict]:
+def decoded(
+    latencies: list[float], predictions: list[str] | None = None, baseline_s: float = 2.0
+) -> list[MeasuredExample]:
     texts = predictions or ["the same words"] * len(latencies)
     return [
-        {
-            "id": str(index),
-            "prediction": text,
-            "baseline_prediction": "the same words",
-            "latency_s": [latency, latency, 9.0],  # the median counts
-            "baseline_latency_s": [baseline_s],
-        }
+        sample_example(
+            str(index),
+            prediction=text,
+            baseline_prediction="the same words",
+            latency_s=[latency, latency, 9.0],  # the median counts
+            baseline_latency_s=[baseline_s],
+        )
         for index, (latency, text) in enumerate(zip(latencies, texts, strict=True))
     ]
 
@@ -35,27 +42,33 @@ def references(count: int, text: str = "the same words") -> dict:
     return {(str(index), 1): [text] for index in range(count)}
 
 
-def compared(a: list, b: list, told: dict | None = None, left: dict | None = None, right: dict | None = None):
-    return compare_pair(Pair(left or bild(), right or bild(), {}), a, b, told)
+def compared(
+    a: list[MeasuredExample],
+    b: list[MeasuredExample],
+    expected: dict | None = None,
+    left: Result | None = None,
+    right: Result | None = None,
+) -> Compared:
+    return compare_pair(Pair(left or bild(), right or bild(), {}), a, b, expected)
 
 
-def test_points_match_by_policy_and_knobs_whatever_else_a_side_has_in_common() -> None:
+def test_points_match_by_policy_and_knobs_whatever_else_they_have_in_common() -> None:
     a = [bild(0.3), bild(0.5), sample_result("vanilla", {}, 1.0)]
     b = [bild(0.5, setting={"dtype": "float32", "code": "new"}), bild(0.7, setting={"dtype": "float32", "code": "new"})]
     matching = match(a, b)
-    assert [(pair.a["knobs"]["fallback"], pair.b["knobs"]["fallback"]) for pair in matching.pairs] == [(0.5, 0.5)]
-    assert [result["policy"] for result in matching.only_a] == ["bild", "vanilla"]
-    assert [result["knobs"]["fallback"] for result in matching.only_b] == [0.7]
+    assert [(pair.a.knobs["fallback"], pair.b.knobs["fallback"]) for pair in matching.pairs] == [(0.5, 0.5)]
+    assert [result.policy for result in matching.only_a] == ["bild", "vanilla"]
+    assert [result.knobs["fallback"] for result in matching.only_b] == [0.7]
     assert differences(matching.pairs) == {"dtype": ("bfloat16", "float32"), "code": ("None", "new")}
 
 
-def test_what_varies_within_a_side_tells_its_points_apart() -> None:
+def test_a_setting_that_varies_within_a_sweep_distinguishes_its_points() -> None:
     greedy, sampled = {"temperature": 0.0}, {"temperature": 1.0}
     a = [bild(setting={"decoding": decoding}) for decoding in (greedy, sampled)]
     b = [bild(setting={"decoding": decoding}) for decoding in (sampled, greedy)]
-    assert [pair.place for pair in match(a, b).pairs] == [greedy, sampled]
+    assert [pair.distinct for pair in match(a, b).pairs] == [greedy, sampled]
     for pair in match(a, b).pairs:
-        assert pair.a["setting"] == pair.b["setting"]
+        assert pair.a.setting == pair.b.setting
 
 
 def test_of_points_alike_the_newest_counts() -> None:
@@ -63,7 +76,7 @@ def test_of_points_alike_the_newest_counts() -> None:
     assert match([old, new], [bild()]).pairs[0].a is new
 
 
-def test_a_knob_that_only_one_side_knows_matches_unless_it_varies() -> None:
+def test_a_knob_that_only_one_version_has_matches_unless_it_varies() -> None:
     known = [bild(knobs={"verify_tail": tail}) for tail in (True, False)]
     assert len(match([bild()], known[:1]).pairs) == 1
     with pytest.raises(UserError, match="no point in common: A has bild fallback=0.5 rollback=2.0; B has"):
@@ -84,7 +97,7 @@ def test_another_dataset_metric_or_other_examples_are_refused() -> None:
 
 
 def test_the_latency_ratio_is_total_time_over_total_time_on_shared_examples() -> None:
-    found = compared(rows([1.0, 3.0, 50.0]), rows([0.5, 1.5], baseline_s=2.2))
+    found = compared(decoded([1.0, 3.0, 50.0]), decoded([0.5, 1.5], baseline_s=2.2))
     assert found.n_examples == 2
     assert found.latency.value == pytest.approx(0.5)
     assert found.speed_verdict == "faster"
@@ -92,8 +105,8 @@ def test_the_latency_ratio_is_total_time_over_total_time_on_shared_examples() ->
 
 
 def test_the_verdict_needs_the_whole_interval() -> None:
-    slower = compared(rows([1.0] * 20), rows([1.1] * 20))
-    mixed = compared(rows([1.0] * 20), rows([0.5, 1.6] * 10))
+    slower = compared(decoded([1.0] * 20), decoded([1.1] * 20))
+    mixed = compared(decoded([1.0] * 20), decoded([0.5, 1.6] * 10))
     assert (slower.speed_verdict, mixed.speed_verdict) == ("slower", "no difference")
     assert mixed.latency.low < 1 < mixed.latency.high
 
@@ -106,7 +119,7 @@ def test_the_verdict_needs_the_whole_interval() -> None:
     ],
 )
 def test_latencies_that_say_nothing_are_not_compared_but_quality_is(change: dict, reason: str) -> None:
-    found = compared(rows([1.0, 1.0]), rows([0.5, 0.5]), references(2), right=bild(**change))
+    found = compared(decoded([1.0, 1.0]), decoded([0.5, 0.5]), references(2), right=bild(**change))
     assert (found.latency, found.baseline_latency, found.unfit) == (None, None, reason)
     assert (found.speed_verdict, found.quality_verdict) == ("not compared", "no difference")
 
@@ -116,8 +129,8 @@ def test_the_quality_difference_is_that_of_sacrebleus_paired_bootstrap() -> None
     better = [
         several[0] if index % 3 else text for index, (several, text) in enumerate(zip(expected, worse, strict=True))
     ]
-    told = {(str(index), 1): several for index, several in enumerate(expected)}
-    found = compared(rows([1.0] * 40, worse), rows([1.0] * 40, better), told).quality
+    expectations = {(str(index), 1): several for index, several in enumerate(expected)}
+    found = compared(decoded([1.0] * 40, worse), decoded([1.0] * 40, better), expectations).quality
     streams = [list(stream) for stream in zip(*expected, strict=True)]
     metrics = {"BLEU": BLEU(references=streams)}
     _, scores = PairedTest([("A", worse), ("B", better)], metrics, None, test_type="bs", n_samples=1000)()
@@ -126,33 +139,33 @@ def test_the_quality_difference_is_that_of_sacrebleus_paired_bootstrap() -> None
     assert found.p_value < 0.05
 
 
-def test_better_and_worse_change_places_with_the_sides() -> None:
+def test_better_and_worse_change_places_with_a_and_b() -> None:
     good, bad = ["the same words"] * 30, ["something else"] * 30
-    told = references(30)
+    known = references(30)
     rouge = {"setting": {"metric": "rouge"}}
-    sides = {"left": bild(**rouge), "right": bild(**rouge)}
-    assert compared(rows([1.0] * 30, bad), rows([1.0] * 30, good), told, **sides).quality_verdict == "better"
-    assert compared(rows([1.0] * 30, good), rows([1.0] * 30, bad), told, **sides).quality_verdict == "worse"
+    both = {"left": bild(**rouge), "right": bild(**rouge)}
+    assert compared(decoded([1.0] * 30, bad), decoded([1.0] * 30, good), known, **both).quality_verdict == "better"
+    assert compared(decoded([1.0] * 30, good), decoded([1.0] * 30, bad), known, **both).quality_verdict == "worse"
 
 
 def test_agreement_is_compared_without_references() -> None:
     agreement = {"setting": {"metric": "agreement"}}
     texts = ["the same words", "other words"] * 20
-    found = compared(rows([1.0] * 40), rows([1.0] * 40, texts), left=bild(**agreement), right=bild(**agreement))
+    found = compared(decoded([1.0] * 40), decoded([1.0] * 40, texts), left=bild(**agreement), right=bild(**agreement))
     assert found.quality.value == -50
     assert found.quality_verdict == "worse"
 
 
 def test_without_references_quality_is_not_compared() -> None:
-    assert compared(rows([1.0]), rows([1.0])).quality_verdict == "not compared"
+    assert compared(decoded([1.0]), decoded([1.0])).quality_verdict == "not compared"
 
 
-def test_sides_without_a_shared_example_are_refused() -> None:
-    apart = [{**row, "id": "other"} for row in rows([1.0])]
+def test_points_without_a_shared_example_are_refused() -> None:
+    apart = [sample_example("other")]
     with pytest.raises(UserError, match=r"no example in common; give them the same dataset\.limit"):
-        compared(rows([1.0]), apart)
+        compared(decoded([1.0]), apart)
 
 
 def test_turns_of_a_conversation_are_examples_of_their_own() -> None:
-    turns = [{**row, "id": "0", "turn": number} for number, row in enumerate(rows([1.0, 2.0]), 1)]
+    turns = [replace(one, id="0", turn=turn) for turn, one in enumerate(decoded([1.0, 2.0]), 1)]
     assert compared(turns, turns).n_examples == 2

@@ -6,7 +6,7 @@ import pytest
 
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.pareto import best_at_loss, hypervolume, pareto_front
-from tests.report.sample import sample_baseline, sample_result, sample_sweep
+from tests.report.sample import sample_baseline, sample_result, sample_sweep, with_quality
 
 
 def test_front_keeps_only_points_that_nothing_dominates():
@@ -46,7 +46,7 @@ def test_front_agrees_with_comparing_every_pair():
 
 def test_best_at_no_loss_is_the_fastest_at_least_as_good_as_the_baseline():
     best = best_at_loss(sample_sweep(), 0.0)
-    assert (best["speedup"]["value"], best["quality"]["value"]) == (1.55, 41.05)
+    assert (best.speedup.value, best.quality.value) == (1.55, 41.05)
 
 
 def test_best_at_one_point_of_loss_may_be_one_point_worse_but_not_more():
@@ -59,7 +59,7 @@ def test_best_at_one_point_of_loss_may_be_one_point_worse_but_not_more():
 
 def test_best_compares_each_result_with_the_baseline_of_its_own_setting():
     easy = sample_result("bild", {"rollback": 1}, 1.2, 0.0, setting={"dataset": "easy"})
-    easy["quality"] |= {"value": 10.0, "baseline": 9.0}
+    easy = with_quality(easy, value=10.0, baseline=9.0)
     assert best_at_loss([easy, sample_result("bild", {}, 1.1, 0.0)], 0.0) is easy
 
 
@@ -68,8 +68,7 @@ def test_the_baseline_is_no_candidate():
 
 
 def test_results_without_a_baseline_are_no_candidates():
-    alone = sample_result("bild", {}, None, setting={"baseline": None})
-    alone["quality"] |= {"baseline": None}
+    alone = with_quality(sample_result("bild", {}, None, setting={"baseline": None}), baseline=None)
     assert best_at_loss([alone], 5.0) is None
 
 

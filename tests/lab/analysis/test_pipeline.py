@@ -1,13 +1,14 @@
-"""The account of the pipeline: units as executed beside the theorem's, and steps from theory to the clock."""
+"""The summary of a pipeline: units as executed beside the theorem's, and steps from theory to the clock."""
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from bild_lab.engine.trace import Round, Trace
-from bild_lab.lab.analysis.pipeline import PipelineLog, pipeline_account, pipeline_log, pipeline_units
+from bild_lab.lab.analysis.pipeline import PipelineLog, pipeline_log, pipeline_summary, pipeline_units
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.measure.timing import Timed
 from bild_lab.lab.point import prepare
@@ -57,12 +58,12 @@ def test_each_step_from_theory_to_the_clock_adds_one_thing() -> None:
     method = [timed(([True, True, True]), 4, 0.5)]  # 32 − 3 · 2 = 26 units, of which 8 beside candidates
     baseline = [timed(None, 4, 0.5)]
     stages = {"prefill": 0.1, "draft": 0.25, "verify": 0.15, "host": 0.05}
-    account = pipeline_account({"method": method, "baseline": baseline}, stages, 10)
-    assert account["theorem"] == pytest.approx(32 / 26)
-    assert account["exit"] == pytest.approx(0.4 / (0.25 + 8 * 0.1 / 8))
-    assert account["concurrent"] == pytest.approx(0.4 / 0.4)
-    assert account["host"] == pytest.approx(0.4 / 0.45)
-    assert account["prefill"] == pytest.approx(0.5 / 0.55)
+    found = pipeline_summary({"method": method, "baseline": baseline}, stages, 10)
+    assert found.theorem == pytest.approx(32 / 26)
+    assert found.exit == pytest.approx(0.4 / (0.25 + 8 * 0.1 / 8))
+    assert found.concurrent == pytest.approx(0.4 / 0.4)
+    assert found.host == pytest.approx(0.4 / 0.45)
+    assert found.prefill == pytest.approx(0.5 / 0.55)
 
 
 def test_speedups_are_left_out_without_the_target_alone_beside() -> None:
@@ -72,16 +73,16 @@ def test_speedups_are_left_out_without_the_target_alone_beside() -> None:
         {"method": method, "baseline": method},
         {"method": method, "baseline": [timed(None, 0, 0.5)]},
     ):
-        account = pipeline_account(several, stages, 10)
-        assert (account["match_rate"], account["theorem"], account["prefill"]) == (1.0, None, None)
-    assert pipeline_account({"method": method, "baseline": [timed(None, 2, 0.5)]}, None, 0)["theorem"] is None
+        found = pipeline_summary(several, stages, 10)
+        assert (found.match_rate, found.theorem, found.prefill) == (1.0, None, None)
+    assert pipeline_summary({"method": method, "baseline": [timed(None, 2, 0.5)]}, None, 0).theorem is None
 
 
-def test_other_methods_have_no_such_account() -> None:
-    assert pipeline_account({"method": [timed(None, 2, 0.5)]}, None, 0) is None
+def test_other_methods_have_no_such_summary() -> None:
+    assert pipeline_summary({"method": [timed(None, 2, 0.5)]}, None, 0) is None
 
 
-def test_a_point_stores_the_account_and_the_table_shows_it(
+def test_a_point_stores_the_summary_and_the_table_shows_it(
     checkpoints: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -97,9 +98,9 @@ def test_a_point_stores_the_account_and_the_table_shows_it(
     ]
     cfg = compose_config([*overrides, "policy=ppd"])
     result = run_point(prepare(cfg), Sweep(tmp_path / "outputs" / "pipeline"))
-    assert result["agreement_with_target"] == 1.0
+    assert result.agreement_with_target == 1.0
     row = to_row(result)
     assert row["pipeline_latency_units"] == pytest.approx(row["pipeline_predicted_latency_units"])
     assert 0 <= row["pipeline_match_rate"] <= 1
-    assert set(result["pipeline"]) == {key[9:] for key in row if key.startswith("pipeline_")}
+    assert {each.name for each in fields(result.pipeline)} == {key[9:] for key in row if key.startswith("pipeline_")}
     assert row["tokens_per_target_call"] == 1.0

@@ -1,12 +1,12 @@
 """Tests of grouping results by setting."""
 
-from bild_lab.lab.results.groups import Place, by_setting, differing_keys, setting_title
-from tests.report.sample import sample_baseline, sample_result, sample_sweep
+from bild_lab.lab.results.groups import Position, by_setting, differing_keys, setting_title
+from tests.report.sample import sample_baseline, sample_result, sample_sweep, with_quality
 
 
 def test_results_of_different_settings_never_share_a_group():
     groups = by_setting(sample_sweep() + sample_sweep(setting={"dataset": "iwslt"}))
-    assert [{result["setting"]["dataset"] for result in group.results} for group in groups] == [
+    assert [{result.setting.dataset for result in group.results} for group in groups] == [
         {"multi30k"},
         {"iwslt"},
     ]
@@ -14,32 +14,30 @@ def test_results_of_different_settings_never_share_a_group():
 
 
 def test_results_of_different_metrics_never_share_a_group():
-    other = sample_result("bild", {}, 1.5)
-    other["quality"] |= {"metric": "ROUGE-L"}
+    other = with_quality(sample_result("bild", {}, 1.5), metric="ROUGE-L")
     assert [group.metric for group in by_setting([sample_result("bild", {}, 1.5), other])] == [
         "BLEU",
         "ROUGE-L",
     ]
 
 
-def test_a_place_is_one_over_the_speedup_and_the_paired_difference():
+def test_a_position_is_one_over_the_speedup_and_the_paired_difference():
     result = sample_result("bild", {}, 1.6, -0.5)
     (group,) = by_setting([sample_baseline(), result])
-    place = Place(1 / 1.6, 1 / (1.6 + 0.05), 1 / (1.6 - 0.05), 40.5, 41.0 + (-0.5 - 0.45), 41.0 + (-0.5 + 0.5))
-    assert group.place(result) == place
+    horizontal, vertical = (1 / 1.6, 1 / (1.6 + 0.05), 1 / (1.6 - 0.05)), (40.5, 41.0 + (-0.5 - 0.45), 41.0)
+    assert group.position(result) == Position(*horizontal, *vertical)
 
 
-def test_without_a_baseline_a_place_is_the_mean_latency():
+def test_without_a_baseline_a_position_is_the_mean_latency():
     result = sample_result("bild", {}, None, setting={"baseline": None})
     (group,) = by_setting([result])
-    assert (group.relative, group.place(result).x) == (False, 0.110)
+    assert (group.relative, group.position(result).x) == (False, 0.110)
 
 
-def test_a_result_without_quality_has_no_place():
-    result = sample_result("bild", {}, 1.5)
-    result["quality"] |= {"value": None}
+def test_a_result_without_quality_has_no_position():
+    result = with_quality(sample_result("bild", {}, 1.5), value=None)
     (group,) = by_setting([result])
-    assert group.place(result) is None
+    assert group.position(result) is None
     assert group.front() == []
 
 
@@ -51,13 +49,13 @@ def test_a_point_that_the_baseline_beats_is_not_on_the_front():
 
 def test_the_front_of_the_sample_sweep_trades_speed_for_quality():
     (group,) = by_setting(sample_sweep())
-    front = [(result["speedup"]["value"], result["quality"]["difference"]) for result in group.front()]
+    front = [(result.speedup.value, result.quality.difference) for result in group.front()]
     assert front == [(1.83, -1.31), (1.70, -0.74), (1.68, -0.42), (1.61, -0.12), (1.55, 0.05), (1.53, 0.21)]
 
 
-def test_telling_knobs_are_those_that_vary_or_all_of_a_lone_point():
+def test_distinguishing_knobs_are_those_that_vary_or_all_of_a_lone_point():
     (group,) = by_setting(sample_sweep())
-    knobs = {result["policy"]: group.knobs(result) for result in group.results}
+    knobs = {result.policy: group.knobs(result) for result in group.results}
     assert knobs["bild"] == ["fallback", "rollback"]
     assert knobs["speculative"] == ["window"]
     assert knobs["hf_assisted"] == ["window"]

@@ -5,50 +5,59 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from dataclasses import replace
 from datetime import datetime, tzinfo
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
 from bild_lab.errors import UserError
-from bild_lab.lab.results.records import Sweep, finite, require_writable
+from bild_lab.lab.results.records import Sweep, require_writable
 from bild_lab.lab.results.table import write_table
-from tests.report.sample import sample_result
+from bild_lab.lab.schema.examples import read_examples
+from bild_lab.lab.schema.result import SCHEMA, Failure, FailureCause, Result
+from tests.report.sample import sample_example, sample_result
+
+
+def result(point: str = "abc", tokens: int = 1, **changes: Any) -> Result:
+    return sample_result("bild", {"fallback": 0.5}, 1.5, point=point, tokens=tokens, **changes)
 
 
 def test_a_point_appears_whole(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path / "sweep")
-    assert sweep.finished("abc") is None
-    folder = sweep.write_point("abc", "name: x\n", {"value": 1.5}, [{"id": "a"}, {"id": "ä"}])
+    assert sweep.newest("abc") is None
+    examples = [sample_example("a"), sample_example("ä", rounds=[{"drafted": [3], "accepted": 1, "next_token": None}])]
+    folder = sweep.write_point("abc", "name: x\n", result(), examples)
     assert sorted(file.name for file in folder.iterdir()) == ["config.yaml", "examples.jsonl", "result.json"]
-    stored = sweep.finished("abc")
-    assert stored["value"] == 1.5 and sorted(stored) == ["stored", "value"]
-    assert [json.loads(line) for line in (folder / "examples.jsonl").read_text().splitlines()] == [
-        {"id": "a"},
-        {"id": "ä"},
-    ]
+    found = sweep.newest("abc")
+    assert found.stored_at is not None and found.folder == folder
+    assert replace(found, stored_at=None) == result()
+    assert read_examples(folder) == examples
+    lines = (folder / "examples.jsonl").read_text().splitlines()
+    assert [json.loads(line)["id"] for line in lines] == ["a", "ä"]
 
 
 def test_a_write_that_breaks_off_leaves_nothing(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path / "sweep")
 
     def breaking():
-        yield {"id": "a"}
+        yield sample_example("a")
         raise OSError("no space left on device")
 
     with pytest.raises(OSError, match="no space"):
-        sweep.write_point("abc", "", {}, breaking())
+        sweep.write_point("abc", "", result(), breaking())
     assert list((tmp_path).rglob("*.json*")) == []
 
 
 def test_a_failure_stands_beside_results_until_it_is_forgotten(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path / "sweep")
-    sweep.write_point("abc", "", {"point": "abc"}, [])
+    sweep.write_point("abc", "", result(), [])
     for message in ("once", "twice"):
-        sweep.write_failure("fed", "", {"point": "fed", "error": {"message": message}})
-    assert [failure["error"]["message"] for failure in sweep.failures()] == ["twice"]
-    assert [result["point"] for result in sweep.results()] == ["abc"]
+        sweep.write_failure(Failure("fed", "bild", {}, FailureCause("UserError", message)), "")
+    assert [failure.error.message for failure in sweep.failures()] == ["twice"]
+    assert [one.point for one in sweep.results()] == ["abc"]
     sweep.forget_failure("fed")
     assert sweep.failures() == []
     assert len(sweep.results()) == 1
@@ -56,20 +65,22 @@ def test_a_failure_stands_beside_results_until_it_is_forgotten(tmp_path: Path) -
 
 def test_a_point_measured_twice_at_once_is_stored_once(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path / "sweep")
-    first = sweep.write_point("abc", "", {"value": 1}, [])
-    assert sweep.write_point("abc", "", {"value": 2}, []) == first
-    assert sweep.finished("abc")["value"] == 1
+    first = sweep.write_point("abc", "", result(tokens=1), [])
+    assert sweep.write_point("abc", "", result(tokens=2), []) == first
+    assert sweep.newest("abc").tokens == 1
     assert [folder.name for folder in sweep.points.glob("[!.]*")] == ["abc"]
 
 
 def test_a_point_measured_anew_stands_beside_the_older_one(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path / "sweep")
-    for value in (1, 2, 3):
-        sweep.write_point("abc", "", {"value": value}, [{"of": value}], beside=True)
+    for tokens in (1, 2, 3):
+        sweep.write_point("abc", "", result(tokens=tokens), [sample_example(str(tokens))], beside=True)
     assert sorted(folder.name for folder in sweep.points.glob("[!.]*")) == ["abc", "abc.2", "abc.3"]
-    assert sweep.finished("abc")["value"] == 3
-    assert sweep.examples("abc") == [{"of": 3}]
-    assert [(result["value"], result["folder"]) for result in sweep.results()] == [(3, "abc.3")]
+    assert sweep.newest("abc").tokens == 3
+    assert [one.tokens for one in sweep.all_results()] == [1, 2, 3]
+    (newest,) = sweep.results()
+    assert (newest.tokens, newest.folder.name) == (3, "abc.3")
+    assert [one.id for one in read_examples(newest.folder)] == ["3"]
     assert sweep.older() == 2
 
 
@@ -85,38 +96,59 @@ def test_the_newest_is_the_last_stored_also_when_the_clock_was_set_back(
 
     monkeypatch.setattr("bild_lab.lab.results.records.datetime", Clock)
     sweep = Sweep(tmp_path / "sweep")
-    sweep.write_point("first", "", {"point": "first", "value": 1}, [])
+    sweep.write_point("first", "", result("first", 1), [])
     Clock.hour_now = 3
-    sweep.write_point("second", "", {"point": "second", "value": 2}, [])
-    assert [result["value"] for result in sweep.results()] == [2]  # alike in policy and setting
-    sweep.write_point("first", "", {"point": "first", "value": 3}, [], beside=True)
-    assert [result["value"] for result in sweep.results()] == [3]
-    assert sweep.finished("first")["value"] == 3
+    sweep.write_point("second", "", result("second", 2), [])
+    assert [one.tokens for one in sweep.results()] == [2]  # alike in policy and setting
+    sweep.write_point("first", "", result("first", 3), [], beside=True)
+    assert [one.tokens for one in sweep.results()] == [3]
+    assert sweep.newest("first").tokens == 3
     Clock.hour_now = 14
-    sweep.write_point("second", "", {"point": "second", "value": 4}, [], beside=True)
-    assert sweep.finished("second")["stored"] == "2026-01-01T14:00:00.000+00:00"  # the clock's own again
+    sweep.write_point("second", "", result("second", 4), [], beside=True)
+    assert sweep.newest("second").stored_at == "2026-01-01T14:00:00.000+00:00"  # the clock's own again
 
 
 def test_results_from_before_the_stored_time_was_kept_are_ordered_by_their_start(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path / "sweep")
     for point, started in (("abc", "2026-02"), ("bcd", "2026-01")):
         (sweep.points / point).mkdir(parents=True)
-        result = {"point": point, "environment": {"started": started}}
-        (sweep.points / point / "result.json").write_text(json.dumps(result))
-    assert [result["point"] for result in sweep.results()] == ["abc"]
+        content = result(point, environment={"started": started}).to_json()
+        (sweep.points / point / "result.json").write_text(json.dumps(content))
+    assert [one.point for one in sweep.results()] == ["abc"]
 
 
-@pytest.mark.parametrize("content", ["", '{"point": "ab', "\0\0\0", "[]"])
+DAMAGED = ["", '{"point": "ab', "\0\0\0", "[]", "{}", '{"schema": 2, "point": "abc"}', '{"schema": 1}']
+
+
+@pytest.mark.parametrize("content", DAMAGED)
 def test_a_damaged_result_is_told_and_measured_again(content: str, tmp_path: Path) -> None:
     sweep = Sweep(tmp_path / "sweep")
-    folder = sweep.write_point("abc", "", {"point": "abc", "value": 1}, [])
+    folder = sweep.write_point("abc", "", result(tokens=1), [])
     (folder / "result.json").write_text(content)
-    assert sweep.finished("abc") is None and sweep.results() == []
-    (told,) = sweep.failures()
-    assert "abc/result.json cannot be read" in told["error"]["message"]
-    sweep.write_point("abc", "", {"point": "abc", "value": 2}, [])
-    assert sweep.finished("abc")["value"] == 2
+    assert sweep.newest("abc") is None and sweep.results() == []
+    (failure,) = sweep.failures()
+    assert "abc/result.json cannot be read" in failure.error.message
+    sweep.write_point("abc", "", result(tokens=2), [])
+    assert sweep.newest("abc").tokens == 2
     assert sweep.failures() == []
+
+
+def test_a_result_of_a_newer_version_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    sweep = Sweep(tmp_path / "sweep")
+    folder = sweep.write_point("abc", "", result(), [])
+    content = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps({**content, "schema": SCHEMA + 1}))
+    for read in (sweep.results, sweep.failures, lambda: sweep.newest("abc")):
+        with pytest.raises(UserError, match=r"abc was written by a newer version .* got schema 3; update bild_lab"):
+            read()
+
+
+@pytest.mark.parametrize("content", ['{"id": "a"', '{"id": "a"}', '{"id": "a", "rounds": [{}]}'])
+def test_examples_that_cannot_be_read_are_refused_with_the_remedy(content: str, tmp_path: Path) -> None:
+    folder = Sweep(tmp_path / "sweep").write_point("abc", "", result(), [sample_example()])
+    (folder / "examples.jsonl").write_text(content)
+    with pytest.raises(UserError, match=r"examples\.jsonl cannot be read: .*; measure the point again"):
+        read_examples(folder)
 
 
 def test_a_disk_that_is_full_is_told_before_anything_is_measured(
@@ -130,19 +162,15 @@ def test_a_disk_that_is_full_is_told_before_anything_is_measured(
 
 def test_a_point_of_another_sweep_is_adopted_once(tmp_path: Path) -> None:
     here, there = Sweep(tmp_path / "here"), Sweep(tmp_path / "there")
-    there.write_point("abc", "name: there", {"point": "abc", "value": 1}, [{"id": "a"}])
-    newest = there.newest("abc")
-    assert here.adopt(newest) and not here.adopt(newest)
-    assert here.finished("abc") == there.finished("abc")
-    assert here.examples("abc") == [{"id": "a"}]
-    there.write_point("abc", "name: there", {"point": "abc", "value": 2}, [], beside=True)
+    there.write_point("abc", "name: there", result(tokens=1), [sample_example("a")])
+    first = there.newest("abc")
+    assert here.adopt(first) and not here.adopt(first)
+    assert here.newest("abc") == first
+    assert [one.id for one in read_examples(here.newest("abc").folder)] == ["a"]
+    there.write_point("abc", "name: there", result(tokens=2), [], beside=True)
     assert here.adopt(there.newest("abc"))
-    assert not here.adopt(newest)  # it is there already, and older
-    assert here.finished("abc")["value"] == 2 and here.older() == 1
-
-
-def test_numbers_that_json_cannot_hold_become_null_or_words() -> None:
-    assert finite({"a": [math.nan, 1.0], "b": math.inf, "c": (1,)}) == {"a": [None, 1.0], "b": "inf", "c": [1]}
+    assert not here.adopt(first)  # it is there already, and older
+    assert here.newest("abc").tokens == 2 and here.older() == 1
 
 
 def test_the_table_has_every_knob_and_leaves_those_of_others_empty(tmp_path: Path) -> None:
@@ -155,6 +183,18 @@ def test_the_table_has_every_knob_and_leaves_those_of_others_empty(tmp_path: Pat
     assert list(frame.columns[:5]) == ["point", "policy", "fallback", "rollback", "window"]
     assert frame["fallback"].tolist()[0] == 0.5
     assert math.isnan(frame["fallback"].tolist()[1])
+
+
+def test_a_knob_with_the_name_of_a_measured_number_keeps_its_value(tmp_path: Path) -> None:
+    results = [
+        sample_result("synthetic", {"acceptance_rate": 0.8}, 1.5, acceptance_rate=0.75),
+        sample_result("bild", {"fallback": 0.5}, 1.2, acceptance_rate=0.9),
+    ]
+    write_table(results, tmp_path / "sweep.csv")
+    frame = pd.read_csv(tmp_path / "sweep.csv")
+    assert list(frame.columns[:4]) == ["point", "policy", "knob_acceptance_rate", "fallback"]
+    assert frame["acceptance_rate"].tolist() == [0.75, 0.9]
+    assert frame["knob_acceptance_rate"].tolist()[0] == 0.8
 
 
 def test_a_folder_below_a_file_cannot_hold_results(tmp_path: Path) -> None:

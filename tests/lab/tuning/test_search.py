@@ -15,10 +15,12 @@ import pytest
 
 from bild_lab.errors import UserError
 from bild_lab.lab.results.records import Sweep
+from bild_lab.lab.schema.result import Result
 from bild_lab.lab.tuning.search import Study, TuneSpec, Tuning
 from bild_lab.lab.tuning.space import Space, read_space
 from scripts import tune as script
 from tests.checkpoints import write_data
+from tests.report.sample import sample_result, with_quality
 
 Places = tuple[float, ...]
 
@@ -36,28 +38,23 @@ class Bench:
         self.key, self.sweep = "key", Sweep(folder / "a b")
         self.asked: list[Places] = []
         self.fault: Callable[[Places], None] = lambda place: None
-        self.done: dict[tuple[str, ...], dict[str, Any]] = {}
+        self.done: dict[tuple[str, ...], Result] = {}
 
-    def result(self, values: tuple[str, ...], split: str) -> dict[str, Any] | None:
+    def result(self, values: tuple[str, ...], split: str) -> Result | None:
         assert split == "validation"
         place = tuple(float(value.partition("=")[2]) for value in values)
         self.asked.append(place)
         if self.fault(place) == "failed":
             return None
-        self.done[values] = {
-            "values": values,
-            "policy": "made-up",
-            "setting": {"baseline": "vanilla"},
-            "quality": {"value": 30 - place[0] / 4 - place[1] / 10, "baseline": 30.0},
-            "speedup": {"value": 1 + place[0] / 4 - (place[1] - 1) ** 2 / 20},
-            "latency_s": {"mean": 1.0},
-        }
+        speedup = 1 + place[0] / 4 - (place[1] - 1) ** 2 / 20
+        result = sample_result("made-up", {"values": values}, speedup)
+        self.done[values] = with_quality(result, value=30 - place[0] / 4 - place[1] / 10, baseline=30.0)
         return self.done[values]
 
-    def stored(self, values: tuple[str, ...], split: str) -> dict[str, Any] | None:
+    def finished(self, values: tuple[str, ...], split: str) -> Result | None:
         return self.done.get(values)
 
-    def objectives(self, result: dict[str, Any]) -> list[float]:
+    def objectives(self, result: Result) -> list[float]:
         return Tuning.objectives(self, result)  # type: ignore[arg-type]
 
 
@@ -145,8 +142,8 @@ def test_points_that_fail_are_left_out_and_tried_once_a_process(tmp_path: Path) 
 
 def test_a_loss_is_worse_than_any_speedup_beyond_what_may_be_lost(tmp_path: Path) -> None:
     def cost(quality: float, speedup: float) -> float:
-        told = {"quality": {"value": quality, "baseline": 30.0}, "speedup": {"value": speedup}}
-        (value,) = Bench(tmp_path, spec(1, loss=1.0)).objectives({**told, "latency_s": {"mean": 9.0}})
+        result = with_quality(sample_result("bild", {}, speedup), value=quality, baseline=30.0)
+        (value,) = Bench(tmp_path, spec(1, loss=1.0)).objectives(result)
         return value
 
     assert cost(29.0, 2.0) == 0.5
@@ -155,23 +152,22 @@ def test_a_loss_is_worse_than_any_speedup_beyond_what_may_be_lost(tmp_path: Path
 
 
 def test_without_a_baseline_latency_is_in_seconds(tmp_path: Path) -> None:
-    told = {"quality": {"value": 30.0, "baseline": None}, "speedup": {"value": None}, "latency_s": {"mean": 0.25}}
-    assert Bench(tmp_path, spec(1)).objectives(told) == [30.0, 0.25]
+    result = with_quality(sample_result("bild", {}, None), value=30.0, baseline=None)
+    assert Bench(tmp_path, spec(1)).objectives(result) == [30.0, result.latency_s.mean]
 
 
 def test_a_few_trials_find_nearly_the_best_within_a_loss(tmp_path: Path) -> None:
     bench = Bench(tmp_path, spec(24, loss=1.0), (8, 6))
     results = list(Study(bench, 0, True).search().values())
     (chosen,) = Tuning.chosen(bench, results)  # type: ignore[arg-type]
-    assert chosen["quality"]["value"] >= 29.0
+    assert chosen.quality.value >= 29.0
     whole = [bench.result((f"x={x}", f"y={y}"), "validation") for x in range(8) for y in range(6)]
-    best = max(one["speedup"]["value"] for one in whole if one["quality"]["value"] >= 29.0)
-    assert chosen["speedup"]["value"] >= 0.8 * best
+    best = max(one.speedup.value for one in whole if one.quality.value >= 29.0)
+    assert chosen.speedup.value >= 0.8 * best
 
 
 def test_nothing_is_chosen_where_no_point_keeps_the_quality() -> None:
-    lossy = {"policy": "bild", "setting": {"baseline": "vanilla"}, "speedup": {"value": 2.0}}
-    lossy["quality"] = {"value": 20.0, "baseline": 30.0}
+    lossy = sample_result("bild", {}, 2.0, -10.0)
     assert Tuning.chosen(SimpleNamespace(spec=spec(1, loss=1.0)), [lossy]) == []  # type: ignore[arg-type]
 
 

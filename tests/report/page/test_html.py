@@ -1,12 +1,14 @@
 """Tests of the HTML report: complete, escaped, and independent of any network."""
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from bild_lab.lab.schema.result import CertificateCounts, Failure, Result
 from bild_lab.report.page.html import write_html
 from tests.report.sample import sample_baseline, sample_failure, sample_result, sample_sweep
 
@@ -46,7 +48,7 @@ class Page(HTMLParser):
         return " ".join(" ".join(self.words).split())
 
 
-def report(path: Path, results: list[dict], failures: list[dict], name: str = "first") -> Page:
+def report(path: Path, results: list[Result], failures: list[Failure], name: str = "first") -> Page:
     write_html(name, results, failures, path / "report.html")
     return Page((path / "report.html").read_text())
 
@@ -164,8 +166,8 @@ def test_operations_and_traffic_are_told_beside_the_baselines(page):
     assert "0.076 33.6 2.24 1.40\u00d7 0.60\u00d7 2.33\u00d7" in page.text
 
 
-def test_results_without_accounts_get_no_such_tables(tmp_path):
-    results = [{**result, "prediction": None, "cost": None} for result in sample_sweep()]
+def test_results_without_predictions_and_costs_get_no_such_tables(tmp_path):
+    results = [replace(result, prediction=None, cost=None) for result in sample_sweep()]
     text = report(tmp_path, results, []).text
     assert "Predicted beside measured" not in text
     assert "Operations and memory traffic" not in text
@@ -174,7 +176,7 @@ def test_results_without_accounts_get_no_such_tables(tmp_path):
 def test_certificates_are_told_where_there_are_any(tmp_path):
     results = sample_sweep()
     assert "ties" not in report(tmp_path, results, []).text.split("What the words mean")[0]
-    results[3]["certificate"] = {"equal": 97, "ties": 2, "defects": 1}
+    results[3] = replace(results[3], certificate=CertificateCounts(equal=97, ties=2, defects=1))
     assert "97 equal 2 ties, 1 defects" in report(tmp_path, results, []).text
 
 

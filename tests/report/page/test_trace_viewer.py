@@ -6,9 +6,10 @@ import subprocess
 import pytest
 
 from bild_lab.lab.results.groups import by_setting
+from bild_lab.lab.results.records import Sweep
 from bild_lab.report.page.html import write_html
 from bild_lab.report.page.trace_viewer import viewer_data
-from tests.report.sample import sample_drafted
+from tests.report.sample import sample_drafted, sample_example
 
 KNOBS = {"fallback": 0.5, "rollback": 1.0, "window": 10}
 WORDS = {1: "</s>", 10: " a", 11: " red", 12: " car", 13: " bus", 14: "<script>alert(1)</script>"}
@@ -18,44 +19,56 @@ def a_round(drafted, accepted, next_token, **more):
     return {"drafted": drafted, "accepted": accepted, "next_token": next_token, "fallback": False, **more}
 
 
-def a_row(rounds, token_ids, **more):
+def an_example(rounds, token_ids, **changes):
     spans = [["prefill", 0, 0.001], ["draft", 0.001, 0.002], ["verify", 0.002, 0.004]]
     pieces = {str(token): piece for token, piece in WORDS.items()}
-    row = {"id": "test-0", "prompt": "ein rotes Auto", "token_ids": token_ids, "rounds": rounds}
-    return {**row, "pieces": pieces, "spans": spans, **more}
+    traced = {"prompt": "ein rotes Auto", "pieces": pieces, "spans": spans}
+    return sample_example(**{"example": "test-0", "token_ids": token_ids, "rounds": rounds, **traced, **changes})
 
 
-def shown(rounds, token_ids):
+def stored(folder, *examples):
+    """A finished point with these examples."""
     result = sample_drafted("bild", KNOBS, 1.5, 0.0, (0.8, 1.0))
-    (group,) = by_setting([result])
-    (point,) = viewer_data(group, lambda _: [a_row(rounds, token_ids)])
-    return point["examples"][0]["rounds"]
+    Sweep(folder).write_point(result.point, "", result, examples)
+    return Sweep(folder).newest(result.point)
 
 
-def test_a_rejected_draft_is_dropped_and_the_target_replaces_it():
+@pytest.fixture
+def shown(tmp_path):
+    def rounds_of(rounds, token_ids):
+        (group,) = by_setting([stored(tmp_path, an_example(rounds, token_ids))])
+        (point,) = viewer_data(group)
+        return point["examples"][0]["rounds"]
+
+    return rounds_of
+
+
+def test_a_rejected_draft_is_dropped_and_the_target_replaces_it(shown):
     (first, second) = shown([a_round([10, 13, 12], 1, 11), a_round([12], 1, 1)], [10, 11, 12, 1])
     assert (first["kept"], first["dropped"], first["own"]) == ([10], [13, 12], 11)
     assert (second["kept"], second["dropped"], second["own"]) == ([12], [], 1)
 
 
-def test_a_text_that_an_accepted_token_ends_has_no_token_of_the_targets_behind_it():
+def test_a_text_that_an_accepted_token_ends_has_no_token_of_the_targets_behind_it(shown):
     (only,) = shown([a_round([10, 1], 2, 13)], [10, 1])
     assert (only["kept"], only["own"]) == ([10, 1], None)
 
 
-def test_a_tail_that_nobody_verified_stands_as_drafted():
+def test_a_tail_that_nobody_verified_stands_as_drafted(shown):
     (only,) = shown([a_round([10, 1], 2, None)], [10, 1])
     assert (only["kept"], only["own"]) == ([10, 1], None)
 
 
-def test_a_tree_of_drafts_is_shown_whole():
+def test_a_tree_of_drafts_is_shown_whole(shown):
     (first, _) = shown([a_round([13, 10, 11], 2, 12), a_round([], 0, 1)], [10, 11, 12, 1])
     assert (first["kept"], first["tree"], first["dropped"]) == ([10, 11], [13, 10, 11], [])
 
 
-def test_points_without_traced_texts_are_not_shown():
-    (group,) = by_setting([sample_drafted("bild", KNOBS, 1.5, 0.0, (0.8, 1.0))])
-    assert viewer_data(group, lambda _: [{"id": "test-0", "rounds": [], "token_ids": []}]) == []
+def test_points_without_traced_texts_are_not_shown(tmp_path):
+    (group,) = by_setting([stored(tmp_path, sample_example(rounds=[a_round([10], 1, 11)]))])
+    assert viewer_data(group) == []
+    (group,) = by_setting([sample_drafted("bild", KNOBS, 1.5, 0.0, (0.8, 1.0))])  # which lies in no folder
+    assert viewer_data(group) == []
 
 
 @pytest.fixture(scope="module")
@@ -72,13 +85,8 @@ def rendered(browser, folder, script):
         a_round([10, 13], 1, 11, confidence=[0.9, 0.7], distance=[0.1, 2.5]),
         a_round([14], 1, 12, confidence=[0.8, 0.3], fallback=True),
     ]
-    write_html(
-        "first",
-        [sample_drafted("bild", KNOBS, 1.5, 0.0, (0.8, 1.0))],
-        [],
-        folder / "report.html",
-        lambda _: [a_row(rounds, [10, 11, 14, 12]), a_row(rounds, [10, 11, 14, 12], id="test-1")],
-    )
+    examples = [an_example(rounds, [10, 11, 14, 12], example=name) for name in ("test-0", "test-1")]
+    write_html("first", [stored(folder, *examples)], [], folder / "report.html")
     page = (folder / "report.html").read_text()
     (folder / "report.html").write_text(page.replace("</body>", f"<script>{script}</script></body>"))
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=4000", "--dump-dom"]

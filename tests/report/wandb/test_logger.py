@@ -2,6 +2,7 @@
 
 import logging
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +10,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.results.records import Sweep
 from bild_lab.report.wandb.logger import NoLogger, WandbLogger, flat_metrics
 from bild_lab.report.wandb.panels import panels
-from tests.report.sample import sample_baseline, sample_drafted, sample_result
+from tests.report.sample import sample_baseline, sample_drafted, sample_example, sample_result
 from tests.report.wandb.wandb_files import OfflineRun, read_run, table
 
 
@@ -43,8 +44,8 @@ def test_every_point_becomes_an_offline_run_under_the_outputs(tmp_path):
     offline = logger(tmp_path / "outputs" / "first", "offline")
     for result in results:
         offline.log_point(result, {"policy": {"fallback": 0.5}})
-    assert offline_runs(tmp_path / "outputs" / "first") == sorted(result["point"] for result in results)
-    (written,) = (tmp_path / "outputs" / "first" / "wandb").glob(f"offline-run-*-{results[1]['point']}/*.wandb")
+    assert offline_runs(tmp_path / "outputs" / "first") == sorted(result.point for result in results)
+    (written,) = (tmp_path / "outputs" / "first" / "wandb").glob(f"offline-run-*-{results[1].point}/*.wandb")
     content = written_by_the_service(written, b"speedup/value")
     assert b"first" in content
     assert b"speedup/value" in content
@@ -60,26 +61,25 @@ def ended_run(file) -> OfflineRun:
 
 def test_an_offline_run_read_back_holds_group_config_summary_tables_and_curves(tmp_path):
     result = sample_drafted("bild", {"fallback": 0.5, "window": 3}, 1.6, 0.1, (0.8, 0.5))
-    rows = [
-        {
-            "id": name,
-            "prediction": f"text of {name}",
-            "token_ids": [5, 1],
-            "latency_s": [0.1, 0.4, 0.2],
-            "baseline_prediction": "text of a",
-            "baseline_token_ids": [5, 1] if name == "a" else [6, 1],
-            "baseline_latency_s": [0.3, 0.3, 0.9],
-            "rounds": [],
-        }
+    examples = [
+        sample_example(
+            name,
+            prediction=f"text of {name}",
+            token_ids=[5, 1],
+            latency_s=[0.1, 0.4, 0.2],
+            baseline_prediction="text of a",
+            baseline_token_ids=[5, 1] if name == "a" else [6, 1],
+            baseline_latency_s=[0.3, 0.3, 0.9],
+        )
         for name in ("a", "b")
     ]
-    Sweep(tmp_path).write_point(result["point"], "", result, rows)
+    result = replace(result, folder=Sweep(tmp_path).write_point(result.point, "", result, examples))
     logger(tmp_path, "offline").log_point(result, {"policy": {"fallback": 0.5}})
     (file,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
     run = ended_run(file)
-    assert (run.id, run.group) == (result["point"], "first")
+    assert (run.id, run.group) == (result.point, "first")
     assert run.config["policy"] == {"fallback": 0.5}
-    assert run.config["composition"] == result["composition"]
+    assert run.config["composition"] == result.composition
     assert (run.summary["relative_latency"], run.summary["quality/value"]) == (1 / 1.6, 41.1)
     (row,) = table(file, run, "points")["data"]
     point = dict(zip(table(file, run, "points")["columns"], row, strict=True))

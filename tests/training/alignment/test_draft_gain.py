@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+from bild_lab.lab.schema.result import Result
 from bild_lab.training.alignment.draft_gain import gains
+from tests.report.sample import sample_result, with_quality
 
 
-def point(policy: str, speedup: float, quality: float, **knobs: float) -> dict:
-    return {
-        "policy": policy,
-        "knobs": knobs,
-        "setting": {"baseline": "vanilla"},
-        "speedup": {"value": speedup},
-        "quality": {"value": quality, "baseline": 40.0},
-        "acceptance_rate": 0.8,
-        "tokens_per_target_call": 3.5,
-    }
+def point(policy: str, speedup: float, quality: float, **knobs: float) -> Result:
+    result = sample_result(policy, knobs, speedup, acceptance_rate=0.8, tokens_per_target_call=3.5)
+    return with_quality(result, value=quality, baseline=40.0)
 
 
 def test_gains_are_the_best_points_and_the_undominated_ones() -> None:

@@ -1,0 +1,172 @@
+"""The columns of certificates, costs, and predictions beside what was measured."""
+
+from __future__ import annotations
+
+from bild_lab.lab.schema.column import SHARE, TIMES, Column
+
+CERTIFICATE = (
+    Column("certificate_equal", "certificate.equal", "Examples whose text is the target’s own.", digits=0),
+    Column("certificate_ties", "certificate.ties", "Examples that differ from it by a numerical tie.", digits=0),
+    Column("certificate_defects", "certificate.defects", "Examples that differ from it by more.", digits=0),
+)
+COSTS = (
+    Column(
+        "flops_per_token",
+        "cost.flops_per_token",
+        "Arithmetic operations per emitted token (GFLOP: billions of them).",
+        label="operations per token",
+        heading="GFLOP/token",
+        unit="FLOP",
+        digits=3,
+        scale=1e9,
+    ),
+    Column(
+        "bytes_per_token",
+        "cost.bytes_per_token",
+        "Memory traffic per emitted token (MB: millions of bytes).",
+        label="memory traffic per token",
+        heading="MB/token",
+        unit="bytes",
+        digits=1,
+        scale=1e6,
+    ),
+    Column(
+        "flops_per_byte",
+        "cost.flops_per_byte",
+        "Arithmetic intensity: operations per byte of memory traffic.",
+        label="intensity",
+        heading="FLOP/byte",
+        unit="FLOP/byte",
+    ),
+    Column(
+        "flops_ratio",
+        "cost.flops_ratio",
+        "Operations per token over the baseline’s.",
+        label="operations, relative",
+        heading="operations",
+        unit=TIMES,
+    ),
+    Column(
+        "bytes_ratio",
+        "cost.bytes_ratio",
+        "Memory traffic per token over the baseline’s.",
+        label="memory traffic, relative",
+        heading="traffic",
+        unit=TIMES,
+    ),
+    Column(
+        "intensity_ratio",
+        "cost.intensity_ratio",
+        "Intensity over the baseline’s.",
+        label="intensity, relative",
+        heading="intensity",
+        unit=TIMES,
+    ),
+)
+PREDICTION = (
+    Column(
+        "predicted_cost_ratio",
+        "prediction.cost_ratio",
+        "The cost ratio: seconds of a drafter step over seconds of a token by the target alone.",
+        label="cost ratio",
+        heading="c",
+        digits=3,
+    ),
+    Column(
+        "predicted_window",
+        "prediction.window",
+        "Tokens per draft, where all drafts are of one length.",
+        label="fixed window",
+        heading="window",
+        unit="tokens",
+        digits=0,
+    ),
+    Column(
+        "predicted_theorem",
+        "prediction.theorem",
+        "The speedup over the target alone that Theorem 3.8 of speculative decoding gives for the acceptance rate α, "
+        "the window and the cost ratio c. Each of the next columns adds one thing that it leaves out.",
+        label="Theorem 3.8",
+        heading="Thm 3.8",
+        unit=TIMES,
+    ),
+    Column(
+        "predicted_rounds",
+        "prediction.rounds",
+        "The same speedup with the tokens and drafter steps per target call that there were.",
+        label="with real rounds",
+        heading="rounds",
+        unit=TIMES,
+    ),
+    Column(
+        "predicted_verify",
+        "prediction.verify",
+        "The one before, with the real time of verifying several rows and judging them.",
+        label="with real verification",
+        heading="+ verify",
+        unit=TIMES,
+    ),
+    Column(
+        "predicted_host",
+        "prediction.host",
+        "The one before, with the code around.",
+        label="with host code",
+        heading="+ host",
+        unit=TIMES,
+    ),
+    Column(
+        "predicted_prefill",
+        "prediction.prefill",
+        "The one before, with the encoder and prompt, and the real lengths of the texts.",
+        label="with prefill",
+        heading="+ prefill",
+        unit=TIMES,
+    ),
+)
+PIPELINE = (
+    Column("pipeline_match_rate", "pipeline.match_rate", "The share of predictions that came true.", unit=SHARE),
+    Column("pipeline_latency_units", "pipeline.latency_units", "Layer times per token.", unit="layers"),
+    Column("pipeline_compute_units", "pipeline.compute_units", "Layers that ran per token.", unit="layers"),
+    Column(
+        "pipeline_predicted_latency_units",
+        "pipeline.predicted_latency_units",
+        "Layer times per token by Theorem 4.1 of predictive pipelined decoding.",
+        unit="layers",
+    ),
+    Column(
+        "pipeline_predicted_compute_units",
+        "pipeline.predicted_compute_units",
+        "Layers that run per token by Theorem 4.1.",
+        unit="layers",
+    ),
+    Column("pipeline_theorem", "pipeline.theorem", "The speedup by Theorem 4.1.", unit=TIMES),
+    Column("pipeline_exit", "pipeline.exit", "The one before, with the real time up to the exit.", unit=TIMES),
+    Column(
+        "pipeline_concurrent",
+        "pipeline.concurrent",
+        "The one before, with the real time of token and candidates beside each other.",
+        unit=TIMES,
+    ),
+    Column("pipeline_host", "pipeline.host", "The one before, with the code around.", unit=TIMES),
+    Column("pipeline_prefill", "pipeline.prefill", "The one before, with the encoder.", unit=TIMES),
+)
+# measured on the traced examples, beside the predictions
+TRACED = (
+    Column(
+        "traced_acceptance_rate",
+        "prediction.acceptance_rate",
+        "The acceptance rate on the traced examples.",
+        label="acceptance rate, traced",
+        heading="α",
+        unit=SHARE,
+        digits=1,
+    ),
+    Column(
+        "traced_speedup",
+        "prediction.measured",
+        "The timed speedup of the traced examples, without the waits of the traced pass.",
+        label="speedup, traced",
+        heading="measured",
+        unit=TIMES,
+    ),
+)

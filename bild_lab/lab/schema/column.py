@@ -1,0 +1,65 @@
+"""A column of a table: where its value is in a result, what it is called, and how it is shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from bild_lab.lab.formatting import number, percent, times
+from bild_lab.lab.schema.result import Result
+
+SHARE, TIMES = "share", "times"  # units: of 1, and of the baseline's own
+
+
+@dataclass(frozen=True)
+class Column:
+    """One number, or word, of a result. `columns.py` lists them.
+
+    name: in `sweep.csv`. path: the attributes of a `Result` that lead to it, with dots between. label: in words.
+    heading: above a column of the report, where that is not the label. short: above one of the terminal, where that
+    is not the heading. unit: empty for words and plain counts. digits: decimals that are shown. scale: what the number
+    is divided by to be shown.
+    """
+
+    name: str
+    path: str
+    explanation: str
+    label: str = ""
+    heading: str = ""
+    short: str = ""
+    unit: str = ""
+    digits: int = 2
+    scale: float = 1.0
+
+    @property
+    def words(self) -> str:
+        return self.label or self.name.replace("_", " ")
+
+    @property
+    def title(self) -> str:
+        return self.heading or self.words
+
+    @property
+    def short_title(self) -> str:
+        return self.short or self.title
+
+    @property
+    def summary_key(self) -> str:
+        """Its name in the summary of a Weights & Biases run, such as `speedup/value`."""
+        return self.path.removeprefix("counts.").replace(".", "/")
+
+    def of(self, result: Result) -> Any:
+        """The value; None where the result has none."""
+        value: Any = result
+        for name in self.path.split("."):
+            value = None if value is None else getattr(value, name)
+        return value
+
+    def text(self, result: Result) -> str:
+        """The value as the report shows it; a dash where there is none."""
+        value = self.of(result)
+        if value is None or isinstance(value, str):
+            return number(None) if value is None else value
+        if self.unit == SHARE:
+            return percent(value, self.digits)
+        return times(value) if self.unit == TIMES else number(value / self.scale, self.digits)

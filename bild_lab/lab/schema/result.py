@@ -1,0 +1,276 @@
+"""What was measured of one point: the content of `result.json`. `columns.py` names and explains the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from bild_lab.errors import UserError
+from bild_lab.lab.schema import version1
+from bild_lab.lab.schema.json_values import NOT_STORED, from_json, to_json
+from bild_lab.lab.schema.setting import Environment, Setting
+
+SCHEMA = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quality:
+    """The quality of the outputs, on the metric's scale of 0 to 100, with its 95 % interval over examples.
+
+    metric: as shown, such as "BLEU". value: None where the metric is undefined. signature: how it was computed.
+    extra: further scores of the same outputs, such as rouge1. difference: value minus baseline, on the same examples,
+    with its 95 % interval. p_value: of the difference, two-sided. The last five are None without a baseline.
+    """
+
+    metric: str
+    value: float | None
+    low: float | None
+    high: float | None
+    signature: str | None = None
+    extra: Mapping[str, float | None] = field(default_factory=dict)
+    baseline: float | None = None
+    difference: float | None = None
+    difference_low: float | None = None
+    difference_high: float | None = None
+    p_value: float | None = None
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Seconds per example, each example with the median of its repeats. total: of all examples."""
+
+    median: float
+    p95: float
+    mean: float
+    total: float
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """Baseline time over method time, with its 95 % bootstrap interval over examples. All None without a baseline.
+
+    value: total time over total time, as in the papers. median: of the ratios of single examples.
+    """
+
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    median: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """What the rounds of all examples add up to. All None for a method without rounds, such as Transformers' own.
+
+    acceptance_by_position: of the drafts that stood up to a position, the share whose token there stood too.
+    accepted_by_depth: the share of rounds in which at least one drafted token stood, at least two, and so on.
+    exit_layer_mean: after how many layers a token was taken, for methods that exit early.
+    """
+
+    tokens_per_target_call: float | None = None
+    acceptance_rate: float | None = None
+    nothing_accepted: float | None = None
+    drafted: int | None = None
+    accepted: int | None = None
+    draft_calls: int | None = None
+    target_calls: int | None = None
+    fallbacks: int | None = None
+    rollbacks: int | None = None
+    exit_layer_mean: float | None = None
+    acceptance_by_position: list[float | None] | None = None
+    accepted_by_depth: list[float] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Category:
+    """The numbers of one category of the dataset; the fields mean what they mean for the whole result."""
+
+    n_examples: int
+    tokens: int
+    tokens_per_s: float
+    baseline_tokens_per_s: float | None
+    tokens_per_s_ratio: float | None
+    speedup: Speedup
+    tokens_per_target_call: float | None
+    acceptance_rate: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CertificateCounts:
+    """Of how many examples the text is the target's own, differs by a numerical tie, differs by more."""
+
+    equal: int
+    ties: int
+    defects: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """Speedups over the target alone, from theory to the clock; each step adds one thing that theory leaves out.
+
+    window: tokens per draft, None where drafts end at different lengths. cost_ratio: c, seconds per
+    drafter step over seconds per token of the target alone. theorem: Theorem 3.8 with these, None
+    without a fixed window. rounds: with the tokens and drafter steps per target call that there really
+    were. verify: with the real time of verifying several rows and judging them. host: with the code
+    around. prefill: with the encoder, and the real lengths of both texts. measured: without the waits of
+    the traced pass; the speedup of the timed one on these examples.
+    """
+
+    acceptance_rate: float | None
+    window: int | None
+    cost_ratio: float
+    theorem: float | None
+    rounds: float
+    verify: float
+    host: float
+    prefill: float
+    measured: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """What predictive pipelined decoding did, beside Theorem 4.1 with the measured match rate.
+
+    match_rate: of the tokens behind which the text goes on; None where no text has two tokens. Units are layer
+    times per token, as executed and as predicted. The theorem has candidates for every token, the executor none for
+    one that fills the length limit, so that its compute may be the smaller one.
+
+    The others are times as fast as the target alone, from theory to the clock; each step adds one thing that theory
+    leaves out. theorem: Theorem 4.1. exit: with the real time up to the exit, the head and the choice of candidates
+    included. concurrent: with the real time of current token and candidates beside each other, which contend for
+    memory and for Python's lock. host: with the code around. prefill: with the encoder. They are None where nothing
+    was traced, or the baseline is not the target alone.
+    """
+
+    match_rate: float | None
+    latency_units: float
+    compute_units: float
+    predicted_latency_units: float
+    predicted_compute_units: float
+    theorem: float | None = None
+    exit: float | None = None
+    concurrent: float | None = None
+    host: float | None = None
+    prefill: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingCosts:
+    """Operations and memory traffic of all forward passes, and each over the baseline's (None without a baseline).
+
+    forwards: how many passes. intensity is operations per byte.
+    """
+
+    flops_per_token: float
+    bytes_per_token: float
+    flops_per_byte: float | None
+    forwards: int
+    flops_ratio: float | None = None
+    bytes_ratio: float | None = None
+    intensity_ratio: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One point, measured.
+
+    point: the hash that names it. name: of the sweep. composition: the decoder's parts in one line. engine: what ran
+    the target, "native" or "hf". tokens_per_s_ratio: over the baseline's. agreement_with_target: the share of examples
+    whose tokens all equal the target's own greedy text. categories: by name; None where the dataset has none.
+    peak_memory_mb: of method and baseline together. stages_s: seconds in prefill, draft, verify and host over the
+    traced examples. seconds: what the time of the point was spent on, with "total". stored_at: ISO date and time.
+    folder: of the files; it is not stored in them.
+    """
+
+    point: str
+    name: str
+    policy: str
+    knobs: Mapping[str, Any]
+    composition: str
+    engine: str | None = None
+    setting: Setting
+    quality: Quality
+    latency_s: Latency
+    baseline_latency_s: Latency | None = None
+    speedup: Speedup = Speedup()
+    tokens: int
+    tokens_per_s: float
+    baseline_tokens_per_s: float | None = None
+    tokens_per_s_ratio: float | None = None
+    counts: Counts = Counts()
+    agreement_with_target: float | None = None
+    categories: Mapping[str, Category] | None = None
+    certificate: CertificateCounts | None = None
+    peak_memory_mb: float | None = None
+    stages_s: Mapping[str, float] | None = None
+    prediction: Prediction | None = None
+    pipeline: Pipeline | None = None
+    cost: DecodingCosts | None = None
+    environment: Environment
+    seconds: Mapping[str, float]
+    stored_at: str | None = None
+    folder: Path | None = field(default=None, compare=False, metadata=NOT_STORED)
+
+    @property
+    def total_s(self) -> float:
+        """Seconds that measuring the point took, with everything around."""
+        return self.seconds["total"]
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether this is the baseline that the others of its setting are compared with."""
+        return self.policy == self.setting.baseline
+
+    @property
+    def relative_latency(self) -> float | None:
+        """One over the speedup, 1 for the baseline; None where no baseline was timed."""
+        if self.is_baseline:
+            return 1.0
+        return None if self.speedup.value is None else 1 / self.speedup.value
+
+    @property
+    def greedy_speedup(self) -> float | None:
+        """BiTA's name for the ratio of tokens per second; None where tokens were sampled."""
+        return None if self.setting.temperature else self.tokens_per_s_ratio
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of `result.json`."""
+        return {"schema": SCHEMA, **to_json(self)}
+
+    @classmethod
+    def from_json(cls, content: Any, folder: Path | None = None) -> Result:
+        """Read the content of `result.json`, also that of version 1.
+
+        Raises UserError for a newer version than this code knows, ValueError for what is no result.
+        """
+        schema = content.get("schema") if isinstance(content, dict) else None
+        if not isinstance(schema, int):
+            raise ValueError("the file must hold a result with its schema")
+        if schema > SCHEMA:
+            raise UserError(
+                f"{folder or 'the result'} was written by a newer version of bild_lab: this one reads results up to "
+                f"schema {SCHEMA}, got schema {schema}; update bild_lab, or choose another name=NAME"
+            )
+        current = content if schema == SCHEMA else version1.upgraded(content)
+        return replace(from_json(cls, current), folder=folder)
+
+
+@dataclass(frozen=True)
+class FailureCause:
+    """The error that ended a point. type: the name of the exception."""
+
+    type: str
+    message: str
+    traceback: str = ""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A point that has no result: the content of `failed.json`."""
+
+    point: str
+    policy: str
+    knobs: Mapping[str, Any]
+    error: FailureCause

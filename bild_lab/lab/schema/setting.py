@@ -1,0 +1,117 @@
+"""The conditions of a measurement: setting and environment, two mappings with open keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, eq=False)
+class Record(Mapping[str, Any]):
+    """A mapping with open keys. The keys that code reads are properties."""
+
+    entries: Mapping[str, Any]
+
+    def __getitem__(self, key: str) -> Any:
+        return self.entries[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+class Setting(Record):
+    """All that two points must share to be compared. Older results lack some keys."""
+
+    @property
+    def target(self) -> str:
+        return self["target"]
+
+    @property
+    def draft(self) -> str | None:
+        return self.get("draft")
+
+    @property
+    def dataset(self) -> str:
+        return self["dataset"]
+
+    @property
+    def split(self) -> str:
+        return self["split"]
+
+    @property
+    def n_examples(self) -> int:
+        return self["n_examples"]
+
+    @property
+    def metric(self) -> str:
+        """As it was asked for, such as "bleu"."""
+        return self["metric"]
+
+    @property
+    def data(self) -> str | None:
+        """A hash of the examples."""
+        return self.get("data")
+
+    @property
+    def dtype(self) -> str:
+        return self["dtype"]
+
+    @property
+    def device(self) -> str:
+        return self["device"]
+
+    @property
+    def hardware(self) -> str | None:
+        """The processors that timings depend on."""
+        return self.get("hardware")
+
+    @property
+    def baseline(self) -> str | None:
+        """The policy that the point was timed against."""
+        return self["baseline"]
+
+    @property
+    def temperature(self) -> float:
+        """0 for greedy decoding."""
+        return self["decoding"]["temperature"]
+
+
+class Environment(Record):
+    """What a point was measured on: versions, hardware, other load."""
+
+    @property
+    def git(self) -> str | None:
+        """The commit, with a + where there were uncommitted changes."""
+        return self.get("git")
+
+    @property
+    def code(self) -> str | None:
+        """A hash of the code that can change a number."""
+        return self.get("code")
+
+    @property
+    def cpu(self) -> str | None:
+        return self.get("cpu")
+
+    @property
+    def gpu(self) -> str | None:
+        return self.get("gpu")
+
+    @property
+    def started(self) -> str:
+        """ISO date and time."""
+        return self.get("started", "")
+
+    @property
+    def shared_device(self) -> bool | None:
+        """Whether another process of ours used the device at the same time."""
+        return self.get("shared_device")
+
+    @property
+    def busy_elsewhere_percent(self) -> float:
+        """Of all cores' time while the point was timed, the part that other processes used."""
+        return self.get("busy_elsewhere_percent", 0.0)

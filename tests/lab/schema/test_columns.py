@@ -1,0 +1,83 @@
+"""The columns lead to the fields of a result, and are documented with the units and words that the report shows."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from bild_lab.lab.glossary import TERMS
+from bild_lab.lab.schema.column import SHARE, TIMES, Column
+from bild_lab.lab.schema.columns import COLUMNS, TABLE
+from bild_lab.lab.schema.result import Counts, DecodingCosts, Latency, Pipeline, Prediction, Result
+from tests.report.sample import sample_drafted, sample_result
+
+OUTPUTS = Path(__file__).resolve().parents[3] / "docs" / "outputs.md"
+UNITS = {SHARE: "share", TIMES: "×"}
+
+
+def whole_result() -> Result:
+    """A result that has every part."""
+    pipeline = {each.name: 1.0 for each in fields(Pipeline)}
+    certificate = {"equal": 97, "ties": 2, "defects": 1}
+    return sample_drafted("ppd", {"window": 3}, 1.5, -0.2, (0.8, 0.9), pipeline=pipeline, certificate=certificate)
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_a_column_leads_to_a_field_of_the_result(name: str) -> None:
+    COLUMNS[name].of(whole_result())  # an AttributeError otherwise
+
+
+def test_every_measured_number_has_a_column() -> None:
+    """But those that are no single number, and the totals of what others are the mean of."""
+    paths = {column.path for column in COLUMNS.values()}
+    for kind, prefix in ((Counts, "counts"), (Pipeline, "pipeline"), (Prediction, "prediction")):
+        missing = {each.name for each in fields(kind) if f"{prefix}.{each.name}" not in paths}
+        assert missing == ({"acceptance_by_position", "accepted_by_depth"} if kind is Counts else set())
+    assert {each.name for each in fields(DecodingCosts) if f"cost.{each.name}" not in paths} == {"forwards"}
+    assert {each.name for each in fields(Latency) if f"latency_s.{each.name}" not in paths} == {"total"}
+
+
+def test_a_part_that_a_result_lacks_is_missing_and_no_error() -> None:
+    bare = sample_result("hf_generate", {}, None, setting={"baseline": None}, cost=None)
+    assert COLUMNS["predicted_theorem"].of(bare) is None and COLUMNS["predicted_theorem"].text(bare) == "–"
+    assert COLUMNS["flops_per_token"].text(bare) == "–"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("acceptance_rate", "80.0 %"),
+        ("predicted_rounds", "1.86×"),
+        ("flops_per_token", "0.076"),  # in billions
+        ("drafted", "1,500"),
+        ("policy", "ppd"),
+    ],
+)
+def test_a_value_is_shown_in_its_unit(name: str, text: str) -> None:
+    assert COLUMNS[name].text(whole_result()) == text
+
+
+def test_a_value_of_zero_is_shown() -> None:
+    assert COLUMNS["fallbacks"].text(sample_result("bild", {}, 1.5, fallbacks=0)) == "0"
+
+
+def test_names_are_unique_and_explanations_are_sentences() -> None:
+    assert len({column.name for column in TABLE}) == len(TABLE)
+    assert [column.name for column in COLUMNS.values() if not column.explanation.endswith(".")] == []
+
+
+def test_what_the_glossary_says_of_a_number_is_what_its_column_says() -> None:
+    meanings = {term.meaning for term in TERMS}
+    assert {COLUMNS[name].explanation for name in ("speedup", "acceptance_rate", "p_value")} <= meanings
+
+
+def documented(column: Column) -> str:
+    return f"| `{column.name}` | {UNITS.get(column.unit, column.unit)} | {column.explanation} |"
+
+
+def test_the_documents_list_every_column_of_the_table_in_its_order() -> None:
+    """docs/outputs.md; its last table is made of these lines."""
+    table = OUTPUTS.read_text().split("## sweep.csv")[1].split("|---|---|---|\n")[1].splitlines()
+    assert table == [documented(column) for column in TABLE]
