@@ -14,12 +14,12 @@ from safetensors import SafetensorError
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
 from bild_lab.lab.build import flatten
-from bild_lab.lab.results.records import finite
+from bild_lab.lab.schema.json_values import to_json
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Readable, whole or not at all; NaN as null."""
-    write_atomically(path, json.dumps(finite(content), indent=2, ensure_ascii=False).encode() + b"\n")
+    write_atomically(path, json.dumps(to_json(content), indent=2, ensure_ascii=False).encode() + b"\n")
 
 
 @contextmanager
