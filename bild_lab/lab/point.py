@@ -29,6 +29,7 @@ from bild_lab.lab.config import (
     typed,
 )
 from bild_lab.lab.data.tasks import DatasetSpec, Example, load_examples
+from bild_lab.lab.facts import facts_of
 from bild_lab.lab.load import Decoder, load
 from bild_lab.lab.measure.environment import environment, placement_setting
 from bild_lab.lab.measure.timing import BASELINE, METHOD
@@ -49,6 +50,7 @@ class Point:
     knobs: dict[str, Any]
     composition: str
     setting: dict[str, Any]
+    facts: dict[str, Any]  # what decides nothing, but tells where the point belongs
     config_yaml: str
     decoders: dict[str, Decoder]  # METHOD and, unless switched off, BASELINE
     vanilla: Decoder  # answers the turns that later ones follow on
@@ -125,6 +127,7 @@ def prepare(cfg: DictConfig) -> Point:
         knobs=knob_values(OmegaConf.to_container(cfg.policy, resolve=True)),
         composition=described(OmegaConf.to_container(cfg.policy.decoder, resolve=True)),
         setting=setting,
+        facts=facts_of(pair, OmegaConf.to_container(cfg.policy, resolve=True)),
         config_yaml=OmegaConf.to_yaml(cfg, resolve=False),
         decoders=decoders,
         vanilla=vanilla,

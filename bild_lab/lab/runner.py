@@ -83,6 +83,7 @@ def run_point(
         "composition": point.composition,
         "engine": decoder.method.engine,
         "setting": point.setting,
+        "facts": point.facts,
         **summarize(point.metric, examples, timed, texts, point.seed),
         "agreement_with_target": agreement(timed) if point.baseline_is_target else None,
         "certificate": None if certificates is None else counted(certificates),

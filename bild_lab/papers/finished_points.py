@@ -4,35 +4,35 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.pareto import best_at_loss, is_baseline
 from bild_lab.lab.formatting import short_name
 from bild_lab.lab.results.records import Sweep
 
+ABLATIONS = ("bild", "bild_no_rollback", "bild_no_fallback")
+PROMPTS = {"none": "masks only", "shallow": "shallow prompt", "deep": "deep prompt"}
 MATCH_RATES, MATCH_METRICS = "match_rates.csv", "metrics.json"  # of scripts/match_rates.py
 
 
 @dataclass(frozen=True)
 class Point:
-    """A finished point. pair: its name in the configuration. folder: where its files lie."""
+    """A finished point. folder: where its files lie."""
 
     result: dict[str, Any]
-    pair: str
     folder: Path = field(default=Path(), compare=False)
 
     @property
     def policy(self) -> str:
         return self.result["policy"]
+
+    @property
+    def pair(self) -> str:
+        return self.told("facts", "pair")
 
     @property
     def knobs(self) -> dict[str, Any]:
@@ -58,6 +58,18 @@ class Point:
     def is_baseline(self) -> bool:
         return is_baseline(self.result)
 
+    def told(self, *keys: str) -> Any:
+        """What the result holds there. Raises UserError for one that was stored before results held it."""
+        value: Any = self.result
+        for key in keys:
+            if not isinstance(value, dict) or key not in value:
+                raise UserError(
+                    f"{self.folder} does not hold {'.'.join(keys)}, as an older version measured it; "
+                    f"remove {self.folder.parent.parent} and measure again"
+                )
+            value = value[key]
+        return value
+
 
 @dataclass(frozen=True)
 class MatchRate:
@@ -75,13 +87,12 @@ Row = Callable[[Point], str | None]  # the row or curve that a point belongs to;
 
 
 def read_points(folders: Iterable[Path]) -> list[Point]:
-    """Every finished point of these sweeps. Raises UserError for a configuration that cannot be read."""
+    """Every finished point of these sweeps."""
     found = []
     for folder in folders:
         sweep = Sweep(folder)
         for result in sweep.results():
-            place = sweep.points / result["folder"]
-            found.append(Point(result, _pair(place / "config.yaml"), place))
+            found.append(Point(result, sweep.points / result["folder"]))
     return found
 
 
@@ -136,12 +147,12 @@ def alignment(point: Point) -> str | None:
     """BiLD's two curves: with the fine-tuned drafter, or with the aligned one."""
     if point.policy != "bild":
         return None
-    return "aligned" if point.pair.endswith("_aligned") else "unaligned"
+    return "aligned" if point.told("facts", "aligned") else "unaligned"
 
 
 def ablation(point: Point) -> str | None:
     """BiLD with both policies or without one of them, of the aligned drafter."""
-    return point.policy if point.policy.startswith("bild") and point.pair.endswith("_aligned") else None
+    return point.policy if point.policy in ABLATIONS and point.told("facts", "aligned") else None
 
 
 def unaligned_or_speculative(point: Point) -> str | None:
@@ -178,11 +189,8 @@ def lenience(point: Point) -> str | None:
 
 
 def prompt_design(point: Point) -> str | None:
-    """BiTA's kinds of prompt, which the adapter's folder is named after."""
-    name = _adapter(point)
-    if name is None:
-        return None
-    return "masks only" if "none" in name else "shallow prompt" if "shallow" in name else "deep prompt"
+    """BiTA's kinds of prompt, as the adapter was trained."""
+    return PROMPTS[_adapter(point, "prompt")] if point.policy == "bita" else None
 
 
 def tree(point: Point) -> str | None:
@@ -194,11 +202,11 @@ def tree(point: Point) -> str | None:
 
 
 def prompt_tokens(point: Point) -> str | None:
-    return _count(point, "p", "prompt tokens")
+    return f"{_adapter(point, 'prompt_tokens')} prompt tokens" if point.policy == "bita" else None
 
 
 def mask_tokens(point: Point) -> str | None:
-    return _count(point, "m", "mask tokens")
+    return f"{_adapter(point, 'mask_tokens')} mask tokens" if point.policy == "bita" else None
 
 
 def pipeline(point: Point) -> str | None:
@@ -206,34 +214,15 @@ def pipeline(point: Point) -> str | None:
     if point.policy != "ppd":
         return None
     heads = "shared head" if point.knobs["heads"] == "shared" else "trained heads"
-    exit_layer = point.knobs["exit_layer"]
-    half = exit_layer is None or 2 * exit_layer == _depth(point)
+    layers, exit_layer = point.told("pipeline", "layers"), point.told("pipeline", "exit_layer")
+    half = point.knobs["exit_layer"] is None or 2 * exit_layer == layers
     return f"{heads}, k = {point.knobs['top_k']}" + ("" if half else f", layer {exit_layer}")
 
 
-def _depth(point: Point) -> int | None:
-    """The target's layers, as the theorem's speedup is depth over latency; None where that was not told."""
-    told = point.result["pipeline"] or {}
-    if told.get("theorem") is None:
-        return None
-    return round(told["theorem"] * told["predicted_latency_units"])
-
-
-def _adapter(point: Point) -> str | None:
-    path = point.knobs.get("adapter")
-    return Path(path).parent.name if point.policy == "bita" and path else None
-
-
-def _count(point: Point, letter: str, what: str) -> str | None:
-    match = re.search(rf"_{letter}(\d+)", _adapter(point) or "")
-    return None if match is None else f"{match[1]} {what}"
-
-
-def _pair(config: Path) -> str:
-    try:
-        return str(OmegaConf.load(config).pair.name)
-    except (OSError, YAMLError, OmegaConfBaseException) as error:
-        raise UserError(f"{config} cannot be read: {error}; measure the point again with resume=false") from error
+def _adapter(point: Point, key: str) -> Any:
+    """Of the adapter as it was run: all that was trained, unless a knob of this name takes less."""
+    fewer = point.knobs.get(key)
+    return point.told("facts", "trained", "adapter", key) if fewer is None else fewer
 
 
 def _match_rate(dataset: str, row: dict[str, str]) -> MatchRate:

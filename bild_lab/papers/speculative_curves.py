@@ -255,7 +255,7 @@ def _measured(result: dict) -> Measured | None:
     prediction = result.get("prediction") or {"window": result["knobs"].get("window"), "cost_ratio": None}
     point = Measured(prediction["window"], result["acceptance_rate"], prediction["cost_ratio"], result["speedup"])
     known = None not in (point.window, point.acceptance_rate, point.speedup["value"])
-    return point if known and any(f"{rule}(" in result["composition"] for rule in RULES) else None
+    return point if known and result.get("facts", {}).get("acceptance") in RULES else None
 
 
 def _described(setting: dict) -> str:

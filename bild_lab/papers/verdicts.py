@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from bild_lab.lab.formatting import MISSING, interval, number
-from bild_lab.papers.cells import Cell
+from bild_lab.papers.cells import Cell, panel_of
 from bild_lab.papers.published import Order, Published
 
 FORMULA_TOLERANCE = 0.1  # of what a formula gives for the run
@@ -64,18 +64,15 @@ class Comparison:
 def compare(cells: Sequence[Cell], published: Published, scale: str) -> Comparison:
     """Set what was measured beside what was printed; at small scale beside the panel that it stands for.
 
-    What a panel's name has behind a comma is a part of the data, which stays the same part. The quality of another
-    panel's texts is no measure of these.
+    A part of the data stays the same part. The quality of another panel's texts is no measure of these.
     """
     lines, used = [], set()
     for cell in cells:
         panel, row, quantity = cell.key
         if scale == "small":
             row = published.stands_for.rows.get(row, row)
-            _, *part = panel.split(",")  # such as "toy, tokens 1-2"
-            stand_in = ",".join([published.stands_for.panel, *part])
             if (panel, row, quantity) not in published.printed and quantity != QUALITY:
-                panel = stand_in
+                panel = panel_of(published.stands_for.panel, cell.part)
         key = (panel, row, quantity)
         beside, tolerance = published.printed.get(key), published.tolerances.get(quantity)
         if cell.formula is not None:

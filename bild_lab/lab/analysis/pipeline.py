@@ -16,11 +16,14 @@ from bild_lab.lab.measure.timing import Timed
 class PipelineUnits:
     """Layer-time units per token, as executed and by Theorem 4.1 with the measured match rate.
 
+    layers: of the target. exit_layer: after how many of them the next token is begun.
     match_rate: of the tokens behind which the text goes on; None where no text has two tokens. The theorem has
     candidates for every token, the executor none for one that fills the length limit, so that its compute may be
     the smaller one.
     """
 
+    layers: int
+    exit_layer: int
     match_rate: float | None
     latency_units: float
     compute_units: float
@@ -68,6 +71,8 @@ def pipeline_units(logs: Sequence[PipelineLog]) -> PipelineUnits:
     rate = match_rate(logs)
     shape = (logs[0].layers, logs[0].exit_layer, rate or 0.0)  # a text of one token does not depend on the rate
     return PipelineUnits(
+        layers=logs[0].layers,
+        exit_layer=logs[0].exit_layer,
         match_rate=rate,
         latency_units=sum(log.latency for log in logs) / tokens,
         compute_units=sum(log.compute for log in logs) / tokens,

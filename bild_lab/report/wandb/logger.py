@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _INIT_TIMEOUT_S = 20
-_NOT_METRICS = ("schema", "name", "point", "policy", "knobs", "composition", "setting", "environment")
+_NOT_METRICS = ("schema", "name", "point", "policy", "knobs", "composition", "setting", "facts", "environment")
 
 
 class NoLogger:

@@ -56,7 +56,8 @@ class Alignment:
     def points(self, draft: Checkpoint) -> list[DictConfig]:
         """What is measured with a draft model."""
         surroundings = {"name": self.folder.name, "runtime": asdict(self.runtime), "measure": asdict(self.measure)}
-        return point_configs(self.comparison, self.calibration, draft, surroundings)
+        aligned = draft.path == self.aligned.path
+        return point_configs(self.comparison, self.calibration, draft, aligned, surroundings)
 
     def check(self) -> None:
         """Raise UserError for what could not be trained or measured; reads no weights."""

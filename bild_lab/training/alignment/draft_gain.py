@@ -54,11 +54,16 @@ class Comparison:
 
 
 def point_configs(
-    comparison: Comparison, calibration: Calibration, draft: Checkpoint, surroundings: Mapping[str, Any]
+    comparison: Comparison,
+    calibration: Calibration,
+    draft: Checkpoint,
+    aligned: bool,
+    surroundings: Mapping[str, Any],
 ) -> list[DictConfig]:
     """The points with this draft model, speculative decoding first, as `prepare` takes them.
 
-    surroundings: name, runtime and measure of the configuration.
+    aligned: whether that is the draft model after the alignment. surroundings: name, runtime and measure of the
+    configuration.
     """
     target = calibration.target
     speculative, bild = (OmegaConf.to_container(compose_policy(name)) for name in ("speculative", "bild"))
@@ -72,7 +77,7 @@ def point_configs(
     shared = {
         **surroundings,
         "resume": True,
-        "pair": {**pair, "draft": draft.path, "draft_revision": draft.revision},
+        "pair": {**pair, "draft": draft.path, "draft_revision": draft.revision, "aligned": aligned},
         "dataset": asdict(comparison.dataset(calibration)),
         "logger": {},  # the alignment's own logs them
         "decoding": {"max_new_tokens": limit, "temperature": 0.0, "top_k": None, "top_p": None},
