@@ -95,5 +95,7 @@ def test_a_point_stores_the_account_and_the_table_shows_it(
     row = to_row(result)
     assert row["pipeline_latency_units"] == pytest.approx(row["pipeline_predicted_latency_units"])
     assert 0 <= row["pipeline_match_rate"] <= 1
+    shape = {key: result["pipeline"].pop(key) for key in ("layers", "exit_layer")}
+    assert shape == {"layers": 2, "exit_layer": 1}
     assert set(result["pipeline"]) == {key[9:] for key in row if key.startswith("pipeline_")}
     assert row["tokens_per_target_call"] == 1.0
