@@ -68,7 +68,7 @@ def run_missing(name: str, outputs: Path) -> None:
     published = load_published(name)
     stamps = outputs / "figures" / ".ran"
     empty = not measured(FIGURES[name], published, outputs, "small")
-    for command in published.small:
+    for command in published.commands["small"]:
         stamp = stamps / hashlib.sha256(command.encode()).hexdigest()[:12]
         if stamp.exists() and not empty:
             continue

@@ -39,7 +39,10 @@ def config_dir() -> Path:
 
 @dataclass(frozen=True)
 class PairSpec:
-    """Checkpoints. Each is a folder, a hub id, toy:large or toy:small. second_draft: drafts for the draft model."""
+    """Checkpoints. Each is a folder, a hub id, toy:large or toy:small.
+
+    second_draft: drafts for the draft model. aligned: the draft model was aligned with the target (BiLD §3.5.1).
+    """
 
     name: str
     target: str
@@ -48,6 +51,7 @@ class PairSpec:
     target_revision: str | None = None
     draft_revision: str | None = None
     second_draft_revision: str | None = None
+    aligned: bool = False
 
     def __post_init__(self) -> None:
         for key in ("target", "draft", "second_draft"):

@@ -28,6 +28,7 @@ from bild_lab.lab.config import (
     typed,
 )
 from bild_lab.lab.data.examples import DatasetSpec, Example, load_examples
+from bild_lab.lab.facts import facts_of
 from bild_lab.lab.hashing import content_hash, data_hash, file_hash
 from bild_lab.lab.load import Decoder, load
 from bild_lab.lab.measure.environment import environment, placement_setting
@@ -49,6 +50,7 @@ class Point:
     knobs: dict[str, Any]
     composition: str
     setting: dict[str, Any]
+    facts: dict[str, Any]  # what decides nothing, but tells where the point belongs
     config_yaml: str
     decoders: dict[str, Decoder]  # METHOD and, unless switched off, BASELINE
     vanilla: Decoder  # answers the turns that later turns continue
@@ -126,6 +128,7 @@ def prepare(cfg: DictConfig) -> Point:
         knobs=knob_values(OmegaConf.to_container(cfg.policy, resolve=True)),
         composition=describe_decoder(OmegaConf.to_container(cfg.policy.decoder, resolve=True)),
         setting=setting,
+        facts=facts_of(pair, OmegaConf.to_container(cfg.policy, resolve=True)),
         config_yaml=OmegaConf.to_yaml(cfg, resolve=False),
         decoders=decoders,
         vanilla=vanilla,

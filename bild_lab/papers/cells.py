@@ -17,20 +17,31 @@ MINIMAL_LOSS, ONE_POINT = 0.12, 1.19  # the most quality, in points, that the ro
 class Cell:
     """A measured number, with its 95 % interval where it has one.
 
+    data: what its panel is of, mostly a data set. part: of that data, such as "tokens 1-2"; empty for all of it.
     formula: the value of the paper's formula for this run, where the number is compared with that.
     """
 
-    panel: str
+    data: str
     row: str
     quantity: str
     value: float
     low: float | None = None
     high: float | None = None
     formula: float | None = None
+    part: str = ""
 
     @property
     def key(self) -> Key:
         return (self.panel, self.row, self.quantity)
+
+    @property
+    def panel(self) -> str:
+        return panel_of(self.data, self.part)
+
+
+def panel_of(data: str, part: str) -> str:
+    """How a panel of a data set, or of a part of it, is called."""
+    return f"{data}, {part}" if part else data
 
 
 Cells = Callable[[Sequence[FinishedPoint]], list[Cell]]
@@ -222,9 +233,9 @@ def match_rates(rates: Sequence[MatchRate], positions: bool) -> list[Cell]:
     for one in rates:
         whole = one.position == "all"
         name = f"layer {one.layer}, {'trained' if one.trained else 'shared'}, k = {one.top_k}"
-        panel = one.dataset if whole else f"{one.dataset}, tokens {one.position}"
         if whole or positions:
-            found.append(Cell(panel, name, "match rate", one.rate))
+            part = "" if whole else f"tokens {one.position}"
+            found.append(Cell(one.dataset, name, "match rate", one.rate, part=part))
     return found
 
 

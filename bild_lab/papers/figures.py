@@ -9,7 +9,6 @@ from typing import Any
 
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
-from bild_lab.lab.config import config_dir
 from bild_lab.lab.formatting import short_name
 from bild_lab.papers import cells as cells_of
 from bild_lab.papers import finished_points as rows
@@ -33,8 +32,7 @@ class PaperFigure:
     """How outputs become a figure.
 
     cells: the numbers that a run gives. row: which curve a point belongs to. borrowed: rows that come from another
-    figure's folder, and alone make no panel. read: what the folders hold. script: what runs the figure's experiments.
-    texts: what follows the tables.
+    figure's folder, and alone make no panel. read: what the folders hold. texts: what follows the tables.
     """
 
     cells: Callable[[Sequence[Any]], list[cells_of.Cell]]
@@ -42,7 +40,6 @@ class PaperFigure:
     row: RowOf = rows.policy
     borrowed: frozenset[str] = frozenset()
     read: Callable[[Sequence[Path]], list[Any]] = read_points
-    script: str = "run.py"
     texts: Callable[[Sequence[FinishedPoint]], str] = lambda _: ""
 
 
@@ -54,7 +51,7 @@ def _match_rates(positions: bool) -> PaperFigure:
     def cells(rates: Sequence[MatchRate]) -> list[cells_of.Cell]:
         return cells_of.match_rates(rates, positions)
 
-    return PaperFigure(cells, read=read_match_rates, script="scripts/match_rates.py")
+    return PaperFigure(cells, read=read_match_rates)
 
 
 FIGURES = {
@@ -133,13 +130,6 @@ def measured(figure: PaperFigure, published: Published, outputs: Path, scale: st
     return found if figure.cells(found) or figure.texts(found) else []
 
 
-def paper_commands(name: str) -> list[str]:
-    """The commands that run the figure at the paper's scale."""
-    files = sorted((config_dir() / "experiment" / name).glob("*.yaml"))
-    named = [file.stem for file in files if not file.stem.startswith("small")]
-    return [f"python {FIGURES[name].script} experiment={name}/{one}" for one in named]
-
-
 def _drawn(name: str, figure: PaperFigure, published: Published, points: list[Any], scale: str, folder: Path) -> Drawn:
     comparison = compare(figure.cells(points), published, scale)
     path = folder / (name if scale == "paper" else f"{name}_small")
@@ -199,8 +189,8 @@ def _nothing(name: str, published: Published, outputs: Path, scale: str | None) 
     folders = dict.fromkeys(str(outputs / each) for one in scales for each in published.folders[one])
     ways = []
     if "paper" in scales:
-        ways.append(f"at the paper's scale {'; '.join(paper_commands(name))}")
+        ways.append(f"at the paper's scale {'; '.join(published.commands['paper'])}")
     if "small" in scales:
-        commands = published.small or [f"the one of conf/experiment named {published.folders['small'][0]}"]
+        commands = published.commands["small"] or [f"the one of conf/experiment named {published.folders['small'][0]}"]
         ways.append(f"at small scale {'; '.join(commands)}")
     return f"{name} wants finished points in {' or '.join(folders)}, got none; run {', or '.join(ways)}"

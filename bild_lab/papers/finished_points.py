@@ -4,35 +4,35 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
-
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.pareto import best_at_loss
 from bild_lab.lab.formatting import short_name
-from bild_lab.lab.results.records import CONFIG, Sweep
+from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.result import Result
 
+ABLATIONS = ("bild", "bild_no_rollback", "bild_no_fallback")
+PROMPTS = {"none": "masks only", "shallow": "shallow prompt", "deep": "deep prompt"}
 MATCH_RATES, MATCH_METRICS = "match_rates.csv", "metrics.json"  # of scripts/match_rates.py
 
 
 @dataclass(frozen=True)
 class FinishedPoint:
-    """A finished point. pair: its name in the configuration."""
+    """A finished point of a sweep."""
 
     result: Result
-    pair: str
 
     @property
     def policy(self) -> str:
         return self.result.policy
+
+    @property
+    def pair(self) -> str:
+        return self.fact("pair")
 
     @property
     def knobs(self) -> Mapping[str, Any]:
@@ -58,6 +58,28 @@ class FinishedPoint:
     def is_baseline(self) -> bool:
         return self.result.is_baseline
 
+    def fact(self, *keys: str) -> Any:
+        """A recorded fact. Raises UserError for a result that was stored before results held it."""
+        return self._known("facts", self.result.facts, keys)
+
+    @property
+    def pipeline_shape(self) -> tuple[int, int]:
+        """Layers of the target, and after how many the next token was begun. Raises UserError as `fact` does."""
+        pipeline = self.result.pipeline
+        shape = {} if pipeline is None else {"layers": pipeline.layers, "exit_layer": pipeline.exit_layer}
+        return tuple(self._known("pipeline", shape, (key,)) for key in ("layers", "exit_layer"))
+
+    def _known(self, where: str, value: Any, keys: Sequence[str]) -> Any:
+        for key in keys:
+            if not isinstance(value, Mapping) or value.get(key) is None:
+                folder = self.result.folder
+                raise UserError(
+                    f"{folder} does not hold {'.'.join((where, *keys))}, as an older version measured it; "
+                    f"remove {folder and folder.parent.parent} and measure again"
+                )
+            value = value[key]
+        return value
+
 
 @dataclass(frozen=True)
 class MatchRate:
@@ -75,11 +97,8 @@ RowOf = Callable[[FinishedPoint], str | None]  # the row or curve that a point b
 
 
 def read_points(folders: Iterable[Path]) -> list[FinishedPoint]:
-    """Every finished point of these sweeps. Raises UserError for a configuration that cannot be read."""
-    found = []
-    for folder in folders:
-        found += [FinishedPoint(result, _pair(result.folder / CONFIG)) for result in Sweep(folder).results()]
-    return found
+    """Every finished point of these sweeps."""
+    return [FinishedPoint(result) for folder in folders for result in Sweep(folder).results()]
 
 
 def read_match_rates(folders: Iterable[Path]) -> list[MatchRate]:
@@ -133,12 +152,12 @@ def alignment(point: FinishedPoint) -> str | None:
     """BiLD's two curves: with the fine-tuned drafter, or with the aligned one."""
     if point.policy != "bild":
         return None
-    return "aligned" if point.pair.endswith("_aligned") else "unaligned"
+    return "aligned" if point.fact("aligned") else "unaligned"
 
 
 def ablation(point: FinishedPoint) -> str | None:
     """BiLD with both policies or without one of them, with the aligned drafter."""
-    return point.policy if point.policy.startswith("bild") and point.pair.endswith("_aligned") else None
+    return point.policy if point.policy in ABLATIONS and point.fact("aligned") else None
 
 
 def unaligned_or_speculative(point: FinishedPoint) -> str | None:
@@ -175,11 +194,8 @@ def lenience(point: FinishedPoint) -> str | None:
 
 
 def prompt_design(point: FinishedPoint) -> str | None:
-    """BiTA's kinds of prompt, read from the name of the adapter's folder."""
-    name = _adapter(point)
-    if name is None:
-        return None
-    return "masks only" if "none" in name else "shallow prompt" if "shallow" in name else "deep prompt"
+    """BiTA's kinds of prompt, as the adapter was trained."""
+    return PROMPTS[_adapter(point, "prompt")] if point.policy == "bita" else None
 
 
 def tree(point: FinishedPoint) -> str | None:
@@ -191,11 +207,11 @@ def tree(point: FinishedPoint) -> str | None:
 
 
 def prompt_tokens(point: FinishedPoint) -> str | None:
-    return _count(point, "p", "prompt tokens")
+    return f"{_adapter(point, 'prompt_tokens')} prompt tokens" if point.policy == "bita" else None
 
 
 def mask_tokens(point: FinishedPoint) -> str | None:
-    return _count(point, "m", "mask tokens")
+    return f"{_adapter(point, 'mask_tokens')} mask tokens" if point.policy == "bita" else None
 
 
 def pipeline(point: FinishedPoint) -> str | None:
@@ -203,34 +219,15 @@ def pipeline(point: FinishedPoint) -> str | None:
     if point.policy != "ppd":
         return None
     heads = "shared head" if point.knobs["heads"] == "shared" else "trained heads"
-    exit_layer = point.knobs["exit_layer"]
-    half = exit_layer is None or 2 * exit_layer == _depth(point)
+    layers, exit_layer = point.pipeline_shape
+    half = point.knobs["exit_layer"] is None or 2 * exit_layer == layers
     return f"{heads}, k = {point.knobs['top_k']}" + ("" if half else f", layer {exit_layer}")
 
 
-def _depth(point: FinishedPoint) -> int | None:
-    """The target's layers: the theorem's speedup times its latency. None where that is not known."""
-    pipeline = point.result.pipeline
-    if pipeline is None or pipeline.theorem is None:
-        return None
-    return round(pipeline.theorem * pipeline.predicted_latency_units)
-
-
-def _adapter(point: FinishedPoint) -> str | None:
-    path = point.knobs.get("adapter")
-    return Path(path).parent.name if point.policy == "bita" and path else None
-
-
-def _count(point: FinishedPoint, letter: str, what: str) -> str | None:
-    match = re.search(rf"_{letter}(\d+)", _adapter(point) or "")
-    return None if match is None else f"{match[1]} {what}"
-
-
-def _pair(config: Path) -> str:
-    try:
-        return str(OmegaConf.load(config).pair.name)
-    except (OSError, YAMLError, OmegaConfBaseException) as error:
-        raise UserError(f"{config} cannot be read: {error}; measure the point again with resume=false") from error
+def _adapter(point: FinishedPoint, key: str) -> Any:
+    """Of the adapter as it was run: all that was trained, unless a knob of this name takes less."""
+    fewer = point.knobs.get(key)
+    return point.fact("trained", "adapter", key) if fewer is None else fewer
 
 
 def _match_rate(dataset: str, row: dict[str, str]) -> MatchRate:

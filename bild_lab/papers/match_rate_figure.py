@@ -29,11 +29,12 @@ def draw_match_rates(found: MatchRates, path: Path, subtitle: str) -> None:
     by_layer: dict[tuple[str, str], list[tuple]] = defaultdict(list)
     for row in found.totals():
         by_k[row["heads"], f"k = {row['top_k']}"].append((row["layer"], row["rate"], row["low"], row["high"]))
+    first = {found.label(group): group * found.positions + 1 for group in range(found.counts.shape[1])}
     for row in found.rows():
         if row.position != TOTAL and row.top_k == middle:
-            first = int(row.position.split("-")[0])
-            if row.count >= FEW or first == 1:
-                by_layer[row.heads, f"layer {row.layer}"].append((first, row.rate, row.rate, row.rate))
+            place = first[row.position]
+            if row.count >= FEW or place == 1:
+                by_layer[row.heads, f"layer {row.layer}"].append((place, row.rate, row.rate, row.rate))
     with paper_figure(path, (10.0, 4.8), "Match rates of early layers", subtitle) as figure:
         left, right = (figure.add_axes((x, 0.12, 0.42, 0.68)) for x in (0.07, 0.55))
         _draw_lines(left, by_k, "layer", "all positions")

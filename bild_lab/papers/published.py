@@ -64,8 +64,8 @@ class StandsFor:
 class Published:
     """A figure or table of a paper.
 
-    given: what the paper's text has of it, and what was left out. folders: of `outputs`, by scale. small: the
-    commands that fill those of the small scale.
+    given: what the paper's text has of it, and what was left out. folders: of `outputs`, by scale. commands: what fills
+    them, by scale.
     """
 
     paper: str
@@ -73,14 +73,15 @@ class Published:
     hardware: str
     given: str
     folders: dict[str, list[str]]
-    small: list[str]
+    commands: dict[str, list[str]]
     stands_for: StandsFor
     values: list[Block]
     orders: list[Order]
 
     def __post_init__(self) -> None:
-        if sorted(self.folders) != sorted(SCALES):
-            raise UserError(f"folders must be given for {' and '.join(SCALES)}, got {', '.join(self.folders)}")
+        for what, given in (("folders", self.folders), ("commands", self.commands)):
+            if sorted(given) != sorted(SCALES):
+                raise UserError(f"{what} must be given for {' and '.join(SCALES)}, got {', '.join(given)}")
 
     @cached_property
     def printed(self) -> dict[Key, float]:

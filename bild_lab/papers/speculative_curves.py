@@ -256,7 +256,7 @@ def _measured(result: Result) -> Measured | None:
     """The point, if the theorem applies to it. Older results have no prediction: the window is that of the knob."""
     prediction, rate, speedup = result.prediction, result.counts.acceptance_rate, result.speedup
     window = result.knobs.get("window") if prediction is None else prediction.window
-    if None in (window, rate, speedup.value) or not any(f"{rule}(" in result.composition for rule in RULES):
+    if None in (window, rate, speedup.value) or (result.facts or {}).get("acceptance") not in RULES:
         return None
     return Measured(window, rate, None if prediction is None else prediction.cost_ratio, speedup)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from bild_lab.lab.formatting import MISSING, interval, number
-from bild_lab.papers.cells import Cell
+from bild_lab.papers.cells import Cell, panel_of
 from bild_lab.papers.published import Order, Published
 
 FORMULA_TOLERANCE = 0.1  # as a share of the value that the formula gives
@@ -64,18 +64,15 @@ class Comparison:
 def compare(cells: Sequence[Cell], published: Published, scale: str) -> Comparison:
     """Compare what was measured with what was printed; at small scale with the panel that it stands for.
 
-    The part of a panel's name after a comma names a part of the data, and stays the same. Qualities are compared only
-    on the same texts.
+    A part of the data stays the same part. Qualities are compared only on the same texts.
     """
     lines, used = [], set()
     for cell in cells:
         panel, row, quantity = cell.key
         if scale == "small":
             row = published.stands_for.rows.get(row, row)
-            _, *part = panel.split(",")  # such as "toy, tokens 1-2"
-            stand_in = ",".join([published.stands_for.panel, *part])
             if (panel, row, quantity) not in published.printed and quantity != QUALITY:
-                panel = stand_in
+                panel = panel_of(published.stands_for.panel, cell.part)
         key = (panel, row, quantity)
         beside, tolerance = published.printed.get(key), published.tolerances.get(quantity)
         if cell.formula is not None:

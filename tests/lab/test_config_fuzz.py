@@ -40,6 +40,7 @@ BAD_VALUES = {
     "pair.target": ["", "null", "3", "[a]", "/nowhere/at/all", "a b", "toy:", "-x"],
     "pair.draft": ["toy:medium", "{a:1}"],
     "pair.target_revision": NOT_TEXT,
+    "pair.aligned": NOT_A_FLAG,
     "dataset.name": ["null", *NOT_TEXT],
     "dataset.limit": ["0", "-1", "1.5", "99999999999999999999", *NOT_A_NUMBER],
     "dataset.split": ["", "3", "nowhere", *NOT_TEXT],

@@ -19,14 +19,16 @@ from bild_lab.lab.cli import run_application
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.result import Result
+from bild_lab.papers import finished_points as rows
 from bild_lab.papers.cells import Cell, Cells
-from bild_lab.papers.figures import FIGURES, draw_figure, paper_commands
+from bild_lab.papers.figures import FIGURES, draw_figure
 from bild_lab.papers.finished_points import FinishedPoint, read_points
 from bild_lab.papers.published import Order, load_published, published_names
 from bild_lab.papers.verdicts import AGREES, FAILS, HIGHER, HOLDS, LOWER, UNKNOWN, WITHIN, compare, judged
 from tests.report.sample import BASELINE_QUALITY, sample_drafted, sample_example, sample_result
 
 PIPELINE = {"match_rate": 0.5, "latency_units": 4.6, "compute_units": 9.0, "predicted_latency_units": 4.5}
+PIPELINE |= {"layers": 6, "exit_layer": 3}
 ALIGNED = {"draft": "t5-tiny-aligned"}  # other weights are another setting
 PIPELINE |= {"predicted_compute_units": 9.1, "theorem": 1.33}
 
@@ -40,11 +42,12 @@ def other(policy: str, speedup: float = 1.5, loss: float = 0.0, **knobs: object)
     return sample_drafted(policy, {"window": 5, **knobs}, speedup, -loss, (0.7, 1.0), rollbacks=90)
 
 
-def bita(speedup: float = 2.0, policy: str = "bita", **knobs: object) -> Result:
-    adapter = {"adapter": "outputs/bita/adapter", "decoding": "efficient_tree", "top_k": 5}
+def bita(speedup: float = 2.0, policy: str = "bita", trained: dict | None = None, **knobs: object) -> Result:
+    adapter = {"adapter": "outputs/any/adapter", "decoding": "efficient_tree", "top_k": 5}
+    facts = {"trained": {"adapter": {"prompt": "deep", "prompt_tokens": 16, "mask_tokens": 3, **(trained or {})}}}
     coding = {"n_examples": 1, "tokens": 9, "tokens_per_s": 5.0, "baseline_tokens_per_s": 2.0, "speedup": {}}
     coding |= {"tokens_per_s_ratio": 2.5, "tokens_per_target_call": 2.0, "acceptance_rate": 0.5}
-    own = {"tokens_per_s_ratio": speedup, "categories": {"coding": coding}}
+    own = {"tokens_per_s_ratio": speedup, "categories": {"coding": coding}, "facts": facts}
     return sample_result(policy, {**adapter, **knobs}, speedup, **own)
 
 
@@ -60,7 +63,7 @@ def drafters_own() -> list[MeasuredExample]:
     return [sample_example(prompt="ein Haus", token_ids=[], prediction="one house")]
 
 
-# for each figure what its runs leave: the configuration's pair, the result, its examples
+# for each figure what its runs leave: the pair, the result, its examples
 Run = tuple[str, Result, Sequence[MeasuredExample]]
 RUNS: dict[str, Callable[[], list[Run]]] = {
     "bild_fig2": lambda: [("toy", other("bild_no_fallback", rollback=2.0), ())],
@@ -94,12 +97,12 @@ RUNS: dict[str, Callable[[], list[Run]]] = {
     "spec_fig2_4": lambda: [("toy", other("synthetic", acceptance_rate=0.7), ())],
     "bita_tab1": lambda: [("user", bita(), ())],
     "bita_tab2": lambda: [("user", bita(), ()), ("user", bita(1.1, "layer_skip"), ())],
-    "bita_tab3_8": lambda: [("user", bita(), ()), ("user", bita(1.5, adapter="outputs/bita_none/adapter"), ())],
+    "bita_tab3_8": lambda: [("user", bita(), ()), ("user", bita(1.5, trained={"prompt": "none"}), ())],
     "bita_tab4_9": lambda: [("user", bita(), ()), ("user", bita(1.5, decoding="straightforward"), ())],
     "bita_tab7": lambda: [("user", bita(), ())],
     "bita_fig7": lambda: [("user", bita(), ()), ("user", bita(1.6, "medusa"), ())],
-    "bita_fig8": lambda: [("user", bita(adapter="outputs/bita_p16/adapter"), ())],
-    "bita_fig9": lambda: [("user", bita(adapter="outputs/bita_m3/adapter"), ())],
+    "bita_fig8": lambda: [("user", bita(mask_tokens=1), ())],
+    "bita_fig9": lambda: [("user", bita(prompt_tokens=8), ())],
     "ppd_fig2": lambda: [("toy", ppd(), ())],
     "ppd_fig4": lambda: [("toy", ppd(), ())],
 }
@@ -112,7 +115,12 @@ def ppd() -> Result:
 def store(folder: Path, runs: Sequence[Run]) -> None:
     """Finished points, as a sweep leaves them."""
     for number, (pair, result, examples) in enumerate(runs):
-        Sweep(folder).write_point(f"{number:012d}", f"pair:\n  name: {pair}\n", result, examples)
+        Sweep(folder).write_point(f"{number:012d}", "", known(pair, result), examples)
+
+
+def known(pair: str, result: Result) -> Result:
+    """The result with the facts of its pair."""
+    return replace(result, facts={**(result.facts or {}), "pair": pair, "aligned": pair == "toy_aligned"})
 
 
 def store_match_rates(folder: Path) -> None:
@@ -134,7 +142,7 @@ def outputs_of(name: str, outputs: Path, scale: str) -> None:
 
 
 def points(name: str) -> list[FinishedPoint]:
-    return [FinishedPoint(result, pair) for pair, result, _ in RUNS[name]()]
+    return [FinishedPoint(known(pair, result)) for pair, result, _ in RUNS[name]()]
 
 
 def values(cells: Cells, name: str) -> dict[tuple[str, str], float]:
@@ -172,9 +180,10 @@ def test_the_papers_scale_comes_before_the_small_one(tmp_path: Path) -> None:
 def test_without_outputs_the_message_names_what_to_run(name: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"{name} wants finished points in {tmp_path}/") as refused:
         draw_figure(name, tmp_path, tmp_path / "figures")
-    for command in [*paper_commands(name), *load_published(name).small]:
+    commands = load_published(name).commands
+    for command in [*commands["paper"], *commands["small"]]:
         assert command in str(refused.value)
-    assert paper_commands(name) != []
+    assert commands["paper"] != []
     assert not (tmp_path / "figures").exists()
 
 
@@ -190,7 +199,7 @@ def test_bild_with_both_drafters_is_one_panel_of_two_curves(tmp_path: Path) -> N
 
 
 def test_a_curve_that_always_loses_more_has_no_speedup() -> None:
-    cells = FIGURES["bild_fig4"].cells([FinishedPoint(bild(2.0, loss=3.0), "toy")])
+    cells = FIGURES["bild_fig4"].cells([FinishedPoint(known("toy", bild(2.0, loss=3.0)))])
     assert [(cell.row, cell.quantity) for cell in cells] == [("unaligned", "best quality"), ("vanilla", "quality")]
     assert cells[1].value == BASELINE_QUALITY
 
@@ -230,7 +239,7 @@ def test_tokens_per_call_stand_beside_equation_1_at_their_own_rate() -> None:
 
 
 def test_the_best_of_several_points_of_a_row_is_told() -> None:
-    several = [FinishedPoint(other("speculative", speedup, lenience=1.0), "toy") for speedup in (1.2, 1.9, 1.4)]
+    several = [FinishedPoint(other("speculative", speedup, lenience=1.0)) for speedup in (1.2, 1.9, 1.4)]
     told = {cell.quantity: cell.value for cell in FIGURES["spec_tab2"].cells(several)}
     assert told == {"speedup, temperature 0": 1.9, "acceptance rate, temperature 0": 0.7}
 
@@ -242,6 +251,9 @@ def test_bitas_rows_are_named_after_what_was_varied() -> None:
         "straightforward",
     ]
     assert [row for row, _ in values(FIGURES["bita_fig8"].cells, "bita_fig8")] == ["16 prompt tokens"]
+    assert [row for row, _ in values(FIGURES["bita_fig9"].cells, "bita_fig9")] == ["3 mask tokens"]
+    fewer = FinishedPoint(known("user", bita(mask_tokens=1, prompt_tokens=8)))  # than the 3 and 16 that were trained
+    assert (rows.mask_tokens(fewer), rows.prompt_tokens(fewer)) == ("1 mask tokens", "8 prompt tokens")
     categories = {cell.panel: cell.value for cell in FIGURES["bita_tab7"].cells(points("bita_tab7"))}
     assert categories == {"coding": 2.5, "overall": 2.0}
 
@@ -269,18 +281,10 @@ def test_match_rates_agree_with_the_table_they_are_set_beside(tmp_path: Path) ->
 
 def test_match_rates_of_a_small_model_stand_beside_those_behind_half_of_the_papers_layers() -> None:
     half, last = "layer 3, trained, k = 5", "layer 5, trained, k = 5"
-    cells = [Cell(panel, half, "match rate", 0.7) for panel in ("toy", "toy, tokens 3-4", "toy, tokens 17-18")]
+    cells = [Cell("toy", half, "match rate", 0.7, part=part) for part in ("", "tokens 3-4", "tokens 17-18")]
     compared = compare([*cells, Cell("toy", last, "match rate", 0.9)], load_published("ppd_tab4_6"), "small")
     assert [line.beside for line in compared.lines] == [0.7415, 0.7905, None, None]
     assert [line.verdict for line in compared.lines[:2]] == [AGREES, LOWER]
-
-
-def test_match_rates_are_measured_by_their_own_script() -> None:
-    assert paper_commands("ppd_tab1") == [
-        f"python scripts/match_rates.py experiment=ppd_tab1/{file}"
-        for file in ("cnn_dailymail", "squad", "wmt15_en_fr")
-    ]
-    assert paper_commands("ppd_fig2")[0] == "python run.py experiment=ppd_fig2/cnndm"
 
 
 def test_texts_mark_the_targets_tokens(tmp_path: Path) -> None:
@@ -330,11 +334,30 @@ def test_a_claim_is_judged_by_values_and_intervals(first: Cell, second: Cell, ve
     assert judged(Order("a is above b", "q", ["a", "b"]), "p", [second, first]) == verdict
 
 
-def test_a_point_whose_configuration_is_gone_is_refused(tmp_path: Path) -> None:
-    store(tmp_path / "sweep", [("toy", bild(1.5), ())])
-    next((tmp_path / "sweep").glob("points/*/config.yaml")).unlink()
-    with pytest.raises(UserError, match=r"config.yaml cannot be read: .* measure the point again"):
-        read_points([tmp_path / "sweep"])
+@pytest.mark.parametrize(
+    ("row", "result", "missing"),
+    [
+        (rows.alignment, bild(1.5), "facts.aligned"),
+        (rows.prompt_design, bita(), "facts.trained.adapter.prompt"),
+        (rows.pipeline, replace(ppd(), pipeline=replace(ppd().pipeline, layers=None)), "pipeline.layers"),
+    ],
+)
+def test_a_point_of_a_version_without_these_facts_has_to_be_measured_again(
+    row: rows.RowOf, result: Result, missing: str, tmp_path: Path
+) -> None:
+    Sweep(tmp_path / "sweep").write_point("0" * 12, "", replace(result, facts=None), ())
+    (point,) = read_points([tmp_path / "sweep"])
+    with pytest.raises(UserError, match=f"does not hold {missing}, .* remove {tmp_path}/sweep and measure again"):
+        row(point)
+
+
+def test_no_name_of_a_pair_or_a_folder_tells_a_row() -> None:
+    aligned = replace(bild(1.5), facts={"pair": "mine", "aligned": True})
+    assert rows.alignment(FinishedPoint(aligned)) == "aligned"
+    renamed = replace(aligned, facts={"pair": "mine_aligned", "aligned": False})
+    assert rows.alignment(FinishedPoint(renamed)) == "unaligned"
+    assert rows.prompt_design(FinishedPoint(bita(adapter="outputs/bita_none/adapter"))) == "deep prompt"
+    assert rows.mask_tokens(FinishedPoint(bita(adapter="outputs/bita_m5/adapter"))) == "3 mask tokens"
 
 
 def script(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> int:
@@ -406,4 +429,4 @@ def test_the_quality_of_other_data_gets_no_verdict() -> None:
     quality, speedup = compare(cells, load_published("bild_speculative"), "small").lines
     assert (quality.beside, quality.verdict) == (None, "–")
     assert (speedup.beside, speedup.verdict) == (1.28, "agrees")
-    assert compare([replace(cells[0], panel="iwslt2017")], load_published("bild_speculative"), "paper").lines[0].beside
+    assert compare([replace(cells[0], data="iwslt2017")], load_published("bild_speculative"), "paper").lines[0].beside

@@ -37,8 +37,6 @@ from bild_lab.papers.speculative_curves import (
 )
 from tests.report.sample import sample_drafted, sample_prediction, sample_sweep
 
-SPECULATIVE = "ModelDrafter(window=5) + SpeculativeSampling(lenience=1.0)"
-
 
 def rows(path: Path) -> list[dict[str, str]]:
     with path.open() as stream:
@@ -49,8 +47,12 @@ def predicted(window: int | None = 5, cost_ratio: float = 0.1) -> dict:
     return {**sample_prediction("speculative", {"window": 5}, 1.5, 0.8), "window": window, "cost_ratio": cost_ratio}
 
 
+def judged_by(rule: str) -> dict:
+    return {"pair": "toy", "aligned": False, "acceptance": rule, "trained": {}}
+
+
 def point(window: int = 5, rate: float = 0.8, speedup: float = 1.5, **changes: object) -> Result:
-    own = {"composition": SPECULATIVE, "prediction": predicted(window), **changes}
+    own = {"facts": judged_by("SpeculativeSampling"), "prediction": predicted(window), **changes}
     return sample_drafted("speculative", {"window": window}, speedup, 0.0, (rate, 1.0), **own)
 
 
@@ -130,15 +132,15 @@ def test_points_of_other_settings_and_policies_get_panels_of_their_own(tmp_path:
 
 
 def test_points_that_the_theorem_does_not_speak_of_are_left_out() -> None:
-    assert measured_panels([point(composition="ModelDrafter(window=5) + Rollback(threshold=2)")]) == []
-    assert measured_panels([point(composition="NoDraft() + ExactMatch()", acceptance_rate=None)]) == []
+    assert measured_panels([point(facts=judged_by("Rollback"))]) == []
+    assert measured_panels([point(facts=judged_by("ExactMatch"), acceptance_rate=None)]) == []
     assert measured_panels([point(prediction=predicted(None))]) == []  # drafts that differ
     assert measured_panels([replace(point(), speedup=Speedup())]) == []
-    assert len(measured_panels([point(composition="PromptLookup(window=5) + ExactMatch()")])) == 1
+    assert len(measured_panels([point(facts=judged_by("ExactMatch"))])) == 1
 
 
 def test_sweeps_without_such_points_are_refused_with_a_remedy(tmp_path: Path) -> None:
-    rollback = [replace(result, composition="ModelDrafter() + Rollback()") for result in sample_sweep()]
+    rollback = [replace(result, facts=judged_by("Rollback")) for result in sample_sweep()]
     with pytest.raises(UserError, match=r"got none in 20 finished points; run python run\.py -m policy=speculative"):
         draw_measured(rollback, tmp_path / "figure.png")
     assert list(tmp_path.iterdir()) == []

@@ -79,6 +79,7 @@ def sample_result(policy: str, knobs: dict, speedup: float | None, difference: f
         "knobs": knobs,
         "composition": f"{policy}({', '.join(f'{key}={value}' for key, value in knobs.items())})",
         "setting": setting,
+        "facts": {"pair": "first", "aligned": False, "acceptance": None, "trained": {}},
         "quality": _quality(BASELINE_QUALITY + difference, BASELINE_QUALITY),
         "latency_s": _latency(mean),
         "baseline_latency_s": _latency(BASELINE_MEAN_S),

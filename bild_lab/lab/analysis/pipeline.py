@@ -67,6 +67,8 @@ def pipeline_units(logs: Sequence[PipelineLog]) -> Pipeline:
     rate = match_rate(logs)
     shape = (logs[0].layers, logs[0].exit_layer, rate or 0.0)  # no rate: texts of one token, which need none
     return Pipeline(
+        layers=logs[0].layers,
+        exit_layer=logs[0].exit_layer,
         match_rate=rate,
         latency_units=sum(log.latency for log in logs) / tokens,
         compute_units=sum(log.compute for log in logs) / tokens,

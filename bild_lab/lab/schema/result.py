@@ -133,6 +133,7 @@ class Prediction:
 class Pipeline:
     """What predictive pipelined decoding did, beside Theorem 4.1 with the measured match rate.
 
+    layers: of the target. exit_layer: after how many of them the next token is begun; both None in older results.
     match_rate: of the tokens behind which the text goes on; None where no text has two tokens. Units are layer
     times per token, as executed and as predicted. The theorem has candidates for every token, the executor none for
     one that fills the length limit, so that its compute may be the smaller one.
@@ -144,6 +145,8 @@ class Pipeline:
     was traced, or the baseline is not the target alone.
     """
 
+    layers: int | None = None
+    exit_layer: int | None = None
     match_rate: float | None
     latency_units: float
     compute_units: float
@@ -177,7 +180,8 @@ class Result:
     """One point, measured.
 
     point: the hash that names it. name: of the sweep. composition: the decoder's parts in one line. engine: what ran
-    the target, "native" or "hf". tokens_per_s_ratio: over the baseline's. agreement_with_target: the share of examples
+    the target, "native" or "hf". facts: what decides nothing in the point but says where it belongs (`lab/facts.py`);
+    None in older results. tokens_per_s_ratio: over the baseline's. agreement_with_target: the share of examples
     whose tokens all equal the target's own greedy text. categories: by name; None where the dataset has none.
     peak_memory_mb: of method and baseline together. stages_s: seconds in prefill, draft, verify and host over the
     traced examples. seconds: what the time of the point was spent on, with "total". stored_at: ISO date and time.
@@ -191,6 +195,7 @@ class Result:
     composition: str
     engine: str | None = None
     setting: Setting
+    facts: Mapping[str, Any] | None = None
     quality: Quality
     latency_s: Latency
     baseline_latency_s: Latency | None = None

@@ -19,7 +19,18 @@ log = logging.getLogger(__name__)
 
 _INIT_TIMEOUT_S = 20
 # what identifies a point; everything else in a result was measured
-_NOT_METRICS = ("schema", "name", "point", "policy", "knobs", "composition", "setting", "environment", "stored_at")
+_NOT_METRICS = (
+    "schema",
+    "name",
+    "point",
+    "policy",
+    "knobs",
+    "composition",
+    "setting",
+    "facts",
+    "environment",
+    "stored_at",
+)
 
 
 class NoLogger:

@@ -59,7 +59,8 @@ class Alignment:
     def points(self, draft: Checkpoint) -> list[DictConfig]:
         """The points that are measured with a drafter."""
         surroundings = {"name": self.folder.name, "runtime": asdict(self.runtime), "measure": asdict(self.measure)}
-        return point_configs(self.comparison, self.calibration, draft, surroundings)
+        aligned = draft.path == self.aligned.path
+        return point_configs(self.comparison, self.calibration, draft, aligned, surroundings)
 
     def check(self) -> None:
         """Raise UserError if training or measuring is not possible; reads no weights."""

@@ -55,11 +55,16 @@ class Comparison:
 
 
 def point_configs(
-    comparison: Comparison, calibration: Calibration, draft: Checkpoint, surroundings: Mapping[str, Any]
+    comparison: Comparison,
+    calibration: Calibration,
+    draft: Checkpoint,
+    aligned: bool,
+    surroundings: Mapping[str, Any],
 ) -> list[DictConfig]:
     """The points with this drafter, speculative decoding first, as `prepare` takes them.
 
-    surroundings: the configuration's name, runtime and measure.
+    aligned: whether this is the draft model after the alignment. surroundings: the configuration's name, runtime and
+    measure.
     """
     target = calibration.target
     speculative, bild = (OmegaConf.to_container(compose_policy(name)) for name in ("speculative", "bild"))
@@ -73,7 +78,7 @@ def point_configs(
     shared = {
         **surroundings,
         "resume": True,
-        "pair": {**pair, "draft": draft.path, "draft_revision": draft.revision},
+        "pair": {**pair, "draft": draft.path, "draft_revision": draft.revision, "aligned": aligned},
         "dataset": asdict(comparison.dataset(calibration)),
         "logger": {},  # the alignment logs them itself
         "decoding": {"max_new_tokens": limit, "temperature": 0.0, "top_k": None, "top_p": None},

@@ -102,5 +102,7 @@ def test_a_point_stores_the_summary_and_the_table_shows_it(
     row = to_row(result)
     assert row["pipeline_latency_units"] == pytest.approx(row["pipeline_predicted_latency_units"])
     assert 0 <= row["pipeline_match_rate"] <= 1
-    assert {each.name for each in fields(result.pipeline)} == {key[9:] for key in row if key.startswith("pipeline_")}
+    assert (result.pipeline.layers, result.pipeline.exit_layer) == (2, 1)
+    shown = {each.name for each in fields(result.pipeline)} - {"layers", "exit_layer"}
+    assert shown == {key[9:] for key in row if key.startswith("pipeline_")}
     assert row["tokens_per_target_call"] == 1.0

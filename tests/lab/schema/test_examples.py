@@ -18,7 +18,8 @@ from bild_lab.lab.schema.examples import MeasuredExample, MeasuredRound, read_ex
 from tests.report.sample import sample_example
 
 LINES = (Path(__file__).parent / "version1" / "examples.jsonl").read_text().splitlines()  # traced, bild, calm, a peer
-ROUND = Round((3, 4), 1, 9, True, 2, confidence=(0.91234567, 0.4), distance=(0.12, math.inf))
+STATS = {"fallback": True, "confidence": (0.91234567, 0.4), "distance": (0.12, math.inf)}
+ROUND = Round((3, 4), 1, 9, 2, stats=STATS)
 
 
 @pytest.mark.parametrize("line", LINES, ids=["traced", "bild", "calm", "hf_assisted"])
