@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.engine.adapters.layer_heads import LayerHeads
 from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.native import NativeModel
 from bild_lab.errors import UserError
 from bild_lab.lab.config import config_dir, typed
@@ -352,7 +353,7 @@ def test_an_experiment_of_match_rates_fills_both_figures(
     """On a tiny checkpoint with heads for its first layer, and a local row in place of what the hub has."""
     monkeypatch.chdir(tmp_path)
     plain = of_match_rates(experiment)
-    target = NativeModel(Checkpoint(str(checkpoints / "llama")), torch.device("cpu"), torch.float32)
+    target = NativeModel(HuggingFaceModel(Checkpoint(str(checkpoints / "llama")), torch.device("cpu"), torch.float32))
     LayerHeads.fresh(target.decoder, {"fingerprint": target.checkpoint.fingerprint}, [1]).save(plain.heads[1])
     here = [f"model.path={checkpoints / 'llama'}", "layers=[1]", "runtime.device=cpu"]
     here += [f"dataset.path={rows}"] if plain.dataset.name != "toy" else ["dataset.limit=2"]

@@ -11,7 +11,7 @@ from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from bild_lab.engine.decode import Method
+from bild_lab.engine.protocols import Method
 from bild_lab.errors import UserError
 from bild_lab.lab.config import compose_policy
 

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 
-from bild_lab.engine.decode import Method, Prepares, Streams
 from bild_lab.engine.models.checkpoint import require_same_vocabulary, resolve_device, resolve_dtype
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.native import NativeModel, why_not_native
 from bild_lab.engine.models.placement import Placement
+from bild_lab.engine.protocols import Method, Prepares, Streams
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from bild_lab.engine.acceptance import ExactMatch, RejectionSampling, Rollback, SpeculativeSampling
-from bild_lab.engine.decode import Acceptance, Drafter, DraftThenVerify
+from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft
 from bild_lab.engine.drafters import LowConfidence, ModelDrafter, NoDraft
+from bild_lab.engine.protocols import Acceptance, Drafter
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import Model, Session

@@ -18,11 +18,13 @@ from transformers import PreTrainedModel
 import scripts.match_rates
 from bild_lab.engine.adapters.layer_heads import LayerHeads
 from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.native import NativeModel
 from bild_lab.engine.ppd.pipeline import PredictivePipeline
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
+from bild_lab.lab.analysis.pipeline import pipeline_log
 from bild_lab.papers.match_rates import TOTAL, MatchRates, MatchSpec, grouped, layers_of, measure_match_rates
 from tests.policies import FAMILIES, in_memory
 from tests.tiny import END, PAD, START, VOCABULARY, save, tiny_llama, tiny_t5
@@ -111,7 +113,7 @@ def test_the_pipeline_finds_the_same_matches(family: str) -> None:
                 trace = Trace()
                 PredictivePipeline(target, layer, k).decode(request, trace)
                 tokens = found.counts[text].sum()
-                assert found.matches[text, 0, i, j, : tokens - 1].tolist() == trace.pipeline.matches
+                assert found.matches[text, 0, i, j, : tokens - 1].tolist() == list(pipeline_log(trace).matches)
 
 
 def test_several_kinds_of_heads_see_the_same_texts(tmp_path: Path) -> None:
@@ -151,7 +153,7 @@ def test_intervals_are_over_texts_not_tokens() -> None:
 
 
 def native(path: Path) -> NativeModel:
-    return NativeModel(Checkpoint(str(path)), torch.device("cpu"), torch.float32)
+    return NativeModel(HuggingFaceModel(Checkpoint(str(path)), torch.device("cpu"), torch.float32))
 
 
 @pytest.fixture

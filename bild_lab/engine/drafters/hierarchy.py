@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from bild_lab.engine.acceptance.speculative_sampling import SpeculativeSampling
-from bild_lab.engine.decode import Drafter
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.drafters.windows import FixedWindow
+from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import Model, Scores, Session, Want, on_device
 from bild_lab.errors import UserError
@@ -24,7 +24,7 @@ class SpeculativeDrafter:
     distributed as the model in the middle would have drawn it. So that model's distribution is the q
     of each drafted token, whether the token was an accepted inner draft or a correction, and the outer
     acceptance stays lossless. When the target rejects, the cache in the middle and the inner drafter
-    both go back to the text that stands (see `bild_lab.engine.decode.Drafter`). Raises UserError for an inner
+    both go back to the text that stands (see `bild_lab.engine.protocols.Drafter`). Raises UserError for an inner
     drafter of trees.
     """
 

@@ -24,12 +24,13 @@ from transformers import (
 from transformers.initialization import no_init_weights
 
 from bild_lab.engine.acceptance import ExactMatch, SpeculativeSampling
-from bild_lab.engine.decode import DraftThenVerify, Method
+from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.drafters import ModelDrafter, NoDraft
 from bild_lab.engine.hf_generation import HuggingFaceAssisted, HuggingFaceGenerate
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.native import NativeModel
+from bild_lab.engine.protocols import Method
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import LAST
 from bild_lab.engine.trace import Trace

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from bild_lab.engine.decode import Method, Prepares
+from bild_lab.engine.protocols import Method, Prepares
 from bild_lab.engine.request import Request
 from bild_lab.engine.trace import Span, StageTrace, Trace
 

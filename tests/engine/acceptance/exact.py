@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bild_lab.engine.decode import Acceptance
 from bild_lab.engine.draft import ROOT, Draft, Verdict
+from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from bild_lab.engine.decode import Drafter, Prepares
 from bild_lab.engine.draft import Verdict
 from bild_lab.engine.drafters import (
     ModelDrafter,
@@ -17,6 +16,7 @@ from bild_lab.engine.drafters import (
     SpeculativeDrafter,
     SyntheticDrafter,
 )
+from bild_lab.engine.protocols import Drafter, Prepares
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import Scores
 from bild_lab.training.ngrams import estimate

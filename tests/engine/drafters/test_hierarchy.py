@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from bild_lab.engine.acceptance import ExactMatch, SpeculativeSampling
-from bild_lab.engine.decode import Drafter
 from bild_lab.engine.drafters import ModelDrafter, PromptLookup, SpeculativeDrafter
+from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.errors import UserError

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from bild_lab.engine.acceptance import SpeculativeSampling
-from bild_lab.engine.decode import Drafter, DraftThenVerify
+from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.drafters import AdaptiveWindow, LowConfidence, ModelDrafter, SpeculativeDrafter
+from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import Trace

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from bild_lab.engine.decode import Method
 from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.protocols import Method
 from bild_lab.engine.request import Request
 from bild_lab.engine.trace import Trace
 from bild_lab.lab.build import build_method

@@ -18,8 +18,8 @@ from bild_lab.engine.acceptance import (
     speculative_sampling,
 )
 from bild_lab.engine.acceptance.cascades import Chow, Diff, Opt, TokenV1, TokenV2, TokenV3
-from bild_lab.engine.decode import Acceptance, Drafter
 from bild_lab.engine.drafters import ModelDrafter
+from bild_lab.engine.protocols import Acceptance, Drafter
 from tests.engine.acceptance.test_cascades import FORMULAS, mixture
 from tests.engine.lossless.toy import Judge, TableModel, TreeDrafter, own_law, p_value, sampled_texts, text_law
 

@@ -9,8 +9,9 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
-from bild_lab.engine.decode import Acceptance, Drafter, draft_then_verify
+from bild_lab.engine.decode import draft_then_verify
 from bild_lab.engine.draft import ROOT, Draft, Verdict
+from bild_lab.engine.protocols import Acceptance, Drafter
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import EVERYTHING, Rows, Scores, Session, Want, as_rows

@@ -15,7 +15,7 @@ from bild_lab.engine.models.native import NativeModel
 from bild_lab.engine.ppd.pipeline import PredictivePipeline
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.trace import Trace
-from bild_lab.lab.analysis.pipeline import match_rate
+from bild_lab.lab.analysis.pipeline import match_rate, pipeline_log
 from bild_lab.lab.load import load_model
 from tests.checkpoints import SHARED, needs_shared
 
@@ -48,7 +48,7 @@ def test_every_text_is_the_targets_own(family: str, exit_layer: int) -> None:
         trace = Trace()
         pipeline = PredictivePipeline(target, exit_layer, TOP_KS[number % len(TOP_KS)])
         assert pipeline.decode(request, trace) == expected, f"sentence {number}"
-        logs.append(trace.pipeline)
+        logs.append(pipeline_log(trace))
     assert 0.05 < match_rate(logs) < 1
 
 
@@ -62,7 +62,7 @@ def test_the_match_rate_rises_with_layer_and_candidates(family: str) -> None:
         for request, _ in texts[::4]:
             trace = Trace()
             PredictivePipeline(target, exit_layer, top_k).decode(request, trace)
-            logs.append(trace.pipeline)
+            logs.append(pipeline_log(trace))
         return match_rate(logs)
 
     first, last = EXITS[family][0], EXITS[family][-1]

@@ -34,7 +34,8 @@ def test_every_measured_number_has_a_column() -> None:
     paths = {column.path for column in COLUMNS.values()}
     for kind, prefix in ((Counts, "counts"), (Pipeline, "pipeline"), (Prediction, "prediction")):
         missing = {each.name for each in fields(kind) if f"{prefix}.{each.name}" not in paths}
-        assert missing == ({"acceptance_by_position", "accepted_by_depth"} if kind is Counts else set())
+        shapes = {Counts: {"acceptance_by_position", "accepted_by_depth"}, Pipeline: {"layers", "exit_layer"}}
+        assert missing == shapes.get(kind, set())
     assert {each.name for each in fields(DecodingCosts) if f"cost.{each.name}" not in paths} == {"forwards"}
     assert {each.name for each in fields(Latency) if f"latency_s.{each.name}" not in paths} == {"total"}
 

@@ -80,6 +80,9 @@ def test_a_file_of_version_1_loses_nothing(policy: str) -> None:
     counts = {each.name for each in fields(Counts)}
     assert new.pop("stored_at") == old.pop("stored")
     assert (new.pop("schema"), old.pop("schema")) == (2, 1)
+    assert new.pop("facts") is None
+    if new["pipeline"] is not None:
+        assert (new["pipeline"].pop("layers"), new["pipeline"].pop("exit_layer")) == (None, None)
     assert {key: new["counts"][key] if key in counts else new[key] for key in old} == old
     assert set(new) == {key for key in old if key not in counts} | {"counts"}
 

@@ -17,6 +17,7 @@ from transformers import FalconConfig
 
 from bild_lab.engine.adapters.layer_heads import LayerHeads
 from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.native import NativeModel
 from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.t5 import T5Decoder
@@ -83,7 +84,10 @@ def test_heads_predict_in_training_what_they_predict_in_decoding(family: str, ra
     """Rows of a padded batch, prompts and sources of several lengths, against texts decoded one token at a time."""
     checkpoint = OneRowCheckpoint(str(deep / family))
     rows = spec(rank=rank).build(checkpoint.weights(torch.float32).eval(), {}, seed=0)
-    heads, target = noisy(rows), NativeModel(Checkpoint(str(deep / family)), torch.device("cpu"), torch.float32)
+    heads, target = (
+        noisy(rows),
+        NativeModel(HuggingFaceModel(Checkpoint(str(deep / family)), torch.device("cpu"), torch.float32)),
+    )
     chooser, samples, decoded = ContextChooser((0, 0), None, 0), [], []
     for length, prompt in enumerate(PROMPTS, start=4):
         source = target.source(prompt)

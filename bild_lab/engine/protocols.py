@@ -1,0 +1,83 @@
+"""The seams for new ideas: what a drafter, an acceptance rule and a whole method must offer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol, runtime_checkable
+
+from jaxtyping import Float
+from torch import Tensor
+
+from bild_lab.engine.draft import Draft, Verdict
+from bild_lab.engine.request import Request
+from bild_lab.engine.sampling import Sampling
+from bild_lab.engine.session import Scores, Session
+from bild_lab.engine.trace import Trace
+
+
+class Drafter(Protocol):
+    """Proposes tokens for the target to check.
+
+    Between two proposals the text may become shorter: a `SpeculativeDrafter` takes its inner drafter back whenever
+    the target rejects. All tokens but the last are then as they were. A draft continues the tokens it is given.
+
+    A drafter may also have `wants`, a `Want`: what it needs of the target's forwards besides all logits; and `gives`,
+    a set of names: which fields of its drafts it fills for rules that need them, such as "own_probs".
+    """
+
+    drafts_trees: bool
+
+    def start(self, request: Request, target: Session) -> None:
+        """A new text. target: the session that will verify the drafts."""
+
+    def propose(self, tokens: list[int]) -> Draft:
+        """A draft behind all committed tokens, the prompt included."""
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """What the target said of the draft."""
+
+
+class Acceptance(Protocol):
+    """Decides how much of a draft stands; row 0 follows the root, row i+1 follows node i.
+
+    A rule may also have `needs`, a set of names: fields of the draft that its drafter must fill.
+    """
+
+    accepts_trees: bool
+
+    def lossless(self, sampling: Sampling) -> bool:
+        """Whether the output is the target's own: token for token if greedy, else in distribution."""
+
+    def __call__(self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict: ...
+
+
+@runtime_checkable
+class Prepares(Protocol):
+    """A method or drafter with work to do for a request that is not part of decoding it.
+
+    Timing calls `prepare` before the clock starts. `decode` calls it too; a second call for one request does nothing.
+    """
+
+    def prepare(self, request: Request) -> None: ...
+
+
+class Method(Protocol):
+    """Any way to continue a prompt."""
+
+    @property
+    def engine(self) -> str:
+        """What runs its forwards: native or hf."""
+
+    def lossless(self, sampling: Sampling) -> bool:
+        """Whether the output is the target's own: token for token if greedy, else in distribution."""
+
+    def decode(self, request: Request, trace: Trace) -> list[int]:
+        """The prompt's tokens and the emitted ones."""
+
+
+@runtime_checkable
+class Streams(Protocol):
+    """A method that can hand over its tokens as they are accepted."""
+
+    def stream(self, request: Request, trace: Trace) -> Iterator[list[int]]:
+        """The emitted tokens, round by round."""
