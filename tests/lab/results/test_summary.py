@@ -66,7 +66,7 @@ def test_a_data_set_without_categories_has_no_numbers_by_category() -> None:
 
 def test_rounds_add_up_to_counts_with_the_mean_of_what_a_method_recorded() -> None:
     one = timed(8, 1.0, drafted=4, accepted=3)
-    one.trace.rounds[0] = replace(one.trace.rounds[0], exit_layer=3)
+    one.trace.rounds[0] = replace(one.trace.rounds[0], stats={"exit_layer": 3})
     found = counts([one, timed(2, 1.0)])
     assert (found.drafted, found.accepted, found.target_calls, found.rollbacks) == (4, 3, 4, 1)
     assert found.tokens_per_target_call == 10 / 4

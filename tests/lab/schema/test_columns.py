@@ -19,7 +19,7 @@ UNITS = {SHARE: "share", TIMES: "×"}
 
 def whole_result() -> Result:
     """A result that has every part."""
-    pipeline = {each.name: 1.0 for each in fields(Pipeline)}
+    pipeline = {each.name: 1.0 for each in fields(Pipeline)} | {"layers": 2, "exit_layer": 1}
     certificate = {"equal": 97, "ties": 2, "defects": 1}
     return sample_drafted("ppd", {"window": 3}, 1.5, -0.2, (0.8, 0.9), pipeline=pipeline, certificate=certificate)
 

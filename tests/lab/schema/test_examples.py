@@ -43,7 +43,9 @@ def test_a_statistic_that_no_method_has_today_survives() -> None:
 
 def test_a_round_keeps_what_was_recorded_to_four_digits() -> None:
     assert measured_round(ROUND).statistics == {"confidence": [0.9123, 0.4], "distance": [0.12, math.inf]}
-    assert measured_round(replace(ROUND, confidence=(), distance=(), exit_layer=3)).statistics == {"exit_layer": 3}
+    assert measured_round(replace(ROUND, stats={"confidence": (), "distance": (), "exit_layer": 3})).statistics == {
+        "exit_layer": 3
+    }
 
 
 def test_examples_are_stored_with_the_baselines_and_their_certificates() -> None:
