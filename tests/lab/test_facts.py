@@ -30,7 +30,7 @@ def test_a_result_holds_the_pair_and_whether_its_drafter_was_aligned(
     sweep = Sweep(tmp_path / "sweep")
     run_point(point(checkpoints, data, "pair.name=mine", "pair.aligned=true"), sweep)
     (result,) = sweep.results()
-    assert result["facts"] == {"pair": "mine", "aligned": True, "acceptance": "Rollback", "trained": {}}
+    assert result.facts == {"pair": "mine", "aligned": True, "acceptance": "Rollback", "trained": {}}
 
 
 def test_facts_are_no_part_of_what_a_point_is(checkpoints: Path, data: Path) -> None:

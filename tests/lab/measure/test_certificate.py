@@ -7,6 +7,7 @@ import torch
 
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.lab.measure.certificate import DEFECT, EQUAL, TIE, Certificate, certify, count_verdicts
+from bild_lab.lab.schema.result import CertificateCounts
 from tests.stubs import StubModel
 
 REQUEST = Request(Source((0,)), Limits(1, 8))
@@ -72,4 +73,4 @@ def test_a_text_that_goes_on_where_the_target_ends_is_a_defect() -> None:
 
 def test_verdicts_are_counted() -> None:
     each = [Certificate(EQUAL), Certificate(EQUAL), Certificate(TIE), Certificate(DEFECT)]
-    assert count_verdicts(each) == {"equal": 2, "ties": 1, "defects": 1}
+    assert count_verdicts(each) == CertificateCounts(equal=2, ties=1, defects=1)

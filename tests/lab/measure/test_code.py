@@ -164,10 +164,10 @@ def test_a_sweep_measures_again_only_where_measuring_code_changed(
         printed = (tmp_path / log).read_text()
         assert process.exitcode == 0, printed
         files = (tmp_path / "outputs" / "tested" / "points").glob("*/result.json")
-        return printed, sorted((json.loads(file.read_text()) for file in files), key=lambda result: result["stored"])
+        return printed, sorted((json.loads(file.read_text()) for file in files), key=lambda result: result["stored_at"])
 
     printed, (first,) = sweep("first")
-    assert "finished before" not in printed and first["rollbacks"] == 0
+    assert "finished before" not in printed and first["counts"]["rollbacks"] == 0
     for module in ("report/terminal.py", "training/trainer.py", ROLLBACK):
         (package / module).write_text(f"# a new comment\n{(package / module).read_text()}")
     edit(checkout / "conf" / "policy" / "bild.yaml", "name: bild", "# a new comment\nname: bild")
@@ -176,4 +176,4 @@ def test_a_sweep_measures_again_only_where_measuring_code_changed(
     edit(package / ROLLBACK, "nats <= self._threshold", "nats <= self._threshold - 1000")
     printed, results = sweep("rule")
     assert "finished before" not in printed
-    assert [result["rollbacks"] > 0 for result in results] == [False, True]
+    assert [result["counts"]["rollbacks"] > 0 for result in results] == [False, True]

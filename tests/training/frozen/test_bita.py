@@ -11,6 +11,7 @@ from transformers import FalconConfig, FalconForCausalLM, PreTrainedModel, Qwen2
 from bild_lab.engine.adapters import BitaAdapter
 from bild_lab.engine.adapters.bita_target import BitaTarget
 from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.native.model import NativeModel
 from bild_lab.engine.request import Source
 from bild_lab.errors import UserError
@@ -72,7 +73,7 @@ def test_masks_predict_in_training_what_they_predict_in_decoding(
     base, (text,) = bases[kind], texts(1, 11)
     adapter = adapter_for(base, prompt)
     trained = rows_beside(base, adapter)(text[None], torch.tensor([[4, 9, 11]]))
-    target = NativeModel(base, torch.device("cpu"), torch.float32)
+    target = NativeModel(HuggingFaceModel(base, torch.device("cpu"), torch.float32))
     masks = [VOCABULARY + mask for mask in range(3)]
     for group, length in enumerate((4, 9, 11)):
         context = text[:length].tolist()

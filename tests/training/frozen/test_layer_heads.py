@@ -91,7 +91,7 @@ def test_heads_predict_in_training_what_they_predict_in_decoding(family: str, ra
     chooser, samples, decoded = ContextChooser((0, 0), None, 0), [], []
     for length, prompt in enumerate(PROMPTS, start=4):
         source = target.source(prompt)
-        text, states = greedy_states(target, Request(source, Limits(len(source.prompt), length)))
+        _, text, states = greedy_states(target, Request(source, Limits(len(source.prompt), length)))
         assert len(set(text)) > 1, "else rows of one text cannot be told apart"
         row = checkpoint.source(prompt).prompt
         samples.append(AnsweredPrompt(torch.tensor([*row, *text]).numpy(), len(row)))

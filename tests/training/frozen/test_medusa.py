@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from bild_lab.engine.adapters import MedusaHeads
 from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.native.model import NativeModel
 from bild_lab.engine.request import Source
 from bild_lab.errors import UserError
@@ -38,7 +39,7 @@ def test_heads_predict_in_training_what_they_predict_in_decoding(base: Checkpoin
     heads = random_heads(base)
     text = torch.randint(3, VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(5))
     trained = MedusaModule(base.weights(torch.float32).eval(), heads)(text, torch.tensor([[4, 9], [6, 1]]))
-    target = NativeModel(base, torch.device("cpu"), torch.float32)
+    target = NativeModel(HuggingFaceModel(base, torch.device("cpu"), torch.float32))
     for sample, group, length in ((0, 0, 4), (0, 1, 9), (1, 0, 6)):
         context = text[sample, :length].tolist()
         final = target.start(Source(tuple(context)), 8).extend([context[-1]]).head_input
