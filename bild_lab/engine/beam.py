@@ -16,7 +16,7 @@ from bild_lab.engine.session import Model, Rows, Session, Want, on_device
 from bild_lab.engine.trace import Forward, Round, Trace
 from bild_lab.errors import UserError, require_flag
 
-Text = tuple[int, ...]  # the prompt's last token and what was emitted behind it
+Text = tuple[int, ...]  # the prompt's last token, then the emitted tokens
 Likeliest = Mapping[Text, list[tuple[int, float]]]  # tokens that may follow a text, with their log-probabilities
 
 
@@ -30,7 +30,7 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Search:
-    """How far a search is. Both kinds of hypotheses stand best first; those that run are of one length."""
+    """The state of a search. Both tuples are sorted best first; all running hypotheses have the same length."""
 
     running: tuple[Hypothesis, ...]
     ended: tuple[Hypothesis, ...] = ()
@@ -39,29 +39,29 @@ class Search:
 
 @dataclass(frozen=True)
 class BeamSearch:
-    """Beam search as `generate` of Transformers does it, for greedy requests; with a drafter, in fewer target calls.
+    """Beam search like `generate` of Transformers, for greedy requests; with a drafter, in fewer target calls.
 
     beams: how many hypotheses run. length_penalty: the score of an ended hypothesis is divided by its
-    length, the end token included, to this power. early_stopping: stop as soon as so many hypotheses have
-    ended; otherwise only when the likeliest running one, were it to end now, would not be better than the
-    worst of them.
+    length, including the end token, to this power. early_stopping: stop as soon as `beams` hypotheses have
+    ended. Otherwise stop only when the best running hypothesis, if it ended now, would not beat the worst
+    ended one.
 
-    A step extends all running hypotheses by all tokens. Of the `beams` best candidates those that end
-    the text, or fill the length limit, are done; the `beams` best that do not end it run on. Scores
-    are sums, in float64, of log-probabilities in float32 or better.
+    A step extends all running hypotheses by all tokens. Among the `beams` best candidates, those that end
+    the text or reach the length limit are done. The `beams` best candidates that do not end it keep running.
+    Scores are sums, in float64, of log-probabilities in float32 or better.
 
-    The drafter's candidates for the coming steps are verified in one forward of the target, as a tree,
-    and the target's search is then replayed over these scores: a drafted step is accepted while every
-    hypothesis that the target runs on with is among the candidates (top_w of the target ⊆ top_u of the
-    drafter). The scores of the first step at which one is missing still give the target's own
-    selection, and so do those of the last step drafted; drafting goes on from there. The text is that of
-    the search without a drafter, up to ties of rounding.
+    The drafter's candidates for the next steps are verified in one forward of the target, as a tree. The
+    target's search is then replayed over these scores. A drafted step is accepted if every hypothesis that
+    the target keeps is among the candidates (top_w of the target ⊆ top_u of the drafter). The scores of the
+    first step that is not accepted still give the target's own selection, and so do those after the last
+    drafted step; drafting continues from there. The text equals that of the search without a drafter, up to
+    ties from rounding.
 
-    A `Round` counts steps: drafted names one token for each, of the drafter's likeliest hypothesis, accepted
-    is how many stand, next_token the last one of the target's likeliest hypothesis. So the acceptance
-    rate is that of steps. Steps behind the one that ends the search were judged by nobody and are left
-    out. A search goes on behind the end of the text that wins it: tokens per target call are fewer than
-    steps per target call, and without a drafter at most 1.
+    A `Round` counts steps: drafted holds one token per step, from the drafter's best hypothesis; accepted is
+    the number of accepted steps; next_token is the last token of the target's best hypothesis. So the
+    acceptance rate is per step. Steps after the one that ends the search were not verified and are left out.
+    A search may continue after the winning text has ended. So tokens per target call are fewer than steps
+    per target call, and without a drafter at most 1.
 
     Raises UserError for values out of range, and for requests that sample.
     """
@@ -119,7 +119,7 @@ class BeamSearch:
         return search
 
     def step(self, search: Search, likeliest: Likeliest, limits: Limits) -> Search:
-        """One token more for every hypothesis; `likeliest` holds at least beams + end tokens for each of them."""
+        """Extend every hypothesis by one token. `likeliest` holds at least beams + end tokens entries for each."""
         candidates = extended(search.running, likeliest)
         length = len(candidates[0].text) - 1
         last, divisor = length == limits.max_new_tokens, length**self.length_penalty
@@ -133,10 +133,10 @@ class BeamSearch:
 
 
 class BeamDrafter:
-    """Drafts `window` steps of a beam search of its own, from the target's hypotheses and their scores.
+    """Drafts `window` steps with its own beam search, starting from the target's hypotheses and their scores.
 
-    beams: how many candidates it drafts for a step, u in the paper; None: as many as the target has hypotheses.
-    No candidate ends a text: what ended has nothing to verify behind it.
+    beams: candidates per step, u in the paper; None: as many as the target has hypotheses. No candidate
+    ends a text: after an end token there is nothing to verify.
     """
 
     def __init__(self, draft: Model, window: int, beams: int | None = None) -> None:
@@ -146,14 +146,14 @@ class BeamDrafter:
         self._prefix: SharedPrefix | None = None
 
     def start(self, request: Request, beams: int, forwards: list[Forward]) -> None:
-        """A new text, of which the target keeps so many hypotheses."""
+        """Start a new text. beams: how many hypotheses the target keeps."""
         self._width = beams if self.beams is None else self.beams
         self._limits = request.limits
-        self._prefix = None  # a compiled model's memory serves the next sequence again
+        self._prefix = None  # frees a compiled model's workspace for the next sequence
         self._prefix = SharedPrefix(self._model, request, forwards)
 
     def propose(self, running: Sequence[Hypothesis]) -> list[tuple[Hypothesis, ...]]:
-        """The candidates of each step behind these hypotheses; none for the last one that the length limit leaves."""
+        """The candidates of each step after these hypotheses; none for the last step before the length limit."""
         room = self._limits.max_new_tokens - (len(running[0].text) - 1)
         steps: list[tuple[Hypothesis, ...]] = []
         while len(steps) < min(self._window, room - 1):
@@ -165,10 +165,10 @@ class BeamDrafter:
 
 
 class SharedPrefix:
-    """Several texts behind one prompt in one session, whose cache holds what all of them begin with.
+    """Several texts after one prompt in one session. Its KV cache holds their common prefix.
 
-    A session keeps a single path. So the rows in which the texts differ are fed again, as a tree, in
-    every forward: with k texts that part ways r tokens ago, up to k · r rows beside the new ones.
+    A session keeps a single path. So the rows in which the texts differ are run again, as a tree, in every
+    forward: k texts that diverged r tokens ago cost up to k · r rows in addition to the new ones.
     """
 
     def __init__(self, model: Model, request: Request, forwards: list[Forward]) -> None:
@@ -179,9 +179,9 @@ class SharedPrefix:
         self._rows: dict[Text, int] = {}  # of the last forward, by the text that ends in each
 
     def likeliest(self, texts: Sequence[Text], count: int) -> Likeliest:
-        """The `count` likeliest tokens behind each text, with log-probabilities: one forward, one transfer.
+        """The `count` likeliest tokens after each text, with log-probabilities: one forward, one transfer.
 
-        texts: shortest first. All beginnings of a text that are as long as the first one are among them.
+        texts: shortest first. They include every prefix of a text that is at least as long as the first text.
         """
         self._keep_common(texts)
         shortest = len(texts[0])
@@ -201,7 +201,7 @@ class SharedPrefix:
         }
 
     def _keep_common(self, texts: Sequence[Text]) -> None:
-        """Cache what is fed already of what the texts begin with, and drop everything else."""
+        """Keep the rows of the texts' common prefix that have run, and drop all other rows from the cache."""
         common = texts[0][: min(len(texts[0]) - 1, shared(min(texts), max(texts)))]
         path = [self._rows[common[:end]] for end in range(1, len(common) + 1) if common[:end] in self._rows]
         if self._rows:
@@ -211,14 +211,14 @@ class SharedPrefix:
 
 
 def extended(running: Sequence[Hypothesis], likeliest: Likeliest) -> list[Hypothesis]:
-    """The hypotheses with one of their likeliest tokens each, best first."""
+    """Every hypothesis extended by each of its likeliest tokens, best first."""
     return best_first(
         [Hypothesis((*one.text, token), one.score + logp) for one in running for token, logp in likeliest[one.text]]
     )
 
 
 def best_first(hypotheses: Sequence[Hypothesis]) -> tuple[Hypothesis, ...]:
-    """By score; of equal ones the earlier first."""
+    """Sorted by score; equal scores keep their order."""
     return tuple(sorted(hypotheses, key=lambda one: -one.score))
 
 
@@ -227,13 +227,13 @@ def unended(hypotheses: Sequence[Hypothesis], limits: Limits) -> tuple[Hypothesi
 
 
 def shared(first: Text, second: Text) -> int:
-    """How many tokens two texts begin with in common."""
+    """The length of the common prefix of two texts."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((index for index, (ours, theirs) in pairs if ours != theirs), min(len(first), len(second)))
 
 
 def round_of(drafted: Sequence[Sequence[Hypothesis]], steps: int, search: Search) -> Round:
-    """What one verification did: how many steps were drafted, and how many the target's search went."""
+    """The record of one verification: how many steps were drafted, and how many the target's search took."""
     judged = steps - 1 if search.over else len(drafted)
     return Round(
         drafted=drafted[-1][0].text[-len(drafted) :][:judged] if drafted else (),

@@ -1,4 +1,4 @@
-"""CALM: every token leaves the decoder behind the layer where it has settled (BiLD §7.2; Schuster et al., 2022)."""
+"""CALM: every token exits after the first layer that is confident enough (BiLD §7.2; Schuster et al., 2022)."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ Logits = Float[Tensor, "1 vocab"]
 
 @dataclass(frozen=True)
 class Measure:
-    """How settled a token is behind a layer. reads_logits: it wants the shared head's logits there."""
+    """A confidence measure of a token after a layer. reads_logits: it needs the shared head's logits there."""
 
     confidence: Callable[[State, State, Logits | None], Float[Tensor, " 1"]]
     reads_logits: bool
 
 
 def saturation(before: State, after: State, logits: Logits | None) -> Float[Tensor, " 1"]:
-    """The cosine of a layer's input and output, at most 1 however it rounds."""
+    """Cosine similarity of a layer's input and output, clamped to at most 1."""
     return cosine_similarity(precise(before), precise(after)).clamp(max=1.0)
 
 
 def softmax_response(before: State, after: State, logits: Logits | None) -> Float[Tensor, " 1"]:
-    """The largest probability minus the second, of the shared head behind this layer."""
+    """The largest minus the second-largest probability of the shared head after this layer."""
     likeliest = precise(logits).softmax(-1).topk(2).values  # [1, 2]
     return likeliest[:, 0] - likeliest[:, 1]
 
@@ -46,16 +46,16 @@ MEASURES = {"hidden_state": Measure(saturation, False), "softmax": Measure(softm
 
 @dataclass(frozen=True)
 class Calm:
-    """Decodes token by token, each through as many layers as it takes until the measure exceeds the threshold.
+    """Decodes token by token. Each token runs layer by layer until the measure exceeds the threshold.
 
-    measure: hidden_state or softmax, at temperature 1, taken behind every layer but the last; behind the
+    measure: hidden_state or softmax, at temperature 1, taken after every layer but the last. After the
     first layer hidden_state compares with the embedding. threshold: λ. temperature: t, how fast the threshold
     decays along the text (`decaying_threshold`).
 
-    The state with which a token leaves stands for the inputs of the layers it skips: their keys and values
-    are computed from it, and nothing else. A decoder-only prompt runs through all layers, but for its last
-    token, which decides on the first exit. Every measure waits for the device, so on an accelerator a layer waits
-    for the one before it. A round's statistics hold `exit_layer`, behind how many layers the token left.
+    The hidden state at the exit is copied to the skipped layers: only their keys and values are computed from
+    it. A decoder-only prompt runs through all layers, except its last token, which produces the first new
+    token and may exit early. Every measurement waits for the device, so on an accelerator the layers
+    are not queued ahead. A round's statistics hold `exit_layer`, how many layers the token ran.
 
     Raises UserError for values out of range and for a target whose layers cannot be run one by one.
     """
@@ -111,7 +111,7 @@ class Calm:
             yield [token]
 
     def _step(self, session: Session, token: int, bar: float) -> tuple[Logits, int]:
-        """Run one token until its confidence is above the bar; its logits, and behind how many layers it left."""
+        """Run one token until its confidence exceeds the bar. Returns its logits and how many layers ran."""
         measure, depth = MEASURES[self.measure], self.target.depth
         x: State | None = None
         for layer in range(depth):

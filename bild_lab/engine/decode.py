@@ -1,4 +1,4 @@
-"""The draft-then-verify loop of every method that drafts and verifies."""
+"""The draft-then-verify loop that all drafting methods share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bild_lab.errors import UserError, require_flag
 class DraftThenVerify:
     """A target, a drafter and an acceptance rule.
 
-    verify_tail: check drafted tokens that end the text too. False returns them unchecked, as
+    verify_tail: also verify drafted tokens that end the text. False returns them unverified, as
     Algorithm 1 of BiLD does. Raises UserError for parts that do not fit together.
     """
 
@@ -50,7 +50,7 @@ class DraftThenVerify:
         return self.verify_tail and self.acceptance.lossless(sampling)
 
     def prepare(self, request: Request) -> None:
-        """Let the drafter prepare, if it is one that does."""
+        """Call the drafter's `prepare`, if it has one."""
         if isinstance(self.drafter, Prepares):
             self.drafter.prepare(request)
 
@@ -103,7 +103,7 @@ def rounds(
 
 
 def whole(request: Request, new_tokens: Iterator[list[int]]) -> list[int]:
-    """The prompt and everything that a loop yields for it."""
+    """The prompt followed by all tokens that a loop yields for it."""
     tokens = list(request.source.prompt)
     for new in new_tokens:
         tokens += new

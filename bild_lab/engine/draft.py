@@ -11,27 +11,27 @@ import torch
 from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
-Stats = Mapping[str, Any]  # a method's own statistics of a round: flags, numbers, or tuples of numbers
+Stats = Mapping[str, Any]  # statistics of a round, specific to a method: flags, numbers, or tuples of numbers
 
 ROOT = -1  # the parent of a node that follows the last committed token
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A tree of proposed tokens under the last committed token; a chain is one branch.
+    """A tree of proposed tokens after the last committed token; a chain is a tree with one branch.
 
     tokens: [n] on the model's device.
     parents: [n], parents[i] < i, or ROOT; None means a chain.
     probs: [n vocab], the distribution each token was sampled from (q of the speculative
-        sampling paper); None means that the drafter proposed with certainty.
-    calls: how many forwards the drafter ran for it.
-    own_probs: [n vocab], the drafter's own distribution, at temperature 1, for a rule that needs it.
-    probes: [p], tokens at or beyond the vocabulary's size (BiTA's masks). The target runs them behind the
-        others, and the drafter drafts from their scores next time. No rule and no row of the text sees them, and
-        none is ever kept.
-    shape: how the last committed token, the nodes and the probes stand, for a shape that comes up again; probes
-        need it.
-    stats: what else the drafter recorded, by name. A tuple has a number for each of its forwards.
+        sampling paper); None for tokens that were not sampled: q is then one-hot.
+    calls: how many forwards the drafter ran for this draft.
+    own_probs: [n vocab], the drafter's distribution at temperature 1, for a rule that needs it.
+    probes: [p], token ids at or beyond the vocabulary's size (BiTA's masks). The target runs them after the
+        others, and the drafter makes the next draft from their scores. Acceptance rules and text rows do not
+        see them, and they are never kept in the cache.
+    shape: the tree of the last committed token, the nodes and the probes, to reuse a shape. Required with
+        probes.
+    stats: what else the drafter recorded, by name. A tuple has one number for each of its forwards.
     """
 
     tokens: Int[Tensor, " n"]
@@ -48,25 +48,25 @@ class Draft:
 
     @property
     def tree(self) -> Tree | None:
-        """How the last committed token and the rows below it stand; None for a chain."""
+        """The tree of the last committed token and the rows below it; None for a chain."""
         if self.shape is not None or self.parents is None:
             return self.shape
         return Tree(torch.cat([self.parents.new_full((1,), ROOT), self.parents + 1]))
 
     def under(self, token: int) -> Int[Tensor, " m"]:
-        """Token ids to feed the target: the last committed token, the nodes below it, then probes."""
-        last = self.tokens.new_full((1,), token)  # new_tensor would wait for a GPU
+        """[m] token ids to run the target on: the last committed token, the nodes below it, then the probes."""
+        last = self.tokens.new_full((1,), token)  # new_tensor would synchronize with the GPU
         return torch.cat([last, self.tokens] if self.probes is None else [last, self.tokens, self.probes])
 
     def child(self, node: int, token: int) -> int | None:
-        """The node that continues `node` (or ROOT) with `token`, if it was drafted."""
+        """The child of `node` (or ROOT) with this token, or None if it was not drafted."""
         for index, (drafted, parent) in enumerate(zip(self.token_list, self.parent_list, strict=True)):
             if parent == node and drafted == token:
                 return index
         return None
 
     def to_host(self, *values: Num[Tensor, " _"]) -> list[list[float]]:
-        """These vectors as lists. The draft's own come with them, so that a round waits for the device once."""
+        """These vectors as lists. Tokens and parents are copied along, so a round waits for the device only once."""
         own = {"token_list": self.tokens, "parent_list": self.parents}
         own = {name: held for name, held in own.items() if held is not None and name not in self.__dict__}
         parts = [*own.values(), *values]
@@ -76,7 +76,7 @@ class Draft:
             lists.append(exact[: part.shape[0]])
             exact = exact[part.shape[0] :]
         for name in own:
-            self.__dict__[name] = [int(value) for value in lists.pop(0)]  # of the cached property
+            self.__dict__[name] = [int(value) for value in lists.pop(0)]  # fills the cached property
         return lists
 
     @cached_property
@@ -89,7 +89,7 @@ class Draft:
 
     @property
     def depth(self) -> int:
-        """How many tokens its longest branch has."""
+        """The length of the longest branch."""
         below: list[int] = []
         for parent in self.parent_list:
             below.append(1 if parent == ROOT else below[parent] + 1)
@@ -103,9 +103,9 @@ def empty_draft(device: torch.device) -> Draft:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Which drafted nodes stand, root to leaf, and the target's own token after them.
+    """The accepted nodes, root to leaf, and the target's own token after them.
 
-    stats: what else the rule recorded, by name. A tuple has a number for each drafted token.
+    stats: what else the rule recorded, by name. A tuple has one number for each drafted token.
     """
 
     path: tuple[int, ...]
@@ -115,9 +115,9 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Tree:
-    """Rows that stand in a tree. What follows from the shape is computed once.
+    """The shape of a tree of rows. Masks and depths are computed once.
 
-    parents: [m], parents[i] < i, or ROOT for a row that follows the cache.
+    parents: [m], parents[i] < i, or ROOT for a row that directly follows the cached rows.
     """
 
     parents: Int[Tensor, " m"]
@@ -128,17 +128,17 @@ class Tree:
 
     @cached_property
     def depths(self) -> Int[Tensor, " m"]:
-        """How many rows lie above each row: its position relative to the first row of the tree."""
+        """How many ancestors each row has: its position relative to the tree's first row."""
         return self.ancestors.sum(-1) - 1
 
 
 def ancestors(parents: Int[Tensor, " n"]) -> Bool[Tensor, "n n"]:
-    """Which rows each row may attend to: itself and the rows above it in the tree.
+    """Which rows each row may attend to: itself and its ancestors in the tree.
 
-    Computed on the device, by jumps of doubling length, so that the host does not wait.
+    Computed on the device by pointer doubling, without synchronizing with the host.
     """
     n = parents.shape[0]
-    visible = torch.eye(n + 1, n, dtype=torch.bool, device=parents.device)  # the last row stands above all roots
+    visible = torch.eye(n + 1, n, dtype=torch.bool, device=parents.device)  # row n: the parent of all roots
     visible[n:] = False
     above = torch.cat([torch.where(parents == ROOT, n, parents), parents.new_full((1,), n)])
     for _ in range((n - 1).bit_length()):

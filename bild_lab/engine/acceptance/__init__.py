@@ -1,4 +1,4 @@
-"""Acceptance rules: one module per way to decide how much of a draft stands."""
+"""Acceptance rules: one module for each way to decide how much of a draft is accepted."""
 
 from bild_lab.engine.acceptance.cascades import SpeculativeCascade
 from bild_lab.engine.acceptance.exact_match import ExactMatch

@@ -1,4 +1,4 @@
-"""Speculative cascades: the drafter's tokens stand unless a deferral rule asks for the target's."""
+"""Speculative cascades: the drafter's tokens are kept unless a deferral rule asks for the target's."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from bild_lab.errors import UserError
 
 
 class Deferral(Protocol):
-    """Which of the drafter's tokens are deferred to the target; one column stands for all tokens of a position.
+    """Says which of the drafter's tokens are deferred to the target.
 
-    p and q are the models' own distributions, at temperature 1.
+    p and q are the models' own distributions, at temperature 1. A result with one column holds for every token of
+    a position.
     """
 
     def __call__(self, p: Float[Tensor, "n vocab"], q: Float[Tensor, "n vocab"]) -> Bool[Tensor, "n #vocab"]: ...
@@ -28,7 +29,7 @@ class Deferral(Protocol):
 
 @dataclass(frozen=True)
 class Alpha:
-    """How much the target must be ahead before a rule defers to it: a greater alpha defers less."""
+    """How much more confident the target must be before a rule defers to it. A greater alpha defers less."""
 
     alpha: float
 
@@ -45,14 +46,14 @@ class Chow(Alpha):
 
 
 class Diff(Alpha):
-    """Defer a position where max q < max p − α: the target is the surer one."""
+    """Defer a position where max q < max p − α: the target is more confident."""
 
     def __call__(self, p: Float[Tensor, "n vocab"], q: Float[Tensor, "n vocab"]) -> Bool[Tensor, "n 1"]:
         return greatest(q) < greatest(p) - self.alpha
 
 
 class Opt(Alpha):
-    """Defer a position where max q < max p − α · D_TV(p, q): as Diff, at the price of the rejections."""
+    """Defer a position where max q < max p − α · D_TV(p, q): like Diff, but it accounts for the cost of rejections."""
 
     def __call__(self, p: Float[Tensor, "n vocab"], q: Float[Tensor, "n vocab"]) -> Bool[Tensor, "n 1"]:
         distance = (p - q).abs().sum(-1, keepdim=True) / 2  # total variation
@@ -91,7 +92,7 @@ RULES: dict[str, type[Alpha]] = {
 
 
 def deferral(rule: str, alpha: float) -> Deferral:
-    """The deferral rule of this name. Raises UserError for an unknown one."""
+    """The deferral rule with this name. Raises UserError for an unknown name."""
     if rule not in RULES:
         raise UserError(f"a cascade's rule must be one of {', '.join(RULES)}, got {rule!r}")
     return RULES[rule](alpha)
@@ -100,13 +101,13 @@ def deferral(rule: str, alpha: float) -> Deferral:
 class SpeculativeCascade:
     """Speculative sampling towards π instead of the target's p (Narasimhan et al., 2025).
 
-    π(v) = q(v) (1 − r(v)) + p(v) Σ_u r(u) q(u), where r says which tokens the rule defers: with a
-    position deferred whole π is p, with nothing deferred it is q.
+    π(v) = q(v) (1 − r(v)) + p(v) Σ_u r(u) q(u), where r says which tokens the rule defers. If all tokens
+    of a position are deferred, π is p; if none is, π is q.
 
-    The rule looks at the models' own distributions, at temperature 1; π is made of those that tokens
-    are chosen from. Under greedy decoding these are one-hot, and so is π: the drafter's argmax
-    stands unless it is deferred, and is replaced by the target's argmax if it is. Behind a draft
-    accepted whole the drafter has not been asked, and the target chooses alone.
+    The rule reads the models' own distributions, at temperature 1. π mixes the distributions that tokens
+    are chosen from. Under greedy decoding these are one-hot, and so is π: the drafter's argmax is kept
+    unless it is deferred, and then the target's argmax replaces it. After a fully accepted draft there
+    is no drafter distribution, and the target chooses alone.
     """
 
     accepts_trees = False
@@ -135,7 +136,7 @@ class SpeculativeCascade:
 def cascaded(
     p: Float[Tensor, "n vocab"], q: Float[Tensor, "n vocab"], deferred: Bool[Tensor, "n #vocab"]
 ) -> Float[Tensor, "n vocab"]:
-    """π: the drafter's tokens that are not deferred, and the target's in place of those that are."""
+    """π: q for tokens that are not deferred; the deferred probability mass is spread according to p."""
     return q * ~deferred + p * (q * deferred).sum(-1, keepdim=True)
 
 

@@ -11,9 +11,9 @@ from bild_lab.engine.sampling import Sampling
 
 
 class ExactMatch:
-    """The target chooses a token after every row; a drafted path stands while it agrees.
+    """The target chooses a token after every row; a drafted path is accepted as far as it agrees.
 
-    Lossless: every emitted token is the target's own choice, its argmax or its draw.
+    Lossless: every emitted token is the target's own choice (its argmax, or a sample from its distribution).
     """
 
     accepts_trees = True

@@ -16,10 +16,10 @@ class RejectionSampling:
     """Accept a token drawn from q with probability p / (M q), M = max p / q (speculative decoding, A.2).
 
     The non-iterative version: at the first rejection the next token is drawn from p itself. A token
-    is then emitted with p / M + (1 − 1 / M) p = p, so the output is distributed as the target's. It
-    accepts one token in M, speculative sampling Σ min(p, q) >= 1 / M of them. Where the drafter
-    rules out a token that the target may emit, M is infinite and nothing is accepted. With argmax
-    sampling p and q are one-hot and this is exact match.
+    is then emitted with probability p / M + (1 − 1 / M) p = p, so the output has the target's
+    distribution. The acceptance rate is 1 / M; that of speculative sampling is Σ min(p, q) >= 1 / M.
+    If the drafter gives probability 0 to a token that the target may emit, M is infinite and nothing
+    is accepted. Under greedy decoding p and q are one-hot and this is exact match.
     """
 
     accepts_trees = False

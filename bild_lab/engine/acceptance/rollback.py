@@ -16,8 +16,8 @@ from bild_lab.errors import UserError
 class Rollback:
     """Keep the draft until its cross-entropy, in nats, exceeds the threshold (BiLD §3.4, Eq. 3).
 
-    The distance of a drafted token is −log p(token), p the target's distribution at temperature 1.
-    The first token above the threshold is replaced by the target's own and everything after it
+    The distance of a drafted token is −log p(token), where p is the target's distribution at temperature 1.
+    The first token above the threshold is replaced by the target's choice, and everything after it is
     dropped. Each round's statistics hold the distances as `distance`. Under greedy decoding a threshold
     below ln 2 is lossless: a token with p > 1/2 is the target's argmax.
     """

@@ -1,4 +1,4 @@
-"""Speculative sampling: keep drafted tokens so that the output is distributed as the target's."""
+"""Speculative sampling: keep drafted tokens so that the output has the target's distribution."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from bild_lab.errors import UserError
 class SpeculativeSampling:
     """Accept a token drawn from q with probability min(1, p / (l q)) (speculative decoding, Algorithm 1, A.5).
 
-    At the first rejection the next token is drawn from norm(max(0, p − l q)); after a draft that was
-    accepted whole, from p. In a tree the children of a node are tried in the order drafted, and what
-    a rejected child leaves of p takes p's place for the next.
+    At the first rejection the next token is drawn from norm(max(0, p − l q)). After a fully accepted
+    draft it is drawn from p. In a tree the children of a node are tried in the order drafted; after a
+    rejected child its residual replaces p for the next child.
 
-    lenience: l in (0, 1]. At 1 the output is distributed as the target's, also over trees whose
-    siblings were drawn one after another from their rows of `draft.probs`; below 1 no token comes
-    with a probability above p / l.
+    lenience: l in (0, 1]. At 1 the output has the target's distribution. This also holds for trees
+    whose siblings were drawn one after another from their rows of `draft.probs`. Below 1 no token is
+    emitted with a probability above p / l.
 
-    Under greedy decoding p and q are one-hot and this is exact match; with lenience below 1 a token
-    stands where p(token) >= l · max p, p before standardizing, at temperature 1, and of siblings
-    that pass the target's likeliest is taken.
+    Under greedy decoding p and q are one-hot and this is exact match. With lenience below 1 a token is
+    then accepted if p(token) >= l · max p, where p is the target's distribution at temperature 1 before
+    standardizing. If several siblings pass, the one most likely under p is taken.
     """
 
     accepts_trees = True
@@ -65,7 +65,7 @@ def verify_chain(
     drafted = draft.tokens[:, None]
     uniform = torch.rand(len(draft), generator=generator, device=p.device, dtype=p.dtype)
     kept = before_rejection(uniform * q.gather(-1, drafted)[:, 0] < p[:-1].gather(-1, drafted)[:, 0])
-    # nothing was drafted after a whole draft: q is 0 there, and p − q is p
+    # after a fully accepted draft there is no q: it is padded with 0, so p − q is p
     after = residual(p.index_select(0, kept), pad(q, (0, 0, 0, 1)).index_select(0, kept))
     (counted, chosen) = draft.to_host(kept, draw(after, generator))
     return Verdict(path=tuple(range(int(counted[0]))), next_token=int(chosen[0]))
@@ -74,16 +74,16 @@ def verify_chain(
 def verify_tree(
     p: Float[Tensor, "n+1 vocab"], q: Float[Tensor, "n vocab"], draft: Draft, generator: torch.Generator | None
 ) -> Verdict:
-    """The same from the root down: siblings are tried in turn, each against what those before it left of p.
+    """`verify_chain` for a tree, from the root down: each sibling is tried against the residual of those before it.
 
-    What each row is left with does not depend on chance, so all rows are worked on at once, and the
-    way through them is found on the host.
+    The residuals do not depend on the random draws. So all rows are computed at once on the device, and
+    the accepted path is found on the host.
     """
-    nodes, rows = judged_nodes(draft), judging_rows(draft)  # how many siblings there are is asked of the host
+    nodes, rows = judged_nodes(draft), judging_rows(draft)  # the host needs the number of siblings
     table = sibling_table(rows, max(map(len, nodes)))
     uniform = torch.rand(len(draft), generator=generator, device=p.device, dtype=p.dtype)
     bar = uniform * q.gather(-1, draft.tokens[:, None])[:, 0]  # [n]
-    q = pad(q, (0, 0, 0, 1))  # nothing was drafted where there is no further child
+    q = pad(q, (0, 0, 0, 1))  # index n, which means no further child, has q = 0
     accepted = torch.zeros_like(bar, dtype=torch.bool)
     every = torch.arange(len(draft), device=p.device)
     for children in table:  # [n+1], the first child of every row, then the second, …
@@ -99,7 +99,7 @@ def verify_tree(
 
 
 def sibling_table(rows: Int[Tensor, " n"], most: int) -> Int[Tensor, "most n+1"]:
-    """The first child of every row, then the second, up to the `most` that any row has; n where there is none."""
+    """Line i holds the (i + 1)-th child of every row, or n where there is none. most: children of any row at most."""
     n = rows.shape[0]
     rank = (rows == rows[:, None]).tril(-1).sum(-1)  # [n], how many siblings come before each node
     table = rows.new_full((most, n + 1), n)
@@ -111,7 +111,7 @@ def near_match(draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Reques
     """Keep tokens with p(token) >= lenience · max p, then the target's own choice (speculative decoding, A.5)."""
     logits = precise(logits)
     rows = judging_rows(draft)
-    # the logarithm of p(token) / max p, in which the normalizer of p cancels
+    # log(p(token) / max p): the normalizer of p cancels
     behind = logits[rows, draft.tokens] - logits.amax(-1)[rows]  # [n]
     gaps, chosen = draft.to_host(behind, request.sampling.choose(logits, request.generator))
     nodes = judged_nodes(draft)
@@ -124,12 +124,12 @@ def near_match(draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Reques
 
 
 def before_rejection(accepted: Bool[Tensor, " n"]) -> Int[Tensor, " 1"]:
-    """How many tokens of a chain stand, left on the device."""
+    """How many tokens of a chain come before the first rejection. The result stays on the device."""
     return accepted.long().cumprod(0).sum(0, keepdim=True)
 
 
 def drafter_probs(draft: Draft, p: Float[Tensor, "n+1 vocab"]) -> Float[Tensor, "n vocab"]:
-    """q as wide as p: one-hot for a drafter that is certain, padded where vocabularies are padded apart."""
+    """q as wide as p: one-hot if the draft has no probs, zero-padded if the models' padded vocabularies differ."""
     if draft.probs is not None:
         return as_wide_as(p, draft.probs)
     return torch.zeros_like(p[:-1]).scatter_(-1, draft.tokens[:, None], 1.0)
@@ -141,7 +141,7 @@ def as_wide_as(p: Float[Tensor, "m vocab"], q: Float[Tensor, "n other"]) -> Floa
 
 
 def residual(p: Float[Tensor, "n vocab"], q: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
-    """norm(max(0, p − q)) of each row; p itself where rounding leaves nothing of the difference."""
+    """norm(max(0, p − q)) of each row; p itself if the difference rounds to zero."""
     difference = (p - q).clamp(min=0)
     total = difference.sum(-1, keepdim=True)
     return torch.where(total > 0, difference / total, p)

@@ -14,17 +14,17 @@ from bild_lab.errors import UserError
 
 
 class TypicalAcceptance:
-    """Accept a token with p(token) > min(ε, δ · exp(−H(p))), H the entropy of p in nats (Medusa §2.3).
+    """Accept a token with p(token) > min(ε, δ · exp(−H(p))), where H is the entropy of p in nats (Medusa §2.3).
 
-    In a tree the longest path of such tokens stands, of equally long ones the likeliest. The
-    unconditional first token of Medusa's candidates, which makes every round emit something, is our
-    `next_token`: the target's own choice, drawn from p here where Medusa takes its argmax.
+    In a tree the longest path of such tokens is accepted; among equally long paths, the likeliest.
+    Medusa accepts the first token of its candidates unconditionally, so that every round emits something.
+    Here that token is `next_token`, the target's own choice. It is drawn from p, where Medusa takes the argmax.
 
-    p is standardized as the request says. Under greedy decoding p(token) and H(p) are those at
-    temperature 1, where Medusa reverts to exact match: use ExactMatch for that.
+    p is standardized by the request's sampling settings. Under greedy decoding p(token) and H(p) are taken
+    at temperature 1. Medusa uses exact match there: use ExactMatch for that.
 
-    epsilon: a token more probable than this is always likely enough. delta: how far the bar is
-    lowered where the target itself is unsure.
+    epsilon: a token more probable than this is always accepted. delta: scales the threshold, which falls
+    as the target's entropy grows.
     """
 
     accepts_trees = True
@@ -54,12 +54,12 @@ class TypicalAcceptance:
 
 
 def entropy(p: Float[Tensor, "n vocab"]) -> Float[Tensor, " n"]:
-    """In nats; a token of no probability adds nothing."""
+    """Entropy of each row in nats. A token with probability 0 adds nothing."""
     return torch.special.entr(p).sum(-1)
 
 
 def longest_path(parents: list[int], probs: list[float], passes: list[bool]) -> tuple[int, ...]:
-    """The longest path from the root of nodes that pass, of equally long ones the most probable."""
+    """The longest path from the root over nodes that pass; among equally long paths, the most probable."""
     standing: dict[int, tuple[tuple[int, ...], float]] = {-1: ((), 1.0)}  # its path and likelihood, by node
     for node, parent in enumerate(parents):
         if passes[node] and parent in standing:

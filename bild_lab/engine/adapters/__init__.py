@@ -1,4 +1,4 @@
-"""Small modules beside a frozen model, each in a folder of its own: BiTA's adapter and Medusa's heads."""
+"""Small modules trained for a frozen model, each saved in its own folder: BiTA's adapter and Medusa's heads."""
 
 from bild_lab.engine.adapters.bita import BitaAdapter, BitaConfig, load_bita
 from bild_lab.engine.adapters.medusa import MedusaConfig, MedusaHeads, load_medusa

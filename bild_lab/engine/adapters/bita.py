@@ -1,4 +1,4 @@
-"""BiTA's trained part: prompt tokens that only mask rows see, and the embeddings of those rows (BiTA §3.1)."""
+"""BiTA's trained part: prompt tokens that only mask tokens attend to, and the mask embeddings (BiTA §3.1)."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ KIND = Kind(
 
 @dataclass(frozen=True)
 class BitaConfig:
-    """What tells an adapter's shapes, and the model it was trained for.
+    """The shapes of an adapter, and the model it was trained for.
 
     prompt: deep (keys and values in every layer), shallow (embeddings before the first layer) or none.
-    prompt_tokens: P, 0 where there is no prompt. mask_tokens: M. layers, kv_heads, head_dim,
+    prompt_tokens: P, 0 without a prompt. mask_tokens: M. layers, kv_heads, head_dim,
     hidden_size: the base model's. base: its path and the fingerprint of its weights.
     """
 
@@ -65,17 +65,17 @@ class BitaConfig:
 
     @property
     def parameters(self) -> int:
-        """How many numbers are trained: those of the prompt, and M·dim."""
+        """The number of trained parameters: those of the prompt plus M·dim."""
         return self.prompt_parameters + self.mask_tokens * self.hidden_size
 
 
 class BitaAdapter(nn.Module):
-    """The trained numbers alone; the model they go with is elsewhere, and frozen.
+    """The trained parameters only. The base model is frozen and not part of this module.
 
-    A deep prompt: prompt_keys and prompt_values, [layers, kv_heads, P, head_dim], in the cache's own
-    layout, without rotary position. A shallow one: prompt_embeddings, [P, dim]. masks: [M, dim], a
-    table apart from the vocabulary's. Mask j (from 0) behind n tokens stands at position n + j and
-    predicts token n + j + 1, as the last token's own row predicts token n.
+    A deep prompt: prompt_keys and prompt_values, [layers, kv_heads, P, head_dim], in the layout of the
+    KV cache, without rotary positions. A shallow prompt: prompt_embeddings, [P, dim]. masks: [M, dim],
+    separate from the vocabulary's embeddings. Mask j (from 0) after n tokens has position n + j and
+    predicts token n + j + 1; the last token's own row predicts token n.
     """
 
     def __init__(self, config: BitaConfig, seed: int) -> None:
@@ -86,7 +86,7 @@ class BitaAdapter(nn.Module):
         def normal(*shape: int) -> nn.Parameter:
             return nn.Parameter(INITIAL_STD * torch.randn(shape, generator=generator))
 
-        self.masks = normal(config.mask_tokens, config.hidden_size)  # first, so that every kind of prompt has the same
+        self.masks = normal(config.mask_tokens, config.hidden_size)  # drawn first: the same for every kind of prompt
         if config.prompt == "deep":
             shape = (config.layers, config.kv_heads, config.prompt_tokens, config.head_dim)
             self.prompt_keys, self.prompt_values = normal(*shape), normal(*shape)
@@ -103,9 +103,9 @@ class BitaAdapter(nn.Module):
         mask_tokens: int,
         seed: int,
     ) -> BitaAdapter:
-        """An untrained adapter for a model of this configuration; without a prompt, prompt_tokens says nothing.
+        """An untrained adapter for a model with this configuration. prompt=none ignores prompt_tokens.
 
-        Raises UserError for an encoder–decoder, an unknown prompt, and for no mask or prompt tokens.
+        Raises UserError for an encoder–decoder, an unknown prompt, and fewer than one mask or prompt token.
         """
         shape = base_of(model_config, "a BiTA adapter")
         count = 0 if prompt == "none" else prompt_tokens
@@ -118,7 +118,7 @@ class BitaAdapter(nn.Module):
 
     @classmethod
     def load(cls, folder: Path | str) -> BitaAdapter:
-        """An adapter that `save` wrote, on the CPU. Raises UserError for any other folder."""
+        """Read an adapter that `save` wrote, on the CPU. Raises UserError for any other folder."""
         folder = Path(folder).expanduser()
         adapter = cls(read_config(folder, KIND, BitaConfig), seed=0)
         read_weights(folder, KIND, adapter)
@@ -126,9 +126,9 @@ class BitaAdapter(nn.Module):
 
 
 def load_bita(target: LoadedModel, path: str | None) -> BitaAdapter:
-    """The adapter in this folder, for this target, in the target's precision and on its device.
+    """Load the adapter in this folder, in the target's precision and on its device.
 
-    Raises UserError where there is none, or where it is for another model.
+    Raises UserError if there is none, or if its shapes are not the target's.
     """
     if path is None:
         raise UserError(f"policy bita needs an adapter; {KIND.remedy}, as policy.adapter=outputs/bita/adapter")

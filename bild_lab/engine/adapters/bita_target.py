@@ -15,13 +15,13 @@ from bild_lab.errors import UserError
 
 
 class BitaTarget:
-    """The target's own weights and, for probe rows alone, an adapter's prompt and masks (BiTA §3.1).
+    """The target's own weights and, for probe rows only, an adapter's prompt and masks (BiTA §3.1).
 
-    Rows of the text never see the prompt or a mask: their logits are the target's own. Token
-    `vocab_size + j` is mask j. A shallow prompt is run through the layers once, so that its keys and
-    values are a prefix like those of a deep one.
+    Text rows never attend to the prompt or to a mask, so their logits are the target's own. Token
+    `vocab_size + j` is mask j. A shallow prompt runs through the layers once; its keys and values are
+    then a prefix, like those of a deep prompt.
 
-    prompt_tokens: how many of the adapter's prompt tokens, the first ones; None: all.
+    prompt_tokens: use only this many of the adapter's prompt tokens, from the first; None: all.
     """
 
     def __init__(self, target: LoadedModel, adapter: BitaAdapter, prompt_tokens: int | None = None) -> None:

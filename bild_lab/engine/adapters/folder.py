@@ -1,4 +1,4 @@
-"""A small module's folder: one safetensors file, and the configuration that tells its shapes."""
+"""The folder of a small trained module: one safetensors file, and a configuration with its shapes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Config = TypeVar("Config")
 
 @dataclass(frozen=True)
 class Kind:
-    """What a folder holds: its two files, what to call it, and the command that makes one."""
+    """A kind of folder: its two files, its name in messages, and the command that makes one."""
 
     weights: str
     config: str
@@ -33,7 +33,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Base:
-    """What a small module must know of the model it is for: its layers and their cache, and its vocabulary."""
+    """The sizes of the base model that a small module depends on: layers, KV cache and vocabulary."""
 
     layers: int
     kv_heads: int
@@ -57,7 +57,7 @@ def base_of(config: PreTrainedConfig, noun: str) -> Base:
 
 
 def require_same_shape(config: Any, names: Sequence[str], target: PreTrainedConfig, noun: str) -> None:
-    """Raise UserError unless these values of a small module's configuration are the target's."""
+    """Raise UserError unless these sizes in a small module's configuration equal the target's."""
     wanted = base_of(target, noun)
     for name in names:
         stored, own = getattr(config, name), getattr(wanted, name)
@@ -69,20 +69,20 @@ def require_same_shape(config: Any, names: Sequence[str], target: PreTrainedConf
 
 
 def save_module(folder: Path, kind: Kind, config: Any, module: nn.Module) -> None:
-    """Write the weights, then the configuration, each in one step."""
+    """Write the weights, then the configuration, each file atomically."""
     tensors = {name: value.detach().cpu().contiguous() for name, value in module.state_dict().items()}
     write_atomically(folder / kind.weights, to_bytes(tensors, metadata={"format": "pt"}))
     write_atomically(folder / kind.config, (json.dumps(dataclasses.asdict(config), indent=2) + "\n").encode())
 
 
 def read_config(folder: Path, kind: Kind, cls: type[Config]) -> Config:
-    """The configuration. Raises UserError for a folder that holds something else."""
+    """Read the configuration. Raises UserError for a folder that holds something else."""
     path = folder / kind.config
     if not path.is_file() or not (folder / kind.weights).is_file():
         raise UserError(f"{folder} is no {kind.noun}: it needs {kind.weights} and {kind.config}; {kind.remedy}")
     try:
         values = json.loads(path.read_text())
-    except ValueError as error:  # also bytes that are no text
+    except ValueError as error:  # also for bytes that are not text
         raise UserError(f"{path} is not JSON; {kind.remedy}") from error
     names = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     if not isinstance(values, Mapping) or set(values) != names:
@@ -91,7 +91,7 @@ def read_config(folder: Path, kind: Kind, cls: type[Config]) -> Config:
 
 
 def read_weights(folder: Path, kind: Kind, module: nn.Module) -> None:
-    """Fill the module. Raises UserError where the file is damaged or does not go with its configuration."""
+    """Load the weights into the module. Raises UserError if the file is damaged or does not fit its configuration."""
     path = folder / kind.weights
     try:
         tensors = load_file(path)

@@ -1,4 +1,4 @@
-"""A head for each of some layers, to predict tokens before the last layer (PPD §3, the "trained" rows of Table 1)."""
+"""Heads for chosen layers, to predict tokens before the last layer (PPD §3, the "trained" rows of Table 1)."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ KIND = Kind(
 
 @dataclass(frozen=True)
 class LayerHeadsConfig:
-    """What tells the heads' shapes, and the model they were trained for.
+    """The shapes of the heads, and the model they were trained for.
 
-    layers: after how many of the model's layers there is a head, ascending. hidden_size, vocabulary: the
-    model's. epsilon: of its final norm. rank: None for whole matrices, or that of the change to the model's own
-    head. base: its path and the fingerprint of its weights.
+    layers: after which layers there is a head, counted from 1, ascending. hidden_size, vocabulary: the model's.
+    epsilon: of the model's final norm. rank: of the low-rank change to the model's own head; None for full
+    matrices. base: the model's path and the fingerprint of its weights.
     """
 
     layers: Sequence[int]
@@ -56,16 +56,16 @@ class LayerHeadsConfig:
 
     @classmethod
     def read(cls, folder: Path | str) -> LayerHeadsConfig:
-        """Of heads that were saved. Raises UserError for any other folder."""
+        """Read the configuration of saved heads. Raises UserError for any other folder."""
         return read_config(Path(folder).expanduser(), KIND, cls)
 
 
 class LayerHeads(nn.Module):
-    """Each head is a root-mean-square norm and a matrix to the vocabulary, at first the model's own.
+    """Each head is a root-mean-square norm and a matrix to the vocabulary. Both start as the model's own.
 
-    norms: [layers, dim]; what a T5 scales its decoder's output by is folded into them. Whole heads: matrices
-    [layers, vocab, dim]. Of low rank: the model's own head, [vocab, dim], frozen, and beside it ups
-    [layers, vocab, rank] and downs [layers, rank, dim], whose product is zero at first.
+    norms: [layers, dim]; T5's scale of the decoder output is folded into them. Full heads: matrices
+    [layers, vocab, dim]. Low-rank heads: the model's own head, [vocab, dim], frozen, plus the product of ups
+    [layers, vocab, rank] and downs [layers, rank, dim], which starts at zero.
     """
 
     def __init__(self, config: LayerHeadsConfig) -> None:
@@ -90,9 +90,9 @@ class LayerHeads(nn.Module):
         rank: int | None = None,
         seed: int = 0,
     ) -> LayerHeads:
-        """Untrained heads: each predicts as the decoder's own norm and head would after its layer.
+        """Untrained heads: each predicts what the decoder's own norm and head give after its layer.
 
-        seed: of the low-rank factors. Raises UserError for layers that the decoder does not have.
+        seed: for the low-rank factors. Raises UserError for layers that the decoder does not have.
         """
         vocabulary, dim = decoder.head.shape
         heads = cls(LayerHeadsConfig(layers, dim, vocabulary, decoder.epsilon, rank, dict(base)))
@@ -108,7 +108,7 @@ class LayerHeads(nn.Module):
         return heads
 
     def logits(self, layer: int, hidden: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows vocab"]:
-        """What follows each row, from the output of this layer, counted from 1."""
+        """Logits of the next token for each row, from the output of this layer. layer: counted from 1."""
         index = self.config.layers.index(layer)
         normed = rms_norm(hidden, hidden.shape[-1:], self.norms[index], self.config.epsilon)
         if self.config.rank is None:
@@ -121,7 +121,7 @@ class LayerHeads(nn.Module):
 
     @classmethod
     def load(cls, folder: Path | str) -> LayerHeads:
-        """Heads that `save` wrote, on the CPU. Raises UserError for any other folder."""
+        """Read heads that `save` wrote, on the CPU. Raises UserError for any other folder."""
         folder = Path(folder).expanduser()
         heads = cls(LayerHeadsConfig.read(folder))
         read_weights(folder, KIND, heads)
@@ -129,13 +129,13 @@ class LayerHeads(nn.Module):
 
 
 def require_layers(layers: Sequence[int], depth: int) -> None:
-    """Raise UserError unless a decoder of so many layers has all of these."""
+    """Raise UserError unless a decoder with `depth` layers has all of these."""
     if layers[-1] > depth:
         raise UserError(f"layers must lie within the model's {depth}, got {list(layers)}")
 
 
 def require_heads_of(target: LoadedModel, config: LayerHeadsConfig, path: str, layer: int) -> None:
-    """Raise UserError unless these heads are the target's and one of them is for this layer."""
+    """Raise UserError unless these heads were trained for the target and include one for this layer."""
     checkpoint = target.checkpoint
     trained_for = config.base.get("path", "another model")
     for name, wanted in (("hidden_size", checkpoint.config.hidden_size), ("vocabulary", checkpoint.config.vocab_size)):

@@ -1,4 +1,4 @@
-"""Medusa's trained part: heads that look further ahead than the target's own (Cai et al., 2023, Medusa-1)."""
+"""Medusa's trained part: heads that predict further ahead than the target's own head (Cai et al., 2023, Medusa-1)."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ KIND = Kind(
 
 @dataclass(frozen=True)
 class MedusaConfig:
-    """What tells the heads' shapes, and the model they were trained for.
+    """The shapes of the heads, and the model they were trained for.
 
-    heads: how many tokens ahead of the target's own next one are predicted. layers: residual blocks of
+    heads: how many tokens are predicted beyond the target's own next token. layers: residual blocks in
     each head. hidden_size, vocabulary: the base model's. base: its path and the fingerprint of its weights.
     """
 
@@ -48,10 +48,10 @@ class MedusaConfig:
 
 
 class MedusaHeads(nn.Module):
-    """Head i (from 0) predicts the token i + 2 positions ahead from what the target's own head reads.
+    """Head i (from 0) predicts the token i + 2 positions ahead, from the input of the target's own head.
 
-    Each head is `layers` residual blocks x + silu(W x + b), W and b zero at first, so that x passes
-    through them, then a matrix to the vocabulary. The heads are kept together: blocks
+    Each head is `layers` residual blocks x + silu(W x + b), then a matrix to the vocabulary. W and b start
+    at zero, so that the blocks are the identity at first. The heads are stacked: blocks
     [heads, layers, dim, dim], biases [heads, layers, dim], outputs [heads, vocab, dim].
     """
 
@@ -72,7 +72,7 @@ class MedusaHeads(nn.Module):
         heads: int,
         layers: int = 1,
     ) -> MedusaHeads:
-        """Untrained heads, every one a copy of the model's own. Raises UserError for an encoder–decoder."""
+        """Untrained heads, each a copy of the model's own head. Raises UserError for an encoder–decoder."""
         shape = base_of(model_config, "Medusa")
         made = cls(MedusaConfig(heads, layers, shape.hidden_size, lm_head.shape[0], base=dict(base)))
         with torch.no_grad():
@@ -92,7 +92,7 @@ class MedusaHeads(nn.Module):
 
     @classmethod
     def load(cls, folder: Path | str) -> MedusaHeads:
-        """Heads that `save` wrote, on the CPU. Raises UserError for any other folder."""
+        """Read heads that `save` wrote, on the CPU. Raises UserError for any other folder."""
         folder = Path(folder).expanduser()
         heads = cls(read_config(folder, KIND, MedusaConfig))
         read_weights(folder, KIND, heads)
@@ -100,9 +100,9 @@ class MedusaHeads(nn.Module):
 
 
 def load_medusa(target: LoadedModel, path: str | None) -> MedusaHeads:
-    """The heads in this folder, for this target, in the target's precision and on its device.
+    """Load the heads in this folder, in the target's precision and on its device.
 
-    Raises UserError where there are none, or where they are for another model.
+    Raises UserError if there are none, or if their shapes are not the target's.
     """
     if path is None:
         raise UserError(f"policy medusa needs heads; {KIND.remedy}, as policy.heads=outputs/medusa/heads")

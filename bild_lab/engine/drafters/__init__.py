@@ -1,4 +1,4 @@
-"""Drafters: one module per way to propose tokens."""
+"""Drafters: one module for each way to propose tokens."""
 
 from bild_lab.engine.drafters.bita import MaskTokenDrafter
 from bild_lab.engine.drafters.hierarchy import SpeculativeDrafter

@@ -1,4 +1,4 @@
-"""Drafts that the target makes itself, from mask tokens in the same forward as the verification (BiTA §3.2)."""
+"""The target drafts for itself, from mask tokens that run in the same forward as verification (BiTA §3.2)."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ DECODINGS = (*GROWTHS, STRAIGHTFORWARD)
 
 
 class MaskTokenDrafter:
-    """Streamlined generation and verification (BiTA §3.2, Appendix B, Algorithm 1), for an `BitaTarget`.
+    """Streamlined generation and verification (BiTA §3.2, Appendix B, Algorithm 1), for a `BitaTarget`.
 
-    Every forward runs the last committed token, the draft, and groups of masks. Mask j (from 0) of the group
-    behind the last token that stands predicts the token j + 2 positions on, where the target's own next token
-    is 1 on: the likeliest of each are the candidates of the next draft. The first forward has no draft, and
-    one group behind the prompt.
+    Every forward runs the last committed token, the draft, and groups of masks. Take the group after the last
+    accepted token. Its mask j (from 0) predicts the token j + 2 positions ahead; the target's own next token is
+    1 ahead. The likeliest tokens of each mask are the candidates of the next draft. The first forward has no
+    draft, and one group after the prompt.
 
-    decoding: efficient_tree (Figure 5: the children of each depth's likeliest candidate) and full_tree (of
-    every candidate) have a group behind every token; straightforward (Figure 4) drafts a chain of each
-    mask's likeliest token, and has the one group behind the last committed token, so that the predictions
-    for tokens that were accepted meanwhile are gone, and those left were made without seeing them.
-    top_k: candidates of each mask, one number or one for each mask; straightforward takes 1 in any case.
-    mask_tokens: how many of the adapter's masks, the first ones; None: all, or as many as top_k lists.
+    decoding: efficient_tree (Figure 5) extends only each depth's likeliest candidate; full_tree extends every
+    candidate. Both have a group of masks after every token. straightforward (Figure 4) drafts a chain of each
+    mask's likeliest token, with a single group after the last committed token. So predictions for tokens that
+    have since been accepted are lost, and the remaining ones were made without seeing those tokens.
+    top_k: candidates of each mask, one number or one for each mask; straightforward always uses 1.
+    mask_tokens: use only this many of the adapter's masks, from the first; None: all, or as many as top_k lists.
     """
 
     drafts_trees = True
@@ -66,11 +66,11 @@ class MaskTokenDrafter:
     def propose(self, tokens: list[int]) -> Draft:
         room = self._limits.room(tokens)
         depth = 0 if self._candidates is None else min(self._candidates.shape[0], room)
-        self._masks = min(self._trees.depth, room - 1)  # the next draft is of so many tokens at most
+        self._masks = min(self._trees.depth, room - 1)  # the next draft cannot be deeper than this
         return self._trees.draft(self._candidates, depth, self._masks, self._everywhere)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """The next draft's candidates are what the masks behind the last token that stands predict."""
+        """Take the next draft's candidates from the masks after the last accepted token."""
         group = verdict.path[-1] + 1 if self._everywhere and verdict.path else 0
         accepted = 0 if self._everywhere else len(verdict.path)
         first = len(draft) + 1 + group * self._masks

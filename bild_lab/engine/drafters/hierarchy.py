@@ -1,4 +1,4 @@
-"""A drafter that is itself accelerated by a faster one: the hierarchy of speculative decoding §6."""
+"""A drafter that is itself accelerated by a faster drafter: the hierarchy of speculative decoding §6."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from bild_lab.errors import UserError
 
 
 class SpeculativeDrafter:
-    """Drafts up to `window` tokens with a model whose own decoding a faster drafter speeds up.
+    """Drafts up to `window` tokens with a model that is itself accelerated by a faster drafter.
 
-    draft: the model in the middle, which drafts for the target. drafter: drafts for it.
-    window: hand over to the target after so many tokens; what the last inner round emits beyond is cut.
+    draft: the middle model, which drafts for the target. drafter: drafts for the middle model.
+    window: hand over to the target after this many tokens; further tokens of the last inner round are cut.
 
-    The inner rounds are speculative sampling, whose every token, given the text before it, is
-    distributed as the model in the middle would have drawn it. So that model's distribution is the q
-    of each drafted token, whether the token was an accepted inner draft or a correction, and the outer
-    acceptance stays lossless. When the target rejects, the cache in the middle and the inner drafter
-    both go back to the text that stands (see `bild_lab.engine.protocols.Drafter`). Raises UserError for an inner
-    drafter of trees.
+    The inner rounds use speculative sampling, so every token has the middle model's distribution given the
+    text before it. That distribution is therefore the q of each drafted token, whether it was an accepted
+    inner draft or a correction, and the outer acceptance stays lossless. When the target rejects a token, the
+    middle model's cache and the inner drafter both roll back to the accepted text (see
+    `bild_lab.engine.protocols.Drafter`). Raises UserError for an inner drafter that drafts trees.
     """
 
     drafts_trees = False
@@ -43,7 +42,7 @@ class SpeculativeDrafter:
 
     def start(self, request: Request, target: Session) -> None:
         self._request = request
-        self._session = None  # a compiled model's memory serves the next sequence again
+        self._session = None  # frees a compiled model's workspace for the next sequence
         self._session = self._model.start(request.source, request.limits.max_new_tokens, target.forwards, target)
         self._drafter.start(request, self._session)
 
@@ -66,12 +65,12 @@ class SpeculativeDrafter:
         )
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Nothing to do before the next draft, whose tokens say what stands."""
+        """Nothing to do: the next call of `propose` gets the accepted text."""
 
     def _round(self, text: list[int]) -> tuple[list[int], Tensor, int]:
-        """One draft of the inner drafter, verified: the tokens emitted, the logits of each, the inner forwards."""
+        """Verify one inner draft. Returns the emitted tokens, the logits of each, and the inner drafter's forwards."""
         inner = self._drafter.propose(text)
-        behind = text[self._session.length : -1]  # what the target said, after a draft that stood whole
+        behind = text[self._session.length : -1]  # not cached yet: the target's token after a fully accepted draft
         rows = inner.under(text[-1])
         if behind:
             rows = torch.cat([on_device(behind, rows.device), rows])
@@ -84,5 +83,5 @@ class SpeculativeDrafter:
 
 
 def second_drafter(second_draft: Model) -> Model:
-    """The pair's second draft model, for a part that drafts with one."""
+    """The pair's second draft model, for a drafter that needs one."""
     return second_draft

@@ -1,4 +1,4 @@
-"""Drafts from heads that look further ahead than the target's own (Cai et al., 2023, Medusa)."""
+"""Drafts from heads that predict further ahead than the target's own head (Cai et al., 2023, Medusa)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from bild_lab.errors import UserError
 class MedusaDrafter:
     """A tree of the likeliest tokens of each head.
 
-    The heads read what the target's own read of the last token that stands, which gave the next token;
-    head i (from 0) gives the one i + 1 positions behind that. The first round has nothing to draft from.
+    The heads read the hidden state of the last accepted token, from which the target's own head chose the next
+    token. Head i (from 0) predicts the token i + 1 positions after that one. The first round drafts nothing.
 
-    The heads' products with their matrices to the vocabulary are recorded as forwards without layers; their
-    residual blocks, which are far smaller, are not.
+    Each head's product with its vocabulary matrix is recorded as a forward without layers. The residual
+    blocks are far smaller and not recorded.
 
     tree: full_tree (the paper's Cartesian product) or efficient_tree (BiTA's). top_k: candidates of each head,
     one number or one for each of the first heads.
@@ -50,7 +50,7 @@ class MedusaDrafter:
         return self._trees.draft(self._candidates, depth)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """The next draft's candidates are what the heads make of the last token that stands."""
+        """Run the heads on the last accepted token for the next draft's candidates."""
         row = verdict.path[-1] + 1 if verdict.path else 0
         logits = self._heads(scores.head_input[row])[: self._trees.depth]  # [depth, vocab]
         self._forwards += [Forward(self._config, rows=0, scored=1, layers=0)] * self._heads.config.heads
