@@ -37,22 +37,22 @@ class LowConfidence:
 
 
 def low_confidence(threshold: float | None) -> LowConfidence | None:
-    """The stop rule of this threshold; None where drafts end at their window alone."""
+    """The stop rule with this threshold; None if only the window ends a draft."""
     return None if threshold is None else LowConfidence(threshold)
 
 
 class ModelDrafter:
-    """Drafts up to `window` tokens with a model, or fewer where `stop` or an end token says so.
+    """Drafts up to `window` tokens with a model, fewer if `stop` or an end token ends the draft.
 
-    Its cache follows the target's decisions: after a rejection it drops exactly the rows behind the
+    Its KV cache follows the target's decisions: after a rejection it drops exactly the rows after the
     last accepted token, so no token is ever computed twice.
 
-    window: a number, or what decides one before each round, such as `AdaptiveWindow`. Neither that nor
-    `stop` sees the token it decides about, so that speculative sampling stays lossless with both.
-    keeps_probs: give the rule the drafter's own distribution at temperature 1, which cascades need.
+    window: a number, or an object that chooses one before each round, such as `AdaptiveWindow`. Neither
+    the window nor `stop` sees the token it decides about, so speculative sampling stays lossless with both.
+    keeps_probs: give the acceptance rule the drafter's distribution at temperature 1, which cascades need.
 
     With a stop rule a round's statistics hold `confidence`, the largest probability of each forward, and `fallback`,
-    whether the drafter handed over for want of confidence (BiLD §3.3).
+    whether the drafter handed over because of low confidence (BiLD §3.3).
     """
 
     drafts_trees = False
@@ -69,12 +69,12 @@ class ModelDrafter:
 
     @property
     def gives(self) -> frozenset[str]:
-        """Fields of its drafts that a rule may need."""
+        """Optional fields that its drafts fill, for rules that need them."""
         return frozenset({"own_probs"} if self._keeps_probs else ())
 
     def start(self, request: Request, target: Session) -> None:
         self._request = request
-        self._session = None  # a compiled model's memory serves the next sequence again
+        self._session = None  # frees a compiled model's workspace for the next sequence
         self._session = self._model.start(request.source, request.limits.max_new_tokens, target.forwards, target)
         self._window.start()
 
@@ -88,7 +88,7 @@ class ModelDrafter:
         own_probs: list[Tensor] = []
         confidences: list[float] = []
         fallback, calls = False, 0
-        # on an accelerator a fixed window is drafted without looking: to look is to wait for it
+        # on an accelerator a fixed window is drafted without reading the tokens, as that would synchronize
         looks = self._stop is not None or self._model.device.type == "cpu"
         while len(drafted) < window:
             logits = self._session.extend(feed, LAST).logits  # [1, vocab]
@@ -124,6 +124,6 @@ class ModelDrafter:
 
 
 def read(confidence: Float[Tensor, " 1"], token: Int[Tensor, " 1"]) -> tuple[float, int]:
-    """Both on the host, in one transfer."""
+    """Both values on the host, in one transfer."""
     first, second = torch.cat([confidence.double(), token.double()]).tolist()
     return first, int(second)

@@ -17,8 +17,8 @@ from bild_lab.errors import require_whole
 class NGramDrafter:
     """Drafts up to `window` tokens from a table, without a model.
 
-    Greedy decoding drafts the likeliest token after the last one; sampling draws from the table's
-    distribution, standardized as the target's is, and says so in the draft's probs.
+    Greedy decoding drafts the likeliest token after the last one. Sampling draws from the table's
+    distribution, standardized like the target's, and returns it in the draft's probs.
     """
 
     drafts_trees = False
@@ -33,8 +33,8 @@ class NGramDrafter:
         self._request = request
         self._rows: dict[int | None, tuple[Tensor, Tensor]] = {}
         if not request.sampling.greedy:
-            # on the host, where reading a draw waits for nothing; its seed is drawn, as a generator with
-            # the request's own seed would repeat the numbers that drafts are accepted by
+            # on the host, so that reading a draw does not synchronize. Its seed is drawn from the request's
+            # generator: the request's own seed would repeat the random numbers of the acceptance rule
             seed = torch.randint(2**62, (1,), generator=request.generator, device=self._device)
             self._generator = torch.Generator().manual_seed(int(seed))
 
@@ -59,7 +59,7 @@ class NGramDrafter:
         """Nothing to update: the table is fixed."""
 
     def _distribution(self, token: int) -> tuple[Int[Tensor, " k"], Float[Tensor, " k"]]:
-        """Tokens seen after this one and their standardized probabilities; all others have none."""
+        """Tokens seen after this one and their standardized probabilities; all other tokens have probability 0."""
         counts = self._table.after(token)
         row = None if counts is self._table.unigrams else token
         if row not in self._rows:
@@ -75,5 +75,5 @@ class NGramDrafter:
         return probs.index_copy_(0, self._sent(where), self._sent(values)).view(len(rows), width)
 
     def _sent(self, values: Tensor) -> Tensor:
-        """On the device, without waiting for what a GPU is doing."""
+        """Copied to the device without synchronizing."""
         return values.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else values

@@ -26,7 +26,7 @@ BUILD = "python scripts/build_ngrams.py name=ngrams pair.target=DIR dataset=NAME
 
 @dataclass(frozen=True, eq=False)
 class Counts:
-    """How often tokens were seen: the most frequent first, equals by token id."""
+    """How often tokens were seen: the most frequent first, ties by token id."""
 
     tokens: Int[Tensor, " k"]
     times: Int[Tensor, " k"]
@@ -34,10 +34,10 @@ class Counts:
 
 @dataclass(frozen=True, eq=False)
 class NGramTable:
-    """Maximum-likelihood unigrams (order 1) or bigrams backed by unigrams (order 2) of a corpus.
+    """Maximum-likelihood unigrams (order 1), or bigrams with unigram backoff (order 2), of a corpus.
 
-    width: one more than the largest token id. starts: where each token's followers begin; what was
-    seen after token c is followers[starts[c] : starts[c + 1]]. vocabulary_hash: of the tokenizer.
+    width: one more than the largest token id. starts: where each token's followers begin; the tokens
+    seen after token c are followers[starts[c] : starts[c + 1]]. vocabulary_hash: of the tokenizer.
     """
 
     order: int
@@ -53,7 +53,7 @@ class NGramTable:
         return int(self.unigrams.times.sum())
 
     def after(self, token: int) -> Counts:
-        """What followed this token; all tokens where it was never seen."""
+        """Counts of the tokens after this one; unigram counts if it was never seen."""
         begin, end = self.starts[token : token + 2].tolist() if token + 1 < len(self.starts) else (0, 0)
         if begin == end:
             return self.unigrams
@@ -96,7 +96,7 @@ class NGramTable:
 
 
 def read_table(path: Path) -> NGramTable:
-    """A table that `NGramTable.save` wrote. Raises UserError for a missing file and for any other file."""
+    """Read a table that `NGramTable.save` wrote. Raises UserError for a missing file and for any other file."""
     if not path.is_file():
         raise UserError(f"no n-gram table {path}; make one with: {BUILD}")
     try:
@@ -119,10 +119,10 @@ def read_table(path: Path) -> NGramTable:
 
 
 def load_table(target: LoadedModel, path: str | None, order: int) -> NGramTable:
-    """The table of a policy, as unigrams or bigrams.
+    """Load the table of a policy, as unigrams (order 1) or bigrams (order 2).
 
-    Raises UserError for no or an unreadable table, one of another vocabulary, and one without bigrams
-    where they are wanted.
+    Raises UserError for a missing or unreadable table, a table with another vocabulary, and a table
+    without bigrams if order is 2.
     """
     require_order(order)
     if not isinstance(path, str):
@@ -143,7 +143,7 @@ def load_table(target: LoadedModel, path: str | None, order: int) -> NGramTable:
 
 
 def vocabulary_hash(vocabulary: dict[str, int]) -> str:
-    """What two tokenizers share that map the same pieces to the same ids."""
+    """A hash that is equal for two tokenizers if they map the same pieces to the same ids."""
     pieces = json.dumps(sorted(vocabulary.items()))
     return hashlib.sha256(pieces.encode()).hexdigest()[:16]
 

@@ -9,15 +9,15 @@ from bild_lab.engine.request import Request
 from bild_lab.engine.session import Model, Scores, Session, on_device
 from bild_lab.errors import UserError, require_whole
 
-BOUNDARY = -1  # stands between the encoder's input and the text: no match or copy crosses it
+BOUNDARY = -1  # separates the encoder's input from the text: no match or copy crosses it
 
 
 class PromptLookup:
     """Proposes the tokens that followed the latest earlier occurrence of the text's longest suffix.
 
     Suffixes of `longest_match` down to `shortest_match` tokens are looked for in the encoder's input,
-    if there is one, and in the text so far. A copy that reaches the end of the text goes on with what
-    it has just copied, so that a repetition is drafted a whole window ahead.
+    if there is one, and in the text so far. A copy that reaches the end of the text continues with the
+    tokens it has just copied, so that a repetition is drafted a full window ahead.
     """
 
     drafts_trees = False
@@ -36,7 +36,7 @@ class PromptLookup:
     def start(self, request: Request, target: Session) -> None:
         self._limits = request.limits
         self._text: list[int] = []  # the encoder's input, then the tokens
-        self._places: dict[tuple[int, ...], list[int]] = {}  # where the text goes on after these tokens
+        self._places: dict[tuple[int, ...], list[int]] = {}  # the indices that follow each n-gram in the text
         self._offset = 0  # where the tokens begin
         source = request.source
         if source.encoder_ids is not None:
@@ -46,23 +46,23 @@ class PromptLookup:
         self._append(source.prompt)
 
     def propose(self, tokens: list[int]) -> Draft:
-        self._take_back(self._offset + len(tokens) - 1)  # the last token may stand in another's place
+        self._take_back(self._offset + len(tokens) - 1)  # the last token may replace a rejected one
         self._append(tokens[len(self._text) - self._offset :])
         drafted = self._copied(min(self._window, self._limits.room(tokens)))
         return Draft(on_device(drafted, self._device)) if drafted else self._nothing
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Nothing to update: the next proposal sees what stands."""
+        """Nothing to update: the next call of `propose` gets the accepted text."""
 
     def _append(self, tokens: Sequence[int]) -> None:
-        """Index every n-gram at the moment its follower is known, so that a suffix never finds itself."""
+        """Index every n-gram once its next token is known, so that a suffix never finds itself."""
         for token in tokens:
             for suffix in self._suffixes():
                 self._places.setdefault(suffix, []).append(len(self._text))
             self._text.append(token)
 
     def _take_back(self, length: int) -> None:
-        """Forget the text behind so many tokens."""
+        """Cut the indexed text to this length."""
         while len(self._text) > length:
             self._text.pop()
             for suffix in self._suffixes():
@@ -73,7 +73,7 @@ class PromptLookup:
         return (tuple(self._text[-length:]) for length in self._lengths if length <= len(self._text))
 
     def _copied(self, count: int) -> list[int]:
-        """What followed the longest suffix where it was last seen, up to an end token or the encoder's end."""
+        """The tokens after the latest match of the longest suffix, up to an end token or the encoder input's end."""
         text, drafted = self._text, []
         place = next((places[-1] for suffix in self._suffixes() if (places := self._places.get(suffix))), None)
         while place is not None and len(drafted) < count:

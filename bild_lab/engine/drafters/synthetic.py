@@ -1,4 +1,4 @@
-"""A drafter whose acceptance rate is chosen: what speedup a machine would give at any α and window."""
+"""A drafter with a chosen acceptance rate: it shows the speedup of a machine at any α and window."""
 
 from __future__ import annotations
 
@@ -20,22 +20,21 @@ from bild_lab.errors import UserError
 
 
 class SyntheticDrafter:
-    """Drafts the target's own greedy text, spoiled so that each token is accepted with a chosen probability.
+    """Drafts the target's own greedy text, with errors so that each token is accepted with a chosen probability.
 
-    Theorem 3.8 of the speculative decoding paper predicts a speedup from α, the window and the cost
-    ratio; with the acceptance rate set and its events independent, as the theorem assumes, what is
-    measured beside it is the machine. Verify with `ExactMatch`.
+    Theorem 3.8 of the speculative decoding paper predicts the speedup from α, the window and the cost
+    ratio. Here the acceptance rate is set and its events are independent, as the theorem assumes. So any
+    difference from the prediction is due to the machine. Verify with `ExactMatch`.
 
-    acceptance_rate: the probability, in [0, 1], with which each drafted token that is judged stands,
-    independently of the others. A token that shall not stand is replaced by one that the target does
-    not choose. The chances hang on the prompt and the position alone: repeats do the same work, and
-    what stands at one rate stands at every higher one.
-    draft: a model that runs one row for every drafted token, with its cache rolled back as
-    `ModelDrafter` does, and whose choices are thrown away: the cost of a real drafter. None drafts
-    at no cost.
+    acceptance_rate: the probability, in [0, 1], that a drafted token is accepted if it is judged,
+    independently of the others. A token to be rejected is replaced by one that the target does not
+    choose. The random draws depend only on the prompt and the position: repeats do the same work, and a
+    token that is accepted at one rate is accepted at every higher rate.
+    draft: a model that adds the cost of a real drafter. It runs one row for every drafted token and rolls
+    back its cache like `ModelDrafter`; its choices are discarded. None drafts at no cost.
 
-    The text is found by `prepare`, outside the clock, and kept for repeats. Raises UserError for values
-    out of range, or where tokens are sampled, as there is no one text to draft then.
+    `prepare` finds the text, outside the timed part, and keeps it for repeats. Raises UserError for values
+    out of range, and for requests that sample, as they have no single text to draft.
     """
 
     drafts_trees = False
@@ -55,8 +54,8 @@ class SyntheticDrafter:
         self._known: dict[tuple[object, ...], Recital] = {}
 
     def prepare(self, request: Request) -> None:
-        """Find what to draft for this request, unless it is known."""
-        if request is self._request:  # to compare its tokens would wait for a GPU
+        """Find the text to draft for this request, unless it is known."""
+        if request is self._request:  # comparing its tokens would synchronize with the GPU
             return
         if not request.sampling.greedy:
             raise UserError(
@@ -71,7 +70,7 @@ class SyntheticDrafter:
     def start(self, request: Request, target: Session) -> None:
         self._proposals.start(request, target)
         if self._model is not None:
-            self._session = None  # a compiled model's memory serves the next sequence again
+            self._session = None  # frees a compiled model's workspace for the next sequence
             self._session = self._model.start(request.source, request.limits.max_new_tokens, target.forwards, target)
 
     def propose(self, tokens: list[int]) -> Draft:
@@ -82,20 +81,20 @@ class SyntheticDrafter:
         feed: list[int] | Tensor = tokens[self._session.length :]
         for token in draft.tokens[:, None]:
             logits = self._session.extend(feed, LAST).logits
-            self._request.sampling.choose(logits, None)  # for what choosing costs
+            self._request.sampling.choose(logits, None)  # only for its cost
             feed = token
         return replace(draft, calls=len(draft))
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Nothing to learn: what will be drafted is known."""
+        """Nothing to learn: the text to draft is fixed."""
 
     def _recital(self, request: Request) -> Recital:
-        """Drafts that the target, verifying these very drafts, accepts where they are not spoiled.
+        """Drafts whose unspoiled tokens the target accepts when it verifies exactly these drafts.
 
-        In half precision a forward of several rows may choose otherwise than one of a single row where
-        two tokens nearly tie, and an unspoiled draft would be rejected. So the text is decoded again
-        with the drafts made from it, until it comes out as it went in. Every pass agrees further
-        than the one before; in float32 the first one does throughout.
+        In half precision a forward of several rows may break a near tie differently from a forward of one
+        row, and would reject an unspoiled token. So the text is decoded again with the drafts made from
+        it, until it no longer changes. Every pass agrees further than the one before; in float32 the
+        first pass already agrees throughout.
         """
         start, chance = len(request.source.prompt), np.random.default_rng(sum(source_tokens(request.source), ()))
         stands = chance.random(request.limits.max_new_tokens) < self._acceptance_rate
@@ -112,7 +111,7 @@ class SyntheticDrafter:
 
 
 class Recital:
-    """Drafts a text known beforehand, `window` tokens at a time, whatever the target says of it."""
+    """Drafts a fixed text, `window` tokens at a time, whatever the target accepts."""
 
     drafts_trees = False
 
@@ -128,15 +127,15 @@ class Recital:
         return Draft(self._text[position : position + min(self._window, self._limits.room(tokens))])
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """The text stays what it is."""
+        """Nothing to update: the text is fixed."""
 
 
 def source_tokens(source: Source) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The tokens that a text starts from: the prompt's, and the encoder's."""
+    """The prompt's tokens and the encoder's tokens."""
     return source.prompt, () if source.encoder_ids is None else tuple(source.encoder_ids[0].tolist())
 
 
 def spoiled(text: list[int], stands: list[bool], limits: Limits) -> list[int]:
-    """The text with another token in each place that shall not stand; never one that ends a text."""
+    """The text with a wrong token, never an end token, at each position that is to be rejected."""
     others = [token for token in range(len(limits.end_tokens) + 2) if token not in limits.end_tokens]
     return [token if kept else next(o for o in others if o != token) for token, kept in zip(text, stands, strict=False)]

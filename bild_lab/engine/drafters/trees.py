@@ -1,4 +1,4 @@
-"""Trees of candidates: the likeliest tokens of each position ahead, put together to branches (BiTA §3.2, Figure 5)."""
+"""Trees of candidates: the likeliest tokens of each position ahead, combined into branches (BiTA §3.2, Figure 5)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor
 from bild_lab.engine.draft import ROOT, Draft, Tree
 from bild_lab.errors import UserError, require_whole
 
-MOST_NODES = 1024  # a full tree grows with the power of its depth
+MOST_NODES = 1024  # a full tree grows exponentially with its depth
 
 
 @dataclass(frozen=True)
 class Node:
-    """A place in a tree: the candidate of this rank (from 0) at this depth (from 0), under this node or ROOT."""
+    """A node of a tree: the candidate of this rank (from 0) at this depth (from 0). parent: a node's index or ROOT."""
 
     depth: int
     rank: int
@@ -25,7 +25,7 @@ class Node:
 
 
 def efficient_tree(widths: Sequence[int]) -> list[Node]:
-    """At each depth so many candidates, all below the likeliest one of the depth before (BiTA, Figure 5)."""
+    """Each depth's candidates, all as children of the previous depth's likeliest candidate (BiTA, Figure 5)."""
     nodes: list[Node] = []
     above = ROOT
     for depth, width in enumerate(widths):
@@ -36,7 +36,7 @@ def efficient_tree(widths: Sequence[int]) -> list[Node]:
 
 
 def full_tree(widths: Sequence[int]) -> list[Node]:
-    """At each depth so many candidates below every one of the depth before (BiTA §4.3.4)."""
+    """Each depth's candidates as children of every candidate of the previous depth (BiTA §4.3.4)."""
     nodes: list[Node] = []
     above: Sequence[int] = [ROOT]
     for depth, width in enumerate(widths):
@@ -51,9 +51,9 @@ GROWTHS: dict[str, Growth] = {"efficient_tree": efficient_tree, "full_tree": ful
 
 
 def widths_of(top_k: int | Sequence[int], depth: int, vocabulary: int) -> tuple[int, ...]:
-    """Candidates at each depth: one number for all of them, or one for each of the first depths.
+    """The number of candidates at each depth. top_k: one number for all depths, or one for each of the first depths.
 
-    Raises UserError for a number below 1 or beyond the vocabulary, and for more depths than there are.
+    Raises UserError for a number below 1 or above the vocabulary's size, and for more numbers than depths.
     """
     widths = [top_k] * depth if not isinstance(top_k, Sequence) else list(top_k)
     if not 1 <= len(widths) <= depth:
@@ -69,8 +69,8 @@ def widths_of(top_k: int | Sequence[int], depth: int, vocabulary: int) -> tuple[
 class Layout:
     """A tree's nodes and the probes of its rows, on the device.
 
-    picks: [n], each node's place among the candidates, flattened. parents: [n]. probes: [p]. rows: all of them
-    below the last committed token.
+    picks: [n], each node's index into the flattened candidates. parents: [n]. probes: [p]. rows: the tree of the
+    last committed token, the nodes and the probes.
     """
 
     picks: Int[Tensor, " n"]
@@ -80,15 +80,15 @@ class Layout:
 
 
 class TokenTrees:
-    """Drafts trees of one kind from candidates; each shape that comes up is laid out once.
+    """Drafts trees of one kind from candidates. Each shape is built once and then reused.
 
-    grow: from widths to nodes. widths: candidates at each depth. vocabulary: the id of the first probe.
-    Raises UserError for a tree too large to be of use.
+    grow: builds the nodes from widths. widths: candidates at each depth. vocabulary: the id of the first probe.
+    Raises UserError for a full tree of more than MOST_NODES nodes.
     """
 
     def __init__(self, grow: Growth, widths: Sequence[int], vocabulary: int, device: torch.device) -> None:
         nodes, level = 0, 1
-        for width in widths:  # of the full tree: the largest that may be asked for
+        for width in widths:  # the size of the full tree
             level *= width
             nodes += level
         if grow is full_tree and nodes > MOST_NODES:
@@ -111,9 +111,9 @@ class TokenTrees:
     def draft(
         self, candidates: Int[Tensor, "depth widest"] | None, depth: int, masks: int = 0, everywhere: bool = True
     ) -> Draft:
-        """The tree of the candidates of the first `depth` positions; with depth 0 an empty draft.
+        """A draft tree of the candidates at the first `depth` positions; depth 0 gives an empty draft.
 
-        masks: how many probes, in a chain, below the last committed token and, if everywhere, below each node.
+        masks: the number of probes, as a chain, below the last committed token and, if everywhere, below each node.
         """
         key = (depth, masks, everywhere)
         if key not in self._layouts:

@@ -1,4 +1,4 @@
-"""How many tokens to draft in the next round: a fixed number, or the one that has been paying off."""
+"""How many tokens to draft in the next round: a fixed number, or one that adapts to the acceptance rate."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Protocol, runtime_checkable
 from bild_lab.engine.theory import optimal_window
 from bild_lab.errors import UserError
 
-PRIOR_TOKENS = 4.0  # how many judged tokens the assumed acceptance rate weighs as much as
-PROBE_ROUNDS = 8  # where drafting does not pay, one token is drafted in every so many rounds
+PRIOR_TOKENS = 4.0  # the weight of the prior acceptance rate, in judged tokens
+PROBE_ROUNDS = 8  # if drafting does not pay, one token is still drafted once in this many rounds
 
 
 @runtime_checkable
 class Window(Protocol):
-    """Decides before each round how many tokens to draft, given how the rounds before went."""
+    """Decides before each round how many tokens to draft, from the results of earlier rounds."""
 
     def start(self) -> None:
-        """A new text."""
+        """Start a new text."""
 
     def size(self) -> int:
         """The window of the round that starts now; 0 drafts nothing."""
 
     def observe(self, drafted: int, accepted: int) -> None:
-        """What became of that round's draft."""
+        """Report how many tokens of that round were drafted and accepted."""
 
 
 @dataclass(frozen=True)
@@ -47,20 +47,20 @@ class FixedWindow:
 
 
 class AdaptiveWindow:
-    """The window that Theorem 3.8 says pays most at the acceptance rate seen of late (speculative decoding §3.5).
+    """The best window by Theorem 3.8 at the recent acceptance rate (speculative decoding §3.5).
 
-    cost_ratio: what one drafter step costs over what one target step costs, c in the theorem. A run of
-    policy=speculative measures it: prediction.cost_ratio in its result.json. Where reading the weights
-    is what takes the time, it is near the ratio of the two models' sizes.
+    cost_ratio: the time of one drafter step divided by that of one target step, c in the theorem. A run of
+    policy=speculative measures it: prediction.cost_ratio in its result.json. If reading the weights
+    takes most of the time, it is close to the ratio of the two models' sizes.
     largest: drafts no more than this.
     prior: the acceptance rate assumed at the start of a text, with the weight of four judged tokens.
-    memory: in (0, 1], the weight that everything known keeps from one round to the next; 1 never
-    forgets, 0.9 looks back over about ten rounds.
+    memory: in (0, 1], the weight that past counts keep from one round to the next; 1 never forgets,
+    0.9 looks back over about ten rounds.
 
-    The estimate is accepted / (accepted + rejections), forgotten exponentially: drafted tokens behind a
-    rejection were never judged. It starts anew with every text, so that a text does not depend on the
-    ones before it. Where drafting does not pay, every eighth round drafts one token, as the
-    estimate would otherwise never move again. Raises UserError for values out of range.
+    The estimate is accepted / (accepted + rejections), with exponential decay. Drafted tokens after a
+    rejection were never judged and do not count. The estimate is reset for every text, so that a text
+    does not depend on the ones before it. If drafting does not pay, every eighth round still drafts one
+    token, as the estimate could not change otherwise. Raises UserError for values out of range.
     """
 
     def __init__(self, cost_ratio: float, largest: int, prior: float, memory: float) -> None:
@@ -68,7 +68,7 @@ class AdaptiveWindow:
             raise UserError(f"the largest draft window must be a whole number >= 1, got {largest!r}")
         if not 0.0 < memory <= 1.0:
             raise UserError(f"the window's memory must lie in (0, 1], got {memory!r}; 1 never forgets")
-        optimal_window(prior, cost_ratio, largest)  # which refuses rates and ratios out of range
+        optimal_window(prior, cost_ratio, largest)  # raises for rates and ratios out of range
         self._cost_ratio = cost_ratio
         self._largest = largest
         self._prior = prior
@@ -82,7 +82,7 @@ class AdaptiveWindow:
 
     @property
     def acceptance_rate(self) -> float:
-        """The estimate so far of α, the probability that a drafted token stands if those before it do."""
+        """The current estimate of α, the probability that a drafted token is accepted if those before it are."""
         return self._accepted / self._judged
 
     def size(self) -> int:
