@@ -1,1 +1,1 @@
-"""Models behind the session protocol, and loading them."""
+"""Models that implement the session protocol, and how they are loaded."""

@@ -1,4 +1,4 @@
-"""One sequence in one model: which rows are cached, which wait, and which are half done. The same for both engines."""
+"""One sequence in one model: which rows are cached, pending, or partly run. Shared by both engines."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from bild_lab.engine.trace import Forward
 
 @dataclass(frozen=True)
 class Pass:
-    """Rows through some layers, their keys and values into the cache from slot `start` on.
+    """One forward of some rows through some layers. Keys and values are stored from cache slot `start` on.
 
     tokens: [m]. tree: None for a chain. states: [m, dim], the input of the first layer; None: the tokens' embeddings.
     layers: indices, ascending; None: all. logits: for how many of the last rows; 0: none. hidden, head_input, fill:
-    as in `Want`. prompt: how many of the rows, the first ones, are the prompt's.
+    as in `Want`. prompt: how many of the first rows belong to the prompt.
     """
 
     start: int
@@ -42,15 +42,15 @@ class Pass:
 
     @property
     def whole(self) -> bool:
-        """All layers, from token ids to logits, with no look inside."""
+        """Whether it is a plain forward: all layers, from token ids to logits, without hidden states."""
         return self.layers is None and self.states is None and not self.hidden and not self.fill
 
 
 class Layers(Protocol):
-    """An engine's part: a model's layers and the cache of one sequence.
+    """What an engine implements: a model's layers and the KV cache of one sequence.
 
-    reserved: slots in front that hold a prefix; they never roll back. source: the encoder's tokens, 0 for
-    decoder-only models.
+    reserved: the first slots, which hold a prefix and never roll back. source: the number of encoder tokens,
+    0 for decoder-only models.
     """
 
     config: PreTrainedConfig
@@ -66,14 +66,14 @@ class Layers(Protocol):
         """For how many rows the head runs."""
 
     def gather(self, start: int, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
-        """Move these rows, counted from slot `start`, to `start` and the slots behind it, in these layers."""
+        """Move these rows, counted from slot `start`, to slot `start` and the following slots, in these layers."""
 
 
 @dataclass(frozen=True)
 class Started:
-    """Rows ahead of the cached ones that went through the first layers, as an early exit drafts them.
+    """Drafted rows after the cached ones that have run through the first layers only, as in early exit.
 
-    Their keys and values of these layers are in the cache. states: what the last of these layers gave.
+    The cache holds their keys and values for these layers. states: the output of the last of these layers.
     """
 
     tokens: Int[Tensor, " n"]
@@ -81,7 +81,7 @@ class Started:
     layers: int
 
     def shared(self, tokens: Int[Tensor, " m"]) -> int:
-        """How many of the given rows are these, from the first on. This waits for an accelerator."""
+        """The length of the common prefix of these tokens and the given ones. Synchronizes with the device."""
         both = min(self.tokens.shape[0], tokens.shape[0])
         return int((self.tokens[:both] == tokens[:both]).long().cumprod(0).sum())
 
@@ -89,15 +89,16 @@ class Started:
 class CachedSession:
     """A session over an engine's layers.
 
-    A decoder-only prompt runs with the first rows. Drafted rows that went through the first layers (`Rows.at`) do
-    not run through these again: if the text's next rows have the same tokens, only the other layers run (BiLD §4.4).
+    A decoder-only prompt runs together with the first rows. Drafted rows that have run through the first layers
+    (`Rows.at`) do not run these again: if the text's next rows have the same tokens, only the other layers run
+    (BiLD §4.4).
     """
 
     def __init__(self, layers: Layers, prompt: Sequence[int], forwards: list[Forward]) -> None:
         self.layers, self.forwards = layers, forwards
-        self._cached = layers.reserved  # slots of the prefix and of rows that went through all layers
+        self._cached = layers.reserved  # slots of the prefix and of rows that have run through all layers
         self._base = self._cached  # the slot of the last extend's first row
-        self._pending = list(prompt[:-1])  # prompt tokens that have not run
+        self._pending = list(prompt[:-1])  # prompt tokens that have not run yet
         self._started: Started | None = None
         if layers.source:
             forwards.append(Forward(layers.config, layers.source, source=layers.source, encoder=True))
@@ -154,7 +155,7 @@ class CachedSession:
             self.layers.gather(self._cached, [row], layers)
 
     def _behind_prompt(self, tokens: Tensor, tree: Tree | None) -> tuple[Tensor, Tree | None]:
-        """The rows behind the prompt tokens that have not run."""
+        """The pending prompt tokens, then these rows; with a tree, the combined tree."""
         waiting = len(self._pending)
         tokens = torch.cat([on_device(self._pending, tokens.device), tokens])
         self._pending = []
@@ -164,7 +165,7 @@ class CachedSession:
         return tokens, Tree(torch.cat([chain, tree.parents + waiting]))  # a root (-1) follows the last prompt token
 
     def _run_draft(self, work: Pass) -> Scores:
-        """Rows that are drafted. If they went through the first layers, remember what these gave."""
+        """Run drafted rows. If they ran through the first layers, remember the output of those."""
         layers = list(work.layers)
         first = work.tree is None and layers == list(range(len(layers)))
         hidden = (*work.hidden, len(layers)) if first else work.hidden
@@ -183,7 +184,7 @@ class CachedSession:
         return Scores(scores.logits, scores.head_input, tuple(hidden))
 
     def _run_text(self, work: Pass) -> Scores:
-        """The text's next rows, which are cached once the last layer ran."""
+        """Run the text's next rows. They count as cached once the last layer has run."""
         self._base = work.start + work.prompt
         started, self._started = self._started, None
         if started is not None and work.whole and work.tree is None and (same := started.shared(work.tokens)):
@@ -195,7 +196,7 @@ class CachedSession:
         return scores
 
     def _run_rest(self, work: Pass, states: Float[Tensor, "n dim"], first: int) -> Scores:
-        """The first n rows went through the `first` layers: the others catch up, then all go through the rest."""
+        """The first n rows have run the `first` layers: run these for the other rows, then the rest for all rows."""
         done = states.shape[0]
         if done < work.count:
             late = replace(
@@ -211,7 +212,7 @@ class CachedSession:
         return self._run(replace(work, states=states, layers=range(first, self.layers.depth)))
 
     def _run(self, work: Pass) -> Scores:
-        """Run and record the forward. Without layers the states that were given go straight to the head."""
+        """Run and record the forward. With an empty list of layers, the given states go straight to the head."""
         chosen = work.layers
         if chosen is not None and not len(chosen) and work.hidden:
             scores = self._run(replace(work, hidden=())) if work.logits else Scores(None)

@@ -1,4 +1,4 @@
-"""A checkpoint in a folder or on the hub: its small files first, its weights when asked."""
+"""A checkpoint in a folder or on the hub: small files are read first, weights only on request."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ HUB_REMEDY = (
     "check its name, its revision and your access (`hf auth login`), repeat the command where a download broke off, or "
     "give a local folder in Hugging Face layout with safetensors weights"
 )
-ACCOUNTS = ("README.md", "metrics.json")  # of a training: times and places, which decide no weight
+ACCOUNTS = ("README.md", "metrics.json")  # a training's log files: times and paths, no effect on the weights
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """A model's files.
 
-    path: a folder, a hub id, or a name for what lies in `folder`.
-    revision: a branch, tag or commit of the hub.
+    path: a folder, a hub id, or only a name if `folder` is given.
+    revision: a branch, tag or commit on the hub.
     trust_remote_code: run Python code that comes with the checkpoint; without it such a checkpoint is refused.
     folder: where the files are, if `path` is only a name.
     """
@@ -77,7 +77,7 @@ class Checkpoint:
     @cached_property
     def generation(self) -> GenerationConfig:
         if Path(self.location).is_dir() and not (Path(self.location) / "generation_config.json").is_file():
-            return GenerationConfig.from_model_config(self.config)  # older checkpoints have none
+            return GenerationConfig.from_model_config(self.config)  # older checkpoints have no such file
         try:
             return self._read("generation settings", GenerationConfig.from_pretrained)
         except UserError:
@@ -86,7 +86,7 @@ class Checkpoint:
             return GenerationConfig.from_model_config(self.config)
 
     def check(self) -> None:
-        """Raise UserError unless the small files are there and fit together, and weights are safe to read."""
+        """Raise UserError unless the small files exist and fit together, and the weights are safe to read."""
         _ = self.vocabulary, self.end_tokens
         folder = Path(self.location)
         pickles = sorted(file.name for suffix in PICKLES for file in folder.glob(f"*{suffix}"))
@@ -123,7 +123,7 @@ class Checkpoint:
         raise UserError(f"{self.path} names no decoder_start_token_id; add it to its generation_config.json")
 
     def source(self, prompt: str, max_tokens: int | None = None) -> Source:
-        """Token ids of a prompt, truncated to max_tokens, special tokens as the tokenizer adds them."""
+        """Token ids of a prompt, truncated to max_tokens, with the tokenizer's special tokens."""
         limit = {} if max_tokens is None else {"truncation": True, "max_length": max_tokens}
         ids = self.tokenizer(prompt, verbose=False, **limit)["input_ids"]
         if self.encoder_decoder:
@@ -133,9 +133,9 @@ class Checkpoint:
         return Source(prompt=tuple(ids))
 
     def weights(self, dtype: torch.dtype, **placement: Any) -> PreTrainedModel:
-        """The model on the CPU, or where these options of `from_pretrained` put it.
+        """Load the model on the CPU, or where these options of `from_pretrained` put it.
 
-        Every weight must come from the checkpoint, else it raises UserError.
+        Raises UserError if the checkpoint lacks any weight.
         """
         auto = AutoModelForSeq2SeqLM if self.encoder_decoder else AutoModelForCausalLM
         with no_progress_bars():
@@ -157,9 +157,9 @@ class Checkpoint:
 
     @cached_property
     def fingerprint(self) -> str:
-        """What identifies the weights: the hub's commit, or a hash of a folder's files, a training's account aside."""
+        """Identifies the weights: the hub's commit, or a hash of a folder's files without a training's log files."""
         if not Path(self.location).is_dir():
-            _ = self.config  # now it is in the cache, in a folder named by its commit
+            _ = self.config  # now it is in the hub's cache, in a folder named after its commit
             cached = try_to_load_from_cache(self.location, "config.json", revision=self.revision)
             if not isinstance(cached, str):
                 raise UserError(f"{self.path} left no commit in the hub's cache; give a local folder instead")
@@ -177,14 +177,14 @@ class Checkpoint:
         return {} if self.revision is None else {"revision": self.revision}
 
     def _read(self, part: str, read: Callable[..., T], **options: Any) -> T:
-        """Call a `from_pretrained`, with one clear message where it cannot work."""
+        """Call a `from_pretrained`. Raises UserError with a clear message if it fails."""
         folder = Path(self.location)
         if not folder.is_dir():
             if folder.is_absolute() or self.path.startswith((".", "~")) or self.path.count("/") > 1:
                 raise UserError(
                     f"no checkpoint folder {self.path}; give a folder with config.json or a hub id such as org/name"
                 )
-            if hub_problem() is not None:  # what was fetched before still serves
+            if hub_problem() is not None:  # files downloaded before can still be used
                 options["local_files_only"] = True
         elif not (folder / "config.json").is_file():
             raise UserError(f"{self.path} has no config.json; give a folder in Hugging Face layout")
@@ -198,7 +198,7 @@ class Checkpoint:
             raise UserError(self._complaint(part, error)) from error
 
     def _complaint(self, part: str, error: Exception) -> str:
-        """What a user can do about a file that cannot be read."""
+        """The message for a file that cannot be read, with what the user can do about it."""
         text = str(error).strip()
         if "trust_remote_code" in text:
             return f"the {part} of {self.path} {REMOTE_CODE}"
@@ -214,7 +214,7 @@ class Checkpoint:
 
 
 def root_cause(error: BaseException) -> str:
-    """What went wrong first, in one line."""
+    """The first error of the chain, in one line."""
     while (before := error.__cause__ or error.__context__) is not None:
         error = before
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -222,7 +222,7 @@ def root_cause(error: BaseException) -> str:
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Silence Transformers' own bars, which fight with ours."""
+    """Hide Transformers' own progress bars, which would garble ours."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
@@ -253,7 +253,7 @@ def require_same_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:
 
 
 def resolve_device(name: str) -> torch.device:
-    """`auto` is the GPU where there is one. Raises UserError for a device that cannot be used."""
+    """The device with this name; `auto` is the GPU if there is one. Raises UserError for an unusable device."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -274,7 +274,7 @@ def resolve_dtype(name: str) -> torch.dtype:
 
 
 def decoder_depth(config: PreTrainedConfig) -> int:
-    """How many decoder layers a configuration has."""
+    """The number of decoder layers in a configuration."""
     text = config.get_text_config(decoder=True)
     layers = getattr(text, "num_decoder_layers", None) or getattr(text, "decoder_layers", None)
     return layers if config.is_encoder_decoder and layers else text.num_hidden_layers

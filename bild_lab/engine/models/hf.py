@@ -1,4 +1,4 @@
-"""Any Hugging Face checkpoint, causal or encoder–decoder, run by the modules of Transformers."""
+"""Any Hugging Face checkpoint, causal or encoder–decoder, run with the modules of Transformers."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ from bild_lab.errors import UserError
 class HuggingFaceModel:
     """A checkpoint on a device. The weights load at the first use of `module`.
 
-    Everything that only needs the checkpoint's small files (vocabulary, end tokens, prompts)
-    works before that, so that a wrong pair fails before gigabytes are read.
+    Everything that needs only the checkpoint's small files (vocabulary, end tokens, prompts)
+    works before that, so that a mismatched pair fails before gigabytes are read.
     """
 
     checkpoint: Checkpoint
@@ -54,7 +54,7 @@ class HuggingFaceModel:
     engine: ClassVar[str] = "hf"
     ranks: ClassVar[Ranks] = ONE_PROCESS  # the processes that hold its weights
 
-    layers_wanted: bool = field(default=False, init=False)  # by a method that runs some of them
+    layers_wanted: bool = field(default=False, init=False)  # whether a method runs only some layers
 
     @cached_property
     def module(self) -> PreTrainedModel:
@@ -77,13 +77,16 @@ class HuggingFaceModel:
         _ = self.module
 
     def synchronize(self) -> None:
-        """Wait until the device has done what it was asked, in all processes that hold a part of the model."""
+        """Wait until the device has finished all queued work, in all processes that hold a part of the model."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.ranks.wait()
 
     def require_layers(self, what: str) -> None:
-        """Raise UserError unless the layers can be found; with the weights it is tested that they give the same."""
+        """Raise UserError unless the layers can be found; once weights are loaded, also check that they give the same.
+
+        what: the method that needs them, for the message.
+        """
         self.layers_wanted = True
         if "module" in vars(self):
             require_same_by_layers(self.module, self.checkpoint.path)
@@ -107,7 +110,7 @@ class HuggingFaceModel:
 
     @torch.inference_mode()
     def prompt_cache(self, embeddings: Float[Tensor, "p dim"]) -> Prefix:
-        """Keys and values of a shallow prompt: each row sees those before it, and none has a rotation."""
+        """Keys and values of a shallow prompt, [p, dim] embeddings: causal attention, no rotary positions."""
         cache, count = DynamicCache(), embeddings.shape[0]
         among = torch.ones(count, count, dtype=torch.bool, device=embeddings.device).tril()
         self.module.base_model(
@@ -127,7 +130,7 @@ class HuggingFaceModel:
 
 
 class ModuleLayers:
-    """A module's decoder layers and the cache of one sequence. A prefix fills the cache's first slots."""
+    """A module's decoder layers and the KV cache of one sequence. A prefix fills the cache's first slots."""
 
     def __init__(self, module: PreTrainedModel, source: Source, prefix: Prefix | None = None) -> None:
         self.module, self.config = module, module.config
@@ -151,7 +154,7 @@ class ModuleLayers:
 
     def run(self, work: Pass) -> Scores:
         tree = work.tree
-        if tree is None and self.reserved:  # a mask must hide the prefix from a chain too
+        if tree is None and self.reserved:  # a chain needs a mask too, to hide the prefix
             tree = Tree(torch.arange(-1, work.count - 1, device=work.tokens.device))
         plan = Plan(work.start, work.layers, work.states, work.hidden, work.fill, stop=not work.logits)
         inputs = {} if tree is None else self._placed(tree, work, plan)
@@ -180,19 +183,19 @@ class ModuleLayers:
     def gather(self, start: int, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
         taken = torch.tensor([*range(start), *(start + row for row in rows)], device=self.device)
         for layer in self._cache.layers if layers is None else [self._cache.layers[index] for index in layers]:
-            taken = taken.to(layer.keys.device)  # layers of a spread model lie on several
+            taken = taken.to(layer.keys.device)  # a spread model has layers on several devices
             layer.keys = layer.keys.index_select(-2, taken)
             layer.values = layer.values.index_select(-2, taken)
 
     def _tokens(self, fed: Int[Tensor, " m"]) -> dict[str, Tensor]:
-        """Token ids, or, if some lie beyond the vocabulary, embeddings."""
+        """The module's inputs: token ids, or embeddings if the prefix has masks (ids beyond the vocabulary)."""
         if self._prefix is None or self._prefix.masks is None:
             return {self._ids_name: fed[None]}
         look_up = self.module.get_input_embeddings()
         return {"inputs_embeds": self._prefix.embed(fed, look_up.num_embeddings, look_up)[None]}
 
     def _placed(self, tree: Tree, work: Pass, plan: Plan) -> dict[str, Any]:
-        """Inputs that let every row see the text and its own ancestors, at its logical position."""
+        """Mask and positions: every row attends to the text and its own ancestors, at its logical position."""
         module, start, device = self.module, work.start, work.tokens.device
         positions = start - self.reserved + tree.depths  # [m]
         keys = torch.cat([torch.arange(-self.reserved, start - self.reserved, device=device), positions])
@@ -215,9 +218,9 @@ class ModuleLayers:
 def masks_by_kind(
     module: PreTrainedModel, visible: Bool[Tensor, "m n"], positions: Int[Tensor, " m"], keys: Int[Tensor, " n"]
 ) -> Tensor | dict[str, Tensor]:
-    """The additive mask of a tree, [1 1 m n]; one for each kind of layers where some see only a window.
+    """The additive mask of a tree, [1 1 m n]; one for each kind of layer if some have sliding-window attention.
 
-    Raises UserError for kinds of attention whose trees are not known.
+    Raises UserError for kinds of attention that tree drafts do not support.
     """
     config = module.config.get_text_config(decoder=True)
     window = getattr(config, "sliding_window", None)
@@ -238,14 +241,14 @@ def masks_by_kind(
 
 
 def weightless(checkpoint: Checkpoint) -> PreTrainedModel:
-    """The checkpoint's architecture without memory for weights, to try out before they load."""
+    """The checkpoint's architecture on the meta device, without weights, for checks before they load."""
     auto = AutoModelForSeq2SeqLM if checkpoint.encoder_decoder else AutoModelForCausalLM
     with torch.device("meta"):
         return auto.from_config(copy.deepcopy(checkpoint.config), dtype=torch.bfloat16)
 
 
 def require_same_by_layers(module: PreTrainedModel, name: str) -> None:
-    """Raise UserError unless a few rows give the same logits whole and through two ranges of layers."""
+    """Raise UserError unless a few rows give the same logits in one forward and through two ranges of layers."""
     tokens = [token % module.config.get_text_config(decoder=True).vocab_size for token in (3, 5, 7, 11)]
     encoder_ids = torch.tensor([tokens], device=input_device(module)) if module.config.is_encoder_decoder else None
     source = Source(tuple(tokens[:1]), encoder_ids, input_device(module))
@@ -262,19 +265,19 @@ def require_same_by_layers(module: PreTrainedModel, name: str) -> None:
 
 
 def input_device(module: PreTrainedModel) -> torch.device:
-    """Where a model takes tokens and gives logits. Of a spread one, weights may lie elsewhere, or on disk."""
+    """The device of a model's tokens and logits. Weights of a spread model may be elsewhere, or on disk."""
     hook = getattr(module, "_hf_hook", None)  # of Accelerate
     return module.device if hook is None else torch.empty(0, device=hook.execution_device).device
 
 
 def additive(visible: Bool[Tensor, "m n"], dtype: torch.dtype) -> Float[Tensor, "m n"]:
-    """The mask as what is added to scores: a boolean 4-D mask is silently wrong with eager attention."""
+    """The mask as a term added to attention scores. A boolean 4-D mask is silently wrong with eager attention."""
     return torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, torch.finfo(dtype).min)
 
 
 @contextmanager
 def head_input(module: PreTrainedModel) -> Iterator[list[Tensor]]:
-    """Collects what the head reads in the forwards inside, [1, m, dim] each; nothing where a model has no head."""
+    """Collect the head's inputs in the forwards inside, [1, m, dim] each; nothing if the model has no head."""
     read: list[Tensor] = []
     head = module.get_output_embeddings()
     hook = None if head is None else head.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))

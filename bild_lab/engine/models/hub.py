@@ -1,6 +1,6 @@
-"""Is the Hugging Face hub there? Asked with one socket before any of its libraries waits for minutes.
+"""Check with one socket whether the Hugging Face hub is reachable, before its libraries wait for minutes.
 
-An unreachable hub costs `huggingface_hub` 23 s (refused) to 389 s (black-holed) a call.
+With an unreachable hub a call of `huggingface_hub` takes 23 s (refused) to 389 s (packets dropped).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from bild_lab.errors import UserError
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 PROBE_TIMEOUT_S = 2.0
-_TRUE_WORDS = {"1", "ON", "YES", "TRUE"}  # as huggingface_hub reads its variables
+_TRUE_WORDS = {"1", "ON", "YES", "TRUE"}  # the values that huggingface_hub takes as true
 
 
 def require_hub(what: str, remedy: str) -> None:
     """Return if the hub can be reached, within about two seconds.
 
-    `what` is the thing wanted ("dataset 'wmt/wmt14'"), `remedy` the way round the hub ("give a local
+    what: the thing wanted ("dataset 'wmt/wmt14'"). remedy: how to do without the hub ("give a local
     copy: dataset.path=DIR"). Raises UserError with both if the hub is unreachable or switched off.
     """
     problem = hub_problem()
@@ -43,7 +43,7 @@ def hub_problem(timeout_s: float = PROBE_TIMEOUT_S) -> str | None:
 
 
 def _probe_address() -> tuple[str, int]:
-    """Host and port that a request to the hub would open first: the endpoint, or its proxy.
+    """Host and port that a request to the hub would connect to first: the endpoint, or its proxy.
 
     Raises UserError for an endpoint or a proxy that is not a URL.
     """
@@ -63,7 +63,7 @@ def _probe_address() -> tuple[str, int]:
 
 
 def _connect(host: str, port: int, timeout_s: float) -> str | None:
-    """Open and close a socket; the failure in words, or None."""
+    """Open and close a socket. Returns the failure in words, or None."""
     outcome: list[str | None] = []
 
     def connect() -> None:
@@ -73,7 +73,7 @@ def _connect(host: str, port: int, timeout_s: float) -> str | None:
         except OSError as error:
             outcome.append(error.strerror or str(error))
 
-    # in a thread: a name server that does not answer holds getaddrinfo, which has no timeout of its own
+    # in a thread: getaddrinfo has no timeout, and blocks if a name server does not answer
     prober = threading.Thread(target=connect, daemon=True)
     prober.start()
     prober.join(timeout_s)
@@ -82,10 +82,10 @@ def _connect(host: str, port: int, timeout_s: float) -> str | None:
 
 @contextmanager
 def offline_hub() -> Iterator[None]:
-    """Let the hub's libraries use their cache only, inside the block.
+    """Inside the block the hub's libraries use only their cache.
 
-    HF_HUB_OFFLINE is read once, at import, so the constants that were read are switched instead.
-    Import what will be called (`datasets`, `transformers`) before entering.
+    HF_HUB_OFFLINE is read once, at import, so the constants read from it are changed instead.
+    Import the libraries to be called (`datasets`, `transformers`) before entering.
     """
     import huggingface_hub.constants
 

@@ -1,7 +1,7 @@
-"""Running some layers of a Transformers decoder: the others pass their input on.
+"""Run only some layers of a Transformers decoder; the others pass their input on unchanged.
 
-Transformers runs a decoder whole. Here every decoder layer is wrapped once, and a `Plan` says, for the forward that
-this thread runs, which layers compute, what the first of them reads, and which states to keep.
+Transformers always runs all layers of a decoder. Here every decoder layer is wrapped once. A `Plan`, one per thread,
+says which layers run in the next forward, what the first of them reads, and which hidden states to keep.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from transformers import DynamicCache, PreTrainedModel
 
 @dataclass
 class Plan:
-    """What one forward does. It holds for the thread that runs it.
+    """What one forward does, in the thread that runs it.
 
-    start: the first slot of the cache that the rows fill. layers: indices of the layers to run; None: all. states:
-    [m, dim], what the first of them reads; None: what the layer before gives. hidden: collect the states behind so
-    many layers, 0 for the embeddings. distances: [m, k], each key's position minus the row's, for the position bias of
-    T5; None: those of a chain. fill: stop each layer once its keys and values are stored. stop: end the forward
-    behind the last of the layers, before the head. outputs: the collected states.
+    start: the first cache slot that the rows fill. layers: indices of the layers to run; None: all. states:
+    [m, dim], the input of the first of them; None: the output of the layer before. hidden: after how many layers to
+    collect hidden states, 0 for the embeddings. distances: [m, k], each key's position minus the row's, for T5's
+    position bias; None: those of a chain. fill: stop each layer once its keys and values are stored. stop: end the
+    forward after the last of the layers, before the head. outputs: the collected hidden states.
     """
 
     start: int
@@ -40,7 +40,7 @@ class Plan:
 
     @property
     def idle(self) -> bool:
-        """Whether every layer runs as it always does."""
+        """Whether every layer runs normally."""
         return self.layers is None and self.states is None and not self.hidden
 
 
@@ -48,16 +48,16 @@ _plan: ContextVar[Plan | None] = ContextVar("plan", default=None)
 
 
 class ForwardEnded(Exception):
-    """All that was wanted of a forward is there."""
+    """Raised to end a forward once all requested outputs are there."""
 
 
 class KeysStored(Exception):
-    """A layer has stored its keys and values."""
+    """Raised to end a layer once it has stored its keys and values."""
 
 
 @contextmanager
 def following(plan: Plan) -> Iterator[None]:
-    """Run forwards by this plan; a forward whose plan says `stop` ends quietly."""
+    """Forwards inside the block follow this plan. A forward that ends early (`stop`) raises nothing."""
     token = _plan.set(plan)
     try:
         yield
@@ -68,15 +68,15 @@ def following(plan: Plan) -> Iterator[None]:
 
 
 class SlotCache(DynamicCache):
-    """A cache whose rows are stored from the plan's slot `start` on, in place of whatever stood there or behind.
+    """A KV cache that stores rows from the plan's slot `start` on, and drops all rows from there on first.
 
-    Each layer has rows of its own number, as a plan may run only some of them.
+    Layers may hold different numbers of rows, as a plan may run only some layers.
     """
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *rest: Any, **options: Any) -> Any:
         plan = _plan.get()
         if layer_idx < len(self.layers) and (layer := self.layers[layer_idx]).is_initialized:
-            # slots that were filled before the layers ran go where their layer turns out to lie
+            # a prefix was stored before the layers ran: move it to the device of its layer
             keys, values = layer.keys.to(key_states.device), layer.values.to(value_states.device)
             layer.keys, layer.values = keys[..., : plan.start, :], values[..., : plan.start, :]
         stored = super().update(key_states, value_states, layer_idx, *rest, **options)
@@ -88,12 +88,12 @@ class SlotCache(DynamicCache):
         return _plan.get().start
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """How many keys the rows see, and the first one's position."""
+        """How many keys the rows attend to, and the position of the first."""
         return _plan.get().start + query_length, 0
 
 
 def decoder_layers(module: PreTrainedModel) -> nn.ModuleList | None:
-    """The decoder layers of a causal or encoder–decoder model; None if there is no list of as many as it has."""
+    """The decoder layers of a causal or encoder–decoder model; None if no module list has the configured length."""
     config = module.config
     decoder = module.get_decoder() if config.is_encoder_decoder else module.base_model
     text = config.get_text_config(decoder=True)
@@ -104,7 +104,7 @@ def decoder_layers(module: PreTrainedModel) -> nn.ModuleList | None:
 
 
 def wrap_layers(module: PreTrainedModel) -> None:
-    """Let every decoder layer follow the plan; a module that is wrapped already stays as it is."""
+    """Wrap every decoder layer so that it follows the plan. A module that is already wrapped is left unchanged."""
     layers = decoder_layers(module)
     if layers is None or getattr(layers, "_follows_plan", False):
         return
@@ -143,13 +143,13 @@ def _following_plan(layer: nn.Module, run: Callable[..., Any], index: int, last:
 
 
 def sets_positions(module: PreTrainedModel) -> bool:
-    """Whether an encoder–decoder's rows can stand at positions of choice, as T5's can."""
+    """Whether an encoder–decoder's rows can be given any position, as in T5."""
     layers = decoder_layers(module)
     return layers is not None and _relative_attention(layers[0]) is not None
 
 
 def _relative_attention(layer: nn.Module) -> nn.Module | None:
-    """The self-attention of a T5 block, the first of which computes the position bias of all; None for others."""
+    """The self-attention of a T5 block (the first block's computes the bias for all); None for other architectures."""
     parts = getattr(layer, "layer", None)
     return getattr(parts[0], "SelfAttention", None) if isinstance(parts, nn.ModuleList) else None
 
@@ -160,7 +160,7 @@ def _bias_by_plan(attention: nn.Module, compute: Callable[..., Tensor]) -> Calla
         if plan is None or plan.distances is None:
             return compute(*args, device=device, **kwargs)
         buckets = attention._relative_position_bucket(
-            plan.distances.to(device=device),  # the layer's, which may not be where tokens go in
+            plan.distances.to(device=device),  # the layer's device, which may differ from the input device
             bidirectional=False,
             num_buckets=attention.relative_attention_num_buckets,
             max_distance=attention.relative_attention_max_distance,
@@ -176,7 +176,7 @@ def _fill(run: Callable[..., Any], hidden_states: Tensor, *args: Any, **kwargs: 
 
 
 def _passed_on(layer: nn.Module, hidden_states: Tensor, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """What a layer that does not run gives to the next one: its input, and in T5 the position biases."""
+    """The output of a skipped layer: its input, and in T5 also the position biases."""
     attention = _relative_attention(layer)
     if attention is None:
         return hidden_states
@@ -188,6 +188,6 @@ def _passed_on(layer: nn.Module, hidden_states: Tensor, args: tuple, kwargs: dic
 
 
 def logits_equal(one: Tensor, other: Tensor) -> bool:
-    """Whether two ways to the same logits agree to the rounding of their precision."""
+    """Whether two computations of the same logits agree up to rounding in their precision."""
     scale = float(one.abs().max()) or 1.0
     return float((one - other).abs().max()) <= 64 * torch.finfo(one.dtype).eps * scale

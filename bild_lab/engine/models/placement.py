@@ -26,9 +26,9 @@ TORCHRUN = "torchrun --nproc_per_node=N run.py runtime.tensor_parallel=true"
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a target's weights lie; drafters stay whole, on one device of each process.
+    """Where a target's weights are placed. Drafters are not split: each process has them on one device.
 
-    device_map: how Accelerate deals layers out to the devices of one process, None: all on one device.
+    device_map: how Accelerate distributes layers over the devices of one process; None: all on one device.
     tensor_parallel: each process that `torchrun` started holds a shard of every layer.
     """
 
@@ -48,7 +48,7 @@ class Placement:
 
     @property
     def ranks(self) -> Ranks:
-        """The processes that the weights lie in."""
+        """The processes that hold the weights."""
         return launched() if self.tensor_parallel else ONE_PROCESS
 
     @property
@@ -56,7 +56,7 @@ class Placement:
         return self.device_map is not None or self.tensor_parallel
 
     def home(self, device: torch.device) -> torch.device:
-        """Where tokens go in and logits come out, and where drafters lie. Raises UserError for a device of choice."""
+        """The device of tokens, logits and drafters. Raises UserError for a chosen device if the target is spread."""
         if self.spread and device != resolve_device("auto"):
             raise UserError(
                 "a target that is spread takes all devices that CUDA_VISIBLE_DEVICES names; "
@@ -65,7 +65,7 @@ class Placement:
         return torch.device("cuda", local_rank()) if self.tensor_parallel and device.type == "cuda" else device
 
     def model(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> HuggingFaceModel:
-        """The checkpoint as a model that lies so. Raises UserError where it cannot be split among the processes."""
+        """The checkpoint as a model with this placement. Raises UserError if it cannot be split among the processes."""
         if self.device_map is not None:
             return SpreadModel(checkpoint, device, dtype, self.device_map)
         if not self.tensor_parallel:
@@ -77,9 +77,10 @@ class Placement:
 
 @dataclass
 class SpreadModel(HuggingFaceModel):
-    """A checkpoint whose layers Accelerate deals out to devices, to main memory and to disk, in this order.
+    """A checkpoint whose layers Accelerate distributes over GPUs, main memory and disk, in this order.
 
-    device_map: one of DEVICE_MAPS, or the device of every part. What lies in memory or on disk visits `device` to run.
+    device_map: one of DEVICE_MAPS, or the device of every part. Parts in memory or on disk are copied to `device` to
+    run.
     """
 
     device_map: str | dict[str, str | int] = "auto"
@@ -100,14 +101,14 @@ class SpreadModel(HuggingFaceModel):
 
     @property
     def parts(self) -> dict[str, int]:
-        """How many parts, most of them layers, lie on each device, in memory (cpu) and on disk."""
-        where = getattr(self.module, "hf_device_map", {"": self.device}).values()  # a GPU is a number there
+        """How many parts, mostly layers, are on each device, in memory (cpu) and on disk."""
+        where = getattr(self.module, "hf_device_map", {"": self.device}).values()  # GPUs are numbers there
         return dict(Counter(f"cuda:{each}" if isinstance(each, int) else str(each) for each in where))
 
 
 @dataclass
 class ShardedModel(HuggingFaceModel):
-    """A checkpoint of whose layers each process holds a shard, and computes its part of every row."""
+    """A checkpoint split by tensor parallelism: each process holds a shard of every layer."""
 
     ranks: Ranks = ONE_PROCESS
 
@@ -132,7 +133,7 @@ class ShardedModel(HuggingFaceModel):
         return super().start(source, room, forwards, target, None if prefix is None else self._shard_of(prefix))
 
     def _shard_of(self, prefix: Prefix) -> Prefix:
-        """The heads that this process computes; one that was run through the layers has no others."""
+        """This process's heads of a prefix. A prefix made by running the sharded layers has only these already."""
         if prefix.keys.shape[1] != key_value_heads(self.checkpoint.config):
             return prefix
 
@@ -143,7 +144,7 @@ class ShardedModel(HuggingFaceModel):
 
 
 def require_one_device(checkpoint: Checkpoint, what: str) -> None:
-    """Raise UserError: the layers of a target that is spread over devices run only together."""
+    """Raise UserError: a target that is spread over devices cannot run some of its layers."""
     raise UserError(
         f"{what} runs some of the target's layers, and {checkpoint.path} is spread over devices; "
         "leave out runtime.device_map and runtime.tensor_parallel"
@@ -151,7 +152,7 @@ def require_one_device(checkpoint: Checkpoint, what: str) -> None:
 
 
 def why_not_sharded(config: PreTrainedConfig, count: int) -> str | None:
-    """Why an architecture cannot be split among so many processes, or None if it can."""
+    """Why an architecture cannot be split among this many processes, or None if it can."""
     if not config.base_model_tp_plan:
         return f"Transformers has no plan of how to split a {config.model_type}; use runtime.device_map=auto"
     for heads in (config.num_attention_heads, key_value_heads(config)):
@@ -161,5 +162,5 @@ def why_not_sharded(config: PreTrainedConfig, count: int) -> str | None:
 
 
 def key_value_heads(config: PreTrainedConfig) -> int:
-    """Heads that are cached: fewer than the attention's where several share one."""
+    """The number of key-value heads; smaller than the number of attention heads with grouped-query attention."""
     return getattr(config, "num_key_value_heads", None) or config.num_attention_heads

@@ -1,4 +1,4 @@
-"""The processes that `torchrun` or `accelerate launch` starts, each of which has a rank."""
+"""The processes that `torchrun` or `accelerate launch` starts; each has a rank."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATIENCE = timedelta(hours=2)  # for the slowest process to read its shard of th
 class Ranks:
     """The processes that run the same code on shards of one model. By default there is one.
 
-    rank: of this process, from 0. count: how many there are. Every method but `first` is called by all of them,
+    rank: of this process, from 0. count: how many there are. All processes must call every method except `first`,
     in the same order.
     """
 
@@ -46,12 +46,12 @@ class Ranks:
         return self.gather(value)[0]
 
     def wait(self) -> None:
-        """Wait until all processes are here."""
+        """Wait until all processes have reached this call."""
         if self.count > 1:
             process_group().wait_for_everyone()
 
     def run(self, action: Callable[[], T]) -> T:
-        """Run the action in every process and return its result here; if it fails in one, it fails in all."""
+        """Run the action in every process and return this process's result. If it fails in one, it fails in all."""
         result, error = None, None
         try:
             result = action()
@@ -76,7 +76,7 @@ ONE_PROCESS = Ranks()
 
 
 def launched() -> Ranks:
-    """The processes that a launcher started, from the variables it sets; without a launcher, this process alone."""
+    """The processes that a launcher started, read from environment variables; without a launcher, only this process."""
     return Ranks(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
 
 
@@ -86,7 +86,7 @@ def local_rank() -> int:
 
 
 def process_group() -> PartialState:
-    """Accelerate's state of these processes; the first call joins them."""
+    """Accelerate's state of these processes. The first call initializes the process group."""
     from accelerate import PartialState
 
     return PartialState(timeout=PATIENCE)

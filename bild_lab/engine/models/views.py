@@ -1,4 +1,4 @@
-"""Views of a target that draft for it: some of its layers, over its weights and its cache."""
+"""Views of a target that draft for it: some of its layers, with its weights and its KV cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bild_lab.errors import UserError
 
 
 class TargetLayers:
-    """Some layers of the target as a model that drafts for it, in the target's own cache."""
+    """Some layers of the target as a draft model, in the target's own KV cache."""
 
     def __init__(self, target: LoadedModel, layers: Sequence[int]) -> None:
         self._target, self.layers = target, tuple(layers)
@@ -45,9 +45,9 @@ class TargetLayers:
 class EarlyExit(TargetLayers):
     """The first layers of the target, then its final norm and head (self-speculation by early exit).
 
-    exit_layer: how many layers. What these layers cache is what the target's own pass caches there, so
-    the view computes nothing but the tokens that it drafts, and the target's pass over them runs only the other
-    layers (BiLD §4.4).
+    exit_layer: how many layers. These layers cache the same keys and values as in the target's own forward. So
+    the view runs only the tokens that it drafts, and the target then runs only its other layers on them
+    (BiLD §4.4).
     """
 
     def __init__(self, target: LoadedModel, exit_layer: int) -> None:
@@ -63,8 +63,8 @@ class EarlyExit(TargetLayers):
 class LayerSkip(TargetLayers):
     """The target without some of its layers (self-speculation by skipping, Zhang et al., "Draft & Verify").
 
-    skipped_layers: counted from 0. Behind the first of them the layers see inputs of their own, while
-    their keys and values of committed tokens are the whole target's.
+    skipped_layers: counted from 0. After the first skipped layer, drafted tokens have other hidden states than in
+    the full target; the keys and values of committed tokens are the full target's.
     """
 
     def __init__(self, target: LoadedModel, skipped_layers: Sequence[int]) -> None:
@@ -79,15 +79,15 @@ class LayerSkip(TargetLayers):
 
 
 class View:
-    """A session of some layers, ahead of the target's own in the target's cache. It drafts chains.
+    """A session of some layers, which stores its rows after the target's own in the target's cache. Chains only.
 
-    Its rows never outlive a round: the target's pass over the same tokens continues them if these are the first
-    layers, and overwrites them otherwise.
+    Its rows last for one round. If its layers are the target's first ones, the target's forward over the same
+    tokens continues from them; otherwise it overwrites them.
     """
 
     def __init__(self, target: Session, layers: tuple[int, ...]) -> None:
         self._target, self._layers = target, layers
-        self._ahead = 0  # rows behind the target's
+        self._ahead = 0  # the view's rows after the target's
 
     @property
     def forwards(self) -> list[Forward]:

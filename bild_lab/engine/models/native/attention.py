@@ -1,4 +1,4 @@
-"""What both families share: normalization, attention over the cache, and which rows see what."""
+"""Code shared by the T5 and Llama decoders: normalization, attention over the KV cache, and attention masks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from bild_lab.engine.draft import Tree
 
 @dataclass(frozen=True)
 class PlacedRows:
-    """Rows about to be run, and where they stand.
+    """Rows about to be run: their cache slots, positions and attention mask.
 
-    slots: theirs in the cache. stop: how many slots of the cache are read. positions: [m], logical, as
-    a tree's siblings share one. visible: [m stop], which slots each row attends to; None for a single
-    row that sees all of them. key_positions: [stop], the logical position of every slot; None where it
-    is the slot's own index.
+    slots: the cache slots they fill. stop: how many cache slots are read. positions: [m], logical: siblings
+    in a tree share one. visible: [m stop], which slots each row attends to; None for a single row that
+    attends to all of them. key_positions: [stop], the logical position of every slot; None if it is the
+    slot's index.
     """
 
     slots: slice | Int[Tensor, " m"]
@@ -41,11 +41,14 @@ def place_rows(
     reserved: int = 0,
     probe: Bool[Tensor, " m"] | None = None,
 ) -> PlacedRows:
-    """Rows behind `start` cached slots, of which the first `reserved` hold a prefix for probe rows only."""
+    """Place `count` rows after `start` cached slots. The first `reserved` slots hold a prefix for probe rows only.
+
+    tree: None for a chain. probe: [m], which rows are probes; None: no row.
+    """
     slots, stop = slice(start, start + count), start + count
     first = start - reserved  # logical position of the first row
     if count == 1 and not reserved:
-        return PlacedRows(slots, stop, torch.full((1,), first, device=device))  # torch.tensor would wait for a GPU
+        return PlacedRows(slots, stop, torch.full((1,), first, device=device))  # torch.tensor would synchronize
     if tree is None:
         positions = torch.arange(first, first + count, device=device)
         among = torch.ones(count, count, dtype=torch.bool, device=device).tril()
@@ -64,10 +67,10 @@ def place_rows(
 def normalize(
     x: Float[Tensor, "*m dim"], weight: Float[Tensor, "*heads dim"], epsilon: float
 ) -> Float[Tensor, "*m dim"]:
-    """Root-mean-square normalization, computed in float32 for half precision as PyTorch's kernel does.
+    """Root-mean-square normalization. Half precision is computed in float32, as in PyTorch's kernel.
 
-    weight: one for all rows, or one for each head, [1, heads, dim]. Where it has more precision than the rows, it is
-    applied before the result is rounded to theirs.
+    weight: [dim] for all rows, or [1, heads, dim] for each head. If it has more precision than x, it is applied
+    before the result is rounded to x's precision.
     """
     if weight.dtype != x.dtype:
         return normalize(x.to(weight.dtype), weight, epsilon).to(x.dtype)

@@ -12,7 +12,7 @@ from bild_lab.engine.session import on_device
 
 
 class KeyValueCache:
-    """Keys and values of every layer: [layers, heads, capacity, head_dim]. Who uses it knows which slots count."""
+    """Keys and values of every layer: [layers, heads, capacity, head_dim]. The caller tracks which slots are valid."""
 
     def __init__(self, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device) -> None:
         self.keys = torch.zeros(shape, dtype=dtype, device=device)  # zeros: masked slots must not hold NaN
@@ -29,7 +29,7 @@ class KeyValueCache:
         keys: Float[Tensor, "m heads dim"],
         values: Float[Tensor, "m heads dim"],
     ) -> None:
-        """Store a layer's rows."""
+        """Store the keys and values of a layer's rows in these slots."""
         for store, rows in ((self.keys[layer], keys), (self.values[layer], values)):
             if isinstance(slots, slice):
                 store[:, slots] = rows.transpose(0, 1)
@@ -37,7 +37,7 @@ class KeyValueCache:
                 store.index_copy_(1, slots, rows.transpose(0, 1))
 
     def gather(self, start: int, rows: Sequence[int], layers: slice) -> None:
-        """Move these rows, counted from slot `start`, to `start` and behind it; one gather over all the layers."""
+        """Move these rows, counted from slot `start`, to slot `start` and the following; one gather for all layers."""
         taken = on_device([start + row for row in rows], self.keys.device)  # [k]
         for store in (self.keys[layers], self.values[layers]):
             store[:, :, start : start + len(rows)] = store.index_select(2, taken)

@@ -1,4 +1,4 @@
-"""Steps of fixed shape: compiled once for each number of rows, and on a GPU replayed as one CUDA graph."""
+"""Forwards of fixed shape: compiled once for each number of rows, and replayed as one CUDA graph on a GPU."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from bild_lab.engine.models.native.cache import KeyValueCache
 from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.t5 import Memory, T5Decoder
 
-ROW_COUNTS = (1, 2, 4, 8, 16, 32, 64)  # others are padded up to the next
+ROW_COUNTS = (1, 2, 4, 8, 16, 32, 64)  # other numbers of rows are padded up to the next of these
 LEAST_CAPACITY = 128
 BACKEND = "inductor"
-COMPILED_SHAPES = 256  # of one process; PyTorch's own limit is 8, after which it stops compiling
+COMPILED_SHAPES = 256  # limit for one process; PyTorch's default is 8, after which it stops compiling
 
-Outputs = tuple[Float[Tensor, "m vocab"], Float[Tensor, "m dim"]]  # logits, and what the head read
+Outputs = tuple[Float[Tensor, "m vocab"], Float[Tensor, "m dim"]]  # logits, and the head's input
 
 
 @dataclass
 class Step:
-    """One number of rows: its inputs, in memory that stays where it is, and what runs them."""
+    """The compiled step for one number of rows: inputs at fixed memory addresses, and the function that runs them."""
 
     tokens: Int[Tensor, " m"]
     start: Int[Tensor, ""]
@@ -38,10 +38,10 @@ class Step:
 
 
 class Workspace:
-    """A cache and a memory of fixed shape for one sequence at a time, and the steps over them.
+    """A KV cache and an encoder memory of fixed shape, for one sequence at a time, and the steps that use them.
 
-    The cache is read whole in every step, slots beyond the sequence masked, so that one compiled
-    program serves every length.
+    Every step reads the whole cache and masks slots beyond the sequence, so that one compiled program
+    serves every length.
     """
 
     @torch.inference_mode()
@@ -67,7 +67,7 @@ class Workspace:
 
     @torch.inference_mode()
     def remember(self, memory: tuple[Memory, ...]) -> None:
-        """Take over the encoder's output of the sequence that starts now."""
+        """Copy the encoder memory of a new sequence."""
         for ours, theirs in zip(self.memory, memory, strict=True):
             count = theirs.keys.shape[2]
             ours.keys[:, :, :count] = theirs.keys
@@ -75,11 +75,11 @@ class Workspace:
             ours.visible.fill_(False)[..., :count] = True
 
     def takes(self, work: Pass) -> bool:
-        """Whether a step of so many rows is within the shapes and the capacity."""
+        """Whether this pass fits the largest step and the cache's capacity."""
         return work.count <= ROW_COUNTS[-1] and work.start + padded(work.count) <= self.cache.capacity
 
     def step(self, work: Pass) -> Outputs:
-        """Run rows behind the cached ones; logits and what the head read stand until the next step."""
+        """Run rows after the cached ones. Logits and head input are valid until the next step."""
         count, tree = work.count, work.tree
         rows = padded(count)
         if rows not in self._steps:
@@ -100,7 +100,7 @@ class Workspace:
 
     @cached_property
     def _chain(self) -> Step:
-        """Depths and ancestors of a chain of the most rows."""
+        """Depths and ancestors of a chain with the largest number of rows."""
         return self._inputs(ROW_COUNTS[-1])
 
     def _inputs(self, rows: int) -> Step:
@@ -136,11 +136,11 @@ def forward(
     depth: Int[Tensor, " m"],
     among: Bool[Tensor, "m m"],
 ) -> Outputs:
-    """Rows at slots start … start + m − 1; depth and among place them as a chain or a tree."""
+    """Run rows at slots start … start + m − 1. depth: [m] and among: [m, m], ancestors, describe the chain or tree."""
     m = tokens.shape[0]
     places = torch.arange(cache.capacity, device=tokens.device)
     positions = start + depth
-    row = places - start  # of the slots that are being filled, which row fills it
+    row = places - start  # the row that fills each slot, if it is in 0 … m − 1
     filled, nearest = (row >= 0) & (row < m), row.clamp(0, m - 1)
     rows = PlacedRows(
         start + torch.arange(m, device=tokens.device),
@@ -159,7 +159,7 @@ def captured(run: Callable[[], Outputs]) -> Callable[[], Outputs]:
     """The same kernels as one CUDA graph over the same memory."""
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):  # libraries set themselves up at their first calls, which a graph cannot hold
+    with torch.cuda.stream(aside):  # warm-up: a graph cannot record the libraries' initialization
         for _ in range(3):
             run()
     torch.cuda.current_stream().wait_stream(aside)
@@ -175,10 +175,10 @@ def captured(run: Callable[[], Outputs]) -> Callable[[], Outputs]:
 
 
 def padded(count: int) -> int:
-    """The number of rows that a step of `count` rows is run with."""
+    """The padded number of rows for a step of `count` rows."""
     return next((rows for rows in ROW_COUNTS if rows >= count), count)
 
 
 def roomy(least: int) -> int:
-    """A capacity that few sequences outgrow, from few sizes, as each is compiled anew."""
+    """A power of two of at least `least` slots: few distinct capacities, as each needs its own compilation."""
     return max(LEAST_CAPACITY, 1 << (least - 1).bit_length())

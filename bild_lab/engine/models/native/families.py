@@ -1,4 +1,4 @@
-"""Which decoder-only architectures run natively, and how each departs from Llama."""
+"""Which decoder-only architectures run natively, and how each differs from Llama."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, silu
 from transformers import PreTrainedConfig
 
-FULL, SLIDING = "full_attention", "sliding_attention"  # a layer's kind, in the words of the configurations
+FULL, SLIDING = "full_attention", "sliding_attention"  # a layer's kind, as named in the configurations
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": silu,
     "gelu_pytorch_tanh": partial(gelu, approximate="tanh"),
@@ -22,12 +22,12 @@ SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 
 @dataclass(frozen=True)
 class Family:
-    """How an architecture departs from Llama where its weights do not show it.
+    """How an architecture differs from Llama, apart from what its weights show.
 
-    activation: what its configuration calls the activation. scalar: and the number whose inverse square root scales
-    attention; None: the width of a head. kinds_by_layer: its configuration tells the kind of each layer.
-    zero_centred: weights of norms are stored less 1, and applied in float32. scaled_embedding: by the square root of
-    the hidden size. rotary_by_kind: each kind of layer has a rotation of its own.
+    activation: the configuration's field for the activation. scalar: its field for the number whose inverse square
+    root scales attention; None: the head width. kinds_by_layer: the configuration lists the kind of each layer.
+    zero_centred: norm weights are stored minus 1 and applied in float32. scaled_embedding: embeddings are multiplied
+    by the square root of the hidden size. rotary_by_kind: each kind of layer has its own rotary embedding.
     """
 
     activation: str = "hidden_act"
@@ -56,14 +56,14 @@ MODEL_TYPES = tuple(FAMILIES)
 
 
 def norm_factor(config: PreTrainedConfig, weight: Float[Tensor, " dim"]) -> Float[Tensor, " dim"]:
-    """What a norm of this weight multiplies with; of a zero-centred one in float32 where weights are narrower."""
+    """The factor of a norm with this weight; for zero-centred norms 1 + weight, in float32 or better."""
     if not FAMILIES[config.model_type].zero_centred:
         return weight
     return 1.0 + weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
 
 
 def layer_kinds(config: PreTrainedConfig) -> tuple[str, ...]:
-    """Of every layer of a known architecture, whether its rows see the whole text or a sliding window."""
+    """The kind of every layer of a known architecture: FULL or SLIDING attention."""
     if FAMILIES[config.model_type].kinds_by_layer:
         return tuple(config.layer_types)
     windowed = config.model_type == "mistral" and config.sliding_window is not None
@@ -71,9 +71,9 @@ def layer_kinds(config: PreTrainedConfig) -> tuple[str, ...]:
 
 
 def sliding_window(config: PreTrainedConfig) -> int | None:
-    """How many positions back a row sees, itself included, where a layer has a window; None for all.
+    """The size of the sliding window, including the row itself; None if no layer has one.
 
-    Of any architecture, also of those that do not run here.
+    Works for any architecture, also for those that do not run natively.
     """
     kinds = set(getattr(config, "layer_types", None) or [])
     if kinds == {FULL}:
@@ -101,7 +101,7 @@ def why_not(config: PreTrainedConfig) -> str | None:
 
 
 def rotary_types(config: PreTrainedConfig) -> list[str]:
-    """The kinds of rotary scaling: one, or one for each kind of layer."""
+    """The types of rotary scaling: one, or one for each kind of layer."""
     parameters = getattr(config, "rope_parameters", None) or {}
     by_kind = [each for each in parameters.values() if isinstance(each, dict)]
     return [each.get("rope_type", "default") for each in by_kind or [parameters]]

@@ -1,8 +1,8 @@
 """The Llama family as one readable decoder: Llama, Mistral, Qwen2, Qwen3 and the text models of Gemma 3.
 
-All have grouped-query attention, rotary positions of any scaling that does not change with the length, and a gated
-feed-forward block. What else there is comes from the weights (biases, norms of queries and keys, norms behind
-attention and feed-forward), from the configuration (which layers see a sliding window), or from `Family`.
+All have grouped-query attention, rotary positions with any scaling that does not depend on the length, and a gated
+feed-forward block. Other features are read from the weights (biases, norms of queries and keys, norms after
+attention and feed-forward), from the configuration (which layers have a sliding window), or from `Family`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from bild_lab.engine.models.native.families import ACTIVATIONS, FAMILIES, FULL, 
 class LlamaLayer:
     """One layer's weights; query, key and value are one matrix, so are gate and up.
 
-    kind: FULL or SLIDING. head_norm: of each query and key head. attention_out_norm and feed_forward_out_norm: of
-    what these blocks add to the residual stream.
+    kind: FULL or SLIDING. head_norm: norm of each query and key head. attention_out_norm and feed_forward_out_norm:
+    norms of these blocks' outputs, before the residual sum.
     """
 
     kind: str
@@ -46,7 +46,7 @@ class LlamaLayer:
 
 
 class LlamaDecoder:
-    """Rows through any range of layers. There is no batch axis: one sequence, [m, dim]."""
+    """Runs rows through any range of layers. There is no batch axis: one sequence, [m, dim]."""
 
     def __init__(self, module: PreTrainedModel) -> None:
         self.config = config = module.config
@@ -93,7 +93,7 @@ class LlamaDecoder:
         layers: Sequence[int],
         hidden: list[Tensor] | None = None,
     ) -> Float[Tensor, "m dim"]:
-        """Rows through these layers, their keys and values into the cache; `hidden` collects each layer's output."""
+        """Run rows through these layers, storing their keys and values. `hidden` collects each layer's output."""
         views = self._views(rows, layers)
         for index in layers:
             layer = self.layers[index]
@@ -122,7 +122,7 @@ class LlamaDecoder:
         return x
 
     def fill(self, x: Float[Tensor, "m dim"], rows: PlacedRows, cache: KeyValueCache, layers: Sequence[int]) -> None:
-        """Only the keys and values of these layers, from a state of the rows that stands for the input of each."""
+        """Store only the keys and values of these layers, with x, [m, dim], as the input of each layer."""
         views = self._views(rows, layers)
         width = self.heads * self.head_dim
         for index in layers:
@@ -136,14 +136,14 @@ class LlamaDecoder:
             cache.write(index, rows.slots, rotate(keys, cos, sin), values)
 
     def final(self, x: Float[Tensor, "m dim"]) -> Float[Tensor, "m dim"]:
-        """What the head reads: the last layer's output after the final norm."""
+        """The head's input: the last layer's output after the final norm."""
         return normalize(x, self.final_norm, self.epsilon)
 
     def logits(self, x: Float[Tensor, "m dim"]) -> Float[Tensor, "m vocab"]:
         return linear(self.final(x), self.head)
 
     def reach(self, positions: int) -> None:
-        """Have the rotations of at least so many positions at hand."""
+        """Compute the rotary tables for at least this many positions, unless they exist."""
         if positions <= self._reached:
             return
         self._reached = max(256, 2 * positions)
@@ -155,7 +155,7 @@ class LlamaDecoder:
             self._rotations[kind] = cos[0], sin  # [n, head_dim]
 
     def _views(self, rows: PlacedRows, layers: Sequence[int]) -> dict[str, tuple[Tensor, Tensor, Tensor | None]]:
-        """For each kind among these layers: cos and sin at the rows' positions, and which slots each row attends to."""
+        """For each kind among these layers: cos and sin at the rows' positions, and the attention mask."""
         self.reach(rows.stop)
         kinds = {self.layers[index].kind for index in layers}
         return {kind: (*self._rotation(rows, kind), self._mask(rows, kind)) for kind in kinds}
@@ -186,12 +186,12 @@ class LlamaDecoder:
 def rotate(
     x: Float[Tensor, "m heads dim"], cos: Float[Tensor, "m 1 dim"], sin: Float[Tensor, "m 1 dim"]
 ) -> Float[Tensor, "m heads dim"]:
-    """Rotary position embedding; a roll by half swaps the halves, and sin carries the sign."""
+    """Rotary position embedding. Rolling by half the width swaps the halves; sin includes the sign."""
     return x * cos + x.roll(x.shape[-1] // 2, -1) * sin
 
 
 def llama_layer(weights: dict[str, Tensor], prefix: str, kind: str, heads: tuple[int, int]) -> LlamaLayer:
-    """The weights under this prefix. heads: how many of queries, and of keys."""
+    """The weights under this prefix. heads: the numbers of query heads and key heads."""
 
     def joined(*names: str) -> Tensor:
         return torch.cat([weights[f"{prefix}{name}"] for name in names])
@@ -204,7 +204,7 @@ def llama_layer(weights: dict[str, Tensor], prefix: str, kind: str, heads: tuple
     if f"{prefix}self_attn.q_norm.weight" in weights:
         queries, keys = (weights[f"{prefix}self_attn.{name}_norm.weight"] for name in "qk")
         head_norm = torch.cat([queries.expand(heads[0], -1), keys.expand(heads[1], -1)])[None]
-    # the norm called post_attention stands before the feed-forward block, unless that has one of its own
+    # the norm named post_attention comes before the feed-forward block, unless that has its own norm
     sandwiched = f"{prefix}pre_feedforward_layernorm.weight" in weights
     after_attention = weights[f"{prefix}post_attention_layernorm.weight"]
     return LlamaLayer(

@@ -1,4 +1,4 @@
-"""A checkpoint run by our own decoders."""
+"""A checkpoint that runs on our own decoders."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from bild_lab.engine.request import Source
 from bild_lab.engine.session import Prefix, Scores, Session
 from bild_lab.engine.trace import Forward
 
-SPARE_ROWS = 64  # for the branches of a tree and drafts behind the length limit
+SPARE_ROWS = 64  # for the branches of a tree and drafts beyond the length limit
 
 Decoder = llama.LlamaDecoder | t5.T5Decoder
 
 
 class NativeModel:
-    """Our decoder of a checkpoint; its weights load at the first use of `decoder`.
+    """Our decoder for a checkpoint. The weights load at the first use of `decoder`.
 
-    transformers: the same checkpoint as a module of Transformers, for the peers that run it. compiled: run steps of
-    fixed shape through torch.compile, and on a GPU as CUDA graphs. Each shape is compiled when it first comes up.
+    transformers: the same checkpoint as a module of Transformers, for methods that run that. compiled: run steps of
+    fixed shape through torch.compile, and on a GPU as CUDA graphs. Each shape is compiled at its first use.
     """
 
     engine = "native"
 
     def __init__(self, transformers: HuggingFaceModel, compiled: bool = False) -> None:
         self.transformers, self.compiled = transformers, compiled
-        self.compiled_steps = 0  # so far; a timing during which it grew measured the compiler
+        self.compiled_steps = 0  # so far; if it grew during a timing, the timing includes compilation
         self._free: list[Workspace] = []
 
     @property
@@ -71,10 +71,10 @@ class NativeModel:
         return self.transformers.source(prompt, max_tokens)
 
     def require_layers(self, what: str) -> None:
-        """Every native decoder runs its layers one by one."""
+        """Nothing to check: every native decoder can run its layers one by one."""
 
     def as_compiled(self) -> NativeModel:
-        """The same weights, run through compiled steps."""
+        """The same weights, run with compiled steps."""
         model = NativeModel(self.transformers, compiled=True)
         model.decoder = self.decoder
         return model
@@ -99,7 +99,7 @@ class NativeModel:
 
     @torch.inference_mode()
     def prompt_cache(self, embeddings: Float[Tensor, "p dim"]) -> Prefix:
-        """Keys and values of a shallow prompt: each row sees those before it, and none has a rotation."""
+        """Keys and values of a shallow prompt, [p, dim] embeddings: causal attention, no rotary positions."""
         decoder, (layers, heads, dim) = self.decoder, self.decoder.cache_shape
         count = embeddings.shape[0]
         cache = KeyValueCache((layers, heads, count, dim), embeddings.dtype, embeddings.device)
@@ -110,7 +110,7 @@ class NativeModel:
         return Prefix(cache.keys, cache.values)
 
     def _workspace(self, capacity: int, source: Source) -> Workspace:
-        """One that no session uses. If a fitting one was used before, its compiled steps are used again."""
+        """A workspace that no session uses. One that fits is reused with its compiled steps."""
         length = 0 if source.encoder_ids is None else source.encoder_ids.shape[1]
         for workspace in self._free:
             if workspace.fits(capacity, length):
@@ -124,10 +124,10 @@ class NativeModel:
 
 
 class NativeLayers:
-    """A native decoder's layers and the cache of one sequence.
+    """A native decoder's layers and the KV cache of one sequence.
 
-    The cache is allocated once, for the prompt and `room` rows behind it; rows beyond that make it grow. In a
-    workspace every whole pass but the prompt's has a fixed shape; its logits stand until the next one.
+    The cache is allocated once, for the prompt and `room` more rows; it grows if that is not enough. With a
+    workspace, every whole pass except the prompt's has a fixed shape; its logits are valid until the next one.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class NativeLayers:
             capacity = self.reserved + len(source.prompt) + room + SPARE_ROWS
             layers, heads, dim = decoder.cache_shape
             self.cache = KeyValueCache((layers, heads, capacity, dim), decoder.embedding.dtype, self.device)
-            decoder.reach(capacity)  # tables would otherwise grow while two threads read them
+            decoder.reach(capacity)  # otherwise the tables could grow while two threads read them
         else:
             self.cache = workspace.cache
         if prefix is not None:
@@ -194,10 +194,10 @@ class NativeLayers:
         return self._prefix.embed(work.tokens, self.decoder.embedding.shape[0], self.decoder.embed)
 
     def _reserve(self, slots: int) -> None:
-        """Have room for so many rows."""
+        """Make sure that the cache has this many slots."""
         if slots > self.cache.capacity:
             self.cache = self.cache.grown(2 * slots)
-            self._workspace = None  # whose steps know only their own cache
+            self._workspace = None  # its compiled steps only use its own cache
 
 
 def why_not_native(config: PreTrainedConfig, dtype: torch.dtype) -> str | None:

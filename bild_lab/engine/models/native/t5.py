@@ -1,4 +1,4 @@
-"""T5 v1.0, v1.1 and mT5: an encoder that runs once, and a decoder over the cache."""
+"""T5 v1.0, v1.1 and mT5: an encoder that runs once, and a decoder with a KV cache."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ class T5Layer:
 
 @dataclass(frozen=True)
 class Memory:
-    """What the decoder knows of the source: cross-attention keys and values of every layer.
+    """Cross-attention keys and values of every layer, computed from the encoder's output.
 
-    visible: which of the s places hold something; None for all.
+    visible: which of the s positions are used; None for all.
     """
 
     keys: Float[Tensor, "layers heads s dim"]
@@ -75,7 +75,7 @@ class Memory:
 
 
 class T5Decoder:
-    """Rows through any range of decoder layers. There is no batch axis: one sequence, [m, dim]."""
+    """Runs rows through any range of decoder layers. There is no batch axis: one sequence, [m, dim]."""
 
     def __init__(self, module: PreTrainedModel) -> None:
         self.config = config = module.config
@@ -106,7 +106,7 @@ class T5Decoder:
         return len(self.layers), self.heads, self.head_dim
 
     def encode(self, tokens: Int[Tensor, " s"]) -> Memory:
-        """Run the encoder once, and every decoder layer's cross-attention keys and values from its output."""
+        """Run the encoder, and compute every decoder layer's cross-attention keys and values from its output."""
         x = self.embedding[tokens]
         count = x.shape[0]
         place = torch.arange(count, device=x.device)
@@ -123,7 +123,7 @@ class T5Decoder:
         return Memory(both[0], both[1])
 
     def empty_memory(self, source: int) -> Memory:
-        """Room for what `encode` gives of at most so many tokens."""
+        """An unused memory for at most `source` encoder tokens."""
         layers, heads, dim = self.cache_shape
         keys = self.embedding.new_zeros(layers, heads, source, dim)
         return Memory(keys, keys.clone(), torch.zeros(1, 1, source, dtype=torch.bool, device=keys.device))
@@ -140,7 +140,7 @@ class T5Decoder:
         layers: Sequence[int],
         hidden: list[Tensor] | None = None,
     ) -> Float[Tensor, "m dim"]:
-        """Rows through these layers, their keys and values into the cache; `hidden` collects each layer's output."""
+        """Run rows through these layers, storing their keys and values. `hidden` collects each layer's output."""
         bias = self._bias(rows)
         for index in layers:
             layer = self.layers[index]
@@ -160,7 +160,7 @@ class T5Decoder:
         return x
 
     def fill(self, x: Float[Tensor, "m dim"], rows: PlacedRows, cache: KeyValueCache, layers: Sequence[int]) -> None:
-        """Only the keys and values of these layers, from a state of the rows that stands for the input of each."""
+        """Store only the keys and values of these layers, with x, [m, dim], as the input of each layer."""
         width = self.heads * self.head_dim
         for index in layers:
             own = self.layers[index].own
@@ -169,7 +169,7 @@ class T5Decoder:
             cache.write(index, rows.slots, keys, values)
 
     def final(self, x: Float[Tensor, "m dim"]) -> Float[Tensor, "m dim"]:
-        """What the head reads: the last layer's output after the final norm, scaled where T5 v1.0 does."""
+        """The head's input: the last layer's output after the final norm, scaled in T5 v1.0."""
         x = normalize(x, self.final_norm, self.epsilon)
         return x if self.scale is None else x * self.scale
 
@@ -177,7 +177,7 @@ class T5Decoder:
         return linear(self.final(x), self.head)
 
     def reach(self, positions: int) -> None:
-        """Compute the bias of one row over at least so many keys, unless it is there."""
+        """Compute the bias of one row over at least this many keys, unless it exists."""
         if positions > self._backward.shape[1]:
             places = torch.arange(max(256, 2 * positions), device=self.embedding.device).flip(0)
             self._backward = self._bias_by_distance[:, places.clamp(max=self._farthest)]
@@ -195,11 +195,11 @@ class T5Decoder:
         return linear(self.activation(gate) * up, block.outer)
 
     def _bias(self, rows: PlacedRows) -> Float[Tensor, "heads m keys"]:
-        """Relative position bias of the rows, −inf where a row does not look."""
+        """Relative position bias of the rows, −inf where a row must not attend."""
         if rows.visible is None:
             self.reach(rows.stop)
             bias = self._backward[:, None, -rows.stop :]
-            # CUDA's attention kernels want the mask's first element aligned, which a slice is not
+            # CUDA's attention kernels need the mask's first element aligned, and a slice's is not
             return bias.contiguous() if bias.is_cuda else bias
         keys = rows.key_positions
         if keys is None:
@@ -209,7 +209,7 @@ class T5Decoder:
 
 
 def relative_bias(stack: torch.nn.Module, relative: Int[Tensor, " n"], dtype: torch.dtype) -> Float[Tensor, "heads n"]:
-    """The learned bias of a stack by the key's position minus the query's."""
+    """The learned bias of an encoder or decoder stack. relative: [n], the key's position minus the query's."""
     attention = stack.block[0].layer[0].SelfAttention
     buckets = attention._relative_position_bucket(
         relative,
