@@ -1,4 +1,4 @@
-"""What users would run instead, measured in the same harness: Hugging Face's own generation."""
+"""Hugging Face's own generation methods, run in the same harness for comparison."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bild_lab.errors import UserError, require_flag, require_whole
 
 
 class HuggingFaceGenerate:
-    """`generate` of Transformers, as shipped, with the request's limits and sampling and nothing else."""
+    """`generate` of Transformers as shipped, with only the request's limits and sampling settings."""
 
     engine = "hf"
 
@@ -36,9 +36,9 @@ class HuggingFaceGenerate:
 class HuggingFaceAssisted:
     """Assisted generation of Transformers: a small model drafts, `generate` verifies.
 
-    decoder_mask: pass the decoder an attention mask of ones, without which encoder–decoders feed the
-    drafter the whole sequence again in every round (seen in transformers 5.23); false is as shipped.
-    window: draft exactly so many tokens a round; None leaves the length of drafts as shipped.
+    decoder_mask: pass the decoder an attention mask of ones. Without it, encoder–decoders run the drafter
+    on the whole sequence again in every round (seen in transformers 5.23). False is as shipped.
+    window: draft exactly this many tokens in each round; None leaves the draft length as shipped.
     """
 
     engine = "hf"
@@ -56,7 +56,7 @@ class HuggingFaceAssisted:
         require_flag("decoder_mask", decoder_mask)
         self._target = require_transformers(target)
         self._draft = require_transformers(draft)
-        # `generate` adapts the drafter's settings from call to call: a copy of our own keeps methods apart
+        # `generate` changes the drafter's settings from call to call: our own copy keeps methods independent
         self._settings = copy.deepcopy(draft.checkpoint.generation)
         if window is not None:
             self._settings.num_assistant_tokens = window
@@ -74,13 +74,13 @@ class HuggingFaceAssisted:
 
 
 class HuggingFacePromptLookup:
-    """Prompt lookup of Transformers: `generate` copies what followed the same tokens earlier, and verifies.
+    """Prompt lookup of Transformers: `generate` drafts a copy of what followed the same tokens earlier, and verifies.
 
-    On encoder–decoders it looks at the text so far alone, where `drafters.PromptLookup` looks at the
-    encoder's input too.
+    On encoder–decoders it searches only the text so far; `drafters.PromptLookup` also searches the
+    encoder's input.
 
-    window: how many tokens to copy at the most. longest_match: look for the last so many tokens, then
-    for fewer. Raises UserError for a model whose state cannot go back to an earlier token.
+    window: how many tokens to copy at most. longest_match: the longest suffix to search for; shorter ones
+    follow. Raises UserError for a model whose state cannot roll back to an earlier token.
     """
 
     engine = "hf"
@@ -105,12 +105,12 @@ class HuggingFacePromptLookup:
 
 
 class HuggingFaceEarlyExit:
-    """Early exit of Transformers: the target's first layers draft over a cache of their own, `generate` verifies.
+    """Early exit of Transformers: the target's first layers draft with their own KV cache, `generate` verifies.
 
-    As shipped it drafts up to 20 tokens, fewer where the exit's probability falls below 0.4.
+    As shipped it drafts up to 20 tokens, fewer if the exit's probability falls below 0.4.
 
-    exit_layer: how many layers draft. Raises UserError for an architecture that does not exit early, which
-    in transformers 5.23 are all encoder–decoders (T5 fails, BART drafts with its whole decoder) and
+    exit_layer: how many layers draft. Raises UserError for an architecture that cannot exit early. In
+    transformers 5.23 these are all encoder–decoders (T5 fails, BART drafts with its whole decoder) and
     decoders such as GPT-2 that run every layer whatever `num_hidden_layers` says.
     """
 
@@ -140,13 +140,13 @@ class HuggingFaceEarlyExit:
         try:
             return generate(self._target, request, assistant_early_exit=self._exit_layer)
         finally:
-            config.num_hidden_layers = depth  # an interrupt in a draft would leave the model cut for all who share it
+            config.num_hidden_layers = depth  # an interrupt during a draft would leave the shared model truncated
 
 
 def generate(target: HuggingFaceModel, request: Request, **options: Any) -> list[int]:
-    """Call `generate` for one prompt; returns prompt and continuation, cut as every method's is."""
+    """Call `generate` for one prompt. Returns prompt and continuation, cut by the request's limits."""
     module, source, limits = target.module, request.source, request.limits
-    module.generation_config = plain_generation_config(target, request)  # else the checkpoint's own fills the gaps
+    module.generation_config = plain_generation_config(target, request)  # else the checkpoint's settings apply
     ids = torch.tensor([source.prompt], device=target.device)
     if source.encoder_ids is None:
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -162,7 +162,7 @@ def generate(target: HuggingFaceModel, request: Request, **options: Any) -> list
 
 
 def plain_generation_config(target: HuggingFaceModel, request: Request) -> GenerationConfig:
-    """The request's settings alone: no beams, penalties or forced tokens that our own loop does not have."""
+    """Only the request's settings: no beams, penalties or forced tokens, which our own loop does not have."""
     sampling, limits = request.sampling, request.limits
     chosen: dict[str, Any] = {"do_sample": False}
     if not sampling.greedy:
@@ -185,7 +185,7 @@ def plain_generation_config(target: HuggingFaceModel, request: Request) -> Gener
 
 
 def require_transformers(model: LoadedModel) -> HuggingFaceModel:
-    """The model as a module of Transformers. Raises UserError for one that is none."""
+    """The model as a module of Transformers. Raises UserError if it has none."""
     if (module := getattr(model, "transformers", None)) is None:
         raise UserError(
             f"Hugging Face generation needs a model of transformers, got {type(model).__name__}; set runtime.engine=hf"
@@ -194,7 +194,7 @@ def require_transformers(model: LoadedModel) -> HuggingFaceModel:
 
 
 def exits_early(checkpoint: Checkpoint) -> bool:
-    """Whether the architecture runs as many layers as `num_hidden_layers` says when it is called."""
+    """Whether a forward runs only as many layers as `num_hidden_layers` says at that time."""
     module = weightless(checkpoint)
     module.base_model.config.num_hidden_layers = 1
     try:

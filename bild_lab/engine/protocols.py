@@ -1,4 +1,4 @@
-"""The seams for new ideas: what a drafter, an acceptance rule and a whole method must offer."""
+"""The interfaces for extensions: what a drafter, an acceptance rule and a whole method must implement."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from bild_lab.engine.trace import Trace
 
 
 class Drafter(Protocol):
-    """Proposes tokens for the target to check.
+    """Proposes tokens for the target to verify.
 
-    Between two proposals the text may become shorter: a `SpeculativeDrafter` takes its inner drafter back whenever
-    the target rejects. All tokens but the last are then as they were. A draft continues the tokens it is given.
+    Between two proposals the text may become shorter: a `SpeculativeDrafter` rolls its inner drafter back whenever
+    the target rejects a token. All tokens except the last are then unchanged. A draft continues the given tokens.
 
-    A drafter may also have `wants`, a `Want`: what it needs of the target's forwards besides all logits; and `gives`,
-    a set of names: which fields of its drafts it fills for rules that need them, such as "own_probs".
+    A drafter may also have `wants`, a `Want`: what it needs from the target's forwards in addition to all logits; and
+    `gives`, a set of names: the fields of its drafts that it fills for rules that need them, such as "own_probs".
     """
 
     drafts_trees: bool
 
     def start(self, request: Request, target: Session) -> None:
-        """A new text. target: the session that will verify the drafts."""
+        """Start a new text. target: the session that will verify the drafts."""
 
     def propose(self, tokens: list[int]) -> Draft:
-        """A draft behind all committed tokens, the prompt included."""
+        """Draft a continuation of all committed tokens, including the prompt."""
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """What the target said of the draft."""
+        """Receive the result of verifying the draft."""
 
 
 class Acceptance(Protocol):
-    """Decides how much of a draft stands; row 0 follows the root, row i+1 follows node i.
+    """Decides how much of a draft is accepted. Row 0 of logits scores the root's next token, row i+1 node i's.
 
     A rule may also have `needs`, a set of names: fields of the draft that its drafter must fill.
     """
@@ -53,7 +53,7 @@ class Acceptance(Protocol):
 
 @runtime_checkable
 class Prepares(Protocol):
-    """A method or drafter with work to do for a request that is not part of decoding it.
+    """A method or drafter that must prepare for a request, outside the timed decoding.
 
     Timing calls `prepare` before the clock starts. `decode` calls it too; a second call for one request does nothing.
     """
@@ -66,18 +66,18 @@ class Method(Protocol):
 
     @property
     def engine(self) -> str:
-        """What runs its forwards: native or hf."""
+        """The engine that runs its forwards: native or hf."""
 
     def lossless(self, sampling: Sampling) -> bool:
         """Whether the output is the target's own: token for token if greedy, else in distribution."""
 
     def decode(self, request: Request, trace: Trace) -> list[int]:
-        """The prompt's tokens and the emitted ones."""
+        """The prompt's tokens followed by the emitted tokens."""
 
 
 @runtime_checkable
 class Streams(Protocol):
-    """A method that can hand over its tokens as they are accepted."""
+    """A method that can yield its tokens as they are accepted."""
 
     def stream(self, request: Request, trace: Trace) -> Iterator[list[int]]:
         """The emitted tokens, round by round."""

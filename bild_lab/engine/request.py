@@ -1,4 +1,4 @@
-"""One prompt to be continued, and when its continuation ends."""
+"""A prompt to continue, and when the continuation ends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Source:
 class Limits:
     """Where decoding stops: an end token after the prompt, or the length limit.
 
-    Every method's output passes through `append`, so emitted tokens are counted one way.
+    Every method's output passes through `append`, so emitted tokens are counted in the same way.
     """
 
     prompt_length: int
@@ -49,7 +49,7 @@ class Limits:
         return self.room(tokens) <= 0 or (len(tokens) > self.prompt_length and tokens[-1] in self.end_tokens)
 
     def append(self, tokens: Sequence[int], new: Sequence[int]) -> list[int]:
-        """The tokens with `new` after them, cut behind the first end token and at the length limit."""
+        """The tokens followed by `new`, cut after the first end token and at the length limit."""
         new = list(new[: self.room(tokens)])
         for index, token in enumerate(new):
             if token in self.end_tokens:

@@ -15,8 +15,8 @@ from bild_lab.errors import UserError
 class Sampling:
     """Standardized sampling (speculative decoding §2.2): one adjusted distribution for every model.
 
-    temperature 0 is argmax; top_k keeps the k likeliest tokens; top_p the smallest set of tokens
-    whose probability reaches p.
+    temperature 0 is argmax; top_k keeps the k likeliest tokens; top_p keeps the smallest set of the
+    likeliest tokens whose probability reaches p.
     """
 
     temperature: float = 0.0
@@ -55,19 +55,19 @@ class Sampling:
     def choose(self, logits: Float[Tensor, "n vocab"], generator: torch.Generator | None) -> Int[Tensor, " n"]:
         """One token per row: the likeliest, or a draw from the adjusted distribution."""
         if self.greedy:
-            return precise(logits).argmax(-1)  # on the CPU several times faster than in bfloat16
+            return precise(logits).argmax(-1)  # on the CPU float32 is several times faster than bfloat16
         return draw(self.probs(logits), generator)
 
 
 def outside_nucleus(logits: Float[Tensor, "n vocab"], top_p: float) -> Tensor:
-    """True for tokens beyond the smallest likeliest set whose probability reaches top_p."""
+    """True for tokens outside the smallest set of the likeliest tokens whose probability reaches top_p."""
     ordered, order = logits.softmax(-1).sort(-1, descending=True)
     before = ordered.cumsum(-1) - ordered  # probability of the likelier tokens
     return torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before >= top_p)
 
 
 def draw(probs: Float[Tensor, "n vocab"], generator: torch.Generator | None) -> Int[Tensor, " n"]:
-    """One draw per row."""
+    """Sample one token per row."""
     return torch.multinomial(probs, 1, generator=generator)[:, 0]
 
 

@@ -1,4 +1,4 @@
-"""The seam between methods and models: rows in, and what a method wants to know of them out."""
+"""The interface between methods and models: a method passes rows, and gets the outputs that it asks for."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 class Rows:
     """Rows to run.
 
-    tokens: [m]. tree: how the rows stand; None: a chain. at: None for the next rows of the text. A position in the
-    sequence, `length` or later, for rows that are drafted: they are never kept, and later rows take their place.
-    states: what the layer before `Want.layers` gave for these rows; the tokens are then not embedded.
+    tokens: [m]. tree: the shape of the rows; None: a chain. at: None for the next rows of the text. For drafted rows
+    it is a position in the sequence, `length` or later: such rows are never kept, and later rows overwrite them.
+    states: [m, dim], the output of the layer before `Want.layers` for these rows; the tokens are then not embedded.
     """
 
     tokens: Sequence[int] | Int[Tensor, " m"]
@@ -38,12 +38,12 @@ class Rows:
 class Want:
     """What to run and what to return.
 
-    logits: for how many of the last rows; None: all. head_input: also what the head read at these rows.
-    hidden: states of all rows behind so many layers, 0 for the embeddings. prompt: count the rows of the prompt that
-    run with the first rows among "all rows". layers: indices of the layers to run, ascending; None: all. Without the
-    last layer the head reads the state behind the last layer that ran (an early exit). Rows of the text are cached
-    once they have been through the last layer. fill: compute only the keys and values of these layers, each from the
-    same states.
+    logits: for how many of the last rows; None: all. head_input: also return the head's input at these rows.
+    hidden: after how many layers to return the hidden states of all rows, 0 for the embeddings. prompt: "all rows"
+    include the prompt's rows that run with the first rows. layers: indices of the layers to run, ascending; None: all.
+    Without the last layer the head reads the output of the last layer that ran (an early exit). Rows of the text count
+    as cached once the last layer has run. fill: compute only the keys and values of these layers, all from the same
+    states.
     """
 
     logits: int | None = None
@@ -60,10 +60,10 @@ LAST = Want(logits=1)
 
 @dataclass(frozen=True)
 class Scores:
-    """What was wanted of the rows.
+    """The requested outputs of a forward.
 
-    logits: row i scores the token after the i-th of the last rows; None if none were wanted. head_input: the last
-    layer's output after the final norm, at the same rows. hidden: one entry for each of `Want.hidden`.
+    logits: row i scores the token after the i-th of the last rows; None if none were requested. head_input: the last
+    layer's output after the final norm, for the same rows. hidden: one entry for each of `Want.hidden`.
     """
 
     logits: Float[Tensor, "m vocab"] | None
@@ -73,7 +73,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Prefix:
-    """What only probe rows see: keys and values before the text, and embeddings beyond the vocabulary.
+    """Additions for probe rows only: keys and values before the text, and embeddings beyond the vocabulary.
 
     keys, values: BiTA's prompt, p may be 0. masks: the embeddings of token ids from the vocabulary's size on.
     """
@@ -93,7 +93,7 @@ class Prefix:
     def embed(
         self, tokens: Int[Tensor, " m"], vocabulary: int, look_up: Callable[[Tensor], Tensor]
     ) -> Float[Tensor, "m dim"]:
-        """Embeddings of tokens, by `look_up`, and of masks. The choice is made on the device."""
+        """Embeddings of tokens (from `look_up`) and of masks, without synchronizing with the device."""
         if self.masks is None:
             return look_up(tokens)
         beyond = tokens - vocabulary
@@ -108,16 +108,16 @@ class Session(Protocol):
 
     @property
     def length(self) -> int:
-        """How many tokens of the sequence need not be fed again."""
+        """How many tokens of the sequence do not have to be passed again."""
 
     def extend(self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING) -> Scores:
-        """Run rows behind the cached ones. Token ids alone are a chain.
+        """Run rows after the cached ones. Plain token ids are a chain.
 
-        A prompt of a decoder-only model runs with the first rows, in one forward.
+        The prompt of a decoder-only model runs together with the first rows, in one forward.
         """
 
     def keep(self, path: Sequence[int]) -> None:
-        """Of the rows of the last `extend`, keep these (in order, root to leaf) and drop the others."""
+        """Keep these rows of the last `extend` (in order, root to leaf) and drop the others."""
 
     def rollback(self, length: int) -> None:
         """Drop every cached row from this position on."""
@@ -126,7 +126,7 @@ class Session(Protocol):
         """Run the prompt now instead of with the first rows."""
 
     def adopt(self, row: int, layers: Sequence[int]) -> None:
-        """Of the rows drafted behind the cached ones, make this one (from 0) the first, in these layers."""
+        """Move this drafted row (from 0) to the first slot after the cached rows, in these layers."""
 
 
 class Model(Protocol):
@@ -149,13 +149,14 @@ class Model(Protocol):
     ) -> Session:
         """A session for this source.
 
-        room: about how many rows will be kept behind the prompt. forwards: where to record forwards. target: the
-        session of the model that this one drafts for; a view of the target runs in its cache.
+        room: about how many rows will be kept after the prompt. forwards: where to record forwards. target: the
+        session that this model drafts for; a view of the target uses its cache. prefix: extra keys, values and
+        embeddings for probe rows.
         """
 
 
 class LoadedModel(Model, Protocol):
-    """A checkpoint behind the session protocol."""
+    """A checkpoint that implements the session protocol."""
 
     checkpoint: Checkpoint
     dtype: torch.dtype
@@ -178,16 +179,16 @@ class LoadedModel(Model, Protocol):
         """Raise UserError unless the layers can be run one by one. what: the method that needs it, for the message."""
 
     def prompt_cache(self, embeddings: Float[Tensor, "p dim"]) -> Prefix:
-        """Keys and values of a shallow prompt (BiTA): each row sees those before it, and none has a rotation."""
+        """Keys and values of a shallow prompt (BiTA), [p, dim] embeddings: causal attention, no rotary positions."""
 
 
 def as_rows(rows: Rows | Sequence[int] | Int[Tensor, " m"]) -> Rows:
-    """Token ids alone as a chain."""
+    """The rows, with plain token ids turned into a chain."""
     return rows if isinstance(rows, Rows) else Rows(rows)
 
 
 def on_device(tokens: Sequence[int] | Int[Tensor, " m"], device: torch.device) -> Int[Tensor, " m"]:
-    """Token ids on the device. A list travels to a GPU without waiting for what the GPU is doing."""
+    """Token ids on the device. A list is copied to a GPU without synchronizing."""
     if isinstance(tokens, Tensor) or device.type != "cuda":
         return torch.as_tensor(tokens, dtype=torch.long, device=device)
     return torch.tensor(tokens).pin_memory().to(device, non_blocking=True)

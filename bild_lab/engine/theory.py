@@ -1,8 +1,8 @@
-"""What speculative decoding should gain: the closed forms of Leviathan et al. (2023), section 3.
+"""Predicted gain of speculative decoding: the closed forms of Leviathan et al. (2023), section 3.
 
-A target's tokens are drafted by a cheaper model, `window` at a time, and each is accepted with
-probability `acceptance_rate` (α), independently of the others. `cost_ratio` (c) is what one drafter
-step costs relative to one target step: in seconds for walltime, in operations for operations.
+A cheaper model drafts the target's tokens, `window` (γ) at a time. Each is accepted with probability
+`acceptance_rate` (α), independently of the others. `cost_ratio` (c) is the cost of one drafter step
+divided by that of one target step: in seconds for walltime, in operations for operations.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _NORMALIZED = 1e-3  # how far the sum of a distribution over a large vocabulary 
 
 
 def expected_tokens(acceptance_rate: float, window: float) -> float:
-    """Tokens per target call, the target's own included: (1 − α^(γ+1)) / (1 − α) (Eq. 1).
+    """Tokens per target call, including the target's own: (1 − α^(γ+1)) / (1 − α) (Eq. 1).
 
-    The window γ need not be whole: a drafter that decides its window has a mean one. Raises UserError
+    The window γ may be fractional, such as the mean window of an adaptive drafter. Raises UserError
     for an acceptance rate outside [0, 1] or a negative window.
     """
     _require_rate(acceptance_rate)
@@ -33,24 +33,24 @@ def expected_tokens(acceptance_rate: float, window: float) -> float:
         return 1.0
     if acceptance_rate == 1:
         return window + 1.0
-    # expm1 keeps the digits that 1 − α^(γ+1) loses near α = 1
+    # expm1 keeps the precision that 1 − α^(γ+1) loses near α = 1
     return -math.expm1((window + 1) * math.log(acceptance_rate)) / (1 - acceptance_rate)
 
 
 def walltime_improvement(acceptance_rate: float, window: float, cost_ratio: float) -> float:
-    """How many times faster than the target alone: (1 − α^(γ+1)) / ((1 − α)(γc + 1)) (Theorem 3.8).
+    """Speedup over the target alone: (1 − α^(γ+1)) / ((1 − α)(γc + 1)) (Theorem 3.8).
 
-    cost_ratio: seconds of one drafter step over those of one target step. The target is taken to
-    verify a whole window in the time of one token. Raises UserError for values out of range.
+    cost_ratio: seconds of one drafter step divided by seconds of one target step. Assumes that the target
+    verifies a whole window in the time of one token. Raises UserError for values out of range.
     """
     _require_ratio(cost_ratio)
     return expected_tokens(acceptance_rate, window) / (window * cost_ratio + 1)
 
 
 def operations_increase(acceptance_rate: float, window: float, cost_ratio: float) -> float:
-    """How many times the target's operations are done: (1 − α)(γĉ + γ + 1) / (1 − α^(γ+1)) (Theorem 3.11).
+    """Operations divided by those of the target alone: (1 − α)(γĉ + γ + 1) / (1 − α^(γ+1)) (Theorem 3.11).
 
-    cost_ratio: ĉ, operations of one drafter step over those of one target step. Raises UserError for
+    cost_ratio: ĉ, operations of one drafter step divided by those of one target step. Raises UserError for
     values out of range.
     """
     _require_ratio(cost_ratio)
@@ -58,10 +58,10 @@ def operations_increase(acceptance_rate: float, window: float, cost_ratio: float
 
 
 def optimal_window(acceptance_rate: float, cost_ratio: float, most: int = 100) -> int:
-    """The whole window of at most `most` tokens with the largest walltime improvement (§3.5).
+    """The integer window of at most `most` tokens with the largest walltime improvement (§3.5).
 
-    0 where drafting does not pay, which is where α <= c (Corollary 3.9). Raises UserError for values
-    out of range.
+    0 if drafting does not pay, that is, if α <= c (Corollary 3.9). Raises UserError for values out of
+    range.
     """
     _require_rate(acceptance_rate)
     _require_ratio(cost_ratio)
@@ -70,16 +70,16 @@ def optimal_window(acceptance_rate: float, cost_ratio: float, most: int = 100) -
     if acceptance_rate <= cost_ratio:
         return 0
     window, best = 0, 1.0
-    # a concave numerator over a linear denominator: after the first fall there is no other rise
+    # a concave numerator over a linear denominator: once the gain falls, it never rises again
     while window < most and (gain := walltime_improvement(acceptance_rate, window + 1, cost_ratio)) > best:
         window, best = window + 1, gain
     return window
 
 
 def guaranteed_improvement(acceptance_rate: float, cost_ratio: float) -> float:
-    """The walltime improvement that some window reaches: (1 + α) / (1 + c), that of a window of 1 (Corollary 3.9).
+    """A lower bound of the best walltime improvement: (1 + α) / (1 + c), from a window of 1 (Corollary 3.9).
 
-    1, that of not drafting, where α <= c. Raises UserError for values out of range.
+    1 if α <= c, from not drafting. Raises UserError for values out of range.
     """
     return max(1.0, walltime_improvement(acceptance_rate, 1, cost_ratio))
 
@@ -87,9 +87,9 @@ def guaranteed_improvement(acceptance_rate: float, cost_ratio: float) -> float:
 def oracle_improvement(acceptance_rate: float, cost_ratio: float) -> float:
     """The walltime improvement if each draft ended just before its first rejection: 1 / (1 − α + cα) (§3.5).
 
-    Such drafts yield 1 / (1 − α) tokens per target call and take α / (1 − α) drafter steps. No choice
-    of windows does better; at cost ratio 0 it is the limit of ever larger windows (§3.6). Raises
-    UserError for values out of range.
+    Such drafts give 1 / (1 − α) tokens per target call and take α / (1 − α) drafter steps. No choice of
+    windows is better; at cost ratio 0 it is the limit for infinite windows (§3.6). Raises UserError for
+    values out of range.
     """
     _require_rate(acceptance_rate)
     _require_ratio(cost_ratio)
@@ -100,14 +100,14 @@ def oracle_improvement(acceptance_rate: float, cost_ratio: float) -> float:
 def acceptance_from_distributions(p: Float[Tensor, "n vocab"], q: Float[Tensor, "n vocab"]) -> float:
     """α of a drafter: Σ min(p, q) over the vocabulary, averaged over positions (Corollary 3.6).
 
-    p is the target's distribution and q the drafter's at the same positions, both adjusted for the
-    sampling (`Sampling.probs`). Raises UserError unless every row is a distribution.
+    p is the target's distribution and q the drafter's at the same positions, both adjusted by the
+    sampling settings (`Sampling.probs`). Raises UserError unless every row is a distribution.
     """
     return lenient_acceptance(p, q, lenience=1.0)
 
 
 def lenient_acceptance(p: Float[Tensor, "n vocab"], q: Float[Tensor, "n vocab"], lenience: float) -> float:
-    """α where the target tolerates p / l instead of p: Σ min(p / l, q), averaged over positions (§A.5).
+    """α with lenience, p / l in place of p: Σ min(p / l, q), averaged over positions (§A.5).
 
     lenience: l in (0, 1]; 1 is lossless. Raises UserError for another lenience, or unless every row is
     a distribution.

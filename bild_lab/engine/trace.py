@@ -1,4 +1,4 @@
-"""What happened while one prompt was decoded: the rounds, and in a traced pass their times."""
+"""The record of decoding one prompt: the rounds and forwards, and in a traced pass the time of each stage."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from bild_lab.engine.draft import Draft, Stats, Verdict
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-Span = tuple[str, float, float]  # a stage, and when it began and ended, in seconds since the decoding began
+Span = tuple[str, float, float]  # a stage, its start and its end, in seconds since decoding began
 
 
 @dataclass(frozen=True)
 class Forward:
-    """One pass of a model: through its encoder, or of rows through its decoder.
+    """One forward of a model: of the source through its encoder, or of rows through its decoder.
 
-    config: of the model that ran, one object per model. rows: how many ran. cached: how many the cache held before
-    them. scored: for how many the head ran. source: the encoder's tokens, 0 for decoder-only models. layers: how
-    many decoder layers ran, None for all. first_layer: how many layers the rows went through in earlier forwards.
-    filled_layers: for how many layers only keys and values were computed.
+    config: of the model that ran, one object per model. rows: how many ran. cached: how many rows the cache held
+    before. scored: for how many rows the head ran. source: the number of encoder tokens, 0 for decoder-only models.
+    encoder: whether it is the encoder's forward. layers: how many decoder layers ran, None for all. first_layer: how
+    many layers the rows had run in earlier forwards. filled_layers: for how many layers only keys and values were
+    computed.
     """
 
     config: PreTrainedConfig
@@ -42,9 +43,9 @@ class Forward:
 class Round:
     """One draft and its verification.
 
-    accepted: how many drafted tokens stand. next_token: the target's own token after them, None if an unverified
-    tail ended the text. branch: how many tokens the longest branch of a tree has; None for a chain. stats: a
-    method's own statistics, by name: flags, numbers, or tuples with a number per drafted token or forward.
+    accepted: the number of accepted drafted tokens. next_token: the target's own token after them, None if an
+    unverified tail ended the text. branch: the length of a tree's longest branch; None for a chain. stats: statistics
+    specific to the method, by name: flags, numbers, or tuples with one number per drafted token or forward.
     """
 
     drafted: tuple[int, ...] = ()
@@ -56,20 +57,20 @@ class Round:
 
     @property
     def depth(self) -> int:
-        """How many drafted tokens could have stood."""
+        """How many drafted tokens could have been accepted."""
         return len(self.drafted) if self.branch is None else self.branch
 
     @property
     def rollback(self) -> bool:
-        """The target replaced a drafted token and dropped what followed it."""
+        """Whether the target replaced a drafted token and dropped the tokens after it."""
         return self.next_token is not None and self.accepted < self.depth
 
 
 @dataclass
 class Trace:
-    """The rounds and forwards of one example. Its spans cost nothing, so timed runs use it.
+    """The rounds and forwards of one example. Its spans do nothing, so timed runs use it.
 
-    stats: a method's own statistics of the whole text, by name.
+    stats: statistics of the whole text, specific to the method, by name.
     """
 
     rounds: list[Round] = field(default_factory=list)
@@ -80,7 +81,7 @@ class Trace:
         return nullcontext()
 
     def step(self, draft: Draft, verdict: Verdict | None) -> None:
-        """Record one round; without a verdict the whole draft stands unverified."""
+        """Record one round. Without a verdict the whole draft is accepted unverified."""
         judged = {} if verdict is None else verdict.stats
         self.rounds.append(
             Round(
@@ -120,9 +121,9 @@ class Trace:
 
 @dataclass
 class StageTrace(Trace):
-    """Also times every stage, waiting for the device at each end: for a separate, slower pass.
+    """Also times every stage, synchronizing with the device at its start and end: for a separate, slower pass.
 
-    started: when the decoding began, on the clock of `time.perf_counter`. spans: every stage in turn, with its start
+    started: when decoding began, on the clock of `time.perf_counter`. spans: every stage in order, with its start
     and end in seconds since then.
     """
 

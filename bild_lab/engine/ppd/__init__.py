@@ -1,1 +1,1 @@
-"""Predictive pipelined decoding (Yang et al., 2023): theory, simulation, and the pipeline on a machine."""
+"""Predictive pipelined decoding (Yang et al., 2023): its theory, and the pipeline on a real machine."""

@@ -1,4 +1,4 @@
-"""Two pieces of work at the same time: on the CPU in two threads, on a GPU in two streams."""
+"""Run two functions at the same time: in two threads on the CPU, in two streams on a GPU."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Together = Callable[[Callable[[], First], Callable[[], Second]], tuple[First, Se
 
 @contextmanager
 def two_lanes(device: torch.device) -> Iterator[Together]:
-    """A function that runs two pieces of work at once and returns both results when both are done."""
+    """A function that runs two functions at once and returns both results when both are done."""
     if device.type == "cuda":
         yield partial(in_two_streams, torch.cuda.Stream(device))
         return
     threads = torch.get_num_threads()
-    # The number is each thread's own, and the last one set is what a new thread begins with. More than one each
-    # would not help: PyTorch's helpers of the one lane wait, spinning, on the core that the other one needs.
+    # The number is per thread; a new thread starts with the last one set. More than one thread per lane would not
+    # help: idle PyTorch threads of one lane spin on the core that the other lane needs.
     torch.set_num_threads(1)
     try:
         with ThreadPoolExecutor(1) as worker:
@@ -35,19 +35,19 @@ def two_lanes(device: torch.device) -> Iterator[Together]:
 def in_two_threads(
     worker: ThreadPoolExecutor, here: Callable[[], First], beside: Callable[[], Second]
 ) -> tuple[First, Second]:
-    """`beside` in the worker; kernels release Python's lock, so that they run side by side."""
-    other = worker.submit(torch.inference_mode()(beside))  # the mode is each thread's own
+    """Run `beside` in the worker thread. Kernels release Python's GIL, so both run in parallel."""
+    other = worker.submit(torch.inference_mode()(beside))  # inference mode is per thread
     try:
         first = here()
     finally:
-        second = other.result()  # whatever happened here: it works on the same cache
+        second = other.result()  # wait for it even after an error: it uses the same cache
     return first, second
 
 
 def in_two_streams(
     aside: torch.cuda.Stream, here: Callable[[], First], beside: Callable[[], Second]
 ) -> tuple[First, Second]:
-    """`beside` in a stream of its own; both begin after what the current one holds, which then waits for both."""
+    """Run `beside` in its own stream. Both start after the current stream's queued work, which then waits for both."""
     current = torch.cuda.current_stream(aside.device)
     begun = current.record_event()
     first = here()  # launched first, as the text waits for it

@@ -1,4 +1,4 @@
-"""Predictive pipelined decoding on a machine (Yang et al., 2023, Algorithm 1), which the paper left to future work."""
+"""Predictive pipelined decoding on a real machine (Yang et al., 2023, Algorithm 1), future work in the paper."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ Head = Callable[[int, Float[Tensor, "n dim"]], Float[Tensor, "n vocab"]]  # from
 
 @dataclass(frozen=True)
 class PredictivePipeline:
-    """The target alone, each token begun while the one before it is finished; its text is the target's own.
+    """The target without a drafter: each token starts while the one before it finishes. Lossless.
 
-    After the exit layer d̄ of d a head predicts the next token. The k likeliest candidates go through their first
-    d − d̄ layers, as one batch, while the current token goes through its last d − d̄ ones: in two threads on the
-    CPU, of one intra-op thread each, in two streams on a GPU. The token that the last layer chooses, greedily or
-    sampled, is the next one in any case; if it was a candidate, its first layers are not run again.
+    After the exit layer d̄ of d a head predicts the next token. The k likeliest candidates run through the first
+    d − d̄ layers, as one batch, while the current token runs through the last d − d̄ layers: on the CPU in two
+    threads with one intra-op thread each, on a GPU in two streams. The next token is always the one that the last
+    layer chooses, greedily or sampled. If it was a candidate, its first layers are not run again.
 
-    A candidate stands in the cache behind the current token. It sees that and what is before it, and no other
-    candidate. Its layers read and write other layers of the cache than the current token's last ones, so both may
-    run at once.
+    In the cache a candidate follows the current token. It attends to that token and everything before it, but to
+    no other candidate. Candidates and the current token use different layers of the cache, so both may run at
+    once.
 
     A round's statistics hold, in layer-time units, `latency_units` (layers that the current token ran one after
-    another), `compute_units` (those, and the layers of every candidate) and `concurrent_units` (the part of the
-    latency during which candidates could run), and `matched`, whether the next token was a candidate, None for a
-    token without a successor. The text's statistics hold `layers`, `exit_layer` and `top_k`.
+    another), `compute_units` (those, plus the layers of every candidate) and `concurrent_units` (the part of the
+    latency during which candidates could run), and `matched`, whether the next token was a candidate, None for
+    the last token. The text's statistics hold `layers`, `exit_layer` and `top_k`.
 
     exit_layer: d̄, from d/2 to d − 1; None for half the layers, rounded up. top_k: k. heads: "shared" for the target's
-    own head, or a folder of heads trained for each layer. Raises UserError for values out of range, and if
-    target and heads cannot do it.
+    own head, or a folder of heads trained for each layer. Raises UserError for values out of range, and for a
+    target or heads that do not fit.
     """
 
     target: LoadedModel
@@ -94,7 +94,7 @@ class PredictivePipeline:
         limits, tokens = request.limits, list(request.source.prompt)
         with trace.span("prefill"):
             session = self.target.start(request.source, limits.max_new_tokens + self.top_k, trace.forwards)
-        begun: Float[Tensor, "1 dim"] | None = None  # the current token behind d − d̄ layers, if it was a candidate
+        begun: Float[Tensor, "1 dim"] | None = None  # the current token after d − d̄ layers, if it was a candidate
         with two_lanes(self.target.device) as together:
             while not limits.reached(tokens):
                 step = PipelineStep(self, session, request, trace, together)
@@ -107,7 +107,7 @@ class PredictivePipeline:
 
     @cached_property
     def _trained_head(self) -> Head | None:
-        """The heads of their folder; None for the target's own."""
+        """The heads trained for each layer; None if the target's own head is used."""
         if self.heads == SHARED:
             return None
         return LayerHeads.load(self.heads).to(self.target.device, self.target.dtype).requires_grad_(False).logits
@@ -139,7 +139,7 @@ class Units:
 
 @dataclass
 class PipelineStep:
-    """One token: up to the exit layer, then to the end beside the candidates for the next one."""
+    """One token: it runs to the exit layer, then to the last layer in parallel with the next token's candidates."""
 
     pipeline: PredictivePipeline
     session: Session
@@ -153,7 +153,7 @@ class PipelineStep:
         self.units = Units()
 
     def next(self, tokens: list[int], begun: Float[Tensor, "1 dim"] | None) -> tuple[int, Tensor | None]:
-        """The token behind these, and its state behind d − d̄ layers if it was a candidate."""
+        """The next token, and its hidden state after d − d̄ layers if it was a candidate."""
         last = self.request.limits.room(tokens) == 1  # no token comes after the next one
         with self.trace.span("draft"):
             rows, candidates = self._to_exit(tokens, begun, last)
@@ -174,7 +174,7 @@ class PipelineStep:
     def _to_exit(
         self, tokens: list[int], begun: Float[Tensor, "1 dim"] | None, last: bool
     ) -> tuple[Rows, Int[Tensor, " k"] | None]:
-        """The rows that have not run, up to the exit layer, and the candidates for the next token."""
+        """Run the new rows to the exit layer. Returns them and the candidates for the next token."""
         first = 0 if begun is None else self.ahead
         trained, shared = self.pipeline._trained_head, not last and self.pipeline._trained_head is None
         want = Want(logits=int(shared), layers=range(first, self.exit), hidden=(self.exit,), prompt=True)
@@ -190,11 +190,11 @@ class PipelineStep:
         return rows, logits.topk(self.pipeline.top_k).indices
 
     def _finish(self, rows: Rows) -> Float[Tensor, "1 vocab"]:
-        """The current token through the layers behind the exit."""
+        """Run the current token through the layers after the exit."""
         return self.session.extend(rows, Want(logits=1, layers=range(self.exit, self.depth))).logits
 
     def _begin(self, candidates: Int[Tensor, " k"], at: int) -> Float[Tensor, "k dim"]:
-        """The candidates for position `at` through their first layers; none sees another."""
+        """Run the candidates for position `at` through their first layers. They do not attend to each other."""
         siblings = Tree(torch.full_like(candidates, ROOT))
         want = Want(logits=0, layers=range(self.ahead), hidden=(self.ahead,))
         return self.session.extend(Rows(candidates, siblings, at=at), want).hidden[0]
@@ -203,7 +203,7 @@ class PipelineStep:
         return self.request.sampling.choose(logits, self.request.generator)
 
     def _count(self, layers: int, candidates: int) -> None:
-        """Layers that the current token runs, and each candidate beside it."""
+        """Count layers that the current token and each candidate run in parallel."""
         self.units.latency_units += layers
         self.units.concurrent_units += layers
         self.units.compute_units += layers * (1 + candidates)

@@ -1,9 +1,9 @@
-"""What predictive pipelined decoding should gain: the closed forms of Yang et al. (2023), section 4.
+"""Predicted gain of predictive pipelined decoding: the closed forms of Yang et al. (2023), section 4.
 
-A target of d `layers` predicts the next token after layer d̄, `exit_layer`, and starts on the `top_k`
-likeliest candidates k while it finishes the current token. One of them is the right one with probability
-`match_rate` (p), independently of all others. Time is counted in layers run one after another, compute in layers
-run by any process.
+A target with d layers (`layers`) predicts the next token after layer d̄ (`exit_layer`). It starts on the k (`top_k`)
+likeliest candidates while it finishes the current token. One of them is correct with probability p (`match_rate`),
+independently for every token. Time is counted in layers run one after another, compute in layers run by any
+process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def expected_latency(tokens: int, layers: int, exit_layer: int, match_rate: floa
 
 
 def expected_compute(tokens: int, layers: int, exit_layer: int, match_rate: float, top_k: int) -> float:
-    """Layers that all processes run for a text: the latency, and k(d − d̄)ℓ (Theorem 4.1).
+    """Layers that all processes run for a text: the latency plus k(d − d̄)ℓ (Theorem 4.1).
 
     Raises UserError for values out of range.
     """
@@ -37,7 +37,8 @@ def expected_compute(tokens: int, layers: int, exit_layer: int, match_rate: floa
 def latency_of_runs(runs: Sequence[int], layers: int, exit_layer: int) -> int:
     """Layer-time units of a text whose runs have these lengths: d̄ℓ + (d − d̄)N (Appendix D; Eq. 1 at d̄ = d/2).
 
-    A run is tokens of which all but the first were predicted. Raises UserError for values out of range.
+    A run is a sequence of tokens of which all but the first were predicted; N is the number of runs. Raises
+    UserError for values out of range.
     """
     _require_runs(runs)
     require_exit(layers, exit_layer)
@@ -45,7 +46,7 @@ def latency_of_runs(runs: Sequence[int], layers: int, exit_layer: int) -> int:
 
 
 def compute_of_runs(runs: Sequence[int], layers: int, exit_layer: int, top_k: int) -> int:
-    """Layers that all processes run for it: (d̄ + k(d − d̄))ℓ + (d − d̄)N (Eq. 5; Eq. 3 at d̄ = d/2).
+    """Layers that all processes run for such a text: (d̄ + k(d − d̄))ℓ + (d − d̄)N (Eq. 5; Eq. 3 at d̄ = d/2).
 
     Raises UserError for values out of range.
     """
@@ -64,7 +65,7 @@ def latency_per_token(layers: int, exit_layer: int, match_rate: float) -> float:
 
 
 def compute_per_token(layers: int, exit_layer: int, match_rate: float, top_k: int) -> float:
-    """Layers that all processes run per token of a long text; over d at d̄ = d/2 it is Eq. 6.
+    """Layers that all processes run per token of a long text; divided by d, at d̄ = d/2, it is Eq. 6.
 
     Raises UserError for values out of range.
     """
@@ -82,7 +83,7 @@ def compute_per_time_unit(layers: int, exit_layer: int, match_rate: float, top_k
 
 
 def require_exit(layers: int, exit_layer: int) -> None:
-    """Raise UserError unless d/2 <= d̄ <= d: with an earlier exit the candidates would not be done in time."""
+    """Raise UserError unless d/2 <= d̄ <= d: with an earlier exit the candidates would not finish in time."""
     require_whole("layers", layers, 1)
     least = math.ceil(layers / 2)
     if isinstance(exit_layer, bool) or not isinstance(exit_layer, int) or not least <= exit_layer <= layers:
