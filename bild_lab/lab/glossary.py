@@ -1,6 +1,6 @@
-"""The words of the report, the terminal and the command line, explained once.
+"""Explanations of the terms used in the report, the terminal and the command line.
 
-Those that name a number of a result are explained in `results/columns.py`.
+Terms that name a number of a result are explained in `schema/columns.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Term(NamedTuple):
 
 
 def explained(name: str) -> Term:
-    """What the column of this name explains, under its label and its heading."""
+    """The term for the column with this name: its label and heading, and its explanation."""
     column = COLUMNS[name]
     heading = "" if column.title == column.words else f" ({column.title})"
     return Term(column.words[0].upper() + column.words[1:] + heading, column.explanation)
@@ -99,7 +99,7 @@ TERMS = (
         "Confidence is the drafter’s probability of its own token. Distance is the negative logarithm of the target’s "
         "probability of that token, in nats (units of the natural logarithm).",
     ),
-    Term("Window", "The most tokens drafted before the target looks at them."),
+    Term("Window", "The maximum number of tokens drafted before the target verifies them."),
     Term("Round", "One draft and the forward pass of the target that checks it."),
     explained("drafted"),
     explained("accepted"),

@@ -1,1 +1,1 @@
-"""What a result holds: its fields with their types and units, and the columns and labels made of them."""
+"""The schema of results: fields with types and units, and the columns and labels for them."""

@@ -1,4 +1,4 @@
-"""The columns of certificates, costs, and predictions beside what was measured."""
+"""The columns of certificates, costs and predictions."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ PREDICTION = (
     Column(
         "predicted_window",
         "prediction.window",
-        "Tokens per draft, where all drafts are of one length.",
+        "Tokens per draft, if all drafts have the same length.",
         label="fixed window",
         heading="window",
         unit="tokens",
@@ -93,7 +93,7 @@ PREDICTION = (
     Column(
         "predicted_rounds",
         "prediction.rounds",
-        "The same speedup with the tokens and drafter steps per target call that there were.",
+        "The same speedup with the measured numbers of tokens and drafter steps per target call.",
         label="with real rounds",
         heading="rounds",
         unit=TIMES,
@@ -101,7 +101,7 @@ PREDICTION = (
     Column(
         "predicted_verify",
         "prediction.verify",
-        "The one before, with the real time of verifying several rows and judging them.",
+        "The one before, with the measured time of verification, including the acceptance rule.",
         label="with real verification",
         heading="+ verify",
         unit=TIMES,
@@ -109,7 +109,7 @@ PREDICTION = (
     Column(
         "predicted_host",
         "prediction.host",
-        "The one before, with the code around.",
+        "The one before, with the time of host code between the stages.",
         label="with host code",
         heading="+ host",
         unit=TIMES,
@@ -117,14 +117,14 @@ PREDICTION = (
     Column(
         "predicted_prefill",
         "prediction.prefill",
-        "The one before, with the encoder and prompt, and the real lengths of the texts.",
+        "The one before, with the encoder and prompt, and the actual lengths of the texts.",
         label="with prefill",
         heading="+ prefill",
         unit=TIMES,
     ),
 )
 PIPELINE = (
-    Column("pipeline_match_rate", "pipeline.match_rate", "The share of predictions that came true.", unit=SHARE),
+    Column("pipeline_match_rate", "pipeline.match_rate", "The share of correct predictions.", unit=SHARE),
     Column("pipeline_latency_units", "pipeline.latency_units", "Layer times per token.", unit="layers"),
     Column("pipeline_compute_units", "pipeline.compute_units", "Layers that ran per token.", unit="layers"),
     Column(
@@ -140,17 +140,17 @@ PIPELINE = (
         unit="layers",
     ),
     Column("pipeline_theorem", "pipeline.theorem", "The speedup by Theorem 4.1.", unit=TIMES),
-    Column("pipeline_exit", "pipeline.exit", "The one before, with the real time up to the exit.", unit=TIMES),
+    Column("pipeline_exit", "pipeline.exit", "The one before, with the measured time up to the exit.", unit=TIMES),
     Column(
         "pipeline_concurrent",
         "pipeline.concurrent",
-        "The one before, with the real time of token and candidates beside each other.",
+        "The one before, with the measured time of running token and candidates in parallel.",
         unit=TIMES,
     ),
-    Column("pipeline_host", "pipeline.host", "The one before, with the code around.", unit=TIMES),
+    Column("pipeline_host", "pipeline.host", "The one before, with the time of host code.", unit=TIMES),
     Column("pipeline_prefill", "pipeline.prefill", "The one before, with the encoder.", unit=TIMES),
 )
-# measured on the traced examples, beside the predictions
+# measured on the traced examples, to compare with the predictions
 TRACED = (
     Column(
         "traced_acceptance_rate",

@@ -8,17 +8,17 @@ from typing import Any
 from bild_lab.lab.formatting import number, percent, times
 from bild_lab.lab.schema.result import Result
 
-SHARE, TIMES = "share", "times"  # units: of 1, and of the baseline's own
+SHARE, TIMES = "share", "times"  # units: a fraction of 1, and a ratio to the baseline's
 
 
 @dataclass(frozen=True)
 class Column:
     """One number, or word, of a result. `columns.py` lists them.
 
-    name: in `sweep.csv`. path: the attributes of a `Result` that lead to it, with dots between. label: in words.
-    heading: above a column of the report, where that is not the label. short: above one of the terminal, where that
-    is not the heading. unit: empty for words and plain counts. digits: decimals that are shown. scale: what the number
-    is divided by to be shown.
+    name: in `sweep.csv`. path: the dotted attribute path in a `Result`. label: its name in words. heading: above a
+    column of the report, if it differs from the label. short: above a column in the terminal, if it differs from the
+    heading. unit: empty for words and plain counts. digits: decimals shown. scale: the shown number is the value
+    divided by this.
     """
 
     name: str
@@ -49,14 +49,14 @@ class Column:
         return self.path.removeprefix("counts.").replace(".", "/")
 
     def of(self, result: Result) -> Any:
-        """The value; None where the result has none."""
+        """The value; None if the result has none."""
         value: Any = result
         for name in self.path.split("."):
             value = None if value is None else getattr(value, name)
         return value
 
     def text(self, result: Result) -> str:
-        """The value as the report shows it; a dash where there is none."""
+        """The value as the report shows it; a dash if there is none."""
         value = self.of(result)
         if value is None or isinstance(value, str):
             return number(None) if value is None else value

@@ -1,4 +1,4 @@
-"""The numbers of a result, each with its name in tables, its unit and what it means.
+"""The numbers of a result, each with its name in tables, its unit and its meaning.
 
 `sweep.csv`, the tables of the report and the terminal, the panels of Weights & Biases, the glossary and
 docs/outputs.md take names, headings and explanations from here, and from `analysis_columns.py`.
@@ -19,13 +19,13 @@ def _interval(name: str, path: str, of_what: str, unit: str) -> tuple[Column, Co
 
 
 IDENTITY = (
-    Column("point", "point", "The folder of the point: a hash of all that decides its numbers."),
+    Column("point", "point", "The folder of the point: a hash of everything that affects its numbers."),
     Column("policy", "policy", "How tokens were decoded: by which target, drafter and acceptance rule."),
 )
 # the columns of the knobs come here
 SETTING = (
     Column("target", "setting.target", "The large model, whose output is wanted."),
-    Column("draft", "setting.draft", "The small model that drafts, where the pair has one."),
+    Column("draft", "setting.draft", "The small model that drafts, if the pair has one."),
     Column("dataset", "setting.dataset", "The dataset."),
     Column("split", "setting.split", "The part of the dataset."),
     Column(
@@ -94,7 +94,7 @@ SPEED = (
         unit="1/s",
         digits=1,
     ),
-    Column("baseline_tokens_per_s", "baseline_tokens_per_s", "The same of the baseline.", unit="1/s", digits=1),
+    Column("baseline_tokens_per_s", "baseline_tokens_per_s", "The baseline’s tokens per second.", unit="1/s", digits=1),
     Column("tokens_per_s_ratio", "tokens_per_s_ratio", "Tokens per second over the baseline’s.", unit=TIMES),
 )
 COUNTS = (
@@ -109,8 +109,8 @@ COUNTS = (
     Column(
         "acceptance_rate",
         "counts.acceptance_rate",
-        "The chance that a drafted token stands, given that those before it do: accepted tokens, divided by accepted "
-        "tokens plus rejections. What follows a rejected token is dropped unjudged and counts as neither.",
+        "The probability that a drafted token is accepted, given that those before it are: accepted tokens, divided by "
+        "accepted tokens plus rejections. Tokens after a rejected token are dropped and count as neither.",
         heading="acceptance",
         short="acc.",
         unit=SHARE,
@@ -119,14 +119,14 @@ COUNTS = (
     Column(
         "nothing_accepted",
         "counts.nothing_accepted",
-        "Of the rounds in which something was drafted, the share in which the target kept nothing of it.",
+        "The share of rounds with a draft in which the target accepted none of its tokens.",
         label="rounds with nothing accepted",
-        heading="none stood",
+        heading="none accepted",
         unit=SHARE,
         digits=1,
     ),
     Column("drafted", "counts.drafted", "Tokens that were proposed.", digits=0),
-    Column("accepted", "counts.accepted", "Drafted tokens that the target let stand.", digits=0),
+    Column("accepted", "counts.accepted", "Drafted tokens that the target accepted.", digits=0),
     Column("draft_calls", "counts.draft_calls", "Forward passes of the drafter.", digits=0),
     Column("target_calls", "counts.target_calls", "Forward passes of the target.", digits=0),
     Column(
@@ -139,15 +139,15 @@ COUNTS = (
     Column(
         "exit_layer_mean",
         "counts.exit_layer_mean",
-        "After how many layers a token was taken, on average; for methods that exit early.",
+        "After how many layers a token was predicted, on average; for methods that exit early.",
         unit="layers",
     ),
     Column(
         "agreement_with_target",
         "agreement_with_target",
-        "The share of examples whose token ids all equal the target’s own greedy output. It says nothing of how good "
-        "the other examples are. In bfloat16 even a lossless method may differ here and there, where two tokens are "
-        "nearly tied.",
+        "The share of examples whose token ids all equal the target’s own greedy output. It does not say how good the "
+        "other outputs are. In bfloat16 even a lossless method may differ at positions where two tokens are nearly "
+        "tied.",
         label="same output as the target alone",
         heading="same output",
         short="same",
@@ -165,9 +165,9 @@ COUNTS = (
     ),
 )
 OTHER_NAMES = (
-    Column("greedy_speedup", "greedy_speedup", "BiTA’s name of tokens_per_s_ratio, of greedy decoding.", unit=TIMES),
-    Column("mean_accepted_tokens", "counts.tokens_per_target_call", "Spec-Bench’s name of tokens_per_target_call."),
-    Column("acceptance_length", "counts.tokens_per_target_call", "SPEED-Bench’s name of tokens_per_target_call."),
+    Column("greedy_speedup", "greedy_speedup", "BiTA’s name for tokens_per_s_ratio under greedy decoding.", unit=TIMES),
+    Column("mean_accepted_tokens", "counts.tokens_per_target_call", "Spec-Bench’s name for tokens_per_target_call."),
+    Column("acceptance_length", "counts.tokens_per_target_call", "SPEED-Bench’s name for tokens_per_target_call."),
 )
 # the columns of `sweep.csv`, in order; those of the knobs come after the identity
 TABLE = (
@@ -183,7 +183,7 @@ TABLE = (
     *PREDICTION,
     *PIPELINE,
 )
-# shown in the report, and not in the table
+# shown in the report, but not in `sweep.csv`
 _SHOWN = (
     Column(
         "p_value",

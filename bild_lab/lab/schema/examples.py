@@ -1,4 +1,4 @@
-"""What is stored of every example: the lines of `examples.jsonl`."""
+"""The stored data of every example: the lines of `examples.jsonl`."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from bild_lab.errors import UserError
 EXAMPLES = "examples.jsonl"
 _ALWAYS = ("id", "prediction", "token_ids", "latency_s", "rounds")  # the keys of every line; others may be absent
 
-Span = tuple[str, float, float]  # a stage, its start and its end, in seconds since the decoding began
+Span = tuple[str, float, float]  # a stage, its start and its end, in seconds since decoding began
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRound:
     """One draft and its verification.
 
-    drafted: token ids. accepted: how many of them stand. next_token: the target's own after them; None where the
-    draft was not verified. statistics: the method's own numbers, by name, such as the drafter's "confidence" and the
-    target's "distance" of each drafted token. In the file they are keys beside the others.
+    drafted: token ids. accepted: how many of them were accepted. next_token: the target's own token after them; None
+    if the draft was not verified. statistics: numbers specific to the method, by name, such as the drafter's
+    "confidence" and the target's "distance" of each drafted token. In the file they are keys like the others.
     """
 
     drafted: Sequence[int]
@@ -45,7 +45,7 @@ class MeasuredRound:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> MeasuredRound:
-        """The inverse of `to_json`: a key that is no field's is a statistic. Raises TypeError where one is missing."""
+        """The inverse of `to_json`: a key that is not a field is a statistic. Raises TypeError for a missing field."""
         names = ("drafted", "accepted", "next_token", "fallback", "draft_calls")
         own = {name: content[name] for name in names if name in content}
         return cls(**own, statistics={name: value for name, value in content.items() if name not in own})
@@ -53,11 +53,11 @@ class MeasuredRound:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredExample:
-    """What method and baseline did with one example.
+    """The outputs and timings of method and baseline for one example.
 
-    turn: of its conversation, from 1. latency_s: of each repeat. The baseline's are None where none was timed.
-    certificate: the comparison with the target's own text, where `measure.certify` asked for it. The last three
-    belong to traced examples alone. spans: every stage in turn. pieces: the text of each token, by its id.
+    turn: of its conversation, from 1. latency_s: seconds of each repeat. The baseline's fields are None if none was
+    timed. certificate: the comparison with the target's own text, with `measure.certify`. Only traced examples have
+    the last three fields. spans: every stage in order. pieces: the text of each token, by its id.
     """
 
     id: str
@@ -77,26 +77,26 @@ class MeasuredExample:
 
     @property
     def key(self) -> tuple[str, int]:
-        """What names it within a dataset."""
+        """Its identity within a dataset."""
         return self.id, self.turn
 
     def to_json(self) -> dict[str, Any]:
-        """Its line of the file, without what it does not have."""
+        """Its line of the file, without absent fields."""
         line = {**vars(self), "rounds": [one.to_json() for one in self.rounds]}
         left_out = {name for name, value in line.items() if name not in _ALWAYS and (value is None or value == ())}
         return {name: value for name, value in line.items() if name not in left_out and (name, value) != ("turn", 1)}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> MeasuredExample:
-        """The inverse of `to_json`. Raises KeyError or TypeError where something is missing."""
+        """The inverse of `to_json`. Raises KeyError or TypeError if something is missing."""
         known = {name: value for name, value in content.items() if name in cls.__dataclass_fields__}
         return cls(**{**known, "rounds": [MeasuredRound.from_json(one) for one in content["rounds"]]})
 
 
 def read_examples(folder: Path | None) -> list[MeasuredExample]:
-    """The examples in a point's folder, in order; none where the result has no folder.
+    """The examples in a point's folder, in order; none if the result has no folder.
 
-    Raises UserError where they cannot be read.
+    Raises UserError if they cannot be read.
     """
     if folder is None:
         return []

@@ -11,12 +11,12 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 
-_INFINITIES = {"inf": math.inf, "-inf": -math.inf}  # which JSON does not have
+_INFINITIES = {"inf": math.inf, "-inf": -math.inf}  # JSON has no infinities
 NOT_STORED = {"stored": False}  # the metadata of a field that is left out of the file
 
 
 def to_json(value: Any) -> Any:
-    """The value for JSON: dataclasses become objects, NaN null, and infinity "inf"."""
+    """The value for JSON: dataclasses become objects, NaN becomes null, and infinity becomes "inf"."""
     if isinstance(value, Mapping):
         return {str(key): to_json(item) for key, item in value.items()}
     if is_dataclass(value):
@@ -29,9 +29,9 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: type[T], value: Any, where: str = "") -> T:
-    """A JSON value as a dataclass, or as another type that a field of one has.
+    """A JSON value as a dataclass, or as the type of one of its fields.
 
-    Keys without a field are ignored. where: the keys that lead to the value, for messages. Raises ValueError for a
+    Keys without a field are ignored. where: the path of keys to the value, for messages. Raises ValueError for a
     missing field or a value of another type.
     """
     if kind is Any:
@@ -55,7 +55,7 @@ def from_json(kind: type[T], value: Any, where: str = "") -> T:
 
 @lru_cache(maxsize=64)
 def stored_fields(kind: type) -> tuple[Field, ...]:
-    """The fields that a file holds."""
+    """The fields that are stored in the file."""
     return tuple(each for each in fields(kind) if each.metadata.get("stored", True))
 
 

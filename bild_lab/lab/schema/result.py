@@ -1,4 +1,4 @@
-"""What was measured of one point: the content of `result.json`. `columns.py` names and explains the numbers."""
+"""The measurements of one point: the content of `result.json`. `columns.py` names and explains the numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCHEMA = 2
 class Quality:
     """The quality of the outputs, on the metric's scale of 0 to 100, with its 95 % interval over examples.
 
-    metric: as shown, such as "BLEU". value: None where the metric is undefined. signature: how it was computed.
+    metric: as shown, such as "BLEU". value: None if the metric is undefined. signature: how it was computed.
     extra: further scores of the same outputs, such as rouge1. difference: value minus baseline, on the same examples,
     with its 95 % interval. p_value: of the difference, two-sided. The last five are None without a baseline.
     """
@@ -39,7 +39,7 @@ class Quality:
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds per example, each example with the median of its repeats. total: of all examples."""
+    """Seconds per example; the median of an example's repeats counts. total: of all examples."""
 
     median: float
     p95: float
@@ -49,9 +49,9 @@ class Latency:
 
 @dataclass(frozen=True)
 class Speedup:
-    """Baseline time over method time, with its 95 % bootstrap interval over examples. All None without a baseline.
+    """Baseline time divided by method time, with a 95 % bootstrap interval over examples. All None without a baseline.
 
-    value: total time over total time, as in the papers. median: of the ratios of single examples.
+    value: the ratio of total times, as in the papers. median: of the ratios of single examples.
     """
 
     value: float | None = None
@@ -62,11 +62,11 @@ class Speedup:
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """What the rounds of all examples add up to. All None for a method without rounds, such as Transformers' own.
+    """Totals over the rounds of all examples. All None for a method without rounds, such as Transformers' own.
 
-    acceptance_by_position: of the drafts that stood up to a position, the share whose token there stood too.
-    accepted_by_depth: the share of rounds in which at least one drafted token stood, at least two, and so on.
-    exit_layer_mean: after how many layers a token was taken, for methods that exit early.
+    acceptance_by_position: the share of drafts accepted at a position, among those accepted at all positions before.
+    accepted_by_depth: the share of rounds with at least one accepted token, at least two, and so on.
+    exit_layer_mean: after how many layers a token was predicted, for methods that exit early.
     """
 
     tokens_per_target_call: float | None = None
@@ -85,7 +85,7 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class Category:
-    """The numbers of one category of the dataset; the fields mean what they mean for the whole result."""
+    """The numbers of one category of the dataset; the fields have the same meaning as in `Result`."""
 
     n_examples: int
     tokens: int
@@ -99,7 +99,7 @@ class Category:
 
 @dataclass(frozen=True, kw_only=True)
 class CertificateCounts:
-    """Of how many examples the text is the target's own, differs by a numerical tie, differs by more."""
+    """How many examples have the target's own text, differ by a numerical tie, or differ by more."""
 
     equal: int
     ties: int
@@ -108,14 +108,14 @@ class CertificateCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Speedups over the target alone, from theory to the clock; each step adds one thing that theory leaves out.
+    """Speedups over the target alone, from theory to measured time; each step adds one cost that theory leaves out.
 
-    window: tokens per draft, None where drafts end at different lengths. cost_ratio: c, seconds per
-    drafter step over seconds per token of the target alone. theorem: Theorem 3.8 with these, None
-    without a fixed window. rounds: with the tokens and drafter steps per target call that there really
-    were. verify: with the real time of verifying several rows and judging them. host: with the code
-    around. prefill: with the encoder, and the real lengths of both texts. measured: without the waits of
-    the traced pass; the speedup of the timed one on these examples.
+    window: tokens per draft, None if drafts have different lengths. cost_ratio: c, seconds per drafter
+    step divided by seconds per token of the target alone. theorem: Theorem 3.8 with these, None without
+    a fixed window. rounds: with the measured tokens and drafter steps per target call. verify: with the
+    measured time of verification, including the acceptance rule. host: with the time of host code
+    between the stages. prefill: with the encoder, and the actual lengths of both texts. measured: the
+    timed speedup on these examples, without the synchronization of the traced pass.
     """
 
     acceptance_rate: float | None
@@ -131,18 +131,18 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """What predictive pipelined decoding did, beside Theorem 4.1 with the measured match rate.
+    """Measurements of predictive pipelined decoding, and Theorem 4.1 with the measured match rate.
 
-    layers: of the target. exit_layer: after how many of them the next token is begun; both None in older results.
-    match_rate: of the tokens behind which the text goes on; None where no text has two tokens. Units are layer
-    times per token, as executed and as predicted. The theorem has candidates for every token, the executor none for
-    one that fills the length limit, so that its compute may be the smaller one.
+    layers: of the target. exit_layer: after how many layers the next token is started; both None in older results.
+    match_rate: over the tokens that have a successor; None if no text has two tokens. Units are layer times per
+    token, as executed and as predicted. The theorem assumes candidates for every token. The executor has none for the
+    last token before the length limit, so its compute may be smaller.
 
-    The others are times as fast as the target alone, from theory to the clock; each step adds one thing that theory
-    leaves out. theorem: Theorem 4.1. exit: with the real time up to the exit, the head and the choice of candidates
-    included. concurrent: with the real time of current token and candidates beside each other, which contend for
-    memory and for Python's lock. host: with the code around. prefill: with the encoder. They are None where nothing
-    was traced, or the baseline is not the target alone.
+    The other fields are speedups over the target alone, from theory to measured time; each step adds one cost that
+    theory leaves out. theorem: Theorem 4.1. exit: with the measured time up to the exit, including the head and the
+    choice of candidates. concurrent: with the measured time of running current token and candidates in parallel,
+    which compete for memory and for Python's GIL. host: with the time of host code. prefill: with the encoder. They
+    are None if nothing was traced, or if the baseline is not the target alone.
     """
 
     layers: int | None = None
@@ -161,9 +161,9 @@ class Pipeline:
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingCosts:
-    """Operations and memory traffic of all forward passes, and each over the baseline's (None without a baseline).
+    """Operations and memory traffic of all forwards, and their ratios to the baseline's (None without a baseline).
 
-    forwards: how many passes. intensity is operations per byte.
+    forwards: how many forwards ran. Intensity is operations per byte.
     """
 
     flops_per_token: float
@@ -177,15 +177,14 @@ class DecodingCosts:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One point, measured.
+    """The result of one point.
 
     point: the hash that names it. name: of the sweep. composition: the decoder's parts in one line. engine: what ran
-    the target, "native" or "hf". facts: what decides nothing in the point but says where it belongs (`lab/facts.py`);
-    None in older results. tokens_per_s_ratio: over the baseline's. agreement_with_target: the share of examples
-    whose tokens all equal the target's own greedy text. categories: by name; None where the dataset has none.
-    peak_memory_mb: of method and baseline together. stages_s: seconds in prefill, draft, verify and host over the
-    traced examples. seconds: what the time of the point was spent on, with "total". stored_at: ISO date and time.
-    folder: of the files; it is not stored in them.
+    the target, "native" or "hf". facts: facts that do not affect the numbers (`lab/facts.py`); None in older results.
+    tokens_per_s_ratio: to the baseline's. agreement_with_target: the share of examples whose tokens all equal the
+    target's own greedy text. categories: by name; None if the dataset has none. peak_memory_mb: of method and baseline
+    together. stages_s: seconds in prefill, draft, verify and host over the traced examples. seconds: of each part of
+    measuring the point, with "total". stored_at: ISO date and time. folder: of the files; it is not stored in them.
     """
 
     point: str
@@ -220,7 +219,7 @@ class Result:
 
     @property
     def total_s(self) -> float:
-        """Seconds that measuring the point took, with everything around."""
+        """Seconds that the point took in total, including setup."""
         return self.seconds["total"]
 
     @property
@@ -230,14 +229,14 @@ class Result:
 
     @property
     def relative_latency(self) -> float | None:
-        """One over the speedup, 1 for the baseline; None where no baseline was timed."""
+        """1 / speedup, 1 for the baseline; None if no baseline was timed."""
         if self.is_baseline:
             return 1.0
         return None if self.speedup.value is None else 1 / self.speedup.value
 
     @property
     def greedy_speedup(self) -> float | None:
-        """BiTA's name for the ratio of tokens per second; None where tokens were sampled."""
+        """BiTA's name for the ratio of tokens per second; None if tokens were sampled."""
         return None if self.setting.temperature else self.tokens_per_s_ratio
 
     def to_json(self) -> dict[str, Any]:
@@ -246,9 +245,9 @@ class Result:
 
     @classmethod
     def from_json(cls, content: Any, folder: Path | None = None) -> Result:
-        """Read the content of `result.json`, also that of version 1.
+        """Read the content of `result.json`, also of version 1.
 
-        Raises UserError for a newer version than this code knows, ValueError for what is no result.
+        Raises UserError for a newer version than this code knows, ValueError for anything that is not a result.
         """
         schema = content.get("schema") if isinstance(content, dict) else None
         if not isinstance(schema, int):

@@ -1,4 +1,4 @@
-"""The conditions of a measurement: setting and environment, two mappings with open keys."""
+"""The conditions of a measurement: setting and environment, two mappings with arbitrary keys."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, eq=False)
 class Record(Mapping[str, Any]):
-    """A mapping with open keys. The keys that code reads are properties."""
+    """A mapping with arbitrary keys. Keys that the code reads are also properties."""
 
     entries: Mapping[str, Any]
 
@@ -24,7 +24,7 @@ class Record(Mapping[str, Any]):
 
 
 class Setting(Record):
-    """All that two points must share to be compared. Older results lack some keys."""
+    """Everything that two points must share to be compared. Older results lack some keys."""
 
     @property
     def target(self) -> str:
@@ -48,7 +48,7 @@ class Setting(Record):
 
     @property
     def metric(self) -> str:
-        """As it was asked for, such as "bleu"."""
+        """The metric's name in the configuration, such as "bleu"."""
         return self["metric"]
 
     @property
@@ -81,11 +81,11 @@ class Setting(Record):
 
 
 class Environment(Record):
-    """What a point was measured on: versions, hardware, other load."""
+    """The environment of a point's measurement: versions, hardware, other load."""
 
     @property
     def git(self) -> str | None:
-        """The commit, with a + where there were uncommitted changes."""
+        """The commit, with a + if there were uncommitted changes."""
         return self.get("git")
 
     @property
@@ -108,10 +108,10 @@ class Environment(Record):
 
     @property
     def shared_device(self) -> bool | None:
-        """Whether another process of ours used the device at the same time."""
+        """Whether another process of bild_lab used the device at the same time."""
         return self.get("shared_device")
 
     @property
     def busy_elsewhere_percent(self) -> float:
-        """Of all cores' time while the point was timed, the part that other processes used."""
+        """Percent of all cores' time that other processes used while the point was timed."""
         return self.get("busy_elsewhere_percent", 0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-# which version 2 has under "counts"; older files lack some of them
+# the keys that version 2 has under "counts"; older files lack some of them
 _COUNTS = (
     "tokens_per_target_call",
     "acceptance_rate",
@@ -25,7 +25,7 @@ _COUNTS = (
 def upgraded(content: Mapping[str, Any]) -> dict[str, Any]:
     """The content of a file of version 1 in the form of version 2.
 
-    The counts lay beside the rest, and the time of storing was called "stored".
+    In version 1 the counts were top-level keys, and "stored_at" was called "stored".
     """
     rest = {key: value for key, value in content.items() if key not in _COUNTS}
     return {**rest, "counts": {key: content.get(key) for key in _COUNTS}, "stored_at": content.get("stored")}
