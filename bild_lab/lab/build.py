@@ -19,7 +19,7 @@ from bild_lab.lab.config import compose_policy
 def build_method(policy: DictConfig, models: dict[str, Callable[[], Any]]) -> Method:
     """The policy's `decoder`: every part built from its `_target_` and values.
 
-    A part whose signature has a parameter named like one of `models` ("target", "draft") gets that model.
+    A part with a parameter named like one of `models` ("target", "draft") gets that model.
     Raises UserError for wrong knobs.
     """
     try:
@@ -32,13 +32,13 @@ def build_method(policy: DictConfig, models: dict[str, Callable[[], Any]]) -> Me
 
 
 def build(node: Any, models: dict[str, Callable[[], Any]]) -> Any:
-    """Nested `_target_` mappings as objects, innermost first. Other values stay as they are.
+    """Turn nested `_target_` mappings into objects, innermost first. Other values are unchanged.
 
     Raises UserError for a `_target_` that cannot be used, and for values that a part cannot take.
     """
     if not isinstance(node, dict) or "_target_" not in node:
         return node
-    # values first: a threshold out of range is found before a model is read
+    # values first, so that a threshold out of range is found before a model is read
     values = {key: build(value, models) for key, value in node.items() if key != "_target_"}
     part = _part(node["_target_"])
     parameters = inspect.signature(part).parameters
@@ -104,10 +104,10 @@ def is_switched_off(node: dict[str, Any]) -> bool:
 
 
 def policy_label(policy: DictConfig) -> str:
-    """The policy's name, and which parts or values differ from its file."""
+    """The policy's name, with the parts or values that differ from its file."""
     try:
         shipped = compose_policy(policy.name).decoder
-    except UserError:  # a policy of the user's own
+    except UserError:  # the user's own policy
         return policy.name
     ours, theirs = (flatten(OmegaConf.to_container(node)) for node in (policy.decoder, shipped))
     changed = [key for key in {**theirs, **ours} if ours.get(key) != theirs.get(key)]
@@ -115,7 +115,7 @@ def policy_label(policy: DictConfig) -> str:
 
 
 def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, with dotted keys."""
+    """Nested mappings as one mapping with dotted keys."""
     if not isinstance(node, dict):
         return {prefix: node}
     start = f"{prefix}." if prefix else ""

@@ -1,4 +1,4 @@
-"""What every command shares: one clear message for bad input, and Hydra's errors in plain words."""
+"""Code shared by all commands: one clear message for bad input, and Hydra's errors in plain words."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ SECRET_VALUE = re.compile(r"\bhf_[A-Za-z0-9]{16,}")  # an access token of the hu
 
 
 def run_application(main: Callable[[], Any], config_name: str = "config") -> NoReturn:
-    """Run a Hydra application and exit with its code. Bad input ends in one message and no traceback.
+    """Run a Hydra application and exit with its code. Bad input gives one message and no traceback.
 
-    config_name: the application's own configuration. Its keys are suggested for misspelt ones.
+    config_name: the application's configuration. Its keys are suggested for misspelt ones.
     """
     OmegaConf.register_new_resolver("terms", terms_text, replace=True)  # for --help, in conf/config.yaml
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its exceptions instead of printing them
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console)])
     logging.captureWarnings(True)
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its notes are about our calls, not about the user's
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its warnings are about our calls, not the user's
     multirun = [word for word in sys.argv[1:] if word in ("-m", "--multirun")]  # Hydra needs it first
     sys.argv[1:] = [*multirun[:1], *(quote_free_text(word) for word in sys.argv[1:] if word not in multirun)]
     try:
@@ -74,10 +74,10 @@ def run_application(main: Callable[[], Any], config_name: str = "config") -> NoR
 
 
 def quote_free_text(word: str) -> str:
-    """Put an override's free text in quotes, which Hydra's grammar needs and the shell removes.
+    """Put an override's free text in quotes: Hydra's grammar needs them, but the shell removes them.
 
-    Without them `dataset.prompt_template=German: {source}` does not parse. Values in quotes, and lists of paths to
-    sweep over, stay as they are.
+    Without them `dataset.prompt_template=German: {source}` does not parse. Quoted values, and lists of paths to
+    sweep over, are unchanged.
     """
     key, equals, value = word.partition("=")
     if not equals or key not in FREE_TEXT or re.fullmatch(r"[\w./~:-]*", value) or value[:1] in "'\"":
@@ -89,7 +89,7 @@ def quote_free_text(word: str) -> str:
 
 
 def require_no_secrets(words: list[str]) -> None:
-    """Raise UserError for a word that contains a token, a key or a password: overrides are saved with the results."""
+    """Raise UserError for a word with an access token, a key or a password: overrides are saved with the results."""
     known = {value for name, value in os.environ.items() if SECRET_NAME.search(name) and len(value) >= 8}
     for word in words:
         key, _, value = word.partition("=")
@@ -112,7 +112,7 @@ def raised_by_hydra(error: BaseException) -> bool:
 
 
 def words_as_list(words: list[str], key: str) -> list[str]:
-    """The command line with its plain words as the list `key`. Overrides and options stay as they are."""
+    """The command line with its plain words collected in the list `key`. Overrides and options are unchanged."""
     before = ["", *words]  # the word before each word: in `--cfg job`, job is the value of an option
     plain = ["=" not in word and word[:1] != "-" and last[:1] != "-" for last, word in zip(before, words, strict=False)]
     listed = [word for word, is_plain in zip(words, plain, strict=True) if is_plain]
@@ -122,16 +122,16 @@ def words_as_list(words: list[str], key: str) -> list[str]:
 
 
 def refuse(error: BaseException, config_name: str = "config") -> NoReturn:
-    """Say what is wrong with the input and exit with code 2."""
+    """Print what is wrong with the input and exit with code 2."""
     console.print(f"[bold red]error[/bold red]: {escape(plain_message(error, config_name))}")
     sys.exit(BAD_INPUT)
 
 
 @contextmanager
 def refusing(config_name: str = "config") -> Iterator[None]:
-    """Refuse bad input that the block finds. Of several processes that train together, only the first prints.
+    """Turn a UserError in the block into one message and exit code 2. With several processes, only the first prints.
 
-    Use it inside the function that Hydra calls: Hydra prints a line of its own before an error that passes through it.
+    Use it inside the function that Hydra calls: Hydra prints an extra line before an error that passes through it.
     """
     if not launched().first:
         console.quiet = output.quiet = True

@@ -1,4 +1,4 @@
-"""The configuration: its folder, its groups as dataclasses, and policies composed by name."""
+"""The configuration: its folder, its groups as dataclasses, and policies loaded by name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KINDS = {bool: "true or false", str: "text", int: "a whole number", float: "a nu
 
 
 def config_dir() -> Path:
-    """The folder `conf`: beside the package in a checkout, inside the package in an installed wheel."""
+    """The folder `conf`: next to the package in a checkout, inside the package in an installed wheel."""
     package = Path(__file__).resolve().parents[1]
     inside = package / "conf"
     return inside if inside.is_dir() else package.parent / "conf"
@@ -103,7 +103,7 @@ class RuntimeSpec:
 
 @dataclass(frozen=True)
 class MeasureSpec:
-    """How often to time. baseline: the policy that each example is paired with, or null. certify: judge differences."""
+    """How often to time. baseline: the policy to compare with, or null. certify: check outputs against the target's."""
 
     warmup: int
     repeats: int
@@ -119,7 +119,7 @@ class MeasureSpec:
 
 
 def typed(cls: type[T], node: Any, group: str) -> T:
-    """A config group as its dataclass.
+    """Convert a config group to its dataclass.
 
     Raises UserError for a missing key, an unknown key, a key that cannot be resolved, and a value of a wrong type.
     """
@@ -179,7 +179,7 @@ def compose_policy(name: str, knobs: dict[str, Any] | None = None) -> DictConfig
 
 
 def require_keys(cfg: DictConfig, wanted: Sequence[str]) -> None:
-    """Raise UserError if the configuration lacks a key. Users may add keys of their own, to refer to."""
+    """Raise UserError if the configuration lacks a key. Users may add their own keys, for interpolation."""
     if missing := [key for key in wanted if key not in cfg]:
         raise UserError(f"the configuration lacks {missing[0]!r}; it needs {', '.join(wanted)}")
 
@@ -187,7 +187,7 @@ def require_keys(cfg: DictConfig, wanted: Sequence[str]) -> None:
 def require_policy(policy: Any) -> None:
     """Raise UserError unless a policy has a name, a decoder, and the knobs of its file with values of the right type.
 
-    The parts themselves check ranges. A name without a file is a policy of the user's own.
+    The parts themselves check ranges. A name without a file is the user's own policy.
     """
     if not OmegaConf.is_dict(policy) or not isinstance(policy.get("name"), str):
         raise UserError(f"policy must be one of {', '.join(policy_names())}, with a name, got {policy!r}")

@@ -1,7 +1,7 @@
 """The history of later turns: the target's own answers to the earlier turns, the same for method and baseline.
 
-The answers are made before anything is timed, and all points of a sweep share them. So a token that two policies
-decode differently never changes the prompts that follow.
+The answers are made before timing starts, and all points of a sweep share them. So if two policies decode a token
+differently, the prompts of later turns do not change.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bild_lab.lab.data.conversations import Example, with_answers, with_earlier_
 from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.load import Decoder
 
-# the keys of a point's setting that decide the target's own greedy answers
+# the keys of a point's setting that determine the target's own greedy answers
 DECIDING = ("weights", "data", "engine", "dtype", "compile", "device", "hardware", "code")
 
 
@@ -26,7 +26,7 @@ def with_history(
 ) -> tuple[Example, ...]:
     """The examples with complete prompts: later turns continue the greedy answers of `vanilla`.
 
-    The answers are made once and stored in `folder`, under a hash of everything that decides them.
+    The answers are made once and stored in `folder`, under a hash of everything that determines them.
     """
     if not any(example.continues for example in examples):
         return examples

@@ -1,4 +1,4 @@
-"""Facts of a point that decide nothing in it, but tell a figure where it belongs; no name or path has to tell them."""
+"""Facts about a point that do not affect its numbers. Figures use them to place it, instead of names or paths."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ CONFIGS = sorted({one.KIND.config for one in (bita, layer_heads, medusa)})
 
 
 def facts_of(pair: PairSpec, policy: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts of a point with this pair and this policy, whose interpolations are resolved.
+    """The facts of a point with this pair and this policy. The policy's interpolations must be resolved.
 
-    pair: its name. aligned: whether its draft model was aligned with the target. acceptance: the class of the
-    acceptance rule, None for a policy without one. trained: by knob, what the folder it names says of its small module.
+    In the result: pair is its name. aligned: whether its draft model was aligned with the target. acceptance: the
+    class of the acceptance rule, None for a policy without one. trained: for each knob that names a folder of a small
+    trained module, that module's configuration.
     """
     rule = (policy["decoder"].get("acceptance") or {}).get("_target_")
     folders = {knob: trained_facts(value) for knob, value in knob_values(policy).items() if isinstance(value, str)}
@@ -30,7 +31,7 @@ def facts_of(pair: PairSpec, policy: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def trained_facts(folder: str) -> dict[str, Any] | None:
-    """The configuration of the adapter or the heads in this folder, but for their model; None where there are none."""
+    """The configuration of the adapter or heads in this folder, without their base model; None if there are none."""
     for name in CONFIGS:
         if (file := Path(folder).expanduser() / name).is_file():
             return {key: value for key, value in json.loads(file.read_text()).items() if key != "base"}

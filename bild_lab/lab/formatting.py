@@ -1,4 +1,4 @@
-"""How numbers, knobs and points are written: the same in the terminal, the figures and the HTML."""
+"""Formats numbers, knobs and points in the same way for the terminal, the figures and the HTML."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ INFINITY = "\u221e"
 
 
 class Configured(Protocol):
-    """What has a policy and its knobs, such as a result or a failure."""
+    """Anything with a policy and its knobs, such as a result or a failure."""
 
     @property
     def policy(self) -> str: ...

@@ -1,4 +1,4 @@
-"""Hashes that name content: a point by its inputs, a dataset by its examples, a file by its bytes."""
+"""Content hashes: of a point's inputs, of a dataset's examples, of a file's bytes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from bild_lab.lab.data.examples import Example
 
 
 def content_hash(content: dict[str, Any]) -> str:
-    """Twelve hexadecimal digits. The order of the keys does not matter, and 2.0 counts as 2."""
+    """A hash of 12 hexadecimal digits. The order of the keys does not matter, and 2.0 counts as 2."""
     canonical = json.dumps(plain_numbers(content), sort_keys=True, ensure_ascii=False, default=str)
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
 
 def plain_numbers(value: Any) -> Any:
-    """2.0 as 2, so that a whole number is the same value however it was written."""
+    """The value with 2.0 as 2, so that whole numbers are equal however they were written."""
     if isinstance(value, dict):
         return {str(key): plain_numbers(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -36,7 +36,7 @@ def data_hash(examples: Iterable[Example]) -> str:
 
 
 def file_hash(path: str) -> str | None:
-    """The hash of a file, or of all files of a folder; None if there is neither."""
+    """The hash of a file, or of all files in a folder; None if the path does not exist."""
     named = Path(path).expanduser()
     if not named.is_dir():
         return hashlib.sha256(named.read_bytes()).hexdigest() if named.is_file() else None

@@ -32,7 +32,7 @@ ON_ONE_DEVICE = Placement()
 
 @dataclass(frozen=True)
 class Generation:
-    """One continuation. token_ids: as emitted, with the end token. text: without special tokens."""
+    """One continuation. token_ids: as emitted, including the end token. text: without special tokens."""
 
     text: str
     token_ids: list[int]
@@ -53,7 +53,7 @@ class Decoder:
         for model in self.models:
             if self.method.engine == model.engine:
                 model.load()
-            else:  # Transformers' own generate runs its own modules, whatever engine our loop uses
+            else:  # Transformers' generate runs its own modules, whatever engine our loop uses
                 _ = model.transformers.module
 
     def request(
@@ -104,7 +104,7 @@ class Decoder:
     ) -> Iterator[str]:
         """The text of `generate` in pieces, as tokens are accepted.
 
-        A method without rounds of its own, such as beam search, gives the text in one piece.
+        A method that cannot stream, such as beam search, gives the text in one piece.
         """
         request = self.request(prompt, max_new_tokens, Sampling(temperature, top_k, top_p), seed)
         self.load_weights()
@@ -128,7 +128,7 @@ class Decoder:
         return self.target.checkpoint.tokenizer.decode(token_ids, skip_special_tokens=True).strip()
 
     def pieces(self, token_ids: Iterable[int]) -> dict[int, str]:
-        """The text that each token adds, with its leading space. Special tokens by their name."""
+        """The text that each token adds, with its leading space, by token id. Special tokens are given by name."""
         tokenizer = self.target.checkpoint.tokenizer
         special = set(tokenizer.all_special_ids)
         anchor = tokenizer.encode("a", add_special_tokens=False)[-1]  # a token decoded alone loses its leading space
@@ -177,7 +177,7 @@ def load(
     target, draft, second_draft: a folder, a hub id, toy:large or toy:small.
     policy: a name in conf/policy with its knobs as keywords (`fallback=0.6`), or a composed policy.
     engine: native, hf, or auto, which is native if the architecture is known.
-    compile: native steps go through torch.compile, on a GPU with CUDA graphs. The first use of each step takes seconds.
+    compile: run native steps with torch.compile, on a GPU with CUDA graphs. The first use of each step takes seconds.
     trust_remote_code: run Python code that comes with a checkpoint.
     device_map, tensor_parallel: how the target is spread over devices (`Placement`). The pair then runs on hf.
     Weights load at the first decoding, and later decoders share them.

@@ -1,4 +1,4 @@
-"""A point: one checked configuration. Everything that decides its numbers decides its name."""
+"""A point: one checked configuration. Its name is a hash of everything that affects its numbers."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class Point:
     knobs: dict[str, Any]
     composition: str
     setting: dict[str, Any]
-    facts: dict[str, Any]  # what decides nothing, but tells where the point belongs
+    facts: dict[str, Any]  # do not affect the numbers; figures use them to place the point
     config_yaml: str
     decoders: dict[str, Decoder]  # METHOD and, unless switched off, BASELINE
-    vanilla: Decoder  # answers the turns that later turns continue
+    vanilla: Decoder  # gives the answers in the history of later turns
     examples: tuple[Example, ...]
     metric: str
     decoding: DecodingSpec
@@ -152,7 +152,7 @@ def sweep_folder(cfg: DictConfig) -> Path:
 
 @lru_cache(maxsize=4)
 def cached_examples(spec: DatasetSpec) -> tuple[Example, ...]:
-    """The dataset's examples, read once per process. Later turns may still lack the answers before them."""
+    """The dataset's examples, read once per process. Later turns may still lack the earlier answers."""
     return load_examples(spec, unanswered=True)
 
 

@@ -113,7 +113,7 @@ def _trace_stages(point: Point, requests: list[Request], timed: dict[str, list[T
 
 
 def _stages_and_costs(point: Point, timed: dict[str, list[Timed]], stages: Stages | None) -> dict[str, Any]:
-    """Seconds by stage, the cost of all forwards, and what theory predicts from them: fields of a Result."""
+    """Fields of a Result: seconds by stage, the cost of all forwards, and the predictions of theory."""
     seconds = None if stages is None else stages.seconds
     count, prediction = point.measure.traced_examples, None
     if seconds is not None and BASELINE in timed:
@@ -136,7 +136,7 @@ def certify_all(point: Point, requests: list[Request], timed: dict[str, list[Tim
 
 
 def compiled_steps(point: Point) -> int:
-    """How many shapes the point's models have compiled. A model that decoders share counts once."""
+    """How many shapes the point's models have compiled. A model shared by several decoders counts once."""
     models = {id(model): model for each in point.decoders.values() for model in each.models}
     return sum(getattr(model, "compiled_steps", 0) for model in models.values())
 

@@ -19,7 +19,7 @@ class Stopped(KeyboardInterrupt):
 
 
 class StopSignals:
-    """What the process that runs a sweep does when it is asked to stop.
+    """How the process that runs a sweep reacts to stop signals.
 
     While a point is being measured, `Stopped` is raised inside it. At other times, such as while a launcher's
     workers measure, `finish` is called with the exit status. A second signal ends the process as usual.

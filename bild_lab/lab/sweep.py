@@ -1,4 +1,4 @@
-"""One run or a sweep: check before anything is written, measure, report, and exit with a status that tells."""
+"""One run or a sweep: check before anything is written, measure, report, and exit with a status code."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ MOST_CHECKED_BEFORE = 64  # points prepared before a sweep, until one can run
 
 @dataclass
 class Run:
-    """What this process knows of its run. Only the process that the user started knows jobs and report.
+    """The state of the run in this process. Only the process that the user started has jobs and report.
 
     jobs: every job's configuration. report: writes the sweep's table, figure and report. failed: points that failed
     in this process, stored or not. ended_s: when the last point of this process ended, on the clock of
@@ -88,7 +88,7 @@ def measure_point(cfg: DictConfig) -> float:
 
 
 def _measure_or_reuse(cfg: DictConfig) -> tuple[float | None, bool]:
-    """The point's speedup, and whether a fault may have left a device's memory full."""
+    """The point's speedup, and whether an error may have left a device's memory full."""
     sweep, ranks = Sweep(sweep_folder(cfg)), launched()
     try:
         point = ranks.run(lambda: _prepare_everywhere(cfg))
@@ -103,7 +103,7 @@ def _measure_or_reuse(cfg: DictConfig) -> tuple[float | None, bool]:
         if ranks.first and failure not in _run.failed:
             sweep.forget_failure(failure)
         return result.speedup.value, False
-    except Exception as error:  # any fault of one point: the others still run, and the exit code tells
+    except Exception as error:  # any error of one point: the others still run, and the exit code shows it
         _record_failure(cfg, sweep, error)
         return None, not isinstance(error, UserError)
 
@@ -147,11 +147,11 @@ def _check(configs: list[DictConfig]) -> None:
             require_basic_launcher(config.hydra.launcher._target_)
             _prepare_everywhere(config)
             logger(config)
-            Sweep(sweep_folder(config)).all_results()  # refuses those of a newer version
+            Sweep(sweep_folder(config)).all_results()  # raises for results of a newer version
             return
         except (UserError, HydraException, OmegaConfBaseException) as error:
             complaint = error if number == 0 else complaint
-        except Exception:  # a fault of ours: Hydra would only warn and go on
+        except Exception:  # a bug of ours: Hydra would only warn and continue
             traceback.print_exc()
             sys.exit(FAILED_POINTS)
     refuse(complaint)
@@ -191,7 +191,7 @@ def _logger(config_yaml: str) -> Any:
 
 
 def logger(cfg: DictConfig) -> Any:
-    """The run's logger. The whole process has one, which remembers whether its server can be reached."""
+    """The run's logger. The process has only one, as it remembers whether its server can be reached."""
     return _logger(OmegaConf.to_yaml(cfg.logger, resolve=True))
 
 
@@ -226,7 +226,7 @@ def _title(point: Point) -> str:
 
 
 def _log_point(cfg: DictConfig, sweep: Sweep, result: Result) -> None:
-    """Log a stored point. If that fails, the point is kept and the exit code tells."""
+    """Log a stored point. If that fails, the point is kept, and the exit code shows the failure."""
     try:
         logger(cfg).log_point(result, OmegaConf.to_container(cfg, resolve=True))
     except Exception as error:  # whatever a logging service raises
@@ -254,12 +254,12 @@ def _record_failure(cfg: DictConfig, sweep: Sweep, error: Exception, what: str =
 
 
 def failure_hash(config_yaml: str) -> str:
-    """The name that a failed point is stored under. It comes from the configuration: nothing else may be known."""
+    """The name that a failed point is stored under: a hash of its configuration, as nothing else may be known."""
     return content_hash({"failed": config_yaml})
 
 
 def _release_models() -> None:
-    """Drop the process's models, as the fault may have been a lack of memory. The next point loads them again."""
+    """Free the process's models, as memory may have run out. The next point loads them again."""
     load_model.cache_clear()
     gc.collect()
     if torch.cuda.is_available():

@@ -20,8 +20,8 @@ SIGNALLED = 128  # a higher exit status means a signal, which all processes got
 def only_first_prints() -> Iterator[None]:
     """Run an application in each process that `torchrun` started. Only the first one prints.
 
-    Another process prints only if it fails. `torchrun` ends all processes when one fails, so that process first waits
-    a while for the first process to print.
+    Another process prints only if it fails. `torchrun` ends all processes when one fails, so the failed process waits
+    a while before it exits, to let the first process print.
     """
     ranks, printed = launched(), io.StringIO()
     if not ranks.first:
@@ -39,6 +39,6 @@ def only_first_prints() -> Iterator[None]:
 
 
 def require_basic_launcher(launcher: str) -> None:
-    """Raise UserError for a Hydra launcher: `torchrun` knows nothing of the processes that it would start."""
+    """Raise UserError for a Hydra launcher other than the basic one: `torchrun` does not know its processes."""
     if launched().count > 1 and not launcher.endswith(".BasicLauncher"):
         raise UserError(f"under torchrun every process runs every point, got the launcher {launcher}; leave it out")

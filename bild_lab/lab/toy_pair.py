@@ -1,7 +1,7 @@
 """The toy pair: a large and a small T5, trained on the toy corpus at first use and kept in a cache.
 
 `conf/model/toy_large.yaml`, `conf/model/toy_small.yaml` and `conf/train/toy.yaml` say how they are trained. Training
-runs in a process of its own, `python -m bild_lab.training.toy`, so that the lab does not import training.
+runs in a separate process, `python -m bild_lab.training.toy`, so that the lab does not import training.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def toy_checkpoint(name: str) -> Path:
 
 
 def toy_folder(name: str) -> Path:
-    """The cache folder of a member and its training, named by a hash of everything that decides the weights.
+    """The cache folder of a member and its training, named by a hash of everything that determines the weights.
 
-    That is the corpus, the recipe, the configuration and library versions. Raises UserError for another name.
+    These are the corpus, the recipe, the configuration and library versions. Raises UserError for another name.
     """
     if name not in MEMBERS:
         raise UserError(f"the toy pair has the members {' and '.join(MEMBERS)}, got {name!r}")
@@ -91,7 +91,7 @@ def cache_folder() -> Path:
 
 
 def _train(name: str) -> None:
-    """Train a member in a process of its own, which shows its progress on the error stream.
+    """Train a member in a separate process, which shows its progress on stderr.
 
     Raises UserError if the training fails, and KeyboardInterrupt if that process is interrupted.
     """
@@ -101,7 +101,7 @@ def _train(name: str) -> None:
             "train it first: python run.py pair=toy dataset.limit=1"
         )
     path = os.pathsep.join([str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-P", "-m", TRAIN, name]  # -P: no module of the working folder is taken for a library
+    command = [sys.executable, "-P", "-m", TRAIN, name]  # -P: modules in the working folder must not shadow libraries
     console.print(f"training {name}, once; the cache {cache_folder()} keeps it")
     ended = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True, check=False

@@ -1,1 +1,1 @@
-"""What the numbers mean: statistics, costs, theory beside measurement, Pareto fronts, comparisons."""
+"""Analysis of results: statistics, costs, theory against measurement, Pareto fronts, comparisons."""

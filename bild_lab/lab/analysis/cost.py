@@ -1,25 +1,25 @@
 """Operations and memory traffic of decoding, in closed form from recorded forwards (BiLD §7.3.1, Figure 8).
 
-FLOPs: 2·m·k·n for every product of [m, k] and [k, n]. Counted are
+FLOPs: 2·m·k·n for every product of [m, k] and [k, n]. This counts
 - the products with weights, and the head for the rows that were scored;
 - in attention Q·Kᵀ and A·V over the whole rectangle of rows and keys: kernels compute it even if a mask hides keys;
 - in the encoder's forward also the cross-attention keys and values of all decoder layers, which are computed once.
-If rows go through the layers in several forwards, each forward counts its own layers, and only the first reads the
-embedding. For layers that are only filled, the product that gives keys and values is counted.
+If rows run through the layers in several forwards, each forward counts its own layers, and only the first reads the
+embedding. For layers that only compute keys and values, only that product is counted.
 
 Bytes moved (the paper's memory operations), if all values have one width:
 - every weight matrix once per forward, the head only if rows were scored, one row of the embedding per token;
 - the input and output of every product with weights. Query, key and value are one product, and so are gate and up.
-  The keys and values in the output are the write into the cache;
-- attention as one fused kernel: the queries, the cached and the new keys and values are read, the mixed values are
-  written; scores are not moved.
+  The keys and values in the output are the write into the KV cache;
+- attention as one fused kernel: it reads the queries and all keys and values, and writes its output. Attention scores
+  are not moved.
 
 Not counted: biases, normalization, activation functions, residual sums, softmax, rotary and relative positions,
 masks, copies within the cache, and the choice of tokens.
 
-With a sliding window a row counts at most as many keys as the window has, and the keys that any row sees are read
-once. Kernels that mask keys outside a window, and compiled steps that pad rows and cache to fixed shapes, compute and
-read more than this.
+With a sliding window a row counts at most as many keys as the window has, and each key that some row attends to is
+read once. Kernels that mask keys outside a window, and compiled steps that pad rows and cache to fixed shapes, compute
+and read more than this.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Matrices:
-    """Weight matrices that rows go through. values: numbers in them. ends: activations in and out, per row."""
+    """A group of weight matrices. values: the number of weights. ends: input and output activations per row."""
 
     values: int
     ends: int
@@ -69,10 +69,10 @@ class Dimensions:
     """Everything that a model's cost depends on.
 
     query_width: of all heads together. cache_width: keys and values of one token in one layer.
-    layers: the matrices of all decoder layers. filling: those that give keys and values, of one layer.
-    windows: the most keys that a row sees, with the number of decoder layers for which this holds.
+    layers: the matrices of all decoder layers. filling: the key and value matrices of one layer.
+    windows: the most keys that a row attends to, each with the number of decoder layers for which this holds.
     cross_layers: decoder layers that attend to the source. encoder: the matrices of all encoder layers.
-    memory: those that turn the encoder's output into the cross-attention keys and values of all decoder layers.
+    memory: the cross-attention key and value matrices of all decoder layers.
     """
 
     dim: int
@@ -118,7 +118,7 @@ class Dimensions:
         return parts
 
     def _attention_work(self, layers: int, rows: int, seen: int, read: int) -> tuple[int, int]:
-        """Attention of these rows. seen: keys that each row sees. read: keys that all rows together read."""
+        """Attention of these rows. seen: keys that each row attends to. read: keys that all rows together read."""
         flops = 4 * rows * seen * self.query_width
         return layers * flops, layers * (2 * rows * self.query_width + read * self.cache_width)
 
@@ -129,7 +129,7 @@ def knows(config: PreTrainedConfig) -> bool:
 
 
 def dimensions(config: PreTrainedConfig) -> Dimensions:
-    """Raises UserError for an architecture whose cost is not known."""
+    """The dimensions of a model. Raises UserError for an architecture whose cost is not known."""
     if not knows(config):
         raise UserError(
             f"FLOPs and bytes are known for {', '.join(_FAMILIES)}, got {config.model_type}; "

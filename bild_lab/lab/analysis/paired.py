@@ -1,4 +1,4 @@
-"""Points measured on two sides, A and B: which side is faster, which is better, and what may be chance."""
+"""Compare points of two sweeps, A and B: which side is faster, which is better, and what may be chance."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from bild_lab.lab.schema.result import Result, Speedup
 SIGNIFICANT = 0.05
 SACREBLEU_SEED = 12345  # with it, intervals of BLEU are those of `sacrebleu --paired-bs`
 NOT_COMPARED, SAME = "not compared", "no difference"
-# keys of the setting that nobody chooses, and so never tell two points of a sweep apart
+# keys of the setting that the user does not choose, so they never distinguish two points of a sweep
 _DERIVED_KEYS = ("data", "weights", "code", "hardware")
 _TASK_KEYS = ("dataset", "split", "metric", "data")
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One point in A and in B. distinct: values of the setting that, beside policy and knobs, tell it from others."""
+    """One point in A and in B. distinct: setting values that, besides policy and knobs, distinguish it from others."""
 
     a: Result
     b: Result
@@ -35,7 +35,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Matching:
-    """The points that both A and B have, and those that one of them has alone."""
+    """The points that both A and B have, and those that only one of them has."""
 
     pairs: list[Pair]
     only_a: list[Result]
@@ -46,8 +46,8 @@ class Matching:
 class Compared:
     """A pair compared over the examples that both sides decoded.
 
-    latency: B's total latency over A's; below 1 if B is faster. baseline_latency: the same ratio of the baselines that
-    were timed with them; it tells how much the machine itself changed. unfit: why latencies are not compared.
+    latency: B's total latency divided by A's; below 1 if B is faster. baseline_latency: the same ratio for the
+    baselines timed with them; it shows how much the machine itself changed. unfit: why latencies are not compared.
     quality: B minus A.
     """
 
@@ -60,7 +60,7 @@ class Compared:
 
     @property
     def speed_verdict(self) -> str:
-        """faster or slower if the whole 95 % interval says so."""
+        """faster or slower if the 95 % interval excludes 1."""
         if self.latency is None:
             return NOT_COMPARED
         return "faster" if self.latency.high < 1 else "slower" if self.latency.low > 1 else SAME
@@ -76,11 +76,11 @@ class Compared:
 
 
 def match(a: Sequence[Result], b: Sequence[Result]) -> Matching:
-    """Pair the results of A and of B, each oldest first, by policy, knobs and what else varies within one of them.
+    """Pair the results of A and of B, each oldest first, by policy, knobs and other values that vary within A or B.
 
-    What all of A or all of B has in common may differ, such as the precision or the code; that is what is compared.
-    A knob that only one version of a policy has tells its points apart only where it varies. Of points alike the
-    newest counts. Raises UserError where nothing matches, or what matches was asked or scored differently.
+    Values that are constant within A and within B may differ between them, such as the precision or the code: they are
+    what is compared. A knob that only one version of a policy has distinguishes points only if it varies. Of equal
+    points the newest counts. Raises UserError if nothing matches, or if matching points have different data or metrics.
     """
     varying = [key for key in _setting_keys([*a, *b]) if _varies(a, key) or _varies(b, key)]
     knobs = {policy: _matched_knobs(policy, a, b) for policy in {result.policy for result in [*a, *b]}}
@@ -104,7 +104,7 @@ def match(a: Sequence[Result], b: Sequence[Result]) -> Matching:
 
 
 def differences(pairs: Iterable[Pair]) -> dict[str, tuple[str, str]]:
-    """What else differs between A and B: each key of the setting with the values of both, and the commits."""
+    """What else differs between A and B: each such key of the setting, or the commit, with the values of both."""
     found: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
     for pair in pairs:
         settings = [{**flat_setting(one), "commit": one.environment.git} for one in (pair.a, pair.b)]
@@ -124,8 +124,8 @@ def compare_pair(
 ) -> Compared:
     """Compare a pair over the examples that A and B both have, paired by their keys.
 
-    references: of each example, by its key; None where they are not known, and not needed where the metric is
-    agreement with the baseline's outputs. Raises UserError without a shared example.
+    references: of each example, by its key; None if they are not known. Agreement with the baseline's outputs needs
+    none. Raises UserError without a shared example.
     """
     first, second = ({one.key: one for one in examples} for examples in (examples_a, examples_b))
     keys = [key for key in first if key in second]
@@ -147,7 +147,7 @@ def compare_pair(
 
 
 def flat_setting(result: Result) -> dict[str, Any]:
-    """A result's setting with what it groups, such as its decoding, beside the rest."""
+    """A result's setting with its groups, such as decoding, merged into one flat mapping."""
     flat: dict[str, Any] = {}
     for key, value in result.setting.items():
         flat |= value if isinstance(value, dict) else {key: value}
@@ -160,7 +160,7 @@ def _quality(
     b: Sequence[MeasuredExample],
     references: Sequence[Sequence[str]] | None,
 ) -> Difference | None:
-    if metric == "agreement":  # with the baseline beside it: each example is equal to that or not
+    if metric == "agreement":  # each example equals its own baseline's output or not
         outputs = [[str(one.prediction == one.baseline_prediction) for one in examples] for examples in (a, b)]
         references = [[str(True)]] * len(a)
     else:
@@ -171,13 +171,13 @@ def _quality(
 
 
 def _ratio(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]) -> Speedup:
-    """B's seconds over A's, by example and repeat; an example counts with the median of its repeats."""
+    """B's seconds divided by A's. Both are given by example and repeat; the median of an example's repeats counts."""
     medians = [np.array([[float(np.median(repeats))] for repeats in several]) for several in (a, b)]
     return paired_speedup(medians[1], medians[0])
 
 
 def _why_not_comparable(pair: Pair) -> str | None:
-    """Why the latencies say nothing of A and B themselves; None where they do."""
+    """Why the latencies of A and B cannot be compared; None if they can."""
     hardware = [_hardware(one) for one in (pair.a, pair.b)]
     if hardware[0] != hardware[1]:
         return f"different hardware: {hardware[0]}, {hardware[1]}"

@@ -49,8 +49,8 @@ def hypervolume(points: Sequence[tuple[float, float]], reference: tuple[float, f
 def best_at_loss(results: Sequence[Result], loss: float) -> Result | None:
     """Return the fastest result whose quality is at least its baseline's minus `loss` points.
 
-    Every result is compared with the baseline's quality in its own setting. The baseline itself and results that
-    were measured without one do not count. Of equally fast results the better one wins.
+    Every result is compared with the baseline's quality in its own setting. The baseline itself, and results
+    measured without a baseline, do not count. Among equally fast results the one with better quality wins.
     """
     kept = [result for result in results if _loses_at_most(result, loss)]
     return max(kept, key=lambda result: (result.speedup.value, result.quality.value), default=None)

@@ -1,4 +1,4 @@
-"""Predictive pipelined decoding: what was measured, what Theorem 4.1 predicts, and which costs take the rest."""
+"""Predictive pipelined decoding: measured and predicted (Theorem 4.1) gains, and the costs that explain the gap."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from bild_lab.lab.schema.result import Pipeline
 class PipelineLog:
     """What the pipeline did for one text, in layer-time units, from its rounds' statistics.
 
-    matches: of every token but the text's last, whether its successor was among the candidates. latency, compute,
-    concurrent: summed over the tokens (`PredictivePipeline`).
+    matches: for every token except the last, whether its successor was among the candidates. latency, compute,
+    concurrent: summed over the tokens (see `PredictivePipeline`).
     """
 
     layers: int
@@ -30,7 +30,7 @@ class PipelineLog:
 
 
 def pipeline_log(trace: Trace) -> PipelineLog | None:
-    """None for a text of another method."""
+    """The log of a text, from its trace; None if another method decoded it."""
     if not trace.rounds or "matched" not in trace.rounds[0].stats:
         return None
     stats = [each.stats for each in trace.rounds]
@@ -46,10 +46,10 @@ def pipeline_log(trace: Trace) -> PipelineLog | None:
 def pipeline_summary(
     timed: Mapping[str, Sequence[Timed]], stages_s: Mapping[str, float] | None, traced_examples: int
 ) -> Pipeline | None:
-    """Units and speedups of the method against the baseline; None if the method is no pipeline.
+    """Units and speedups of the method against the baseline; None if the method is not a pipeline.
 
-    stages_s: of the first `traced_examples`, which the speedups are for. Speedups are None without it, and if the
-    baseline is not the target alone.
+    stages_s: seconds by stage of the first `traced_examples` examples. The speedups are for these. They are None
+    without stages_s, and if the baseline is not the target alone.
     """
     logs = [pipeline_log(one.trace) for one in timed[METHOD]]
     if None in logs:
@@ -65,7 +65,7 @@ def pipeline_units(logs: Sequence[PipelineLog]) -> Pipeline:
     """The units of texts that were decoded with the same knobs, without speedups."""
     tokens = sum(length(log) for log in logs)
     rate = match_rate(logs)
-    shape = (logs[0].layers, logs[0].exit_layer, rate or 0.0)  # no rate: texts of one token, which need none
+    shape = (logs[0].layers, logs[0].exit_layer, rate or 0.0)  # no rate if all texts have one token; it has no effect
     return Pipeline(
         layers=logs[0].layers,
         exit_layer=logs[0].exit_layer,
@@ -108,11 +108,11 @@ def pipeline_speedups(
 
 
 def match_rate(logs: Sequence[PipelineLog]) -> float | None:
-    """p̂: the share of predictions that came true, over the tokens that another token follows."""
+    """p̂: the share of correct predictions, over the tokens that have a successor."""
     matches = [matched for log in logs for matched in log.matches]
     return sum(matches) / len(matches) if matches else None
 
 
 def length(log: PipelineLog) -> int:
-    """How many tokens the text has."""
+    """The number of tokens of the text."""
     return len(log.matches) + 1

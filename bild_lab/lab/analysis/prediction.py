@@ -1,4 +1,4 @@
-"""Predicted and measured speedup: what speculative decoding should gain, and which costs take the rest."""
+"""Predicted and measured speedup of speculative decoding, and the costs that explain the gap."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ def predict(
     stages_s: Mapping[str, float],
     end_tokens: frozenset[int] = frozenset(),
 ) -> Prediction | None:
-    """From theory to the clock, on the examples that `stages_s` was traced on, timed with method and baseline.
+    """Predict the speedup in steps, from theory to measured time, on the examples that `stages_s` was traced on.
 
-    None if nothing was drafted, or if the baseline is not the target alone.
+    method, baseline: the timings of these examples. stages_s: seconds by stage. end_tokens: for `fixed_window`. None
+    if nothing was drafted, or if the baseline is not the target alone.
     """
     traces = [one.trace for one in method]
     calls, drafted = sum(trace.target_calls for trace in traces), sum(trace.drafted for trace in traces)
@@ -56,12 +57,12 @@ def predict(
 
 
 def total_s(timed: Sequence[Timed]) -> float:
-    """Seconds of all examples. Each counts with the median of its repeats."""
+    """Seconds of all examples together; the median of an example's repeats counts."""
     return float(sum(np.median(one.latency_s) for one in timed))
 
 
 def fixed_window(timed: Sequence[Timed], end_tokens: frozenset[int] = frozenset()) -> int | None:
-    """How many tokens every draft has; None if drafts differ.
+    """The length of all drafts; None if drafts differ in length.
 
     Drafts that the end of a text may cut short do not count: the last of each text, and those with an end token.
     """

@@ -13,9 +13,9 @@ RESAMPLES = 2000
 def paired_speedup(
     baseline_s: Float[np.ndarray, "examples repeats"], method_s: Float[np.ndarray, "examples repeats"], seed: int = 0
 ) -> Speedup:
-    """How many times as fast the method is. Both are timed on the same examples in the same run.
+    """The speedup of the method over the baseline. Both are timed in seconds on the same examples in the same run.
 
-    Each example counts with the median of its repeats. Resampling keeps the pairs together.
+    The median of an example's repeats counts. Bootstrap resampling keeps the pairs together.
     """
     slow, fast = np.median(baseline_s, axis=1), np.median(method_s, axis=1)
     picks = np.random.default_rng(seed).integers(len(slow), size=(RESAMPLES, len(slow)))
@@ -25,7 +25,7 @@ def paired_speedup(
 
 
 def latency_summary(latency_s: Float[np.ndarray, "examples repeats"]) -> Latency:
-    """Seconds per example over examples, each with the median of its repeats."""
+    """Statistics of seconds per example; the median of an example's repeats counts."""
     per_example = np.median(latency_s, axis=1)
     return Latency(
         median=float(np.median(per_example)),
@@ -36,7 +36,7 @@ def latency_summary(latency_s: Float[np.ndarray, "examples repeats"]) -> Latency
 
 
 def acceptance_by_position(rounds: list[tuple[int, int]]) -> list[float]:
-    """For each position: of the rounds that accepted all tokens before it, the share that accepted its token too.
+    """For each position: the share of rounds that accepted its token, among those that accepted all tokens before it.
 
     rounds: (drafted, accepted) tokens of each. Only rounds with a drafted token at the position count.
     """
@@ -53,7 +53,7 @@ def acceptance_by_position(rounds: list[tuple[int, int]]) -> list[float]:
 def accepted_by_depth(accepted: list[int]) -> list[float]:
     """The share of rounds that accepted at least one drafted token, at least two, and so on.
 
-    Their sum is the mean number of accepted tokens. With the target's own token it is tokens per forward.
+    Their sum is the mean number of accepted tokens. Plus the target's own token, it is tokens per forward.
     """
     deepest = max(accepted, default=0)
     return [sum(count >= depth for count in accepted) / len(accepted) for depth in range(1, deepest + 1)]

@@ -1,4 +1,4 @@
-"""Datasets: reading their rows and making examples of them."""
+"""Datasets: reading rows and turning them into examples."""
 
 from bild_lab.lab.data.examples import DatasetSpec, Example, load_examples
 

@@ -19,9 +19,9 @@ class Continuation:
 
 @dataclass(frozen=True)
 class Example:
-    """One text to decode from, and what a good decoding looks like.
+    """One input text and its references.
 
-    prompt: the text for the tokenizer. While `continues` is set, the answer to the turn before is not known, and
+    prompt: the text for the tokenizer. While `continues` is set, the answer to the previous turn is not known, and
     `prompt` is only the text after that answer. `with_answers` gives the complete prompt.
     """
 
@@ -38,8 +38,8 @@ class Example:
 class Template:
     """The prompt format of a chat model (BiTA Table 6).
 
-    first: contains {question}. next_turn: contains {answer}, to the turn before, and then {question}. Neither contains
-    the start token, which the tokenizer adds. Raises UserError if a placeholder is missing or the start token is there.
+    first: contains {question}. next_turn: contains {answer}, to the previous turn, and then {question}. The tokenizer
+    adds the start token. Raises UserError if a placeholder is missing, or if `first` begins with the start token.
     """
 
     first: str = "{question}"
@@ -60,12 +60,12 @@ class Template:
 
 
 def fill_template(template: str, **values: str) -> str:
-    """The template with its placeholders replaced. Other braces, and braces in the values, stay as they are."""
+    """The template with its placeholders replaced. Other braces, and braces in the values, are unchanged."""
     return re.sub("{(" + "|".join(values) + ")}", lambda match: values[match[1]], template)
 
 
 def conversation(first: Example, questions: Sequence[str], template: Template) -> list[Example]:
-    """An example for each question: the first with a complete prompt, later ones without the turns before them."""
+    """An example for each question: the first with a complete prompt, later ones without the previous turns."""
     between, _, behind = template.next_turn.partition("{answer}")
     turns = [replace(first, prompt=fill_template(template.first, question=questions[0]))]
     for number, question in enumerate(questions[1:], start=2):
@@ -95,7 +95,7 @@ def with_answers(examples: Sequence[Example], answers: Mapping[str, str]) -> tup
 
 
 def with_earlier_turns(example: Example, before: Mapping[str, Example], answers: Mapping[str, str]) -> Example:
-    """One example with its complete prompt. before: the turns before it, with complete prompts."""
+    """One example with its complete prompt. before: the previous turns, with complete prompts."""
     if example.continues is None:
         return example
     earlier = example.continues.id

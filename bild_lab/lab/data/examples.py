@@ -1,4 +1,4 @@
-"""A dataset's rows as examples with a source, a prompt and references."""
+"""Turns a dataset's rows into examples with a source, a prompt and references."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class DatasetSpec:
     """Where a dataset is and which of its columns are used: the fields of `conf/dataset/*.yaml`.
 
     `path` overrides `hub_id`, which overrides `builtin`. A column is a dotted path ("translation.de"), or a list of
-    them: then the first one that a row has is used. If the source is a list, it holds the turns of a conversation.
+    paths: the first one that a row has is used. If the source is a list, it holds the turns of a conversation.
     The value of `input_column` replaces {input} in `prompt_template`, or is added below the source. `prompt_template`
     states the task. `chat_template` and `next_turn_template` belong to a chat model, as in `conf/template/*.yaml`;
     with several chat templates each question is asked in all of them.
@@ -105,16 +105,16 @@ class DatasetSpec:
 
     @property
     def templates(self) -> tuple[Template, ...]:
-        """The templates that every question is asked in."""
+        """The templates; every question is asked once with each."""
         return tuple(Template(first, self.next_turn_template) for first in self.chat_template)
 
 
 def load_examples(spec: DatasetSpec, unanswered: bool = False) -> tuple[Example, ...]:
-    """The examples of the split's first `spec.limit` rows in the dataset's order; never empty.
+    """The examples of the split's first `spec.limit` rows, in the dataset's order; never empty.
 
     unanswered: allow later turns without their history, which the caller adds. Raises UserError for a missing path,
-    split or column, malformed files, an unreachable hub, rows without a source, and, unless `unanswered`, for later
-    turns without `spec.history`.
+    split or column, malformed files, an unreachable hub, rows without a source, and, unless `unanswered` is set, for
+    later turns without `spec.history`.
     """
     rows = islice(_rows(spec), spec.limit)
     examples = tuple(_examples(spec, rows))
@@ -134,7 +134,7 @@ def load_examples(spec: DatasetSpec, unanswered: bool = False) -> tuple[Example,
 
 
 def _history(path: str, split: str) -> dict[str, str]:
-    """Answers by the id of the example that they answer. Raises UserError for rows without an answer."""
+    """Answers by the id of their example. Raises UserError for rows without an answer."""
     answers = {}
     for where, row in local_rows(Path(path).expanduser(), canonical_split(split)):
         if not isinstance(row.get("answer"), str) or "id" not in row:
@@ -265,7 +265,7 @@ def _column_paths(row: Mapping[str, object], prefix: str = "") -> list[str]:
 
 
 def _column_names(field: str, columns: object) -> tuple[str, ...] | None:
-    """One column or several, as a tuple. Raises UserError for anything else than names."""
+    """One or several column names as a tuple. Raises UserError for anything else."""
     if columns is None:
         return None
     names = (columns,) if isinstance(columns, str) else tuple(columns) if isinstance(columns, Sequence) else (None,)

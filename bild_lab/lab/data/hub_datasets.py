@@ -27,7 +27,7 @@ def hub_rows(
     data_dir: str | None = None,
     revision: str | None = None,
 ) -> Iterator[tuple[str, Row]]:
-    """Rows of one split, each with its place ("wmt/wmt14 row 3").
+    """Rows of one split, each with its location ("wmt/wmt14 row 3").
 
     Raises UserError if the hub is unreachable and the cache does not have the complete dataset (within about 5 s), if
     the dataset is missing, gated, a script, or has no such config, revision or split, and if a download stops early or
@@ -45,9 +45,9 @@ def hub_rows(
 def _folder(hub_id: str, data_dir: str, revision: str | None) -> Path:
     """One folder of a dataset's files, in the hub's cache.
 
-    With a `data_dir`, `datasets` 5.2 does not find its own cache again, and the files alone do not tell whether the
-    download was complete. `snapshot_download` keeps a list of the files. A cache that it did not fill has no list, and
-    counts as complete.
+    With a `data_dir`, `datasets` 5.2 does not find its own cache again, and the files alone do not show whether the
+    download was complete. `snapshot_download` keeps a list of the files. A cache that was filled in another way has no
+    list, and counts as complete.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HTTPError
@@ -95,7 +95,7 @@ def _load(hub_id: str, options: dict[str, Any]) -> Any:
 
 
 def _complaint(hub_id: str, options: dict[str, Any], error: Exception) -> str:
-    """What could not be loaded, why, and what the user can do."""
+    """The error message: what could not be loaded, why, and what the user can do."""
     from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
     from huggingface_hub.errors import HTTPError, RepositoryNotFoundError, RevisionNotFoundError
     from pyarrow import ArrowException

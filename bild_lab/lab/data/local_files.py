@@ -1,7 +1,7 @@
 """Rows of a local dataset: which files of a folder hold a split, and how each format is read.
 
-`json`, `csv` and `pyarrow` read the files, not `datasets`: this avoids an import of seconds and a copy in the home
-folder's cache, and an error can name the file and the line.
+The files are read with `json`, `csv` and `pyarrow`, not with `datasets`: this avoids an import that takes seconds and
+a copy in the home folder's cache, and errors can name the file and the line.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ Row = dict[str, Any]
 
 
 def canonical_split(split: str) -> str:
-    """The standard name of a split: "val", "valid" and "dev" are "validation". Others stay as they are."""
+    """The standard name of a split: "val", "valid" and "dev" are "validation". Other names are unchanged."""
     return SPLIT_WORDS.get(split.lower(), split)
 
 
 def local_rows(path: Path, split: str, subfolders: Sequence[str] = ()) -> Iterator[tuple[str, Row]]:
-    """Rows of one split of a local dataset, each with its place ("FILE line 3").
+    """Rows of one split of a local dataset, each with its location ("FILE line 3").
 
     path: a file, or a folder in the hub's layout (`test.jsonl`, `data/test-00000-of-00001.parquet`,
     `CONFIG/test/0000.parquet`). subfolders: possible names of a config's folder; the first that exists is used.
@@ -103,7 +103,7 @@ def _split_of(relative: Path, wanted: str) -> str | None:
         for word in re.split(r"[^a-z0-9]+", part.lower()):
             if word in SPLIT_WORDS:
                 return SPLIT_WORDS[word]
-            if word == wanted.lower():  # a split with a name of its own
+            if word == wanted.lower():  # a split with a non-standard name
                 return wanted
     return None
 
@@ -131,9 +131,9 @@ def _missing_split(path: Path, split: str, by_split: dict[str | None, list[Path]
 
 
 def read_rows(file: Path) -> Iterator[tuple[str, Row]]:
-    """Rows of one file, each with its place. They are read one by one, so a limit reads no more than needed.
+    """Rows of one file, each with its location. They are read lazily, so a limit reads no more than needed.
 
-    Raises UserError naming the file, and the line where the format has lines.
+    Raises UserError naming the file, and the line if the format has lines.
     """
     suffix = file.suffix.lower()
     try:

@@ -187,7 +187,7 @@ def verbs() -> dict[str, tuple[Verb, ...]]:
 
 @cache
 def adjectives(kind: str) -> tuple[tuple[str, str], ...]:
-    """Pairs of an uninflected German adjective and its English that suit a kind of noun."""
+    """Adjectives that fit a kind of noun, each uninflected in German and in English."""
     found = []
     for line in _lines(_ADJECTIVES):
         kinds, _, entries = line.partition(": ")

@@ -27,7 +27,7 @@ MODALS = tuple(_MODAL_SINGULAR)
 
 @dataclass(frozen=True)
 class Determiner:
-    """The first word of a noun phrase: its stem, its English, its own endings and those of the adjective after it."""
+    """The first word of a noun phrase: stem, English translation, its endings and those of a following adjective."""
 
     stem: str
     english: str
@@ -53,10 +53,10 @@ def uninflected(german: str, english: str) -> Determiner:
 
 @dataclass(frozen=True)
 class Phrase:
-    """A noun phrase in one case; ``agreement`` (1s, 3s, 1p, 3p) is what its verb takes.
+    """A noun phrase in one case; ``agreement`` is the person and number of its verb (1s, 3s, 1p, 3p).
 
-    ``pronoun`` is the English one that stands for it (he, she, it, they, I, we), and
-    ``accusative_first`` says that its form alone shows it to be an object.
+    ``pronoun`` is its English pronoun (he, she, it, they, I, we). ``accusative_first`` means that its form alone
+    shows that it is an object.
     """
 
     german: str
@@ -113,8 +113,8 @@ def _noun_form(noun: Noun, case: str, plural: bool) -> str:
 class Predicate:
     """A verb in one tense: German finite form and closing words, English in three parts.
 
-    English reads ``plain`` when affirmed, ``auxiliary + not + rest`` when negated and
-    ``auxiliary + subject + rest`` when asked.
+    The English is ``plain`` in affirmative clauses, ``auxiliary + not + rest`` in negated ones and
+    ``auxiliary + subject + rest`` in questions.
     """
 
     finite: str
@@ -122,7 +122,7 @@ class Predicate:
     auxiliary: str
     rest: str
     plain: str
-    particle: bool = False  # closing is a separable particle, written onto a final finite verb
+    particle: bool = False  # closing is a separable particle, prefixed to a clause-final finite verb
 
     def final(self) -> str:
         """The verb complex that ends a subordinate clause, finite verb last."""

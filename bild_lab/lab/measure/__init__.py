@@ -1,1 +1,1 @@
-"""How latency is measured, and on what."""
+"""Measuring latency, and recording the hardware and software that it was measured on."""

@@ -1,4 +1,4 @@
-"""The benchmark: our loop against Transformers' own on common shapes, interleaved in one run."""
+"""The benchmark: our loop against Transformers' own on typical model shapes, interleaved in one run."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class SyntheticCheckpoint(Checkpoint):
 
 @dataclass(frozen=True)
 class Bench:
-    """One shape's arms, ready to run."""
+    """The arms (methods to compare) of one shape, ready to run."""
 
     shape: str
     native: NativeModel
@@ -139,7 +139,7 @@ def prepare(
     drafts: tuple[NativeModel, HuggingFaceModel] | None,
     request: Request,
 ) -> Bench:
-    """The arms of a shape. Arms that draft are left out if it has no drafter."""
+    """The arms of a shape. Arms with a drafter are left out if it has none."""
     methods: dict[str, Method] = {
         "hf_generate": HuggingFaceGenerate(hf),
         "hf_loop": DraftThenVerify(hf, NoDraft(hf), ExactMatch()),
@@ -157,7 +157,7 @@ def prepare(
 
 
 def synthetic_benches(device: torch.device, dtype: torch.dtype) -> Iterator[Bench]:
-    """Every synthetic shape in turn. The large ones take gigabytes, so each pair is dropped after its turn."""
+    """Every synthetic shape in turn. Large ones take gigabytes, so each pair is freed after its turn."""
     models: dict[str, tuple[NativeModel, HuggingFaceModel]] = {}
     for name, shape in SHAPES.items():
         checkpoint = SyntheticCheckpoint(name, shape=shape.config())
@@ -174,7 +174,7 @@ def synthetic_benches(device: torch.device, dtype: torch.dtype) -> Iterator[Benc
 
 
 def run(bench: Bench, repeats: int, synchronize: Callable[[], None]) -> list[dict[str, Any]]:
-    """One row per arm: median milliseconds a token with their range, and ratios to `generate` and the bandwidth floor.
+    """One row per arm: median milliseconds per token with range, and ratios to `generate` and the bandwidth floor.
 
     Arms and the bare matrix products run in turn. A ratio is the median of the repeats' ratios.
     """

@@ -1,4 +1,4 @@
-"""A certificate of losslessness: where a method's text first differs from the target's own, and whether by a tie."""
+"""A certificate of losslessness: where a method's text first differs from the target's, and whether it is a tie."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Certificate:
     token, target_token: the method's and the target's own token there, None for a text that has ended.
     gap: how much lower the target scores the method's token than its own, in nats.
     margin: between the target's two likeliest tokens there, in nats.
-    noise: how much the target's scores of the two tokens change if the text is fed at once and not token by token,
-    in nats; at least their rounding error.
+    noise: how much the target's scores of the two tokens change if the text runs in one forward instead of token by
+    token, in nats; at least their rounding error.
     """
 
     verdict: str
@@ -64,7 +64,7 @@ def certify(target: Model, request: Request, tokens: Sequence[int], own: Sequenc
 
 
 def scores(target: Model, request: Request, emitted: Sequence[int], step: int) -> Float[Tensor, " vocab"]:
-    """The target's logits after the prompt and these tokens, fed `step` tokens at a time."""
+    """The target's logits after the prompt and these tokens, run `step` tokens at a time."""
     session = target.start(request.source, request.limits.max_new_tokens)
     fed = [request.source.prompt[-1], *emitted]
     for start in range(0, len(fed), step):

@@ -1,4 +1,4 @@
-"""A hash of the code that can change a measured number. A finished point counts as long as this hash is the same."""
+"""A hash of the code that can change a measured number. A finished point stays valid while this hash is the same."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ MEASURING = (
     "lab/conversation_history.py",
     "lab/load.py",  # chooses the engine, sets a request's limits, turns tokens into text
     "lab/measure/certificate.py",
-    "lab/measure/device_use.py",  # tells timings apart that shared a device
+    "lab/measure/device_use.py",  # detects timings that shared a device
     "lab/measure/environment.py",  # peak memory and other load
     "lab/measure/nan_check.py",  # decides which results are stored at all
     "lab/measure/timing.py",
     "lab/metrics",
-    "lab/point.py",  # hands the configuration to what measures
+    "lab/point.py",  # passes the configuration to the measuring code
     "lab/results/example_rows.py",
     "lab/results/summary.py",
     "lab/runner.py",
@@ -43,18 +43,18 @@ NOT_MEASURING = (
     "lab/cli.py",
     "lab/config.py",  # its values are part of the point's name
     "lab/data/__init__.py",
-    "lab/data/hub_datasets.py",  # of the data, every prompt, reference and category is part of the point's name
+    "lab/data/hub_datasets.py",  # all prompts, references and categories are part of the point's name
     "lab/data/local_files.py",
     "lab/data/examples.py",
     "lab/data/toy.py",
     "lab/data/toy_lexicon.py",
     "lab/data/toy_phrases.py",
-    "lab/facts.py",  # says where a point belongs
+    "lab/facts.py",  # facts that do not affect numbers
     "lab/formatting.py",
     "lab/glossary.py",
     "lab/hashing.py",
     "lab/measure/__init__.py",
-    "lab/measure/bench.py",  # a benchmark of its own, which makes no points
+    "lab/measure/bench.py",  # a separate benchmark, which makes no points
     "lab/measure/code.py",
     "lab/results/__init__.py",
     "lab/results/commits.py",
@@ -96,7 +96,7 @@ def measuring_modules(package: Path) -> Iterator[Path]:
 
 
 def code_text(node: object) -> str:
-    """A syntax tree as text, without docstrings. `ast.unparse` would write it differently in each version of Python."""
+    """A syntax tree as text, without docstrings. The output of `ast.unparse` differs between versions of Python."""
     if isinstance(node, list):
         return f"[{','.join(map(code_text, node))}]"
     if not isinstance(node, ast.AST):

@@ -1,4 +1,4 @@
-"""Whether this process had a device to itself while it timed."""
+"""Detects whether another process used the same device during timing."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 
 
 class DeviceUse:
-    """Says that this process uses a device, from its creation to `close`, and knows of others on the same machine.
+    """Marks a device as used by this process, from creation to `close`, and detects other users on the same machine.
 
     All users of a device hold one shared lock, and each adds a byte to the locked file when it starts. The system
-    releases the lock if a process dies. Only processes of the same user and the same temporary folder see each
+    releases the lock if a process dies. Only processes of the same user with the same temporary folder see each
     other, as in one container. `OtherLoad` measures all other load on the CPU.
     """
 
@@ -35,7 +35,7 @@ class DeviceUse:
         return not self._was_alone or os.fstat(self._stream.fileno()).st_size != self._arrivals
 
     def close(self) -> None:
-        """End the use. Deleting the object ends it too."""
+        """Release the device. Deleting the object also releases it."""
         self._stream.close()
 
     def _try_alone(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a measurement was made on: versions, hardware, load."""
+"""The environment of a measurement: versions, hardware, load."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def peak_memory_mb(device: torch.device) -> float:
-    """Peak memory: on a GPU since the last reset, on the CPU of the whole process so far."""
+    """Peak memory in MiB: on a GPU since the last reset, on the CPU of the whole process so far."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
-    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, kibibytes on Linux
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, kibibytes on Linux
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
 
 
 class OtherLoad:
-    """How busy the machine was with other processes since this object was created."""
+    """How much CPU time other processes have used since this object was created."""
 
     def __init__(self) -> None:
         self._before = self._seconds()
 
     def percent(self) -> float:
-        """Percent of all cores' time. Other load makes short timings several times too long."""
+        """Percent of all cores' time. Other load can make short timings several times too long."""
         wall, busy, own = (now - before for now, before in zip(self._seconds(), self._before, strict=True))
         return 100 * max(0.0, busy - own) / max(wall * (os.cpu_count() or 1), 1e-9)
 
@@ -71,7 +71,7 @@ class OtherLoad:
 
 
 class RanksLoad:
-    """How busy this machine was with the other processes of the same run since this object was created."""
+    """How much CPU time the run's other processes on this machine have used since this object was created."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks, self._before = ranks, self._seconds()
@@ -90,7 +90,7 @@ class RanksLoad:
 
 
 def placement_setting(placement: Placement, device: torch.device) -> dict[str, Any]:
-    """The part of a point's setting that tells the hardware, and how a target is spread over several devices."""
+    """The part of a point's setting that names the hardware, and how a target is spread over several devices."""
     setting: dict[str, Any] = {"hardware": hardware(placement, device)}
     if placement.device_map is not None:
         setting["device_map"] = placement.device_map

@@ -1,4 +1,4 @@
-"""Whether a model's scores are NaN. Broken or overflowing weights then end the point, and no garbage is stored."""
+"""Checks a model's scores for NaN. Broken weights or overflows then fail the point, and no garbage is stored."""
 
 from __future__ import annotations
 

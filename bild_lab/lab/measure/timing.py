@@ -19,7 +19,7 @@ METHOD, BASELINE = "method", "baseline"  # the measured policy, and the policy t
 
 @dataclass(frozen=True)
 class Timed:
-    """What one method did with one example: the emitted tokens, every repeat's seconds, the rounds."""
+    """One method's output on one example: the emitted tokens, the seconds of every repeat, and the trace."""
 
     token_ids: list[int]
     latency_s: list[float]
@@ -28,7 +28,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Stages:
-    """Where the time of traced examples went.
+    """The time of traced examples by stage.
 
     seconds: in prefill, draft, verify and host code, over all examples. spans: for each example, its stages in order.
     """
@@ -55,9 +55,10 @@ def time_methods(
 ) -> dict[str, list[Timed]]:
     """Decode every example with every method in turn, `repeats` times. The order alternates.
 
-    The clock covers a whole example with encoder and prefill, and waits for the device once at each end. What a
-    method prepares (`Prepares`) is not timed. A repeat uses the same seed, and so does the same work. An example is
-    decoded again if a step was compiled meanwhile. Raises RuntimeError, naming the example, if a method fails.
+    The time covers a whole example including encoder and prefill. The device is synchronized once before and once
+    after. A method's preparation (`Prepares`) is not timed. Repeats use the same seed, so they do the same work. An
+    example is decoded again if a step was compiled meanwhile. Raises RuntimeError, naming the example, if a method
+    fails.
     """
     results: dict[str, list[Timed]] = {name: [] for name in methods}
     names = list(methods)
@@ -66,7 +67,7 @@ def time_methods(
             for repeat in range(repeats):
                 for name in names if (index + repeat) % 2 == 0 else reversed(names):
                     before = -1
-                    while before != compiled_steps():  # else the time includes the compiler
+                    while before != compiled_steps():  # else the time would include compilation
                         before = compiled_steps()
                         tokens, seconds, trace = _time_once(
                             methods[name], seeded(request, seed, index), synchronize, index
@@ -98,7 +99,7 @@ def trace_stages(method: Method, requests: Sequence[Request], seed: int, synchro
 
 
 def seeded(request: Request, seed: int, index: int) -> Request:
-    """The request with a generator of its own, so that the same seed and example give the same tokens."""
+    """The request with its own generator, so that the same seed and example give the same tokens."""
     if request.sampling.greedy:
         return request
     device = request.source.device

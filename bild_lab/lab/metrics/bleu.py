@@ -44,6 +44,6 @@ def bleu_from_sums(sums: Float[np.ndarray, "*batch 10"]) -> Float[np.ndarray, "*
         log_precisions = np.log(100.0 * smoothed / totals)
         brevity_penalty = np.exp(np.minimum(0.0, 1.0 - lengths[..., 1] / lengths[..., 0]))
         scores = brevity_penalty * np.exp(log_precisions.mean(axis=-1))
-    # no match at all, or predictions too short to hold any 4-gram
+    # no match at all, or predictions too short for any 4-gram
     undefined = (matches.sum(axis=-1) == 0) | (totals == 0).any(axis=-1)
     return np.where(undefined, 0.0, scores)

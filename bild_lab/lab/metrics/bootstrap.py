@@ -31,7 +31,7 @@ def interval(values: Float[np.ndarray, "resamples"]) -> tuple[float, float]:
 
 
 def p_value(differences: Float[np.ndarray, "resamples"], observed: float) -> float:
-    """Two-sided: how often a difference centred on zero is at least as large as the observed difference.
+    """Two-sided p-value: how often a difference centred on zero is at least as large as the observed difference.
 
     `sacrebleu` counts only larger differences, which gives 0.001 for two identical systems. Here they get 1.
     """

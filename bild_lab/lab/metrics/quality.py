@@ -1,4 +1,4 @@
-"""How good outputs are, with a confidence interval over examples, and how much two systems differ in quality."""
+"""The quality of outputs with a confidence interval over examples, and the quality difference of two systems."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def score(metric: str, predictions: Sequence[str], references: References, *, se
 def compare(
     metric: str, predictions: Sequence[str], baseline: Sequence[str], references: References, *, seed: int = 0
 ) -> Difference:
-    """How much better (positive) or worse the predictions are than the baseline's, paired by example.
+    """How much better (positive) or worse (negative) the predictions are than the baseline's, paired by example.
 
     Raises UserError as `score` does.
     """

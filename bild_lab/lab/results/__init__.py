@@ -1,1 +1,1 @@
-"""Results on disk: one folder per point, written whole or not at all."""
+"""Results on disk: one folder per point, written atomically."""

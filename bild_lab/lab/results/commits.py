@@ -1,4 +1,4 @@
-"""The results that are compared: those of a sweep's folder, or of one commit in it."""
+"""Reads the results to compare: those in a sweep's folder, or of one commit in it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from bild_lab.lab.schema.result import Result
 
 
 def read_results(name: str) -> list[Result]:
-    """Read `FOLDER`, or `FOLDER@COMMIT` for the points whose commit (or code hash) begins so; the oldest first.
+    """Read `FOLDER`, or `FOLDER@COMMIT` for the points whose commit or code hash starts with COMMIT; oldest first.
 
-    Raises UserError for a folder without finished points, and a commit that measured none of them.
+    Raises UserError for a folder without finished points, and for a commit without points in it.
     """
     path, at, commit = (name, "", "") if Path(name).expanduser().is_dir() else name.rpartition("@")
     results = Sweep(Path(path if at else name).expanduser()).all_results()
@@ -33,9 +33,9 @@ def read_results(name: str) -> list[Result]:
 
 
 def references_of(results: Sequence[Result]) -> tuple[dict[tuple[str, int], tuple[str, ...]] | None, str]:
-    """The references by example, from the first of these results whose dataset can be read and is still the same.
+    """The references by example, from the first of these results whose dataset can be read and has not changed.
 
-    Results hold no references: they are read again from the dataset of the configuration. Where that fails, returns
+    Results hold no references: they are read again from the dataset of the configuration. If that fails, returns
     None and the reason.
     """
     from bild_lab.lab.data.examples import DatasetSpec, load_examples
@@ -56,5 +56,5 @@ def references_of(results: Sequence[Result]) -> tuple[dict[tuple[str, int], tupl
 
 
 def _versions(result: Result) -> list[str]:
-    """The commit and the code hash, where they are known."""
+    """The commit and the code hash, as far as they are known."""
     return [version for version in (result.environment.git, result.environment.code) if version]

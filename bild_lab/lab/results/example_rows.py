@@ -19,7 +19,7 @@ def measured_examples(
     texts: Mapping[str, Sequence[str]],
     certificates: Sequence[Certificate] = (),
 ) -> list[MeasuredExample]:
-    """Each example's texts, tokens, latencies and rounds, and its certificate where there is one."""
+    """Each example's texts, tokens, latencies and rounds, and its certificate if there is one."""
     found = []
     for index, example in enumerate(examples):
         one = timed[METHOD][index]
@@ -51,7 +51,7 @@ def with_trace(
     spans: Sequence[Span],
     pieces: Callable[[Iterable[int]], Mapping[int, str]],
 ) -> MeasuredExample:
-    """The example with what the trace viewer needs besides: the prompt, each stage's times, each token's text."""
+    """The example with additional data for the trace viewer: the prompt, each stage's times, each token's text."""
     tokens = {*example.token_ids, *(token for one in example.rounds for token in one.drafted)}
     timeline = tuple((stage, round(start, 6), round(end, 6)) for stage, start, end in spans)  # to microseconds
     return replace(
@@ -63,7 +63,7 @@ def with_trace(
 
 
 def measured_round(one: Round) -> MeasuredRound:
-    """What is stored of a round. Statistics that are empty are left out."""
+    """The stored form of a round. Empty statistics are left out."""
     return MeasuredRound(
         drafted=one.drafted,
         accepted=one.accepted,
@@ -79,7 +79,7 @@ def measured_round(one: Round) -> MeasuredRound:
 
 
 def _rounded(value: Any) -> Any:
-    """Fractions to four digits, alone and in lists."""
+    """Floats rounded to four significant digits, also in lists."""
     if isinstance(value, list | tuple):
         return [_rounded(item) for item in value]
     return float(f"{value:.4g}") if isinstance(value, float) else value

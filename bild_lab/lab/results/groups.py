@@ -1,4 +1,4 @@
-"""Results grouped by their setting: only results of one setting are compared."""
+"""Results grouped by their setting: only results with the same setting are compared."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FEW = 12
 
 @dataclass(frozen=True)
 class Position:
-    """Where a result lies in the figure: cost to the right, quality upwards, with intervals."""
+    """The position of a result in the figure: x is cost, y is quality, both with intervals."""
 
     x: float
     x_low: float
@@ -58,7 +58,7 @@ class Group:
         return sorted({result.policy for result in self.results if not result.is_baseline})
 
     def position(self, result: Result) -> Position | None:
-        """Return where a result is drawn; None when its latency or its quality is not known.
+        """Return where a result is drawn; None if its latency or its quality is not known.
 
         With a baseline, x is the latency relative to it, that is, one over the speedup, and the
         vertical interval is that of the paired difference from it. Without, x is the mean latency
@@ -88,25 +88,25 @@ class Group:
         drawn = [(result, position) for result in self.results if (position := self.position(result)) is not None]
         coordinates = [(position.x, position.y) for _, position in drawn]
         if self.relative and self.baseline_quality is not None:
-            coordinates.append((1.0, self.baseline_quality))  # also where its own result is not among these
+            coordinates.append((1.0, self.baseline_quality))  # even if its own result is not among these
         front = pareto_front(coordinates)
         return [drawn[index][0] for index in front if index < len(drawn) and not drawn[index][0].is_baseline]
 
     def notable(self) -> list[Result]:
-        """Return each policy's fastest result, the baseline too, and the best at no and at one point of loss."""
+        """Return each policy's fastest result (also the baseline's), and the best at no and at one point of loss."""
         fastest: dict[str, Result] = {}
         for result in self.results:
             fastest.setdefault(result.policy, result)
         return self._in_order([*fastest.values(), self.best(0.0), self.best(1.0)])
 
     def selected(self) -> list[Result]:
-        """Return the notable results and all of the front; of at most twelve results, all."""
+        """Return the notable results and the whole front; all results if there are at most twelve."""
         if len(self.results) <= FEW:
             return self.results
         return self._in_order([*self.notable(), *self.front()])
 
     def knobs(self, result: Result) -> list[str]:
-        """Return the knobs that distinguish a result from the others of its policy; all, if it is alone."""
+        """Return the knobs that distinguish a result from others of its policy; all knobs if there are no others."""
         peers = [other for other in self.results if other.policy == result.policy]
         return varying_knobs(peers) if len(peers) > 1 else list(result.knobs)
 
@@ -140,7 +140,7 @@ def by_setting(results: Sequence[Result]) -> list[Group]:
     """Group results by their setting and metric, in order of appearance, each group fastest first."""
     groups: dict[str, list[Result]] = {}
     for result in results:
-        setting = plain_numbers(to_json(result.setting))  # a temperature of 0 is one of 0.0
+        setting = plain_numbers(to_json(result.setting))  # a temperature of 0 equals one of 0.0
         key = json.dumps([setting, result.quality.metric], sort_keys=True, default=str)
         groups.setdefault(key, []).append(result)
     return [Group(group[0].setting, sorted(group, key=_slowness)) for group in groups.values()]

@@ -42,7 +42,7 @@ class Sweep:
         return self.folder / "points"
 
     def newest(self, point: str) -> Result | None:
-        """The point's last result that can be read; None where it has none. Earlier ones are kept beside it."""
+        """The point's last readable result; None if it has none. Earlier results are kept as well."""
         folders = [self.points / point, *self.points.glob(f"{point}.*")]
         return max(_readable(folders), key=_age, default=None)
 
@@ -54,10 +54,10 @@ class Sweep:
         examples: Iterable[MeasuredExample],
         beside: bool = False,
     ) -> Path:
-        """Store a finished point; it appears whole or not at all. Returns its folder.
+        """Store a finished point atomically. Returns its folder.
 
-        A point that another process has stored meanwhile is kept, and this one dropped; beside=True stores this one
-        next to it. A stored point is never changed or removed.
+        If another process has stored the point meanwhile, that one is kept and this one dropped; beside=True stores
+        both. A stored point is never changed or removed.
         """
         self.points.mkdir(parents=True, exist_ok=True)
         content = replace(result, stored_at=self._stamp()).to_json()
@@ -69,7 +69,7 @@ class Sweep:
         return self._publish(point, {name: text.encode() for name, text in files.items()}, beside)
 
     def adopt(self, result: Result) -> bool:
-        """Copy another sweep's point here, whole or not at all. False where this sweep has it as new or newer."""
+        """Copy another sweep's point here, atomically. Returns False if this sweep has it already, as new or newer."""
         point = _point_of(result.folder)
         present = self.newest(point)
         if present is not None and _stored_at(present) >= _stored_at(result):
@@ -80,7 +80,7 @@ class Sweep:
         return True
 
     def write_failure(self, failure: Failure, config_yaml: str) -> Path:
-        """Store why a point failed, in a folder that no finished point has. Returns the folder."""
+        """Store why a point failed, in a folder that no finished point uses. Returns the folder."""
         folder = self.points / failure.point
         write_atomically(folder / CONFIG, config_yaml.encode())
         write_atomically(folder / FAILURE, (json.dumps(to_json(failure), indent=2) + "\n").encode())
@@ -91,33 +91,33 @@ class Sweep:
         shutil.rmtree(self.points / point, ignore_errors=True)
 
     def all_results(self) -> list[Result]:
-        """Every result that can be read, oldest first; a point that was measured twice has two.
+        """Every readable result, oldest first; a point that was measured twice has two.
 
         Raises UserError for a result of a newer version of the package.
         """
         return sorted(_readable(file.parent for file in self._files(RESULT)), key=_age)
 
     def results(self) -> list[Result]:
-        """Every finished point, oldest first; of points alike in policy and setting the newest."""
-        newest = {_identity(one): one for one in self.all_results()}  # measured anew, say with new weights
+        """Every finished point, oldest first. Of points with equal policy and setting, only the newest."""
+        newest = {_identity(one): one for one in self.all_results()}  # measured again, for example with new weights
         return list(newest.values())
 
     def older(self) -> int:
-        """How many results `results` leaves out because the same was measured again later."""
+        """How many results `results` leaves out because their point was measured again later."""
         found = self.all_results()
         return len(found) - len({_identity(one) for one in found})
 
     def failures(self) -> list[Failure]:
-        """Every point whose last try failed, and every damaged result that has not been measured again."""
+        """Every point whose last attempt failed, and every damaged result that has not been measured again."""
         failed = [failure for file in self._files(FAILURE) if (failure := _read_failure(file)) is not None]
         damaged = [file for file in self._files(RESULT) if _read(file) is None and file.is_file()]
         return failed + [_damage(file) for file in damaged if self.newest(_point_of(file.parent)) is None]
 
     @contextmanager
     def report_lock(self) -> Iterator[None]:
-        """Let one process at a time read the points and write their report.
+        """Let only one process at a time read the points and write the report.
 
-        Where several finish together, the last one to write has then seen every point.
+        If several processes finish together, the last one to write has then seen every point.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.folder / ".report.lock", fallback_to_soft=False)
@@ -130,9 +130,9 @@ class Sweep:
 
     @contextmanager
     def search_lock(self) -> Iterator[None]:
-        """Let one search of knobs run here at a time. Raises UserError where another process runs one.
+        """Let only one search of knobs run here at a time. Raises UserError if another process runs one.
 
-        A second search would take the running trial of the first for that of a killed process, and measure it too.
+        A second search would mistake the first one's running trial for that of a killed process, and repeat it.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.folder / ".search.lock", fallback_to_soft=False)
@@ -150,12 +150,12 @@ class Sweep:
             lock.release()
 
     def _files(self, name: str) -> list[Path]:
-        """This file of every finished point; a folder whose name begins with a dot is not finished."""
+        """The file with this name of every stored point. A folder whose name begins with a dot is unfinished."""
         found = self.folder.glob(f"points/*/{name}")
         return sorted(file for file in found if not file.parent.name.startswith("."))
 
     def _stamp(self) -> str:
-        """The time now; just after the last stored point, where the clock was set back since."""
+        """The current time; just after the last stored point if the clock has been set back since."""
         file, now = self.folder / ".latest", datetime.now(UTC)
         with suppress(OSError, ValueError):  # the first point, or a damaged file
             now = max(now, datetime.fromisoformat(file.read_text()) + timedelta(milliseconds=1))
@@ -186,7 +186,7 @@ class Sweep:
 
 
 def _moved(draft: Path, final: Path) -> bool:
-    """Rename a folder in one step; False where the name is taken."""
+    """Rename a folder atomically. Returns False if the name is taken."""
     try:
         draft.rename(final)
     except OSError as error:
@@ -201,10 +201,10 @@ def _readable(folders: Iterable[Path]) -> list[Result]:
 
 
 def _read(file: Path) -> Result | None:
-    """A result, or None where there is none or it is damaged; it was written whole, but disks and copies fail."""
+    """A result; None if there is none, or if it was damaged after writing. Raises UserError for a newer version's."""
     try:
         return Result.from_json(json.loads(file.read_bytes()), file.parent)
-    except UserError:  # of a newer version: measuring it again would hide that
+    except UserError:  # of a newer version: do not measure it again
         raise
     except (OSError, ValueError):
         return None
@@ -223,7 +223,7 @@ def _damage(file: Path) -> Failure:
 
 
 def _point_of(folder: Path) -> str:
-    """The point whose result lies in this folder: HASH of HASH.2."""
+    """The point whose result is in this folder: HASH for HASH.2."""
     return folder.name.partition(".")[0]
 
 
@@ -232,7 +232,7 @@ def _stored_at(result: Result) -> str:
 
 
 def _age(result: Result) -> tuple[str, int, str]:
-    """Later results are greater, also where the clock was set back in between."""
+    """A sort key that is greater for later results, even if the clock was set back in between."""
     number = result.folder.name.partition(".")[2]
     return (_stored_at(result), int(number) if number.isdigit() else 1, result.folder.name)
 

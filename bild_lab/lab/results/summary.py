@@ -1,4 +1,4 @@
-"""From timed examples to the numbers of one result."""
+"""Computes the numbers of one result from timed examples."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def summarize(
     texts: Mapping[str, Sequence[str]],
     seed: int,
 ) -> dict[str, Any]:
-    """Quality, latency, speed and counts of the method, against the baseline where it was timed: fields of a Result."""
+    """Fields of a Result: quality, latency, speed and counts of the method, against the baseline if it was timed."""
     baseline = timed.get(BASELINE)
     return {
         "quality": quality(metric, examples, texts, seed),
@@ -49,10 +49,10 @@ def latencies(several: Sequence[Timed]) -> Float[np.ndarray, "examples repeats"]
 
 
 def speed(timed: Mapping[str, Sequence[Timed]], seed: int) -> dict[str, Any]:
-    """Tokens a second and speedup, fields that a Result and a Category have.
+    """Tokens per second and speedup: the fields that Result and Category share.
 
-    tokens_per_s_ratio: of method and baseline, BiTA's "greedy speedup" (§4.1.3) where decoding is greedy. It equals
-    the speedup where both emit as many tokens, as lossless methods do.
+    tokens_per_s_ratio: the method's rate divided by the baseline's, BiTA's "greedy speedup" (§4.1.3) under greedy
+    decoding. It equals the speedup if both emit the same number of tokens, as lossless methods do.
     """
     tokens, rates = {}, {}
     for name, several in timed.items():
@@ -72,7 +72,7 @@ def speed(timed: Mapping[str, Sequence[Timed]], seed: int) -> dict[str, Any]:
 def by_category(
     examples: Sequence[Example], timed: Mapping[str, Sequence[Timed]], seed: int
 ) -> dict[str, Category] | None:
-    """Speed and acceptance within each category of the dataset, in its order (BiTA Table 7); None without any."""
+    """Speed and acceptance per category of the dataset, in its order (BiTA Table 7); None without categories."""
     members: dict[str, list[int]] = {}
     for index, example in enumerate(examples):
         if example.category is not None:
@@ -98,7 +98,7 @@ def agreement(timed: Mapping[str, Sequence[Timed]]) -> float:
 
 
 def quality(metric: str, examples: Sequence[Example], texts: Mapping[str, Sequence[str]], seed: int) -> Quality:
-    """The metric of the outputs with its interval, and its paired difference from the baseline's."""
+    """The metric of the outputs with its interval, and the paired difference from the baseline's."""
     baseline = texts.get(BASELINE)
     references = [[text] for text in baseline or []] if metric == "agreement" else [one.references for one in examples]
     own = score(metric, texts[METHOD], references, seed=seed)
@@ -116,7 +116,7 @@ def quality(metric: str, examples: Sequence[Example], texts: Mapping[str, Sequen
 
 
 def counts(method: Sequence[Timed]) -> Counts:
-    """What the rounds add up to; nothing for a method that has none, such as Transformers' own loop."""
+    """Totals over all rounds; all None for a method without rounds, such as Transformers' own loop."""
     traces = [one.trace for one in method]
     rounds = [(each.depth, each.accepted) for trace in traces for each in trace.rounds]
     if not rounds:
@@ -140,9 +140,9 @@ def counts(method: Sequence[Timed]) -> Counts:
 
 
 def mean_statistic(traces: Sequence[Trace], name: str) -> float | None:
-    """The mean of a method's own number over the rounds that recorded it; None if none did.
+    """The mean of one of a method's statistics over the rounds that recorded it; None if none did.
 
-    "exit_layer": after how many layers a token was taken (CALM; BiLD §7.2).
+    "exit_layer": after how many layers a token was predicted (CALM; BiLD §7.2).
     """
     recorded = [each.stats.get(name) for trace in traces for each in trace.rounds]
     known = [value for value in recorded if value is not None]
@@ -150,9 +150,9 @@ def mean_statistic(traces: Sequence[Trace], name: str) -> float | None:
 
 
 def decoding_costs(timed: Mapping[str, Sequence[Timed]], bytes_per_value: int) -> DecodingCosts | None:
-    """Operations and memory traffic of the method, and over those of the baseline (BiLD Figure 8).
+    """Operations and memory traffic of the method, and their ratios to the baseline's (BiLD Figure 8).
 
-    None where a forward was not recorded (Transformers' own loop) or its architecture's cost is unknown.
+    None if forwards were not recorded (Transformers' own loop), or if the cost of an architecture is unknown.
     """
     forwards = {name: [each for one in several for each in one.trace.forwards] for name, several in timed.items()}
     own = forwards[METHOD]

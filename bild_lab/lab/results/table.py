@@ -14,7 +14,7 @@ from bild_lab.lab.schema.result import Result
 
 
 def to_row(result: Result) -> dict[str, Any]:
-    """One result, flat: identity, knobs under their own names, then what was measured."""
+    """One result as a flat row: identity, knobs under their own names, then the measured numbers."""
     row = {column.name: column.of(result) for column in TABLE}
     knobs = {_knob_column(knob): value for knob, value in result.knobs.items()}
     return {**{column.name: row.pop(column.name) for column in IDENTITY}, **knobs, **row}
@@ -29,10 +29,10 @@ def to_frame(results: Sequence[Result]) -> pd.DataFrame:
 
 
 def write_table(results: Sequence[Result], path: Path) -> None:
-    """Write `sweep.csv`, whole or not at all."""
+    """Write `sweep.csv` atomically."""
     write_atomically(path, to_frame(results).to_csv(index=False).encode())
 
 
 def _knob_column(knob: str) -> str:
-    """The knob's own name, unless a measured number has it, as the acceptance rate of `synthetic` does."""
+    """The knob's own name, or knob_NAME if a measured number has that name, such as `acceptance_rate`."""
     return f"knob_{knob}" if knob in {column.name for column in TABLE} else knob

@@ -27,7 +27,7 @@ from bild_lab.lab.schema.result import Result
 from bild_lab.lab.tuning.space import Space, Values
 
 STUDY, CHOSEN = "study.sqlite", "tuned.json"
-STARTUP_TRIALS = 10  # random ones, before Optuna's model suggests points
+STARTUP_TRIALS = 10  # random trials, before Optuna's model suggests points
 
 Measure = Callable[[DictConfig], Any]
 
@@ -72,7 +72,7 @@ class Tuning:
         return OmegaConf.masked_copy(composed, [key for key in composed if key not in ("hydra", "tune")])
 
     def check(self) -> None:
-        """Raise UserError unless the ends of all lists can be measured, on two splits with different examples."""
+        """Raise UserError unless the first and last values of all lists can be measured, on two different splits."""
         corners = self.space.corners()
         found = [prepare(self.config(values, self.spec.validation)) for values in corners]
         held_out = prepare(self.config(corners[0], self.spec.test))
@@ -86,7 +86,7 @@ class Tuning:
 
     @cached_property
     def key(self) -> str:
-        """A hash of everything that a study must share to be continued: a point's inputs, the lists and the loss."""
+        """A hash of everything that must be unchanged to continue a study: a point's inputs, the lists and the loss."""
         point = prepare(self.config(self.space.corners()[0], self.spec.validation)).id
         return content_hash({"point": point, "space": self.space.lists, "loss": self.spec.loss})
 
@@ -133,7 +133,7 @@ class Tuned:
 
 
 def sqlite_storage(file: Path) -> Any:
-    """Optuna's storage in one file, which survives a kill and a power cut."""
+    """Optuna's storage in one file that survives a kill and a power cut."""
     from optuna.storages import RDBStorage
     from sqlalchemy import URL, event
 
@@ -201,7 +201,7 @@ class Study:
                 failed[places] = None
             else:
                 self._study.tell(trial, seen[places])
-            if not new or places in failed:  # the sampler learned nothing, and may suggest it for ever
+            if not new or places in failed:  # the sampler learned nothing, and may suggest it forever
                 self._enqueue_unseen(seen)
         found = {
             values: tuning.finished(values, tuning.spec.validation) for values in map(space.at, self.finished_trials())

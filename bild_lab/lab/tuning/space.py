@@ -40,7 +40,7 @@ class Space:
 def read_space(words: Sequence[str]) -> Space:
     """The space of overrides such as `policy.window=3,5` or `policy.fallback=range(0.2,0.9,0.1)`.
 
-    If a key comes twice, the later one counts. Raises UserError for anything else than choices and ranges, and if
+    If a key is given twice, the later one counts. Raises UserError for anything except choices and ranges, and if
     there is no list.
     """
     lists: dict[str, Values] = {}
@@ -57,7 +57,7 @@ def read_space(words: Sequence[str]) -> Space:
 
 
 def _ordered(overrides: list[str]) -> Values:
-    """Numbers ascending, so that neighbours in a list are similar. Other values keep their order."""
+    """Numbers in ascending order, so that neighbours in a list are similar. Other values keep their order."""
     try:
         return tuple(sorted(dict.fromkeys(overrides), key=lambda one: float(one.partition("=")[2])))
     except ValueError:
