@@ -99,7 +99,7 @@ def verify_tree(
 
 
 def sibling_table(rows: Int[Tensor, " n"], most: int) -> Int[Tensor, "most n+1"]:
-    """Line i holds the (i + 1)-th child of every row, or n where there is none. most: children of any row at most."""
+    """Entry [i, row] is the (i + 1)-th child of this row, or n if it has none. most: the most children of any row."""
     n = rows.shape[0]
     rank = (rows == rows[:, None]).tril(-1).sum(-1)  # [n], how many siblings come before each node
     table = rows.new_full((most, n + 1), n)

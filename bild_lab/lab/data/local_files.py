@@ -116,7 +116,7 @@ def _require_one_dataset(root: Path, split: str, files: Sequence[Path]) -> None:
         raise UserError(f"{root} holds split {split!r} more than once ({found}); point dataset.path at one of them")
     shards = re.search(r"-of-(\d+)", files[0].name)
     if shards and int(shards[1]) != len(files):
-        raise UserError(f"{files[0]} is one of {int(shards[1])} shards, got {len(files)}; copy the others beside it")
+        raise UserError(f"{files[0]} is one of {int(shards[1])} shards, got {len(files)}; copy the others next to it")
 
 
 def _missing_split(path: Path, split: str, by_split: dict[str | None, list[Path]]) -> str:
