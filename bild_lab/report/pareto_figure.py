@@ -95,7 +95,7 @@ def _draw_panel(panel: _Panel) -> None:
 
 
 def front_corners(group: Group) -> list[tuple[float, float]]:
-    """Return the corners of the front; the baseline is its last one if nothing faster is as good."""
+    """Return the corners of the front; the baseline is the last one unless something faster is as good."""
     positions = [group.position(result) for result in group.front()]
     corners = [(position.x, position.y) for position in positions if position is not None]
     quality = group.baseline_quality
@@ -223,7 +223,7 @@ def _label_front(panel: _Panel) -> None:
 
 
 def _lines(axes: Axes, group: Group) -> list[Box]:
-    """Cover what labels should avoid: the front, its intervals, the horizontal lines."""
+    """Cover with boxes what labels should avoid: the front, its intervals, the horizontal lines."""
     segments = []
     for (x, y), (next_x, next_y) in pairwise(front_corners(group)):
         segments += [((x, y), (next_x, y)), ((next_x, y), (next_x, next_y))]
