@@ -98,7 +98,7 @@ class Drawn:
 
     @property
     def summary(self) -> str:
-        """One line: how many numbers stand beside the paper's, and how many agree."""
+        """One line: how many numbers are compared with the paper's, and how many agree."""
         beside = [line for line in self.comparison.lines if line.beside is not None]
         agree = sum(line.verdict == AGREES for line in beside)
         counted = f", {agree} of {len(beside)} numbers agree with the paper" if beside else ""
@@ -155,8 +155,9 @@ def _heading(published: Published, points: list[Any], drawn: Drawn) -> str:
     ]
     if scale == "small":
         parts.append(
-            "Small scale: other models, data and hardware than the paper's, so a verdict tells how far the two lie "
-            f"apart, not that either is wrong. Numbers stand beside the paper's {published.stands_for.panel}."
+            "Small scale: other models, data and hardware than the paper's, so a verdict says how far apart two "
+            "numbers are, not that either is wrong. "
+            f"Numbers are compared with the paper's {published.stands_for.panel}."
         )
     parts.append(f"Drawn by `python scripts/figures.py {name} scale={scale}`.")
     parts.append(f"![{published.item}]({drawn.path.name}.png)")
@@ -165,7 +166,7 @@ def _heading(published: Published, points: list[Any], drawn: Drawn) -> str:
 
 def _unmatched(published: Published, comparison: Comparison) -> list[str]:
     count = len(published.printed)
-    return [f"Of the {count} printed numbers {comparison.missing} have nothing beside them."] if count else []
+    return [f"Of the {count} printed numbers {comparison.missing} were not measured."] if count else []
 
 
 def _where(points: Sequence[Any]) -> str:

@@ -23,7 +23,7 @@ Key = tuple[str, str, str]  # panel, row, quantity
 
 @dataclass(frozen=True)
 class Block:
-    """One quantity of a table: a value for each row and panel, None where the paper has none.
+    """One quantity of a table: a value for each row and panel, None if the paper has none.
 
     tolerance: how far, in the quantity's own unit, a value may be from the paper's to agree with it.
     """
