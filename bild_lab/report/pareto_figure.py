@@ -199,7 +199,7 @@ def _draw_legend(panel: _Panel) -> None:
 
 
 def _label_front(panel: _Panel) -> None:
-    """Write the knobs of some front points beside them, where there is room."""
+    """Write the knobs of some front points beside them, if there is room."""
     group, axes = panel.group, panel.axes
     chosen = _spread([result for result in group.front() if knob_label(result, group.knobs(result))])
     if not chosen:
