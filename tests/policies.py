@@ -81,7 +81,10 @@ def load(checkpoints: Path, family: str, policy: str, **knobs: object) -> bild_l
 
 
 def in_memory(module: PreTrainedModel, engine: str = "hf") -> LoadedModel:
-    """A module as a loaded model, without files: a tied head, as T5's must be in a file, repeats one token."""
+    """A module as a loaded model, without files: a tied head, as T5's must be in a file, repeats one token.
+
+    engine: hf, native, or kernels, which is native by the CPU kernels.
+    """
     checkpoint = Checkpoint("in memory")
     encoder_decoder = module.config.is_encoder_decoder
     vars(checkpoint).update(
@@ -91,6 +94,6 @@ def in_memory(module: PreTrainedModel, engine: str = "hf") -> LoadedModel:
     model.module = module
     if engine == "hf":
         return model
-    native = NativeModel(model)
+    native = NativeModel(model, kernels=engine == "kernels")
     native.decoder = (T5Decoder if encoder_decoder else LlamaDecoder)(copy.deepcopy(module))
     return native

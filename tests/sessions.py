@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import pytest
+import torch
 from transformers import PreTrainedModel
 
 from bild_lab.engine.draft import Tree
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.hf import ModuleLayers
 from bild_lab.engine.models.native.compiled import Workspace
+from bild_lab.engine.models.native.cpu import PackedDecoder, why_no_kernels
 from bild_lab.engine.models.native.model import Decoder, NativeLayers
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import Prefix, Rows
 from bild_lab.engine.trace import Forward
+
+needs_kernels = pytest.mark.skipif(
+    (reason := why_no_kernels(torch.device("cpu"), torch.float32)) is not None, reason=f"no CPU kernels: {reason}"
+)
 
 
 def native_session(
@@ -21,8 +28,10 @@ def native_session(
     prefix: Prefix | None = None,
     workspace: Workspace | None = None,
     forwards: list[Forward] | None = None,
+    kernels: bool = False,
 ) -> CachedSession:
-    layers = NativeLayers(decoder, source, room, prefix, workspace)
+    packed = PackedDecoder(decoder.outline()) if kernels else None
+    layers = NativeLayers(decoder, source, room, prefix, workspace, packed)
     return CachedSession(layers, source.prompt, [] if forwards is None else forwards)
 
 

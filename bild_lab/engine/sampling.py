@@ -39,6 +39,11 @@ class Sampling:
     def greedy(self) -> bool:
         return self.temperature == 0.0
 
+    @property
+    def plain(self) -> bool:
+        """Whether every token may be drawn: neither top-k nor top-p."""
+        return self.top_k is None and self.top_p in (None, 1.0)
+
     def probs(self, logits: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
         """The adjusted distribution, in float32 or better."""
         logits = precise(logits)
@@ -64,6 +69,13 @@ def outside_nucleus(logits: Float[Tensor, "n vocab"], top_p: float) -> Tensor:
     ordered, order = logits.softmax(-1).sort(-1, descending=True)
     before = ordered.cumsum(-1) - ordered  # probability of the likelier tokens
     return torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before >= top_p)
+
+
+def pick(probs: Float[Tensor, "n vocab"], uniforms: Float[Tensor, " n"]) -> Int[Tensor, " n"]:
+    """One token per row, drawn by a number in [0, 1): the first whose cumulative probability exceeds that share."""
+    cumulative = probs.double().cumsum(-1)
+    below = cumulative <= uniforms[:, None] * cumulative[:, -1:]
+    return below.sum(-1).clamp(max=probs.shape[-1] - 1)
 
 
 def draw(probs: Float[Tensor, "n vocab"], generator: torch.Generator | None) -> Int[Tensor, " n"]:

@@ -101,6 +101,40 @@ class Prefix:
         return torch.where((beyond >= 0)[:, None], self.masks[beyond.clamp(min=0)], words)
 
 
+@dataclass(frozen=True)
+class Chain:
+    """A chain of tokens to draft in one go, each fed to the model after the one before it.
+
+    steps: how many at most. end_tokens: end the chain, and belong to it. threshold: the chain ends before a token if
+    the largest probability of its forward, at temperature 1, is smaller; None: never. uniforms: [steps] in [0, 1),
+    one for each draw at this temperature; None with temperature 0. keeps_probs: return the distributions at
+    temperature 1 too.
+    """
+
+    steps: int
+    end_tokens: frozenset[int]
+    threshold: float | None = None
+    temperature: float = 0.0
+    uniforms: Float[Tensor, " steps"] | None = None
+    keeps_probs: bool = False
+
+
+@dataclass(frozen=True)
+class DraftedChain:
+    """What was drafted of a chain.
+
+    forwards: how many ran. fallback: the last one's confidence was below the threshold. confidences: of every
+    forward, empty without a threshold. probs, own_probs: of the drafted tokens, as in `Draft`.
+    """
+
+    tokens: list[int]
+    forwards: int
+    fallback: bool
+    confidences: list[float]
+    probs: Float[Tensor, "n vocab"] | None
+    own_probs: Float[Tensor, "n vocab"] | None
+
+
 class Session(Protocol):
     """One sequence in one model. Its last committed token is not cached yet."""
 

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 from bild_lab.engine.models.checkpoint import require_same_vocabulary, resolve_device, resolve_dtype
 from bild_lab.engine.models.hf import HuggingFaceModel
-from bild_lab.engine.models.native import NativeModel, why_not_native
+from bild_lab.engine.models.native import NativeModel, why_no_kernels, why_not_native
 from bild_lab.engine.models.placement import Placement
 from bild_lab.engine.protocols import Method, Prepares, Streams
 from bild_lab.engine.request import Limits, Request
@@ -26,7 +26,7 @@ from bild_lab.lab.build import build_method
 from bild_lab.lab.config import compose_policy
 from bild_lab.lab.toy_pair import named_checkpoint
 
-ENGINES = ("auto", "native", "hf")
+ENGINES = ("auto", "kernels", "native", "hf")
 ON_ONE_DEVICE = Placement()
 
 
@@ -232,14 +232,19 @@ def load_model(
     if engine not in ENGINES:
         raise UserError(f"runtime.engine must be one of {', '.join(ENGINES)}, got {engine!r}")
     checkpoint = named_checkpoint(path, revision, trust_remote_code)
-    if engine == "native" and placement.spread:
+    if engine in ("kernels", "native") and placement.spread:
         raise UserError("a target that is spread over devices runs on hf; set runtime.engine=hf or auto")
     reason = None if engine == "hf" else why_not_native(checkpoint.config, dtype)
-    if engine == "native" and reason is not None:
+    if engine in ("kernels", "native") and reason is not None:
         raise UserError(f"{path} cannot run natively, as {reason}; set runtime.engine=hf or auto")
     where = torch.device(device)
     if engine != "hf" and reason is None:
-        return NativeModel(HuggingFaceModel(checkpoint, where, dtype), compile)
+        if engine == "kernels" and compile:
+            raise UserError("the CPU kernels are compiled ahead of time; set runtime.compile=false")
+        lacking = "native was asked for" if engine == "native" or compile else why_no_kernels(where, dtype)
+        if engine == "kernels" and lacking is not None:
+            raise UserError(f"the CPU kernels cannot run: {lacking}; set runtime.engine=auto")
+        return NativeModel(HuggingFaceModel(checkpoint, where, dtype), compile, kernels=lacking is None)
     if compile:
         raise UserError(f"only the native engine compiles, and {path} runs on hf; set runtime.compile=false")
     return placement.model(checkpoint, where, dtype)

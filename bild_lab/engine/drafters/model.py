@@ -11,8 +11,8 @@ from torch import Tensor
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.drafters.windows import FixedWindow, Window
 from bild_lab.engine.request import Request
-from bild_lab.engine.sampling import draw, precise
-from bild_lab.engine.session import LAST, Model, Scores, Session
+from bild_lab.engine.sampling import pick, precise
+from bild_lab.engine.session import LAST, Chain, Model, Scores, Session
 from bild_lab.errors import UserError, require_flag
 
 
@@ -83,6 +83,9 @@ class ModelDrafter:
         self._session.rollback(len(tokens) - 1)
         window = min(self._window.size(), limits.room(tokens))
         feed = tokens[self._session.length :]
+        uniforms = self._uniforms(window)
+        if (draft := self._whole(feed, window, uniforms)) is not None:
+            return draft
         drafted: list[Tensor] = []  # [1] each
         probs: list[Tensor] = []
         own_probs: list[Tensor] = []
@@ -99,7 +102,7 @@ class ModelDrafter:
                 chosen = sampling.choose(logits, None)
             else:
                 probs.append(sampling.probs(logits))
-                chosen = draw(probs[-1], self._request.generator)
+                chosen = pick(probs[-1], uniforms[calls - 1 : calls])
             if self._stop is not None:
                 confidence, token = read(precise(logits).softmax(-1).amax(-1), chosen)  # at temperature 1
                 confidences.append(confidence)
@@ -118,6 +121,32 @@ class ModelDrafter:
             own_probs=torch.cat(own_probs[: len(drafted)]) if drafted and own_probs else None,
             stats={} if self._stop is None else {"fallback": fallback, "confidence": tuple(confidences)},
         )
+
+    def _whole(self, feed: list[int], window: int, uniforms: Tensor | None) -> Draft | None:
+        """The whole chain as one program; None if there is no program for it."""
+        limits, sampling = self._request.limits, self._request.sampling
+        if not window or not sampling.plain or not isinstance(self._stop, LowConfidence | None):
+            return None
+        threshold = None if self._stop is None else self._stop.threshold
+        chain = Chain(window, limits.end_tokens, threshold, sampling.temperature, uniforms, self._keeps_probs)
+        drafted = self._session.draft(feed, chain)
+        if drafted is None:
+            return None
+        stats = {} if self._stop is None else {"fallback": drafted.fallback, "confidence": tuple(drafted.confidences)}
+        return Draft(
+            tokens=torch.tensor(drafted.tokens, dtype=torch.long),
+            probs=drafted.probs if drafted.tokens else None,
+            calls=drafted.forwards,
+            own_probs=drafted.own_probs if drafted.tokens else None,
+            stats=stats,
+        )
+
+    def _uniforms(self, window: int) -> Float[Tensor, " window"] | None:
+        """A random number for each draw of a round."""
+        if self._request.sampling.greedy:
+            return None
+        generator = self._request.generator
+        return torch.rand(window, dtype=torch.float64, device=self._model.device, generator=generator)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         self._window.observe(len(draft), len(verdict.path))

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from bild_lab.engine.draft import Tree
-from bild_lab.engine.session import EVERYTHING, LAST, Rows, Scores, Want, as_rows, on_device
+from bild_lab.engine.session import EVERYTHING, LAST, Chain, DraftedChain, Rows, Scores, Want, as_rows, on_device
 from bild_lab.engine.trace import Forward
 
 
@@ -61,6 +61,9 @@ class Layers(Protocol):
 
     def run(self, work: Pass) -> Scores:
         """Run the rows. `hidden` of the result has all rows."""
+
+    def draft(self, start: int, tokens: Sequence[int], chain: Chain) -> DraftedChain | None:
+        """Run these rows from slot `start` on, and a chain behind them; None if there is no program for it."""
 
     def scored(self, work: Pass) -> int:
         """For how many rows the head runs."""
@@ -133,6 +136,20 @@ class CachedSession:
         scores = self._run_text(work) if rows.at is None else self._run_draft(work)
         hidden = scores.hidden if shown == work.count else tuple(state[-shown:] for state in scores.hidden)
         return Scores(scores.logits, scores.head_input, hidden)
+
+    @torch.inference_mode()
+    def draft(self, rows: Sequence[int], chain: Chain) -> DraftedChain | None:
+        tokens = [*self._pending, *rows]
+        drafted = self.layers.draft(self._cached, tokens, chain)
+        if drafted is None:
+            return None
+        self._pending, self._started = [], None
+        for count in [len(tokens), *[1] * (drafted.forwards - 1)]:
+            self.forwards.append(
+                Forward(self.layers.config, rows=count, cached=self._cached, scored=1, source=self.layers.source)
+            )
+            self._cached += count
+        return drafted
 
     @torch.inference_mode()
     def keep(self, path: Sequence[int]) -> None:

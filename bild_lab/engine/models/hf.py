@@ -176,6 +176,9 @@ class ModuleLayers:
         read_there = read[0][0, -work.logits :].to(logits.device) if read else None
         return Scores(logits, read_there, hidden)
 
+    def draft(self, start: int, tokens: Sequence[int], chain: Chain) -> None:
+        """Transformers has no program for a chain."""
+
     def scored(self, work: Pass) -> int:
         """Some models of Transformers run their head for all rows."""
         return work.logits if self._keeps_logits or not work.logits else work.count

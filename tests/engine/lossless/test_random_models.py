@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
 from tests.engine.lossless.greedy import LOSSLESS, WINDOWS, Case, Models, Seen, compare, drafts, emitted, table_of
-from tests.policies import FAMILIES, REFUSED, WINDOWED, engines, in_memory
+from tests.policies import FAMILIES, REFUSED, WINDOWED, engines, in_memory, is_peer
+from tests.sessions import needs_kernels
 from tests.tiny import END, PAD, START, TINY, VOCABULARY, relative_of, scale_layer
 
 PAIRS = 8
@@ -40,10 +41,10 @@ def random_source(family: str, chance: random.Random) -> Source:
     return Source((PAD,), torch.tensor([[*words, END]])) if family == "t5" else Source((START, *words))
 
 
-def models_of(family: str, seed: int, engine: str, table: Path) -> Models:
+def models_of(family: str, seed: int, engine: str, table: Path, dtype: torch.dtype = torch.float64) -> Models:
     target = random_target(family, seed)
-    relatives = (relative_of(target, 100 + seed, noise).double() for noise in (0.05 * (1 + seed % 4), 0.4))
-    return Models(*(in_memory(model, engine) for model in (target, *relatives)), table)
+    relatives = (relative_of(target, 100 + seed, noise) for noise in (0.05 * (1 + seed % 4), 0.4))
+    return Models(*(in_memory(model.to(dtype), engine) for model in (target, *relatives)), table)
 
 
 def cases_of(family: str, seed: int, models: Models) -> list[Case]:
@@ -99,6 +100,18 @@ def test_some_texts_of_windowed_families_are_vanillas(policy: str, comparison: C
     for family in WINDOWED:
         models, cases = comparison(family, 0, engines(policy)[0])
         compare(policy, models, cases[: QUICK // 2], Seen())
+
+
+@needs_kernels
+@pytest.mark.parametrize("policy", [policy for policy in LOSSLESS if not is_peer(policy)])
+def test_texts_of_the_kernels_are_vanillas_to_the_last_bit(policy: str, tmp_path: Path) -> None:
+    """In bfloat16 too, where a sum in another order would change some of the tokens."""
+    for family in FAMILIES:
+        if (policy, family) not in REFUSED:
+            models = models_of(family, 0, "kernels", tmp_path / f"{family}.safetensors", torch.bfloat16)
+            cases = cases_of(family, 0, models)
+            table_of([[case.request.source.prompt[-1], *case.expected] for case in cases], models.target, models.table)
+            compare(policy, models, cases[:QUICK], Seen())
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *WINDOWED])

@@ -29,6 +29,7 @@ from transformers import (
 )
 
 import bild_lab
+from bild_lab.engine.models.native import model
 from bild_lab.engine.models.native.attention import normalize
 from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.model import why_not_native
@@ -37,7 +38,7 @@ from bild_lab.engine.request import Source
 from bild_lab.engine.session import Prefix, Rows, Want
 from bild_lab.errors import UserError
 from tests.checkpoints import SHARED, needs_shared
-from tests.sessions import module_session, native_session, tree_rows
+from tests.sessions import module_session, native_session, needs_kernels, tree_rows
 
 SIZES = {
     "vocab_size": 90,
@@ -127,11 +128,13 @@ def uncached_logits(module: PreTrainedModel, source: Source, tokens: list[int]) 
         return module(input_ids=source.encoder_ids, decoder_input_ids=ids, use_cache=False).logits[0]
 
 
+@pytest.mark.parametrize("kernels", [False, pytest.param(True, marks=needs_kernels)], ids=["torch", "kernels"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_logits_are_those_of_transformers_in_float32(name: str) -> None:
+def test_logits_are_those_of_transformers_in_float32(name: str, kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "KERNEL_ROWS", 1000)
     module, decoder, source = build(name)
     assert why_not_native(module.config, torch.float32) is None
-    session = native_session(decoder, source, 200)
+    session = native_session(decoder, source, 200, kernels=kernels)
     tokens = list(source.prompt)
     generator = torch.Generator().manual_seed(1)
     worst = 0.0

@@ -18,7 +18,7 @@ from bild_lab.engine.request import Source
 from bild_lab.engine.session import Session
 from bild_lab.errors import UserError
 from tests.policies import WINDOWED
-from tests.sessions import module_session, native_session, tree_rows
+from tests.sessions import module_session, native_session, needs_kernels, tree_rows
 from tests.stubs import NextLogits, uncached
 from tests.tiny import PAD, START, TINY, VOCABULARY, tiny_t5
 
@@ -66,6 +66,15 @@ def open_fixed_decoder(family: str) -> Opened:
     return native_session(session.layers.decoder, Source(tuple(prompt)), 4, workspace=workspace), large, prompt
 
 
+def open_kernels(family: str) -> Opened:
+    """The CPU kernels, in float32."""
+    source = Source((PAD,), torch.tensor([[5, 9, 12, 30, 1]])) if family == "t5" else Source((START, 5, 9, 12, 30))
+    module = TINY[family](0)
+    decoder = (T5Decoder if family == "t5" else LlamaDecoder)(copy.deepcopy(module))
+    session = native_session(decoder, source, 4, kernels=True)
+    return session, uncached(module.double(), source), list(source.prompt)
+
+
 def open_t5() -> Opened:
     source = Source((PAD,), torch.tensor([[5, 9, 12, 30, 1]]))
     module = tiny_t5(0, layers=2, decoder_layers=3).double()
@@ -83,13 +92,17 @@ DECODERS = [
     for opened in (open_native_decoder, open_fixed_decoder)
     for family in ("llama", *WINDOWED)
 ]
-sessions = pytest.mark.parametrize("opened", [open_t5, open_llama, open_native_t5, open_fixed_t5, *DECODERS])
+KERNELS = [
+    pytest.param(partial(open_kernels, family), id=f"kernels {family}", marks=needs_kernels)
+    for family in ("t5", "llama", *WINDOWED)
+]
+sessions = pytest.mark.parametrize("opened", [open_t5, open_llama, open_native_t5, open_fixed_t5, *DECODERS, *KERNELS])
 
 
 def assert_scores(scores: torch.Tensor, large: NextLogits, contexts: list[list[int]]) -> None:
     expected = torch.stack([large(context) for context in contexts])
     # Transformers normalizes and rotates in float32 whatever the precision; the native engine does not
-    torch.testing.assert_close(scores, expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(scores.double(), expected, atol=1e-4, rtol=1e-4)
 
 
 @sessions

@@ -1,5 +1,6 @@
 """Our own decoders for the known architectures: T5 and mT5, and the Llama family."""
 
+from bild_lab.engine.models.native.cpu import why_no_kernels
 from bild_lab.engine.models.native.model import NativeModel, why_not_native
 
-__all__ = ["NativeModel", "why_not_native"]
+__all__ = ["NativeModel", "why_no_kernels", "why_not_native"]

@@ -18,7 +18,10 @@ from transformers import PreTrainedModel
 
 from bild_lab.engine.models.native.attention import PlacedRows, attend, normalize
 from bild_lab.engine.models.native.cache import KeyValueCache
+from bild_lab.engine.models.native.cpu.packed import DecoderOutline, LayerOutline, Weight
 from bild_lab.engine.models.native.families import ACTIVATIONS, FAMILIES, FULL, layer_kinds, norm_factor, sliding_window
+
+KERNEL_NAMES = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}  # of activations
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,8 @@ class LlamaDecoder:
         self.epsilon = config.rms_norm_eps
         self.window = sliding_window(config)
         family = FAMILIES[config.model_type]
-        self.activation = ACTIVATIONS[getattr(config, family.activation)]
+        self._activation = getattr(config, family.activation)
+        self.activation = ACTIVATIONS[self._activation]
         self.attention_scale = (self.head_dim if family.scalar is None else getattr(config, family.scalar)) ** -0.5
         weights = module.state_dict()
         self.embedding = weights["model.embed_tokens.weight"]
@@ -141,6 +145,46 @@ class LlamaDecoder:
 
     def logits(self, x: Float[Tensor, "m dim"]) -> Float[Tensor, "m vocab"]:
         return linear(self.final(x), self.head)
+
+    def outline(self) -> DecoderOutline:
+        """This decoder as the CPU kernels know it."""
+        kinds = list(self._rotations)
+        layers = [
+            LayerOutline(
+                norm=layer.attention_norm,
+                qkv=Weight(layer.qkv, layer.qkv_bias),
+                head_norm=None if layer.head_norm is None else layer.head_norm[0],
+                out=Weight(layer.out, layer.out_bias),
+                out_norm=layer.attention_out_norm,
+                feed_norm=layer.feed_forward_norm,
+                inner=Weight(layer.gate_up, layer.gate_up_bias, gated=True),
+                outer=Weight(layer.down, layer.down_bias),
+                feed_out_norm=layer.feed_forward_out_norm,
+                window=0 if layer.kind == FULL or self.window is None else self.window,
+                kind=kinds.index(layer.kind),
+            )
+            for layer in self.layers
+        ]
+        return DecoderOutline(
+            layers=layers,
+            embedding=self.embedding,
+            head=self.head,
+            final_norm=self.final_norm,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            hidden=self.config.intermediate_size,
+            activation=KERNEL_NAMES[self._activation],
+            epsilon=self.epsilon,
+            scale=self.attention_scale,
+            embedding_scale=1.0 if self.embedding_scale is None else self.embedding_scale,
+        )
+
+    def rotations(self, positions: int) -> tuple[Float[Tensor, "kinds n head_dim"], Float[Tensor, "kinds n head_dim"]]:
+        """Cosines and signed sines of at least so many positions, for each kind of layer."""
+        self.reach(positions)
+        cos, sin = zip(*self._rotations.values(), strict=True)
+        return torch.stack(cos), torch.stack(sin)
 
     def reach(self, positions: int) -> None:
         """Compute the rotary tables for at least this many positions, unless they exist."""

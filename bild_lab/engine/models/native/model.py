@@ -19,11 +19,13 @@ from bild_lab.engine.models.native import families, llama, t5
 from bild_lab.engine.models.native.attention import PlacedRows, place_rows
 from bild_lab.engine.models.native.cache import KeyValueCache
 from bild_lab.engine.models.native.compiled import Workspace, roomy
+from bild_lab.engine.models.native.cpu import PackedDecoder
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import Prefix, Scores, Session
+from bild_lab.engine.session import Chain, DraftedChain, Prefix, Scores, Session
 from bild_lab.engine.trace import Forward
 
 SPARE_ROWS = 64  # for the branches of a tree and drafts beyond the length limit
+KERNEL_ROWS = 64  # passes of more rows are faster as matrix products of PyTorch
 
 Decoder = llama.LlamaDecoder | t5.T5Decoder
 
@@ -35,12 +37,14 @@ class NativeModel:
     fixed shape through torch.compile, and on a GPU as CUDA graphs. Each shape is compiled at its first use.
     """
 
-    engine = "native"
-
-    def __init__(self, transformers: HuggingFaceModel, compiled: bool = False) -> None:
-        self.transformers, self.compiled = transformers, compiled
-        self.compiled_steps = 0  # so far; if it grew during a timing, the timing includes compilation
+    def __init__(self, transformers: HuggingFaceModel, compiled: bool = False, kernels: bool = False) -> None:
+        self.transformers, self.compiled, self.kernels = transformers, compiled, kernels
+        self.compiled_steps = 0  # so far; a timing during which it grew measured the compiler
         self._free: list[Workspace] = []
+
+    @property
+    def engine(self) -> str:
+        return "kernels" if self.kernels else "native"
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -59,13 +63,18 @@ class NativeModel:
         family = t5.T5Decoder if self.checkpoint.encoder_decoder else llama.LlamaDecoder
         return family(self.checkpoint.weights(self.dtype).to(self.device).eval())
 
+    @cached_property
+    def packed(self) -> PackedDecoder | None:
+        """The decoder's weights packed for the CPU kernels; None where PyTorch runs it."""
+        return PackedDecoder(self.decoder.outline()) if self.kernels else None
+
     @property
     def depth(self) -> int:
         return self.checkpoint.depth
 
     def load(self) -> None:
         """Read the weights now rather than at the first decoding."""
-        _ = self.decoder
+        _ = self.decoder, self.packed
 
     def source(self, prompt: str, max_tokens: int | None = None) -> Source:
         return self.transformers.source(prompt, max_tokens)
@@ -91,7 +100,7 @@ class NativeModel:
         workspace = None
         if self.compiled and prefix is None:
             workspace = self._workspace(len(source.prompt) + room + SPARE_ROWS, source)
-        layers = NativeLayers(self.decoder, source, room, prefix, workspace)
+        layers = NativeLayers(self.decoder, source, room, prefix, workspace, self.packed)
         session = CachedSession(layers, source.prompt, [] if forwards is None else forwards)
         if workspace is not None:
             weakref.finalize(session, self._free.append, workspace)
@@ -137,12 +146,13 @@ class NativeLayers:
         room: int,
         prefix: Prefix | None = None,
         workspace: Workspace | None = None,
+        packed: PackedDecoder | None = None,
     ) -> None:
         self.decoder, self.config = decoder, decoder.config
         self.device, self.depth = decoder.embedding.device, len(decoder.layers)
         self.reserved = 0 if prefix is None else prefix.length
         self.source = 0 if source.encoder_ids is None else source.encoder_ids.shape[1]
-        self._prefix, self._workspace = prefix, workspace
+        self._prefix, self._workspace, self._packed = prefix, workspace, packed
         if workspace is None:
             capacity = self.reserved + len(source.prompt) + room + SPARE_ROWS
             layers, heads, dim = decoder.cache_shape
@@ -164,6 +174,8 @@ class NativeLayers:
             logits, head_input = self._workspace.step(work)
             return Scores(logits[-work.logits :], head_input[-work.logits :])
         self._reserve(work.start + work.count)
+        if self._packed is not None and work.count <= KERNEL_ROWS:
+            return self._run_packed(self._packed, work)
         decoder = self.decoder
         probe = None if self._prefix is None else self._prefix.probe(work.tokens, decoder.embedding.shape[0])
         rows = place_rows(work.start, work.count, self.device, work.tree, self.reserved, probe)
@@ -181,6 +193,57 @@ class NativeLayers:
             return Scores(None, hidden=hidden)
         head_input = decoder.final(x[-work.logits :])
         return Scores(linear(head_input, decoder.head), head_input, hidden)
+
+    def _run_packed(self, packed: PackedDecoder, work: Pass) -> Scores:
+        """The same by the CPU kernels. Logits are float32 whatever the precision of the weights."""
+        placed = None
+        if work.tree is not None or self.reserved:
+            probe = None if self._prefix is None else self._prefix.probe(work.tokens, packed.vocab)
+            placed = place_rows(work.start, work.count, self.device, work.tree, self.reserved, probe)
+        rows = work.states
+        if rows is None:
+            rows = work.tokens if self._prefix is None else self._embed(work)
+        self._place(packed, work.start + work.count)
+        found = packed.run(
+            rows,
+            work.start,
+            self.cache,
+            self._cross(),
+            scored=work.logits,
+            layers=work.layers,
+            placed=placed,
+            reserved=self.reserved,
+            hidden=bool(work.hidden),
+            fill=work.fill,
+        )
+        layers = range(self.depth) if work.layers is None else work.layers
+        first = layers[0] if len(layers) else 0
+        dtype = self.cache.keys.dtype
+        hidden = []
+        for depth in work.hidden:
+            if depth == first:
+                hidden.append((self._embed(work) if work.states is None else work.states).to(dtype))
+            else:
+                hidden.append(found.hidden[list(layers).index(depth - 1)].to(dtype))
+        head_input = None if found.head_input is None else found.head_input.to(dtype)
+        return Scores(found.logits, head_input, tuple(hidden))
+
+    def draft(self, start: int, tokens: Sequence[int], chain: Chain) -> DraftedChain | None:
+        packed = self._packed
+        if packed is None or self._prefix is not None or len(tokens) > KERNEL_ROWS:
+            return None
+        self._reserve(start + len(tokens) + chain.steps)
+        self._place(packed, start + len(tokens) + chain.steps)
+        return packed.draft(tokens, start, self.cache, self._cross(), chain)
+
+    def _place(self, packed: PackedDecoder, positions: int) -> None:
+        """Let the kernels have the rotations of so many positions."""
+        if positions > packed.positions:
+            packed.rotate_by(*self.decoder.rotations(positions))
+
+    def _cross(self) -> tuple[Tensor, Tensor] | None:
+        """Cross-attention keys and values."""
+        return (self.memory[0].keys, self.memory[0].values) if self.memory else None
 
     def scored(self, work: Pass) -> int:
         return work.logits

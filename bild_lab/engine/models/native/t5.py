@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from bild_lab.engine.models.native.attention import PlacedRows, attend, normalize
 from bild_lab.engine.models.native.cache import KeyValueCache
+from bild_lab.engine.models.native.cpu.packed import DecoderOutline, LayerOutline, Weight
 
 MODEL_TYPES = ("t5", "mt5")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -22,6 +23,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": gelu,
     "silu": silu,
 }
+
+KERNEL_NAMES = {"relu": "relu", "gelu_new": "gelu_tanh", "gelu": "gelu", "silu": "silu"}  # of activations
 
 
 @dataclass(frozen=True)
@@ -175,6 +178,37 @@ class T5Decoder:
 
     def logits(self, x: Float[Tensor, "m dim"]) -> Float[Tensor, "m vocab"]:
         return linear(self.final(x), self.head)
+
+    def outline(self) -> DecoderOutline:
+        """This decoder as the CPU kernels know it."""
+        layers = [
+            LayerOutline(
+                norm=layer.own.norm,
+                qkv=Weight(layer.own.qkv),
+                out=Weight(layer.own.out),
+                cross_norm=layer.cross.norm,
+                cross_query=Weight(layer.cross.query),
+                cross_out=Weight(layer.cross.out),
+                feed_norm=layer.feed_forward.norm,
+                inner=Weight(layer.feed_forward.inner, gated=layer.feed_forward.gated),
+                outer=Weight(layer.feed_forward.outer),
+            )
+            for layer in self.layers
+        ]
+        return DecoderOutline(
+            layers=layers,
+            embedding=self.embedding,
+            head=self.head,
+            final_norm=self.final_norm,
+            heads=self.heads,
+            kv_heads=self.heads,
+            head_dim=self.head_dim,
+            hidden=self.config.d_ff,
+            activation=KERNEL_NAMES[self.config.dense_act_fn],
+            epsilon=self.epsilon,
+            final_scale=1.0 if self.scale is None else self.scale,
+            distance_bias=self._bias_by_distance,
+        )
 
     def reach(self, positions: int) -> None:
         """Compute the bias of one row over at least this many keys, unless it exists."""

@@ -1,0 +1,562 @@
+// One forward pass of a decoder on a CPU: every layer in one call, its weights read once, in order.
+//
+// Activations are float32; weights, keys and values are float32 or bfloat16. Each output of a row is summed in one
+// order whatever rows run beside it, so a row's result does not depend on how many rows a pass has.
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <algorithm>
+#include <vector>
+#include <omp.h>
+
+namespace {
+
+constexpr int LANES = 16, PANEL = 32;  // columns of a vector, of a panel of packed weights
+#if defined(__AVX512F__)
+constexpr int ROWS = 6;  // rows that share a panel's registers
+#else
+constexpr int ROWS = 2;
+#endif
+
+typedef float vec __attribute__((vector_size(64)));
+typedef uint32_t words __attribute__((vector_size(64)));
+typedef int32_t ints __attribute__((vector_size(64)));
+typedef float loose __attribute__((vector_size(64), aligned(4)));
+typedef uint32_t loose_words __attribute__((vector_size(64), aligned(2)));
+typedef uint16_t halves __attribute__((vector_size(32), aligned(2)));
+
+inline vec load(const float* p) { return *reinterpret_cast<const loose*>(p); }
+inline void store(float* p, vec v) { *reinterpret_cast<loose*>(p) = v; }
+inline vec all(float x) { return x - vec{}; }
+inline vec low(words pairs) { return (vec)(pairs << 16); }
+inline vec high(words pairs) { return (vec)(pairs & 0xffff0000u); }
+
+inline float sum(vec v) {
+    v += __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+    v += __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+    v += __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+    return v[0] + v[1];
+}
+
+struct bfloat16 { uint16_t bits; };
+inline float widen(float x) { return x; }
+inline float widen(bfloat16 x) {
+    uint32_t bits = uint32_t(x.bits) << 16;
+    float out;
+    std::memcpy(&out, &bits, 4);
+    return out;
+}
+inline vec wide(const float* p) { return load(p); }
+inline vec wide(const bfloat16* p) {
+    return (vec)(__builtin_convertvector(*reinterpret_cast<const halves*>(p), words) << 16);
+}
+inline void narrow(float x, float* to) { *to = x; }
+inline void narrow(float x, bfloat16* to) {  // to nearest, ties to even
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    to->bits = x != x ? 0x7fc0 : uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+// e to the x by a polynomial of degree 6 over half a binary order; within 2 units of the last place
+inline vec exponential(vec x) {
+    x = x > 88.0f ? all(88.0f) : x;
+    x = x < -87.0f ? all(-87.0f) : x;
+    const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
+    vec n = x * 1.44269504088896341f + magic - magic;
+    vec r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    ints order = __builtin_convertvector(n, ints);
+    return (vec)((ints)p + (order << 23));
+}
+inline vec sigmoid(vec x) { return 1.0f / (1.0f + exponential(-x)); }
+
+enum Activation { RELU, SILU, GELU_TANH, GELU };
+inline vec activate(vec x, int kind) {
+    switch (kind) {
+        case RELU: return x > 0.0f ? x : vec{};
+        case SILU: return x * sigmoid(x);
+        case GELU_TANH: return x * sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x));
+        default:
+            for (int i = 0; i < LANES; ++i) x[i] = 0.5f * x[i] * (1.0f + erff(x[i] * 0.70710678118654752f));
+            return x;
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+// packed: panels of 32 outputs. float32: [panels][in / 2][2][32]; bfloat16: [panels][in / 2][32][2]. bias: [outputs]
+struct Matrix { const void* packed; const float* bias; int32_t outputs, inputs; };
+
+struct Layer {
+    const float *norm, *head_norm, *out_norm, *cross_norm, *feed_norm, *feed_out_norm;
+    Matrix qkv, out, cross_query, cross_out, inner, outer;
+    int32_t window, kind;  // window: 0 for none. kind: which rotation
+};
+
+struct Model {
+    int32_t layers, dim, heads, kv_heads, head_dim, hidden, vocab, half, activation, gated, rotary, farthest;
+    float epsilon, scale, final_scale, embedding_scale;
+    const Layer* layer;
+    const float* final_norm;
+    Matrix head;
+    const void* embedding;      // [vocab][dim]
+    const float* distance_bias; // [heads][farthest + 1], or null
+};
+
+struct Pass {
+    int32_t count, start, reserved, scored, layers, source, threads, fill;
+    int64_t capacity;
+    const int64_t* tokens;        // [count], or null with states
+    float* x;                     // [count][dim]: states in, the last layer's output out
+    const int32_t* layer;         // [layers]
+    const uint8_t* visible;       // [count][start + count], or null for a chain without a prefix
+    const int64_t* positions;     // [count], with visible
+    const int64_t* key_positions; // [start + count], with visible
+    void *keys, *values;          // [layers][kv_heads][capacity][head_dim]
+    const void *memory_keys, *memory_values;  // [layers][heads][source][head_dim]
+    const float *cos, *sin;       // [kinds][table][head_dim]: of every position
+    int64_t table;
+    float *hidden;                // [layers][count][dim], or null
+    float *head_input, *logits;   // [scored][dim], [scored][vocab]
+};
+
+// A chain to draft, and what was drafted
+struct Chain {
+    int32_t steps, stops, end_count, forwards, drafted, fallback;
+    double threshold;         // with stops: end before a token whose forward has a smaller confidence
+    float temperature;        // 0: the likeliest token
+    const int64_t* ends;      // [end_count]: tokens that end the chain, themselves drafted
+    const double* uniforms;   // [steps] in [0, 1), one for each draw
+    int64_t* tokens;          // [steps]
+    float* confidences;       // [steps]: the largest probability at temperature 1
+    float *probs, *own_probs; // [steps][vocab]: what was drawn from, and at temperature 1; or null
+};
+
+}  // extern "C"
+
+namespace {
+
+struct Span { int first, last; };
+inline Span share(int count) {  // of this thread
+    int threads = omp_get_num_threads(), me = omp_get_thread_num();
+    return {int(int64_t(count) * me / threads), int(int64_t(count) * (me + 1) / threads)};
+}
+
+inline void normalize(const float* x, const float* weight, float epsilon, int dim, float* out, float scale = 1.0f) {
+    vec squares{};
+    int i = 0;
+    for (; i + LANES <= dim; i += LANES) { vec v = load(x + i); squares += v * v; }
+    float total = sum(squares);
+    for (; i < dim; ++i) total += x[i] * x[i];
+    float factor = 1.0f / std::sqrt(total / dim + epsilon);
+    for (i = 0; i + LANES <= dim; i += LANES) store(out + i, load(x + i) * factor * load(weight + i) * scale);
+    for (; i < dim; ++i) out[i] = x[i] * factor * weight[i] * scale;
+}
+
+// R rows times one panel: the even and the odd inputs are summed apart, then added
+template <int R>
+inline void multiply(const float* x, int stride, const float* w, int inputs, vec out[R][2]) {
+    vec even[R][2] = {}, odd[R][2] = {};
+    for (int k = 0; k < inputs; k += 2, w += 2 * PANEL) {
+        vec e0 = load(w), e1 = load(w + LANES), o0 = load(w + PANEL), o1 = load(w + PANEL + LANES);
+        for (int r = 0; r < R; ++r) {
+            const float* row = x + r * stride + k;
+            even[r][0] += row[0] * e0;
+            even[r][1] += row[0] * e1;
+            odd[r][0] += row[1] * o0;
+            odd[r][1] += row[1] * o1;
+        }
+    }
+    for (int r = 0; r < R; ++r) { out[r][0] = even[r][0] + odd[r][0]; out[r][1] = even[r][1] + odd[r][1]; }
+}
+
+template <int R>
+inline void multiply(const float* x, int stride, const bfloat16* w, int inputs, vec out[R][2]) {
+    vec even[R][2] = {}, odd[R][2] = {};
+    for (int k = 0; k < inputs; k += 2, w += 2 * PANEL) {
+        words p0 = *reinterpret_cast<const loose_words*>(w), p1 = *reinterpret_cast<const loose_words*>(w + PANEL);
+        vec e0 = low(p0), e1 = low(p1), o0 = high(p0), o1 = high(p1);
+        for (int r = 0; r < R; ++r) {
+            const float* row = x + r * stride + k;
+            even[r][0] += row[0] * e0;
+            even[r][1] += row[0] * e1;
+            odd[r][0] += row[1] * o0;
+            odd[r][1] += row[1] * o1;
+        }
+    }
+    for (int r = 0; r < R; ++r) { out[r][0] = even[r][0] + odd[r][0]; out[r][1] = even[r][1] + odd[r][1]; }
+}
+
+// rows times this thread's panels; `use(row, panel, left, right)` takes the 32 results
+template <class T, class Use>
+inline void product(const Matrix& matrix, const float* x, int stride, int rows, Use use) {
+    int panels = (matrix.outputs + PANEL - 1) / PANEL, inputs = (matrix.inputs + 1) / 2 * 2;
+    Span mine = share(panels);
+    for (int panel = mine.first; panel < mine.last; ++panel) {
+        const T* w = static_cast<const T*>(matrix.packed) + int64_t(panel) * inputs * PANEL;
+        vec bias[2] = {};
+        if (matrix.bias) { bias[0] = load(matrix.bias + panel * PANEL); bias[1] = load(matrix.bias + panel * PANEL + LANES); }
+        int row = 0;
+        auto some = [&]<int R>() {
+            vec out[R][2];
+            multiply<R>(x + int64_t(row) * stride, stride, w, inputs, out);
+            for (int r = 0; r < R; ++r) use(row + r, panel, out[r][0] + bias[0], out[r][1] + bias[1]);
+            row += R;
+        };
+        while (row + ROWS <= rows) some.template operator()<ROWS>();
+        switch (rows - row) {
+#if defined(__AVX512F__)
+            case 5: some.template operator()<5>(); break;
+            case 4: some.template operator()<4>(); break;
+            case 3: some.template operator()<3>(); break;
+            case 2: some.template operator()<2>(); break;
+#endif
+            case 1: some.template operator()<1>(); break;
+        }
+    }
+}
+
+
+// a query over the keys that it sees. scores, seen: room for as many
+template <class T, class Sees>
+inline void attend(const float* query, const T* keys, const T* values, int stop, int dim, float scale, Sees sees,
+                   float* scores, int* seen, float* out) {
+    int count = 0, whole = dim / LANES * LANES;
+    float largest = -INFINITY;
+    for (int slot = 0; slot < stop; ++slot) {
+        float bias;
+        if (!sees(slot, bias)) continue;
+        const T* key = keys + int64_t(slot) * dim;
+        vec products{};
+        for (int i = 0; i < whole; i += LANES) products += load(query + i) * wide(key + i);
+        float score = sum(products);
+        for (int i = whole; i < dim; ++i) score += query[i] * widen(key[i]);
+        score = score * scale + bias;
+        seen[count] = slot;
+        scores[count++] = score;
+        largest = std::max(largest, score);
+    }
+    float total = 0;
+    for (int i = 0; i < count; i += LANES) {  // there is room for a whole vector at the end
+        vec e = exponential(load(scores + i) - largest);
+        store(scores + i, e);
+        for (int j = 0; j < LANES && i + j < count; ++j) total += e[j];
+    }
+    for (int i = 0; i < whole; i += LANES) {
+        vec mixed{};
+        for (int n = 0; n < count; ++n) mixed += scores[n] * wide(values + int64_t(seen[n]) * dim + i);
+        store(out + i, mixed / total);
+    }
+    for (int i = whole; i < dim; ++i) {
+        float mixed = 0;
+        for (int n = 0; n < count; ++n) mixed += scores[n] * widen(values[int64_t(seen[n]) * dim + i]);
+        out[i] = mixed / total;
+    }
+}
+
+// norm of a head, then rotation, in place
+inline void place(const Model& model, const Layer& layer, const Pass& pass, int row, int head, float* x) {
+    int dim = model.head_dim, half = dim / 2;
+    if (layer.head_norm) normalize(x, layer.head_norm + int64_t(head) * dim, model.epsilon, dim, x);
+    if (!model.rotary) return;
+    int64_t position = pass.visible ? pass.positions[row] : pass.start - pass.reserved + row;
+    int64_t at = (layer.kind * pass.table + position) * dim;
+    const float *cos = pass.cos + at, *sin = pass.sin + at;
+    for (int i = 0; i < half; ++i) {
+        float left = x[i], right = x[i + half];
+        x[i] = left * cos[i] + right * sin[i];  // sin carries the sign
+        x[i + half] = right * cos[i + half] + left * sin[i + half];
+    }
+}
+
+struct Buffers {  // of one pass, for all threads; then for each thread
+    float *qkv, *mixed, *inner, *block, *normed, *scores;
+    int* seen;
+};
+
+struct Sizes {
+    int64_t features, inner, mixed, longest;
+    Sizes(const Model& model, const Pass& pass, int64_t later = 0) {
+        features = padded((model.heads + 2 * model.kv_heads) * model.head_dim);
+        mixed = padded(model.heads * model.head_dim);
+        inner = padded(model.hidden);
+        longest = std::max<int64_t>(pass.start + pass.count + later, pass.source) + 2 * LANES;
+    }
+    static int64_t padded(int64_t n) { return (n + PANEL - 1) / PANEL * PANEL; }
+    int64_t shared(const Model& model, const Pass& pass) const {
+        return pass.count * (features + mixed + inner + padded(model.dim));
+    }
+    int64_t own(const Model& model, const Pass& pass) const {
+        return pass.count * padded(model.dim) + 2 * longest;
+    }
+};
+
+// stores 32 results of a row, of which some may lie beyond the last column
+inline void put(float* row, int panel, int columns, vec left, vec right) {
+    float* at = row + panel * PANEL;
+    if ((panel + 1) * PANEL <= columns) {
+        store(at, left);
+        store(at + LANES, right);
+        return;
+    }
+    for (int i = 0; i < PANEL && panel * PANEL + i < columns; ++i) at[i] = i < LANES ? left[i] : right[i - LANES];
+}
+inline void add(float* row, int panel, int columns, vec left, vec right) {
+    float* at = row + panel * PANEL;
+    if ((panel + 1) * PANEL <= columns) {
+        store(at, load(at) + left);
+        store(at + LANES, load(at + LANES) + right);
+        return;
+    }
+    for (int i = 0; i < PANEL && panel * PANEL + i < columns; ++i) at[i] += i < LANES ? left[i] : right[i - LANES];
+}
+
+template <class T>
+void forward(const Model& model, const Pass& pass, Buffers b) {  // by every thread of a team
+    const int m = pass.count, dim = model.dim, stop = pass.start + m, head_dim = model.head_dim;
+    const int heads = model.heads, kv_heads = model.kv_heads, both = heads + kv_heads;
+    const Sizes sizes(model, pass);
+    const int64_t features = sizes.features;
+    float* x = pass.x;
+
+    auto normed = [&](const float* weight, int first, int rows, float scale = 1.0f) {
+        for (int r = 0; r < rows; ++r)
+            normalize(x + int64_t(first + r) * dim, weight, model.epsilon, dim, b.normed + int64_t(r) * dim, scale);
+        return b.normed;
+    };
+    // what a block adds to the residual stream, through the norm behind it if there is one
+    auto residual = [&](const Matrix& matrix, const float* in, int stride, const float* norm) {
+        if (!norm) {
+            product<T>(matrix, in, stride, m, [&](int row, int panel, vec left, vec right) {
+                add(x + int64_t(row) * dim, panel, dim, left, right);
+            });
+            #pragma omp barrier
+            return;
+        }
+        product<T>(matrix, in, stride, m, [&](int row, int panel, vec left, vec right) {
+            put(b.block + int64_t(row) * dim, panel, dim, left, right);
+        });
+        #pragma omp barrier
+        Span rows = share(m);
+        for (int row = rows.first; row < rows.last; ++row) {
+            normalize(b.block + int64_t(row) * dim, norm, model.epsilon, dim, b.normed);
+            for (int i = 0; i < dim; ++i) x[int64_t(row) * dim + i] += b.normed[i];
+        }
+        #pragma omp barrier
+    };
+
+    if (pass.tokens) {
+        Span rows = share(m);
+        for (int row = rows.first; row < rows.last; ++row) {
+            const T* embedding = static_cast<const T*>(model.embedding) + pass.tokens[row] * dim;
+            for (int i = 0; i < dim; ++i) x[int64_t(row) * dim + i] = widen(embedding[i]) * model.embedding_scale;
+        }
+        #pragma omp barrier
+    }
+    for (int l = 0; l < pass.layers; ++l) {
+        const int index = pass.layer[l];
+        const Layer& layer = model.layer[index];
+        const int64_t cached = int64_t(index) * kv_heads * pass.capacity * head_dim;
+        T *keys = static_cast<T*>(pass.keys) + cached, *values = static_cast<T*>(pass.values) + cached;
+
+        product<T>(layer.qkv, normed(layer.norm, 0, m), dim, m, [&](int row, int panel, vec left, vec right) {
+            put(b.qkv + row * features, panel, layer.qkv.outputs, left, right);
+        });
+        #pragma omp barrier
+        Span mine = share(m * (both + kv_heads));
+        for (int task = mine.first; task < mine.last; ++task) {
+            int row = task / (both + kv_heads), head = task % (both + kv_heads);
+            float* from = b.qkv + row * features + int64_t(head) * head_dim;
+            if (head < both) place(model, layer, pass, row, head, from);
+            if (head < heads) continue;
+            T* to = (head < both ? keys : values) +
+                    (int64_t(head < both ? head - heads : head - both) * pass.capacity + pass.start + row) * head_dim;
+            for (int i = 0; i < head_dim; ++i) narrow(from[i], to + i);
+        }
+        #pragma omp barrier
+        if (pass.fill) continue;
+        mine = share(m * heads);
+        for (int task = mine.first; task < mine.last; ++task) {
+            int head = task / m, row = task % m;
+            const uint8_t* visible = pass.visible ? pass.visible + int64_t(row) * stop : nullptr;
+            int64_t position = visible ? pass.positions[row] : pass.start - pass.reserved + row;
+            const float* table = model.distance_bias ? model.distance_bias + int64_t(head) * (model.farthest + 1) : nullptr;
+            auto sees = [&](int slot, float& bias) {
+                int64_t key = visible ? pass.key_positions[slot] : slot - pass.reserved;
+                if (visible ? !visible[slot] : slot > pass.start + row) return false;
+                int64_t distance = position - key;
+                if (layer.window && key >= 0 && distance >= layer.window) return false;
+                bias = table ? table[std::min<int64_t>(std::max<int64_t>(distance, 0), model.farthest)] : 0.0f;
+                return true;
+            };
+            int64_t at = int64_t(head / (heads / kv_heads)) * pass.capacity * head_dim;
+            attend(b.qkv + row * features + int64_t(head) * head_dim, keys + at, values + at, visible ? stop : pass.start + row + 1,
+                   head_dim, model.scale, sees, b.scores, b.seen, b.mixed + row * sizes.mixed + int64_t(head) * head_dim);
+        }
+        #pragma omp barrier
+        residual(layer.out, b.mixed, sizes.mixed, layer.out_norm);
+
+        if (pass.source) {
+            product<T>(layer.cross_query, normed(layer.cross_norm, 0, m), dim, m, [&](int row, int panel, vec left, vec right) {
+                put(b.qkv + row * features, panel, layer.cross_query.outputs, left, right);
+            });
+            #pragma omp barrier
+            for (int task = mine.first; task < mine.last; ++task) {
+                int head = task / m, row = task % m;
+                int64_t at = (int64_t(index) * heads + head) * pass.source * head_dim;
+                auto sees = [](int, float& bias) { bias = 0.0f; return true; };
+                attend(b.qkv + row * features + int64_t(head) * head_dim, static_cast<const T*>(pass.memory_keys) + at,
+                       static_cast<const T*>(pass.memory_values) + at, pass.source, head_dim, model.scale, sees, b.scores,
+                       b.seen, b.mixed + row * sizes.mixed + int64_t(head) * head_dim);
+            }
+            #pragma omp barrier
+            residual(layer.cross_out, b.mixed, sizes.mixed, nullptr);
+        }
+        const int kind = model.activation;
+        if (model.gated)  // a panel holds 16 columns of the gate, then the same 16 of what it gates
+            product<T>(layer.inner, normed(layer.feed_norm, 0, m), dim, m, [&](int row, int panel, vec gate, vec up) {
+                store(b.inner + row * sizes.inner + panel * LANES, activate(gate, kind) * up);
+            });
+        else
+            product<T>(layer.inner, normed(layer.feed_norm, 0, m), dim, m, [&](int row, int panel, vec left, vec right) {
+                put(b.inner + row * sizes.inner, panel, layer.inner.outputs, activate(left, kind), activate(right, kind));
+            });
+        #pragma omp barrier
+        residual(layer.outer, b.inner, sizes.inner, layer.feed_out_norm);
+        if (pass.hidden) {
+            Span rows = share(m * dim);
+            std::memcpy(pass.hidden + int64_t(l) * m * dim + rows.first, x + rows.first, 4 * (rows.last - rows.first));
+            #pragma omp barrier
+        }
+    }
+    if (!pass.scored) return;
+    const float* last = normed(model.final_norm, m - pass.scored, pass.scored, model.final_scale);
+    product<T>(model.head, last, dim, pass.scored, [&](int row, int panel, vec left, vec right) {
+        put(pass.logits + int64_t(row) * model.vocab, panel, model.vocab, left, right);
+    });
+    if (omp_get_thread_num() == 0 && pass.head_input) std::memcpy(pass.head_input, last, 4 * int64_t(pass.scored) * dim);
+    #pragma omp barrier
+}
+
+// `work(buffers)` by every thread of a team. later: how many slots its later passes fill
+template <class Work>
+void with_team(const Model& model, const Pass& pass, int later, Work work) {
+    const Sizes sizes(model, pass, later);
+    const int64_t shared = sizes.shared(model, pass), own = sizes.own(model, pass);
+    static thread_local std::vector<float> memory;
+    if (int64_t(memory.size()) < shared + own * pass.threads) memory.resize(shared + own * pass.threads);
+    float* base = memory.data();
+    #pragma omp parallel num_threads(pass.threads)
+    {
+        Buffers b;
+        b.qkv = base;
+        b.mixed = b.qkv + pass.count * sizes.features;
+        b.inner = b.mixed + pass.count * sizes.mixed;
+        b.block = b.inner + pass.count * sizes.inner;
+        b.normed = base + shared + own * omp_get_thread_num();
+        b.scores = b.normed + pass.count * Sizes::padded(model.dim);
+        b.seen = reinterpret_cast<int*>(b.scores + sizes.longest);
+        work(b);
+    }
+}
+
+// the largest of n numbers, the first of them
+inline int largest(const float* x, int n) {
+    vec most = all(-INFINITY);
+    int i = 0;
+    for (; i + LANES <= n; i += LANES) { vec v = load(x + i); most = v > most ? v : most; }
+    float top = most[0];
+    for (int j = 1; j < LANES; ++j) top = std::max(top, most[j]);
+    for (; i < n; ++i) top = std::max(top, x[i]);
+    for (i = 0; i < n; ++i)
+        if (x[i] == top) return i;
+    return 0;  // NaN
+}
+
+// softmax of x / temperature, into `out` if there is one; returns the largest probability
+inline float softmax(const float* x, int n, float top, float temperature, float* out) {
+    vec total{};
+    float rest = 0;
+    int i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        vec e = exponential((load(x + i) - top) / temperature);
+        total += e;
+        if (out) store(out + i, e);
+    }
+    for (; i < n; ++i) {
+        float e = exponential(all((x[i] - top) / temperature))[0];
+        rest += e;
+        if (out) out[i] = e;
+    }
+    rest += sum(total);
+    for (i = 0; out && i < n; ++i) out[i] /= rest;
+    return 1.0f / rest;
+}
+
+// the first token whose cumulative probability exceeds this share of the whole
+inline int64_t draw(const float* probs, int n, double uniform) {
+    double total = 0, seen = 0;
+    for (int i = 0; i < n; ++i) total += probs[i];
+    for (int i = 0; i < n; ++i)
+        if ((seen += probs[i]) > uniform * total) return i;
+    return n - 1;
+}
+
+// one token behind the forward that has just run; returns whether the chain goes on
+inline bool choose(Chain& chain, const float* logits, int vocab) {
+    int at = chain.forwards++, best = largest(logits, vocab);
+    float* own = chain.own_probs ? chain.own_probs + int64_t(at) * vocab : nullptr;
+    if (chain.stops || own) chain.confidences[at] = softmax(logits, vocab, logits[best], 1.0f, own);
+    int64_t token = best;
+    if (chain.temperature > 0) {
+        float* probs = chain.probs + int64_t(at) * vocab;
+        softmax(logits, vocab, logits[best], chain.temperature, probs);
+        token = draw(probs, vocab, chain.uniforms[at]);
+    }
+    if (chain.stops && double(chain.confidences[at]) < chain.threshold) {
+        chain.fallback = 1;
+        return false;
+    }
+    chain.tokens[chain.drafted++] = token;
+    return chain.drafted < chain.steps && std::find(chain.ends, chain.ends + chain.end_count, token) == chain.ends + chain.end_count;
+}
+
+template <class T>
+void draft(const Model& model, const Pass& first, Chain& chain, bool& goes_on, Buffers b) {
+    Pass pass = first;
+    for (;;) {
+        forward<T>(model, pass, b);
+        #pragma omp master
+        goes_on = choose(chain, pass.logits, model.vocab);
+        #pragma omp barrier
+        if (!goes_on) return;
+        pass.start += pass.count;
+        pass.count = 1;
+        pass.tokens = chain.tokens + chain.drafted - 1;
+    }
+}
+
+}  // namespace
+
+// Draft a chain: the first forward runs the pass's rows, each later one the token drafted before it
+extern "C" void draft_chain(const Model* model, const Pass* pass, Chain* chain) {
+    bool goes_on = true;
+    with_team(*model, *pass, chain->steps, [&](Buffers b) {
+        if (model->half) draft<bfloat16>(*model, *pass, *chain, goes_on, b);
+        else draft<float>(*model, *pass, *chain, goes_on, b);
+    });
+}
+
+extern "C" void run(const Model* model, const Pass* pass) {
+    with_team(*model, *pass, 0, [&](Buffers b) {
+        if (model->half) forward<bfloat16>(*model, *pass, b);
+        else forward<float>(*model, *pass, b);
+    });
+}

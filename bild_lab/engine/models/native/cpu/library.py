@@ -1,0 +1,125 @@
+"""The kernels as a library: compiled once for each machine, then loaded from a cache."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from filelock import FileLock
+
+log = logging.getLogger(__name__)
+
+SOURCE = Path(__file__).with_name("forward.cpp")
+FLAGS = ("-std=gnu++20", "-O3", "-march=native", "-fopenmp", "-fPIC", "-Wno-psabi")
+LEAST_GCC = 12  # for the vector extensions
+PRECISIONS = (torch.float32, torch.bfloat16)
+
+
+def why_no_kernels(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why the kernels cannot run here in this precision, or None if they can. Compiles them if need be."""
+    if device.type != "cpu" or dtype not in PRECISIONS:
+        return f"they run float32 and bfloat16 on a CPU, not {str(dtype).removeprefix('torch.')} on {device.type}"
+    return _why_no_library()
+
+
+@lru_cache(maxsize=1)
+def _why_no_library() -> str | None:
+    try:
+        library()
+    except KernelError as error:
+        log.warning("PyTorch runs the decoders, as the faster CPU kernels are missing: %s", error)
+        return str(error)
+    return None
+
+
+class KernelError(Exception):
+    """The kernels cannot be compiled or loaded here."""
+
+
+@lru_cache(maxsize=1)
+def library() -> ctypes.CDLL:
+    """The loaded kernels. Raises KernelError if they cannot be compiled or loaded."""
+    path = _compiled()
+    try:
+        loaded = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise KernelError(f"{path} cannot be loaded: {error}") from error
+    for name, arguments in (("run", 2), ("draft_chain", 3)):
+        function = getattr(loaded, name)
+        function.argtypes, function.restype = [ctypes.c_void_p] * arguments, None
+    return loaded
+
+
+def _compiled() -> Path:
+    """The library's file, named by everything that decides its content."""
+    compiler, runtime = _compiler(), _openmp()
+    decisive = (SOURCE.read_text(), " ".join(FLAGS), _answer(compiler, "--version"), str(runtime), _processor())
+    name = hashlib.sha256("\0".join(decisive).encode()).hexdigest()[:16]
+    folder = Path(os.environ.get("BILD_LAB_CACHE") or "~/.cache/bild_lab").expanduser() / "kernels"
+    path = folder / f"{name}.so"
+    try:
+        if not path.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            with FileLock(f"{path}.lock"):
+                if not path.exists():
+                    _compile(compiler, runtime, path)
+    except OSError as error:
+        raise KernelError(f"{folder} cannot be written: {error}") from error
+    return path
+
+
+def _compile(compiler: str, runtime: Path, path: Path) -> None:
+    """Compile and link against PyTorch's own OpenMP: two pools of threads would wait for the same cores."""
+    log.warning("compiling the CPU kernels, once for this machine, about 15 seconds")
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        objects, linked = Path(folder) / "forward.o", Path(folder) / "forward.so"
+        _answer(compiler, *FLAGS, "-c", str(SOURCE), "-o", str(objects))
+        _answer(compiler, "-shared", str(objects), str(runtime), "-o", str(linked))
+        linked.replace(path)
+
+
+def _compiler() -> str:
+    """The C++ compiler: `$CXX`, else g++. Raises KernelError if there is none that can compile the kernels."""
+    if sys.platform != "linux":
+        raise KernelError(f"they are compiled on Linux only, not on {platform.system()}")
+    compiler = shutil.which(os.environ.get("CXX") or "g++")
+    if compiler is None:
+        raise KernelError("there is no C++ compiler; install g++")
+    version = _answer(compiler, "-dumpversion").partition(".")[0]
+    if not version.isdigit() or int(version) < LEAST_GCC:
+        raise KernelError(f"they need g++ {LEAST_GCC} or newer, {compiler} is version {version}")
+    return compiler
+
+
+def _openmp() -> Path:
+    """The OpenMP library that PyTorch has loaded."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    found = next((line.split(maxsplit=5)[5] for line in lines if "libgomp" in line), None)
+    if found is None:
+        raise KernelError("PyTorch runs without GNU OpenMP")
+    return Path(found)
+
+
+def _processor() -> str:
+    """What the compiler sees of the processor."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
+
+
+def _answer(*command: str) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout.strip()
+    except subprocess.CalledProcessError as error:
+        raise KernelError(f"{' '.join(command[:2])} failed: {error.stderr.strip()[-500:]}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise KernelError(f"{command[0]} failed: {error}") from error

@@ -1,0 +1,341 @@
+"""A decoder's weights, packed for the kernels in `forward.cpp`, which run all its layers in one call."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import Structure, c_double, c_float, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import pad
+
+from bild_lab.engine.models.native.attention import PlacedRows
+from bild_lab.engine.models.native.cache import KeyValueCache
+from bild_lab.engine.models.native.cpu.library import library
+from bild_lab.engine.session import Chain, DraftedChain
+
+LANES, PANEL = 16, 32  # columns of a vector, and of a panel of weights
+ACTIVATIONS = ("relu", "silu", "gelu_tanh", "gelu")  # in the order of `forward.cpp`
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A linear layer: [out, in], and a bias. gated: the first half of the outputs gates the other half."""
+
+    matrix: Float[Tensor, "out in"]
+    bias: Float[Tensor, " out"] | None = None
+    gated: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerOutline:
+    """One decoder layer as the kernels know it.
+
+    head_norm: [heads + kv_heads, head_dim]. out_norm, feed_out_norm: of what a block adds to the residual stream.
+    window: how many positions back a row sees, 0 for all. kind: which of the rotations it has.
+    """
+
+    norm: Float[Tensor, " dim"]
+    qkv: Weight
+    out: Weight
+    feed_norm: Float[Tensor, " dim"]
+    inner: Weight
+    outer: Weight
+    head_norm: Tensor | None = None
+    out_norm: Float[Tensor, " dim"] | None = None
+    feed_out_norm: Float[Tensor, " dim"] | None = None
+    cross_norm: Float[Tensor, " dim"] | None = None
+    cross_query: Weight | None = None
+    cross_out: Weight | None = None
+    window: int = 0
+    kind: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderOutline:
+    """A decoder as the kernels know it.
+
+    activation: one of ACTIVATIONS. scale: of attention scores. final_scale: of what the head reads.
+    distance_bias: added to a score by the distance from key to query, the last for all beyond.
+    """
+
+    layers: Sequence[LayerOutline]
+    embedding: Float[Tensor, "vocab dim"]
+    head: Float[Tensor, "vocab dim"]
+    final_norm: Float[Tensor, " dim"]
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    activation: str
+    epsilon: float
+    scale: float = 1.0
+    final_scale: float = 1.0
+    embedding_scale: float = 1.0
+    distance_bias: Float[Tensor, "heads distances"] | None = None
+
+
+class _Matrix(Structure):
+    _fields_ = (("packed", c_void_p), ("bias", c_void_p), ("outputs", c_int32), ("inputs", c_int32))
+
+
+NORMS = "norm head_norm out_norm cross_norm feed_norm feed_out_norm".split()
+MATRICES = "qkv out cross_query cross_out inner outer".split()
+
+
+class _Layer(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in NORMS),
+        *((name, _Matrix) for name in MATRICES),
+        ("window", c_int32),
+        ("kind", c_int32),
+    )
+
+
+class _Model(Structure):
+    _fields_ = (
+        *((name, c_int32) for name in "layers dim heads kv_heads head_dim hidden vocab half activation".split()),
+        *((name, c_int32) for name in ("gated", "rotary", "farthest")),
+        *((name, c_float) for name in ("epsilon", "scale", "final_scale", "embedding_scale")),
+        ("layer", c_void_p),
+        ("final_norm", c_void_p),
+        ("head", _Matrix),
+        ("embedding", c_void_p),
+        ("distance_bias", c_void_p),
+    )
+
+
+class _Pass(Structure):
+    _fields_ = (
+        *((name, c_int32) for name in "count start reserved scored layers source threads fill".split()),
+        ("capacity", c_int64),
+        *((name, c_void_p) for name in "tokens x layer visible positions key_positions keys values".split()),
+        *((name, c_void_p) for name in ("memory_keys", "memory_values", "cos", "sin")),
+        ("table", c_int64),
+        *((name, c_void_p) for name in ("hidden", "head_input", "logits")),
+    )
+
+
+class _Chain(Structure):
+    _fields_ = (
+        *((name, c_int32) for name in "steps stops end_count forwards drafted fallback".split()),
+        ("threshold", c_double),
+        ("temperature", c_float),
+        *((name, c_void_p) for name in "ends uniforms tokens confidences probs own_probs".split()),
+    )
+
+
+@dataclass(frozen=True)
+class PackedScores:
+    """What a pass gives, in float32. states: the last layer's output. hidden: of every layer that ran, if wanted."""
+
+    states: Float[Tensor, "m dim"]
+    logits: Float[Tensor, "scored vocab"] | None
+    head_input: Float[Tensor, "scored dim"] | None
+    hidden: Float[Tensor, "layers m dim"] | None
+
+
+class PackedDecoder:
+    """Runs a decoder's layers by the kernels.
+
+    A row's results are the same to the last bit whatever rows run beside it: each sum has one order.
+    """
+
+    def __init__(self, outline: DecoderOutline) -> None:
+        self._held: list[object] = []  # what the kernels point to
+        self._library = library()
+        layers = (_Layer * len(outline.layers))(*map(self._layer, outline.layers))
+        self._held.append(layers)
+        bias = outline.distance_bias
+        self.dim, self.vocab, self.depth = outline.embedding.shape[1], outline.head.shape[0], len(layers)
+        self._model = _Model(
+            layers=self.depth,
+            dim=self.dim,
+            heads=outline.heads,
+            kv_heads=outline.kv_heads,
+            head_dim=outline.head_dim,
+            hidden=outline.hidden,
+            vocab=self.vocab,
+            half=outline.embedding.dtype == torch.bfloat16,
+            activation=ACTIVATIONS.index(outline.activation),
+            gated=outline.layers[0].inner.gated,
+            rotary=bias is None,
+            farthest=0 if bias is None else bias.shape[1] - 1,
+            epsilon=outline.epsilon,
+            scale=outline.scale,
+            final_scale=outline.final_scale,
+            embedding_scale=outline.embedding_scale,
+            layer=ctypes.addressof(layers),
+            final_norm=self._vector(outline.final_norm),
+            head=self._matrix(Weight(outline.head)),
+            embedding=self._hold(outline.embedding),
+            distance_bias=self._vector(bias),
+        )
+        self._every_layer = torch.arange(self.depth, dtype=torch.int32)
+        nothing = torch.empty(1, 0, outline.head_dim)
+        self._rotations = (nothing, nothing)
+        self._rotary = bias is None
+
+    @property
+    def positions(self) -> float:
+        """How many positions the kernels can place."""
+        return self._rotations[0].shape[1] if self._rotary else float("inf")
+
+    def rotate_by(self, cos: Float[Tensor, "kinds n head_dim"], sin: Float[Tensor, "kinds n head_dim"]) -> None:
+        """The rotations of every position. sin: signed, so that a roll by half rotates."""
+        self._rotations = cos.float().contiguous(), sin.float().contiguous()
+
+    def run(
+        self,
+        rows: Int[Tensor, " m"] | Float[Tensor, "m dim"],
+        start: int,
+        cache: KeyValueCache,
+        memory: tuple[Tensor, Tensor] | None = None,
+        *,
+        scored: int = 0,
+        layers: Sequence[int] | None = None,
+        placed: PlacedRows | None = None,
+        reserved: int = 0,
+        hidden: bool = False,
+        fill: bool = False,
+    ) -> PackedScores:
+        """Rows at the cache's slots from `start` on, as token ids or as the states that the first layer reads.
+
+        memory: cross-attention keys and values, [layers heads s dim] each. scored: for how many of the last rows
+        there are logits. layers: indices; None: all. placed: where the rows stand; None: a chain without a prefix.
+        reserved: slots of a prefix. fill: only the keys and values of these layers, each from the same states.
+        """
+        rows, m = rows.contiguous(), rows.shape[0]
+        chosen = self._every_layer if layers is None else torch.tensor(list(layers), dtype=torch.int32)
+        cos, sin = self._rotations  # held here, as another thread may replace them
+        states = torch.empty(len(chosen), m, self.dim) if hidden else None
+        logits = torch.empty(scored, self.vocab) if scored else None
+        head_input = torch.empty(scored, self.dim) if scored else None
+        work = self._pass(m, start, cache, memory, (cos, sin))
+        work.reserved, work.scored, work.layers, work.fill = reserved, scored, len(chosen), fill
+        work.layer = chosen.data_ptr()
+        if rows.is_floating_point():
+            x = rows.float().clone()
+        else:
+            x, work.tokens = torch.empty(m, self.dim), rows.data_ptr()
+        work.x = x.data_ptr()
+        if placed is not None and placed.visible is not None:
+            visible, positions = placed.visible.contiguous(), placed.positions.contiguous()
+            keys = placed.key_positions.contiguous()
+            work.visible, work.positions, work.key_positions = (e.data_ptr() for e in (visible, positions, keys))
+        if scored:
+            work.logits, work.head_input = logits.data_ptr(), head_input.data_ptr()
+        if hidden:
+            work.hidden = states.data_ptr()
+        self._library.run(ctypes.byref(self._model), ctypes.byref(work))
+        return PackedScores(x, logits, head_input, states)
+
+    def draft(
+        self,
+        tokens: Sequence[int],
+        start: int,
+        cache: KeyValueCache,
+        memory: tuple[Tensor, Tensor] | None,
+        chain: Chain,
+    ) -> DraftedChain:
+        """Rows at the cache's slots from `start` on, and a chain behind them, in one call."""
+        m, steps, sampled = len(tokens), chain.steps, chain.temperature > 0
+        rotations = self._rotations
+        work = self._pass(m, start, cache, memory, rotations)
+        fed, x, logits = (c_int64 * m)(*tokens), torch.empty(m, self.dim), torch.empty(1, self.vocab)
+        work.scored, work.layers, work.layer = 1, self.depth, self._every_layer.data_ptr()
+        work.tokens, work.x, work.logits = ctypes.addressof(fed), x.data_ptr(), logits.data_ptr()
+        ends, drafted = (c_int64 * len(chain.end_tokens))(*chain.end_tokens), (c_int64 * steps)()
+        confidences = (c_float * steps)()
+        probs = torch.empty(steps, self.vocab) if sampled else None
+        own_probs = torch.empty(steps, self.vocab) if chain.keeps_probs else None
+        ask = _Chain(
+            steps=steps,
+            stops=chain.threshold is not None,
+            threshold=chain.threshold or 0.0,
+            temperature=chain.temperature,
+            end_count=len(ends),
+            ends=ctypes.addressof(ends),
+            uniforms=chain.uniforms.data_ptr() if sampled else None,
+            tokens=ctypes.addressof(drafted),
+            confidences=ctypes.addressof(confidences),
+            probs=probs.data_ptr() if sampled else None,
+            own_probs=own_probs.data_ptr() if chain.keeps_probs else None,
+        )
+        self._library.draft_chain(*map(ctypes.byref, (self._model, work, ask)))
+        return DraftedChain(
+            tokens=drafted[: ask.drafted],
+            forwards=ask.forwards,
+            fallback=bool(ask.fallback),
+            confidences=confidences[: ask.forwards] if chain.threshold is not None else [],
+            probs=probs[: ask.drafted] if sampled else None,
+            own_probs=own_probs[: ask.drafted] if chain.keeps_probs else None,
+        )
+
+    def _pass(
+        self,
+        rows: int,
+        start: int,
+        cache: KeyValueCache,
+        memory: tuple[Tensor, Tensor] | None,
+        rotations: tuple[Tensor, Tensor],
+    ) -> _Pass:
+        cos, sin = rotations
+        work = _Pass(
+            count=rows,
+            start=start,
+            source=0 if memory is None else memory[0].shape[2],
+            threads=torch.get_num_threads(),
+            capacity=cache.capacity,
+            keys=cache.keys.data_ptr(),
+            values=cache.values.data_ptr(),
+            cos=cos.data_ptr(),
+            sin=sin.data_ptr(),
+            table=cos.shape[1],
+        )
+        if memory is not None:
+            work.memory_keys, work.memory_values = (each.data_ptr() for each in memory)
+        return work
+
+    def _layer(self, layer: LayerOutline) -> _Layer:
+        packed = _Layer(window=layer.window, kind=layer.kind)
+        for name in NORMS:
+            setattr(packed, name, self._vector(getattr(layer, name)))
+        for name in MATRICES:
+            if (weight := getattr(layer, name)) is not None:
+                setattr(packed, name, self._matrix(weight))
+        return packed
+
+    def _matrix(self, weight: Weight) -> _Matrix:
+        bias = None
+        if weight.bias is not None:  # in the order of the panels' outputs
+            bias = self._hold(panels(weight.bias.float()[:, None].expand(-1, 2), weight.gated)[:, 0, 0].contiguous())
+        outputs, inputs = weight.matrix.shape
+        return _Matrix(self._hold(panels(weight.matrix, weight.gated)), bias, outputs, inputs)
+
+    def _vector(self, values: Tensor | None) -> int | None:
+        return None if values is None else self._hold(values.detach().float().contiguous())
+
+    def _hold(self, tensor: Tensor) -> int:
+        self._held.append(tensor)
+        return tensor.data_ptr()
+
+
+def panels(matrix: Float[Tensor, "out in"], gated: bool = False) -> Tensor:
+    """A matrix in panels of 32 outputs, as the kernels read it; outputs are added until the last panel is full.
+
+    float32: [panels, in / 2, 2, 32]. bfloat16: [panels, in / 2, 32, 2]. gated: a panel holds 16 outputs of the gate
+    and the 16 that they gate.
+    """
+    if gated:
+        half = matrix.shape[0] // 2
+        gate, up = (pad(part, (0, 0, 0, -half % LANES)) for part in matrix.split(half))
+        matrix = torch.stack([part.view(-1, LANES, part.shape[1]) for part in (gate, up)], 1).flatten(0, 2)
+    else:
+        matrix = pad(matrix, (0, 0, 0, -matrix.shape[0] % PANEL))
+    pairs = matrix.view(-1, PANEL, matrix.shape[1] // 2, 2)
+    order = (0, 2, 3, 1) if matrix.dtype == torch.float32 else (0, 2, 1, 3)
+    return pairs.permute(order).contiguous()
