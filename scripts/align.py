@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def run(cfg: DictConfig) -> None:
     """Train, compare, report. Raises UserError for bad input."""
-    from bild_lab.training.alignment.align import align  # torch is loaded after the words are checked
+    from bild_lab.training.alignment.align import align  # late: torch takes seconds to load
 
     job = alignment(cfg)
     metrics = align(job, lambda line: console.print(f"[dim]{escape(line)}[/dim]"))

@@ -1,6 +1,6 @@
 """Compare two sweeps, or two commits of one: python scripts/compare.py A B, each FOLDER or FOLDER@COMMIT
 
-Points are matched by policy and knobs, examples by their ids, and intervals are paired. For each point the verdict is
+Points are matched by policy and knobs, examples by their ids, and intervals are paired. For each point the verdict says
 whether B is faster or slower, better or worse than A, or neither.
 """
 
@@ -35,7 +35,7 @@ def compare(cfg: DictConfig) -> None:
     folder = sweep_folder(cfg)
     require_writable(folder)
     matching = match(*(read_results(name) for name in names))
-    references: dict[str, tuple] = {}  # by what was asked, which most points share
+    references: dict[str, tuple] = {}  # by dataset and examples, which most points share
     compared, why = [], ""
     for pair in matching.pairs:
         asked = str([pair.a.setting.get(key) for key in ("dataset", "split", "data", "n_examples")])

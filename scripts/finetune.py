@@ -41,7 +41,7 @@ class ValidationSpec:
 
 def run(cfg: DictConfig) -> None:
     """Train, and print where the checkpoint is. Raises UserError for bad input."""
-    from bild_lab.training.finetuning.finetune import finetune  # torch is loaded after the words are checked
+    from bild_lab.training.finetuning.finetune import finetune  # late: torch takes seconds to load
     from bild_lab.training.folder import TrainingFolder
 
     job = finetuning_job(cfg)

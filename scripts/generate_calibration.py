@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def generate(cfg: DictConfig) -> None:
     """Generate the missing answers. Raises UserError for bad input."""
-    from bild_lab.engine.models.checkpoint import resolve_device  # torch is loaded after the words are checked
+    from bild_lab.engine.models.checkpoint import resolve_device  # late: torch takes seconds to load
     from bild_lab.training.calibration.generate import generate_calibration, join_processes
     from bild_lab.training.terminal import answers_bar
 

@@ -32,7 +32,7 @@ MOVED = frozenset({"model.path", "dataset.path"})  # may differ: hashes of weigh
 
 def match_rates(cfg: DictConfig) -> None:
     """Measure match rates, and write table and figure. Raises UserError for bad input."""
-    from bild_lab.lab.data.examples import DatasetSpec, load_examples  # torch loads only if there is something to do
+    from bild_lab.lab.data.examples import DatasetSpec, load_examples  # late: torch takes seconds to load
     from bild_lab.lab.hashing import data_hash
     from bild_lab.lab.point import sweep_folder
     from bild_lab.lab.results.records import require_writable

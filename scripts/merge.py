@@ -1,6 +1,6 @@
 """Merge several sweeps, such as those of several machines, into one: python scripts/merge.py name=all DIR DIR
 
-The sources are only read. Of a point that two sources have, the newest measurement is kept. Points of different
+The sources are only read. If two sources have the same point, the newest measurement is kept. Points of different
 hardware, code or package versions have different settings, so their timings never share a curve.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def merge(cfg: DictConfig) -> None:
     """Copy the points, print where they came from, and write the report. Raises UserError for bad input."""
     from bild_lab.lab.point import sweep_folder
-    from bild_lab.lab.results.records import Sweep, require_writable  # torch loads only if there is something to do
+    from bild_lab.lab.results.records import Sweep, require_writable  # late: torch takes seconds to load
     from bild_lab.report.sweep import report_sweep
 
     merged = Sweep(sweep_folder(cfg))
@@ -44,7 +44,7 @@ def merge(cfg: DictConfig) -> None:
 
 def merged_from(source: Sweep, merged: Sweep) -> str:
     """Copy every point's newest result; returns what was done in one line."""
-    newest = {one.point: one for one in source.all_results()}  # in their order, so that later ones take over
+    newest = {one.point: one for one in source.all_results()}  # in order: a later result replaces an earlier one
     copied = sum([merged.adopt(one) for one in newest.values()])
     failed = len(source.failures())
     left_out = f"; {failed} failed there and are left out" if failed else ""

@@ -23,7 +23,7 @@ FALLBACKS = ",".join(f"{number / 100:g}" for number in range(2, 52, 2))  # 25
 ROLLBACKS = ",".join(f"{number / 4:g}" for number in range(1, 21))  # 20
 POINTS = [f"policy.fallback={FALLBACKS}", f"policy.rollback={ROLLBACKS}"]
 SMALL = ["dataset.limit=3", "measure.repeats=1", "measure.warmup=1", "measure.traced_examples=1"]
-SETTLED = 0.1  # share of the points until caches are full
+SETTLED = 0.1  # share of the points after which caches are full
 
 memory_mb: list[float] = []
 FOLDER = Path("outputs/soak")
@@ -32,7 +32,7 @@ FOLDER = Path("outputs/soak")
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")
 def main(cfg: DictConfig) -> float:
     """One point of the soak."""
-    from bild_lab.lab.sweep import measure_point  # torch loads only if there is something to measure
+    from bild_lab.lab.sweep import measure_point  # late: torch takes seconds to load
 
     speedup = measure_point(cfg)
     memory_mb.append(psutil.Process().memory_info().rss / 2**20)

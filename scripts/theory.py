@@ -32,7 +32,7 @@ def measured(folders: list[str]) -> list[Result]:
 
 def main() -> None:
     names = []
-    if folders := sys.argv[1:]:  # first, as the folders may be refused
+    if folders := sys.argv[1:]:  # first, because bad folders raise an error
         draw_measured(measured(folders), FOLDER / "figure_4_measured.png")
         names = ["figure_4_measured"]
     drawn = {"figure_2": draw_expected_tokens, "figure_3": draw_optimal_window, "figure_4": draw_speed_and_operations}

@@ -1,4 +1,4 @@
-"""Draw who ran when in one example, for each point of a sweep: python scripts/trace_diagram.py outputs/NAME"""
+"""Draw when the models ran in one example, for each point of a sweep: python scripts/trace_diagram.py outputs/NAME"""
 
 from __future__ import annotations
 

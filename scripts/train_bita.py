@@ -18,7 +18,7 @@ from bild_lab.lab.config import config_dir, typed
 
 def train(cfg: DictConfig) -> None:
     """Raises UserError for bad input."""
-    from bild_lab.training.frozen.bita import BitaSpec  # torch is loaded after the words are checked
+    from bild_lab.training.frozen.bita import BitaSpec  # late: torch takes seconds to load
     from bild_lab.training.frozen.command import frozen_job, train_and_report
 
     train_and_report(frozen_job(cfg, typed(BitaSpec, cfg.bita, "bita")))

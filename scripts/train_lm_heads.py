@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def train(cfg: DictConfig) -> None:
     """Train, and print how to decode with the heads and compare them. Raises UserError for bad input."""
-    from bild_lab.training.frozen.command import train_and_report  # torch is loaded after the words are checked
+    from bild_lab.training.frozen.command import train_and_report  # late: torch takes seconds to load
 
     job = heads_job(cfg)
     train_and_report(job)

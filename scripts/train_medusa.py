@@ -19,7 +19,7 @@ from bild_lab.lab.config import config_dir, typed
 def train(cfg: DictConfig) -> None:
     """Raises UserError for bad input."""
     from bild_lab.training.frozen.command import frozen_job, train_and_report
-    from bild_lab.training.frozen.medusa import MedusaSpec  # torch is loaded after the words are checked
+    from bild_lab.training.frozen.medusa import MedusaSpec  # late: torch takes seconds to load
 
     train_and_report(frozen_job(cfg, typed(MedusaSpec, cfg.medusa, "medusa")))
 

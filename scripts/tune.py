@@ -1,8 +1,8 @@
 """Search knobs on validation with Optuna, confirm the best on test: python scripts/tune.py experiment=tune/quickstart
 
-Give lists of values as for a sweep: policy.fallback=0.3,0.5,0.7 policy.window=range(3,11). Without tune.loss the search
-is for the whole front of quality and latency, with tune.loss=1 for the fastest point that loses at most one point of
-quality. The same command continues a search that was stopped. Needs `pip install 'bild_lab[tuning]'`.
+Give lists of values as for a sweep: policy.fallback=0.3,0.5,0.7 policy.window=range(3,11). Without tune.loss it
+searches for the whole front of quality and latency, with tune.loss=1 for the fastest point that loses at most one point
+of quality. The same command continues a search that was stopped. Needs `pip install 'bild_lab[tuning]'`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bild_lab.lab.config import config_dir, typed
 
 def search(cfg: DictConfig) -> None:
     """Check the input, search, confirm, and print the chosen points. Raises UserError for bad input."""
-    from bild_lab.lab.formatting import number, signed, times  # torch loads only if there is something to do
+    from bild_lab.lab.formatting import number, signed, times  # late: torch takes seconds to load
     from bild_lab.lab.sweep import measure_point
     from bild_lab.lab.tuning.search import TuneSpec, Tuning, tune
     from bild_lab.lab.tuning.space import read_space

@@ -10,15 +10,15 @@ from bild_lab.papers import finished_points as rows
 from bild_lab.papers.finished_points import FinishedPoint, MatchRate, RowOf, baseline_quality, curves, fastest
 from bild_lab.papers.published import Key
 
-MINIMAL_LOSS, ONE_POINT = 0.12, 1.19  # the most quality, in points, that the rows of BiLD's Table 1 lose
+MINIMAL_LOSS, ONE_POINT = 0.12, 1.19  # the largest losses of quality, in points, in BiLD's Table 1
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A measured number, with its 95 % interval where it has one.
+    """A measured number, with its 95 % interval if it has one.
 
-    data: what its panel is of, mostly a data set. part: of that data, such as "tokens 1-2"; empty for all of it.
-    formula: the value of the paper's formula for this run, where the number is compared with that.
+    data: what its panel shows, usually a data set. part: the part of that data, such as "tokens 1-2"; empty for all of
+    it. formula: the value of the paper's formula for this run, if the number is compared with the formula.
     """
 
     data: str
@@ -40,7 +40,7 @@ class Cell:
 
 
 def panel_of(data: str, part: str) -> str:
-    """How a panel of a data set, or of a part of it, is called."""
+    """The name of the panel of a data set, or of a part of it."""
     return f"{data}, {part}" if part else data
 
 
@@ -98,7 +98,7 @@ def cost_ratios(points: Sequence[FinishedPoint]) -> list[Cell]:
 
 
 def against_speculative(points: Sequence[FinishedPoint]) -> list[Cell]:
-    """BiLD §4.2: the fastest speculative point, and how far BiLD is ahead at its quality and at its speed."""
+    """BiLD §4.2: the fastest speculative point, and how far BiLD is ahead of it at equal quality and at equal speed."""
     found = []
     both = curves(points, rows.unaligned_or_speculative)
     for (panel, name), curve in both.items():
@@ -199,7 +199,7 @@ def by_category(points: Sequence[FinishedPoint]) -> list[Cell]:
 
 
 def pipeline_trade_off(points: Sequence[FinishedPoint]) -> list[Cell]:
-    """PPD Figure 2: match rate, latency by the theorem with it, processes on average, and the speedup."""
+    """PPD Figure 2: match rate, the latency that the theorem gives for it, mean number of processes, and speedup."""
     found = []
     for (panel, name), several in curves(points, rows.pipeline).items():
         for point in several:
@@ -240,7 +240,7 @@ def match_rates(rates: Sequence[MatchRate], positions: bool) -> list[Cell]:
 
 
 def greatest(cells: Sequence[Cell]) -> list[Cell]:
-    """The cell with the greatest value of each row, which may have several points, such as one per window."""
+    """For each row the cell with the greatest value: a row may have several points, such as one per window."""
     best: dict[Key, Cell] = {}
     for cell in cells:
         if cell.key not in best or cell.value > best[cell.key].value:
@@ -255,7 +255,7 @@ def _vanilla(points: Sequence[FinishedPoint]) -> list[Cell]:
 
 
 def _theorem(point: FinishedPoint) -> float | None:
-    """The speedup by Theorem 3.8; None where nothing was predicted."""
+    """The speedup by Theorem 3.8; None if nothing was predicted."""
     return None if point.result.prediction is None else point.result.prediction.theorem
 
 

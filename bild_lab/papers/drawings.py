@@ -1,4 +1,4 @@
-"""How a paper's figure or table is drawn: curves, or dots in rows, with the paper's numbers as stars."""
+"""Draws a paper's figure or table: curves, or rows of dots, with the paper's numbers as stars."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ Drawing = Callable[[Picture, Path], None]
 
 
 def draw_trade_offs(picture: Picture, path: Path) -> None:
-    """Quality against latency over the baseline's: a panel per data set, a curve per row (BiLD Figure 4).
+    """Quality against latency relative to the baseline: a panel per data set, a curve per row (BiLD Figure 4).
 
-    A line joins the points of a curve that no other point of it beats. Stars are the paper's, where it prints speed
-    and quality of the panel; where only its speed is known, a dotted line.
+    A line joins each curve's Pareto front. The paper's numbers are stars if it prints both speed and quality for the
+    panel, and dotted lines if it prints only the speed.
     """
 
     def draw(axes: Axes, panel: str, own: dict[str, list[FinishedPoint]], looks: dict[str, Mark]) -> None:
@@ -89,7 +89,7 @@ def draw_engagement(picture: Picture, path: Path) -> None:
 
 
 def draw_dots(picture: Picture, path: Path) -> None:
-    """Every number as a dot in its row, with its interval, and the paper's as a star: a panel per quantity."""
+    """A panel per quantity: every number is a dot in its row, with its interval, and the paper's number is a star."""
     quantities = picture.comparison.quantities
     sizes = [len(picture.comparison.of(quantity)) for quantity in quantities]
     if max(sizes) > _MOST_ROWS:
@@ -112,7 +112,7 @@ def draw_dots(picture: Picture, path: Path) -> None:
 
 
 def draw_scatter(picture: Picture, path: Path) -> None:
-    """Each number against the paper's, for tables too long for rows; both are equal on the line."""
+    """Each number against the paper's, for tables with too many rows for dots; on the line both are equal."""
     with page(path, (6.0, 6.0), picture) as figure:
         axes = figure.add_axes((0.12, 0.12, 0.82, 0.74))
         axes.grid(color=HAIRLINE, linewidth=0.7)
@@ -157,7 +157,7 @@ def page(path: Path, inches: tuple[float, float], picture: Picture) -> Iterator[
 
 
 def _draw_panels(picture: Picture, path: Path, draw: Callable[..., None]) -> None:
-    """A panel per data set, two beside each other, with one legend below."""
+    """A panel per data set, two in a row, with one legend below."""
     groups: dict[str, dict[str, list[FinishedPoint]]] = {}
     for (panel, row), curve in curves(picture.points, picture.row).items():
         groups.setdefault(panel, {})[row] = curve

@@ -31,8 +31,9 @@ from bild_lab.report.provenance import notes
 class PaperFigure:
     """How outputs become a figure.
 
-    cells: the numbers that a run gives. row: which curve a point belongs to. borrowed: rows that come from another
-    figure's folder, and alone make no panel. read: what the folders hold. texts: what follows the tables.
+    cells: computes a run's numbers. row: which curve a point belongs to. borrowed: rows that come from another
+    figure's folder; a data set with only these gets no panel. read: reads the points of folders. texts: Markdown that
+    follows the tables.
     """
 
     cells: Callable[[Sequence[Any]], list[cells_of.Cell]]
@@ -97,7 +98,7 @@ class Drawn:
 
     @property
     def summary(self) -> str:
-        """One line: how many numbers stand beside the paper's, and how many agree."""
+        """One line: how many numbers are compared with the paper's, and how many agree."""
         beside = [line for line in self.comparison.lines if line.beside is not None]
         agree = sum(line.verdict == AGREES for line in beside)
         counted = f", {agree} of {len(beside)} numbers agree with the paper" if beside else ""
@@ -105,10 +106,10 @@ class Drawn:
 
 
 def draw_figure(name: str, outputs: Path, folder: Path, scale: str | None = None) -> Drawn:
-    """Draw a figure from what outputs hold of it. scale: "paper" or "small", None for the first that is there.
+    """Draw a figure from its points in outputs. scale: "paper" or "small"; None takes the first that has points.
 
     Raises:
-        UserError: there is no such figure or scale, or outputs hold nothing of it; the message says what to run.
+        UserError: there is no such figure or scale, or it has no points in outputs; the message says what to run.
     """
     published = load_published(name)
     if scale is not None and scale not in SCALES:
@@ -122,7 +123,7 @@ def draw_figure(name: str, outputs: Path, folder: Path, scale: str | None = None
 
 
 def measured(figure: PaperFigure, published: Published, outputs: Path, scale: str) -> list[Any]:
-    """What the figure's folders hold for it; empty where that gives no number and no text."""
+    """The figure's points in its folders; empty if they give no number and no text."""
     found = figure.read([outputs / name for name in published.folders[scale]])
     if figure.borrowed:
         own = {panel for panel, row in rows.curves(found, figure.row) if row not in figure.borrowed}
@@ -154,8 +155,9 @@ def _heading(published: Published, points: list[Any], drawn: Drawn) -> str:
     ]
     if scale == "small":
         parts.append(
-            "Small scale: other models, data and hardware than the paper's, so a verdict tells how far the two lie "
-            f"apart, not that either is wrong. Numbers stand beside the paper's {published.stands_for.panel}."
+            "Small scale: other models, data and hardware than the paper's, so a verdict says how far apart two "
+            "numbers are, not that either is wrong. "
+            f"Numbers are compared with the paper's {published.stands_for.panel}."
         )
     parts.append(f"Drawn by `python scripts/figures.py {name} scale={scale}`.")
     parts.append(f"![{published.item}]({drawn.path.name}.png)")
@@ -164,7 +166,7 @@ def _heading(published: Published, points: list[Any], drawn: Drawn) -> str:
 
 def _unmatched(published: Published, comparison: Comparison) -> list[str]:
     count = len(published.printed)
-    return [f"Of the {count} printed numbers {comparison.missing} have nothing beside them."] if count else []
+    return [f"Of the {count} printed numbers {comparison.missing} were not measured."] if count else []
 
 
 def _where(points: Sequence[Any]) -> str:

@@ -59,12 +59,12 @@ class FinishedPoint:
         return self.result.is_baseline
 
     def fact(self, *keys: str) -> Any:
-        """A recorded fact. Raises UserError for a result that was stored before results held it."""
+        """A recorded fact. Raises UserError if an older version stored the result without it."""
         return self._known("facts", self.result.facts, keys)
 
     @property
     def pipeline_shape(self) -> tuple[int, int]:
-        """Layers of the target, and after how many the next token was begun. Raises UserError as `fact` does."""
+        """The target's layers, and after how many of them the next token starts. Raises UserError as `fact` does."""
         pipeline = self.result.pipeline
         shape = {} if pipeline is None else {"layers": pipeline.layers, "exit_layer": pipeline.exit_layer}
         return tuple(self._known("pipeline", shape, (key,)) for key in ("layers", "exit_layer"))
@@ -93,7 +93,7 @@ class MatchRate:
     rate: float
 
 
-RowOf = Callable[[FinishedPoint], str | None]  # the row or curve that a point belongs to; None where it has none
+RowOf = Callable[[FinishedPoint], str | None]  # the row or curve that a point belongs to; None if there is none
 
 
 def read_points(folders: Iterable[Path]) -> list[FinishedPoint]:
@@ -102,7 +102,7 @@ def read_points(folders: Iterable[Path]) -> list[FinishedPoint]:
 
 
 def read_match_rates(folders: Iterable[Path]) -> list[MatchRate]:
-    """Every match rate of these folders. Raises UserError for files of another form."""
+    """Every match rate of these folders. Raises UserError for files of another format."""
     found = []
     for folder in folders:
         if not (folder / MATCH_RATES).is_file():
@@ -119,7 +119,7 @@ def read_match_rates(folders: Iterable[Path]) -> list[MatchRate]:
 
 
 def curves(points: Sequence[FinishedPoint], row: RowOf) -> dict[tuple[str, str], list[FinishedPoint]]:
-    """The points of each curve, by data set and row, in order of appearance, without the baseline's own."""
+    """The points of each curve, by data set and row, in order of appearance, without points of the baseline."""
     found: dict[tuple[str, str], list[FinishedPoint]] = {}
     for point in points:
         name = None if point.is_baseline else row(point)
@@ -129,7 +129,7 @@ def curves(points: Sequence[FinishedPoint], row: RowOf) -> dict[tuple[str, str],
 
 
 def fastest(points: Sequence[FinishedPoint], loss: float) -> FinishedPoint | None:
-    """The fastest point that loses at most `loss` points of quality; None where all lose more."""
+    """The fastest point that loses at most `loss` points of quality; None if all lose more."""
     best = best_at_loss([point.result for point in points], loss)
     return next((point for point in points if point.result is best), None)
 
@@ -225,7 +225,7 @@ def pipeline(point: FinishedPoint) -> str | None:
 
 
 def _adapter(point: FinishedPoint, key: str) -> Any:
-    """Of the adapter as it was run: all that was trained, unless a knob of this name takes less."""
+    """A setting of the adapter as it was run: the trained value, unless a knob of this name gives a smaller one."""
     fewer = point.knobs.get(key)
     return point.fact("trained", "adapter", key) if fewer is None else fewer
 

@@ -20,9 +20,9 @@ FEW = 30  # tokens; positions with fewer are in the table, not in the figure
 
 
 def draw_match_rates(found: MatchRates, path: Path, subtitle: str) -> None:
-    """Left the rate against the layer, a line for each k, with 95 % intervals; right against the position.
+    """Left: the rate against the layer, a line with 95 % intervals for each k. Right: the rate against the position.
 
-    There, at the middle one of all k, a layer is a line, and a group stands at its first position.
+    The right panel shows the middle k, with a line for each layer; a group of positions is drawn at its first one.
     """
     middle = found.top_k[len(found.top_k) // 2]
     by_k: dict[tuple[str, str], list[tuple]] = defaultdict(list)  # points of x, rate, low and high

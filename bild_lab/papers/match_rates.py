@@ -23,7 +23,7 @@ from bild_lab.lab.metrics.bootstrap import interval, resampled_sums
 
 TOTAL = "all"  # the position of a row that covers all positions
 
-# from the text's session, a layer, counted from 1, and its output
+# arguments: the text's session, a layer (counted from 1) and the layer's output
 Head = Callable[[Session, int, Float[Tensor, "n dim"]], Float[Tensor, "n vocab"]]
 
 
@@ -31,8 +31,9 @@ Head = Callable[[Session, int, Float[Tensor, "n dim"]], Float[Tensor, "n vocab"]
 class MatchSpec:
     """What to measure. Raises UserError for values that no model has.
 
-    layers: None for all that the heads are for. top_k: k. heads: "shared" for the model's own, a folder of trained
-    heads, or several of them, which then see the same texts. positions: tokens of a text that are counted together.
+    layers: None for all layers that have heads. top_k: the values of k. heads: "shared" for the model's own head, a
+    folder of trained heads, or several of these, which are compared on the same texts. positions: tokens in a group,
+    which are counted together.
     """
 
     layers: Sequence[int] | None
@@ -111,7 +112,7 @@ def _trained_head(
 
 @torch.inference_mode()
 def greedy_states(target: LoadedModel, request: Request) -> tuple[Session, list[int], Float[Tensor, "layers n dim"]]:
-    """The text's session, the target's own greedy text, and every layer's output where each token was chosen."""
+    """The text's session, the target's own greedy text, and every layer's output where each token is predicted."""
     want = Want(logits=1, hidden=tuple(range(1, target.depth + 1)))
     session = target.start(request.source, request.limits.max_new_tokens)
     tokens, states = list(request.source.prompt), []
@@ -131,7 +132,7 @@ def ranks_of(
     layers: Sequence[int],
     most: int,
 ) -> Int[np.ndarray, "measured n"]:
-    """How many tokens each layer ranks above the final one; `most` where it is not among the first `most`."""
+    """How many tokens each layer ranks above the final one; `most` if it is not among the first `most`."""
     wanted = torch.tensor(tokens, device=states.device)[:, None]
     ranks = []
     for layer in layers:
@@ -141,7 +142,7 @@ def ranks_of(
 
 
 class Rate(NamedTuple):
-    """A row of the table: of `count` tokens at these positions, from 1, so many were among the first `top_k`."""
+    """A row of the table: `matches` of `count` tokens at these positions (from 1) were among the first `top_k`."""
 
     layer: int
     top_k: int
@@ -154,9 +155,9 @@ class Rate(NamedTuple):
 
 @dataclass(frozen=True)
 class MatchRates:
-    """Counted matches, by text and group of positions; a group that a text does not reach counts nothing.
+    """Counted matches, by text and group of positions; groups after a text's end have counts of 0.
 
-    layers, top_k, heads: what the axes of `matches` stand for. positions: tokens in a group.
+    heads, layers, top_k: the values along the axes of `matches`. positions: tokens in a group.
     """
 
     heads: tuple[str, ...]
@@ -210,7 +211,7 @@ def measure_match_rates(
 ) -> MatchRates:
     """Decode every request greedily, once, and rank each token of the texts by all heads at all layers.
 
-    advance: called after each text. Raises UserError where `layers_of` does.
+    advance: called after each text. Raises UserError as `layers_of` does.
     """
     layers, heads, top_k = layers_of(spec, target), heads_of(spec, target), np.array(spec.top_k)
     hits: list[Int[np.ndarray, "heads layers ks n"]] = []

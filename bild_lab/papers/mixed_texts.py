@@ -29,7 +29,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Written:
-    """One source and its texts. small: the drafter's own text, None where that was not run."""
+    """One source and its texts. small: the drafter's own text; None if it was not run."""
 
     source: str
     large: str
@@ -38,7 +38,7 @@ class Written:
 
     @property
     def interest(self) -> int:
-        """Greater for texts that differ between the models, then by the number of the target's tokens."""
+        """Ranks texts: first those in which the two models differ, then by the number of the target's tokens."""
         differs = self.small is not None and self.small != self.large
         return 1000 * differs + sum(piece.by_target for piece in self.bild)
 
@@ -60,7 +60,7 @@ def written(points: Sequence[FinishedPoint]) -> list[Written]:
 
 
 def draw_texts(picture: Picture, path: Path) -> None:
-    """Source, large model, small model and BiLD, the target's tokens in another colour and bold."""
+    """Source, large model, small model and BiLD; the target's tokens are bold and in another colour."""
     blocks = [_block(one) for one in written(picture.points)]
     lines = [line for block in blocks for line in (*block, [])]
     inches = (7.75, _HEADING + _LINE * (len(lines) + 1))  # a column is as wide as a character of the font

@@ -16,7 +16,7 @@ from bild_lab.papers.ppd_table1 import DATASETS, LAYERS, TOP_KS, match_rate
 from bild_lab.report.figure_files import paper_figure, write_csv
 from bild_lab.report.style import HAIRLINE, INK, MUTED, marks
 
-EXITS = (20, 30, 35, 37)  # the paper's figures show the first, half of the layers
+EXITS = (20, 30, 35, 37)  # the paper's figures show only the first, half of the layers
 SIMULATED_TOKENS, SIMULATED_TEXTS = 128, 30
 HEADS = {False: "shared", True: "trained"}
 
@@ -25,7 +25,7 @@ Compute = Callable[[int, int, float, int], float]
 
 @dataclass(frozen=True)
 class TradeOff:
-    """A point: latency per token over that of the target alone, and compute; by the theorem and simulated."""
+    """A point: latency per token relative to the target alone, and compute; each by the theorem and simulated."""
 
     dataset: str
     trained: bool
@@ -44,7 +44,7 @@ def draw_compute_per_time_unit(path: Path) -> None:
 
 
 def draw_compute_per_token(path: Path) -> None:
-    """Figure 4: how many times the target's own operations are done (Eqs. 2 and 6 at half the layers)."""
+    """Figure 4: operations per token relative to the target alone (Eqs. 2 and 6 at half the layers)."""
 
     def relative(layers: int, exit_layer: int, rate: float, top_k: int) -> float:
         return compute_per_token(layers, exit_layer, rate, top_k) / layers
@@ -56,8 +56,8 @@ def draw_compute_per_token(path: Path) -> None:
 def trade_offs(compute: Compute, per_token: bool) -> list[TradeOff]:
     """Theory and simulation for every printed match rate at these exits.
 
-    compute: of the theorem. per_token: the simulated compute is over that of the target alone, else over the
-    latency.
+    compute: the theorem's formula. per_token: whether the simulated compute is divided by the target's own compute;
+    otherwise it is divided by the latency.
     """
     generator = np.random.default_rng(0)
     points = []

@@ -1,4 +1,4 @@
-"""Predictive pipelined decoding on a clock of layer-time units (Yang et al., 2023, Algorithm 1)."""
+"""Simulates predictive pipelined decoding in layer-time units (Yang et al., 2023, Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAIN = 0  # the process that finishes every token; the candidates' are 1 to k
 class Busy(NamedTuple):
     """A process runs layers for a token: from `start` to `end` on the clock, one layer per unit.
 
-    token: which of the text, from 0; a candidate's is the one it was predicted to follow.
+    token: its index in the text, from 0; for a candidate, the index of the token that it would follow.
     """
 
     process: int
@@ -34,7 +34,7 @@ class Simulated:
 
     @property
     def latency(self) -> int:
-        """Units until the last token was out."""
+        """Units until the last token is finished."""
         return max(each.end for each in self.busy if each.process == MAIN)
 
     @property
@@ -44,7 +44,7 @@ class Simulated:
 
 
 def simulate(matches: Sequence[bool], layers: int, exit_layer: int, top_k: int) -> Simulated:
-    """Simulate a text of one token more than there are `matches`.
+    """Simulate a text with one token more than `matches` has values.
 
     matches: for each token but the last, whether one of the candidates predicted from it was its
     successor; drawn (`draw_matches`) or from data. Raises UserError for values out of range.

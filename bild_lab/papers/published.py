@@ -23,7 +23,7 @@ Key = tuple[str, str, str]  # panel, row, quantity
 
 @dataclass(frozen=True)
 class Block:
-    """One quantity of a table: a value for each row and panel, None where the paper has none.
+    """One quantity of a table: a value for each row and panel, None if the paper has none.
 
     tolerance: how far, in the quantity's own unit, a value may be from the paper's to agree with it.
     """
@@ -64,8 +64,8 @@ class StandsFor:
 class Published:
     """A figure or table of a paper.
 
-    given: what the paper's text has of it, and what was left out. folders: of `outputs`, by scale. commands: what fills
-    them, by scale.
+    given: which of its numbers the paper's text prints, and what was left out. folders: where in `outputs` its points
+    are, by scale. commands: those that produce the points, by scale.
     """
 
     paper: str
@@ -106,7 +106,7 @@ def published_names() -> list[str]:
 
 
 def load_published(name: str, folder: Path = FOLDER) -> Published:
-    """The printed numbers of a figure. Raises UserError for an unknown one, or a file of another form."""
+    """The printed numbers of a figure. Raises UserError for an unknown figure, or a malformed file."""
     file = folder / f"{name}.yaml"
     if not file.is_file():
         raise UserError(f"figure must be one of {', '.join(published_names())}, got {name!r}")

@@ -31,7 +31,7 @@ RATES = tuple(index / 200 for index in range(201))
 RATES_OF_WINDOWS = RATES[:-10]  # up to 0.95: towards 1 the optimal window grows without bound
 RULES = ("ExactMatch", "RejectionSampling", "SpeculativeSampling")  # of speculative decoding
 
-_SHADES = ("#7fb9de", "#003a5d")  # of one blue: the curves of a family are ordered
+_SHADES = ("#7fb9de", "#003a5d")  # light and dark blue: the curves of a family have an order
 _LINE_HEIGHT = 13  # points between the centers of two labels
 _HEADING_INCHES, _PANEL_INCHES = 0.7, 4.2
 
@@ -49,7 +49,7 @@ class Curve:
 class Measured:
     """A measured point that Theorem 3.8 applies to.
 
-    cost_ratio: None where it was not recorded.
+    cost_ratio: None if it was not recorded.
     """
 
     window: int
@@ -75,7 +75,7 @@ class Panel:
 
     @property
     def cost_ratio(self) -> float | None:
-        """The median of the points' cost ratios; None where none was recorded."""
+        """The median of the points' cost ratios; None if none was recorded."""
         return median([p.cost_ratio for p in self.points if p.cost_ratio is not None] or [None])
 
     @property
@@ -140,7 +140,7 @@ def draw_speed_and_operations(path: Path) -> None:
 def draw_measured(results: Sequence[Result], path: Path) -> None:
     """Measured speedups among the walltime curves, a panel per setting and policy with its own cost ratio.
 
-    Points without a cost ratio lie under the curves of c = 0. Raises UserError if no point drafted a
+    A panel without a cost ratio has the curves of c = 0. Raises UserError if no point drafted a
     fixed window and verified it by a rule of speculative decoding.
     """
     panels = measured_panels(results)
@@ -229,7 +229,7 @@ def draw_family(axes: Axes, family: Sequence[Curve], **style: object) -> None:
 
 def label_ends(axes: Axes, heights: dict[str, float], looks: dict[str, Mark] | None = None) -> None:
     """Write labels right of the axes, at their heights or as near as there is room, with their markers."""
-    low, high = axes.set_ylim(axes.get_ylim())  # fixed: the markers below do not widen it
+    low, high = axes.set_ylim(axes.get_ylim())  # fix the limits, so that the markers below do not widen them
     gap = _LINE_HEIGHT / 72 * axes.figure.dpi / axes.get_window_extent().height * (high - low)
     ordered = sorted(heights, key=heights.__getitem__)
     for label, height in zip(ordered, apart([heights[label] for label in ordered], gap, high), strict=True):
@@ -241,7 +241,7 @@ def label_ends(axes: Axes, heights: dict[str, float], looks: dict[str, Mark] | N
 
 
 def apart(heights: Sequence[float], gap: float, highest: float) -> list[float]:
-    """Ascending heights moved until they lie `gap` apart, upwards first and then below the highest."""
+    """Move ascending heights until they are `gap` apart: first upwards, then down below `highest`."""
     up = list(accumulate(heights, lambda below, height: max(height, below + gap)))
     down = accumulate([min(up[-1], highest), *up[-2::-1]], lambda above, height: min(height, above - gap))
     return list(down)[::-1]
@@ -253,7 +253,7 @@ def rows_of(family: Iterable[Curve]) -> list[tuple[float, float, float]]:
 
 
 def _measured(result: Result) -> Measured | None:
-    """The point, if the theorem applies to it. Older results have no prediction: the window is that of the knob."""
+    """The point, if the theorem applies to it. If a result has no prediction, the knob gives the window."""
     prediction, rate, speedup = result.prediction, result.counts.acceptance_rate, result.speedup
     window = result.knobs.get("window") if prediction is None else prediction.window
     if None in (window, rate, speedup.value) or (result.facts or {}).get("acceptance") not in RULES:

@@ -37,8 +37,8 @@ Interval = tuple[float, float]  # start and end in ms
 class TimedRound:
     """One draft and its verification in time.
 
-    cells: how many equal parts the draft is drawn in, one for each call of the drafter. verify: None where the draft
-    was not verified. emitted: tokens at the end of the round. rejected: whether the target refused a drafted token.
+    cells: how many equal parts the draft is drawn in, one for each call of the drafter. verify: None if the draft was
+    not verified. emitted: tokens at the end of the round. rejected: whether the target refused a drafted token.
     """
 
     draft: Interval
@@ -66,7 +66,7 @@ class Lane:
 
 @dataclass(frozen=True)
 class Timelines:
-    """What is drawn: the lanes of one example in one setting. left_out: traced points that have no lane."""
+    """What is drawn: the lanes of one example in one setting. left_out: how many traced points have no lane."""
 
     example: str
     setting: Setting
@@ -77,8 +77,8 @@ class Timelines:
 def timelines_of(sweep: Sweep, example: str | None = None) -> Timelines:
     """The traced points of a sweep in one setting, at most six of them, on one example.
 
-    Of several settings it takes the one with the most points, and without an `example` the traced one of
-    median length. Raises UserError where nothing was traced, or not this example for every lane.
+    Of several settings it takes the one with the most points. Without an `example` it takes the traced one of
+    median length. Raises UserError if nothing was traced, or if a lane has no trace of the example.
     """
     results = sweep.results()
     texts = {result.point: traced_examples(result) for result in results}

@@ -62,9 +62,9 @@ class Comparison:
 
 
 def compare(cells: Sequence[Cell], published: Published, scale: str) -> Comparison:
-    """Compare what was measured with what was printed; at small scale with the panel that it stands for.
+    """Compare measured numbers with printed ones; at small scale with those of the paper's panel in `stands_for`.
 
-    A part of the data stays the same part. Qualities are compared only on the same texts.
+    A part of the data is compared with the same part. Qualities are compared only on the same texts.
     """
     lines, used = [], set()
     for cell in cells:
@@ -85,7 +85,7 @@ def compare(cells: Sequence[Cell], published: Published, scale: str) -> Comparis
 
 
 def claim_lines(order: Order, cells: Sequence[Cell]) -> list[ClaimLine]:
-    """The claim in each panel that has all of its rows; a single line "not measured" where none has."""
+    """The claim in each panel that has all of its rows; a single line "not measured" if none has."""
     panels = dict.fromkeys(cell.panel for cell in cells)
     lines = [ClaimLine(panel, order, judged(order, panel, cells)) for panel in panels]
     return [line for line in lines if line.verdict != UNKNOWN] or [ClaimLine(MISSING, order, UNKNOWN)]
@@ -112,7 +112,7 @@ def overlapping(one: Cell, other: Cell) -> bool:
 
 
 def markdown(comparison: Comparison) -> str:
-    """Both tables as Markdown; empty where both have no rows."""
+    """Both tables as Markdown; empty if neither has rows."""
     parts = []
     if comparison.lines:
         rows = [("panel", "row", "quantity", "here", "paper", "tolerance", "verdict"), ("---",) * 7]

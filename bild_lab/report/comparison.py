@@ -50,7 +50,7 @@ def notes(
 ) -> list[str]:
     """Return what a reader must know: what else differs, what was not compared, whether the machine drifted.
 
-    alone: the results that only "A" or only "B" has. why: qualities could not be compared.
+    alone: the results that only "A" or only "B" has. why: the reason if qualities could not be compared, else empty.
     """
     remarks = [f"{key}: A {a}, B {b}" for key, (a, b) in differing.items()]
     for unfit in dict.fromkeys(one.unfit for one in compared if one.unfit):

@@ -14,10 +14,10 @@ _SOFT_COST = 35.0
 def place_labels(
     anchors: Sequence[XY], sizes: Sequence[XY], hard: Sequence[Box], soft: Sequence[Box], bounds: Box
 ) -> list[XY | None]:
-    """Return for each anchor the center of its label, or None where no free space is near.
+    """Return for each anchor the center of its label, or None if no free space is near.
 
-    Anchors are served in order. A label never covers a `hard` box, an earlier label, or leaves
-    `bounds`; it avoids `soft` boxes where free space is not much farther.
+    Anchors get their labels in order. A label never covers a `hard` box or an earlier label, and never
+    leaves `bounds`. It avoids `soft` boxes if there is free space not much farther away.
     """
     taken = list(hard)
     centers: list[XY | None] = []

@@ -95,7 +95,7 @@ def _draw_panel(panel: _Panel) -> None:
 
 
 def front_corners(group: Group) -> list[tuple[float, float]]:
-    """Return the corners of the front; the baseline is its last one if nothing faster is as good."""
+    """Return the corners of the front; the baseline is the last one unless something faster is as good."""
     positions = [group.position(result) for result in group.front()]
     corners = [(position.x, position.y) for position in positions if position is not None]
     quality = group.baseline_quality
@@ -199,7 +199,7 @@ def _draw_legend(panel: _Panel) -> None:
 
 
 def _label_front(panel: _Panel) -> None:
-    """Write the knobs of some front points beside them, where there is room."""
+    """Write the knobs of some front points beside them, if there is room."""
     group, axes = panel.group, panel.axes
     chosen = _spread([result for result in group.front() if knob_label(result, group.knobs(result))])
     if not chosen:
@@ -223,7 +223,7 @@ def _label_front(panel: _Panel) -> None:
 
 
 def _lines(axes: Axes, group: Group) -> list[Box]:
-    """Cover what labels should avoid: the front, its intervals, the horizontal lines."""
+    """Cover with boxes what labels should avoid: the front, its intervals, the horizontal lines."""
     segments = []
     for (x, y), (next_x, next_y) in pairwise(front_corners(group)):
         segments += [((x, y), (next_x, y)), ((next_x, y), (next_x, next_y))]

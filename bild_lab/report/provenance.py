@@ -13,7 +13,7 @@ _SOURCE = ("sweep", "host", "hardware", "cores", "bild_lab", "code", "git", "tor
 
 
 def notes(results: Sequence[Result], older: int = 0) -> list[str]:
-    """Return what a reader must know before trusting the numbers, a sentence each; mostly none."""
+    """Return what a reader must know before trusting the numbers, a sentence each; usually none."""
     remarks = []
     shared = sum(bool(result.environment.shared_device) for result in results)
     if shared:

@@ -33,7 +33,7 @@ class Mark:
 
 
 def marks(policies: list[str]) -> dict[str, Mark]:
-    """Give each policy its colour and marker; thirty policies differ in one of the two."""
+    """Give each policy its colour and marker; no two of thirty policies get the same pair."""
     return {
         policy: Mark(_COLOURS[index % len(_COLOURS)], *_MARKERS[index % len(_MARKERS)])
         for index, policy in enumerate(policies)

@@ -115,7 +115,7 @@ def _bounds(group: Group, best: Result) -> str:
 
 
 def _caution(best: Result) -> str:
-    """Return a warning where nothing is faster than the baseline, or the interval leaves that open."""
+    """Return a warning if the point is not faster than the baseline, or if its interval includes 1."""
     speedup = best.speedup
     if speedup.value <= 1:
         return ": nothing was faster than the baseline"

@@ -20,7 +20,7 @@ from bild_lab.lab.data.examples import Example
 
 IGNORED = -100  # a label without a loss
 _CHUNK = 1000  # texts tokenized at once
-_GROUP = 50  # batches at most within which examples are sorted by length
+_GROUP = 50  # at most so many batches are sorted by length together
 
 
 @dataclass(frozen=True)

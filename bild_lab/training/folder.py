@@ -23,7 +23,7 @@ _COMPLETE = "complete"  # this file marks a checkpoint as written to its end; it
 
 @dataclass(frozen=True)
 class TrainingFolder:
-    """While a training runs everything lies in `training/`; its result appears as `checkpoint/` in one rename.
+    """A running training keeps everything in `training/`; its result appears as `checkpoint/` in one rename.
 
     result_name: another name for the result, if it is not a checkpoint.
     """
@@ -45,7 +45,7 @@ class TrainingFolder:
         return self.work / "tokenizer"
 
     def finished(self) -> dict[str, Any] | None:
-        """The metrics of the training that ended here, None if there is none."""
+        """The metrics of the training that finished here; None if there is none."""
         file = self.result / METRICS
         return json.loads(file.read_text()) if file.is_file() else None
 
@@ -110,7 +110,7 @@ class TrainingFolder:
 
     @contextmanager
     def saving(self, step: int) -> Iterator[None]:
-        """Around the writing of a step's checkpoint. A failure removes this checkpoint alone and raises UserError."""
+        """Wraps the writing of a step's checkpoint. A failure removes only this checkpoint and raises UserError."""
         place = self.checkpoint_of(step)
         with writing(place, "the checkpoint", self._remedy(), half_written=place):
             yield

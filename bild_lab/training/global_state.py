@@ -16,7 +16,7 @@ from transformers.utils import logging
 def isolated(seed: int, threads: int | None) -> Iterator[None]:
     """Seed the global generators and set PyTorch's threads (None: keep them) inside the block; restore both after it.
 
-    Transformers' messages and progress bars are off inside the block, as they would break ours.
+    Transformers' messages and progress bars are off inside the block, because they would disturb ours.
     """
     before, level, bars = torch.get_num_threads(), logging.get_verbosity(), logging.is_progress_bar_enabled()
     python_state, numpy_state = random.getstate(), numpy.random.get_state()

@@ -40,12 +40,12 @@ class Recipe:
     clip_norm: float | None = None  # of the gradient; Adafactor clips its own updates
     label_smoothing: float = 0.0
     loss: str = "last"
-    precision: str = "auto"  # bfloat16 autocast where the device is fast at it
+    precision: str = "auto"  # auto: bfloat16 autocast if the device is fast at it
     max_target_tokens: int = 128  # longer answers are cut; evaluations decode no more than this
     evaluate_every: int | None = 500  # steps
     log_every: int = 50  # steps
     device: str = "auto"
-    threads: int | None = None  # CPU threads of PyTorch; None leaves its choice
+    threads: int | None = None  # CPU threads; None: PyTorch chooses
     seed: int = 0
 
     def __post_init__(self) -> None:

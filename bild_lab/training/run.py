@@ -42,19 +42,19 @@ class Job(Protocol):
 
     @property
     def title(self) -> str:
-        """What the progress bar is called."""
+        """The label of the progress bar."""
 
     @property
     def metric(self) -> str:
-        """What the best weights are chosen by."""
+        """The score that chooses the best weights."""
 
 
 @dataclass(frozen=True)
 class Prepared:
     """A model in memory, with everything it is trained with.
 
-    facts: what metrics.json says of model and data. save: writes the trained weights into a folder. card: makes the
-    README.md of the result from its metrics.
+    facts: the entries of metrics.json about model and data. save: writes the trained weights into a folder. card: makes
+    the README.md of the result from its metrics.
     """
 
     model: nn.Module
@@ -66,10 +66,10 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Training:
-    """A job, checked: what decides its result, and how its model gets ready.
+    """A checked job: what decides its result, and how its model is prepared.
 
-    identity: settings and hashes; a folder is resumed or returned by the same identity alone. start: the model it
-    starts from, for a reader of the logs. evaluates: whether evaluations choose the best weights.
+    identity: settings and hashes; only the same identity resumes a folder or gets its finished result. start: the
+    model it starts from, as the logs name it. evaluates: whether evaluations choose the best weights.
     """
 
     job: Job
@@ -138,7 +138,7 @@ def _train(training: Training) -> dict[str, Any]:
 
 @contextmanager
 def _logs(training: Training, arguments: TrainingArguments) -> Iterator[list[TrainerCallback]]:
-    """What shows a training: the terminal and Weights & Biases, in the first process alone."""
+    """The logs of a training, terminal and Weights & Biases; only the first process has them."""
     job = training.job
     if not launched().first:
         yield []

@@ -116,7 +116,7 @@ class StopWithParent(TrainerCallback):
 
 
 def main(name: str) -> int:
-    """Train a model for a process that waits; returns the exit code. What is wrong with the input goes to stdout."""
+    """Train a model for a process that waits; returns the exit code. Errors in the input go to stdout."""
     try:
         train_member(name)
     except UserError as error:

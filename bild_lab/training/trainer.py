@@ -29,7 +29,7 @@ class TrainingTask(Protocol):
 
     @property
     def model_options(self) -> dict[str, Any]:
-        """Arguments of the model's forward pass beside a batch."""
+        """Arguments of the model's forward pass besides the batch."""
 
     def order(self, recipe: Recipe) -> Sampler:
         """The examples of the whole training, one after another."""
@@ -143,7 +143,7 @@ def optimizer(recipe: Recipe) -> tuple[Callable[..., torch.optim.Optimizer], dic
 
 
 def training_arguments(recipe: Recipe, folder: TrainingFolder, metric: str | None) -> TrainingArguments:
-    """The recipe in the Trainer's words. metric: decides which checkpoint is best; None keeps the last.
+    """The recipe as the Trainer's arguments. metric: decides which checkpoint is best; None keeps the last.
 
     Raises UserError if the batch cannot be divided among the processes, or one process sees several GPUs.
     """

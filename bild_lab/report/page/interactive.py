@@ -58,7 +58,7 @@ def pareto_figure(group: Group, colours: dict[str, Mark]) -> go.Figure:
 
 
 def stages_figure(group: Group) -> go.Figure | None:
-    """Stack each stage's part of the mean latency, in milliseconds; None where no stage was traced.
+    """Stack each stage's part of the mean latency, in milliseconds; None if no stage was traced.
 
     The proportions come from a traced pass over some of the examples. That pass is slower than the timed one,
     so the lengths come from the timed one.
@@ -86,7 +86,7 @@ def stages_figure(group: Group) -> go.Figure | None:
 
 
 def acceptance_figure(group: Group, colours: dict[str, Mark]) -> go.Figure | None:
-    """Draw how often a drafted token stood, by its position in the draft; None where nothing was drafted."""
+    """Draw how often a drafted token was accepted, by its position in the draft; None if nothing was drafted."""
     results = [result for result in group.notable() if result.counts.acceptance_by_position]
     if not results:
         return None
@@ -113,7 +113,7 @@ def acceptance_figure(group: Group, colours: dict[str, Mark]) -> go.Figure | Non
 
 
 def hover_text(result: Result) -> str:
-    """Write every knob and number of a result, one a line, escaped for plotly."""
+    """Write every knob and number of a result, one per line, escaped for plotly."""
     quality, speedup = result.quality, result.speedup
     bounds = signed_interval(quality.difference_low, quality.difference_high)
     lines = [(knob, knob_value(value)) for knob, value in result.knobs.items()]
@@ -180,7 +180,7 @@ def _add_baseline(figure: go.Figure, group: Group) -> None:
 
 
 def _add_speedup_axis(figure: go.Figure, group: Group) -> None:
-    """Repeat the x axis above the plot with one over its values; an axis needs a trace to be drawn."""
+    """Add an x axis of speedups, one over the latency, above the plot; plotly draws an axis only with a trace."""
     ticks = speedup_ticks(*group.limits()[0])
     figure.add_scatter(x=[None], y=[None], xaxis="x2", showlegend=False, hoverinfo="skip")
     figure.update_layout(

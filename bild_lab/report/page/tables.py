@@ -24,8 +24,8 @@ from bild_lab.lab.schema.column import Column
 from bild_lab.lab.schema.columns import CERTIFICATE, COLUMNS
 from bild_lab.lab.schema.result import Result
 
-MARGIN = 1.0  # points of quality below the baseline's, at which hypervolumes end
-# behind the columns that have an interval: each shows its value alone, but the latency
+MARGIN = 1.0  # points of quality that a hypervolume's reference point is below the baseline
+# the columns after those with an interval; each shows its value alone, except the latency
 _NUMBERS = (
     "latency_s_median",
     "tokens_per_s",
@@ -56,7 +56,7 @@ class TableCell:
 
 @dataclass(frozen=True)
 class TableRow:
-    """One point: a link to its folder, its cells, and whether it stands out."""
+    """One point: the name of its folder, its cells, and whether to highlight it."""
 
     point: str
     cells: list[TableCell]
@@ -75,7 +75,7 @@ class TableColumn:
 
 @dataclass(frozen=True)
 class BestRow:
-    """The fastest point that loses at most so much; None where every point loses more. title: how much."""
+    """The fastest point within an allowed loss; None if every point loses more. title: the allowed loss."""
 
     title: str
     best: Result | None
@@ -107,7 +107,7 @@ class Share:
 
 
 def column_of(column: Column, cell: Callable[[Result], TableCell] | None = None) -> TableColumn:
-    """The column of a number of the result. cell: how it is shown, where its text alone is not enough."""
+    """The column of a number of the result. cell: makes its cells, if the text alone is not enough."""
     return TableColumn(
         column.title,
         column.explanation,
@@ -204,7 +204,7 @@ def best_rows(group: Group) -> list[BestRow]:
 def hypervolumes(group: Group) -> list[PolicyVolume]:
     """Return each policy's hypervolume up to relative latency 1 and `MARGIN` below the baseline, largest first.
 
-    None without a baseline, whose own front is the reference's edge.
+    Empty without a baseline, as the reference point is relative to it.
     """
     if not group.relative or group.baseline_quality is None:
         return []

@@ -35,7 +35,7 @@ def _text(example: MeasuredExample) -> dict[str, Any]:
         chain = one.drafted[: len(kept)] == kept
         own = (
             next(tokens, None) if one.next_token is not None else None
-        )  # None also where the text was cut before this token
+        )  # None also if the text was cut before this token
         rounds.append(
             {
                 "kept": kept,

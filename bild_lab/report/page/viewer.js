@@ -48,7 +48,7 @@ function startViewer(box) {
     if (!drafted) return "Nothing was drafted; the target wrote the token.";
     const asked = round.fallback ? " The drafter handed over, as it was not confident enough." : "";
     const checked = round.own === null && round.kept.length === drafted ? "the text ends there"
-      : `${round.kept.length} of ${drafted} drafted tokens stood`;
+      : `${round.kept.length} of ${drafted} drafted tokens were accepted`;
     return `${checked[0].toUpperCase()}${checked.slice(1)}.${asked}`;
   }
 

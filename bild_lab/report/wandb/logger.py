@@ -63,7 +63,7 @@ class WandbLogger:
     def log_point(self, result: Result, config: dict) -> None:
         """Write one result as a finished run: `config` as its configuration, the numbers as its summary.
 
-        Its row, curves and the examples that lie in its folder become tables and charts.
+        Its row, its curves and the examples in its folder become tables and charts.
         """
         logged = panels(result, read_examples(result.folder))
         described = {**config, "composition": result.composition, "environment": dict(result.environment)}
@@ -73,15 +73,15 @@ class WandbLogger:
         run.finish()
 
     def begin(self, run_id: str, title: str, config: dict) -> wandb.Run:
-        """Begin a run, offline where the server cannot be reached."""
+        """Begin a run, offline if the server cannot be reached."""
         import wandb  # takes seconds
 
-        self._directory.mkdir(parents=True, exist_ok=True)  # else wandb quietly writes to the temporary folder
+        self._directory.mkdir(parents=True, exist_ok=True)  # otherwise wandb silently writes to the temporary folder
         if self._mode == "online":
             try:
                 return self._init(run_id, title, config)
             except (wandb.errors.Error, OSError) as error:
-                wandb.teardown()  # else its service still holds the run's id
+                wandb.teardown()  # otherwise its service keeps the run's id
                 log.warning(
                     "Weights & Biases could not be reached (%s); this and later points are logged offline, "
                     "send them with: wandb sync %s/wandb/offline-run-*",
@@ -100,7 +100,7 @@ class WandbLogger:
             group=self._group,
             id=run_id,
             name=title,
-            dir=str(self._directory.absolute()),  # relative, it would be relative to where its server was started
+            dir=str(self._directory.absolute()),  # absolute: wandb's service has its own working folder
             mode=self._mode,
             tags=self._tags,
             config=config,
@@ -113,7 +113,7 @@ class WandbLogger:
 def flat_metrics(result: Result) -> dict[str, float | str | list]:
     """Return the numbers of a result under names like `speedup/value`, without those that do not exist.
 
-    The counts of its rounds stand without a group, as `acceptance_rate`.
+    Counts of the rounds have no group, for example `acceptance_rate`.
     """
     metrics: dict[str, float | str | list] = {}
     if result.relative_latency is not None:

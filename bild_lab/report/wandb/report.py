@@ -19,9 +19,9 @@ _BARS = ("speedup", "acceptance_rate", "tokens_per_target_call", "quality_differ
 
 
 def group_report(groups: Sequence[str], project: str, entity: str | None, title: str | None) -> Report:
-    """Lay out a report: all groups in one plane of latency and quality, their numbers, acceptance curves and tables.
+    """Lay out a report: quality against latency for all groups, then numbers, acceptance curves and tables.
 
-    Contacts nobody. Raises UserError without wandb-workspaces, without groups, or for one given twice.
+    Sends nothing. Raises UserError without wandb-workspaces, without groups, or for a group given twice.
     """
     if not groups or len(set(groups)) < len(groups):
         raise UserError(
@@ -59,7 +59,7 @@ def report_spec(report: Report) -> str:
 
 
 def publish(report: Report) -> str:
-    """Save the report to its project and return its address. Raises whatever the service does without a login."""
+    """Save the report to its project and return its address. Without a login, the service's own error is raised."""
     import wandb
 
     report.entity = report.entity or wandb.Api().default_entity

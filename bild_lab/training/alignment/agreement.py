@@ -19,7 +19,7 @@ TargetAnswers = Sequence[tuple[str, list[int]]]  # prompts, each with the target
 def agreement(
     model: HuggingFaceModel, answers: TargetAnswers, max_source_tokens: int | None, max_new_tokens: int
 ) -> tuple[dict[str, float], list[str]]:
-    """The shares of the target's tokens and whole texts that the model chooses too, and the model's greedy texts."""
+    """The shares of the target's tokens and texts that the model chooses too, and the model's own greedy texts."""
     checkpoint = model.checkpoint
     sources = [checkpoint.source(prompt, max_source_tokens) for prompt, _ in answers]
     own = greedy_answers(model, sources, max_new_tokens, BATCH_SIZE)
@@ -33,7 +33,7 @@ def agreement(
 
 @torch.inference_mode()
 def token_agreement(model: HuggingFaceModel, answers: TargetAnswers, max_source_tokens: int | None) -> float:
-    """The share of the target's tokens that the model chooses after the target's text before them."""
+    """The share of the target's tokens that the model predicts from the target's text before each of them."""
     agreed = total = 0
     for start in range(0, len(answers), BATCH_SIZE):
         prompts, targets = zip(*answers[start : start + BATCH_SIZE], strict=True)

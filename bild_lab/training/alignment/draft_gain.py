@@ -106,7 +106,7 @@ def measured_points(
 
 
 def gains(results: Sequence[Result]) -> dict[str, Any]:
-    """What is compared of the points: the first is speculative decoding, the others are BiLD."""
+    """The numbers to compare; the first point is speculative decoding, the others are BiLD."""
     speculative, *bild = results
     free, cheap = best_at_loss(bild, 0.0), best_at_loss(bild, 1.0)
     return {

@@ -58,7 +58,7 @@ class Calibration:
 
     @property
     def target(self) -> Checkpoint:
-        """The model that answered, at its path of that time."""
+        """The model that answered, at the path that it had then."""
         return named_checkpoint(self.manifest["model"]["path"], self.manifest["model"]["revision"])
 
     @property

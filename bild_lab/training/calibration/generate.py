@@ -99,7 +99,7 @@ class CalibrationJob:
 
 
 def join_processes(cpu: bool) -> PartialState:
-    """Accelerate's state of the processes that a launcher started, of which none waits too briefly for another."""
+    """Accelerate's state of the launched processes, with a timeout long enough to wait for the slowest of them."""
     return PartialState(cpu=cpu, timeout=LONGEST_WAIT)
 
 
@@ -108,9 +108,9 @@ def generate_calibration(
 ) -> dict[str, Any]:
     """Write the missing parts, each in one of the launched processes, and then the manifest; returns it.
 
-    A part is written whole or not at all: a killed run loses the parts in work, and the same call completes the rest.
-    report: called with how many examples this process has answered, and how many it will. Raises UserError if the
-    folder holds other answers, the disk is full or the batch does not fit into memory.
+    A part is written whole or not at all: a killed run loses only unfinished parts, and the same call completes the
+    rest. report: called with the number of examples that this process has answered, and the number that it has to
+    answer. Raises UserError if the folder holds other answers, the disk is full or the batch does not fit into memory.
     """
     ranks, missing = launched(), []
     if ranks.first:
@@ -137,7 +137,7 @@ def generate_calibration(
 
 
 def _require_same_plan(job: CalibrationJob) -> None:
-    """Write down what the folder will hold. Raises UserError if it already holds other answers."""
+    """Store the plan in the folder. Raises UserError if it already holds other answers."""
     file = job.folder / PLAN
     if file.is_file():
         require_same_settings(job.folder, "answers", json.loads(file.read_text()), job.plan, _MOVED)

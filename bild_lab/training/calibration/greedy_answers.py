@@ -24,8 +24,8 @@ def greedy_answers(
 ) -> list[list[int]]:
     """The tokens that `vanilla` emits for each prompt, decoded in batches of prompts of similar length.
 
-    They are equal in float32; in bfloat16 the rounding of a batch may flip near-ties. advance: called with the number
-    of prompts after each batch.
+    They are equal in float32; in bfloat16 the rounding of a batch may flip near-ties. advance: called after each
+    batch with its number of prompts.
     """
     order = sorted(range(len(sources)), key=lambda index: -source_length(sources[index]))
     answers: list[list[int]] = [[]] * len(sources)

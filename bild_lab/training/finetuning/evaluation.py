@@ -1,4 +1,4 @@
-"""How good a model is during its training: validation loss, and the metric of its greedy texts."""
+"""Evaluates a model during its training: validation loss, and the metric of its greedy texts."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class StartingPoint(Protocol):
 
     @property
     def name(self) -> str:
-        """For the reader of the model card."""
+        """Its name in the model card."""
 
     @property
     def identity(self) -> dict[str, Any]:

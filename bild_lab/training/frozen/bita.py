@@ -83,7 +83,7 @@ class BitaSpec:
 
 @dataclass(frozen=True)
 class PromptRows:
-    """What the attention takes from the adapter in one forward. layers: filled with those that took it.
+    """What the attention takes from the adapter in one forward. layers: collects the layers that used it.
 
     keys, values: [layers, kv_heads, P, head_dim], without rotary position; None without a deep prompt.
     """
@@ -96,7 +96,7 @@ class PromptRows:
 class BitaModule(nn.Module):
     """Runs the mask tokens of many contexts of an answer through the frozen model, in one forward.
 
-    The rows are [shallow prompt, tokens, groups of M masks]. A token sees itself and the tokens before it, as always.
+    The rows are [shallow prompt, tokens, groups of M masks]. A token sees itself and the tokens before it, as usual.
     A mask of the group after n tokens sees these tokens, the prompt, itself and the masks before it in its group, and
     no other group (BiTA Figure 3). A group's masks have the positions n, n + 1, …; prompt rows have position 0.
     """

@@ -100,7 +100,7 @@ class LayerHeadsSpec:
 class OneRowCheckpoint(Checkpoint):
     """A checkpoint whose prompts are one row of tokens: an encoder–decoder's source, then the decoder's start token.
 
-    With it encoder–decoders and decoders are trained on rows of one form.
+    This way encoder–decoders and decoders train on rows of the same form.
     """
 
     def source(self, prompt: str, max_tokens: int | None = None) -> Source:
@@ -112,7 +112,7 @@ class OneRowCheckpoint(Checkpoint):
 
 @dataclass(frozen=True)
 class OwnHead:
-    """The weights that heads start from, with the attributes of a native decoder, which would copy all weights.
+    """The weights that heads start from, under the names of a native decoder, which would copy all weights.
 
     scale: the factor on the head's input, in T5 v1.0.
     """

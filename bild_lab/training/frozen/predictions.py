@@ -68,7 +68,7 @@ class PredictionEvaluator:
     def __call__(self, model: nn.Module, loss: PredictionLoss) -> dict[str, float]:
         """The metric, `loss` in nats a label, and seconds.
 
-        And for each predictor the share of labels that are its first choice, `top_1_NAME`, or among its first five,
+        For each predictor also the share of labels that are its first choice, `top_1_NAME`, or among its first five,
         `top_5_NAME`.
         """
         started = time.perf_counter()
