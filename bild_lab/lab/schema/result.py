@@ -163,13 +163,12 @@ class Pipeline:
 class DecodingCosts:
     """Operations and memory traffic of all forward passes, and each over the baseline's (None without a baseline).
 
-    forwards: how many passes. intensity is operations per byte.
+    intensity is operations per byte.
     """
 
     flops_per_token: float
     bytes_per_token: float
     flops_per_byte: float | None
-    forwards: int
     flops_ratio: float | None = None
     bytes_ratio: float | None = None
     intensity_ratio: float | None = None

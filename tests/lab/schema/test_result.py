@@ -74,13 +74,18 @@ def test_numbers_that_json_does_not_have_survive() -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_file_of_version_1_loses_nothing(policy: str) -> None:
-    """Every value of the old file is found under its name, which for counts has a group in front."""
+    """Every value of the old file is found under its name, which for counts has a group in front.
+
+    But for the number of forwards, which nothing read.
+    """
     old = version_1(policy)
     new = Result.from_json(old).to_json()
     counts = {each.name for each in fields(Counts)}
     assert new.pop("stored_at") == old.pop("stored")
     assert (new.pop("schema"), old.pop("schema")) == (2, 1)
     assert new.pop("facts") is None
+    if old["cost"] is not None:
+        del old["cost"]["forwards"]
     if new["pipeline"] is not None:
         assert (new["pipeline"].pop("layers"), new["pipeline"].pop("exit_layer")) == (None, None)
     assert {key: new["counts"][key] if key in counts else new[key] for key in old} == old
