@@ -120,9 +120,14 @@ class BitaAdapter(nn.Module):
     def load(cls, folder: Path | str) -> BitaAdapter:
         """An adapter that `save` wrote, on the CPU. Raises UserError for any other folder."""
         folder = Path(folder).expanduser()
-        adapter = cls(read_config(folder, KIND, BitaConfig), seed=0)
+        adapter = cls(bita_config(folder), seed=0)
         read_weights(folder, KIND, adapter)
         return adapter
+
+
+def bita_config(path: Path | str) -> BitaConfig:
+    """The configuration of an adapter that was saved, without its weights. Raises UserError for any other folder."""
+    return read_config(Path(path).expanduser(), KIND, BitaConfig)
 
 
 def load_bita(target: LoadedModel, path: str | None) -> BitaAdapter:

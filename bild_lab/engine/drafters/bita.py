@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from jaxtyping import Int
 from torch import Tensor
 
-from bild_lab.engine.adapters.bita import BitaAdapter
+from bild_lab.engine.adapters.bita import BitaConfig
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.drafters.trees import GROWTHS, TokenTrees, efficient_tree, widths_of
 from bild_lab.engine.request import Request
@@ -32,6 +32,7 @@ class MaskTokenDrafter:
     mask's likeliest token, and has the one group behind the last committed token, so that the predictions
     for tokens that were accepted meanwhile are gone, and those left were made without seeing them.
     top_k: candidates of each mask, one number or one for each mask; straightforward takes 1 in any case.
+    adapter: its configuration; the weights are the target's.
     mask_tokens: how many of the adapter's masks, the first ones; None: all, or as many as top_k lists.
     """
 
@@ -40,14 +41,14 @@ class MaskTokenDrafter:
     def __init__(
         self,
         target: LoadedModel,
-        adapter: BitaAdapter,
+        adapter: BitaConfig,
         decoding: str,
         top_k: int | Sequence[int],
         mask_tokens: int | None = None,
     ) -> None:
         if decoding not in DECODINGS:
             raise UserError(f"decoding must be one of {', '.join(DECODINGS)}, got {decoding!r}")
-        most = adapter.config.mask_tokens
+        most = adapter.mask_tokens
         masks = most if mask_tokens is None else mask_tokens
         if isinstance(masks, bool) or not isinstance(masks, int) or not 1 <= masks <= most:
             raise UserError(

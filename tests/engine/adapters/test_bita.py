@@ -125,6 +125,13 @@ def test_an_adapter_of_other_weights_is_refused_though_the_shape_is_the_same(che
         load(checkpoints, "llama", "bita", adapter=str(tmp_path / "other weights"))
 
 
+def test_the_weights_are_read_once(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, original = [], BitaAdapter.load
+    monkeypatch.setattr(BitaAdapter, "load", lambda folder: read.append(folder) or original(folder))
+    load(checkpoints, "llama", "bita")
+    assert len(read) == 1
+
+
 @pytest.mark.parametrize(
     ("knobs", "message"),
     [
