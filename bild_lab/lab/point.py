@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -28,7 +29,7 @@ from bild_lab.lab.config import (
     typed,
 )
 from bild_lab.lab.data.examples import DatasetSpec, Example, load_examples
-from bild_lab.lab.facts import facts_of
+from bild_lab.lab.facts import facts_of, named_paths
 from bild_lab.lab.hashing import content_hash, data_hash, file_hash
 from bild_lab.lab.load import Decoder, load
 from bild_lab.lab.measure.environment import environment, placement_setting
@@ -113,13 +114,12 @@ def prepare(cfg: DictConfig) -> Point:
         "code": _code(environment(target.device)),
     }
     inputs = {
-        "policies": {name: _without_name(policy) for name, policy in policies.items()},
+        "policies": {name: _content_of(policy) for name, policy in policies.items()},
         "setting": {key: value for key, value in setting.items() if key not in ("target", "draft", "second_draft")},
         "traced_examples": measure.traced_examples,
         "certify": measure.certify,
         "categories": [one.category for one in examples],
         "weights": [model.checkpoint.fingerprint for each in decoders.values() for model in each.models],
-        "files": [file_hash(value) for value in knob_values(cfg.policy).values() if isinstance(value, str)],
     }
     return Point(
         id=content_hash(inputs),
@@ -212,5 +212,17 @@ def _code(surroundings: dict[str, Any]) -> str:
     return " ".join(f"{key} {surroundings[key]}" for key in ("code", "torch", "transformers", "tokenizers", *SCORERS))
 
 
-def _without_name(policy: DictConfig) -> dict[str, Any]:
-    return {key: value for key, value in OmegaConf.to_container(policy, resolve=True).items() if key != "name"}
+def _content_of(policy: DictConfig) -> dict[str, Any]:
+    """The policy without its name. Files that it names count with their content, wherever they lie."""
+    values = OmegaConf.to_container(policy, resolve=True)
+    contents = {path: file_hash(path) or path for path in named_paths(values).values()}
+    return _replaced({key: value for key, value in values.items() if key != "name"}, contents)
+
+
+def _replaced(node: Any, others: Mapping[str, str]) -> Any:
+    """The node with other texts in place of these."""
+    if isinstance(node, dict):
+        return {key: _replaced(value, others) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_replaced(value, others) for value in node]
+    return others.get(node, node) if isinstance(node, str) else node

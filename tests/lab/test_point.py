@@ -11,6 +11,8 @@ import pytest
 from bild_lab.lab import point as module
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.point import prepare
+from tests.engine.adapters.tiny import random_adapter
+from tests.tiny import tiny_llama
 
 
 @pytest.fixture
@@ -55,6 +57,33 @@ def test_what_changes_no_number_leaves_the_name(base: list[str], data: Path, tmp
     moved = shutil.copytree(data, tmp_path / "moved")
     ours = ["name=other", "resume=false", "pair.name=other", f"dataset.path={moved}", "policy.rollback=2"]
     assert name_of(*base, *ours) == name_of(*base, "policy.rollback=2.0")
+
+
+def adapted(folder: Path, seed: int = 0) -> str:
+    random_adapter(tiny_llama(0).config, seed=seed).save(folder)
+    return f"policy.adapter={folder}"
+
+
+def test_an_adapter_counts_with_its_content_wherever_it_lies(checkpoints: Path, data: Path, tmp_path: Path) -> None:
+    target = f"pair.target={checkpoints / 'llama'}"
+    base = [target, "pair.draft=null", "dataset=multi30k", f"dataset.path={data}", "policy=bita"]
+    here = name_of(*base, adapted(tmp_path / "here"))
+    assert name_of(*base, adapted(tmp_path / "there")) == here
+    assert name_of(*base, adapted(tmp_path / "there", seed=1)) != here
+
+
+@pytest.mark.parametrize("words", [("policy=ppd",), ("policy=speculative_cascade", "policy.rule=chow")])
+def test_a_folder_with_the_name_of_a_word_counts_for_nothing(
+    words: tuple[str, ...], checkpoints: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pair = [f"pair.target={checkpoints / 'llama'}", f"pair.draft={checkpoints / 'llama-draft'}"]
+    base = [*pair, "dataset=multi30k", f"dataset.path={data}", *words]
+    before = name_of(*base)
+    for word in ("shared", "chow"):
+        (tmp_path / word).mkdir()
+        (tmp_path / word / "heads_config.json").write_text("{}")
+    assert name_of(*base) == before
 
 
 def test_other_code_gives_another_name(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
