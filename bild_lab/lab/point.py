@@ -52,6 +52,7 @@ class Point:
     composition: str
     setting: dict[str, Any]
     facts: dict[str, Any]  # what decides nothing, but tells where the point belongs
+    same_as_baseline: bool  # in its parts and knobs, whatever the names are
     config_yaml: str
     decoders: dict[str, Decoder]  # METHOD and, unless switched off, BASELINE
     vanilla: Decoder  # answers the turns that later turns continue
@@ -113,8 +114,9 @@ def prepare(cfg: DictConfig) -> Point:
         "engine": target.engine,
         "code": _code(environment(target.device)),
     }
+    contents = {name: _content_of(policy) for name, policy in policies.items()}
     inputs = {
-        "policies": {name: _content_of(policy) for name, policy in policies.items()},
+        "policies": contents,
         "setting": {key: value for key, value in setting.items() if key not in ("target", "draft", "second_draft")},
         "traced_examples": measure.traced_examples,
         "certify": measure.certify,
@@ -129,6 +131,7 @@ def prepare(cfg: DictConfig) -> Point:
         composition=describe_decoder(OmegaConf.to_container(cfg.policy.decoder, resolve=True)),
         setting=setting,
         facts=facts_of(pair, OmegaConf.to_container(cfg.policy, resolve=True)),
+        same_as_baseline=contents.get(BASELINE) == contents[METHOD],
         config_yaml=OmegaConf.to_yaml(cfg, resolve=False),
         decoders=decoders,
         vanilla=vanilla,

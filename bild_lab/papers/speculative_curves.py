@@ -166,7 +166,7 @@ def measured_panels(results: Sequence[Result]) -> list[Panel]:
     panels = []
     for group in by_setting(results):
         for policy in group.policies:
-            found = [_measured(result) for result in group.results if result.policy == policy]
+            found = [_measured(result) for result in group.of_policy(policy)]
             if points := [point for point in found if point is not None]:
                 panels.append(Panel(policy, _described(group.setting), points))
     return panels

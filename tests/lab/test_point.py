@@ -100,6 +100,21 @@ def test_a_value_taken_from_elsewhere_counts_as_itself(base: list[str], monkeypa
     assert name_of(*base, word) == name_of(*base, "policy.window=5") != name_of(*base, "policy.window=3")
 
 
+@pytest.mark.parametrize(
+    ("words", "same"),
+    [
+        (("policy=beam",), True),
+        (("policy=beam", "policy.length_penalty=1", "policy.name=mine"), True),
+        (("policy=beam", "policy.beams=2"), False),
+        (("policy=speculative_beam",), False),
+        (("policy=beam", "measure.baseline=null"), False),
+    ],
+)
+def test_the_baseline_is_known_by_its_knobs(base: list[str], words: tuple[str, ...], same: bool) -> None:
+    module.cached_examples.cache_clear()
+    assert prepare(compose_config([*base, "measure.baseline=beam", *words])).same_as_baseline is same
+
+
 def test_categories_count_as_results_are_told_for_each(base: list[str], tmp_path: Path) -> None:
     file = tmp_path / "test.jsonl"
     file.write_text(json.dumps({"de": "w5 w6", "en": "w7", "kind": "short"}) + "\n")
