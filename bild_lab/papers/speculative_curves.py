@@ -172,6 +172,15 @@ def measured_panels(results: Sequence[Result]) -> list[Panel]:
     return panels
 
 
+def without_facts(results: Iterable[Result]) -> int:
+    """How many points of a fixed window `measured_panels` leaves out because they do not hold their acceptance rule.
+
+    Older versions did not record it.
+    """
+    older = (result for result in results if "acceptance" not in (result.facts or {}) and not result.is_baseline)
+    return sum(_drafted(result) is not None for result in older)
+
+
 def measured_rows(panel: Panel) -> list[tuple]:
     """What a panel shows of each of its points."""
     rows = []
@@ -253,10 +262,15 @@ def rows_of(family: Iterable[Curve]) -> list[tuple[float, float, float]]:
 
 
 def _measured(result: Result) -> Measured | None:
-    """The point, if the theorem applies to it. Older results have no prediction: the window is that of the knob."""
+    """The point, if the theorem applies to it."""
+    return _drafted(result) if (result.facts or {}).get("acceptance") in RULES else None
+
+
+def _drafted(result: Result) -> Measured | None:
+    """The point, if it drafted a fixed window. Older results have no prediction: the window is that of the knob."""
     prediction, rate, speedup = result.prediction, result.counts.acceptance_rate, result.speedup
     window = result.knobs.get("window") if prediction is None else prediction.window
-    if None in (window, rate, speedup.value) or (result.facts or {}).get("acceptance") not in RULES:
+    if None in (window, rate, speedup.value):
         return None
     return Measured(window, rate, None if prediction is None else prediction.cost_ratio, speedup)
 
