@@ -18,7 +18,7 @@ from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.load import Decoder
 
 # the keys of a point's setting that determine the target's own greedy answers
-DECIDING = ("weights", "data", "engine", "dtype", "compile", "device", "hardware", "code")
+DECIDING = ("weights", "data", "engine", "dtype", "compile", "device", "hardware", "code", "max_source_tokens")
 
 
 def with_history(
@@ -33,21 +33,28 @@ def with_history(
     key = content_hash({**{name: setting[name] for name in DECIDING}, "max_new_tokens": max_new_tokens})
     file = folder / f"{key}.json"
     if not file.is_file():
-        answers = greedy_history(examples, vanilla, max_new_tokens)
+        answers = greedy_history(examples, vanilla, max_new_tokens, setting["max_source_tokens"])
         content = json.dumps({"target": setting["target"], "answers": answers}, indent=2, ensure_ascii=False)
         write_atomically(file, content.encode() + b"\n")
     return with_answers(examples, _read(file))
 
 
-def greedy_history(examples: Sequence[Example], vanilla: Decoder, max_new_tokens: int) -> dict[str, str]:
-    """The decoder's greedy answer to every turn that a later turn continues, by the turn's id."""
+def greedy_history(
+    examples: Sequence[Example], vanilla: Decoder, max_new_tokens: int, max_source_tokens: int | None = None
+) -> dict[str, str]:
+    """The decoder's greedy answer to every turn that a later turn continues, by the turn's id.
+
+    max_source_tokens: prompts are cut to so many tokens, as those of the measured turns are.
+    """
     wanted = {example.continues.id for example in examples if example.continues}
     whole: dict[str, Example] = {}
     answers: dict[str, str] = {}
     for example in examples:
         whole[example.id] = with_earlier_turns(example, whole, answers)
         if example.id in wanted:
-            answers[example.id] = vanilla.generate(whole[example.id].prompt, max_new_tokens).text
+            prompt = whole[example.id].prompt
+            answer = vanilla.generate(prompt, max_new_tokens, max_source_tokens=max_source_tokens)
+            answers[example.id] = answer.text
     return answers
 
 

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from bild_lab.engine.adapters import bita, layer_heads, medusa
-from bild_lab.lab.config import PairSpec, knob_values
+from bild_lab.engine.ppd.pipeline import SHARED
+from bild_lab.lab.config import PairSpec
 
+PATH_KNOBS = ("adapter", "heads", "table")  # the knobs that name a file or a folder
 CONFIGS = sorted({one.KIND.config for one in (bita, layer_heads, medusa)})
 
 
@@ -21,13 +23,19 @@ def facts_of(pair: PairSpec, policy: Mapping[str, Any]) -> dict[str, Any]:
     trained module, that module's configuration.
     """
     rule = (policy["decoder"].get("acceptance") or {}).get("_target_")
-    folders = {knob: trained_facts(value) for knob, value in knob_values(policy).items() if isinstance(value, str)}
+    folders = {knob: trained_facts(path) for knob, path in named_paths(policy).items()}
     return {
         "pair": pair.name,
         "aligned": pair.aligned,
         "acceptance": None if rule is None else rule.rpartition(".")[2],
         "trained": {knob: told for knob, told in folders.items() if told is not None},
     }
+
+
+def named_paths(policy: Mapping[str, Any]) -> dict[str, str]:
+    """The files and folders that a policy's knobs name, by knob."""
+    named = {knob: policy.get(knob) for knob in PATH_KNOBS}
+    return {knob: path for knob, path in named.items() if isinstance(path, str) and path != SHARED}
 
 
 def trained_facts(folder: str) -> dict[str, Any] | None:

@@ -80,9 +80,13 @@ class Decoder:
         top_k: int | None = None,
         top_p: float | None = None,
         seed: int = 0,
+        max_source_tokens: int | None = None,
     ) -> Generation:
-        """Continue one prompt, or translate it with an encoder–decoder. The trace holds every round and its stages."""
-        request = self.request(prompt, max_new_tokens, Sampling(temperature, top_k, top_p), seed)
+        """Continue one prompt, or translate it with an encoder–decoder. The trace holds every round and its stages.
+
+        max_source_tokens: a longer prompt is cut to so many tokens; None: never.
+        """
+        request = self.request(prompt, max_new_tokens, Sampling(temperature, top_k, top_p), seed, max_source_tokens)
         self.load_weights()
         if isinstance(self.method, Prepares):
             self.method.prepare(request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -28,7 +29,7 @@ from bild_lab.lab.config import (
     typed,
 )
 from bild_lab.lab.data.examples import DatasetSpec, Example, load_examples
-from bild_lab.lab.facts import facts_of
+from bild_lab.lab.facts import facts_of, named_paths
 from bild_lab.lab.hashing import content_hash, data_hash, file_hash
 from bild_lab.lab.load import Decoder, load
 from bild_lab.lab.measure.environment import environment, placement_setting
@@ -51,6 +52,7 @@ class Point:
     composition: str
     setting: dict[str, Any]
     facts: dict[str, Any]  # do not affect the numbers; figures use them to place the point
+    same_as_baseline: bool  # the same parts and knobs, whatever the names are
     config_yaml: str
     decoders: dict[str, Decoder]  # METHOD and, unless switched off, BASELINE
     vanilla: Decoder  # gives the answers in the history of later turns
@@ -112,14 +114,14 @@ def prepare(cfg: DictConfig) -> Point:
         "engine": target.engine,
         "code": _code(environment(target.device)),
     }
+    contents = {name: _content_of(policy) for name, policy in policies.items()}
     inputs = {
-        "policies": {name: _without_name(policy) for name, policy in policies.items()},
+        "policies": contents,
         "setting": {key: value for key, value in setting.items() if key not in ("target", "draft", "second_draft")},
         "traced_examples": measure.traced_examples,
         "certify": measure.certify,
         "categories": [one.category for one in examples],
         "weights": [model.checkpoint.fingerprint for each in decoders.values() for model in each.models],
-        "files": [file_hash(value) for value in knob_values(cfg.policy).values() if isinstance(value, str)],
     }
     return Point(
         id=content_hash(inputs),
@@ -129,6 +131,7 @@ def prepare(cfg: DictConfig) -> Point:
         composition=describe_decoder(OmegaConf.to_container(cfg.policy.decoder, resolve=True)),
         setting=setting,
         facts=facts_of(pair, OmegaConf.to_container(cfg.policy, resolve=True)),
+        same_as_baseline=contents.get(BASELINE) == contents[METHOD],
         config_yaml=OmegaConf.to_yaml(cfg, resolve=False),
         decoders=decoders,
         vanilla=vanilla,
@@ -212,5 +215,17 @@ def _code(surroundings: dict[str, Any]) -> str:
     return " ".join(f"{key} {surroundings[key]}" for key in ("code", "torch", "transformers", "tokenizers", *SCORERS))
 
 
-def _without_name(policy: DictConfig) -> dict[str, Any]:
-    return {key: value for key, value in OmegaConf.to_container(policy, resolve=True).items() if key != "name"}
+def _content_of(policy: DictConfig) -> dict[str, Any]:
+    """The policy without its name. Files that it names count with their content, wherever they lie."""
+    values = OmegaConf.to_container(policy, resolve=True)
+    contents = {path: file_hash(path) or path for path in named_paths(values).values()}
+    return _replaced({key: value for key, value in values.items() if key != "name"}, contents)
+
+
+def _replaced(node: Any, others: Mapping[str, str]) -> Any:
+    """The node with other texts in place of these."""
+    if isinstance(node, dict):
+        return {key: _replaced(value, others) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_replaced(value, others) for value in node]
+    return others.get(node, node) if isinstance(node, str) else node

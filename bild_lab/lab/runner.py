@@ -83,6 +83,7 @@ def run_point(point: Point, sweep: Sweep, setup_s: float = 0.0, advance: Callabl
         engine=decoder.method.engine,
         setting=Setting(point.setting),
         facts=point.facts,
+        same_as_baseline=point.same_as_baseline,
         **summarize(point.metric, examples, timed, texts, point.seed),
         agreement_with_target=agreement(timed) if point.baseline_is_target else None,
         certificate=None if certificates is None else count_verdicts(certificates),

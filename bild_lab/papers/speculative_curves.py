@@ -166,10 +166,19 @@ def measured_panels(results: Sequence[Result]) -> list[Panel]:
     panels = []
     for group in by_setting(results):
         for policy in group.policies:
-            found = [_measured(result) for result in group.results if result.policy == policy]
+            found = [_measured(result) for result in group.of_policy(policy)]
             if points := [point for point in found if point is not None]:
                 panels.append(Panel(policy, _described(group.setting), points))
     return panels
+
+
+def without_facts(results: Iterable[Result]) -> int:
+    """How many points of a fixed window `measured_panels` leaves out because they do not hold their acceptance rule.
+
+    Older versions did not record it.
+    """
+    older = (result for result in results if "acceptance" not in (result.facts or {}) and not result.is_baseline)
+    return sum(_drafted(result) is not None for result in older)
 
 
 def measured_rows(panel: Panel) -> list[tuple]:
@@ -253,10 +262,15 @@ def rows_of(family: Iterable[Curve]) -> list[tuple[float, float, float]]:
 
 
 def _measured(result: Result) -> Measured | None:
-    """The point, if the theorem applies to it. If a result has no prediction, the knob gives the window."""
+    """The point, if the theorem applies to it."""
+    return _drafted(result) if (result.facts or {}).get("acceptance") in RULES else None
+
+
+def _drafted(result: Result) -> Measured | None:
+    """The point, if it drafted a fixed window. If a result has no prediction, the knob gives the window."""
     prediction, rate, speedup = result.prediction, result.counts.acceptance_rate, result.speedup
     window = result.knobs.get("window") if prediction is None else prediction.window
-    if None in (window, rate, speedup.value) or (result.facts or {}).get("acceptance") not in RULES:
+    if None in (window, rate, speedup.value):
         return None
     return Measured(window, rate, None if prediction is None else prediction.cost_ratio, speedup)
 

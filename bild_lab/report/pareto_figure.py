@@ -107,9 +107,10 @@ def front_corners(group: Group) -> list[tuple[float, float]]:
 def _draw_points(panel: _Panel) -> None:
     front = {id(result) for result in panel.group.front()}
     for result in reversed(panel.group.results):
-        at, mark = panel.group.position(result), panel.colours.get(result.policy)
-        if at is None or mark is None:  # the baseline has its own mark
+        at = panel.group.position(result)
+        if at is None or result.is_baseline:  # it has its own mark
             continue
+        mark = panel.colours[result.policy]
         chosen = id(result) in front
         panel.axes.errorbar(
             at.x,
@@ -179,8 +180,7 @@ def _draw_texts(panel: _Panel) -> None:
 
 
 def _draw_legend(panel: _Panel) -> None:
-    used = {result.policy for result in panel.group.results}
-    shown = {policy: mark for policy, mark in panel.colours.items() if policy in used}
+    shown = {policy: panel.colours[policy] for policy in panel.group.policies}
     handles = [
         Line2D([], [], ls="", marker=mark.marker, ms=6.5, mfc=mark.colour, mec=mark.colour, label=policy)
         for policy, mark in shown.items()

@@ -12,7 +12,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.conversation_history import DECIDING, greedy_history, with_history
 from bild_lab.lab.data.conversations import Example, Template, conversation
 
-SETTING = {**dict.fromkeys(DECIDING, "x"), "target": "tiny"}
+SETTING = {**dict.fromkeys(DECIDING, "x"), "target": "tiny", "max_source_tokens": None}
 LIMIT = 5
 
 
@@ -41,6 +41,13 @@ def test_each_turn_follows_on_the_greedy_answers_to_those_before(vanilla, turns,
     assert [example.id for example in whole] == ["a", "a/2", "a/3", "b"]
 
 
+def test_the_answers_are_to_prompts_cut_as_the_measured_ones(vanilla, turns, tmp_path: Path) -> None:
+    whole = with_history(turns, vanilla, {**SETTING, "max_source_tokens": 2}, LIMIT, tmp_path)
+    answer = vanilla.generate("w5 w6", LIMIT, max_source_tokens=2).text
+    assert whole[1].prompt == f"w5 w6 {answer} w7"
+    assert whole[1].prompt != with_history(turns, vanilla, SETTING, LIMIT, tmp_path)[1].prompt
+
+
 def test_only_turns_that_others_follow_are_answered(vanilla, turns) -> None:
     assert list(greedy_history(turns, vanilla, LIMIT)) == ["a", "a/2"]
 
@@ -52,10 +59,10 @@ def test_the_answers_are_made_once_for_all_points_of_a_sweep(vanilla, turns, tmp
     assert with_history(turns, vanilla, SETTING, LIMIT, tmp_path)[2].prompt == "w5 w6 w11 w7 w12 w8 w9"
 
 
-@pytest.mark.parametrize("key", ["weights", "data", "engine", "dtype", "device", "code"])
+@pytest.mark.parametrize("key", ["weights", "data", "engine", "dtype", "device", "code", "max_source_tokens"])
 def test_what_decides_the_answers_decides_which_are_taken(vanilla, turns, tmp_path: Path, key: str) -> None:
     with_history(turns, vanilla, SETTING, LIMIT, tmp_path)
-    with_history(turns, vanilla, {**SETTING, key: "y"}, LIMIT, tmp_path)
+    with_history(turns, vanilla, {**SETTING, key: 3}, LIMIT, tmp_path)
     with_history(turns, vanilla, SETTING, LIMIT + 1, tmp_path)
     assert len(list(tmp_path.iterdir())) == 3
 

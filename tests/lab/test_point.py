@@ -11,6 +11,8 @@ import pytest
 from bild_lab.lab import point as module
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.point import prepare
+from tests.engine.adapters.tiny import random_adapter
+from tests.tiny import tiny_llama
 
 
 @pytest.fixture
@@ -57,6 +59,33 @@ def test_what_changes_no_number_leaves_the_name(base: list[str], data: Path, tmp
     assert name_of(*base, *ours) == name_of(*base, "policy.rollback=2.0")
 
 
+def adapted(folder: Path, seed: int = 0) -> str:
+    random_adapter(tiny_llama(0).config, seed=seed).save(folder)
+    return f"policy.adapter={folder}"
+
+
+def test_an_adapter_counts_with_its_content_wherever_it_lies(checkpoints: Path, data: Path, tmp_path: Path) -> None:
+    target = f"pair.target={checkpoints / 'llama'}"
+    base = [target, "pair.draft=null", "dataset=multi30k", f"dataset.path={data}", "policy=bita"]
+    here = name_of(*base, adapted(tmp_path / "here"))
+    assert name_of(*base, adapted(tmp_path / "there")) == here
+    assert name_of(*base, adapted(tmp_path / "there", seed=1)) != here
+
+
+@pytest.mark.parametrize("words", [("policy=ppd",), ("policy=speculative_cascade", "policy.rule=chow")])
+def test_a_folder_with_the_name_of_a_word_counts_for_nothing(
+    words: tuple[str, ...], checkpoints: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pair = [f"pair.target={checkpoints / 'llama'}", f"pair.draft={checkpoints / 'llama-draft'}"]
+    base = [*pair, "dataset=multi30k", f"dataset.path={data}", *words]
+    before = name_of(*base)
+    for word in ("shared", "chow"):
+        (tmp_path / word).mkdir()
+        (tmp_path / word / "heads_config.json").write_text("{}")
+    assert name_of(*base) == before
+
+
 def test_other_code_gives_another_name(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     before = name_of(*base)
     monkeypatch.setattr("bild_lab.lab.measure.environment.measuring_code", lambda: "other")
@@ -69,6 +98,21 @@ def test_a_value_taken_from_elsewhere_counts_as_itself(base: list[str], monkeypa
     assert name_of(*base, word) == name_of(*base, "policy.window=3")
     monkeypatch.setenv("MY_WINDOW", "5")
     assert name_of(*base, word) == name_of(*base, "policy.window=5") != name_of(*base, "policy.window=3")
+
+
+@pytest.mark.parametrize(
+    ("words", "same"),
+    [
+        (("policy=beam",), True),
+        (("policy=beam", "policy.length_penalty=1", "policy.name=mine"), True),
+        (("policy=beam", "policy.beams=2"), False),
+        (("policy=speculative_beam",), False),
+        (("policy=beam", "measure.baseline=null"), False),
+    ],
+)
+def test_the_baseline_is_known_by_its_knobs(base: list[str], words: tuple[str, ...], same: bool) -> None:
+    module.cached_examples.cache_clear()
+    assert prepare(compose_config([*base, "measure.baseline=beam", *words])).same_as_baseline is same
 
 
 def test_categories_count_as_results_are_told_for_each(base: list[str], tmp_path: Path) -> None:

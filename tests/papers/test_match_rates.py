@@ -198,7 +198,7 @@ BAD_INPUT = {
     "k of one number": (["top_k=3"], "top_k must list whole numbers, such as [1,3,5], got 3"),
     "no heads": (["heads=null"], "heads must be shared, a folder of trained heads, or several, got None"),
     "a folder without heads": (["heads=nowhere"], "nowhere is no folder of per-layer heads"),
-    "heads of another model": (["heads=others"], "the heads others were trained for elsewhere, whose weights are not"),
+    "heads of another model": (["heads=others"], "the heads others: trained for elsewhere, whose weights are not"),
     "a layer without a head": (["heads=own", "layers=[2]"], "layers must be ones that own has heads for, [1], got [2]"),
     "no length": (["decoding.max_new_tokens=0"], "decoding.max_new_tokens must be a whole number >= 1, got 0"),
     "a foreign table": (["name=taken"], "outputs/taken/match_rates.csv exists, but no metrics.json"),

@@ -34,6 +34,7 @@ from bild_lab.papers.speculative_curves import (
     draw_panel,
     draw_speed_and_operations,
     measured_panels,
+    without_facts,
 )
 from tests.report.sample import sample_drafted, sample_prediction, sample_sweep
 
@@ -139,6 +140,14 @@ def test_points_that_the_theorem_does_not_speak_of_are_left_out() -> None:
     assert len(measured_panels([point(facts=judged_by("ExactMatch"))])) == 1
 
 
+def test_points_of_older_versions_are_left_out_and_counted() -> None:
+    older = [point(facts=None), point(3, facts=None)]
+    others = [point(), point(facts=judged_by("Rollback")), point(facts=None, acceptance_rate=None)]
+    assert without_facts([*older, *others]) == 2
+    (panel,) = measured_panels([*older, *others])
+    assert len(panel.points) == 1
+
+
 def test_sweeps_without_such_points_are_refused_with_a_remedy(tmp_path: Path) -> None:
     rollback = [replace(result, facts=judged_by("Rollback")) for result in sample_sweep()]
     with pytest.raises(UserError, match=r"got none in 20 finished points; run python run\.py -m policy=speculative"):
@@ -190,7 +199,9 @@ def test_the_script_draws_all_figures_and_lays_sweeps_among_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Sweep(tmp_path / "outputs" / "first").write_point("abc", "", point(), [])
+    sweep = Sweep(tmp_path / "outputs" / "first")
+    sweep.write_point("abc", "", point(), [])
+    sweep.write_point("def", "", point(3, facts=None), [])
 
     def call(*words: str) -> int:
         monkeypatch.setattr(sys, "argv", ["theory.py", *words])
@@ -205,5 +216,6 @@ def test_the_script_draws_all_figures_and_lays_sweeps_among_them(
     assert call() == 0
     assert sorted(path.stem for path in Path("outputs/theory").glob("*.png")) == figures
     assert call("outputs/first") == 0
+    assert "1 of 2 points are left out: an older version measured them" in " ".join(capfd.readouterr().out.split())
     assert sorted(path.stem for path in Path("outputs/theory").glob("*.csv")) == [*figures, "figure_4_measured"]
     assert len(rows(Path("outputs/theory/figure_4_measured.csv"))) == 1

@@ -208,7 +208,6 @@ def _cost(flops_ratio: float, bytes_ratio: float) -> dict:
         "flops_per_token": 5.4e7 * flops_ratio,
         "bytes_per_token": 5.6e7 * bytes_ratio,
         "flops_per_byte": 0.96 * flops_ratio / bytes_ratio,
-        "forwards": 1650,
         "flops_ratio": flops_ratio,
         "bytes_ratio": bytes_ratio,
         "intensity_ratio": flops_ratio / bytes_ratio,

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
-from bild_lab.engine.adapters.folder import Kind, base_of, read_config, read_weights, require_same_shape, save_module
+from bild_lab.engine.adapters.folder import Kind, base_of, read_config, read_weights, require_made_for, save_module
 from bild_lab.errors import UserError, require_whole
 
 if TYPE_CHECKING:
@@ -120,9 +120,14 @@ class BitaAdapter(nn.Module):
     def load(cls, folder: Path | str) -> BitaAdapter:
         """Read an adapter that `save` wrote, on the CPU. Raises UserError for any other folder."""
         folder = Path(folder).expanduser()
-        adapter = cls(read_config(folder, KIND, BitaConfig), seed=0)
+        adapter = cls(bita_config(folder), seed=0)
         read_weights(folder, KIND, adapter)
         return adapter
+
+
+def bita_config(path: Path | str) -> BitaConfig:
+    """The configuration of an adapter that was saved, without its weights. Raises UserError for any other folder."""
+    return read_config(Path(path).expanduser(), KIND, BitaConfig)
 
 
 def load_bita(target: LoadedModel, path: str | None) -> BitaAdapter:
@@ -133,6 +138,8 @@ def load_bita(target: LoadedModel, path: str | None) -> BitaAdapter:
     if path is None:
         raise UserError(f"policy bita needs an adapter; {KIND.remedy}, as policy.adapter=outputs/bita/adapter")
     adapter = BitaAdapter.load(path)
-    shapes = ("layers", "kv_heads", "head_dim", "hidden_size")
-    require_same_shape(adapter.config, shapes, target.checkpoint.config, f"the BiTA adapter {path}")
+    noun = f"the BiTA adapter {path}"
+    base = base_of(target.checkpoint.config, noun)
+    sizes = {name: getattr(base, name) for name in ("layers", "kv_heads", "head_dim", "hidden_size")}
+    require_made_for(target.checkpoint, adapter.config, sizes, noun)
     return adapter.to(target.device, target.dtype).requires_grad_(False)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -17,6 +17,9 @@ from transformers import PreTrainedConfig
 
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
+
+if TYPE_CHECKING:
+    from bild_lab.engine.models.checkpoint import Checkpoint
 
 Config = TypeVar("Config")
 
@@ -56,16 +59,23 @@ def base_of(config: PreTrainedConfig, noun: str) -> Base:
     )
 
 
-def require_same_shape(config: Any, names: Sequence[str], target: PreTrainedConfig, noun: str) -> None:
-    """Raise UserError unless these sizes in a small module's configuration equal the target's."""
-    wanted = base_of(target, noun)
-    for name in names:
-        stored, own = getattr(config, name), getattr(wanted, name)
-        if stored != own:
+def require_made_for(checkpoint: Checkpoint, config: Any, sizes: Mapping[str, int], noun: str) -> None:
+    """Raise UserError unless a small module's configuration has the target's sizes and the fingerprint of its weights.
+
+    A configuration without a fingerprint is taken for the target's.
+    """
+    trained_for = config.base.get("path", "another model")
+    remedy = "choose that model, or train anew for this target"
+    for name, own in sizes.items():
+        if (stored := getattr(config, name)) != own:
             raise UserError(
-                f"{noun} was trained for {config.base.get('path', 'another model')}, whose {name} is {stored}, "
-                f"but the target's is {own}; choose that model, or train one for this target"
+                f"cannot use {noun}: trained for {trained_for}, whose {name} is {stored}, but the target's is {own}; "
+                f"{remedy}"
             )
+    if "fingerprint" in config.base and config.base["fingerprint"] != checkpoint.fingerprint:
+        raise UserError(
+            f"cannot use {noun}: trained for {trained_for}, whose weights are not those of {checkpoint.path}; {remedy}"
+        )
 
 
 def save_module(folder: Path, kind: Kind, config: Any, module: nn.Module) -> None:

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm
 
-from bild_lab.engine.adapters.folder import Kind, read_config, read_weights, save_module
+from bild_lab.engine.adapters.folder import Kind, read_config, read_weights, require_made_for, save_module
 from bild_lab.errors import UserError, require_whole
 
 if TYPE_CHECKING:
@@ -137,17 +137,7 @@ def require_layers(layers: Sequence[int], depth: int) -> None:
 def require_heads_of(target: LoadedModel, config: LayerHeadsConfig, path: str, layer: int) -> None:
     """Raise UserError unless these heads were trained for the target and include one for this layer."""
     checkpoint = target.checkpoint
-    trained_for = config.base.get("path", "another model")
-    for name, wanted in (("hidden_size", checkpoint.config.hidden_size), ("vocabulary", checkpoint.config.vocab_size)):
-        if (came := getattr(config, name)) != wanted:
-            raise UserError(
-                f"the heads {path} were trained for {trained_for}, whose {name} is {came}, but the target's is "
-                f"{wanted}; choose that model, or train heads for this target"
-            )
-    if "fingerprint" in config.base and config.base["fingerprint"] != checkpoint.fingerprint:
-        raise UserError(
-            f"the heads {path} were trained for {trained_for}, whose weights are not those of {checkpoint.path}; "
-            "choose that model, or train heads for this target"
-        )
+    sizes = {"hidden_size": checkpoint.config.hidden_size, "vocabulary": checkpoint.config.vocab_size}
+    require_made_for(checkpoint, config, sizes, f"the heads {path}")
     if layer not in config.layers:
         raise UserError(f"exit_layer must be one that {path} has a head for, {list(config.layers)}, got {layer}")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 from transformers import PreTrainedConfig
 
-from bild_lab.engine.adapters.folder import Kind, base_of, read_config, read_weights, require_same_shape, save_module
+from bild_lab.engine.adapters.folder import Kind, base_of, read_config, read_weights, require_made_for, save_module
 from bild_lab.errors import UserError, require_whole
 
 if TYPE_CHECKING:
@@ -107,5 +107,8 @@ def load_medusa(target: LoadedModel, path: str | None) -> MedusaHeads:
     if path is None:
         raise UserError(f"policy medusa needs heads; {KIND.remedy}, as policy.heads=outputs/medusa/heads")
     heads = MedusaHeads.load(path)
-    require_same_shape(heads.config, ("hidden_size", "vocabulary"), target.checkpoint.config, f"the heads {path}")
+    noun = f"the heads {path}"
+    base = base_of(target.checkpoint.config, noun)
+    sizes = {"hidden_size": base.hidden_size, "vocabulary": base.vocabulary}
+    require_made_for(target.checkpoint, heads.config, sizes, noun)
     return heads.to(target.device, target.dtype).requires_grad_(False)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from jaxtyping import Int
 from torch import Tensor
 
-from bild_lab.engine.adapters.bita import BitaAdapter
+from bild_lab.engine.adapters.bita import BitaConfig
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.drafters.trees import GROWTHS, TokenTrees, efficient_tree, widths_of
 from bild_lab.engine.request import Request
@@ -32,6 +32,7 @@ class MaskTokenDrafter:
     mask's likeliest token, with a single group after the last committed token. So predictions for tokens that
     have since been accepted are lost, and the remaining ones were made without seeing those tokens.
     top_k: candidates of each mask, one number or one for each mask; straightforward always uses 1.
+    adapter: its configuration; the weights are the target's.
     mask_tokens: use only this many of the adapter's masks, from the first; None: all, or as many as top_k lists.
     """
 
@@ -40,14 +41,14 @@ class MaskTokenDrafter:
     def __init__(
         self,
         target: LoadedModel,
-        adapter: BitaAdapter,
+        adapter: BitaConfig,
         decoding: str,
         top_k: int | Sequence[int],
         mask_tokens: int | None = None,
     ) -> None:
         if decoding not in DECODINGS:
             raise UserError(f"decoding must be one of {', '.join(DECODINGS)}, got {decoding!r}")
-        most = adapter.config.mask_tokens
+        most = adapter.mask_tokens
         masks = most if mask_tokens is None else mask_tokens
         if isinstance(masks, bool) or not isinstance(masks, int) or not 1 <= masks <= most:
             raise UserError(

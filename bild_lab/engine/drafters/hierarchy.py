@@ -8,7 +8,7 @@ from torch import Tensor
 from bild_lab.engine.acceptance.speculative_sampling import SpeculativeSampling
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.drafters.windows import FixedWindow
-from bild_lab.engine.protocols import Drafter
+from bild_lab.engine.protocols import Drafter, Prepares
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import Model, Scores, Session, Want, on_device
 from bild_lab.errors import UserError
@@ -24,7 +24,8 @@ class SpeculativeDrafter:
     text before it. That distribution is therefore the q of each drafted token, whether it was an accepted
     inner draft or a correction, and the outer acceptance stays lossless. When the target rejects a token, the
     middle model's cache and the inner drafter both roll back to the accepted text (see
-    `bild_lab.engine.protocols.Drafter`). Raises UserError for an inner drafter that drafts trees.
+    `bild_lab.engine.protocols.Drafter`). Raises UserError for an inner drafter that drafts trees, and for one that
+    reads more than the logits of the model it drafts for.
     """
 
     drafts_trees = False
@@ -34,11 +35,21 @@ class SpeculativeDrafter:
             raise UserError(
                 f"the inner drafter must draft chains, but {type(drafter).__name__} drafts trees; use a chain drafter"
             )
+        if hasattr(drafter, "wants"):
+            raise UserError(
+                f"the inner drafter must need logits alone, but {type(drafter).__name__} has `wants`; "
+                "use it on the target itself"
+            )
         self._model = draft
         self._drafter = drafter
         self._window = FixedWindow(window).size()
         self._accept = SpeculativeSampling()
         self._session: Session | None = None
+
+    def prepare(self, request: Request) -> None:
+        """Let the inner drafter prepare, if it is one that does."""
+        if isinstance(self._drafter, Prepares):
+            self._drafter.prepare(request)
 
     def start(self, request: Request, target: Session) -> None:
         self._request = request

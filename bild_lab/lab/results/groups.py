@@ -57,6 +57,10 @@ class Group:
         """The policies other than the baseline, in alphabetical order."""
         return sorted({result.policy for result in self.results if not result.is_baseline})
 
+    def of_policy(self, policy: str) -> list[Result]:
+        """The policy's results, fastest first, without the baseline: that may be the same policy with other knobs."""
+        return [result for result in self.results if result.policy == policy and not result.is_baseline]
+
     def position(self, result: Result) -> Position | None:
         """Return where a result is drawn; None if its latency or its quality is not known.
 
@@ -94,9 +98,9 @@ class Group:
 
     def notable(self) -> list[Result]:
         """Return each policy's fastest result (also the baseline's), and the best at no and at one point of loss."""
-        fastest: dict[str, Result] = {}
+        fastest: dict[tuple[str, bool], Result] = {}
         for result in self.results:
-            fastest.setdefault(result.policy, result)
+            fastest.setdefault((result.policy, result.is_baseline), result)
         return self._in_order([*fastest.values(), self.best(0.0), self.best(1.0)])
 
     def selected(self) -> list[Result]:

@@ -168,6 +168,5 @@ def decoding_costs(timed: Mapping[str, Sequence[Timed]], bytes_per_value: int) -
         flops_per_token=spent.flops / tokens,
         bytes_per_token=spent.bytes_moved / tokens,
         flops_per_byte=spent.intensity,
-        forwards=len(own),
         **ratios,
     )

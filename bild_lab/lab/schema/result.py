@@ -163,13 +163,12 @@ class Pipeline:
 class DecodingCosts:
     """Operations and memory traffic of all forwards, and their ratios to the baseline's (None without a baseline).
 
-    forwards: how many forwards ran. Intensity is operations per byte.
+    Intensity is operations per byte.
     """
 
     flops_per_token: float
     bytes_per_token: float
     flops_per_byte: float | None
-    forwards: int
     flops_ratio: float | None = None
     bytes_ratio: float | None = None
     intensity_ratio: float | None = None
@@ -180,11 +179,13 @@ class Result:
     """The result of one point.
 
     point: the hash that names it. name: of the sweep. composition: the decoder's parts in one line. engine: what ran
-    the target, "native" or "hf". facts: facts that do not affect the numbers (`lab/facts.py`); None in older results.
-    tokens_per_s_ratio: to the baseline's. agreement_with_target: the share of examples whose tokens all equal the
-    target's own greedy text. categories: by name; None if the dataset has none. peak_memory_mb: of method and baseline
-    together. stages_s: seconds in prefill, draft, verify and host over the traced examples. seconds: of each part of
-    measuring the point, with "total". stored_at: ISO date and time. folder: of the files; it is not stored in them.
+    the target, such as "native" or "hf". facts: facts that do not affect the numbers (`lab/facts.py`); None in older
+    results. same_as_baseline: whether the policy is the baseline's with the same knobs; None in older results, where
+    the policy's name decides. tokens_per_s_ratio: to the baseline's. agreement_with_target: the share of examples whose
+    tokens all equal the target's own greedy text. categories: by name; None if the dataset has none. peak_memory_mb: of
+    method and baseline together. stages_s: seconds in prefill, draft, verify and host over the traced examples.
+    seconds: of each part of measuring the point, with "total". stored_at: ISO date and time. folder: of the files; it
+    is not stored in them.
     """
 
     point: str
@@ -195,6 +196,7 @@ class Result:
     engine: str | None = None
     setting: Setting
     facts: Mapping[str, Any] | None = None
+    same_as_baseline: bool | None = None
     quality: Quality
     latency_s: Latency
     baseline_latency_s: Latency | None = None
@@ -225,7 +227,9 @@ class Result:
     @property
     def is_baseline(self) -> bool:
         """Whether this is the baseline that the others of its setting are compared with."""
-        return self.policy == self.setting.baseline
+        if self.same_as_baseline is None:
+            return self.policy == self.setting.baseline
+        return self.same_as_baseline
 
     @property
     def relative_latency(self) -> float | None:

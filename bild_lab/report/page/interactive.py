@@ -46,7 +46,7 @@ def pareto_figure(group: Group, colours: dict[str, Mark]) -> go.Figure:
         line = {"shape": "hv", "color": MUTED, "width": 2}
         figure.add_scatter(x=xs, y=ys, mode="lines", line=line, name="Pareto front", hoverinfo="skip")
     for policy in group.policies:
-        results = [one for one in group.results if one.policy == policy and group.position(one) is not None]
+        results = [one for one in group.of_policy(policy) if group.position(one) is not None]
         if results:
             figure.add_trace(_policy_trace(group, results, colours[policy]))
     _add_baseline(figure, group)

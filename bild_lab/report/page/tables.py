@@ -211,7 +211,7 @@ def hypervolumes(group: Group) -> list[PolicyVolume]:
     reference = (1.0, group.baseline_quality - MARGIN)
     found = []
     for policy in group.policies:
-        positions = [group.position(result) for result in group.results if result.policy == policy]
+        positions = [group.position(result) for result in group.of_policy(policy)]
         points = [(position.x, position.y) for position in positions if position is not None]
         if points:
             found.append(PolicyVolume(policy, len(points), hypervolume(points, reference)))

@@ -11,6 +11,7 @@ from transformers import LlamaConfig
 
 from bild_lab.engine.adapters import BitaAdapter, BitaConfig
 from bild_lab.engine.adapters.bita import PROMPTS
+from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.errors import UserError
 from tests.engine.adapters.tiny import random_adapter
 from tests.policies import load
@@ -112,6 +113,23 @@ def test_a_policy_asks_for_an_adapter_of_its_own_target(checkpoints: Path, tmp_p
         load(checkpoints, "llama", "bita", adapter=str(tmp_path))
     with pytest.raises(UserError, match="needs a decoder-only model, got the encoder–decoder t5"):
         load(checkpoints, "t5", "bita", adapter=str(tmp_path))
+
+
+def test_an_adapter_of_other_weights_is_refused_though_the_shape_is_the_same(checkpoints: Path, tmp_path: Path) -> None:
+    own = Checkpoint(str(checkpoints / "llama"))
+    for fingerprint in (own.fingerprint, "other weights"):
+        base = {"path": "elsewhere", "fingerprint": fingerprint}
+        BitaAdapter.fresh(own.config, base, "deep", 4, 3, 0).save(tmp_path / fingerprint)
+    load(checkpoints, "llama", "bita", adapter=str(tmp_path / own.fingerprint))
+    with pytest.raises(UserError, match="trained for elsewhere, whose weights are not those of .*llama; choose that"):
+        load(checkpoints, "llama", "bita", adapter=str(tmp_path / "other weights"))
+
+
+def test_the_weights_are_read_once(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, original = [], BitaAdapter.load
+    monkeypatch.setattr(BitaAdapter, "load", lambda folder: read.append(folder) or original(folder))
+    load(checkpoints, "llama", "bita")
+    assert len(read) == 1
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_every_round_is_that_of_algorithm_1(decoding: str, prompt: str) -> None:
         module = tiny_llama(seed).double()
         adapter = random_adapter(module.config, prompt).double().requires_grad_(False)
         target = in_memory(module, "native" if seed else "hf")
-        drafter = MaskTokenDrafter(target, adapter, decoding, WIDTHS)
+        drafter = MaskTokenDrafter(target, adapter.config, decoding, WIDTHS)
         trace, request = Trace(), Request(source, Limits(len(source.prompt), length, NEVER))
         tokens = DraftThenVerify(BitaTarget(target, adapter), drafter, ExactMatch()).decode(request, trace)
         steps = expected_steps(decoding, seed, prompt, source, length)
@@ -83,7 +83,7 @@ def test_greedy_texts_are_the_targets_wherever_they_end(decoding: str, prompt: s
         free = autoregressive(uncached(module, source), source.prompt, finished(source, 20, NEVER))
         for where, (length, masks) in enumerate(itertools.product((1, 2, 5, 20), (None, 1))):
             end = NEVER if where % 3 == 0 else frozenset([free[len(source.prompt) + (3 * where + number) % 20]])
-            drafter = MaskTokenDrafter(target, adapter, decoding, [20] if masks else WIDTHS, masks)
+            drafter = MaskTokenDrafter(target, adapter.config, decoding, [20] if masks else WIDTHS, masks)
             request, trace = Request(source, Limits(len(source.prompt), length, end)), Trace()
             method = DraftThenVerify(BitaTarget(target, adapter), drafter, SpeculativeSampling())
             actual = method.decode(request, trace)
@@ -115,7 +115,7 @@ def counting(decoding: str, masks: int, top_k: int | list[int], rank: int = 0, l
     """The trace of counting from 0, with masks that give the right token this rank."""
     checkpoint = SimpleNamespace(config=SimpleNamespace(vocab_size=10))
     target = SimpleNamespace(checkpoint=checkpoint, device=torch.device("cpu"))
-    adapter = SimpleNamespace(config=SimpleNamespace(mask_tokens=masks))
+    adapter = SimpleNamespace(mask_tokens=masks)
     drafter = MaskTokenDrafter(target, adapter, decoding, top_k)
     trace, request = Trace(), Request(Source((0,)), Limits(1, length, NEVER))
     tokens = draft_then_verify(copying(rank), drafter, SpeculativeSampling(), request, trace)
@@ -144,7 +144,7 @@ def test_no_probe_is_run_for_tokens_behind_the_length_limit() -> None:
     model = copying()
     checkpoint = SimpleNamespace(config=SimpleNamespace(vocab_size=10))
     target = SimpleNamespace(checkpoint=checkpoint, device=torch.device("cpu"))
-    drafter = MaskTokenDrafter(target, SimpleNamespace(config=SimpleNamespace(mask_tokens=3)), "efficient_tree", 2)
+    drafter = MaskTokenDrafter(target, SimpleNamespace(mask_tokens=3), "efficient_tree", 2)
     request = Request(Source((0,)), Limits(1, 4, NEVER))
     draft_then_verify(model, drafter, SpeculativeSampling(), request, Trace())
     # the first token and 3 masks, for the 3 tokens that may follow; then it, 6 candidates, and 2 masks for each of 7
@@ -195,7 +195,7 @@ def test_sampled_texts_have_exactly_the_targets_law(decoding: str) -> None:
     """All that can happen in three tokens, by the whole loop."""
     checkpoint = SimpleNamespace(config=SimpleNamespace(vocab_size=3))
     target = SimpleNamespace(checkpoint=checkpoint, device=torch.device("cpu"))
-    adapter = SimpleNamespace(config=SimpleNamespace(mask_tokens=2))
+    adapter = SimpleNamespace(mask_tokens=2)
     length, depths = 3, set()
     law: dict[tuple[int, ...], float] = defaultdict(float)
 

@@ -8,10 +8,13 @@ import pytest
 import torch
 
 from bild_lab.engine.acceptance import ExactMatch, SpeculativeSampling
-from bild_lab.engine.drafters import ModelDrafter, PromptLookup, SpeculativeDrafter
+from bild_lab.engine.decode import DraftThenVerify
+from bild_lab.engine.drafters import ModelDrafter, PromptLookup, SpeculativeDrafter, SyntheticDrafter
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
+from bild_lab.engine.session import Want
+from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from tests.engine.test_decode import (
     FAMILIES,
@@ -98,6 +101,21 @@ def test_a_draft_ends_with_an_end_token() -> None:
 def test_an_inner_drafter_of_trees_is_refused() -> None:
     with pytest.raises(UserError, match="inner drafter must draft chains, but TreeDrafter drafts trees; use a chain"):
         SpeculativeDrafter(StubModel(copying(1)), TreeDrafter([]), 3)
+
+
+def test_an_inner_drafter_that_reads_more_than_logits_is_refused() -> None:
+    inner = ModelDrafter(StubModel(copying(1)), 2)
+    inner.wants = Want(head_input=True)
+    with pytest.raises(UserError, match="inner drafter must need logits alone, but ModelDrafter has `wants`"):
+        SpeculativeDrafter(StubModel(copying(1)), inner, 3)
+
+
+def test_an_inner_drafter_prepares_before_the_text() -> None:
+    target, middle = StubModel(copying(1)), StubModel(copying(1))
+    drafter = SpeculativeDrafter(middle, SyntheticDrafter(StubModel(copying(1)), 1.0, 2), 4)
+    request = Request(Source((0,)), Limits(1, 9))
+    tokens = DraftThenVerify(target, drafter, ExactMatch()).decode(request, Trace())
+    assert tokens == list(range(10))
 
 
 @pytest.mark.parametrize("window", [0, 2.5, True])

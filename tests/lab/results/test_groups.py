@@ -71,3 +71,15 @@ def test_a_whole_number_is_the_same_setting_however_it_was_written():
     first = sample_result("bild", {}, 1.2, setting={"seed": 0, "threads": 2})
     second = sample_result("bild", {"window": 3}, 1.3, setting={"seed": 0.0, "threads": 2.0})
     assert len(by_setting([first, second])) == 1
+
+
+def test_the_baselines_policy_with_other_knobs_is_compared_with_it():
+    setting = {"baseline": "beam"}
+    own = sample_result("beam", {"beams": 4}, 1.0, setting=setting, same_as_baseline=True)
+    fewer = sample_result("beam", {"beams": 2}, 1.5, setting=setting, same_as_baseline=False)
+    (group,) = by_setting([with_quality(own, value=30.0), with_quality(fewer, value=29.0, baseline=30.0)])
+    assert (group.policies, group.baseline_quality) == (["beam"], 30.0)
+    assert [[one.knobs["beams"] for one in chosen] for chosen in (group.of_policy("beam"), group.front())] == [[2], [2]]
+    assert [one.knobs["beams"] for one in group.notable()] == [2, 4]
+    assert group.best(1.0).knobs == {"beams": 2} and group.best(0.0) is None
+    assert group.position(fewer).x == 1 / 1.5

@@ -74,13 +74,18 @@ def test_numbers_that_json_does_not_have_survive() -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_file_of_version_1_loses_nothing(policy: str) -> None:
-    """Every value of the old file is found under its name, which for counts has a group in front."""
+    """Every value of the old file is found under its name, which for counts has a group in front.
+
+    But for the number of forwards, which nothing read.
+    """
     old = version_1(policy)
     new = Result.from_json(old).to_json()
     counts = {each.name for each in fields(Counts)}
     assert new.pop("stored_at") == old.pop("stored")
     assert (new.pop("schema"), old.pop("schema")) == (2, 1)
-    assert new.pop("facts") is None
+    assert (new.pop("facts"), new.pop("same_as_baseline")) == (None, None)
+    if old["cost"] is not None:
+        del old["cost"]["forwards"]
     if new["pipeline"] is not None:
         assert (new["pipeline"].pop("layers"), new["pipeline"].pop("exit_layer")) == (None, None)
     assert {key: new["counts"][key] if key in counts else new[key] for key in old} == old
@@ -143,6 +148,16 @@ def test_relative_latency_is_one_over_the_speedup_and_one_of_the_baseline() -> N
     assert sample_result("bild", {}, 2.0).relative_latency == 0.5
     assert sample_result("vanilla", {}, 1.1).relative_latency == 1.0
     assert sample_result("bild", {}, None, setting={"baseline": None}).relative_latency is None
+
+
+def test_a_result_says_whether_it_is_the_baseline_and_an_older_one_tells_it_by_the_name() -> None:
+    setting = {"baseline": "beam"}
+    told = {same: sample_result("beam", {}, 2.0, setting=setting, same_as_baseline=same) for same in (True, False)}
+    assert told[True].is_baseline and not told[False].is_baseline
+    assert told[False].relative_latency == 0.5
+    assert through_a_file(told[False]) == told[False]
+    assert sample_result("beam", {}, 2.0, setting=setting).is_baseline
+    assert not sample_result("bild", {}, 2.0, setting=setting).is_baseline
 
 
 def test_a_greedy_speedup_is_one_of_greedy_decoding() -> None:
