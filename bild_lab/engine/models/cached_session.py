@@ -12,8 +12,10 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from bild_lab.engine.draft import Tree
-from bild_lab.engine.session import EVERYTHING, LAST, Chain, DraftedChain, Rows, Scores, Want, as_rows, on_device
+from bild_lab.engine.session import EVERYTHING, Chain, DraftedChain, Rows, Scores, Want, as_rows, on_device
 from bild_lab.engine.trace import Forward
+
+PROMPT = Want(logits=1, prompt=True)
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,8 @@ class Layers(Protocol):
     """What an engine implements: a model's layers and the KV cache of one sequence.
 
     reserved: the first slots, which hold a prefix and never roll back. source: the number of encoder tokens,
-    0 for decoder-only models.
+    0 for decoder-only models. longest_joined: a longer prompt runs by itself, any other with the first rows;
+    None: every prompt runs with them.
     """
 
     config: PreTrainedConfig
@@ -58,6 +61,7 @@ class Layers(Protocol):
     depth: int
     reserved: int
     source: int
+    longest_joined: int | None
 
     def run(self, work: Pass) -> Scores:
         """Run the rows. `hidden` of the result has all rows."""
@@ -113,7 +117,7 @@ class CachedSession:
     @torch.inference_mode()
     def extend(self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING) -> Scores:
         rows = as_rows(rows)
-        if rows.at is not None:
+        if rows.at is not None or not (want.prompt or self._joins()):
             self.prefill()
         tokens, tree = on_device(rows.tokens, self.layers.device), rows.tree
         count, waiting = tokens.shape[0], len(self._pending) if rows.states is None else 0
@@ -139,6 +143,8 @@ class CachedSession:
 
     @torch.inference_mode()
     def draft(self, rows: Sequence[int], chain: Chain) -> DraftedChain | None:
+        if not self._joins():
+            self.prefill()
         tokens = [*self._pending, *rows]
         drafted = self.layers.draft(self._cached, tokens, chain)
         if drafted is None:
@@ -164,12 +170,17 @@ class CachedSession:
     def prefill(self) -> None:
         if self._pending:
             last = self._pending.pop()  # the others run with it
-            self.extend([last], LAST)
+            self.extend([last], PROMPT)
 
     @torch.inference_mode()
     def adopt(self, row: int, layers: Sequence[int]) -> None:
         if row:
             self.layers.gather(self._cached, [row], layers)
+
+    def _joins(self) -> bool:
+        """Whether the prompt runs with the first rows."""
+        longest = self.layers.longest_joined
+        return longest is None or len(self._pending) <= longest
 
     def _behind_prompt(self, tokens: Tensor, tree: Tree | None) -> tuple[Tensor, Tree | None]:
         """The pending prompt tokens, then these rows; with a tree, the combined tree."""

@@ -132,6 +132,8 @@ class HuggingFaceModel:
 class ModuleLayers:
     """A module's decoder layers and the KV cache of one sequence. A prefix fills the cache's first slots."""
 
+    longest_joined = None
+
     def __init__(self, module: PreTrainedModel, source: Source, prefix: Prefix | None = None) -> None:
         self.module, self.config = module, module.config
         self.device, self.depth = input_device(module), decoder_depth(module.config)

@@ -84,7 +84,8 @@ def code_hash(package: Path) -> str:
     digest = hashlib.sha256()
     for file in measuring_modules(package):
         digest.update(file.relative_to(package).as_posix().encode() + b"\0")
-        digest.update(code_text(ast.parse(file.read_text(encoding="utf-8"))).encode() + b"\0")
+        text = file.read_text(encoding="utf-8")
+        digest.update((code_text(ast.parse(text)) if file.suffix == ".py" else text).encode() + b"\0")
     return digest.hexdigest()[:12]
 
 
@@ -92,7 +93,7 @@ def measuring_modules(package: Path) -> Iterator[Path]:
     """The files that MEASURING names, in a fixed order."""
     for name in MEASURING:
         path = package / name
-        yield from [path] if path.suffix == ".py" else sorted(path.rglob("*.py"))
+        yield from [path] if path.suffix == ".py" else sorted([*path.rglob("*.py"), *path.rglob("*.cpp")])
 
 
 def code_text(node: object) -> str:

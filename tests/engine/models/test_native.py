@@ -29,7 +29,7 @@ from transformers import (
 )
 
 import bild_lab
-from bild_lab.engine.models.native import model
+from bild_lab.engine.models.native import model, why_no_kernels
 from bild_lab.engine.models.native.attention import normalize
 from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.model import why_not_native
@@ -286,9 +286,14 @@ def test_gemma3_rounds_embeddings_and_norms_as_transformers_does_in_half_precisi
 
 def test_the_engine_is_chosen_by_architecture_unless_set(checkpoints: Path) -> None:
     target = str(checkpoints / "t5")
-    assert bild_lab.load(target, policy="vanilla").target.engine == "native"
+    ours = "native" if why_no_kernels(torch.device("cpu"), torch.float32) else "kernels"
+    assert bild_lab.load(target, policy="vanilla", device="cpu").target.engine == ours
+    assert bild_lab.load(target, policy="vanilla", device="cpu", dtype="float64").target.engine == "native"
+    assert bild_lab.load(target, policy="vanilla", engine="native").target.engine == "native"
     assert bild_lab.load(target, policy="vanilla", engine="hf").target.engine == "hf"
-    with pytest.raises(UserError, match="runtime.engine must be one of auto, native, hf, got 'fast'"):
+    with pytest.raises(UserError, match="the CPU kernels cannot run: they run float32 and bfloat16 on a CPU"):
+        bild_lab.load(target, policy="vanilla", engine="kernels", dtype="float64")
+    with pytest.raises(UserError, match="runtime.engine must be one of auto, kernels, native, hf, got 'fast'"):
         bild_lab.load(target, policy="vanilla", engine="fast")
 
 

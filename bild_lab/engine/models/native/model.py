@@ -25,7 +25,7 @@ from bild_lab.engine.session import Chain, DraftedChain, Prefix, Scores, Session
 from bild_lab.engine.trace import Forward
 
 SPARE_ROWS = 64  # for the branches of a tree and drafts beyond the length limit
-KERNEL_ROWS = 64  # passes of more rows are faster as matrix products of PyTorch
+KERNEL_ROWS = 64  # a longer prompt runs by itself, and by PyTorch, whose matrix products are faster there
 
 Decoder = llama.LlamaDecoder | t5.T5Decoder
 
@@ -153,6 +153,7 @@ class NativeLayers:
         self.reserved = 0 if prefix is None else prefix.length
         self.source = 0 if source.encoder_ids is None else source.encoder_ids.shape[1]
         self._prefix, self._workspace, self._packed = prefix, workspace, packed
+        self.longest_joined = None if packed is None else KERNEL_ROWS
         if workspace is None:
             capacity = self.reserved + len(source.prompt) + room + SPARE_ROWS
             layers, heads, dim = decoder.cache_shape
@@ -174,7 +175,7 @@ class NativeLayers:
             logits, head_input = self._workspace.step(work)
             return Scores(logits[-work.logits :], head_input[-work.logits :])
         self._reserve(work.start + work.count)
-        if self._packed is not None and work.count <= KERNEL_ROWS:
+        if self._packed is not None and work.prompt <= KERNEL_ROWS:
             return self._run_packed(self._packed, work)
         decoder = self.decoder
         probe = None if self._prefix is None else self._prefix.probe(work.tokens, decoder.embedding.shape[0])
@@ -230,7 +231,7 @@ class NativeLayers:
 
     def draft(self, start: int, tokens: Sequence[int], chain: Chain) -> DraftedChain | None:
         packed = self._packed
-        if packed is None or self._prefix is not None or len(tokens) > KERNEL_ROWS:
+        if packed is None or self._prefix is not None:
             return None
         self._reserve(start + len(tokens) + chain.steps)
         self._place(packed, start + len(tokens) + chain.steps)
