@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Protocol, runtime_checkable
 
@@ -11,25 +12,28 @@ from torch import Tensor
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import Scores, Session
+from bild_lab.engine.session import EVERYTHING, Scores, Session, Want
 from bild_lab.engine.trace import Trace
 
 
 class Drafter(Protocol):
-    """Proposes tokens for the target to check.
+    """Proposes tokens for the target to check. The base of all drafters, which need only write what they change.
 
     Between two proposals the text may become shorter: a `SpeculativeDrafter` takes its inner drafter back whenever
     the target rejects. All tokens but the last are then as they were. A draft continues the tokens it is given.
 
-    A drafter may also have `wants`, a `Want`: what it needs of the target's forwards besides all logits; and `gives`,
-    a set of names: which fields of its drafts it fills for rules that need them, such as "own_probs".
+    wants: what it needs of the target's forwards. gives: which fields of its drafts it fills for rules that need
+    them, such as "own_probs".
     """
 
     drafts_trees: bool
+    wants: Want = EVERYTHING
+    gives: frozenset[str] = frozenset()
 
     def start(self, request: Request, target: Session) -> None:
         """A new text. target: the session that will verify the drafts."""
 
+    @abstractmethod
     def propose(self, tokens: list[int]) -> Draft:
         """A draft behind all committed tokens, the prompt included."""
 
@@ -40,10 +44,11 @@ class Drafter(Protocol):
 class Acceptance(Protocol):
     """Decides how much of a draft stands; row 0 follows the root, row i+1 follows node i.
 
-    A rule may also have `needs`, a set of names: fields of the draft that its drafter must fill.
+    needs: fields of the draft that its drafter must fill.
     """
 
     accepts_trees: bool
+    needs: frozenset[str]
 
     def lossless(self, sampling: Sampling) -> bool:
         """Whether the output is the target's own: token for token if greedy, else in distribution."""

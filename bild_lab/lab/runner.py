@@ -138,7 +138,7 @@ def certify_all(point: Point, requests: list[Request], timed: dict[str, list[Tim
 def compiled_steps(point: Point) -> int:
     """How many shapes the point's models have compiled. A model that decoders share counts once."""
     models = {id(model): model for each in point.decoders.values() for model in each.models}
-    return sum(getattr(model, "compiled_steps", 0) for model in models.values())
+    return sum(model.compiled_steps for model in models.values())
 
 
 class Clock:

@@ -10,6 +10,7 @@ from torch import Tensor
 from bild_lab.engine.adapters.bita import BitaAdapter
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.drafters.trees import GROWTHS, TokenTrees, efficient_tree, widths_of
+from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import LoadedModel, Scores, Session
@@ -19,7 +20,7 @@ STRAIGHTFORWARD = "straightforward"
 DECODINGS = (*GROWTHS, STRAIGHTFORWARD)
 
 
-class MaskTokenDrafter:
+class MaskTokenDrafter(Drafter):
     """Streamlined generation and verification (BiTA §3.2, Appendix B, Algorithm 1), for an `BitaTarget`.
 
     Every forward runs the last committed token, the draft, and groups of masks. Mask j (from 0) of the group

@@ -14,7 +14,7 @@ from bild_lab.engine.session import Model, Scores, Session, Want, on_device
 from bild_lab.errors import UserError
 
 
-class SpeculativeDrafter:
+class SpeculativeDrafter(Drafter):
     """Drafts up to `window` tokens with a model whose own decoding a faster drafter speeds up.
 
     draft: the model in the middle, which drafts for the target. drafter: drafts for it.

@@ -10,16 +10,17 @@ from torch import Tensor
 
 from bild_lab.engine.acceptance.exact_match import ExactMatch
 from bild_lab.engine.decode import DraftThenVerify
-from bild_lab.engine.draft import Draft, Verdict
+from bild_lab.engine.draft import Draft
 from bild_lab.engine.drafters.none import NoDraft
 from bild_lab.engine.drafters.windows import FixedWindow
+from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.session import LAST, Model, Scores, Session, on_device
+from bild_lab.engine.session import LAST, Model, Session, on_device
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 
 
-class SyntheticDrafter:
+class SyntheticDrafter(Drafter):
     """Drafts the target's own greedy text, spoiled so that each token is accepted with a chosen probability.
 
     Theorem 3.8 of the speculative decoding paper predicts a speedup from α, the window and the cost
@@ -86,9 +87,6 @@ class SyntheticDrafter:
             feed = token
         return replace(draft, calls=len(draft))
 
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Nothing to learn: what will be drafted is known."""
-
     def _recital(self, request: Request) -> Recital:
         """Drafts that the target, verifying these very drafts, accepts where they are not spoiled.
 
@@ -111,7 +109,7 @@ class SyntheticDrafter:
         return drafter
 
 
-class Recital:
+class Recital(Drafter):
     """Drafts a text known beforehand, `window` tokens at a time, whatever the target says of it."""
 
     drafts_trees = False
@@ -126,9 +124,6 @@ class Recital:
     def propose(self, tokens: list[int]) -> Draft:
         position = len(tokens) - self._limits.prompt_length
         return Draft(self._text[position : position + min(self._window, self._limits.room(tokens))])
-
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """The text stays what it is."""
 
 
 def source_tokens(source: Source) -> tuple[tuple[int, ...], tuple[int, ...]]:

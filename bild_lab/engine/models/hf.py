@@ -52,6 +52,8 @@ class HuggingFaceModel:
     device: torch.device
     dtype: torch.dtype
     engine: ClassVar[str] = "hf"
+    compiled: ClassVar[bool] = False
+    compiled_steps: ClassVar[int] = 0
     ranks: ClassVar[Ranks] = ONE_PROCESS  # the processes that hold its weights
 
     layers_wanted: bool = field(default=False, init=False)  # by a method that runs some of them
