@@ -55,6 +55,7 @@ class HuggingFaceModel:
     compiled: ClassVar[bool] = False
     compiled_steps: ClassVar[int] = 0
     ranks: ClassVar[Ranks] = ONE_PROCESS  # the processes that hold its weights
+    parts: ClassVar[dict[str, int] | None] = None  # on each device, of a model that is spread over several
 
     layers_wanted: bool = field(default=False, init=False)  # by a method that runs some of them
 
