@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from bild_lab.engine.ppd.pipeline import SHARED
 from bild_lab.engine.theory import expected_tokens
 from bild_lab.lab.analysis.pareto import best_at_loss
 from bild_lab.lab.schema.result import Result
 from bild_lab.papers import finished_points as rows
-from bild_lab.papers.finished_points import MatchRate, RowOf, baseline_quality, curves
+from bild_lab.papers.finished_points import RowOf, baseline_quality, curves
+from bild_lab.papers.match_rates import TOTAL, Rate
 from bild_lab.papers.published import Key
 
 MINIMAL_LOSS, ONE_POINT = 0.12, 1.19  # the most quality, in points, that the rows of BiLD's Table 1 lose
@@ -231,15 +233,15 @@ def pipeline_compute(points: Sequence[Result]) -> list[Cell]:
     return found
 
 
-def match_rates(rates: Sequence[MatchRate], positions: bool) -> list[Cell]:
+def match_rates(rates: Sequence[tuple[str, Rate]], positions: bool) -> list[Cell]:
     """PPD Table 1, or Tables 4 to 6 by position of the token."""
     found = []
-    for one in rates:
-        whole = one.position == "all"
-        name = f"layer {one.layer}, {'trained' if one.trained else 'shared'}, k = {one.top_k}"
+    for dataset, one in rates:
+        whole = one.position == TOTAL
+        name = f"layer {one.layer}, {'shared' if one.heads == SHARED else 'trained'}, k = {one.top_k}"
         if whole or positions:
             part = "" if whole else f"tokens {one.position}"
-            found.append(Cell(one.dataset, name, "match rate", one.rate, part=part))
+            found.append(Cell(dataset, name, "match rate", one.rate, part=part))
     return found
 
 

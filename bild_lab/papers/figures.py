@@ -21,7 +21,8 @@ from bild_lab.papers.drawings import (
     draw_tokens_per_call,
     draw_trade_offs,
 )
-from bild_lab.papers.finished_points import MatchRate, RowOf, read_match_rates, read_points
+from bild_lab.papers.finished_points import RowOf, read_points
+from bild_lab.papers.match_rates import Rate, read_rates
 from bild_lab.papers.mixed_texts import draw_texts, texts_as_markdown
 from bild_lab.papers.published import SCALES, Published, load_published
 from bild_lab.papers.verdicts import AGREES, Comparison, compare, markdown
@@ -49,10 +50,10 @@ def _trade_off(row: RowOf, *borrowed: str) -> PaperFigure:
 
 
 def _match_rates(positions: bool) -> PaperFigure:
-    def cells(rates: Sequence[MatchRate]) -> list[cells_of.Cell]:
+    def cells(rates: Sequence[tuple[str, Rate]]) -> list[cells_of.Cell]:
         return cells_of.match_rates(rates, positions)
 
-    return PaperFigure(cells, read=read_match_rates)
+    return PaperFigure(cells, read=read_rates)
 
 
 FIGURES = {
@@ -172,7 +173,7 @@ def _where(points: Sequence[Any]) -> str:
     """The targets, data, examples and hardware of the points."""
     settings = [point.setting for point in points if isinstance(point, Result)]
     if not settings:
-        return f"match rates on {_listed(point.dataset for point in points)}"
+        return f"match rates on {_listed(dataset for dataset, _ in points)}"
     targets = _listed(short_name(one.target) for one in settings)
     data = _listed(f"{one.dataset} {one.split}" for one in settings)
     examples = _listed(str(one.n_examples) for one in settings)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +13,6 @@ from bild_lab.lab.schema.result import Result
 
 ABLATIONS = ("bild", "bild_no_rollback", "bild_no_fallback")
 PROMPTS = {"none": "masks only", "shallow": "shallow prompt", "deep": "deep prompt"}
-MATCH_RATES, MATCH_METRICS = "match_rates.csv", "metrics.json"  # of scripts/match_rates.py
-
-
-@dataclass(frozen=True)
-class MatchRate:
-    """A row of `scripts/match_rates.py`. position: such as "1-16", or "all"."""
-
-    dataset: str
-    layer: int
-    top_k: int
-    trained: bool
-    position: str
-    rate: float
 
 
 RowOf = Callable[[Result], str | None]  # the row or curve that a point belongs to; None where it has none
@@ -37,23 +21,6 @@ RowOf = Callable[[Result], str | None]  # the row or curve that a point belongs 
 def read_points(folders: Iterable[Path]) -> list[Result]:
     """Every finished point of these sweeps."""
     return [result for folder in folders for result in Sweep(folder).results()]
-
-
-def read_match_rates(folders: Iterable[Path]) -> list[MatchRate]:
-    """Every match rate of these folders. Raises UserError for files of another form."""
-    found = []
-    for folder in folders:
-        if not (folder / MATCH_RATES).is_file():
-            continue
-        try:
-            dataset = json.loads((folder / MATCH_METRICS).read_text())["settings"]["dataset.name"]
-            with (folder / MATCH_RATES).open(newline="") as stream:
-                found += [_match_rate(dataset, row) for row in csv.DictReader(stream)]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(
-                f"{folder} holds no match rates of scripts/match_rates.py: {error!r}; make them anew"
-            ) from error
-    return found
 
 
 def fact(point: Result, *keys: str) -> Any:
@@ -184,8 +151,3 @@ def _adapter(point: Result, key: str) -> Any:
     """Of the adapter as it was run: all that was trained, unless a knob of this name takes less."""
     fewer = point.knobs.get(key)
     return fact(point, "trained", "adapter", key) if fewer is None else fewer
-
-
-def _match_rate(dataset: str, row: dict[str, str]) -> MatchRate:
-    trained = row["heads"] != "shared"
-    return MatchRate(dataset, int(row["layer"]), int(row["top_k"]), trained, row["position"], float(row["rate"]))
