@@ -70,13 +70,12 @@ class Sweep:
 
     def adopt(self, result: Result) -> bool:
         """Copy another sweep's point here, whole or not at all. False where this sweep has it as new or newer."""
-        point = _point_of(result.folder)
-        present = self.newest(point)
+        present = self.newest(result.point)
         if present is not None and _stored_at(present) >= _stored_at(result):
             return False
         self.points.mkdir(parents=True, exist_ok=True)
         files = {file.name: file.read_bytes() for file in sorted(result.folder.iterdir())}
-        self._publish(point, files, beside=True)
+        self._publish(result.point, files, beside=True)
         return True
 
     def write_failure(self, failure: Failure, config_yaml: str) -> Path:

@@ -34,7 +34,7 @@ from bild_lab.training.calibration.data import (
     Answer,
     contents_hash,
     read_part,
-    vocabulary_hash,
+    tokenizer_hash,
 )
 from bild_lab.training.calibration.greedy_answers import greedy_answers
 from bild_lab.training.output_files import require_same_settings, write_json, writing
@@ -77,7 +77,7 @@ class CalibrationJob:
                 "fingerprint": checkpoint.fingerprint,
                 "type": checkpoint.config.model_type,
                 "encoder_decoder": checkpoint.encoder_decoder,
-                "vocabulary": vocabulary_hash(checkpoint),
+                "vocabulary": tokenizer_hash(checkpoint),
             },
             "decoding": {"method": "greedy", "max_new_tokens": self.max_new_tokens, "dtype": dtype},
             "dataset": asdict(self.dataset),

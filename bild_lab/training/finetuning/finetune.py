@@ -11,11 +11,12 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 
+from bild_lab.engine.models.checkpoint import decoder_depth
 from bild_lab.errors import UserError
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.results.records import require_writable
 from bild_lab.training.batches import BatchOrder, Collator, TokenizedExample, TokenLimits, tokenize
-from bild_lab.training.checks import decoder_depth, require_references, require_room
+from bild_lab.training.checks import require_references, require_room
 from bild_lab.training.finetuning.evaluation import Evaluator, greedy_settings
 from bild_lab.training.finetuning.job import FinetuningJob
 from bild_lab.training.finetuning.losses import LayerLoss, layer_weights
