@@ -16,7 +16,7 @@ import hydra
 from omegaconf import DictConfig
 
 from bild_lab.engine.models.ranks import launched
-from bild_lab.errors import UserError, require_whole
+from bild_lab.errors import require_model_path, require_whole
 from bild_lab.lab.cli import console, escape, output, refusing, run_application
 from bild_lab.lab.config import config_dir, typed
 
@@ -64,8 +64,7 @@ def calibration_job(cfg: DictConfig, device: torch.device) -> CalibrationJob:
     dataset = typed(DatasetSpec, cfg.dataset, "dataset")
     folder = sweep_folder(cfg)
     require_writable(folder)
-    if not isinstance(cfg.model.path, str) or not cfg.model.path:
-        raise UserError(f"model.path must be a folder or a hub id, got {cfg.model.path!r}")
+    require_model_path("model.path", cfg.model.path)
     if cfg.runtime.threads is not None:
         require_whole("runtime.threads", cfg.runtime.threads, 1)
         torch.set_num_threads(cfg.runtime.threads)

@@ -127,10 +127,7 @@ class HuggingFaceEarlyExit:
                 "use policy=early_exit_speculative with the native engine, or policy=hf_prompt_lookup"
             )
         depth = target.checkpoint.config.num_hidden_layers
-        if isinstance(exit_layer, bool) or not isinstance(exit_layer, int) or not 1 <= exit_layer <= depth:
-            raise UserError(
-                f"exit_layer must be a whole number from 1 to the target's {depth} layers, got {exit_layer!r}"
-            )
+        require_whole("exit_layer", exit_layer, 1, depth, f"the target has {depth} layers")
         self._exit_layer = exit_layer
 
     @torch.inference_mode()

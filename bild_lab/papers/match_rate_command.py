@@ -16,7 +16,7 @@ from rich.table import Table
 from bild_lab.engine.models.checkpoint import resolve_device, resolve_dtype
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.session import LoadedModel
-from bild_lab.errors import UserError, require_whole
+from bild_lab.errors import UserError, require_model_path, require_whole
 from bild_lab.lab.cli import console, escape, output
 from bild_lab.lab.config import typed
 from bild_lab.lab.data.examples import DatasetSpec, load_examples
@@ -63,8 +63,7 @@ def match_rates(cfg: DictConfig) -> None:
 
 def target_of(cfg: DictConfig) -> LoadedModel:
     """The model whose layers are measured. No weights are read."""
-    if not isinstance(cfg.model.path, str) or not cfg.model.path:
-        raise UserError(f"model.path must be a folder or a hub id, got {cfg.model.path!r}")
+    require_model_path("model.path", cfg.model.path)
     if cfg.runtime.threads is not None:
         require_whole("runtime.threads", cfg.runtime.threads, 1)
         torch.set_num_threads(cfg.runtime.threads)

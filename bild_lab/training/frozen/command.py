@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from bild_lab.engine.models.checkpoint import Checkpoint, resolve_dtype
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.ranks import launched
-from bild_lab.errors import UserError
+from bild_lab.errors import require_model_path
 from bild_lab.lab.cli import console, escape, output
 from bild_lab.lab.config import typed
 from bild_lab.lab.data.examples import DatasetSpec, load_examples
@@ -93,8 +93,7 @@ def frozen_job(
 
 def _frozen_base(cfg: DictConfig, spec: ModuleSpec, kind: type[Checkpoint]) -> Checkpoint:
     """The frozen model. Raises UserError if it cannot be read, or the module cannot be trained for it."""
-    if not (isinstance(cfg.model.path, str) and cfg.model.path):
-        raise UserError(f"model.path must be a folder or a hub id, got {cfg.model.path!r}")
+    require_model_path("model.path", cfg.model.path)
     base = named_checkpoint(cfg.model.path, cfg.model.revision, kind=kind)
     base.check()
     spec.check(base.config)
