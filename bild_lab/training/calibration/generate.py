@@ -16,7 +16,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from accelerate import PartialState
 
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.ranks import launched
@@ -96,11 +95,6 @@ class CalibrationJob:
         """SPLIT-FIRST-END.parquet: named as a local dataset's file, so that `dataset.path` can be this folder."""
         split = re.sub(r"\W+", "_", canonical_split(self.dataset.split))
         return self.folder / f"{split}-{part.start:08d}-{part.stop:08d}.parquet"
-
-
-def join_processes(cpu: bool) -> PartialState:
-    """Accelerate's state of the processes that a launcher started, of which none waits too briefly for another."""
-    return PartialState(cpu=cpu, timeout=LONGEST_WAIT)
 
 
 def generate_calibration(

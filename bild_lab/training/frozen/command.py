@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from bild_lab.engine.models.checkpoint import Checkpoint, resolve_dtype
 from bild_lab.engine.models.hf import HuggingFaceModel
-from bild_lab.engine.models.ranks import launched
+from bild_lab.engine.models.ranks import launched, process_group
 from bild_lab.errors import require_model_path
 from bild_lab.lab.cli import console, escape, output
 from bild_lab.lab.config import typed
@@ -20,7 +20,7 @@ from bild_lab.lab.point import sweep_folder
 from bild_lab.lab.results.records import require_writable
 from bild_lab.lab.toy_pair import named_checkpoint
 from bild_lab.training.calibration.data import Calibration, read_calibration
-from bild_lab.training.calibration.generate import CalibrationJob, generate_calibration, join_processes
+from bild_lab.training.calibration.generate import LONGEST_WAIT, CalibrationJob, generate_calibration
 from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.frozen.job import FrozenJob, ModuleSpec
 from bild_lab.training.frozen.train import train_module
@@ -114,7 +114,9 @@ def own_answers(cfg: DictConfig, base: Checkpoint, recipe: Recipe, folder: Path)
     settings = typed(AnswerSpec, cfg.answers, "answers")
     examples = load_examples(dataset)
     with isolated(recipe.seed, recipe.threads):
-        target = HuggingFaceModel(base, join_processes(recipe.on_cpu).device, resolve_dtype(settings.dtype))
+        target = HuggingFaceModel(
+            base, process_group(recipe.on_cpu, LONGEST_WAIT).device, resolve_dtype(settings.dtype)
+        )
         sizes = (settings.max_new_tokens, settings.batch_size, settings.part_size)
         job = CalibrationJob(target, dataset, examples, *sizes, folder)
         with answers_bar(console) as report:
