@@ -1,6 +1,6 @@
 """The words of the report, the terminal and the command line, explained once.
 
-Those that name a number of a result are explained in `results/columns.py`.
+Those that name a number of a result are explained in `schema/columns.py`.
 """
 
 from __future__ import annotations

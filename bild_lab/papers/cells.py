@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bild_lab.engine.ppd.pipeline import SHARED
-from bild_lab.engine.theory import expected_tokens
+from bild_lab.engine.speculative_theory import expected_tokens
 from bild_lab.lab.analysis.pareto import best_at_loss
 from bild_lab.lab.schema.result import Result
 from bild_lab.papers import finished_points as rows

@@ -15,7 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from bild_lab.engine.theory import expected_tokens
+from bild_lab.engine.speculative_theory import expected_tokens
 from bild_lab.files import write_atomically
 from bild_lab.lab.analysis.pareto import pareto_front
 from bild_lab.lab.formatting import MINUS

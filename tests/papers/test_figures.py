@@ -17,7 +17,7 @@ import scripts.figures
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import run_application
 from bild_lab.lab.results.records import Sweep
-from bild_lab.lab.schema.examples import MeasuredExample
+from bild_lab.lab.schema.measured_examples import MeasuredExample
 from bild_lab.lab.schema.result import Result
 from bild_lab.papers import finished_points as rows
 from bild_lab.papers.cells import Cell, Cells

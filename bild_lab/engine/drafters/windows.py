@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from bild_lab.engine.theory import optimal_window
+from bild_lab.engine.speculative_theory import optimal_window
 from bild_lab.errors import UserError, require_whole
 
 PRIOR_TOKENS = 4.0  # how many judged tokens the assumed acceptance rate weighs as much as

@@ -19,8 +19,8 @@ from filelock import FileLock, Timeout
 from bild_lab.errors import UserError
 from bild_lab.files import sync_folder, write_atomically
 from bild_lab.lab.hashing import plain_numbers
-from bild_lab.lab.schema.examples import EXAMPLES, MeasuredExample
 from bild_lab.lab.schema.json_values import from_json, to_json
+from bild_lab.lab.schema.measured_examples import EXAMPLES, MeasuredExample
 from bild_lab.lab.schema.result import Failure, FailureCause, Result
 
 CONFIG, RESULT, FAILURE = "config.yaml", "result.json", "failed.json"

@@ -18,7 +18,7 @@ from bild_lab.lab.data.examples import Example
 from bild_lab.lab.metrics import score
 from bild_lab.lab.point import cached_examples, prepare
 from bild_lab.lab.results.records import Sweep
-from bild_lab.lab.schema.examples import read_examples
+from bild_lab.lab.schema.measured_examples import read_examples
 from bild_lab.training.alignment.agreement import agreement
 from bild_lab.training.alignment.draft_gain import Comparison, gains, measured_points, point_configs
 from bild_lab.training.batches import spread_evenly

@@ -22,8 +22,8 @@ from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.errors import UserError, require_model_path, require_whole
 from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.toy_pair import named_checkpoint
-from bild_lab.training.checks import require_fitting_tokenizer
 from bild_lab.training.finetuning.tokenizer import train_tokenizer
+from bild_lab.training.fit_checks import require_fitting_tokenizer
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.data.examples import DatasetSpec, Example
 from bild_lab.training.batches import TokenLimits, tokenize
 from bild_lab.training.calibration.data import END, Answer, Calibration, contents_hash
-from bild_lab.training.checks import require_fitting_tokenizer, require_references
+from bild_lab.training.fit_checks import require_fitting_tokenizer, require_references
 
 DATA, SELF = "data", "self"
 
