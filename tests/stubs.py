@@ -24,6 +24,7 @@ class StubModel:
 
     next_logits: NextLogits
     device: torch.device = torch.device("cpu")
+    dtype: torch.dtype = torch.float32
     engine: str = "stub"
     fed: list[int] = field(default_factory=list)
 

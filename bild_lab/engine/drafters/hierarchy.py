@@ -14,7 +14,7 @@ from bild_lab.engine.session import Model, Scores, Session, Want, on_device
 from bild_lab.errors import UserError
 
 
-class SpeculativeDrafter:
+class SpeculativeDrafter(Drafter):
     """Drafts up to `window` tokens with a model that is itself accelerated by a faster drafter.
 
     draft: the middle model, which drafts for the target. drafter: drafts for the middle model.
