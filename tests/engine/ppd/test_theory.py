@@ -86,7 +86,7 @@ def test_an_exit_before_half_of_the_layers_or_behind_the_last_is_refused(wrong: 
 
 def test_an_odd_number_of_layers_is_halved_upwards() -> None:
     assert expected_latency(1, 5, 3, 0.5) == 5
-    with pytest.raises(UserError, match="from 3, half of the 5 layers"):
+    with pytest.raises(UserError, match=">= 3 and <= 5, got 2; half of the 5 layers"):
         expected_latency(1, 5, 2, 0.5)
 
 
