@@ -15,8 +15,17 @@ def require_flag(key: str, value: object) -> None:
         raise UserError(f"{key} must be true or false, got {value!r}")
 
 
-def require_whole(key: str, value: object, least: int, most: int | None = None) -> None:
-    """Raise UserError unless the value is an integer of at least `least`, and at most `most` where that is given."""
+def require_whole(key: str, value: object, least: int, most: int | None = None, remedy: str = "") -> None:
+    """Raise UserError unless the value is an integer of at least `least`, and at most `most` where that is given.
+
+    remedy: what to do instead, for the end of the message.
+    """
     if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
         bound = "" if most is None else f" and <= {most}"
-        raise UserError(f"{key} must be a whole number >= {least}{bound}, got {value!r}")
+        raise UserError(f"{key} must be a whole number >= {least}{bound}, got {value!r}{remedy and f'; {remedy}'}")
+
+
+def require_model_path(key: str, value: object) -> None:
+    """Raise UserError unless the value may name a checkpoint."""
+    if not isinstance(value, str) or not value:
+        raise UserError(f"{key} must be a folder or a hub id, got {value!r}")

@@ -23,7 +23,7 @@ def compare(cfg: DictConfig) -> None:
     from bild_lab.lab.point import sweep_folder
     from bild_lab.lab.results.commits import read_results, references_of
     from bild_lab.lab.results.records import require_writable
-    from bild_lab.lab.schema.examples import read_examples
+    from bild_lab.lab.schema.measured_examples import read_examples
     from bild_lab.report.comparison import comparison_table, notes, summary, write_comparison
 
     names = tuple(str(name) for name in cfg.sweeps)

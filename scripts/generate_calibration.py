@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import hydra
 from omegaconf import DictConfig
 
-from bild_lab.engine.models.ranks import launched
-from bild_lab.errors import UserError, require_whole
+from bild_lab.engine.models.ranks import launched, process_group
+from bild_lab.errors import require_model_path, require_whole
 from bild_lab.lab.cli import console, escape, output, refusing, run_application
 from bild_lab.lab.config import config_dir, typed
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 def generate(cfg: DictConfig) -> None:
     """Generate the missing answers. Raises UserError for bad input."""
-    from bild_lab.engine.models.checkpoint import resolve_device  # late: torch takes seconds to load
-    from bild_lab.training.calibration.generate import generate_calibration, join_processes
+    from bild_lab.engine.models.checkpoint import resolve_device  # torch is loaded after the words are checked
+    from bild_lab.training.calibration.generate import LONGEST_WAIT, generate_calibration
     from bild_lab.training.terminal import answers_bar
 
     device = resolve_device(cfg.runtime.device)
-    processes = join_processes(device.type == "cpu")
+    processes = process_group(device.type == "cpu", LONGEST_WAIT)
     job = calibration_job(cfg, processes.device if launched().count > 1 else device)
     answered = 0
 
@@ -64,8 +64,7 @@ def calibration_job(cfg: DictConfig, device: torch.device) -> CalibrationJob:
     dataset = typed(DatasetSpec, cfg.dataset, "dataset")
     folder = sweep_folder(cfg)
     require_writable(folder)
-    if not isinstance(cfg.model.path, str) or not cfg.model.path:
-        raise UserError(f"model.path must be a folder or a hub id, got {cfg.model.path!r}")
+    require_model_path("model.path", cfg.model.path)
     if cfg.runtime.threads is not None:
         require_whole("runtime.threads", cfg.runtime.threads, 1)
         torch.set_num_threads(cfg.runtime.threads)

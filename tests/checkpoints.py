@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import random
+from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -17,8 +20,15 @@ needs_shared = pytest.mark.skipif(
 )
 
 
-def write_checkpoints(folder: Path) -> Path:
-    """t5, t5-draft, the same of llama, qwen3 and gemma3, and llama-words, whose vocabulary is another."""
+@lru_cache
+def tiny_checkpoints() -> Path:
+    """t5, t5-draft, the same of llama, qwen3 and gemma3, and llama-words, whose vocabulary is another.
+
+    Written once, to a folder that is removed when the tests end.
+    """
+    kept = TemporaryDirectory()
+    atexit.register(kept.cleanup)
+    folder = Path(kept.name)
     for name, make in TINY.items():
         target = make(1)
         save(relative_of(target, 2, noise=0.2), folder / f"{name}-draft")

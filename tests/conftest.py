@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from bild_lab.lab.cli import run_application
-from tests.checkpoints import write_checkpoints, write_data
+from tests.checkpoints import tiny_checkpoints, write_data
 
 torch.set_num_threads(1)  # fastest for tiny models, and leaves the other core to the other half of the tests
 
 
 @pytest.fixture(scope="session")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoints(tmp_path_factory.mktemp("checkpoints"))
+def checkpoints() -> Path:
+    return tiny_checkpoints()
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ import copy
 from functools import lru_cache
 from pathlib import Path
 
-from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 from transformers import PreTrainedModel
 
@@ -18,8 +17,9 @@ from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
-from bild_lab.lab.build import build, flatten
+from bild_lab.lab.build import flatten
 from bild_lab.lab.config import compose_policy, policy_names
+from tests.checkpoints import tiny_checkpoints
 from tests.engine.adapters.tiny import files_of
 from tests.engine.drafters.tables import ngram_table
 from tests.tiny import tiny_tokenizer
@@ -49,14 +49,8 @@ def parts(policy: str) -> dict[str, object]:
 
 @lru_cache
 def is_lossless(policy: str, temperature: float = 0.0) -> bool:
-    """What the policy's own parts say of themselves, with the values of its file."""
-    composed = shipped(policy)
-    parts_of = OmegaConf.to_container(OmegaConf.create({"policy": composed}).policy.decoder, resolve=True)
-    rule = parts_of.get("acceptance")
-    if rule is None:  # a decoder of its own
-        kind = get_class(parts_of["_target_"])
-        return kind.lossless(None, Sampling(temperature))
-    return parts_of.get("verify_tail", True) and build(rule, {}).lossless(Sampling(temperature))
+    """What the policy's method says of itself, built with the values of its file."""
+    return load(tiny_checkpoints(), "llama", policy).method.lossless(Sampling(temperature))
 
 
 def is_peer(policy: str) -> bool:
@@ -77,7 +71,8 @@ def load(checkpoints: Path, family: str, policy: str, **knobs: object) -> bild_l
         knobs = {"table": str(ngram_table(checkpoints / family)), **knobs}
     knobs = {**files_of(policy, Checkpoint(str(checkpoints / "llama")).config, checkpoints), **knobs}
     draft = str(checkpoints / f"{family}-draft")
-    return bild_lab.load(str(checkpoints / family), draft, policy, second_draft=draft, **knobs)
+    whole = policy if knobs or policy not in policy_names() else shipped(policy)  # which composes once for all tests
+    return bild_lab.load(str(checkpoints / family), draft, whole, second_draft=draft, **knobs)
 
 
 def in_memory(module: PreTrainedModel, engine: str = "hf") -> LoadedModel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ class StubModel:
 
     next_logits: NextLogits
     device: torch.device = torch.device("cpu")
+    dtype: torch.dtype = torch.float32
     engine: str = "stub"
     fed: list[int] = field(default_factory=list)
 
@@ -95,13 +97,17 @@ class CountingSession(CachedSession):
 
 
 def uncached(module: PreTrainedModel, source: Source) -> NextLogits:
-    """The next token's logits by one forward over everything, with no cache: the oracle of sessions."""
+    """The next token's logits by one forward over everything, with no KV cache: the oracle of sessions.
 
+    Algorithms ask again and again for the same texts, so each answer is kept.
+    """
+
+    @cache
     @torch.inference_mode()
-    def next_logits(tokens: list[int]) -> Tensor:
+    def next_logits(tokens: tuple[int, ...]) -> Tensor:
         ids = torch.tensor([tokens])
         if source.encoder_ids is None:
             return module(input_ids=ids, use_cache=False).logits[0, -1]
         return module(input_ids=source.encoder_ids, decoder_input_ids=ids, use_cache=False).logits[0, -1]
 
-    return next_logits
+    return lambda tokens: next_logits(tuple(tokens))

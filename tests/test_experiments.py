@@ -29,8 +29,8 @@ from bild_lab.lab.config import config_dir, typed
 from bild_lab.lab.data.examples import DatasetSpec, load_examples
 from bild_lab.lab.point import cached_examples, prepare
 from bild_lab.papers.figures import FIGURES, measured
+from bild_lab.papers.match_rate_command import match_rates
 from bild_lab.papers.published import SCALES, load_published
-from scripts.match_rates import match_rates
 from tests.engine.adapters.tiny import files_of
 from tests.engine.drafters.tables import ngram_table
 from tests.tiny import tiny_llama

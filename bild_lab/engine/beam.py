@@ -14,7 +14,7 @@ from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.sampling import Sampling, precise
 from bild_lab.engine.session import Model, Rows, Session, Want, on_device
 from bild_lab.engine.trace import Forward, Round, Trace
-from bild_lab.errors import UserError, require_flag
+from bild_lab.errors import UserError, require_flag, require_whole
 
 Text = tuple[int, ...]  # the prompt's last token, then the emitted tokens
 Likeliest = Mapping[Text, list[tuple[int, float]]]  # tokens that may follow a text, with their log-probabilities
@@ -73,13 +73,14 @@ class BeamSearch:
     drafter: BeamDrafter | None = None
 
     def __post_init__(self) -> None:
-        require_beams("beams", self.beams, 2, "use policy=vanilla for a single hypothesis")
+        require_whole("beams", self.beams, 2, remedy="use policy=vanilla for a single hypothesis")
         penalty = self.length_penalty
         if isinstance(penalty, bool) or not isinstance(penalty, int | float) or not math.isfinite(penalty):
             raise UserError(f"length_penalty must be a finite number, got {penalty!r}; 0 ignores how long a text is")
         require_flag("early_stopping", self.early_stopping)
         if self.drafter is not None and self.drafter.beams is not None:
-            require_beams("draft_beams", self.drafter.beams, self.beams, "fewer never hold all the target selects")
+            remedy = "fewer never hold all the target selects"
+            require_whole("draft_beams", self.drafter.beams, self.beams, remedy=remedy)
 
     @property
     def engine(self) -> str:
@@ -241,9 +242,3 @@ def round_of(drafted: Sequence[Sequence[Hypothesis]], steps: int, search: Search
         next_token=(search.running or search.ended)[0].text[-1],
         draft_calls=len(drafted),
     )
-
-
-def require_beams(name: str, beams: int, least: int, remedy: str) -> None:
-    """Raise UserError unless there are enough beams."""
-    if isinstance(beams, bool) or not isinstance(beams, int) or beams < least:
-        raise UserError(f"{name} must be a whole number >= {least}, got {beams!r}; {remedy}")

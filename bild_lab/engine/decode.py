@@ -10,7 +10,7 @@ import torch
 from bild_lab.engine.protocols import Acceptance, Drafter, Prepares
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import EVERYTHING, Model, Rows
+from bild_lab.engine.session import Model, Rows
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError, require_flag
 
@@ -36,7 +36,7 @@ class DraftThenVerify:
                 f"{rule} accepts chains of tokens, but {drafter} drafts trees; "
                 "use ExactMatch or SpeculativeSampling with it"
             )
-        if lacking := sorted(set(getattr(self.acceptance, "needs", ())) - set(getattr(self.drafter, "gives", ()))):
+        if lacking := sorted(self.acceptance.needs - self.drafter.gives):
             raise UserError(
                 f"{rule} needs the {lacking[0]} of every draft, which {drafter} does not give here; "
                 "draft with ModelDrafter and keeps_probs: true"
@@ -78,7 +78,7 @@ def rounds(
     """The loop: yields the tokens that each round adds to the text."""
     limits = request.limits
     tokens = list(request.source.prompt)
-    want = getattr(drafter, "wants", EVERYTHING)
+    want = drafter.wants
     with trace.span("prefill"):
         session = target.start(request.source, limits.max_new_tokens, trace.forwards)
         drafter.start(request, session)

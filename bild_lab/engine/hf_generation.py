@@ -26,7 +26,7 @@ class HuggingFaceGenerate:
         return True
 
     def __init__(self, target: LoadedModel) -> None:
-        self._target = require_transformers(target)
+        self._target = target.transformers
 
     @torch.inference_mode()
     def decode(self, request: Request, trace: Trace) -> list[int]:
@@ -54,9 +54,9 @@ class HuggingFaceAssisted:
         window: int | None = None,
     ) -> None:
         require_flag("decoder_mask", decoder_mask)
-        self._target = require_transformers(target)
-        self._draft = require_transformers(draft)
-        # `generate` changes the drafter's settings from call to call: our own copy keeps methods independent
+        self._target = target.transformers
+        self._draft = draft.transformers
+        # `generate` adapts the drafter's settings from call to call: a copy of our own keeps methods apart
         self._settings = copy.deepcopy(draft.checkpoint.generation)
         if window is not None:
             self._settings.num_assistant_tokens = window
@@ -91,7 +91,7 @@ class HuggingFacePromptLookup:
     def __init__(self, target: LoadedModel, window: int, longest_match: int) -> None:
         require_whole("the draft window", window, 1)
         require_whole("longest_match", longest_match, 1)
-        self._target = require_transformers(target)
+        self._target = target.transformers
         if weightless(target.checkpoint)._is_stateful:
             raise UserError(
                 f"prompt lookup of transformers needs a model with a key-value cache, got {kind(target)}; "
@@ -120,17 +120,14 @@ class HuggingFaceEarlyExit:
         return True
 
     def __init__(self, target: LoadedModel, exit_layer: int) -> None:
-        self._target = require_transformers(target)
+        self._target = target.transformers
         if target.checkpoint.encoder_decoder or not exits_early(target.checkpoint):
             raise UserError(
                 f"transformers cannot exit early from {kind(target)}, but from models such as Llama; "
                 "use policy=early_exit_speculative with the native engine, or policy=hf_prompt_lookup"
             )
         depth = target.checkpoint.config.num_hidden_layers
-        if isinstance(exit_layer, bool) or not isinstance(exit_layer, int) or not 1 <= exit_layer <= depth:
-            raise UserError(
-                f"exit_layer must be a whole number from 1 to the target's {depth} layers, got {exit_layer!r}"
-            )
+        require_whole("exit_layer", exit_layer, 1, depth, f"the target has {depth} layers")
         self._exit_layer = exit_layer
 
     @torch.inference_mode()
@@ -182,15 +179,6 @@ def plain_generation_config(target: HuggingFaceModel, request: Request) -> Gener
         use_cache=True,
         **chosen,
     )
-
-
-def require_transformers(model: LoadedModel) -> HuggingFaceModel:
-    """The model as a module of Transformers. Raises UserError if it has none."""
-    if (module := getattr(model, "transformers", None)) is None:
-        raise UserError(
-            f"Hugging Face generation needs a model of transformers, got {type(model).__name__}; set runtime.engine=hf"
-        )
-    return module
 
 
 def exits_early(checkpoint: Checkpoint) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Protocol, runtime_checkable
 
@@ -11,25 +12,28 @@ from torch import Tensor
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import Scores, Session
+from bild_lab.engine.session import EVERYTHING, Scores, Session, Want
 from bild_lab.engine.trace import Trace
 
 
 class Drafter(Protocol):
-    """Proposes tokens for the target to verify.
+    """Proposes tokens for the target to check. The base of all drafters, which need only write what they change.
 
     Between two proposals the text may become shorter: a `SpeculativeDrafter` rolls its inner drafter back whenever
     the target rejects a token. All tokens except the last are then unchanged. A draft continues the given tokens.
 
-    A drafter may also have `wants`, a `Want`: what it needs from the target's forwards in addition to all logits; and
-    `gives`, a set of names: the fields of its drafts that it fills for rules that need them, such as "own_probs".
+    wants: what it needs of the target's forwards. gives: which fields of its drafts it fills for rules that need
+    them, such as "own_probs".
     """
 
     drafts_trees: bool
+    wants: Want = EVERYTHING
+    gives: frozenset[str] = frozenset()
 
     def start(self, request: Request, target: Session) -> None:
         """Start a new text. target: the session that will verify the drafts."""
 
+    @abstractmethod
     def propose(self, tokens: list[int]) -> Draft:
         """Draft a continuation of all committed tokens, including the prompt."""
 
@@ -40,10 +44,11 @@ class Drafter(Protocol):
 class Acceptance(Protocol):
     """Decides how much of a draft is accepted. Row 0 of logits scores the root's next token, row i+1 node i's.
 
-    A rule may also have `needs`, a set of names: fields of the draft that its drafter must fill.
+    needs: fields of the draft that its drafter must fill.
     """
 
     accepts_trees: bool
+    needs: frozenset[str]
 
     def lossless(self, sampling: Sampling) -> bool:
         """Whether the output is the target's own: token for token if greedy, else in distribution."""

@@ -194,6 +194,8 @@ class LoadedModel(Model, Protocol):
 
     checkpoint: Checkpoint
     dtype: torch.dtype
+    compiled: bool  # whether steps go through torch.compile
+    compiled_steps: int  # so far
 
     @property
     def transformers(self) -> HuggingFaceModel:

@@ -18,7 +18,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from bild_lab.errors import UserError, require_flag, require_whole
+from bild_lab.errors import UserError, require_flag, require_model_path, require_whole
 
 T = TypeVar("T")
 
@@ -56,8 +56,8 @@ class PairSpec:
     def __post_init__(self) -> None:
         for key in ("target", "draft", "second_draft"):
             value = getattr(self, key)
-            if value is not None and not (isinstance(value, str) and value):
-                raise UserError(f"pair.{key} must be a folder or a hub id, got {value!r}")
+            if value is not None:
+                require_model_path(f"pair.{key}", value)
         if self.target is None:
             raise UserError("pair.target must be a folder or a hub id, got null")
 

@@ -16,6 +16,7 @@ from bild_lab.engine.models.checkpoint import require_same_vocabulary, resolve_d
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.native import NativeModel, why_no_kernels, why_not_native
 from bild_lab.engine.models.placement import Placement
+from bild_lab.engine.models.ranks import Ranks
 from bild_lab.engine.protocols import Method, Prepares, Streams
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.sampling import Sampling
@@ -48,13 +49,20 @@ class Decoder:
     method: Method
     models: tuple[LoadedModel, ...]  # the target, then the models that draft
 
+    @property
+    def running(self) -> tuple[LoadedModel, ...]:
+        """The models that run: Transformers' own generate runs its own modules, whatever engine our loop uses."""
+        return tuple(each if each.engine == self.method.engine else each.transformers for each in self.models)
+
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that hold the target's weights."""
+        return self.target.transformers.ranks
+
     def load_weights(self) -> None:
         """Read the weights now instead of at the first decoding."""
-        for model in self.models:
-            if self.method.engine == model.engine:
-                model.load()
-            else:  # Transformers' generate runs its own modules, whatever engine our loop uses
-                _ = model.transformers.module
+        for model in self.running:
+            model.load()
 
     def request(
         self,

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from bild_lab.engine.models.checkpoint import DTYPES
-from bild_lab.engine.models.placement import SpreadModel
 from bild_lab.engine.request import Request
 from bild_lab.lab.analysis.pipeline import pipeline_summary
 from bild_lab.lab.analysis.prediction import predict
@@ -39,12 +38,12 @@ def run_point(point: Point, sweep: Sweep, setup_s: float = 0.0, advance: Callabl
     clock = Clock()
     torch.set_num_threads(point.setting["threads"])
     decoder = point.decoders[METHOD]
-    device, synchronize, ranks = decoder.target.device, decoder.synchronize, decoder.target.transformers.ranks
+    device, synchronize, ranks = decoder.target.device, decoder.synchronize, decoder.ranks
     use = DeviceUse(device) if ranks.first or device.type == "cuda" else None  # processes share a CPU
     surroundings = {**environment(device), "host": platform.node()}
     ranks.run(lambda: [each.load_weights() for each in point.decoders.values()])
-    if isinstance(decoder.target, SpreadModel):
-        surroundings["parts"] = decoder.target.parts
+    if (parts := decoder.target.transformers.parts) is not None:
+        surroundings["parts"] = parts
     clock.lap("load")
     limit = point.decoding.max_new_tokens
     examples = with_history(point.examples, point.vanilla, point.setting, limit, sweep.folder / "history")
@@ -52,7 +51,7 @@ def run_point(point: Point, sweep: Sweep, setup_s: float = 0.0, advance: Callabl
     clock.lap("history")
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    require_no_nan(decoder.models, decoder.method.engine, requests[0])
+    require_no_nan(decoder.running, requests[0])
     methods = {name: each.method for name, each in point.decoders.items()}
     warm_up(methods, requests, point.measure.warmup, point.seed)
     clock.lap("warmup")
@@ -71,7 +70,7 @@ def run_point(point: Point, sweep: Sweep, setup_s: float = 0.0, advance: Callabl
     certificates = certify_all(point, requests, timed) if point.measure.certify else None
     clock.lap("certify")
     for request, one in zip(requests, timed[METHOD], strict=True):
-        require_no_nan(decoder.models, decoder.method.engine, request, one.token_ids)
+        require_no_nan(decoder.running, request, one.token_ids)
     clock.lap("check")
     texts = {name: [decoder.text(one.token_ids) for one in several] for name, several in timed.items()}
     result = Result(
@@ -139,7 +138,7 @@ def certify_all(point: Point, requests: list[Request], timed: dict[str, list[Tim
 def compiled_steps(point: Point) -> int:
     """How many shapes the point's models have compiled. A model shared by several decoders counts once."""
     models = {id(model): model for each in point.decoders.values() for model in each.models}
-    return sum(getattr(model, "compiled_steps", 0) for model in models.values())
+    return sum(model.compiled_steps for model in models.values())
 
 
 class Clock:

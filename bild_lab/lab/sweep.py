@@ -160,7 +160,7 @@ def _check(configs: list[DictConfig]) -> None:
 def _prepare_everywhere(cfg: DictConfig) -> Point:
     """Prepare a point. Raises UserError if torchrun started several processes and its target does not use them."""
     point = prepare(cfg)
-    if point.vanilla.target.transformers.ranks != launched():
+    if point.vanilla.ranks != launched():
         raise UserError(
             f"{launched().count} processes would measure the same point and write it to {sweep_folder(cfg)}; "
             "run without torchrun, or set runtime.tensor_parallel=true"

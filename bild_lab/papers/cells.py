@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bild_lab.engine.theory import expected_tokens
+from bild_lab.engine.ppd.pipeline import SHARED
+from bild_lab.engine.speculative_theory import expected_tokens
+from bild_lab.lab.analysis.pareto import best_at_loss
+from bild_lab.lab.schema.result import Result
 from bild_lab.papers import finished_points as rows
-from bild_lab.papers.finished_points import FinishedPoint, MatchRate, RowOf, baseline_quality, curves, fastest
+from bild_lab.papers.finished_points import RowOf, baseline_quality, curves
+from bild_lab.papers.match_rates import TOTAL, Rate
 from bild_lab.papers.published import Key
 
 MINIMAL_LOSS, ONE_POINT = 0.12, 1.19  # the largest losses of quality, in points, in BiLD's Table 1
@@ -44,50 +48,52 @@ def panel_of(data: str, part: str) -> str:
     return f"{data}, {part}" if part else data
 
 
-Cells = Callable[[Sequence[FinishedPoint]], list[Cell]]
+Cells = Callable[[Sequence[Result]], list[Cell]]
 
 
 def at_losses(row: RowOf) -> Cells:
     """The fastest point of each curve at minimal loss and at one point of loss, and its best text."""
 
-    def cells(points: Sequence[FinishedPoint]) -> list[Cell]:
+    def cells(points: Sequence[Result]) -> list[Cell]:
         found = []
         for (panel, name), curve in curves(points, row).items():
             for words, loss in (("minimal loss", MINIMAL_LOSS), ("one point of loss", ONE_POINT)):
-                if (best := fastest(curve, loss)) is not None:
+                if (best := best_at_loss(curve, loss)) is not None:
                     found += [_speedup(panel, name, best, f"speedup at {words}")]
                     found += [_quality(panel, name, best, f"quality at {words}")]
-            best = max(curve, key=lambda point: point.quality)
+            best = max(curve, key=lambda point: point.quality.value)
             found.append(_quality(panel, name, best, "best quality"))
         return [*found, *_vanilla(points)]
 
     return cells
 
 
-def replaced_share(points: Sequence[FinishedPoint]) -> list[Cell]:
+def replaced_share(points: Sequence[Result]) -> list[Cell]:
     """BiLD Figure 2: the smallest share of replaced tokens with which quality reaches the large model's."""
     found = []
     for (panel, name), curve in curves(points, lambda _: "small model").items():
         quality = baseline_quality(curve)
-        enough = [replaced(point) for point in curve if quality is not None and point.quality >= quality - MINIMAL_LOSS]
+        if quality is None:
+            continue
+        enough = [replaced(point) for point in curve if point.quality.value >= quality - MINIMAL_LOSS]
         if enough:
             found.append(Cell(panel, name, "share replaced at the target's quality", min(enough)))
     return [*found, *_vanilla(points)]
 
 
-def replaced(point: FinishedPoint) -> float:
+def replaced(point: Result) -> float:
     """The share of a run's tokens that the target put in place of drafted ones."""
-    return point.result.counts.rollbacks / point.result.tokens
+    return point.counts.rollbacks / point.tokens
 
 
-def cost_ratios(points: Sequence[FinishedPoint]) -> list[Cell]:
+def cost_ratios(points: Sequence[Result]) -> list[Cell]:
     """BiLD Figure 8: the costs of the fastest point at minimal loss, relative to the baseline's."""
     found = []
     for (panel, name), curve in curves(points, rows.alignment).items():
-        best = fastest(curve, MINIMAL_LOSS)
-        if best is None or best.result.cost is None:
+        best = best_at_loss(curve, MINIMAL_LOSS)
+        if best is None or best.cost is None:
             continue
-        cost = best.result.cost
+        cost = best.cost
         found += [
             Cell(panel, name, "FLOPs", cost.flops_ratio),
             Cell(panel, name, "memory operations", cost.bytes_ratio),
@@ -97,72 +103,72 @@ def cost_ratios(points: Sequence[FinishedPoint]) -> list[Cell]:
     return found
 
 
-def against_speculative(points: Sequence[FinishedPoint]) -> list[Cell]:
+def against_speculative(points: Sequence[Result]) -> list[Cell]:
     """BiLD §4.2: the fastest speculative point, and how far BiLD is ahead of it at equal quality and at equal speed."""
     found = []
     both = curves(points, rows.unaligned_or_speculative)
     for (panel, name), curve in both.items():
         if name != "speculative":
             continue
-        rival = max(curve, key=lambda point: point.speedup or 0.0)
+        rival = max(curve, key=lambda point: point.speedup.value or 0.0)
         found += [_speedup(panel, name, rival, "speedup"), _quality(panel, name, rival, "quality")]
-        bild = [point for point in both.get((panel, "bild"), []) if point.speedup is not None]
-        as_good = [point.speedup for point in bild if point.quality >= rival.quality - MINIMAL_LOSS]
-        as_fast = [point.quality for point in bild if point.speedup >= rival.speedup]
+        bild = [point for point in both.get((panel, "bild"), []) if point.speedup.value is not None]
+        as_good = [point.speedup.value for point in bild if point.quality.value >= rival.quality.value - MINIMAL_LOSS]
+        as_fast = [point.quality.value for point in bild if point.speedup.value >= rival.speedup.value]
         if as_good:
-            found.append(Cell(panel, "bild", "speedup ahead of speculative", max(as_good) - rival.speedup))
+            found.append(Cell(panel, "bild", "speedup ahead of speculative", max(as_good) - rival.speedup.value))
         if as_fast:
-            found.append(Cell(panel, "bild", "quality ahead of speculative", max(as_fast) - rival.quality))
+            found.append(Cell(panel, "bild", "quality ahead of speculative", max(as_fast) - rival.quality.value))
     return found
 
 
-def speculative_table(points: Sequence[FinishedPoint]) -> list[Cell]:
+def speculative_table(points: Sequence[Result]) -> list[Cell]:
     """Speculative decoding Tables 2 and 3: each drafter's best speedup and its α, by temperature."""
     found = []
     for point in points:
         name = rows.drafter(point)
         if name is not None:
-            at, rate = f"temperature {point.temperature:g}", point.result.counts.acceptance_rate
+            at, rate = f"temperature {point.setting.temperature:g}", point.counts.acceptance_rate
             found += _known(
-                _speedup(point.dataset, name, point, f"speedup, {at}"),
-                _number(point.dataset, name, f"acceptance rate, {at}", rate),
+                _speedup(point.setting.dataset, name, point, f"speedup, {at}"),
+                _number(point.setting.dataset, name, f"acceptance rate, {at}", rate),
             )
     return greatest(found)
 
 
-def lenience_table(points: Sequence[FinishedPoint]) -> list[Cell]:
+def lenience_table(points: Sequence[Result]) -> list[Cell]:
     """Speculative decoding Table 5: α, the predicted and the measured speedup, by lenience and temperature."""
     found = []
     for point in points:
         name = rows.lenience(point)
         if name is not None:
-            at, rate = f"temperature {point.temperature:g}", point.result.counts.acceptance_rate
+            at, rate = f"temperature {point.setting.temperature:g}", point.counts.acceptance_rate
             found += _known(
-                _number(point.dataset, name, f"acceptance rate, {at}", rate),
-                _number(point.dataset, name, f"Theorem 3.8, {at}", _theorem(point)),
-                _speedup(point.dataset, name, point, f"speedup, {at}"),
+                _number(point.setting.dataset, name, f"acceptance rate, {at}", rate),
+                _number(point.setting.dataset, name, f"Theorem 3.8, {at}", _theorem(point)),
+                _speedup(point.setting.dataset, name, point, f"speedup, {at}"),
             )
     return greatest(found)
 
 
-def theorem_table(points: Sequence[FinishedPoint]) -> list[Cell]:
+def theorem_table(points: Sequence[Result]) -> list[Cell]:
     """Speculative decoding Table 4: the measured speedup beside Theorem 3.8 with the run's own α and c."""
     found = []
     for point in points:
         name, theorem = rows.drafter(point), _theorem(point)
         if name is None or theorem is None:
             continue
-        row = f"{name}, window {point.knobs['window']}, temperature {point.temperature:g}"
-        speedup = point.result.speedup
-        found.append(Cell(point.dataset, row, "speedup", speedup.value, speedup.low, speedup.high, theorem))
+        row = f"{name}, window {point.knobs['window']}, temperature {point.setting.temperature:g}"
+        speedup = point.speedup
+        found.append(Cell(point.setting.dataset, row, "speedup", speedup.value, speedup.low, speedup.high, theorem))
     return found
 
 
-def tokens_per_call(points: Sequence[FinishedPoint]) -> list[Cell]:
+def tokens_per_call(points: Sequence[Result]) -> list[Cell]:
     """Speculative decoding Figure 2: tokens per target call beside Equation 1 at the run's own α."""
     found = []
     for point in points:
-        counts = point.result.counts
+        counts = point.counts
         if point.policy not in ("synthetic", "synthetic_with_cost") or counts.acceptance_rate is None:
             continue
         window = point.knobs["window"]
@@ -176,34 +182,34 @@ def tokens_per_call(points: Sequence[FinishedPoint]) -> list[Cell]:
 def greedy_speedups(row: RowOf, panel: RowOf | None = None) -> Cells:
     """BiTA's tables: tokens per second over the baseline's. panel: None takes the data set as the panel."""
 
-    def cells(points: Sequence[FinishedPoint]) -> list[Cell]:
+    def cells(points: Sequence[Result]) -> list[Cell]:
         found = []
         for point in points:
-            name, where = row(point), point.dataset if panel is None else panel(point)
+            name, where = row(point), point.setting.dataset if panel is None else panel(point)
             if not point.is_baseline and name is not None and where is not None:
-                found += _known(_number(where, name, "greedy speedup", point.result.tokens_per_s_ratio))
+                found += _known(_number(where, name, "greedy speedup", point.tokens_per_s_ratio))
         return greatest(found)
 
     return cells
 
 
-def by_category(points: Sequence[FinishedPoint]) -> list[Cell]:
+def by_category(points: Sequence[Result]) -> list[Cell]:
     """BiTA Table 7: tokens per second over the baseline's, by category of the data set."""
     found = []
     for point in points:
-        if point.is_baseline or not point.result.categories:
+        if point.is_baseline or not point.categories:
             continue
-        for category, part in {**point.result.categories, "overall": point.result}.items():
-            found += _known(_number(category, point.pair, "greedy speedup", part.tokens_per_s_ratio))
+        for category, part in {**point.categories, "overall": point}.items():
+            found += _known(_number(category, rows.fact(point, "pair"), "greedy speedup", part.tokens_per_s_ratio))
     return greatest(found)
 
 
-def pipeline_trade_off(points: Sequence[FinishedPoint]) -> list[Cell]:
+def pipeline_trade_off(points: Sequence[Result]) -> list[Cell]:
     """PPD Figure 2: match rate, the latency that the theorem gives for it, mean number of processes, and speedup."""
     found = []
     for (panel, name), several in curves(points, rows.pipeline).items():
         for point in several:
-            pipeline = point.result.pipeline
+            pipeline = point.pipeline
             found += _known(_number(panel, name, "match rate", pipeline.match_rate))
             if pipeline.theorem is not None:
                 found.append(Cell(panel, name, "latency per token by the theorem", 1 / pipeline.theorem))
@@ -213,12 +219,12 @@ def pipeline_trade_off(points: Sequence[FinishedPoint]) -> list[Cell]:
     return found
 
 
-def pipeline_compute(points: Sequence[FinishedPoint]) -> list[Cell]:
+def pipeline_compute(points: Sequence[Result]) -> list[Cell]:
     """PPD Figure 4: layers run per token and the speedup, each beside Theorem 4.1 with the measured match rate."""
     found = []
     for (panel, name), several in curves(points, rows.pipeline).items():
         for point in several:
-            pipeline, speedup = point.result.pipeline, point.result.speedup
+            pipeline, speedup = point.pipeline, point.speedup
             predicted = pipeline.predicted_compute_units
             found.append(Cell(panel, name, "layers run per token", pipeline.compute_units, formula=predicted))
             if speedup.value is not None:
@@ -227,15 +233,15 @@ def pipeline_compute(points: Sequence[FinishedPoint]) -> list[Cell]:
     return found
 
 
-def match_rates(rates: Sequence[MatchRate], positions: bool) -> list[Cell]:
+def match_rates(rates: Sequence[tuple[str, Rate]], positions: bool) -> list[Cell]:
     """PPD Table 1, or Tables 4 to 6 by position of the token."""
     found = []
-    for one in rates:
-        whole = one.position == "all"
-        name = f"layer {one.layer}, {'trained' if one.trained else 'shared'}, k = {one.top_k}"
+    for dataset, one in rates:
+        whole = one.position == TOTAL
+        name = f"layer {one.layer}, {'shared' if one.heads == SHARED else 'trained'}, k = {one.top_k}"
         if whole or positions:
             part = "" if whole else f"tokens {one.position}"
-            found.append(Cell(one.dataset, name, "match rate", one.rate, part=part))
+            found.append(Cell(dataset, name, "match rate", one.rate, part=part))
     return found
 
 
@@ -248,24 +254,24 @@ def greatest(cells: Sequence[Cell]) -> list[Cell]:
     return list(best.values())
 
 
-def _vanilla(points: Sequence[FinishedPoint]) -> list[Cell]:
-    panels = list(dict.fromkeys(point.dataset for point in points))
-    known = {panel: baseline_quality([point for point in points if point.dataset == panel]) for panel in panels}
+def _vanilla(points: Sequence[Result]) -> list[Cell]:
+    panels = list(dict.fromkeys(point.setting.dataset for point in points))
+    known = {panel: baseline_quality([point for point in points if point.setting.dataset == panel]) for panel in panels}
     return [Cell(panel, "vanilla", "quality", value) for panel, value in known.items() if value is not None]
 
 
-def _theorem(point: FinishedPoint) -> float | None:
+def _theorem(point: Result) -> float | None:
     """The speedup by Theorem 3.8; None if nothing was predicted."""
-    return None if point.result.prediction is None else point.result.prediction.theorem
+    return None if point.prediction is None else point.prediction.theorem
 
 
-def _speedup(panel: str, row: str, point: FinishedPoint, quantity: str) -> Cell | None:
-    speedup = point.result.speedup
+def _speedup(panel: str, row: str, point: Result, quantity: str) -> Cell | None:
+    speedup = point.speedup
     return None if speedup.value is None else Cell(panel, row, quantity, speedup.value, speedup.low, speedup.high)
 
 
-def _quality(panel: str, row: str, point: FinishedPoint, quantity: str) -> Cell:
-    quality = point.result.quality
+def _quality(panel: str, row: str, point: Result, quantity: str) -> Cell:
+    quality = point.quality
     return Cell(panel, row, quantity, quality.value, quality.low, quality.high)
 
 

@@ -15,12 +15,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from bild_lab.engine.theory import expected_tokens
+from bild_lab.engine.speculative_theory import expected_tokens
 from bild_lab.files import write_atomically
 from bild_lab.lab.analysis.pareto import pareto_front
 from bild_lab.lab.formatting import MINUS
+from bild_lab.lab.schema.result import Result
 from bild_lab.papers.cells import replaced, tokens_per_call
-from bild_lab.papers.finished_points import FinishedPoint, RowOf, baseline_quality, curves
+from bild_lab.papers.finished_points import RowOf, baseline_quality, curves
 from bild_lab.papers.published import Published
 from bild_lab.papers.speculative_curves import WINDOWS, draw_family, label_ends
 from bild_lab.papers.speculative_curves import curves as family_of
@@ -45,7 +46,7 @@ class Picture:
 
     title: str
     subtitle: str
-    points: Sequence[FinishedPoint]
+    points: Sequence[Result]
     row: RowOf
     comparison: Comparison
     published: Published
@@ -62,10 +63,10 @@ def draw_trade_offs(picture: Picture, path: Path) -> None:
     panel, and dotted lines if it prints only the speed.
     """
 
-    def draw(axes: Axes, panel: str, own: dict[str, list[FinishedPoint]], looks: dict[str, Mark]) -> None:
+    def draw(axes: Axes, panel: str, own: dict[str, list[Result]], looks: dict[str, Mark]) -> None:
         for row, curve in own.items():
-            known = [point for point in curve if point.speedup is not None and point.quality is not None]
-            spots = [(1 / point.speedup, point.quality) for point in known]
+            known = [point for point in curve if point.speedup.value is not None and point.quality.value is not None]
+            spots = [(1 / point.speedup.value, point.quality.value) for point in known]
             _curve(axes, spots, looks[row], pareto_front(spots))
             _stars(axes, picture, panel, row, looks[row])
         if (quality := _quality_lines(axes, own)) is not None:
@@ -78,9 +79,9 @@ def draw_trade_offs(picture: Picture, path: Path) -> None:
 def draw_engagement(picture: Picture, path: Path) -> None:
     """Quality against the share of tokens that the large model replaced (BiLD Figure 2)."""
 
-    def draw(axes: Axes, panel: str, own: dict[str, list[FinishedPoint]], looks: dict[str, Mark]) -> None:
+    def draw(axes: Axes, panel: str, own: dict[str, list[Result]], looks: dict[str, Mark]) -> None:
         for row, curve in own.items():
-            spots = sorted((100 * replaced(point), point.quality) for point in curve)
+            spots = sorted((100 * replaced(point), point.quality.value) for point in curve)
             _curve(axes, spots, looks[row], range(len(spots)))
         _quality_lines(axes, own)
         axes.set_xlabel("tokens that the large model replaced, %")
@@ -135,9 +136,7 @@ def draw_tokens_per_call(picture: Picture, path: Path) -> None:
         label_ends(axes, {f"window {curve.parameter:g}": curve.values[-1] for curve in family})
         for point in picture.points:
             for cell in tokens_per_call([point]):
-                axes.plot(
-                    point.result.counts.acceptance_rate, cell.value, "o", ms=6, mfc="#D55E00", mec="white", zorder=5
-                )
+                axes.plot(point.counts.acceptance_rate, cell.value, "o", ms=6, mfc="#D55E00", mec="white", zorder=5)
 
 
 @contextmanager
@@ -157,8 +156,8 @@ def page(path: Path, inches: tuple[float, float], picture: Picture) -> Iterator[
 
 
 def _draw_panels(picture: Picture, path: Path, draw: Callable[..., None]) -> None:
-    """A panel per data set, two in a row, with one legend below."""
-    groups: dict[str, dict[str, list[FinishedPoint]]] = {}
+    """A panel per data set, two beside each other, with one legend below."""
+    groups: dict[str, dict[str, list[Result]]] = {}
     for (panel, row), curve in curves(picture.points, picture.row).items():
         groups.setdefault(panel, {})[row] = curve
     looks = marks(list(dict.fromkeys(row for own in groups.values() for row in own)))
@@ -176,7 +175,7 @@ def _draw_panels(picture: Picture, path: Path, draw: Callable[..., None]) -> Non
             axes.grid(color=HAIRLINE, linewidth=0.7)
             axes.set_axisbelow(True)
             axes.spines["top"].set_visible(False)
-            metric = next(iter(own.values()))[0].result.quality.metric
+            metric = next(iter(own.values()))[0].quality.metric
             axes.set_title(panel, loc="left", fontsize=9.5, color=INK)
             axes.set_ylabel(metric)
             draw(axes, panel, own, looks)
@@ -209,7 +208,7 @@ def _stars(axes: Axes, picture: Picture, panel: str, row: str, look: Mark) -> No
             axes.axvline(1 / speed, color=look.colour, linewidth=1.1, linestyle=(0, (1, 2)), zorder=1.5)
 
 
-def _quality_lines(axes: Axes, own: dict[str, list[FinishedPoint]]) -> float | None:
+def _quality_lines(axes: Axes, own: dict[str, list[Result]]) -> float | None:
     quality = baseline_quality(_all(own))
     if quality is None:
         return None
@@ -261,5 +260,5 @@ def _legend(figure: Figure, handles: list[Line2D]) -> None:
     figure.legend(handles=handles, ncols=min(len(handles), 5), loc="lower center", bbox_to_anchor=(0.5, 0.0), **look)
 
 
-def _all(own: dict[str, list[FinishedPoint]]) -> list[FinishedPoint]:
+def _all(own: dict[str, list[Result]]) -> list[Result]:
     return [point for curve in own.values() for point in curve]

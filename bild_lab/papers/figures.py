@@ -10,6 +10,7 @@ from typing import Any
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
 from bild_lab.lab.formatting import short_name
+from bild_lab.lab.schema.result import Result
 from bild_lab.papers import cells as cells_of
 from bild_lab.papers import finished_points as rows
 from bild_lab.papers.drawings import (
@@ -20,7 +21,8 @@ from bild_lab.papers.drawings import (
     draw_tokens_per_call,
     draw_trade_offs,
 )
-from bild_lab.papers.finished_points import FinishedPoint, MatchRate, RowOf, read_match_rates, read_points
+from bild_lab.papers.finished_points import RowOf, read_points
+from bild_lab.papers.match_rates import Rate, read_rates
 from bild_lab.papers.mixed_texts import draw_texts, texts_as_markdown
 from bild_lab.papers.published import SCALES, Published, load_published
 from bild_lab.papers.verdicts import AGREES, Comparison, compare, markdown
@@ -41,7 +43,7 @@ class PaperFigure:
     row: RowOf = rows.policy
     borrowed: frozenset[str] = frozenset()
     read: Callable[[Sequence[Path]], list[Any]] = read_points
-    texts: Callable[[Sequence[FinishedPoint]], str] = lambda _: ""
+    texts: Callable[[Sequence[Result]], str] = lambda _: ""
 
 
 def _trade_off(row: RowOf, *borrowed: str) -> PaperFigure:
@@ -49,10 +51,10 @@ def _trade_off(row: RowOf, *borrowed: str) -> PaperFigure:
 
 
 def _match_rates(positions: bool) -> PaperFigure:
-    def cells(rates: Sequence[MatchRate]) -> list[cells_of.Cell]:
+    def cells(rates: Sequence[tuple[str, Rate]]) -> list[cells_of.Cell]:
         return cells_of.match_rates(rates, positions)
 
-    return PaperFigure(cells, read=read_match_rates)
+    return PaperFigure(cells, read=read_rates)
 
 
 FIGURES = {
@@ -127,7 +129,7 @@ def measured(figure: PaperFigure, published: Published, outputs: Path, scale: st
     found = figure.read([outputs / name for name in published.folders[scale]])
     if figure.borrowed:
         own = {panel for panel, row in rows.curves(found, figure.row) if row not in figure.borrowed}
-        found = [point for point in found if point.dataset in own]
+        found = [point for point in found if point.setting.dataset in own]
     return found if figure.cells(found) or figure.texts(found) else []
 
 
@@ -151,7 +153,7 @@ def _heading(published: Published, points: list[Any], drawn: Drawn) -> str:
         f"{published.paper}. The paper's hardware: {published.hardware}. Here: {_where(points)}.",
         published.given,
         *_unmatched(published, comparison),
-        *notes([point.result for point in points if isinstance(point, FinishedPoint)]),
+        *notes([point for point in points if isinstance(point, Result)]),
     ]
     if scale == "small":
         parts.append(
@@ -171,9 +173,9 @@ def _unmatched(published: Published, comparison: Comparison) -> list[str]:
 
 def _where(points: Sequence[Any]) -> str:
     """The targets, data, examples and hardware of the points."""
-    settings = [point.result.setting for point in points if isinstance(point, FinishedPoint)]
+    settings = [point.setting for point in points if isinstance(point, Result)]
     if not settings:
-        return f"match rates on {_listed(point.dataset for point in points)}"
+        return f"match rates on {_listed(dataset for dataset, _ in points)}"
     targets = _listed(short_name(one.target) for one in settings)
     data = _listed(f"{one.dataset} {one.split}" for one in settings)
     examples = _listed(str(one.n_examples) for one in settings)

@@ -2,171 +2,94 @@
 
 from __future__ import annotations
 
-import csv
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bild_lab.errors import UserError
-from bild_lab.lab.analysis.pareto import best_at_loss
 from bild_lab.lab.formatting import short_name
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.result import Result
 
 ABLATIONS = ("bild", "bild_no_rollback", "bild_no_fallback")
 PROMPTS = {"none": "masks only", "shallow": "shallow prompt", "deep": "deep prompt"}
-MATCH_RATES, MATCH_METRICS = "match_rates.csv", "metrics.json"  # of scripts/match_rates.py
 
 
-@dataclass(frozen=True)
-class FinishedPoint:
-    """A finished point of a sweep."""
-
-    result: Result
-
-    @property
-    def policy(self) -> str:
-        return self.result.policy
-
-    @property
-    def pair(self) -> str:
-        return self.fact("pair")
-
-    @property
-    def knobs(self) -> Mapping[str, Any]:
-        return self.result.knobs
-
-    @property
-    def dataset(self) -> str:
-        return self.result.setting.dataset
-
-    @property
-    def temperature(self) -> float:
-        return self.result.setting.temperature
-
-    @property
-    def speedup(self) -> float | None:
-        return self.result.speedup.value
-
-    @property
-    def quality(self) -> float | None:
-        return self.result.quality.value
-
-    @property
-    def is_baseline(self) -> bool:
-        return self.result.is_baseline
-
-    def fact(self, *keys: str) -> Any:
-        """A recorded fact. Raises UserError if an older version stored the result without it."""
-        return self._known("facts", self.result.facts, keys)
-
-    @property
-    def pipeline_shape(self) -> tuple[int, int]:
-        """The target's layers, and after how many of them the next token starts. Raises UserError as `fact` does."""
-        pipeline = self.result.pipeline
-        shape = {} if pipeline is None else {"layers": pipeline.layers, "exit_layer": pipeline.exit_layer}
-        return tuple(self._known("pipeline", shape, (key,)) for key in ("layers", "exit_layer"))
-
-    def _known(self, where: str, value: Any, keys: Sequence[str]) -> Any:
-        for key in keys:
-            if not isinstance(value, Mapping) or value.get(key) is None:
-                folder = self.result.folder
-                raise UserError(
-                    f"{folder} does not hold {'.'.join((where, *keys))}, as an older version measured it; "
-                    f"remove {folder and folder.parent.parent} and measure again"
-                )
-            value = value[key]
-        return value
+RowOf = Callable[[Result], str | None]  # the row or curve that a point belongs to; None where it has none
 
 
-@dataclass(frozen=True)
-class MatchRate:
-    """A row of `scripts/match_rates.py`. position: such as "1-16", or "all"."""
-
-    dataset: str
-    layer: int
-    top_k: int
-    trained: bool
-    position: str
-    rate: float
-
-
-RowOf = Callable[[FinishedPoint], str | None]  # the row or curve that a point belongs to; None if there is none
-
-
-def read_points(folders: Iterable[Path]) -> list[FinishedPoint]:
+def read_points(folders: Iterable[Path]) -> list[Result]:
     """Every finished point of these sweeps."""
-    return [FinishedPoint(result) for folder in folders for result in Sweep(folder).results()]
+    return [result for folder in folders for result in Sweep(folder).results()]
 
 
-def read_match_rates(folders: Iterable[Path]) -> list[MatchRate]:
-    """Every match rate of these folders. Raises UserError for files of another format."""
-    found = []
-    for folder in folders:
-        if not (folder / MATCH_RATES).is_file():
-            continue
-        try:
-            dataset = json.loads((folder / MATCH_METRICS).read_text())["settings"]["dataset.name"]
-            with (folder / MATCH_RATES).open(newline="") as stream:
-                found += [_match_rate(dataset, row) for row in csv.DictReader(stream)]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+def fact(point: Result, *keys: str) -> Any:
+    """A recorded fact. Raises UserError for a result that was stored before results held it."""
+    return _known(point, "facts", point.facts, keys)
+
+
+def pipeline_shape(point: Result) -> tuple[int, int]:
+    """Layers of the target, and after how many the next token was begun. Raises UserError as `fact` does."""
+    pipeline = point.pipeline
+    shape = {} if pipeline is None else {"layers": pipeline.layers, "exit_layer": pipeline.exit_layer}
+    return tuple(_known(point, "pipeline", shape, (key,)) for key in ("layers", "exit_layer"))
+
+
+def _known(point: Result, where: str, value: Any, keys: Sequence[str]) -> Any:
+    for key in keys:
+        if not isinstance(value, Mapping) or value.get(key) is None:
+            folder = point.folder
             raise UserError(
-                f"{folder} holds no match rates of scripts/match_rates.py: {error!r}; make them anew"
-            ) from error
-    return found
+                f"{folder} does not hold {'.'.join((where, *keys))}, as an older version measured it; "
+                f"remove {folder and folder.parent.parent} and measure again"
+            )
+        value = value[key]
+    return value
 
 
-def curves(points: Sequence[FinishedPoint], row: RowOf) -> dict[tuple[str, str], list[FinishedPoint]]:
+def curves(points: Sequence[Result], row: RowOf) -> dict[tuple[str, str], list[Result]]:
     """The points of each curve, by data set and row, in order of appearance, without points of the baseline."""
-    found: dict[tuple[str, str], list[FinishedPoint]] = {}
+    found: dict[tuple[str, str], list[Result]] = {}
     for point in points:
         name = None if point.is_baseline else row(point)
         if name is not None:
-            found.setdefault((point.dataset, name), []).append(point)
+            found.setdefault((point.setting.dataset, name), []).append(point)
     return found
 
 
-def fastest(points: Sequence[FinishedPoint], loss: float) -> FinishedPoint | None:
-    """The fastest point that loses at most `loss` points of quality; None if all lose more."""
-    best = best_at_loss([point.result for point in points], loss)
-    return next((point for point in points if point.result is best), None)
-
-
-def baseline_quality(points: Iterable[FinishedPoint]) -> float | None:
+def baseline_quality(points: Iterable[Result]) -> float | None:
     """The quality of the baseline that the points were compared with."""
-    known = (point.result.quality.baseline for point in points)
+    known = (point.quality.baseline for point in points)
     return next((value for value in known if value is not None), None)
 
 
-def policy(point: FinishedPoint) -> str:
+def policy(point: Result) -> str:
     return point.policy
 
 
-def pair(point: FinishedPoint) -> str:
-    return point.pair
+def pair(point: Result) -> str:
+    return fact(point, "pair")
 
 
-def alignment(point: FinishedPoint) -> str | None:
+def alignment(point: Result) -> str | None:
     """BiLD's two curves: with the fine-tuned drafter, or with the aligned one."""
     if point.policy != "bild":
         return None
-    return "aligned" if point.fact("aligned") else "unaligned"
+    return "aligned" if fact(point, "aligned") else "unaligned"
 
 
-def ablation(point: FinishedPoint) -> str | None:
+def ablation(point: Result) -> str | None:
     """BiLD with both policies or without one of them, with the aligned drafter."""
-    return point.policy if point.policy in ABLATIONS and point.fact("aligned") else None
+    return point.policy if point.policy in ABLATIONS and fact(point, "aligned") else None
 
 
-def unaligned_or_speculative(point: FinishedPoint) -> str | None:
+def unaligned_or_speculative(point: Result) -> str | None:
     if point.policy == "speculative":
         return "speculative"
     return "bild" if alignment(point) == "unaligned" else None
 
 
-def lossy_rule(point: FinishedPoint) -> str | None:
+def lossy_rule(point: Result) -> str | None:
     """BiLD (unaligned), the rule of a cascade, lenience or typical acceptance."""
     if point.policy == "speculative_cascade":
         return f"cascade {point.knobs['rule']}"
@@ -177,28 +100,28 @@ def lossy_rule(point: FinishedPoint) -> str | None:
     return "bild" if alignment(point) == "unaligned" else None
 
 
-def rollback_threshold(point: FinishedPoint) -> str | None:
+def rollback_threshold(point: Result) -> str | None:
     return f"rollback {point.knobs['rollback']:g}" if alignment(point) == "aligned" else None
 
 
-def drafter(point: FinishedPoint) -> str | None:
+def drafter(point: Result) -> str | None:
     """The draft model's name, or the order of n-grams."""
     if point.policy == "ngram":
         return {1: "unigrams", 2: "bigrams"}.get(point.knobs["order"])
-    draft = point.result.setting.draft
+    draft = point.setting.draft
     return short_name(draft) if point.policy == "speculative" and draft else None
 
 
-def lenience(point: FinishedPoint) -> str | None:
+def lenience(point: Result) -> str | None:
     return f"lenience {point.knobs['lenience']:g}" if point.policy == "speculative" else None
 
 
-def prompt_design(point: FinishedPoint) -> str | None:
+def prompt_design(point: Result) -> str | None:
     """BiTA's kinds of prompt, as the adapter was trained."""
     return PROMPTS[_adapter(point, "prompt")] if point.policy == "bita" else None
 
 
-def tree(point: FinishedPoint) -> str | None:
+def tree(point: Result) -> str | None:
     """BiTA's ways of decoding; a straightforward chain has one candidate per mask."""
     if point.policy != "bita":
         return None
@@ -206,30 +129,25 @@ def tree(point: FinishedPoint) -> str | None:
     return kind if kind == "straightforward" else f"{kind}, k = {point.knobs['top_k']}"
 
 
-def prompt_tokens(point: FinishedPoint) -> str | None:
+def prompt_tokens(point: Result) -> str | None:
     return f"{_adapter(point, 'prompt_tokens')} prompt tokens" if point.policy == "bita" else None
 
 
-def mask_tokens(point: FinishedPoint) -> str | None:
+def mask_tokens(point: Result) -> str | None:
     return f"{_adapter(point, 'mask_tokens')} mask tokens" if point.policy == "bita" else None
 
 
-def pipeline(point: FinishedPoint) -> str | None:
+def pipeline(point: Result) -> str | None:
     """PPD's heads and number of candidates, and the exit layer unless it is half of the layers."""
     if point.policy != "ppd":
         return None
     heads = "shared head" if point.knobs["heads"] == "shared" else "trained heads"
-    layers, exit_layer = point.pipeline_shape
+    layers, exit_layer = pipeline_shape(point)
     half = point.knobs["exit_layer"] is None or 2 * exit_layer == layers
     return f"{heads}, k = {point.knobs['top_k']}" + ("" if half else f", layer {exit_layer}")
 
 
-def _adapter(point: FinishedPoint, key: str) -> Any:
+def _adapter(point: Result, key: str) -> Any:
     """A setting of the adapter as it was run: the trained value, unless a knob of this name gives a smaller one."""
     fewer = point.knobs.get(key)
-    return point.fact("trained", "adapter", key) if fewer is None else fewer
-
-
-def _match_rate(dataset: str, row: dict[str, str]) -> MatchRate:
-    trained = row["heads"] != "shared"
-    return MatchRate(dataset, int(row["layer"]), int(row["top_k"]), trained, row["position"], float(row["rate"]))
+    return fact(point, "trained", "adapter", key) if fewer is None else fewer

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import csv
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import product
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +23,9 @@ from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import LoadedModel, Rows, Session, Want
 from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.metrics.bootstrap import interval, resampled_sums
+from bild_lab.report.figure_files import write_csv
 
+CSV, METRICS = "match_rates.csv", "metrics.json"
 TOTAL = "all"  # the position of a row that covers all positions
 
 # arguments: the text's session, a layer (counted from 1) and the layer's output
@@ -142,7 +147,10 @@ def ranks_of(
 
 
 class Rate(NamedTuple):
-    """A row of the table: `matches` of `count` tokens at these positions (from 1) were among the first `top_k`."""
+    """A row of the table: of `count` tokens at these positions, from 1, so many were among the first `top_k`.
+
+    heads: "shared" or the folder of trained ones. position: such as "1-16", or "all".
+    """
 
     layer: int
     top_k: int
@@ -151,6 +159,33 @@ class Rate(NamedTuple):
     matches: int
     count: int
     rate: float
+
+
+def write_rates(folder: Path, rates: Iterable[Rate]) -> None:
+    """Write the table; `metrics.json` beside it says of which data it is."""
+    write_csv(folder / CSV, Rate._fields, rates)
+
+
+def read_rates(folders: Iterable[Path]) -> list[tuple[str, Rate]]:
+    """Every match rate of these folders, with its data set. Raises UserError for files of another form."""
+    found: list[tuple[str, Rate]] = []
+    for folder in folders:
+        if not (folder / CSV).is_file():
+            continue
+        try:
+            dataset = json.loads((folder / METRICS).read_text())["settings"]["dataset.name"]
+            with (folder / CSV).open(newline="") as stream:
+                found += [(dataset, _rate(row)) for row in csv.DictReader(stream)]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{folder} holds no match rates of scripts/match_rates.py: {error!r}; make them anew"
+            ) from error
+    return found
+
+
+def _rate(row: Mapping[str, str]) -> Rate:
+    layer, top_k, heads, position, matches, count, rate = (row[name] for name in Rate._fields)
+    return Rate(int(layer), int(top_k), heads, position, int(matches), int(count), float(rate))
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 
-from bild_lab.lab.schema.examples import MeasuredExample, read_examples
+from bild_lab.lab.schema.measured_examples import MeasuredExample, read_examples
+from bild_lab.lab.schema.result import Result
 from bild_lab.papers.drawings import Picture, page
-from bild_lab.papers.finished_points import FinishedPoint
 from bild_lab.report.style import HAIRLINE, INK, MUTED
 
 _TARGET = "#D55E00"
@@ -43,17 +43,17 @@ class Written:
         return 1000 * differs + sum(piece.by_target for piece in self.bild)
 
 
-def written(points: Sequence[FinishedPoint]) -> list[Written]:
+def written(points: Sequence[Result]) -> list[Written]:
     """The most interesting texts of the traced examples."""
     small: dict[str, str] = {}
     for point in points:
-        if point.policy == "vanilla" and point.result.setting.target == point.result.setting.draft:
-            small |= {one.id: one.prediction for one in read_examples(point.result.folder)}
+        if point.policy == "vanilla" and point.setting.target == point.setting.draft:
+            small |= {one.id: one.prediction for one in read_examples(point.folder)}
     texts = [
         Written(one.prompt, one.baseline_prediction, small.get(one.id), tuple(_pieces(one)))
         for point in points
         if point.policy == "bild"
-        for one in read_examples(point.result.folder)
+        for one in read_examples(point.folder)
         if one.pieces and one.baseline_prediction is not None
     ]
     return sorted(texts, key=lambda one: -one.interest)[:_SHOWN]
@@ -72,7 +72,7 @@ def draw_texts(picture: Picture, path: Path) -> None:
             _draw_line(axes, height + 0.5, line)
 
 
-def texts_as_markdown(points: Sequence[FinishedPoint]) -> str:
+def texts_as_markdown(points: Sequence[Result]) -> str:
     """The same texts as Markdown, the target's tokens in bold."""
     parts = []
     for one in written(points):

@@ -11,7 +11,7 @@ from statistics import median
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 
-from bild_lab.engine.theory import (
+from bild_lab.engine.speculative_theory import (
     expected_tokens,
     operations_increase,
     optimal_window,

@@ -205,7 +205,7 @@ def test_cached_proposals_are_those_of_the_drafter_without_a_cache(family: str) 
     assert trace.rollbacks > 0
 
 
-class TreeDrafter:
+class TreeDrafter(Drafter):
     """Drafts the target's own greedy tokens along one branch, with wrong siblings before them."""
 
     drafts_trees = True
@@ -227,9 +227,6 @@ class TreeDrafter:
             parent = len(nodes) - 1
         self.rounds += 1
         return Draft(torch.tensor(nodes, dtype=torch.long), torch.tensor(parents, dtype=torch.long))
-
-    def observe(self, draft: Draft, scores: object, verdict: object) -> None:
-        """A tree of fixed truth learns nothing."""
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -17,12 +17,12 @@ import scripts.figures
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import run_application
 from bild_lab.lab.results.records import Sweep
-from bild_lab.lab.schema.examples import MeasuredExample
+from bild_lab.lab.schema.measured_examples import MeasuredExample
 from bild_lab.lab.schema.result import Result
 from bild_lab.papers import finished_points as rows
 from bild_lab.papers.cells import Cell, Cells
 from bild_lab.papers.figures import FIGURES, draw_figure
-from bild_lab.papers.finished_points import FinishedPoint, read_points
+from bild_lab.papers.finished_points import read_points
 from bild_lab.papers.published import Order, load_published, published_names
 from bild_lab.papers.verdicts import AGREES, FAILS, HIGHER, HOLDS, LOWER, UNKNOWN, WITHIN, compare, judged
 from tests.report.sample import BASELINE_QUALITY, sample_drafted, sample_example, sample_result
@@ -141,8 +141,8 @@ def outputs_of(name: str, outputs: Path, scale: str) -> None:
         store_match_rates(folder)
 
 
-def points(name: str) -> list[FinishedPoint]:
-    return [FinishedPoint(known(pair, result)) for pair, result, _ in RUNS[name]()]
+def points(name: str) -> list[Result]:
+    return [known(pair, result) for pair, result, _ in RUNS[name]()]
 
 
 def values(cells: Cells, name: str) -> dict[tuple[str, str], float]:
@@ -199,7 +199,7 @@ def test_bild_with_both_drafters_is_one_panel_of_two_curves(tmp_path: Path) -> N
 
 
 def test_a_curve_that_always_loses_more_has_no_speedup() -> None:
-    cells = FIGURES["bild_fig4"].cells([FinishedPoint(known("toy", bild(2.0, loss=3.0)))])
+    cells = FIGURES["bild_fig4"].cells([known("toy", bild(2.0, loss=3.0))])
     assert [(cell.row, cell.quantity) for cell in cells] == [("unaligned", "best quality"), ("vanilla", "quality")]
     assert cells[1].value == BASELINE_QUALITY
 
@@ -239,7 +239,7 @@ def test_tokens_per_call_stand_beside_equation_1_at_their_own_rate() -> None:
 
 
 def test_the_best_of_several_points_of_a_row_is_told() -> None:
-    several = [FinishedPoint(other("speculative", speedup, lenience=1.0)) for speedup in (1.2, 1.9, 1.4)]
+    several = [other("speculative", speedup, lenience=1.0) for speedup in (1.2, 1.9, 1.4)]
     told = {cell.quantity: cell.value for cell in FIGURES["spec_tab2"].cells(several)}
     assert told == {"speedup, temperature 0": 1.9, "acceptance rate, temperature 0": 0.7}
 
@@ -252,7 +252,7 @@ def test_bitas_rows_are_named_after_what_was_varied() -> None:
     ]
     assert [row for row, _ in values(FIGURES["bita_fig8"].cells, "bita_fig8")] == ["16 prompt tokens"]
     assert [row for row, _ in values(FIGURES["bita_fig9"].cells, "bita_fig9")] == ["3 mask tokens"]
-    fewer = FinishedPoint(known("user", bita(mask_tokens=1, prompt_tokens=8)))  # than the 3 and 16 that were trained
+    fewer = known("user", bita(mask_tokens=1, prompt_tokens=8))  # than the 3 and 16 that were trained
     assert (rows.mask_tokens(fewer), rows.prompt_tokens(fewer)) == ("1 mask tokens", "8 prompt tokens")
     categories = {cell.panel: cell.value for cell in FIGURES["bita_tab7"].cells(points("bita_tab7"))}
     assert categories == {"coding": 2.5, "overall": 2.0}
@@ -353,11 +353,11 @@ def test_a_point_of_a_version_without_these_facts_has_to_be_measured_again(
 
 def test_no_name_of_a_pair_or_a_folder_tells_a_row() -> None:
     aligned = replace(bild(1.5), facts={"pair": "mine", "aligned": True})
-    assert rows.alignment(FinishedPoint(aligned)) == "aligned"
+    assert rows.alignment(aligned) == "aligned"
     renamed = replace(aligned, facts={"pair": "mine_aligned", "aligned": False})
-    assert rows.alignment(FinishedPoint(renamed)) == "unaligned"
-    assert rows.prompt_design(FinishedPoint(bita(adapter="outputs/bita_none/adapter"))) == "deep prompt"
-    assert rows.mask_tokens(FinishedPoint(bita(adapter="outputs/bita_m5/adapter"))) == "3 mask tokens"
+    assert rows.alignment(renamed) == "unaligned"
+    assert rows.prompt_design(bita(adapter="outputs/bita_none/adapter")) == "deep prompt"
+    assert rows.mask_tokens(bita(adapter="outputs/bita_m5/adapter")) == "3 mask tokens"
 
 
 def script(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> int:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 import scripts.theory
-from bild_lab.engine.theory import (
+from bild_lab.engine.speculative_theory import (
     expected_tokens,
     operations_increase,
     optimal_window,

@@ -7,7 +7,7 @@ import json
 from dataclasses import fields, replace
 from typing import Any
 
-from bild_lab.lab.schema.examples import MeasuredExample, MeasuredRound
+from bild_lab.lab.schema.measured_examples import MeasuredExample, MeasuredRound
 from bild_lab.lab.schema.result import SCHEMA, Counts, Failure, FailureCause, Result
 
 SETTING = {

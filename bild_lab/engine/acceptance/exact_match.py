@@ -17,6 +17,7 @@ class ExactMatch:
     """
 
     accepts_trees = True
+    needs: frozenset[str] = frozenset()
 
     def lossless(self, sampling: Sampling) -> bool:
         return True

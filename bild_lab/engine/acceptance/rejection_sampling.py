@@ -23,6 +23,7 @@ class RejectionSampling:
     """
 
     accepts_trees = False
+    needs: frozenset[str] = frozenset()
 
     def lossless(self, sampling: Sampling) -> bool:
         return True

@@ -23,6 +23,7 @@ class Rollback:
     """
 
     accepts_trees = False
+    needs: frozenset[str] = frozenset()
 
     def __init__(self, threshold: float) -> None:
         if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not threshold > 0:

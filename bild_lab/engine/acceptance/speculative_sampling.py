@@ -34,6 +34,7 @@ class SpeculativeSampling:
     """
 
     accepts_trees = True
+    needs: frozenset[str] = frozenset()
 
     def __init__(self, lenience: float = 1.0) -> None:
         if isinstance(lenience, bool) or not isinstance(lenience, int | float) or not 0.0 < lenience <= 1.0:

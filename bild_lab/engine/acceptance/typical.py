@@ -28,6 +28,7 @@ class TypicalAcceptance:
     """
 
     accepts_trees = True
+    needs: frozenset[str] = frozenset()
 
     def __init__(self, epsilon: float, delta: float) -> None:
         for name, value in (("epsilon", epsilon), ("delta", delta)):

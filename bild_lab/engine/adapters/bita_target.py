@@ -11,7 +11,7 @@ from bild_lab.engine.adapters.bita import BitaAdapter
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import LoadedModel, Prefix, Session
 from bild_lab.engine.trace import Forward
-from bild_lab.errors import UserError
+from bild_lab.errors import require_whole
 
 
 class BitaTarget:
@@ -27,10 +27,7 @@ class BitaTarget:
     def __init__(self, target: LoadedModel, adapter: BitaAdapter, prompt_tokens: int | None = None) -> None:
         most = adapter.config.prompt_tokens
         count = most if prompt_tokens is None else prompt_tokens
-        if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= most:
-            raise UserError(
-                f"prompt_tokens must be a whole number from 0 to the adapter's {most}, got {count!r}; null uses all"
-            )
+        require_whole("prompt_tokens", count, 0, most, f"null uses all {most} of the adapter")
         self._target, self._adapter, self._prompt_tokens = target, adapter, count
 
     @property

@@ -10,16 +10,17 @@ from torch import Tensor
 from bild_lab.engine.adapters.bita import BitaConfig
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.drafters.trees import GROWTHS, TokenTrees, efficient_tree, widths_of
+from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import LoadedModel, Scores, Session
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, require_whole
 
 STRAIGHTFORWARD = "straightforward"
 DECODINGS = (*GROWTHS, STRAIGHTFORWARD)
 
 
-class MaskTokenDrafter:
+class MaskTokenDrafter(Drafter):
     """Streamlined generation and verification (BiTA §3.2, Appendix B, Algorithm 1), for a `BitaTarget`.
 
     Every forward runs the last committed token, the draft, and groups of masks. Take the group after the last
@@ -50,10 +51,7 @@ class MaskTokenDrafter:
             raise UserError(f"decoding must be one of {', '.join(DECODINGS)}, got {decoding!r}")
         most = adapter.mask_tokens
         masks = most if mask_tokens is None else mask_tokens
-        if isinstance(masks, bool) or not isinstance(masks, int) or not 1 <= masks <= most:
-            raise UserError(
-                f"mask_tokens must be a whole number from 1 to the adapter's {most}, got {masks!r}; null uses all"
-            )
+        require_whole("mask_tokens", masks, 1, most, f"null uses all {most} of the adapter")
         vocabulary = target.checkpoint.config.vocab_size
         self._everywhere = decoding != STRAIGHTFORWARD
         widths = widths_of(top_k if self._everywhere else 1, masks, vocabulary)

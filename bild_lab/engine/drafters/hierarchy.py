@@ -10,11 +10,11 @@ from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.drafters.windows import FixedWindow
 from bild_lab.engine.protocols import Drafter, Prepares
 from bild_lab.engine.request import Request
-from bild_lab.engine.session import Model, Scores, Session, Want, on_device
+from bild_lab.engine.session import EVERYTHING, Model, Scores, Session, Want, on_device
 from bild_lab.errors import UserError
 
 
-class SpeculativeDrafter:
+class SpeculativeDrafter(Drafter):
     """Drafts up to `window` tokens with a model that is itself accelerated by a faster drafter.
 
     draft: the middle model, which drafts for the target. drafter: drafts for the middle model.
@@ -35,9 +35,9 @@ class SpeculativeDrafter:
             raise UserError(
                 f"the inner drafter must draft chains, but {type(drafter).__name__} drafts trees; use a chain drafter"
             )
-        if hasattr(drafter, "wants"):
+        if drafter.wants != EVERYTHING:
             raise UserError(
-                f"the inner drafter must need logits alone, but {type(drafter).__name__} has `wants`; "
+                f"the inner drafter must need logits alone, but {type(drafter).__name__} wants more; "
                 "use it on the target itself"
             )
         self._model = draft

@@ -10,6 +10,7 @@ from torch import Tensor
 from bild_lab.engine.adapters.medusa import MedusaHeads
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.drafters.trees import GROWTHS, TokenTrees, widths_of
+from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import LoadedModel, Scores, Session, Want
@@ -17,7 +18,7 @@ from bild_lab.engine.trace import Forward
 from bild_lab.errors import UserError
 
 
-class MedusaDrafter:
+class MedusaDrafter(Drafter):
     """A tree of the likeliest tokens of each head.
 
     The heads read the hidden state of the last accepted token, from which the target's own head chose the next

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.drafters.windows import FixedWindow, Window
+from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import pick, precise
 from bild_lab.engine.session import LAST, Chain, Model, Scores, Session
@@ -41,7 +42,7 @@ def low_confidence(threshold: float | None) -> LowConfidence | None:
     return None if threshold is None else LowConfidence(threshold)
 
 
-class ModelDrafter:
+class ModelDrafter(Drafter):
     """Drafts up to `window` tokens with a model, fewer if `stop` or an end token ends the draft.
 
     Its KV cache follows the target's decisions: after a rejection it drops exactly the rows after the

@@ -6,15 +6,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bild_lab.engine.draft import Draft, Verdict
+from bild_lab.engine.draft import Draft
 from bild_lab.engine.drafters.ngram_table import NGramTable
+from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import draw
-from bild_lab.engine.session import Model, Scores, Session, on_device
+from bild_lab.engine.session import Model, Session, on_device
 from bild_lab.errors import require_whole
 
 
-class NGramDrafter:
+class NGramDrafter(Drafter):
     """Drafts up to `window` tokens from a table, without a model.
 
     Greedy decoding drafts the likeliest token after the last one. Sampling draws from the table's
@@ -54,9 +55,6 @@ class NGramDrafter:
             if token in limits.end_tokens:
                 break
         return Draft(on_device(drafted, self._device), probs=self._dense(rows) if rows else None)
-
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Nothing to update: the table is fixed."""
 
     def _distribution(self, token: int) -> tuple[Int[Tensor, " k"], Float[Tensor, " k"]]:
         """Tokens seen after this one and their standardized probabilities; all other tokens have probability 0."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bild_lab.engine.draft import Draft, Verdict, empty_draft
+from bild_lab.engine.draft import Draft, empty_draft
+from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
-from bild_lab.engine.session import Model, Scores, Session, on_device
+from bild_lab.engine.session import Model, Session, on_device
 from bild_lab.errors import UserError, require_whole
 
 BOUNDARY = -1  # separates the encoder's input from the text: no match or copy crosses it
 
 
-class PromptLookup:
+class PromptLookup(Drafter):
     """Proposes the tokens that followed the latest earlier occurrence of the text's longest suffix.
 
     Suffixes of `longest_match` down to `shortest_match` tokens are looked for in the encoder's input,
@@ -50,9 +51,6 @@ class PromptLookup:
         self._append(tokens[len(self._text) - self._offset :])
         drafted = self._copied(min(self._window, self._limits.room(tokens)))
         return Draft(on_device(drafted, self._device)) if drafted else self._nothing
-
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Nothing to update: the next call of `propose` gets the accepted text."""
 
     def _append(self, tokens: Sequence[int]) -> None:
         """Index every n-gram once its next token is known, so that a suffix never finds itself."""

@@ -10,16 +10,17 @@ from torch import Tensor
 
 from bild_lab.engine.acceptance.exact_match import ExactMatch
 from bild_lab.engine.decode import DraftThenVerify
-from bild_lab.engine.draft import Draft, Verdict
+from bild_lab.engine.draft import Draft
 from bild_lab.engine.drafters.none import NoDraft
 from bild_lab.engine.drafters.windows import FixedWindow
+from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.session import LAST, Model, Scores, Session, on_device
+from bild_lab.engine.session import LAST, Model, Session, on_device
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 
 
-class SyntheticDrafter:
+class SyntheticDrafter(Drafter):
     """Drafts the target's own greedy text, with errors so that each token is accepted with a chosen probability.
 
     Theorem 3.8 of the speculative decoding paper predicts the speedup from α, the window and the cost
@@ -85,9 +86,6 @@ class SyntheticDrafter:
             feed = token
         return replace(draft, calls=len(draft))
 
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Nothing to learn: the text to draft is fixed."""
-
     def _recital(self, request: Request) -> Recital:
         """Drafts whose unspoiled tokens the target accepts when it verifies exactly these drafts.
 
@@ -110,7 +108,7 @@ class SyntheticDrafter:
         return drafter
 
 
-class Recital:
+class Recital(Drafter):
     """Drafts a fixed text, `window` tokens at a time, whatever the target accepts."""
 
     drafts_trees = False
@@ -125,9 +123,6 @@ class Recital:
     def propose(self, tokens: list[int]) -> Draft:
         position = len(tokens) - self._limits.prompt_length
         return Draft(self._text[position : position + min(self._window, self._limits.room(tokens))])
-
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Nothing to update: the text is fixed."""
 
 
 def source_tokens(source: Source) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from bild_lab.engine.theory import optimal_window
-from bild_lab.errors import UserError
+from bild_lab.engine.speculative_theory import optimal_window
+from bild_lab.errors import UserError, require_whole
 
 PRIOR_TOKENS = 4.0  # the weight of the prior acceptance rate, in judged tokens
 PROBE_ROUNDS = 8  # if drafting does not pay, one token is still drafted once in this many rounds
@@ -33,8 +33,7 @@ class FixedWindow:
     tokens: int
 
     def __post_init__(self) -> None:
-        if isinstance(self.tokens, bool) or not isinstance(self.tokens, int) or self.tokens < 1:
-            raise UserError(f"the draft window must be a whole number >= 1, got {self.tokens!r}")
+        require_whole("the draft window", self.tokens, 1)
 
     def start(self) -> None:
         """Nothing to forget."""
@@ -64,8 +63,7 @@ class AdaptiveWindow:
     """
 
     def __init__(self, cost_ratio: float, largest: int, prior: float, memory: float) -> None:
-        if isinstance(largest, bool) or not isinstance(largest, int) or largest < 1:
-            raise UserError(f"the largest draft window must be a whole number >= 1, got {largest!r}")
+        require_whole("the largest draft window", largest, 1)
         if not 0.0 < memory <= 1.0:
             raise UserError(f"the window's memory must lie in (0, 1], got {memory!r}; 1 never forgets")
         optimal_window(prior, cost_ratio, largest)  # raises for rates and ratios out of range

@@ -52,7 +52,10 @@ class HuggingFaceModel:
     device: torch.device
     dtype: torch.dtype
     engine: ClassVar[str] = "hf"
+    compiled: ClassVar[bool] = False
+    compiled_steps: ClassVar[int] = 0
     ranks: ClassVar[Ranks] = ONE_PROCESS  # the processes that hold its weights
+    parts: ClassVar[dict[str, int] | None] = None  # on each device, of a model that is spread over several
 
     layers_wanted: bool = field(default=False, init=False)  # whether a method runs only some layers
 

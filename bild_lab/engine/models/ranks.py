@@ -85,8 +85,8 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
-def process_group() -> PartialState:
-    """Accelerate's state of these processes. The first call initializes the process group."""
+def process_group(cpu: bool = False, patience: timedelta = PATIENCE) -> PartialState:
+    """Accelerate's state of these processes; the first call joins them, and decides how long one waits for another."""
     from accelerate import PartialState
 
-    return PartialState(timeout=PATIENCE)
+    return PartialState(cpu=cpu, timeout=patience)

@@ -12,7 +12,7 @@ from torch import Tensor
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import EVERYTHING, Chain, LoadedModel, Prefix, Rows, Scores, Session, Want, as_rows
 from bild_lab.engine.trace import Forward
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, require_whole
 
 
 class TargetLayers:
@@ -53,10 +53,7 @@ class EarlyExit(TargetLayers):
     def __init__(self, target: LoadedModel, exit_layer: int) -> None:
         target.require_layers("an early exit")
         depth = target.depth
-        if isinstance(exit_layer, bool) or not isinstance(exit_layer, int) or not 1 <= exit_layer <= depth:
-            raise UserError(
-                f"exit_layer must be a whole number from 1 to the target's {depth} layers, got {exit_layer!r}"
-            )
+        require_whole("exit_layer", exit_layer, 1, depth, f"the target has {depth} layers")
         super().__init__(target, range(exit_layer))
 
 

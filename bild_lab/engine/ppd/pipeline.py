@@ -57,7 +57,7 @@ class PredictivePipeline:
 
     def __post_init__(self) -> None:
         self.target.require_layers("ppd")
-        if getattr(self.target, "compiled", False):
+        if self.target.compiled:
             raise UserError("ppd runs parts of the target's layers, which are not compiled; set runtime.compile=false")
         self._require_exit()
         require_whole("top_k", self.top_k, 1)

@@ -85,12 +85,8 @@ def compute_per_time_unit(layers: int, exit_layer: int, match_rate: float, top_k
 def require_exit(layers: int, exit_layer: int) -> None:
     """Raise UserError unless d/2 <= d̄ <= d: with an earlier exit the candidates would not finish in time."""
     require_whole("layers", layers, 1)
-    least = math.ceil(layers / 2)
-    if isinstance(exit_layer, bool) or not isinstance(exit_layer, int) or not least <= exit_layer <= layers:
-        raise UserError(
-            f"exit_layer must be a whole number from {least}, half of the {layers} layers, to {layers}, "
-            f"got {exit_layer!r}; candidates run the other layers while the current token finishes"
-        )
+    remedy = f"half of the {layers} layers or more: candidates run the others while the current token finishes"
+    require_whole("exit_layer", exit_layer, math.ceil(layers / 2), layers, remedy)
 
 
 def _require_rate(match_rate: float) -> None:

@@ -13,7 +13,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.analysis.statistics import paired_speedup
 from bild_lab.lab.hashing import plain_numbers
 from bild_lab.lab.metrics import Difference, compare
-from bild_lab.lab.schema.examples import MeasuredExample
+from bild_lab.lab.schema.measured_examples import MeasuredExample
 from bild_lab.lab.schema.result import Result, Speedup
 
 SIGNIFICANT = 0.05

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from bild_lab.engine.theory import walltime_improvement
+from bild_lab.engine.speculative_theory import walltime_improvement
 from bild_lab.lab.analysis.statistics import acceptance_rate
 from bild_lab.lab.measure.timing import Timed
 from bild_lab.lab.schema.result import Prediction

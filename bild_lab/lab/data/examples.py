@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.data.conversations import Example, Template, conversation, fill_template, with_answers
 from bild_lab.lab.data.hub_datasets import hub_rows
 from bild_lab.lab.data.local_files import Row, canonical_split, local_rows
@@ -80,8 +80,8 @@ class DatasetSpec:
                 raise UserError(f"dataset.{field} must be text, got {value!r}; quote it: dataset.{field}='\"{value}\"'")
         for field in ("limit", "max_source_tokens", "turns"):
             value = getattr(self, field)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise UserError(f"dataset.{field} must be a whole number >= 1, got {value!r}; use null for no limit")
+            if value is not None:
+                require_whole(f"dataset.{field}", value, 1, remedy="use null for no limit")
         if not self.split:
             raise UserError("dataset.split must name a split (train, validation, test), got an empty one")
         if not self.source_column:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import precise
-from bild_lab.engine.session import LAST, Model
+from bild_lab.engine.session import LAST, LoadedModel
 from bild_lab.lab.schema.result import CertificateCounts
 
 EQUAL, TIE, DEFECT = "equal", "numerical tie", "defect"
@@ -40,7 +40,7 @@ class Certificate:
 
 
 @torch.inference_mode()
-def certify(target: Model, request: Request, tokens: Sequence[int], own: Sequence[int]) -> Certificate:
+def certify(target: LoadedModel, request: Request, tokens: Sequence[int], own: Sequence[int]) -> Certificate:
     """Compare emitted tokens with the target's own. Both are decoded greedily.
 
     A difference is a numerical tie if the target scores both tokens the same, within a few times its numerical noise.
@@ -55,7 +55,7 @@ def certify(target: Model, request: Request, tokens: Sequence[int], own: Sequenc
         return Certificate(DEFECT, position, token, target_token)
     at_once, one_by_one = (scores(target, request, own[:position], step) for step in (len(own), 1))
     pair = torch.tensor([token, target_token], device=at_once.device)
-    rounding = torch.finfo(target_dtype(target)).eps * float(at_once[pair].abs().max())
+    rounding = torch.finfo(target.dtype).eps * float(at_once[pair].abs().max())
     noise = max(rounding, float((at_once - one_by_one)[pair].abs().max()))
     gap = float(one_by_one[target_token] - one_by_one[token])
     best, second = one_by_one.topk(2).values.tolist()
@@ -63,17 +63,13 @@ def certify(target: Model, request: Request, tokens: Sequence[int], own: Sequenc
     return Certificate(verdict, position, token, target_token, gap, best - second, noise)
 
 
-def scores(target: Model, request: Request, emitted: Sequence[int], step: int) -> Float[Tensor, " vocab"]:
+def scores(target: LoadedModel, request: Request, emitted: Sequence[int], step: int) -> Float[Tensor, " vocab"]:
     """The target's logits after the prompt and these tokens, run `step` tokens at a time."""
     session = target.start(request.source, request.limits.max_new_tokens)
     fed = [request.source.prompt[-1], *emitted]
     for start in range(0, len(fed), step):
         logits = session.extend(fed[start : start + step], LAST).logits
     return precise(logits[0])
-
-
-def target_dtype(target: Model) -> torch.dtype:
-    return getattr(target, "dtype", torch.float32)
 
 
 def count_verdicts(certificates: Sequence[Certificate]) -> CertificateCounts:

@@ -13,13 +13,13 @@ from bild_lab.engine.session import LoadedModel, Want
 from bild_lab.errors import UserError
 
 
-def require_no_nan(models: Iterable[LoadedModel], engine: str, request: Request, emitted: Sequence[int] = ()) -> None:
+def require_no_nan(models: Iterable[LoadedModel], request: Request, emitted: Sequence[int] = ()) -> None:
     """Raise UserError, naming the checkpoint, if a model scores a text with NaN.
 
-    Every model runs once over the prompt and the emitted tokens. engine: native or hf, the one that decoded.
+    Every model, such as it decoded, runs once over the prompt and the emitted tokens.
     """
     for model in models:
-        if bool(text_logits(model, engine, request, emitted).isnan().any()):
+        if bool(text_logits(model, request, emitted).isnan().any()):
             dtype = str(model.dtype).removeprefix("torch.")
             raise UserError(
                 f"the checkpoint {model.checkpoint.path} scores a text with NaN in {dtype}: its weights are broken "
@@ -28,10 +28,9 @@ def require_no_nan(models: Iterable[LoadedModel], engine: str, request: Request,
 
 
 @torch.inference_mode()
-def text_logits(model: LoadedModel, engine: str, request: Request, emitted: Sequence[int]) -> Float[Tensor, "m vocab"]:
+def text_logits(model: LoadedModel, request: Request, emitted: Sequence[int]) -> Float[Tensor, "m vocab"]:
     """The scores after the prompt and after every emitted token except the last, in one forward."""
-    ran = model if engine == model.engine else model.transformers
     source = request.source
     text = Source((*source.prompt, *emitted[:-1]), source.encoder_ids, source.device)  # a prompt is never compiled
-    logits = ran.start(text, 1).extend([text.prompt[-1]], Want(prompt=True)).logits
+    logits = model.start(text, 1).extend([text.prompt[-1]], Want(prompt=True)).logits
     return logits[len(source.prompt) - 1 :]

@@ -10,7 +10,7 @@ from bild_lab.engine.trace import Round, Span
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.measure.certificate import Certificate
 from bild_lab.lab.measure.timing import BASELINE, METHOD, Timed
-from bild_lab.lab.schema.examples import MeasuredExample, MeasuredRound
+from bild_lab.lab.schema.measured_examples import MeasuredExample, MeasuredRound
 
 
 def measured_examples(

@@ -19,8 +19,8 @@ from filelock import FileLock, Timeout
 from bild_lab.errors import UserError
 from bild_lab.files import sync_folder, write_atomically
 from bild_lab.lab.hashing import plain_numbers
-from bild_lab.lab.schema.examples import EXAMPLES, MeasuredExample
 from bild_lab.lab.schema.json_values import from_json, to_json
+from bild_lab.lab.schema.measured_examples import EXAMPLES, MeasuredExample
 from bild_lab.lab.schema.result import Failure, FailureCause, Result
 
 CONFIG, RESULT, FAILURE = "config.yaml", "result.json", "failed.json"
@@ -69,14 +69,13 @@ class Sweep:
         return self._publish(point, {name: text.encode() for name, text in files.items()}, beside)
 
     def adopt(self, result: Result) -> bool:
-        """Copy another sweep's point here, atomically. Returns False if this sweep has it already, as new or newer."""
-        point = _point_of(result.folder)
-        present = self.newest(point)
+        """Copy another sweep's point here, whole or not at all. False where this sweep has it as new or newer."""
+        present = self.newest(result.point)
         if present is not None and _stored_at(present) >= _stored_at(result):
             return False
         self.points.mkdir(parents=True, exist_ok=True)
         files = {file.name: file.read_bytes() for file in sorted(result.folder.iterdir())}
-        self._publish(point, files, beside=True)
+        self._publish(result.point, files, beside=True)
         return True
 
     def write_failure(self, failure: Failure, config_yaml: str) -> Path:

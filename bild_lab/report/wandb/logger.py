@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bild_lab.errors import UserError
-from bild_lab.lab.schema.examples import read_examples
+from bild_lab.lab.schema.measured_examples import read_examples
 from bild_lab.lab.schema.result import Result
 from bild_lab.report.wandb.panels import panels
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bild_lab.lab.formatting import knob_label
 from bild_lab.lab.results.table import to_row
-from bild_lab.lab.schema.examples import MeasuredExample
+from bild_lab.lab.schema.measured_examples import MeasuredExample
 from bild_lab.lab.schema.result import Result
 
 if TYPE_CHECKING:

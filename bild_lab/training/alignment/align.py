@@ -18,11 +18,11 @@ from bild_lab.lab.data.examples import Example
 from bild_lab.lab.metrics import score
 from bild_lab.lab.point import cached_examples, prepare
 from bild_lab.lab.results.records import Sweep
-from bild_lab.lab.schema.examples import read_examples
+from bild_lab.lab.schema.measured_examples import read_examples
 from bild_lab.training.alignment.agreement import agreement
 from bild_lab.training.alignment.draft_gain import Comparison, gains, measured_points, point_configs
 from bild_lab.training.batches import spread_evenly
-from bild_lab.training.calibration.data import END, Answer, Calibration, vocabulary_hash
+from bild_lab.training.calibration.data import END, Answer, Calibration, tokenizer_hash
 from bild_lab.training.finetuning.finetune import finetune
 from bild_lab.training.finetuning.job import FinetuningJob
 from bild_lab.training.folder import TrainingFolder
@@ -103,7 +103,7 @@ def require_fits(calibration: Calibration, small: Checkpoint) -> None:
             f"answers are in {calibration.folder}, is {kinds[model['encoder_decoder']]} ({model['type']}); "
             "choose model.path of the same kind"
         )
-    if vocabulary_hash(small) != model["vocabulary"]:
+    if tokenizer_hash(small) != model["vocabulary"]:
         raise UserError(
             f"{small.path} ({len(small.vocabulary)} pieces) has another vocabulary than {model['path']}, whose answers "
             f"are in {calibration.folder}; choose model.path with the target's tokenizer"

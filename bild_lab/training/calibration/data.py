@@ -96,7 +96,7 @@ def read_part(file: Path) -> Iterator[Answer]:
         yield Answer(**row)
 
 
-def vocabulary_hash(checkpoint: Checkpoint) -> str:
+def tokenizer_hash(checkpoint: Checkpoint) -> str:
     """Identifies a tokenizer's pieces and their ids."""
     return content_hash({"pieces": sorted(checkpoint.vocabulary.items(), key=lambda item: item[1])})
 

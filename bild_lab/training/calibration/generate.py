@@ -16,7 +16,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from accelerate import PartialState
 
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.ranks import launched
@@ -34,7 +33,7 @@ from bild_lab.training.calibration.data import (
     Answer,
     contents_hash,
     read_part,
-    vocabulary_hash,
+    tokenizer_hash,
 )
 from bild_lab.training.calibration.greedy_answers import greedy_answers
 from bild_lab.training.output_files import require_same_settings, write_json, writing
@@ -77,7 +76,7 @@ class CalibrationJob:
                 "fingerprint": checkpoint.fingerprint,
                 "type": checkpoint.config.model_type,
                 "encoder_decoder": checkpoint.encoder_decoder,
-                "vocabulary": vocabulary_hash(checkpoint),
+                "vocabulary": tokenizer_hash(checkpoint),
             },
             "decoding": {"method": "greedy", "max_new_tokens": self.max_new_tokens, "dtype": dtype},
             "dataset": asdict(self.dataset),
@@ -96,11 +95,6 @@ class CalibrationJob:
         """SPLIT-FIRST-END.parquet: named as a local dataset's file, so that `dataset.path` can be this folder."""
         split = re.sub(r"\W+", "_", canonical_split(self.dataset.split))
         return self.folder / f"{split}-{part.start:08d}-{part.stop:08d}.parquet"
-
-
-def join_processes(cpu: bool) -> PartialState:
-    """Accelerate's state of the launched processes, with a timeout long enough to wait for the slowest of them."""
-    return PartialState(cpu=cpu, timeout=LONGEST_WAIT)
 
 
 def generate_calibration(

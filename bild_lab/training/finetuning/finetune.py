@@ -11,11 +11,11 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 
+from bild_lab.engine.models.checkpoint import decoder_depth
 from bild_lab.errors import UserError
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.results.records import require_writable
 from bild_lab.training.batches import BatchOrder, Collator, TokenizedExample, TokenLimits, tokenize
-from bild_lab.training.checks import decoder_depth, require_references, require_room
 from bild_lab.training.finetuning.evaluation import Evaluator, greedy_settings
 from bild_lab.training.finetuning.job import FinetuningJob
 from bild_lab.training.finetuning.losses import LayerLoss, layer_weights
@@ -26,10 +26,11 @@ from bild_lab.training.finetuning.starting_points import (
     SpecialTokens,
     StartingPoint,
 )
+from bild_lab.training.fit_checks import require_references, require_room
 from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.model_card import checkpoint_card
 from bild_lab.training.recipe import Recipe
-from bild_lab.training.run import Prepared, Training, run
+from bild_lab.training.training_run import Prepared, Training, run
 
 
 def finetune(job: FinetuningJob) -> dict[str, Any]:

@@ -19,11 +19,11 @@ from transformers import (
 )
 
 from bild_lab.engine.models.checkpoint import Checkpoint
-from bild_lab.errors import UserError, require_whole
+from bild_lab.errors import UserError, require_model_path, require_whole
 from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.toy_pair import named_checkpoint
-from bild_lab.training.checks import require_fitting_tokenizer
 from bild_lab.training.finetuning.tokenizer import train_tokenizer
+from bild_lab.training.fit_checks import require_fitting_tokenizer
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,7 @@ class FromCheckpoint:
     trains_tokenizer = False
 
     def __init__(self, path: str, revision: str | None = None) -> None:
-        if not (isinstance(path, str) and path):
-            raise UserError(f"model.path must be a folder or a hub id, got {path!r}")
+        require_model_path("model.path", path)
         self._checkpoint = named_checkpoint(path, revision)
         self._checkpoint.check()
         require_fitting_tokenizer(

@@ -11,8 +11,8 @@ from omegaconf import DictConfig
 
 from bild_lab.engine.models.checkpoint import Checkpoint, resolve_dtype
 from bild_lab.engine.models.hf import HuggingFaceModel
-from bild_lab.engine.models.ranks import launched
-from bild_lab.errors import UserError
+from bild_lab.engine.models.ranks import launched, process_group
+from bild_lab.errors import require_model_path
 from bild_lab.lab.cli import console, escape, output
 from bild_lab.lab.config import typed
 from bild_lab.lab.data.examples import DatasetSpec, load_examples
@@ -20,7 +20,7 @@ from bild_lab.lab.point import sweep_folder
 from bild_lab.lab.results.records import require_writable
 from bild_lab.lab.toy_pair import named_checkpoint
 from bild_lab.training.calibration.data import Calibration, read_calibration
-from bild_lab.training.calibration.generate import CalibrationJob, generate_calibration, join_processes
+from bild_lab.training.calibration.generate import LONGEST_WAIT, CalibrationJob, generate_calibration
 from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.frozen.job import FrozenJob, ModuleSpec
 from bild_lab.training.frozen.train import train_module
@@ -93,8 +93,7 @@ def frozen_job(
 
 def _frozen_base(cfg: DictConfig, spec: ModuleSpec, kind: type[Checkpoint]) -> Checkpoint:
     """The frozen model. Raises UserError if it cannot be read, or the module cannot be trained for it."""
-    if not (isinstance(cfg.model.path, str) and cfg.model.path):
-        raise UserError(f"model.path must be a folder or a hub id, got {cfg.model.path!r}")
+    require_model_path("model.path", cfg.model.path)
     base = named_checkpoint(cfg.model.path, cfg.model.revision, kind=kind)
     base.check()
     spec.check(base.config)
@@ -115,7 +114,9 @@ def own_answers(cfg: DictConfig, base: Checkpoint, recipe: Recipe, folder: Path)
     settings = typed(AnswerSpec, cfg.answers, "answers")
     examples = load_examples(dataset)
     with isolated(recipe.seed, recipe.threads):
-        target = HuggingFaceModel(base, join_processes(recipe.on_cpu).device, resolve_dtype(settings.dtype))
+        target = HuggingFaceModel(
+            base, process_group(recipe.on_cpu, LONGEST_WAIT).device, resolve_dtype(settings.dtype)
+        )
         sizes = (settings.max_new_tokens, settings.batch_size, settings.part_size)
         job = CalibrationJob(target, dataset, examples, *sizes, folder)
         with answers_bar(console) as report:

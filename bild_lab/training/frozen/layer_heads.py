@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from bild_lab.engine.adapters.layer_heads import LayerHeads, LayerHeadsConfig
-from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.checkpoint import Checkpoint, decoder_depth
 from bild_lab.engine.models.native import why_not_native
 from bild_lab.engine.models.native.families import norm_factor
 from bild_lab.engine.request import Source
@@ -21,7 +21,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.data.examples import DatasetSpec, Example
 from bild_lab.training.batches import TokenLimits, tokenize
 from bild_lab.training.calibration.data import END, Answer, Calibration, contents_hash
-from bild_lab.training.checks import decoder_depth, require_fitting_tokenizer, require_references
+from bild_lab.training.fit_checks import require_fitting_tokenizer, require_references
 
 DATA, SELF = "data", "self"
 

@@ -18,7 +18,7 @@ from bild_lab.training.frozen.job import FrozenJob
 from bild_lab.training.frozen.predictions import PredictionEvaluator, PredictionLog, PredictionLoss
 from bild_lab.training.model_card import module_card
 from bild_lab.training.recipe import Recipe
-from bild_lab.training.run import Prepared, Training, run
+from bild_lab.training.training_run import Prepared, Training, run
 
 
 def train_module(job: FrozenJob) -> dict[str, Any]:

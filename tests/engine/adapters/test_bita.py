@@ -136,9 +136,9 @@ def test_the_weights_are_read_once(checkpoints: Path, monkeypatch: pytest.Monkey
     ("knobs", "message"),
     [
         ({"decoding": "tree"}, "decoding must be one of efficient_tree, full_tree, straightforward, got 'tree'"),
-        ({"mask_tokens": 4}, "mask_tokens must be a whole number from 1 to the adapter's 3, got 4"),
-        ({"mask_tokens": 0}, "mask_tokens must be a whole number from 1 to the adapter's 3, got 0"),
-        ({"prompt_tokens": 5}, "prompt_tokens must be a whole number from 0 to the adapter's 4, got 5"),
+        ({"mask_tokens": 4}, "mask_tokens must be a whole number >= 1 and <= 3, got 4"),
+        ({"mask_tokens": 0}, "mask_tokens must be a whole number >= 1 and <= 3, got 0"),
+        ({"prompt_tokens": 5}, "prompt_tokens must be a whole number >= 0 and <= 4, got 5"),
         ({"top_k": 0}, "top_k must be a whole number >= 1, got 0"),
         ({"top_k": [5, 41]}, "top_k must be at most the vocabulary's 40 tokens, got 41"),
         ({"top_k": [2, 2, 2, 2]}, r"top_k must give a width for 1 to 3 depths, got \[2, 2, 2, 2\]"),

@@ -157,6 +157,7 @@ class Scripted:
     """Speculative sampling whose outcomes are dictated; behind the script decoding stops, and tells what could come."""
 
     accepts_trees = True
+    needs: frozenset[str] = frozenset()
 
     def __init__(self, script: list[Verdict]) -> None:
         self._script = iter(script)

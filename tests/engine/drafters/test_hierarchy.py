@@ -106,7 +106,7 @@ def test_an_inner_drafter_of_trees_is_refused() -> None:
 def test_an_inner_drafter_that_reads_more_than_logits_is_refused() -> None:
     inner = ModelDrafter(StubModel(copying(1)), 2)
     inner.wants = Want(head_input=True)
-    with pytest.raises(UserError, match="inner drafter must need logits alone, but ModelDrafter has `wants`"):
+    with pytest.raises(UserError, match="inner drafter must need logits alone, but ModelDrafter wants more"):
         SpeculativeDrafter(StubModel(copying(1)), inner, 3)
 
 

@@ -10,7 +10,7 @@ from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.drafters import AdaptiveWindow, ModelDrafter
 from bild_lab.engine.drafters.windows import PRIOR_TOKENS, PROBE_ROUNDS
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.theory import optimal_window
+from bild_lab.engine.speculative_theory import optimal_window
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from tests.engine.test_decode import FAMILIES, NEVER, autoregressive, decode, finished, random_pair, uncached

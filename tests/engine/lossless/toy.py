@@ -10,7 +10,7 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from bild_lab.engine.decode import draft_then_verify
-from bild_lab.engine.draft import ROOT, Draft, Verdict
+from bild_lab.engine.draft import ROOT, Draft
 from bild_lab.engine.protocols import Acceptance, Drafter
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
@@ -56,7 +56,7 @@ class TableSession:
         self.length = min(self.length, length)
 
 
-class TreeDrafter:
+class TreeDrafter(Drafter):
     """Two siblings, drawn without replacement, and two behind the first of them where there is room."""
 
     drafts_trees = True
@@ -74,9 +74,6 @@ class TreeDrafter:
         below, rows_below = self._siblings(int(drafted[0]))
         parents = torch.tensor([ROOT, ROOT, 0, 0])
         return Draft(torch.cat([drafted, below]), parents, torch.cat([rows, rows_below]))
-
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Nothing to learn."""
 
     def _siblings(self, last: int) -> tuple[Tensor, Tensor]:
         first = self._probs[last]

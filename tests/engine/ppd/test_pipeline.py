@@ -202,7 +202,9 @@ def test_threads_are_as_before_and_one_each_meanwhile(targets: dict[str, LoadedM
 
 @pytest.mark.parametrize("wrong", [1, 2, DEPTH + 1, 3.0, True, "3"])
 def test_an_exit_before_half_of_the_layers_is_refused(targets: dict[str, LoadedModel], wrong: object) -> None:
-    with pytest.raises(UserError, match=f"exit_layer must be a whole number from 3, half of the {DEPTH} layers"):
+    with pytest.raises(
+        UserError, match=f"exit_layer must be a whole number >= 3 and <= {DEPTH}, got .*; half of the {DEPTH} layers"
+    ):
         PredictivePipeline(targets["llama"], wrong)
 
 

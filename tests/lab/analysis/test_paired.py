@@ -11,7 +11,7 @@ from sacrebleu.significance import PairedTest
 
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.paired import Compared, Pair, compare_pair, differences, match
-from bild_lab.lab.schema.examples import MeasuredExample
+from bild_lab.lab.schema.measured_examples import MeasuredExample
 from bild_lab.lab.schema.result import Result
 from tests.lab.metrics.test_bleu import corpus
 from tests.report.sample import ENVIRONMENT, sample_example, sample_result

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bild_lab.engine.theory import walltime_improvement
+from bild_lab.engine.speculative_theory import walltime_improvement
 from bild_lab.engine.trace import Round, Trace
 from bild_lab.lab.analysis.prediction import fixed_window, predict
 from bild_lab.lab.measure.timing import Timed

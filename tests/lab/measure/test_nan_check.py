@@ -31,7 +31,7 @@ def test_the_scores_of_a_text_are_those_it_was_decoded_with(family: str, engine:
     decoder = load(str(checkpoints / family), policy="vanilla", engine=engine)
     generated = decoder.generate("w5 w9 w12", max_new_tokens=10)
     request = decoder.request("w5 w9 w12", 10)
-    logits = text_logits(decoder.target, engine, request, generated.token_ids)
+    logits = text_logits(decoder.target, request, generated.token_ids)
     assert logits.argmax(1).tolist() == generated.token_ids
 
 
@@ -42,14 +42,13 @@ def test_a_token_that_breaks_a_model_is_found_in_the_text_that_has_it(
     path = broken(checkpoints / "llama", tmp_path / "llama", row=7)
     decoder = load(str(path), policy=policy)
     request = decoder.request("w5 w9", 10)
-    engine = decoder.method.engine
-    require_no_nan(decoder.models, engine, request, [5, 6, END])
+    require_no_nan(decoder.running, request, [5, 6, END])
     with pytest.raises(UserError, match=r"the checkpoint .*/llama scores a text with NaN in float32"):
-        require_no_nan(decoder.models, engine, request, [5, 7, END])
+        require_no_nan(decoder.running, request, [5, 7, END])
 
 
 def test_a_drafter_that_is_broken_is_the_one_named(checkpoints: Path, tmp_path: Path) -> None:
     path = broken(checkpoints / "t5-draft", tmp_path / "small", row=9)
     decoder = load(str(checkpoints / "t5"), str(path), policy="bild")
     with pytest.raises(UserError, match="/small scores a text with NaN"):
-        require_no_nan(decoder.models, "native", decoder.request("w9 w5", 10))
+        require_no_nan(decoder.running, decoder.request("w9 w5", 10))

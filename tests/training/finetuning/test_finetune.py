@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, TrainerCallback
 
 import bild_lab
 from bild_lab.errors import UserError
-from bild_lab.training import run
+from bild_lab.training import training_run
 from bild_lab.training.finetuning import finetune as finetuning
 from bild_lab.training.finetuning.finetune import finetune
 from bild_lab.training.folder import TrainingFolder
@@ -210,7 +210,7 @@ def test_a_model_that_cannot_be_written_can_be_written_later(
 
 def test_a_finished_training_is_not_trained_again(whole: tuple[Path, dict], monkeypatch: pytest.MonkeyPatch) -> None:
     folder, metrics = whole
-    monkeypatch.setattr(run, "ResumableTrainer", None)
+    monkeypatch.setattr(training_run, "ResumableTrainer", None)
     assert finetune(job(folder)) == metrics
 
 
@@ -328,7 +328,7 @@ def test_nothing_to_train_on_is_refused_before_anything_is_written(tmp_path: Pat
 def test_a_loss_that_the_model_cannot_have_is_refused_before_the_data_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "_train", None)
+    monkeypatch.setattr(training_run, "_train", None)
     shallow = {**T5, "config": {**T5["config"], "num_layers": 1, "num_decoder_layers": 1}}
     with pytest.raises(UserError, match="averages over layers, but the model has one"):
         finetune(job(tmp_path, model=shallow, loss="early_exit"))

@@ -10,14 +10,6 @@ from bild_lab.errors import UserError
 from bild_lab.lab.data.examples import Example
 
 
-def decoder_depth(config: PreTrainedConfig) -> int:
-    """How many layers the decoder has; an encoder's layers do not count."""
-    for name in ("num_decoder_layers", "decoder_layers"):
-        if getattr(config, name, None) is not None:
-            return getattr(config, name)
-    return config.get_text_config().num_hidden_layers
-
-
 def require_references(examples: Sequence[Example]) -> None:
     """Raise UserError for an example that has no answer to learn."""
     for example in examples:

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 from transformers import LlamaConfig, T5Config
 
+from bild_lab.engine.models.checkpoint import decoder_depth
 from bild_lab.errors import UserError
 from bild_lab.lab.data.examples import Example
-from bild_lab.training.checks import decoder_depth, require_references, require_room
+from bild_lab.training.fit_checks import require_references, require_room
 from tests.tiny import tiny_llama, tiny_t5
 
 

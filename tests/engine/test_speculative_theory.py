@@ -12,7 +12,7 @@ from bild_lab.engine.acceptance import SpeculativeSampling
 from bild_lab.engine.draft import Draft
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.theory import (
+from bild_lab.engine.speculative_theory import (
     acceptance_from_distributions,
     expected_tokens,
     guaranteed_improvement,

@@ -14,7 +14,7 @@ from bild_lab.lab.data.examples import Example
 from bild_lab.lab.measure.certificate import TIE, Certificate
 from bild_lab.lab.measure.timing import Timed
 from bild_lab.lab.results.example_rows import measured_examples, measured_round, with_trace
-from bild_lab.lab.schema.examples import MeasuredExample, MeasuredRound, read_examples
+from bild_lab.lab.schema.measured_examples import MeasuredExample, MeasuredRound, read_examples
 from tests.report.sample import sample_example
 
 LINES = (Path(__file__).parent / "version1" / "examples.jsonl").read_text().splitlines()  # traced, bild, calm, a peer
