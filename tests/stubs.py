@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.hf import ModuleLayers
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import EVERYTHING, Rows, Scores, Want, as_rows
+from bild_lab.engine.session import EVERYTHING, Chain, Rows, Scores, Want, as_rows
 from bild_lab.engine.trace import Forward
 
 NextLogits = Callable[[list[int]], Tensor]
@@ -56,6 +56,9 @@ class StubSession:
         self._tokens = [*self._tokens, *self._rows]
         wanted = contexts[-(want.logits or len(contexts)) :]
         return Scores(logits=torch.stack([self._model.next_logits(context) for context in wanted]))
+
+    def draft(self, rows: Sequence[int], chain: Chain) -> None:
+        """There is no program."""
 
     def keep(self, path: Sequence[int]) -> None:
         base = len(self._tokens) - len(self._rows)

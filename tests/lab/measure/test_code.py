@@ -60,7 +60,8 @@ def test_comments_docstrings_and_layout_leave_the_hash(package: Path) -> None:
     """Every measuring module is written anew from its syntax tree: other line breaks, no comments, other docstrings."""
     before = code_hash(package)
     changed = 0
-    for file in measuring_modules(package):
+    modules = [file for file in measuring_modules(package) if file.suffix == ".py"]
+    for file in modules:
         tree = ast.parse(file.read_text())
         for node in ast.walk(tree):
             if isinstance(node, DOCUMENTED) and ast.get_docstring(node) is not None:
@@ -68,7 +69,7 @@ def test_comments_docstrings_and_layout_leave_the_hash(package: Path) -> None:
         source = f"# a comment\n{ast.unparse(tree)}\n\n\n"
         changed += source != file.read_text()
         file.write_text(source)
-    assert changed == len(list(measuring_modules(package)))
+    assert changed == len(modules)
     assert code_hash(package) == before
 
 
@@ -90,6 +91,7 @@ def test_code_outside_of_what_measures_leaves_the_hash(package: Path) -> None:
         (ROLLBACK, "nats <= self._threshold", "nats < self._threshold"),
         ("engine/drafters/prompt_lookup.py", "longest_match, shortest_match - 1, -1", "longest_match, 0, -1"),
         ("engine/models/native/t5.py", "import torch\n", "import torch\n\nNEW = 1\n"),
+        ("engine/models/native/cpu/forward.cpp", "float total = 0", "float total = 1"),
         ("lab/measure/timing.py", "time.perf_counter()", "time.monotonic()"),
         ("lab/metrics/bleu.py", "ORDERS = 4", "ORDERS = 3"),
         ("lab/analysis/statistics.py", "RESAMPLES = 2000", "RESAMPLES = 1000"),

@@ -1,0 +1,164 @@
+"""The CPU kernels: rows do not depend on those beside them, and a chain in one program is the loop's."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from bild_lab.engine.drafters import LowConfidence, ModelDrafter
+from bild_lab.engine.models.native import model as native_model
+from bild_lab.engine.models.native import why_no_kernels
+from bild_lab.engine.models.native.cpu import library
+from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.sampling import Sampling
+from bild_lab.engine.session import Want
+from tests.engine.models.test_native import ARCHITECTURES, build
+from tests.policies import in_memory
+from tests.sessions import native_session, needs_kernels, tree_rows
+from tests.tiny import PAD, START, TINY
+
+pytestmark = needs_kernels
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_row_is_the_same_to_the_last_bit_whatever_runs_beside_it(name: str, dtype: torch.dtype) -> None:
+    module, _, source = build(name)
+    decoder = type(build(name)[1])(module.to(dtype))
+    tokens = [*source.prompt, *torch.randint(3, 90, (40,), generator=torch.Generator().manual_seed(3)).tolist()]
+    new = tokens[len(source.prompt) - 1 :]
+    alone = native_session(decoder, source, 64, kernels=True)
+    expected = torch.cat([alone.extend([token]).logits for token in new])
+    for size in (2, 3, 5, 6, 7, 13, 41):
+        together = native_session(decoder, source, 64, kernels=True)
+        rows = torch.cat([together.extend(new[start : start + size]).logits for start in range(0, len(new), size)])
+        assert torch.equal(rows, expected), size
+        assert torch.equal(together.layers.cache.keys, alone.layers.cache.keys)
+        assert torch.equal(together.layers.cache.values, alone.layers.cache.values)
+
+
+@pytest.mark.parametrize("family", ["t5", "llama", "qwen3", "gemma3"])
+def test_a_branch_of_a_tree_is_a_chain_to_the_last_bit(family: str) -> None:
+    source = Source((PAD,), torch.tensor([[5, 9, 12, 1]])) if family == "t5" else Source((START, 5, 9, 12))
+    decoder = in_memory(TINY[family](0).bfloat16(), "kernels").decoder
+    chain, tree = (native_session(decoder, source, 64, kernels=True) for _ in range(2))
+    expected = chain.extend([source.prompt[-1], 7, 8, 20]).logits
+    rows = tree_rows([source.prompt[-1], 6, 7, 30, 8, 20], torch.tensor([-1, 0, 0, 1, 2, 4]))
+    assert torch.equal(tree.extend(rows).logits[[0, 2, 4, 5]], expected)
+    tree.keep([0, 2, 4, 5])
+    assert torch.equal(tree.extend([21]).logits, chain.extend([21]).logits)
+
+
+def test_a_long_prompt_runs_by_itself_so_that_no_row_depends_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_model, "KERNEL_ROWS", 4)
+    decoder, source = in_memory(TINY["llama"](0).bfloat16(), "kernels").decoder, Source((START, *range(3, 12)))
+    expected = native_session(decoder, source, 64, kernels=True).extend([11]).logits
+    session = native_session(decoder, source, 64, kernels=True)
+    assert torch.equal(session.extend([11, 5, 6]).logits[:1], expected)
+    assert [forward.rows for forward in session.forwards] == [9, 3]
+
+
+CHAINS = [(sampling, stop) for sampling in (Sampling(), Sampling(0.8)) for stop in (None, 0.0, 0.35, 0.6)]
+
+
+@pytest.mark.parametrize(("sampling", "stop"), CHAINS)
+@pytest.mark.parametrize("family", ["t5", "llama", "gemma3"])
+def test_a_chain_in_one_program_is_that_of_the_loop(
+    family: str, sampling: Sampling, stop: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = in_memory(TINY[family](1), "kernels")
+    source = Source((PAD,), torch.tensor([[5, 9, 12, 1]])) if family == "t5" else Source((START, 5, 9, 12))
+    ended = 0
+
+    def drafts() -> list[tuple[object, ...]]:
+        found: list[tuple[object, ...]] = []
+        for seed in range(12):
+            generator = torch.Generator().manual_seed(seed)
+            ends = frozenset([3 + 3 * seed, 4 + seed])
+            request = Request(source, Limits(len(source.prompt), 40, ends), sampling, generator)
+            drafter = ModelDrafter(model, 1 + seed % 7, None if stop is None else LowConfidence(stop), keeps_probs=True)
+            session = in_memory(TINY[family](1), "kernels").start(source, 40)
+            drafter.start(request, session)
+            text = list(source.prompt)
+            for step in range(4):  # then the target decides otherwise, or takes all
+                draft = drafter.propose(text)
+                found.append((draft, [(forward.rows, forward.cached) for forward in session.forwards]))
+                text += [*draft.token_list[: seed % 3 + step], 3 + seed]
+        return found
+
+    in_one = drafts()
+    monkeypatch.setattr(ModelDrafter, "_whole", lambda *_: None)
+    for (draft, forwards), (expected, wanted) in zip(in_one, drafts(), strict=True):
+        assert draft.token_list == expected.token_list
+        assert (draft.calls, forwards) == (expected.calls, wanted)
+        assert draft.stats.get("fallback") == expected.stats.get("fallback")
+        assert draft.stats.get("confidence", ()) == pytest.approx(expected.stats.get("confidence", ()), rel=1e-5)
+        for ours, theirs in ((draft.probs, expected.probs), (draft.own_probs, expected.own_probs)):
+            assert (ours is None) == (theirs is None)
+            if ours is not None:
+                torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-4)
+        ended += draft.calls == len(draft)
+    assert ended
+
+
+def test_hidden_states_and_layers_are_those_of_pytorch() -> None:
+    for family in ("t5", "llama"):
+        decoder = in_memory(TINY[family](2, layers=3), "kernels").decoder
+        source = Source((PAD,), torch.tensor([[5, 9, 12, 1]])) if family == "t5" else Source((START, 5, 9, 12))
+        ours, theirs = (native_session(decoder, source, 64, kernels=each) for each in (True, False))
+        for want in (Want(hidden=(0, 1, 2, 3), head_input=True), Want(layers=(0, 2), hidden=(1, 3)), Want(logits=1)):
+            one, other = (session.extend([source.prompt[-1], 7, 8], want) for session in (ours, theirs))
+            torch.testing.assert_close(one.logits, other.logits, atol=1e-4, rtol=1e-4)
+            assert len(one.hidden) == len(other.hidden) == len(want.hidden)
+            for a, b in zip(one.hidden, other.hidden, strict=True):
+                torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+            for session in (ours, theirs):
+                session.rollback(len(source.prompt) - 1)
+
+
+def compiler_that(fails: str) -> Callable[[Path], Path]:
+    def write(folder: Path) -> Path:
+        path = folder / "g++"
+        path.write_text(f"#!/bin/sh\n{fails}\n")
+        path.chmod(0o755)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        (None, r"there is no C\+\+ compiler; install g\+\+"),
+        ('[ "$1" = -dumpversion ] && echo 9 && exit', r"they need g\+\+ 12 or newer"),
+        ('case "$1" in -dump*) echo 13;; --v*) echo new;; *) echo broken >&2; exit 1;; esac', "failed: broken"),
+    ],
+    ids=["none", "old", "broken"],
+)
+def test_without_a_compiler_pytorch_runs_and_it_is_said_once(
+    script: str | None,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    compiler = "no-such-compiler" if script is None else str(compiler_that(script)(tmp_path))
+    monkeypatch.setenv("CXX", compiler)
+    monkeypatch.setenv("BILD_LAB_CACHE", str(tmp_path / "cache"))
+    for cached in (library.library, library._why_no_library):
+        cached.cache_clear()
+    try:
+        with caplog.at_level(logging.WARNING):
+            reasons = {why_no_kernels(CPU, torch.float32) for _ in range(3)}
+        assert len(reasons) == 1
+        with pytest.raises(library.KernelError, match=message):
+            library.library()
+        assert sum("PyTorch runs the decoders" in record.message for record in caplog.records) == 1
+    finally:
+        for cached in (library.library, library._why_no_library):
+            cached.cache_clear()
