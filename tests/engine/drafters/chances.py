@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from bild_lab.engine.drafters import model
+
 T = TypeVar("T", bound=Hashable)
 HALVES = (0.25, 0.75)  # stand for all uniform numbers where every threshold is 1/2 or no threshold at all
 
@@ -24,6 +26,9 @@ class Chances:
     def multinomial(self, probs: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
         assert count == 1
         return torch.tensor([[self._fall((row / row.sum()).tolist())] for row in probs])
+
+    def pick(self, probs: Tensor, uniforms: Tensor) -> Tensor:
+        return self.multinomial(probs, 1)[:, 0]
 
     def rand(self, size: int, dtype: torch.dtype, **_: Any) -> Tensor:
         return torch.tensor([HALVES[self._fall([0.5, 0.5])] for _ in range(size)], dtype=dtype)
@@ -61,6 +66,8 @@ def distribution(run: Callable[[], T], monkeypatch: pytest.MonkeyPatch) -> dict[
     with monkeypatch.context() as patched:
         patched.setattr(torch, "multinomial", chances.multinomial)
         patched.setattr(torch, "rand", chances.rand)
+        patched.setattr(model.ModelDrafter, "_uniforms", lambda drafter, window: torch.zeros(window))
+        patched.setattr(model, "pick", chances.pick)
         more = True
         while more:
             outcome = run()

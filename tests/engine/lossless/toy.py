@@ -14,7 +14,7 @@ from bild_lab.engine.draft import ROOT, Draft
 from bild_lab.engine.protocols import Acceptance, Drafter
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import EVERYTHING, Rows, Scores, Session, Want, as_rows
+from bild_lab.engine.session import EVERYTHING, Chain, Rows, Scores, Session, Want, as_rows
 from bild_lab.engine.trace import Forward, Trace
 
 FIRST = 0  # the token that every text follows
@@ -48,6 +48,9 @@ class TableSession:
         self._fed = len(tokens)
         self.length += self._fed
         return Scores(self._logits[tokens[-(want.logits or self._fed) :]])
+
+    def draft(self, rows: Sequence[int], chain: Chain) -> None:
+        """There is no program."""
 
     def keep(self, path: Sequence[int]) -> None:
         self.length += len(path) - self._fed

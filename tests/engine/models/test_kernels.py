@@ -14,7 +14,7 @@ from bild_lab.engine.models.native import model as native_model
 from bild_lab.engine.models.native import why_no_kernels
 from bild_lab.engine.models.native.cpu import library
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.sampling import Sampling
+from bild_lab.engine.sampling import Sampling, pick
 from bild_lab.engine.session import Want
 from tests.engine.models.test_native import ARCHITECTURES, build
 from tests.policies import in_memory
@@ -61,6 +61,12 @@ def test_a_long_prompt_runs_by_itself_so_that_no_row_depends_on_it(monkeypatch: 
     session = native_session(decoder, source, 64, kernels=True)
     assert torch.equal(session.extend([11, 5, 6]).logits[:1], expected)
     assert [forward.rows for forward in session.forwards] == [9, 3]
+
+
+def test_a_number_picks_the_token_in_whose_share_it_falls() -> None:
+    probs = torch.tensor([[0.0, 0.25, 0.5, 0.0, 0.25, 0.0]]).expand(8, -1)
+    uniforms = torch.tensor([0.0, 0.2, 0.25, 0.3, 0.7, 0.75, 0.8, 1 - 1e-12], dtype=torch.float64)
+    assert pick(probs, uniforms).tolist() == [1, 1, 2, 2, 2, 4, 4, 4]
 
 
 CHAINS = [(sampling, stop) for sampling in (Sampling(), Sampling(0.8)) for stop in (None, 0.0, 0.35, 0.6)]
