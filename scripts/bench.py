@@ -16,7 +16,7 @@ from bild_lab.engine.models.checkpoint import resolve_device
 from bild_lab.files import write_atomically
 from bild_lab.lab.cli import console, output, run_application
 from bild_lab.lab.load import load_model
-from bild_lab.lab.measure.bench import Bench, forward_costs, prepare, run, synthetic_benches
+from bild_lab.lab.measure.bench import Bench, drafting_costs, forward_costs, prepare, run, synthetic_benches
 from bild_lab.lab.measure.environment import environment
 
 BUSY_PERCENT = 15
@@ -46,7 +46,15 @@ def table(rows: list[dict]) -> Table:
     shown = Table(title="milliseconds a token, medians of interleaved runs")
     for title in ("shape", "arm"):
         shown.add_column(title, no_wrap=True)
-    for title in ("ms/token", "range", "ratio to\ngenerate", "ratio to\nassisted", "bandwidth\nshare", "tokens/\ncall"):
+    for title in (
+        "ms/token",
+        "range",
+        "ratio to\ngenerate",
+        "ratio to\nassisted",
+        "bandwidth\nshare",
+        "linear\nshare",
+        "tokens/\ncall",
+    ):
         shown.add_column(title, justify="right", no_wrap=True)
     for index, row in enumerate(rows):
         if index and rows[index - 1]["shape"] != row["shape"]:
@@ -59,7 +67,8 @@ def table(rows: list[dict]) -> Table:
             f"{row['ms_low']:.2f}–{row['ms_high']:.2f}",
             f"{row['ratio_to_generate']:.2f}",
             "–" if row["ratio_to_assisted"] is None else f"{row['ratio_to_assisted']:.2f}",
-            f"{100 * row['bandwidth_share']:.0f} %",
+            "–" if row["bandwidth_share"] is None else f"{100 * row['bandwidth_share']:.0f} %",
+            f"{100 * row['linear_share']:.0f} %",
             "–" if calls is None else f"{calls:.2f}",
         )
     return shown
@@ -71,20 +80,28 @@ def main() -> None:
     busy = busy_percent()
     if busy > BUSY_PERCENT:
         console.print(f"[bold red]{busy:.0f} % of the machine is busy with something else[/bold red]: timings suffer")
-    rows, costs = [], []
+    rows, costs, drafting = [], [], []
 
     def measure(bench: Bench) -> None:
         console.print(f"{bench.shape} …")
         rows.extend(run(bench, REPEATS.get(bench.shape, 11), synchronize))
         costs.extend(forward_costs(bench, synchronize))
+        drafting.extend(drafting_costs(bench, synchronize))
 
     for bench in synthetic_benches(device, torch.bfloat16):
         measure(bench)
     measure(toy_bench(device))
-    found = {"environment": {**environment(device), "busy_percent": busy}, "rows": rows, "forwards": costs}
+    found = {
+        "environment": {**environment(device), "busy_percent": busy},
+        "rows": rows,
+        "forwards": costs,
+        "drafting": drafting,
+    }
     path = Path("outputs/bench/bench.json")
     write_atomically(path, json.dumps(found, indent=2).encode() + os.linesep.encode())
     Console(width=120).print(table(rows))
+    for each in drafting:
+        output.print(f"{each['shape']} drafts in {each['ms_per_drafted_token']:.3f} ms a token, {each['arm']}")
     output.print(f"{path} contains these rows, and the cost of a forward by query and context length")
 
 

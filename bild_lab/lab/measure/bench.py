@@ -25,11 +25,11 @@ from transformers.initialization import no_init_weights
 
 from bild_lab.engine.acceptance import ExactMatch, SpeculativeSampling
 from bild_lab.engine.decode import DraftThenVerify
-from bild_lab.engine.drafters import ModelDrafter, NoDraft
+from bild_lab.engine.drafters import LowConfidence, ModelDrafter, NoDraft
 from bild_lab.engine.hf_generation import HuggingFaceAssisted, HuggingFaceGenerate
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.hf import HuggingFaceModel
-from bild_lab.engine.models.native import NativeModel
+from bild_lab.engine.models.native import NativeModel, why_no_kernels
 from bild_lab.engine.protocols import Method
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import LAST
@@ -130,6 +130,7 @@ class Bench:
     native: NativeModel
     request: Request
     methods: dict[str, Method]
+    kernels: NativeModel | None = None  # None where they cannot run
 
 
 def prepare(
@@ -146,6 +147,9 @@ def prepare(
         "native": DraftThenVerify(native, NoDraft(native), ExactMatch()),
         "native_compiled": DraftThenVerify(compiled := native.as_compiled(), NoDraft(compiled), ExactMatch()),
     }
+    kernels = native.by_kernels() if why_no_kernels(native.device, native.dtype) is None else None
+    if kernels is not None:
+        methods["kernels"] = DraftThenVerify(kernels, NoDraft(kernels), ExactMatch())
     if drafts is not None:
         native_draft, hf_draft = drafts
         methods["hf_assisted"] = HuggingFaceAssisted(hf, hf_draft, window=WINDOW)
@@ -153,7 +157,10 @@ def prepare(
             methods["hf_assisted_workaround"] = HuggingFaceAssisted(hf, hf_draft, decoder_mask=True, window=WINDOW)
         drafter = ModelDrafter(native_draft, WINDOW)
         methods["native_speculative"] = DraftThenVerify(native, drafter, SpeculativeSampling())
-    return Bench(shape, native, request, methods)
+        if kernels is not None:
+            drafter = ModelDrafter(native_draft.by_kernels(), WINDOW)
+            methods["kernels_speculative"] = DraftThenVerify(kernels, drafter, SpeculativeSampling())
+    return Bench(shape, native, request, methods, kernels)
 
 
 def synthetic_benches(device: torch.device, dtype: torch.dtype) -> Iterator[Bench]:
@@ -174,19 +181,24 @@ def synthetic_benches(device: torch.device, dtype: torch.dtype) -> Iterator[Benc
 
 
 def run(bench: Bench, repeats: int, synchronize: Callable[[], None]) -> list[dict[str, Any]]:
-    """One row per arm: median milliseconds per token with range, and ratios to `generate` and the bandwidth floor.
+    """One row per arm: median milliseconds per token with range, ratios to `generate`, and shares of two floors.
 
-    Arms and the bare matrix products run in turn. A ratio is the median of the repeats' ratios.
+    bandwidth_share: of the time in which the machine reads the weights, which no decoder beats without drafting;
+    None without the CPU kernels, which read them. linear_share: of the time of PyTorch's own matrix products with one
+    row. Arms and floors run in turn. A ratio is the median of the repeats' ratios.
     """
     seconds: dict[str, list[float]] = {name: [] for name in bench.methods}
     tokens: dict[str, int] = {}
-    floors: list[float] = []
+    products: list[float] = []
+    reads: list[float] = []
     matrices = [weight for _, weight in decoder_matrices(bench.native)]
     for method in bench.methods.values():  # warm-up, which also compiles
         method.decode(bench.request, Trace())
     with no_garbage_collection():
         for _ in range(repeats):
-            floors.append(bare_products_s(matrices, synchronize))
+            products.append(bare_products_s(matrices, synchronize))
+            if bench.kernels is not None:
+                reads.append(median_s(bench.kernels.packed.read_weights, synchronize))
             for name, method in bench.methods.items():
                 synchronize()
                 started = time.perf_counter()
@@ -197,8 +209,7 @@ def run(bench: Bench, repeats: int, synchronize: Callable[[], None]) -> list[dic
     rows = []
     for name, times in seconds.items():
         per_token = [1000 * one / tokens[name] for one in times]
-        pairs = list(zip(seconds["hf_generate"], times, floors, strict=True))
-        share = statistics.median(1000 * floor / one for floor, one in zip(floors, per_token, strict=True))
+        pairs = list(zip(seconds["hf_generate"], times, strict=True))
         assisted = next((seconds[arm] for arm in ASSISTED if arm in seconds), None)
         rows.append(
             {
@@ -207,9 +218,11 @@ def run(bench: Bench, repeats: int, synchronize: Callable[[], None]) -> list[dic
                 "ms_per_token": statistics.median(per_token),
                 "ms_low": min(per_token),
                 "ms_high": max(per_token),
-                "ratio_to_generate": statistics.median(generate / one for generate, one, _ in pairs),
+                "ratio_to_generate": statistics.median(generate / one for generate, one in pairs),
                 # above 1 for some speculative arms: they read the weights less than once a token
-                "bandwidth_share": share,
+                "bandwidth_share": share_of(reads, per_token) if reads else None,
+                "linear_share": share_of(products, per_token),
+                "precision": str(bench.native.dtype).removeprefix("torch."),
                 # to the arm of Transformers that users would run with the same pair and window
                 "ratio_to_assisted": None
                 if assisted is None
@@ -241,28 +254,67 @@ def decoder_matrices(model: NativeModel) -> Iterator[tuple[str, Tensor]]:
     yield "head", decoder.head
 
 
+def share_of(floors: list[float], per_token_ms: list[float]) -> float:
+    """The median share of a floor, in seconds, in the time of a token, in milliseconds."""
+    return statistics.median(1000 * floor / one for floor, one in zip(floors, per_token_ms, strict=True))
+
+
 @torch.inference_mode()
 def bare_products_s(matrices: list[Tensor], synchronize: Callable[[], None]) -> float:
-    """Seconds to multiply one row with every matrix, which is the time to read the weights."""
+    """Seconds in which PyTorch multiplies one row with every matrix."""
     rows = [torch.ones(1, matrix.shape[1], dtype=matrix.dtype, device=matrix.device) for matrix in matrices]
+
+    def multiply() -> None:
+        for row, matrix in zip(rows, matrices, strict=True):
+            linear(row, matrix)
+
+    return median_s(multiply, synchronize)
+
+
+def median_s(work: Callable[[], None], synchronize: Callable[[], None]) -> float:
+    """The median seconds of five runs."""
     times = []
     for _ in range(5):
         synchronize()
         started = time.perf_counter()
-        for row, matrix in zip(rows, matrices, strict=True):
-            linear(row, matrix)
+        work()
         synchronize()
         times.append(time.perf_counter() - started)
     return statistics.median(times)
 
 
 @torch.inference_mode()
+def drafting_costs(bench: Bench, synchronize: Callable[[], None]) -> list[dict[str, Any]]:
+    """Median milliseconds for each token that a shape drafts with confidence, eagerly and as one program."""
+    arms = {"eager": bench.native, "compiled": bench.kernels}
+    times: dict[str, list[float]] = {name: [] for name, model in arms.items() if model is not None}
+    limits = Limits(bench.request.limits.prompt_length, 40)
+    request = Request(bench.request.source, limits)
+    for _ in range(12):
+        for name in times:
+            drafter = ModelDrafter(arms[name], WINDOW, LowConfidence(0.0))
+            target = bench.native.start(request.source, 1)
+            drafter.start(request, target)
+            text = list(request.source.prompt)
+            text += drafter.propose(text).token_list  # the prompt runs with the first draft
+            synchronize()
+            started = time.perf_counter()
+            drafted = len(drafter.propose(text))
+            synchronize()
+            times[name].append(1000 * (time.perf_counter() - started) / drafted)
+    return [
+        {"shape": bench.shape, "arm": name, "ms_per_drafted_token": statistics.median(each[2:])}
+        for name, each in times.items()
+    ]
+
+
+@torch.inference_mode()
 def forward_costs(bench: Bench, synchronize: Callable[[], None]) -> list[dict[str, Any]]:
-    """Median milliseconds of a native forward by query length, and of a one-row forward by context length."""
+    """Median milliseconds of our fastest forward by query length, and of a one-row forward by context length."""
     rows = []
     for kind, lengths in (("query", QUERY_LENGTHS), ("context", CONTEXTS)):
         for length in lengths:
-            session = bench.native.start(bench.request.source, max(CONTEXTS) + max(QUERY_LENGTHS))
+            session = (bench.kernels or bench.native).start(bench.request.source, max(CONTEXTS) + max(QUERY_LENGTHS))
             filled = 64 if kind == "query" else length
             while session.length < filled:
                 session.extend([5] * min(256, filled - session.length), LAST)

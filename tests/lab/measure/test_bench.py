@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bild_lab.engine.models.native import compiled
+from bild_lab.engine.models.native import compiled, why_no_kernels
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
 from bild_lab.lab.measure import bench
@@ -24,6 +24,9 @@ def benches(monkeypatch: pytest.MonkeyPatch) -> dict[str, bench.Bench]:
     return {each.shape: each for each in bench.synthetic_benches(torch.device("cpu"), torch.float32)}
 
 
+KERNELS = why_no_kernels(torch.device("cpu"), torch.float32) is None
+
+
 def test_every_arm_of_a_shape_emits_the_same_tokens(benches: dict[str, bench.Bench]) -> None:
     for each in benches.values():
         texts = {arm: method.decode(each.request, Trace()) for arm, method in each.methods.items()}
@@ -37,6 +40,7 @@ def test_every_arm_of_a_shape_emits_the_same_tokens(benches: dict[str, bench.Ben
         "native",
         "native_compiled",
         "native_speculative",
+        *(["kernels", "kernels_speculative"] if KERNELS else []),
     }
 
 
@@ -55,7 +59,8 @@ def test_rows_tell_time_ratio_and_share_of_every_arm(benches: dict[str, bench.Be
     assert next(row for row in rows if row["arm"] == "hf_assisted_workaround")["ratio_to_assisted"] == 1.0
     for row in rows:
         assert 0 < row["ms_low"] <= row["ms_per_token"] <= row["ms_high"]
-        assert row["bandwidth_share"] > 0
+        assert row["linear_share"] > 0
+        assert row["bandwidth_share"] > 0 if KERNELS else row["bandwidth_share"] is None
 
 
 def test_the_floor_multiplies_every_weight_that_a_token_needs_once(benches: dict[str, bench.Bench]) -> None:
@@ -64,6 +69,12 @@ def test_the_floor_multiplies_every_weight_that_a_token_needs_once(benches: dict
     module = native.checkpoint.weights(torch.float32)
     expected = sum(weight.numel() for name, weight in module.named_parameters() if "norm" not in name)
     assert counted == expected  # the tied head is the embedding
+
+
+def test_drafting_is_timed_eagerly_and_as_one_program(benches: dict[str, bench.Bench]) -> None:
+    rows = bench.drafting_costs(benches["llama_2"], lambda: None)
+    assert [row["arm"] for row in rows] == ["eager", *(["compiled"] if KERNELS else [])]
+    assert all(row["ms_per_drafted_token"] > 0 for row in rows)
 
 
 def test_forwards_are_timed_by_query_and_context_length(

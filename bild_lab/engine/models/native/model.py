@@ -83,8 +83,15 @@ class NativeModel:
         """Nothing to check: every native decoder can run its layers one by one."""
 
     def as_compiled(self) -> NativeModel:
-        """The same weights, run with compiled steps."""
-        model = NativeModel(self.transformers, compiled=True)
+        """The same weights, run in compiled steps."""
+        return self._again(compiled=True)
+
+    def by_kernels(self) -> NativeModel:
+        """The same weights, run by the CPU kernels."""
+        return self._again(kernels=True)
+
+    def _again(self, **options: bool) -> NativeModel:
+        model = NativeModel(self.transformers, **options)
         model.decoder = self.decoder
         return model
 

@@ -560,3 +560,19 @@ extern "C" void run(const Model* model, const Pass* pass) {
         else forward<float>(*model, *pass, b);
     });
 }
+
+// Read these bytes, by all threads: the least time in which weights can be used. Returns what was read, summed
+extern "C" uint32_t read_all(const void* bytes, int64_t count, int threads) {
+    uint32_t total = 0;
+    #pragma omp parallel num_threads(threads) reduction(+ : total)
+    {
+        Span mine = share(int(count / (8 * sizeof(words))));
+        words sums[8] = {};
+        for (int block = mine.first; block < mine.last; ++block)
+            for (int i = 0; i < 8; ++i)
+                sums[i] += static_cast<const loose_words*>(bytes)[int64_t(block) * 8 + i];
+        for (int i = 0; i < 8; ++i)
+            for (int j = 0; j < LANES; ++j) total += sums[i][j];
+    }
+    return total;
+}

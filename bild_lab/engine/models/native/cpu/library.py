@@ -57,6 +57,7 @@ def library() -> ctypes.CDLL:
     for name, arguments in (("run", 2), ("draft_chain", 3)):
         function = getattr(loaded, name)
         function.argtypes, function.restype = [ctypes.c_void_p] * arguments, None
+    loaded.read_all.argtypes, loaded.read_all.restype = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int], ctypes.c_uint32
     return loaded
 
 

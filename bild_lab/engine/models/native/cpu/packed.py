@@ -146,6 +146,7 @@ class PackedDecoder:
 
     def __init__(self, outline: DecoderOutline) -> None:
         self._held: list[object] = []  # what the kernels point to
+        self._matrices: list[Tensor] = []
         self._library = library()
         layers = (_Layer * len(outline.layers))(*map(self._layer, outline.layers))
         self._held.append(layers)
@@ -300,6 +301,11 @@ class PackedDecoder:
             work.memory_keys, work.memory_values = (each.data_ptr() for each in memory)
         return work
 
+    def read_weights(self) -> None:
+        """Read every weight that a token needs, once, and do nothing else."""
+        for tensor in self._matrices:
+            self._library.read_all(tensor.data_ptr(), tensor.nbytes, torch.get_num_threads())
+
     def _layer(self, layer: LayerOutline) -> _Layer:
         packed = _Layer(window=layer.window, kind=layer.kind)
         for name in NORMS:
@@ -313,8 +319,10 @@ class PackedDecoder:
         bias = None
         if weight.bias is not None:  # in the order of the panels' outputs
             bias = self._hold(panels(weight.bias.float()[:, None].expand(-1, 2), weight.gated)[:, 0, 0].contiguous())
+        packed = panels(weight.matrix, weight.gated)
+        self._matrices.append(packed)
         outputs, inputs = weight.matrix.shape
-        return _Matrix(self._hold(panels(weight.matrix, weight.gated)), bias, outputs, inputs)
+        return _Matrix(self._hold(packed), bias, outputs, inputs)
 
     def _vector(self, values: Tensor | None) -> int | None:
         return None if values is None else self._hold(values.detach().float().contiguous())
