@@ -1,8 +1,13 @@
-"""Writing a file so that a reader never sees half of it."""
+"""Where files are kept, and writing one so that a reader never sees half of it."""
 
 import os
 import tempfile
 from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """`$BILD_LAB_CACHE`, or `~/.cache/bild_lab` if it is unset or empty."""
+    return Path(os.environ.get("BILD_LAB_CACHE") or "~/.cache/bild_lab").expanduser()
 
 
 def write_atomically(path: Path, content: bytes) -> None:

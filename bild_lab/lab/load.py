@@ -188,7 +188,7 @@ def load(
 
     target, draft, second_draft: a folder, a hub id, toy:large or toy:small.
     policy: a name in conf/policy with its knobs as keywords (`fallback=0.6`), or a composed policy.
-    engine: native, hf, or auto, which is native if the architecture is known.
+    engine: kernels (our C++ on a CPU), native (PyTorch), hf, or auto: the first of these that can run the model.
     compile: run native steps with torch.compile, on a GPU with CUDA graphs. The first use of each step takes seconds.
     trust_remote_code: run Python code that comes with a checkpoint.
     device_map, tensor_parallel: how the target is spread over devices (`Placement`). The pair then runs on hf.

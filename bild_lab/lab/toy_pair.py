@@ -22,6 +22,7 @@ from omegaconf import OmegaConf
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError
+from bild_lab.files import cache_folder
 from bild_lab.lab.cli import BAD_INPUT, INTERRUPTED, console
 from bild_lab.lab.config import config_dir, typed
 from bild_lab.lab.data.examples import DatasetSpec, Example, load_examples
@@ -83,11 +84,6 @@ def toy_config(name: str) -> dict[str, Any]:
     values = OmegaConf.to_container(OmegaConf.load(config_dir() / f"{name}.yaml"))
     values.pop("defaults", None)  # for Hydra: which recipe belongs to a model
     return values
-
-
-def cache_folder() -> Path:
-    """`$BILD_LAB_CACHE`, or `~/.cache/bild_lab` if it is unset or empty."""
-    return Path(os.environ.get("BILD_LAB_CACHE") or "~/.cache/bild_lab").expanduser()
 
 
 def _train(name: str) -> None:

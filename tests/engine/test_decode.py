@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from bild_lab.engine.acceptance import ExactMatch, RejectionSampling, Rollback, SpeculativeSampling
 from bild_lab.engine.decode import DraftThenVerify
@@ -27,7 +29,8 @@ FAMILIES = ("t5", "llama")
 NEVER = frozenset([VOCABULARY])  # an end token that no model can emit
 
 
-def random_pair(family: str, seed: int, noise: float = 0.2) -> tuple[ModuleModel, ModuleModel, Source]:
+@cache
+def random_modules(family: str, seed: int, noise: float) -> tuple[PreTrainedModel, PreTrainedModel, Source]:
     """A target, a drafter that agrees with it now and then, and a prompt; float64, where nothing ties."""
     make = tiny_t5 if family == "t5" else tiny_llama
     target = make(seed).double()
@@ -35,7 +38,20 @@ def random_pair(family: str, seed: int, noise: float = 0.2) -> tuple[ModuleModel
     generator = torch.Generator().manual_seed(seed)
     words = torch.randint(3, VOCABULARY, (1, 7), generator=generator)
     source = Source((PAD,), words) if family == "t5" else Source((START, *words[0].tolist()))
+    return target, draft, source
+
+
+def random_pair(family: str, seed: int, noise: float = 0.2) -> tuple[ModuleModel, ModuleModel, Source]:
+    """The modules of this family and seed as models, and their prompt."""
+    target, draft, source = random_modules(family, seed, noise)
     return ModuleModel(target), ModuleModel(draft), source
+
+
+@cache
+def oracles(family: str, seed: int) -> tuple[NextLogits, NextLogits]:
+    """The logits of the same target and drafter without a KV cache."""
+    target, draft, source = random_modules(family, seed, 0.2)
+    return uncached(target, source), uncached(draft, source)
 
 
 def decode(
@@ -117,7 +133,7 @@ def test_bild_follows_algorithm_1_of_the_paper(family: str, verify_tail: bool) -
     grid = itertools.product((0.0, 0.3, 0.6, 0.9), (0.4, 1.5, 4.0, math.inf), (1, 3, 10))
     for seed, (fallback, rollback, window) in enumerate(grid):
         target, draft, source = random_pair(family, seed % 8)
-        large, small = uncached(target.module, source), uncached(draft.module, source)
+        large, small = oracles(family, seed % 8)
         max_new_tokens = (24, 13, 5)[seed % 3]
         free = autoregressive(large, source.prompt, finished(source, 24, NEVER))
         end = NEVER if seed % 2 else an_end_token(free, len(source.prompt), seed % 11)
@@ -157,7 +173,7 @@ def test_greedy_speculative_decoding_is_greedy_decoding_of_the_target(family: st
     accepted = 0
     for seed in range(20):
         target, draft, source = random_pair(family, seed)
-        large = uncached(target.module, source)
+        large, _ = oracles(family, seed)
         free = autoregressive(large, source.prompt, finished(source, 21, NEVER))
         end = an_end_token(free, len(source.prompt), 3 * seed % 21) if seed % 2 else NEVER
         expected = autoregressive(large, source.prompt, finished(source, 21, end))

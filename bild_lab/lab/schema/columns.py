@@ -39,7 +39,11 @@ SETTING = (
     Column("device", "setting.device", "The device that decoded."),
 )
 CIRCUMSTANCES = (
-    Column("engine", "engine", "What ran the target: native (our own modules) or hf (those of Transformers)."),
+    Column(
+        "engine",
+        "engine",
+        "What ran the target: kernels (our own C++), native (our own modules) or hf (those of Transformers).",
+    ),
     Column(
         "shared_device",
         "environment.shared_device",

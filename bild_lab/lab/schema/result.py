@@ -179,7 +179,7 @@ class Result:
     """The result of one point.
 
     point: the hash that names it. name: of the sweep. composition: the decoder's parts in one line. engine: what ran
-    the target, such as "native" or "hf". facts: facts that do not affect the numbers (`lab/facts.py`); None in older
+    the target, "kernels", "native" or "hf". facts: facts that do not affect the numbers (`lab/facts.py`); None in older
     results. same_as_baseline: whether the policy is the baseline's with the same knobs; None in older results, where
     the policy's name decides. tokens_per_s_ratio: to the baseline's. agreement_with_target: the share of examples whose
     tokens all equal the target's own greedy text. categories: by name; None if the dataset has none. peak_memory_mb: of

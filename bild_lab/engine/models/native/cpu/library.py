@@ -17,6 +17,8 @@ from pathlib import Path
 import torch
 from filelock import FileLock
 
+from bild_lab.files import cache_folder
+
 log = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("forward.cpp")
@@ -66,7 +68,7 @@ def _compiled() -> Path:
     compiler, runtime = _compiler(), _openmp()
     decisive = (SOURCE.read_text(), " ".join(FLAGS), _answer(compiler, "--version"), str(runtime), _processor())
     name = hashlib.sha256("\0".join(decisive).encode()).hexdigest()[:16]
-    folder = Path(os.environ.get("BILD_LAB_CACHE") or "~/.cache/bild_lab").expanduser() / "kernels"
+    folder = cache_folder() / "kernels"
     path = folder / f"{name}.so"
     try:
         if not path.exists():
