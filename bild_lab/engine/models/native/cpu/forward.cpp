@@ -6,8 +6,14 @@
 #include <cstdint>
 #include <cstring>
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 #include <omp.h>
+#if defined(__AMX_BF16__)
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace {
 
@@ -91,7 +97,8 @@ inline vec activate(vec x, int kind) {
 
 extern "C" {
 
-// packed: panels of 32 outputs. float32: [panels][in / 2][2][32]; bfloat16: [panels][in / 2][32][2]. bias: [outputs]
+// packed: panels of 32 outputs. float32: [panels][in / 2][2][32]; bfloat16: [panels][in / 2][32][2], where the inputs
+// are padded to a multiple of 32. bias: in the order of the panels' outputs
 struct Matrix { const void* packed; const float* bias; int32_t outputs, inputs; };
 
 struct Layer {
@@ -194,13 +201,92 @@ inline void multiply(const float* x, int stride, const bfloat16* w, int inputs, 
     for (int r = 0; r < R; ++r) { out[r][0] = even[r][0] + odd[r][0]; out[r][1] = even[r][1] + odd[r][1]; }
 }
 
+struct Buffers {  // of one pass, for all threads; then for each thread
+    float *qkv, *mixed, *inner, *block, *normed, *scores, *tiles;
+    int* seen;
+    uint16_t* halves;
+};
+
+template <class T>
+constexpr int STEP = std::is_same_v<T, bfloat16> ? 32 : 2;  // inputs of a panel come in multiples of it
+inline int64_t padded(int64_t n, int to) { return (n + to - 1) / to * to; }
+
+#if defined(__AMX_BF16__)
+constexpr int TILE = 16;  // rows of a tile
+
+// Whether the system lets this process use tiles
+inline bool has_tiles() {
+    static const bool allowed = syscall(SYS_arch_prctl, 0x1023, 18) == 0;  // ARCH_REQ_XCOMP_PERM, tile data
+    return allowed;
+}
+struct alignas(64) TileShapes {
+    uint8_t palette = 1, start = 0, unused[14] = {};
+    uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {TILE, TILE, TILE, TILE, TILE, TILE, TILE, TILE};
+};
+
+// `product` by matrix tiles: the rows are rounded to bfloat16 first. Up to 16 rows take as long as one
+template <class Use>
+inline void tile_product(const Matrix& matrix, const float* x, int stride, int rows, Buffers& b, Use use) {
+    const int inputs = padded(matrix.inputs, 32);
+    for (int row = 0; row < rows; ++row) {
+        uint16_t* to = b.halves + int64_t(row) * inputs;
+        for (int i = 0; i < inputs; i += LANES) {
+            words bits{};
+            if (i + LANES <= matrix.inputs) bits = (words)load(x + int64_t(row) * stride + i);
+            else std::memcpy(&bits, x + int64_t(row) * stride + i, 4 * std::max(0, matrix.inputs - i));
+            bits = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+            *reinterpret_cast<halves*>(to + i) = __builtin_convertvector(bits, halves);
+        }
+    }
+    Span mine = share((matrix.outputs + PANEL - 1) / PANEL);
+    for (int panel = mine.first; panel < mine.last; ++panel) {
+        const bfloat16* w = static_cast<const bfloat16*>(matrix.packed) + int64_t(panel) * inputs * PANEL;
+        vec bias[2] = {};
+        if (matrix.bias) { bias[0] = load(matrix.bias + panel * PANEL); bias[1] = load(matrix.bias + panel * PANEL + LANES); }
+        for (int row = 0; row < rows; row += 2 * TILE) {
+            const uint16_t* left = b.halves + int64_t(row) * inputs;
+            const bool both = rows - row > TILE;
+            _tile_zero(0);
+            _tile_zero(1);
+            if (both) { _tile_zero(2); _tile_zero(3); }
+            for (int k = 0; k < inputs; k += 32) {
+                _tile_loadd(6, w + k * PANEL, 4 * PANEL);
+                _tile_loadd(7, w + k * PANEL + PANEL, 4 * PANEL);
+                _tile_loadd(4, left + k, 2 * inputs);
+                _tile_dpbf16ps(0, 4, 6);
+                _tile_dpbf16ps(1, 4, 7);
+                if (both) {
+                    _tile_loadd(5, left + int64_t(TILE) * inputs + k, 2 * inputs);
+                    _tile_dpbf16ps(2, 5, 6);
+                    _tile_dpbf16ps(3, 5, 7);
+                }
+            }
+            float* sums = b.tiles;  // [2 * TILE][PANEL]
+            _tile_stored(0, sums, 4 * PANEL);
+            _tile_stored(1, sums + LANES, 4 * PANEL);
+            if (both) {
+                _tile_stored(2, sums + TILE * PANEL, 4 * PANEL);
+                _tile_stored(3, sums + TILE * PANEL + LANES, 4 * PANEL);
+            }
+            for (int r = 0; r < std::min(rows - row, 2 * TILE); ++r)
+                use(row + r, panel, load(sums + r * PANEL) + bias[0], load(sums + r * PANEL + LANES) + bias[1]);
+        }
+    }
+}
+#endif
+
 // rows times this thread's panels; `use(row, panel, left, right)` takes the 32 results
 template <class T, class Use>
-inline void product(const Matrix& matrix, const float* x, int stride, int rows, Use use) {
-    int panels = (matrix.outputs + PANEL - 1) / PANEL, inputs = (matrix.inputs + 1) / 2 * 2;
-    Span mine = share(panels);
+inline void product(const Matrix& matrix, const float* x, int stride, int rows, Buffers& b, Use use) {
+#if defined(__AMX_BF16__)
+    if constexpr (std::is_same_v<T, bfloat16>)
+        if (has_tiles()) return tile_product(matrix, x, stride, rows, b, use);
+#endif
+    const int inputs = matrix.inputs;
+    Span mine = share((matrix.outputs + PANEL - 1) / PANEL);
     for (int panel = mine.first; panel < mine.last; ++panel) {
-        const T* w = static_cast<const T*>(matrix.packed) + int64_t(panel) * inputs * PANEL;
+        const T* w = static_cast<const T*>(matrix.packed) + int64_t(panel) * padded(inputs, STEP<T>) * PANEL;
         vec bias[2] = {};
         if (matrix.bias) { bias[0] = load(matrix.bias + panel * PANEL); bias[1] = load(matrix.bias + panel * PANEL + LANES); }
         int row = 0;
@@ -276,25 +362,20 @@ inline void place(const Model& model, const Layer& layer, const Pass& pass, int 
     }
 }
 
-struct Buffers {  // of one pass, for all threads; then for each thread
-    float *qkv, *mixed, *inner, *block, *normed, *scores;
-    int* seen;
-};
-
 struct Sizes {
-    int64_t features, inner, mixed, longest;
+    int64_t features, inner, mixed, longest, widest;
     Sizes(const Model& model, const Pass& pass, int64_t later = 0) {
-        features = padded((model.heads + 2 * model.kv_heads) * model.head_dim);
-        mixed = padded(model.heads * model.head_dim);
-        inner = padded(model.hidden);
+        features = padded((model.heads + 2 * model.kv_heads) * model.head_dim, PANEL);
+        mixed = padded(model.heads * model.head_dim, PANEL);
+        inner = padded(model.hidden, PANEL);
+        widest = std::max({mixed, inner, padded(model.dim, PANEL)});
         longest = std::max<int64_t>(pass.start + pass.count + later, pass.source) + 2 * LANES;
     }
-    static int64_t padded(int64_t n) { return (n + PANEL - 1) / PANEL * PANEL; }
     int64_t shared(const Model& model, const Pass& pass) const {
-        return pass.count * (features + mixed + inner + padded(model.dim));
+        return pass.count * (features + mixed + inner + padded(model.dim, PANEL));
     }
     int64_t own(const Model& model, const Pass& pass) const {
-        return pass.count * padded(model.dim) + 2 * longest;
+        return pass.count * padded(model.dim, PANEL) + 2 * longest + PANEL * PANEL + padded(pass.count, PANEL) * widest / 2;
     }
 };
 
@@ -319,7 +400,7 @@ inline void add(float* row, int panel, int columns, vec left, vec right) {
 }
 
 template <class T>
-void forward(const Model& model, const Pass& pass, Buffers b) {  // by every thread of a team
+void forward(const Model& model, const Pass& pass, Buffers& b) {  // by every thread of a team
     const int m = pass.count, dim = model.dim, stop = pass.start + m, head_dim = model.head_dim;
     const int heads = model.heads, kv_heads = model.kv_heads, both = heads + kv_heads;
     const Sizes sizes(model, pass);
@@ -334,13 +415,13 @@ void forward(const Model& model, const Pass& pass, Buffers b) {  // by every thr
     // what a block adds to the residual stream, through the norm behind it if there is one
     auto residual = [&](const Matrix& matrix, const float* in, int stride, const float* norm) {
         if (!norm) {
-            product<T>(matrix, in, stride, m, [&](int row, int panel, vec left, vec right) {
+            product<T>(matrix, in, stride, m, b, [&](int row, int panel, vec left, vec right) {
                 add(x + int64_t(row) * dim, panel, dim, left, right);
             });
             #pragma omp barrier
             return;
         }
-        product<T>(matrix, in, stride, m, [&](int row, int panel, vec left, vec right) {
+        product<T>(matrix, in, stride, m, b, [&](int row, int panel, vec left, vec right) {
             put(b.block + int64_t(row) * dim, panel, dim, left, right);
         });
         #pragma omp barrier
@@ -366,7 +447,7 @@ void forward(const Model& model, const Pass& pass, Buffers b) {  // by every thr
         const int64_t cached = int64_t(index) * kv_heads * pass.capacity * head_dim;
         T *keys = static_cast<T*>(pass.keys) + cached, *values = static_cast<T*>(pass.values) + cached;
 
-        product<T>(layer.qkv, normed(layer.norm, 0, m), dim, m, [&](int row, int panel, vec left, vec right) {
+        product<T>(layer.qkv, normed(layer.norm, 0, m), dim, m, b, [&](int row, int panel, vec left, vec right) {
             put(b.qkv + row * features, panel, layer.qkv.outputs, left, right);
         });
         #pragma omp barrier
@@ -404,7 +485,7 @@ void forward(const Model& model, const Pass& pass, Buffers b) {  // by every thr
         residual(layer.out, b.mixed, sizes.mixed, layer.out_norm);
 
         if (pass.source) {
-            product<T>(layer.cross_query, normed(layer.cross_norm, 0, m), dim, m, [&](int row, int panel, vec left, vec right) {
+            product<T>(layer.cross_query, normed(layer.cross_norm, 0, m), dim, m, b, [&](int row, int panel, vec left, vec right) {
                 put(b.qkv + row * features, panel, layer.cross_query.outputs, left, right);
             });
             #pragma omp barrier
@@ -421,11 +502,11 @@ void forward(const Model& model, const Pass& pass, Buffers b) {  // by every thr
         }
         const int kind = model.activation;
         if (model.gated)  // a panel holds 16 columns of the gate, then the same 16 of what it gates
-            product<T>(layer.inner, normed(layer.feed_norm, 0, m), dim, m, [&](int row, int panel, vec gate, vec up) {
+            product<T>(layer.inner, normed(layer.feed_norm, 0, m), dim, m, b, [&](int row, int panel, vec gate, vec up) {
                 store(b.inner + row * sizes.inner + panel * LANES, activate(gate, kind) * up);
             });
         else
-            product<T>(layer.inner, normed(layer.feed_norm, 0, m), dim, m, [&](int row, int panel, vec left, vec right) {
+            product<T>(layer.inner, normed(layer.feed_norm, 0, m), dim, m, b, [&](int row, int panel, vec left, vec right) {
                 put(b.inner + row * sizes.inner, panel, layer.inner.outputs, activate(left, kind), activate(right, kind));
             });
         #pragma omp barrier
@@ -438,7 +519,7 @@ void forward(const Model& model, const Pass& pass, Buffers b) {  // by every thr
     }
     if (!pass.scored) return;
     const float* last = normed(model.final_norm, m - pass.scored, pass.scored, model.final_scale);
-    product<T>(model.head, last, dim, pass.scored, [&](int row, int panel, vec left, vec right) {
+    product<T>(model.head, last, dim, pass.scored, b, [&](int row, int panel, vec left, vec right) {
         put(pass.logits + int64_t(row) * model.vocab, panel, model.vocab, left, right);
     });
     if (omp_get_thread_num() == 0 && pass.head_input) std::memcpy(pass.head_input, last, 4 * int64_t(pass.scored) * dim);
@@ -461,9 +542,19 @@ void with_team(const Model& model, const Pass& pass, int later, Work work) {
         b.inner = b.mixed + pass.count * sizes.mixed;
         b.block = b.inner + pass.count * sizes.inner;
         b.normed = base + shared + own * omp_get_thread_num();
-        b.scores = b.normed + pass.count * Sizes::padded(model.dim);
+        b.tiles = b.normed + pass.count * padded(model.dim, PANEL);
+        b.halves = reinterpret_cast<uint16_t*>(b.tiles + PANEL * PANEL);
+        b.scores = b.tiles + PANEL * PANEL + padded(pass.count, PANEL) * sizes.widest / 2;
         b.seen = reinterpret_cast<int*>(b.scores + sizes.longest);
+#if defined(__AMX_BF16__)
+        const bool tiles = model.half && has_tiles();
+        TileShapes shapes;
+        if (tiles) _tile_loadconfig(&shapes);
         work(b);
+        if (tiles) _tile_release();
+#else
+        work(b);
+#endif
     }
 }
 
@@ -529,7 +620,7 @@ inline bool choose(Chain& chain, const float* logits, int vocab) {
 }
 
 template <class T>
-void draft(const Model& model, const Pass& first, Chain& chain, bool& goes_on, Buffers b) {
+void draft(const Model& model, const Pass& first, Chain& chain, bool& goes_on, Buffers& b) {
     Pass pass = first;
     for (;;) {
         forward<T>(model, pass, b);
@@ -548,14 +639,14 @@ void draft(const Model& model, const Pass& first, Chain& chain, bool& goes_on, B
 // Draft a chain: the first forward runs the pass's rows, each later one the token drafted before it
 extern "C" void draft_chain(const Model* model, const Pass* pass, Chain* chain) {
     bool goes_on = true;
-    with_team(*model, *pass, chain->steps, [&](Buffers b) {
+    with_team(*model, *pass, chain->steps, [&](Buffers& b) {
         if (model->half) draft<bfloat16>(*model, *pass, *chain, goes_on, b);
         else draft<float>(*model, *pass, *chain, goes_on, b);
     });
 }
 
 extern "C" void run(const Model* model, const Pass* pass) {
-    with_team(*model, *pass, 0, [&](Buffers b) {
+    with_team(*model, *pass, 0, [&](Buffers& b) {
         if (model->half) forward<bfloat16>(*model, *pass, b);
         else forward<float>(*model, *pass, b);
     });

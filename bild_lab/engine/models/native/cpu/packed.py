@@ -335,9 +335,11 @@ class PackedDecoder:
 def panels(matrix: Float[Tensor, "out in"], gated: bool = False) -> Tensor:
     """A matrix in panels of 32 outputs, as the kernels read it; outputs are added until the last panel is full.
 
-    float32: [panels, in / 2, 2, 32]. bfloat16: [panels, in / 2, 32, 2]. gated: a panel holds 16 outputs of the gate
-    and the 16 that they gate.
+    float32: [panels, in / 2, 2, 32]. bfloat16: [panels, in / 2, 32, 2], the inputs padded to a multiple of 32. gated: a
+    panel holds 16 outputs of the gate and the 16 that they gate.
     """
+    if matrix.dtype == torch.bfloat16:
+        matrix = pad(matrix, (0, -matrix.shape[1] % PANEL))
     if gated:
         half = matrix.shape[0] // 2
         gate, up = (pad(part, (0, 0, 0, -half % LANES)) for part in matrix.split(half))
