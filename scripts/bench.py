@@ -1,9 +1,10 @@
-"""Benchmark our loop against Transformers' own, 5 minutes on two cores: python scripts/bench.py (or make bench)"""
+"""Benchmark our loop against Transformers, 5 minutes on two cores: python scripts/bench.py [SHAPE ...] (or make bench)"""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import psutil
@@ -13,10 +14,11 @@ from rich.table import Table
 
 import bild_lab
 from bild_lab.engine.models.checkpoint import resolve_device
+from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
 from bild_lab.lab.cli import console, output, run_application
 from bild_lab.lab.load import load_model
-from bild_lab.lab.measure.bench import Bench, drafting_costs, forward_costs, prepare, run, synthetic_benches
+from bild_lab.lab.measure.bench import SHAPES, Bench, drafting_costs, forward_costs, prepare, run, synthetic_benches
 from bild_lab.lab.measure.environment import environment
 
 BUSY_PERCENT = 15
@@ -74,7 +76,16 @@ def table(rows: list[dict]) -> Table:
     return shown
 
 
+def chosen(words: list[str]) -> list[str]:
+    """The shapes to measure: those that were named, else all. Raises UserError for one that there is not."""
+    every = [*SHAPES, "toy"]
+    if unknown := sorted(set(words) - set(every)):
+        raise UserError(f"the shapes are {', '.join(every)}, got {unknown[0]!r}")
+    return [shape for shape in every if shape in words or not words]
+
+
 def main() -> None:
+    shapes = chosen(sys.argv[1:])
     device = resolve_device("auto")
     synchronize = torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
     busy = busy_percent()
@@ -88,9 +99,10 @@ def main() -> None:
         costs.extend(forward_costs(bench, synchronize))
         drafting.extend(drafting_costs(bench, synchronize))
 
-    for bench in synthetic_benches(device, torch.bfloat16):
+    for bench in synthetic_benches(device, torch.bfloat16, shapes):
         measure(bench)
-    measure(toy_bench(device))
+    if "toy" in shapes:
+        measure(toy_bench(device))
     found = {
         "environment": {**environment(device), "busy_percent": busy},
         "rows": rows,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -163,10 +163,15 @@ def prepare(
     return Bench(shape, native, request, methods, kernels)
 
 
-def synthetic_benches(device: torch.device, dtype: torch.dtype) -> Iterator[Bench]:
-    """Every synthetic shape in turn. Large ones take gigabytes, so each pair is freed after its turn."""
+def synthetic_benches(
+    device: torch.device, dtype: torch.dtype, shapes: Collection[str] = tuple(SHAPES)
+) -> Iterator[Bench]:
+    """These synthetic shapes in turn. Large ones take gigabytes, so each pair is freed after its turn."""
     models: dict[str, tuple[NativeModel, HuggingFaceModel]] = {}
+    drafters = {SHAPES[name].drafter for name in shapes if name in SHAPES}
     for name, shape in SHAPES.items():
+        if name not in shapes and name not in drafters:
+            continue
         checkpoint = SyntheticCheckpoint(name, shape=shape.config())
         hf = HuggingFaceModel(checkpoint, device, dtype)
         models[name] = (NativeModel(hf), hf)
@@ -175,7 +180,8 @@ def synthetic_benches(device: torch.device, dtype: torch.dtype) -> Iterator[Benc
         ids = torch.randint(3, 1000, (1, 24), generator=generator)
         source = Source((0,), ids) if checkpoint.encoder_decoder else Source(tuple(ids[0].tolist()))
         request = Request(source.to(device), Limits(len(source.prompt), shape.new_tokens))
-        yield prepare(name, *models[name], drafts, request)
+        if name in shapes:
+            yield prepare(name, *models[name], drafts, request)
         if shape.drafter is not None:
             models.clear()
 

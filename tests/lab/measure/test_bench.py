@@ -95,3 +95,9 @@ def test_a_request_of_the_benchmark_ends_at_its_length_only() -> None:
     checkpoint = bench.SyntheticCheckpoint("t5", shape=bench.t5(64, 1, 2, 64))
     request = Request(Source((0,), torch.tensor([[5]])), Limits(1, 4, checkpoint.end_tokens))
     assert not request.limits.reached([0, 1, 1])
+
+
+def test_a_shape_is_measured_alone_with_the_drafter_that_it_needs(benches: dict[str, bench.Bench]) -> None:
+    found = list(bench.synthetic_benches(torch.device("cpu"), torch.float32, ["llama_12"]))
+    assert [each.shape for each in found] == ["llama_12"]
+    assert found[0].methods.keys() == benches["llama_12"].methods.keys()
