@@ -1,4 +1,4 @@
-"""Benchmark our loop against Transformers, 5 minutes on two cores: python scripts/bench.py [SHAPE ...] (or make bench)"""
+"""Benchmark our loop against Transformers: python scripts/bench.py [SHAPE ...] (or make bench, 5 minutes)"""
 
 from __future__ import annotations
 

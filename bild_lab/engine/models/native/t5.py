@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -121,8 +122,12 @@ class T5Decoder:
             x = x + linear(mixed, layer.own.out)
             x = x + self._feed_forward(x, layer.feed_forward)
         out = normalize(x, self.encoder_norm, self.epsilon)
-        both = linear(out, self._cross_key_value).view(count, len(self.layers), 2, self.heads, self.head_dim)
-        both = both.permute(2, 1, 3, 0, 4).contiguous()  # [2, layers, heads, s, head_dim]
+        return self.memory(linear(out, self._cross_key_value))
+
+    def memory(self, keys_values: Float[Tensor, "s features"]) -> Memory:
+        """The cross-attention keys and values of all layers, in order, as a memory."""
+        both = keys_values.view(-1, len(self.layers), 2, self.heads, self.head_dim).permute(2, 1, 3, 0, 4)
+        both = both.to(self.embedding.dtype).contiguous()  # [2, layers, heads, s, head_dim]
         return Memory(both[0], both[1])
 
     def empty_memory(self, source: int) -> Memory:
@@ -181,34 +186,37 @@ class T5Decoder:
 
     def outline(self) -> DecoderOutline:
         """This decoder as the CPU kernels know it."""
-        layers = [
-            LayerOutline(
-                norm=layer.own.norm,
-                qkv=Weight(layer.own.qkv),
-                out=Weight(layer.own.out),
-                cross_norm=layer.cross.norm,
-                cross_query=Weight(layer.cross.query),
-                cross_out=Weight(layer.cross.out),
-                feed_norm=layer.feed_forward.norm,
-                inner=Weight(layer.feed_forward.inner, gated=layer.feed_forward.gated),
-                outer=Weight(layer.feed_forward.outer),
-            )
-            for layer in self.layers
-        ]
         return DecoderOutline(
-            layers=layers,
-            embedding=self.embedding,
+            layers=list(map(_outline, self.layers)),
             head=self.head,
             final_norm=self.final_norm,
-            heads=self.heads,
-            kv_heads=self.heads,
-            head_dim=self.head_dim,
-            hidden=self.config.d_ff,
-            activation=KERNEL_NAMES[self.config.dense_act_fn],
-            epsilon=self.epsilon,
             final_scale=1.0 if self.scale is None else self.scale,
             distance_bias=self._bias_by_distance,
+            **self._dimensions,
         )
+
+    def encoder_outline(self) -> DecoderOutline:
+        """The encoder as the CPU kernels know it. Its head gives the cross-attention keys and values of all layers."""
+        return DecoderOutline(
+            layers=list(map(_outline, self.encoder_layers)),
+            head=self._cross_key_value,
+            final_norm=self.encoder_norm,
+            distance_bias=self._bias_around.flip(1),
+            bidirectional=True,
+            **self._dimensions,
+        )
+
+    @property
+    def _dimensions(self) -> dict[str, Any]:
+        return {
+            "embedding": self.embedding,
+            "heads": self.heads,
+            "kv_heads": self.heads,
+            "head_dim": self.head_dim,
+            "hidden": self.config.d_ff,
+            "activation": KERNEL_NAMES[self.config.dense_act_fn],
+            "epsilon": self.epsilon,
+        }
 
     def reach(self, positions: int) -> None:
         """Compute the bias of one row over at least this many keys, unless it exists."""
@@ -240,6 +248,21 @@ class T5Decoder:
             keys = torch.arange(rows.stop, device=rows.positions.device)
         distance = (rows.positions[:, None] - keys).clamp(0, self._farthest)
         return self._bias_by_distance[:, distance].masked_fill(~rows.visible, float("-inf"))
+
+
+def _outline(layer: T5Layer) -> LayerOutline:
+    own, cross, feed_forward = layer.own, layer.cross, layer.feed_forward
+    return LayerOutline(
+        norm=own.norm,
+        qkv=Weight(own.qkv),
+        out=Weight(own.out),
+        feed_norm=feed_forward.norm,
+        inner=Weight(feed_forward.inner, gated=feed_forward.gated),
+        outer=Weight(feed_forward.outer),
+        cross_norm=None if cross is None else cross.norm,
+        cross_query=None if cross is None else Weight(cross.query),
+        cross_out=None if cross is None else Weight(cross.out),
+    )
 
 
 def relative_bias(stack: torch.nn.Module, relative: Int[Tensor, " n"], dtype: torch.dtype) -> Float[Tensor, "heads n"]:

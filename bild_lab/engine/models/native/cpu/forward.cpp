@@ -1,4 +1,4 @@
-// One forward pass of a decoder on a CPU: every layer in one call, its weights read once, in order.
+// One forward pass of a decoder or an encoder on a CPU: every layer in one call, its weights read once, in order.
 //
 // Activations are float32; weights, keys and values are float32 or bfloat16. Each output of a row is summed in one
 // order whatever rows run beside it, so a row's result does not depend on how many rows a pass has.
@@ -108,13 +108,14 @@ struct Layer {
 };
 
 struct Model {
-    int32_t layers, dim, heads, kv_heads, head_dim, hidden, vocab, half, activation, gated, rotary, farthest;
+    int32_t layers, dim, heads, kv_heads, head_dim, hidden, vocab, half, activation, gated, rotary, farthest,
+        bidirectional;
     float epsilon, scale, final_scale, embedding_scale;
     const Layer* layer;
     const float* final_norm;
     Matrix head;
     const void* embedding;      // [vocab][dim]
-    const float* distance_bias; // [heads][farthest + 1], or null
+    const float* distance_bias; // [heads][farthest + 1] by query minus key, or null; bidirectional: [heads][2 farthest + 1]
 };
 
 struct Pass {
@@ -468,17 +469,18 @@ void forward(const Model& model, const Pass& pass, Buffers& b) {  // by every th
             int head = task / m, row = task % m;
             const uint8_t* visible = pass.visible ? pass.visible + int64_t(row) * stop : nullptr;
             int64_t position = visible ? pass.positions[row] : pass.start - pass.reserved + row;
-            const float* table = model.distance_bias ? model.distance_bias + int64_t(head) * (model.farthest + 1) : nullptr;
+            const int64_t farthest = model.farthest, nearest = model.bidirectional ? -farthest : 0;
+            const float* table = model.distance_bias ? model.distance_bias + head * (farthest - nearest + 1) : nullptr;
             auto sees = [&](int slot, float& bias) {
                 int64_t key = visible ? pass.key_positions[slot] : slot - pass.reserved;
-                if (visible ? !visible[slot] : slot > pass.start + row) return false;
+                if (visible && !visible[slot]) return false;
                 int64_t distance = position - key;
                 if (layer.window && key >= 0 && distance >= layer.window) return false;
-                bias = table ? table[std::min<int64_t>(std::max<int64_t>(distance, 0), model.farthest)] : 0.0f;
+                bias = table ? table[std::min(std::max(distance, nearest), farthest) - nearest] : 0.0f;
                 return true;
             };
             int64_t at = int64_t(head / (heads / kv_heads)) * pass.capacity * head_dim;
-            attend(b.qkv + row * features + int64_t(head) * head_dim, keys + at, values + at, visible ? stop : pass.start + row + 1,
+            attend(b.qkv + row * features + int64_t(head) * head_dim, keys + at, values + at, visible || model.bidirectional ? stop : pass.start + row + 1,
                    head_dim, model.scale, sees, b.scores, b.seen, b.mixed + row * sizes.mixed + int64_t(head) * head_dim);
         }
         #pragma omp barrier

@@ -59,7 +59,8 @@ class DecoderOutline:
     """A decoder as the kernels know it.
 
     activation: one of ACTIVATIONS. scale: of attention scores. final_scale: of what the head reads.
-    distance_bias: added to a score by the distance from key to query, the last for all beyond.
+    distance_bias: added to a score by the query's position minus the key's, the last for all beyond. bidirectional: an
+    encoder, whose rows see all others; its distance_bias begins with the key that lies farthest ahead.
     """
 
     layers: Sequence[LayerOutline]
@@ -76,6 +77,7 @@ class DecoderOutline:
     final_scale: float = 1.0
     embedding_scale: float = 1.0
     distance_bias: Float[Tensor, "heads distances"] | None = None
+    bidirectional: bool = False
 
 
 class _Matrix(Structure):
@@ -98,7 +100,7 @@ class _Layer(Structure):
 class _Model(Structure):
     _fields_ = (
         *((name, c_int32) for name in "layers dim heads kv_heads head_dim hidden vocab half activation".split()),
-        *((name, c_int32) for name in ("gated", "rotary", "farthest")),
+        *((name, c_int32) for name in ("gated", "rotary", "farthest", "bidirectional")),
         *((name, c_float) for name in ("epsilon", "scale", "final_scale", "embedding_scale")),
         ("layer", c_void_p),
         ("final_norm", c_void_p),
@@ -164,7 +166,8 @@ class PackedDecoder:
             activation=ACTIVATIONS.index(outline.activation),
             gated=outline.layers[0].inner.gated,
             rotary=bias is None,
-            farthest=0 if bias is None else bias.shape[1] - 1,
+            farthest=0 if bias is None else (bias.shape[1] - 1) // (2 if outline.bidirectional else 1),
+            bidirectional=outline.bidirectional,
             epsilon=outline.epsilon,
             scale=outline.scale,
             final_scale=outline.final_scale,
