@@ -8,9 +8,11 @@ from types import ModuleType
 import pytest
 import torch
 
+from bild_lab.engine.models.native import why_no_kernels
 from bild_lab.lab.cli import run_application
 from tests.checkpoints import tiny_checkpoints, write_data
 
+why_no_kernels(torch.device("cpu"), torch.float32)  # compiles them now: what it says belongs to no test
 torch.set_num_threads(1)  # fastest for tiny models, and leaves the other core to the other half of the tests
 
 
