@@ -159,7 +159,10 @@ def test_what_experiments_share_is_shared() -> None:
         assert sum(f"  - /scale/{file.stem}\n" in text for text in texts) > 1, file
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command",
+    [each if index % 3 == 0 else pytest.param(each, marks=pytest.mark.slow) for index, each in enumerate(COMMANDS)],
+)
 def test_an_experiment_can_start_and_sweeps_over_knobs_that_are_there(
     command: str, checkpoints: Path, rows: Path
 ) -> None:

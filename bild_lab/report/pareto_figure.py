@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
@@ -78,6 +78,18 @@ def speedup_ticks(low: float, high: float) -> list[float]:
     return kept
 
 
+def log_ticks(low: float, high: float) -> list[float]:
+    """Return 1, 2 and 5 times every power of ten between `low` and `high`."""
+    series = [digit * 10.0**power for power in range(-3, 4) for digit in (1, 2, 5)]
+    return [tick for tick in series if low <= tick <= high]
+
+
+def speedups_on_axis(group: Group) -> list[float]:
+    """Return the speedups that the upper axis names."""
+    low, high = group.limits()[0]
+    return log_ticks(1 / high, 1 / low) if group.wide else speedup_ticks(low, high)
+
+
 def _draw_panel(panel: _Panel) -> None:
     panel.axes.grid(color=HAIRLINE, linewidth=0.7)
     panel.axes.set_axisbelow(True)
@@ -85,7 +97,7 @@ def _draw_panel(panel: _Panel) -> None:
     _frame(panel.axes, panel.group)
     if panel.group.relative:
         _draw_baseline(panel.axes, panel.group)
-        _draw_speedup_axis(panel.axes)
+        _draw_speedup_axis(panel.axes, panel.group)
     front = front_corners(panel.group)
     if len(front) > 1:
         panel.axes.step(*zip(*front, strict=True), where="post", color=INK, linewidth=1.3, alpha=0.7, zorder=3)
@@ -134,7 +146,13 @@ def _frame(axes: Axes, group: Group) -> None:
     axes.set_ylim(*vertical)
     axes.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
     axes.ticklabel_format(axis="y", useOffset=False)
-    axes.xaxis.set_major_locator(MaxNLocator(9, steps=[1, 2, 5, 10]))
+    if group.wide:
+        axes.set_xscale("log")
+        axes.set_xticks(log_ticks(*horizontal), minor=False)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        axes.xaxis.set_minor_locator(NullLocator())
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(9, steps=[1, 2, 5, 10]))
 
 
 def _draw_baseline(axes: Axes, group: Group) -> None:
@@ -151,11 +169,12 @@ def _draw_baseline(axes: Axes, group: Group) -> None:
     axes.plot(1.0, quality, "x", color=INK, ms=9, mew=2.4, zorder=6)
 
 
-def _draw_speedup_axis(axes: Axes) -> None:
-    ticks = speedup_ticks(*axes.get_xlim())
+def _draw_speedup_axis(axes: Axes, group: Group) -> None:
+    ticks = speedups_on_axis(group)
     top = axes.secondary_xaxis("top")
     top.set_xlabel("Speedup", labelpad=5)
     top.set_xticks([1 / tick for tick in ticks])
+    top.xaxis.set_minor_locator(NullLocator())
     top.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{1 / x:.3g}{TIMES}"))
     top.spines["top"].set_visible(False)
     axes.spines["top"].set_visible(False)

@@ -132,6 +132,8 @@ def test_bild_follows_algorithm_1_of_the_paper(family: str, verify_tail: bool) -
     seen_rollback = seen_fallback = seen_full_window = False
     grid = itertools.product((0.0, 0.3, 0.6, 0.9), (0.4, 1.5, 4.0, math.inf), (1, 3, 10))
     for seed, (fallback, rollback, window) in enumerate(grid):
+        if not verify_tail and seed % 4:  # a sample
+            continue
         target, draft, source = random_pair(family, seed % 8)
         large, small = oracles(family, seed % 8)
         max_new_tokens = (24, 13, 5)[seed % 3]

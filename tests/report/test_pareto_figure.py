@@ -1,5 +1,8 @@
 """Tests of the figures: sizes, ticks, labels that keep apart, and escaped names."""
 
+import math
+from pathlib import Path
+
 import pytest
 from PIL import Image
 
@@ -7,7 +10,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.results.groups import by_setting
 from bild_lab.report.labels import place_labels
 from bild_lab.report.page.interactive import acceptance_figure, hover_text, pareto_figure, stages_figure
-from bild_lab.report.pareto_figure import draw_pareto, front_corners, speedup_ticks
+from bild_lab.report.pareto_figure import draw_pareto, front_corners, log_ticks, speedup_ticks
 from bild_lab.report.style import marks
 from tests.report.sample import sample_baseline, sample_result, sample_sweep
 
@@ -42,6 +45,22 @@ def test_a_figure_of_nothing_is_refused_with_a_remedy(tmp_path):
 def test_speedup_ticks_are_round_and_within_the_axis():
     assert speedup_ticks(0.5, 1.1) == [1.0, 1.25, 1.5, 1.75, 2.0]
     assert speedup_ticks(0.9, 1.02) == [1.0, 1.1]
+    assert log_ticks(0.03, 4.0) == [0.05, 0.1, 0.2, 0.5, 1.0, 2.0]
+
+
+def test_latencies_that_differ_much_are_drawn_on_logarithmic_axes(tmp_path: Path) -> None:
+    near = [sample_baseline(), sample_result("bild", {"fallback": 0.5}, 2.0)]
+    far = [*near, sample_result("hf_generate", {}, 0.04)]
+    (narrow,), (wide,) = by_setting(near), by_setting(far)
+    assert (narrow.wide, wide.wide) == (False, True)
+    low, high = wide.limits()[0]
+    assert 0 < low < 0.5 and high > 25
+    draw_pareto(far, tmp_path / "pareto.png")
+    colours = marks(wide.policies)
+    drawn = pareto_figure(wide, colours).layout
+    assert (drawn.xaxis.type, drawn.xaxis2.type) == ("log", "log")
+    assert drawn.xaxis.range == pytest.approx((math.log10(low), math.log10(high)))
+    assert pareto_figure(narrow, colours).layout.xaxis2.type == "linear"
 
 
 def test_the_front_ends_at_the_baseline_when_nothing_faster_is_as_good():

@@ -16,6 +16,9 @@ from bild_lab.lab.schema.setting import Setting
 FEW = 12
 
 
+WIDE = 8.0  # the largest ratio of latencies on a linear axis
+
+
 @dataclass(frozen=True)
 class Position:
     """The position of a result in the figure: x is cost, y is quality, both with intervals."""
@@ -82,10 +85,20 @@ class Group:
             xs.append(1.0)
             if self.baseline_quality is not None:
                 ys += [self.baseline_quality + 0.4, self.baseline_quality - 1.0]
-        x_room = max(0.09 * (max(xs) - min(xs)), 0.03 * max(xs))
         y_room = max(0.11 * (max(ys) - min(ys)), 0.15)
+        vertical = (min(ys) - y_room, max(ys) + y_room)
+        if self.wide:
+            room = (max(xs) / min(xs)) ** 0.06
+            return (min(xs) / room, max(xs) * room), vertical
+        x_room = max(0.09 * (max(xs) - min(xs)), 0.03 * max(xs))
         left = max(min(xs) - x_room, 0.1 * min(xs))  # a latency is positive
-        return (left, max(xs) + x_room), (min(ys) - y_room, max(ys) + y_room)
+        return (left, max(xs) + x_room), vertical
+
+    @property
+    def wide(self) -> bool:
+        """Whether the latencies, the baseline's included, differ so much that their axis must be logarithmic."""
+        xs = [position.x for result in self.results if (position := self.position(result)) is not None]
+        return self.relative and max([*xs, 1.0]) / min([*xs, 1.0]) > WIDE
 
     def front(self) -> list[Result]:
         """Return the undominated results, cheapest first; the baseline competes as well."""

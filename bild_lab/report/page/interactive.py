@@ -1,5 +1,6 @@
 """The figures of the HTML report, as plotly figures; colours of text and grid follow the page's scheme."""
 
+import math
 from html import escape
 
 import plotly.graph_objects as go
@@ -21,7 +22,7 @@ from bild_lab.lab.formatting import (
 from bild_lab.lab.results.groups import Group
 from bild_lab.lab.schema.columns import COLUMNS
 from bild_lab.lab.schema.result import Result
-from bild_lab.report.pareto_figure import front_corners, speedup_ticks
+from bild_lab.report.pareto_figure import front_corners, log_ticks, speedups_on_axis
 from bild_lab.report.style import MUTED, STAGE_COLOURS, Mark
 
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
@@ -54,6 +55,9 @@ def pareto_figure(group: Group, colours: dict[str, Mark]) -> go.Figure:
     figure.update_layout(xaxis_title=f"Latency per example, {unit} (further left is faster)")
     horizontal, vertical = group.limits()
     figure.update_layout(yaxis_title=escape(group.metric), xaxis_range=horizontal, yaxis_range=vertical)
+    if group.wide:
+        ticks = {"tickvals": log_ticks(*horizontal), "type": "log", "range": [math.log10(end) for end in horizontal]}
+        figure.update_layout(xaxis=ticks)
     return _finish(figure, height=520)
 
 
@@ -181,13 +185,14 @@ def _add_baseline(figure: go.Figure, group: Group) -> None:
 
 def _add_speedup_axis(figure: go.Figure, group: Group) -> None:
     """Add an x axis of speedups, one over the latency, above the plot; plotly draws an axis only with a trace."""
-    ticks = speedup_ticks(*group.limits()[0])
+    ticks = speedups_on_axis(group)
     figure.add_scatter(x=[None], y=[None], xaxis="x2", showlegend=False, hoverinfo="skip")
     figure.update_layout(
         xaxis2={
             "overlaying": "x",
             "matches": "x",
             "side": "top",
+            "type": "log" if group.wide else "linear",
             "title": "Speedup",
             "tickvals": [1 / tick for tick in ticks],
             "ticktext": [f"{tick:g}{TIMES}" for tick in ticks],
