@@ -110,6 +110,7 @@ class LayerHeads(nn.Module):
     def logits(self, layer: int, hidden: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows vocab"]:
         """Logits of the next token for each row, from the output of this layer. layer: counted from 1."""
         index = self.config.layers.index(layer)
+        hidden = hidden.to(self.norms.dtype)  # the CPU kernels give float32
         normed = rms_norm(hidden, hidden.shape[-1:], self.norms[index], self.config.epsilon)
         if self.config.rank is None:
             return linear(normed, self.matrices[index])

@@ -15,8 +15,9 @@ from bild_lab.engine.models.native import why_no_kernels
 from bild_lab.engine.models.native.cpu import library
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling, pick
-from bild_lab.engine.session import Want
+from bild_lab.engine.session import Rows, Want
 from tests.engine.models.test_native import ARCHITECTURES, build
+from tests.engine.models.test_native import test_logits_are_those_of_transformers_in_float32 as compare_in_float32
 from tests.policies import in_memory
 from tests.sessions import native_session, needs_kernels, tree_rows
 from tests.tiny import PAD, START, TINY
@@ -52,6 +53,23 @@ def test_a_branch_of_a_tree_is_a_chain_to_the_last_bit(family: str) -> None:
     assert torch.equal(tree.extend(rows).logits[[0, 2, 4, 5]], expected)
     tree.keep([0, 2, 4, 5])
     assert torch.equal(tree.extend([21]).logits, chain.extend([21]).logits)
+
+
+@pytest.mark.parametrize("family", ["t5", "llama", "qwen3", "gemma3"])
+def test_layers_in_two_ranges_are_all_of_them_to_the_last_bit(family: str) -> None:
+    """As an early exit drafts: rounding the states between the ranges would change the logits."""
+    source = Source((PAD,), torch.tensor([[5, 9, 12, 1]])) if family == "t5" else Source((START, 5, 9, 12))
+    decoder = in_memory(TINY[family](0, layers=3).bfloat16(), "kernels").decoder
+    whole, parts = (native_session(decoder, source, 64, kernels=True) for _ in range(2))
+    tokens = [source.prompt[-1], 7, 8, 20]
+    for session in (whole, parts):
+        session.prefill()
+    expected = whole.extend(tokens).logits
+    for depth in (1, 2):
+        (states,) = parts.extend(tokens, Want(logits=0, layers=range(depth), hidden=(depth,))).hidden
+        rest = parts.extend(Rows(tokens, states=states), Want(layers=range(depth, 3)))
+        assert torch.equal(rest.logits, expected), depth
+        parts.rollback(len(source.prompt) - 1)
 
 
 def test_a_long_prompt_runs_by_itself_so_that_no_row_depends_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,6 +143,23 @@ def test_hidden_states_and_layers_are_those_of_pytorch() -> None:
                 torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
             for session in (ours, theirs):
                 session.rollback(len(source.prompt) - 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("without", ["-mno-amx-bf16", "-mno-avx512f"])
+def test_processors_without_these_instructions_give_rows_that_do_not_depend_on_each_other(
+    without: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "FLAGS", (*library.FLAGS, without))
+    monkeypatch.setenv("BILD_LAB_CACHE", str(tmp_path))
+    library.library.cache_clear()
+    try:
+        for name in ("t5 v1.1", "qwen3 windows"):
+            for dtype in (torch.float32, torch.bfloat16):
+                test_a_row_is_the_same_to_the_last_bit_whatever_runs_beside_it(name, dtype)
+            compare_in_float32(name, True, monkeypatch)
+    finally:
+        library.library.cache_clear()
 
 
 def compiler_that(fails: str) -> Callable[[Path], Path]:

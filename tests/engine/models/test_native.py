@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from transformers import (
@@ -37,6 +39,7 @@ from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import Prefix, Rows, Want
 from bild_lab.errors import UserError
+from bild_lab.lab.load import load_model
 from tests.checkpoints import SHARED, needs_shared
 from tests.sessions import module_session, native_session, needs_kernels, tree_rows
 
@@ -145,7 +148,8 @@ def test_logits_are_those_of_transformers_in_float32(name: str, kernels: bool, m
         actual = session.extend(fed).logits
         worst = max(worst, float((actual - expected).abs().max()))
         tokens += new
-    assert worst < 2e-4 * max(1.0, float(expected.abs().max()))  # Transformers is up to 3e-5 from float64 here
+    tolerance = 2e-4 if kernels else 1e-4  # gated T5s of these weights are ill-conditioned: Transformers errs by 3e-5
+    assert worst < tolerance * max(1.0, float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("name", WINDOWED)
@@ -295,6 +299,20 @@ def test_the_engine_is_chosen_by_architecture_unless_set(checkpoints: Path) -> N
         bild_lab.load(target, policy="vanilla", engine="kernels", dtype="float64")
     with pytest.raises(UserError, match="runtime.engine must be one of auto, kernels, native, hf, got 'fast'"):
         bild_lab.load(target, policy="vanilla", engine="fast")
+
+
+@needs_kernels
+def test_a_model_that_does_not_fit_twice_runs_without_a_packed_copy(
+    checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_model.cache_clear()
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=1000))
+    try:
+        assert bild_lab.load(str(checkpoints / "t5"), policy="vanilla", device="cpu").target.engine == "native"
+        with pytest.raises(UserError, match="the CPU kernels cannot run: its weights and their packed copy do not fit"):
+            bild_lab.load(str(checkpoints / "t5"), policy="vanilla", device="cpu", engine="kernels")
+    finally:
+        load_model.cache_clear()
 
 
 @needs_shared

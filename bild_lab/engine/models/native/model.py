@@ -204,7 +204,7 @@ class NativeLayers:
         states: list[Tensor] | None = [x] if work.hidden else None
         if len(layers):
             x = decoder.run(x, rows, self.cache, *self.memory, layers=layers, hidden=states)
-        behind = (layers[0] if len(layers) else 0, *(layer + 1 for layer in layers))  # how many layers, for each state
+        behind = self._behind(work)
         hidden = tuple(states[behind.index(depth)] for depth in work.hidden) if states else ()
         if not work.logits:
             return Scores(None, hidden=hidden)
@@ -212,7 +212,7 @@ class NativeLayers:
         return Scores(linear(head_input, decoder.head), head_input, hidden)
 
     def _run_packed(self, packed: PackedDecoder, work: Pass) -> Scores:
-        """The same by the CPU kernels. Logits are float32 whatever the precision of the weights."""
+        """The same by the CPU kernels. Logits and hidden states are float32 whatever the precision of the weights."""
         placed = None
         if work.tree is not None or self.reserved:
             probe = None if self._prefix is None else self._prefix.probe(work.tokens, packed.vocab)
@@ -233,17 +233,19 @@ class NativeLayers:
             hidden=bool(work.hidden),
             fill=work.fill,
         )
+        hidden: tuple[Tensor, ...] = ()
+        if work.hidden:
+            before = work.states if work.states is not None else self._embed(work)
+            states = [before.float(), *found.hidden]
+            behind = self._behind(work)
+            hidden = tuple(states[behind.index(depth)] for depth in work.hidden)
+        head_input = None if found.head_input is None else found.head_input.to(self.cache.keys.dtype)
+        return Scores(found.logits, head_input, hidden)
+
+    def _behind(self, work: Pass) -> tuple[int, ...]:
+        """After how many layers each state of a pass stands: what the first layer reads, then each layer's output."""
         layers = range(self.depth) if work.layers is None else work.layers
-        first = layers[0] if len(layers) else 0
-        dtype = self.cache.keys.dtype
-        hidden = []
-        for depth in work.hidden:
-            if depth == first:
-                hidden.append((self._embed(work) if work.states is None else work.states).to(dtype))
-            else:
-                hidden.append(found.hidden[list(layers).index(depth - 1)].to(dtype))
-        head_input = None if found.head_input is None else found.head_input.to(dtype)
-        return Scores(found.logits, head_input, tuple(hidden))
+        return (layers[0] if len(layers) else 0, *(layer + 1 for layer in layers))
 
     def draft(self, start: int, tokens: Sequence[int], chain: Chain) -> DraftedChain | None:
         packed = self._packed

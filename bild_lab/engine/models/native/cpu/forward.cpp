@@ -108,7 +108,7 @@ struct Layer {
 };
 
 struct Model {
-    int32_t layers, dim, heads, kv_heads, head_dim, hidden, vocab, half, activation, gated, rotary, farthest,
+    int32_t dim, heads, kv_heads, head_dim, hidden, vocab, half, activation, gated, rotary, farthest,
         bidirectional;
     float epsilon, scale, final_scale, embedding_scale;
     const Layer* layer;
@@ -168,38 +168,32 @@ inline void normalize(const float* x, const float* weight, float epsilon, int di
     for (; i < dim; ++i) out[i] = x[i] * factor * weight[i] * scale;
 }
 
-// R rows times one panel: the even and the odd inputs are summed apart, then added
-template <int R>
-inline void multiply(const float* x, int stride, const float* w, int inputs, vec out[R][2]) {
-    vec even[R][2] = {}, odd[R][2] = {};
-    for (int k = 0; k < inputs; k += 2, w += 2 * PANEL) {
-        vec e0 = load(w), e1 = load(w + LANES), o0 = load(w + PANEL), o1 = load(w + PANEL + LANES);
-        for (int r = 0; r < R; ++r) {
-            const float* row = x + r * stride + k;
-            even[r][0] += row[0] * e0;
-            even[r][1] += row[0] * e1;
-            odd[r][0] += row[1] * o0;
-            odd[r][1] += row[1] * o1;
-        }
-    }
-    for (int r = 0; r < R; ++r) { out[r][0] = even[r][0] + odd[r][0]; out[r][1] = even[r][1] + odd[r][1]; }
+// the weights of a pair of inputs, even and odd, for the 32 outputs of a panel
+struct Pair { vec even[2], odd[2]; };
+inline Pair pair(const float* w) {
+    return {{load(w), load(w + LANES)}, {load(w + PANEL), load(w + PANEL + LANES)}};
+}
+inline Pair pair(const bfloat16* w) {
+    words left = *reinterpret_cast<const loose_words*>(w), right = *reinterpret_cast<const loose_words*>(w + PANEL);
+    return {{low(left), low(right)}, {high(left), high(right)}};
 }
 
-template <int R>
-inline void multiply(const float* x, int stride, const bfloat16* w, int inputs, vec out[R][2]) {
+// R rows times one panel: the even and the odd inputs are summed apart, then added
+template <int R, class T>
+inline void multiply(const float* x, int stride, const T* w, int inputs, vec out[R][2]) {
     vec even[R][2] = {}, odd[R][2] = {};
     for (int k = 0; k < inputs; k += 2, w += 2 * PANEL) {
-        words p0 = *reinterpret_cast<const loose_words*>(w), p1 = *reinterpret_cast<const loose_words*>(w + PANEL);
-        vec e0 = low(p0), e1 = low(p1), o0 = high(p0), o1 = high(p1);
+        const Pair weights = pair(w);
         for (int r = 0; r < R; ++r) {
             const float* row = x + r * stride + k;
-            even[r][0] += row[0] * e0;
-            even[r][1] += row[0] * e1;
-            odd[r][0] += row[1] * o0;
-            odd[r][1] += row[1] * o1;
+            for (int half = 0; half < 2; ++half) {
+                even[r][half] += row[0] * weights.even[half];
+                odd[r][half] += row[1] * weights.odd[half];
+            }
         }
     }
-    for (int r = 0; r < R; ++r) { out[r][0] = even[r][0] + odd[r][0]; out[r][1] = even[r][1] + odd[r][1]; }
+    for (int r = 0; r < R; ++r)
+        for (int half = 0; half < 2; ++half) out[r][half] = even[r][half] + odd[r][half];
 }
 
 struct Buffers {  // of one pass, for all threads; then for each thread
@@ -309,7 +303,6 @@ inline void product(const Matrix& matrix, const float* x, int stride, int rows, 
         }
     }
 }
-
 
 // a query over the keys that it sees. scores, seen: room for as many
 template <class T, class Sees>
@@ -480,8 +473,9 @@ void forward(const Model& model, const Pass& pass, Buffers& b) {  // by every th
                 return true;
             };
             int64_t at = int64_t(head / (heads / kv_heads)) * pass.capacity * head_dim;
-            attend(b.qkv + row * features + int64_t(head) * head_dim, keys + at, values + at, visible || model.bidirectional ? stop : pass.start + row + 1,
-                   head_dim, model.scale, sees, b.scores, b.seen, b.mixed + row * sizes.mixed + int64_t(head) * head_dim);
+            const int end = visible || model.bidirectional ? stop : pass.start + row + 1;
+            attend(b.qkv + row * features + int64_t(head) * head_dim, keys + at, values + at, end, head_dim, model.scale, sees,
+                   b.scores, b.seen, b.mixed + row * sizes.mixed + int64_t(head) * head_dim);
         }
         #pragma omp barrier
         residual(layer.out, b.mixed, sizes.mixed, layer.out_norm);

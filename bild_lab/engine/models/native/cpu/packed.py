@@ -99,7 +99,7 @@ class _Layer(Structure):
 
 class _Model(Structure):
     _fields_ = (
-        *((name, c_int32) for name in "layers dim heads kv_heads head_dim hidden vocab half activation".split()),
+        *((name, c_int32) for name in "dim heads kv_heads head_dim hidden vocab half activation".split()),
         *((name, c_int32) for name in ("gated", "rotary", "farthest", "bidirectional")),
         *((name, c_float) for name in ("epsilon", "scale", "final_scale", "embedding_scale")),
         ("layer", c_void_p),
@@ -155,7 +155,6 @@ class PackedDecoder:
         bias = outline.distance_bias
         self.dim, self.vocab, self.depth = outline.embedding.shape[1], outline.head.shape[0], len(layers)
         self._model = _Model(
-            layers=self.depth,
             dim=self.dim,
             heads=outline.heads,
             kv_heads=outline.kv_heads,
