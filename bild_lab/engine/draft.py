@@ -122,6 +122,9 @@ class Tree:
 
     parents: Int[Tensor, " m"]
 
+    def __len__(self) -> int:
+        return self.parents.shape[0]
+
     @cached_property
     def ancestors(self) -> Bool[Tensor, "m m"]:
         return ancestors(self.parents)

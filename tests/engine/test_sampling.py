@@ -87,6 +87,16 @@ def test_a_distance_equal_to_the_threshold_stands() -> None:
     assert Rollback(math.nextafter(threshold, 0))(Draft(torch.tensor([1])), logits, GREEDY).path == ()
 
 
+def test_rollback_keeps_the_likeliest_branch_of_a_tree() -> None:
+    """Siblings 0 and 1 behind the root, both near enough; behind 1 none is."""
+    logits = log_rows([0.4, 0.6, 0.0], [0.9, 0.1, 0.0], [0.1, 0.2, 0.7], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0])
+    draft = Draft(torch.tensor([0, 1, 0, 1]), torch.tensor([-1, -1, 0, 1]))
+    verdict = Rollback(1.0)(draft, logits, GREEDY)
+    assert (verdict.path, verdict.next_token) == ((1,), 2)
+    assert verdict.stats["distance"] == pytest.approx([-math.log(p) for p in (0.4, 0.6, 0.9, 0.2)])
+    assert Rollback(2.0)(draft, logits, GREEDY).path == (1, 3)
+
+
 def test_an_infinite_threshold_never_rolls_back() -> None:
     logits = log_rows([1.0, 0.0], [0.0, 1.0])
     assert Rollback(math.inf)(Draft(torch.tensor([1])), logits, GREEDY) == Verdict((0,), 1, {"distance": (math.inf,)})
