@@ -161,3 +161,10 @@ def test_knobs_out_of_range_are_refused(wrong: dict, message: str) -> None:
     knobs = {"nodes": 4, "window": 2, "width": 2, "children": 2, **wrong}
     with pytest.raises(UserError, match=message):
         ModelTreeDrafter(StubModel(table(0)), **knobs)
+
+
+def test_no_branch_is_longer_than_the_text_may_become() -> None:
+    drafter = ModelTreeDrafter(StubModel(table(0)), nodes=20, window=5, width=2, children=2)
+    drafter.start(Request(Source((0, 1)), Limits(2, 4)), SESSION)
+    draft = drafter.propose([0, 1, 3])
+    assert max(map(len, branches(draft.token_list, draft.parent_list))) == draft.calls == 3

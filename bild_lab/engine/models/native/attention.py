@@ -62,7 +62,9 @@ def place_rows(
         visible[:, :reserved] = False if probe is None else probe[:, None]
     elif tree is None:
         return PlacedRows(slots, stop, positions, visible)
-    return PlacedRows(slots, stop, positions, visible, torch.cat([torch.arange(-reserved, first, device=device), behind]))
+    return PlacedRows(
+        slots, stop, positions, visible, torch.cat([torch.arange(-reserved, first, device=device), behind])
+    )
 
 
 def normalize(

@@ -76,7 +76,9 @@ class Workspace:
 
     def takes(self, work: Pass) -> bool:
         """Whether this pass fits the largest step and the cache's capacity, and its tree has no earlier rows."""
-        return not work.earlier and work.count <= ROW_COUNTS[-1] and work.start + padded(work.count) <= self.cache.capacity
+        return (
+            not work.earlier and work.count <= ROW_COUNTS[-1] and work.start + padded(work.count) <= self.cache.capacity
+        )
 
     def step(self, work: Pass) -> Outputs:
         """Run rows after the cached ones. Logits and head input are valid until the next step."""
