@@ -24,9 +24,10 @@ class Rows:
     """Rows to run.
 
     tokens: [m]. tree: the shape of the rows; None: a chain. A tree may have more rows than there are tokens: then its
-    first rows are those of the extends before, and these tokens are its last rows. at: None for the next rows of the text. For drafted rows
-    it is a position in the sequence, `length` or later: such rows are never kept, and later rows overwrite them.
-    states: [m, dim], the output of the layer before `Want.layers` for these rows; the tokens are then not embedded.
+    first rows are those of the extends before, and these tokens are its last rows. at: None for the next rows of the
+    text. For drafted rows it is a position in the sequence, `length` or later: such rows are never kept, and later
+    rows overwrite them. states: [m, dim], the output of the layer before `Want.layers` for these rows; the tokens are
+    then not embedded.
     """
 
     tokens: Sequence[int] | Int[Tensor, " m"]

@@ -19,8 +19,9 @@ class Rollback:
 
     The distance of a drafted token is −log p(token), where p is the target's distribution at temperature 1.
     The first token above the threshold is replaced by the target's choice, and everything after it is
-    dropped. In a tree the likeliest of the siblings below the threshold is kept. Each round's statistics hold the distances as `distance`. Under greedy decoding a threshold
-    below ln 2 is lossless: a token with p > 1/2 is the target's argmax.
+    dropped. In a tree the likeliest of the siblings below the threshold is kept. Each round's statistics hold the
+    distances as `distance`. Under greedy decoding a threshold below ln 2 is lossless: a token with p > 1/2 is the
+    target's argmax.
     """
 
     accepts_trees = True

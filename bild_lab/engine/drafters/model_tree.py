@@ -11,7 +11,7 @@ from bild_lab.engine.drafters.model import LowConfidence
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, precise
-from bild_lab.engine.session import LAST, Growth, GrownTree, Model, Rows, Scores, Session, Want, on_device
+from bild_lab.engine.session import LAST, GrownTree, Growth, Model, Rows, Scores, Session, Want, on_device
 from bild_lab.errors import UserError, require_whole
 
 

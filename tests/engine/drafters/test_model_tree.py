@@ -12,7 +12,7 @@ from bild_lab.engine.drafters import LowConfidence, ModelTreeDrafter
 from bild_lab.engine.drafters.model_tree import grow
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import Growth, GrownTree, Scores, Session
+from bild_lab.engine.session import GrownTree, Growth, Scores, Session
 from bild_lab.errors import UserError
 from tests.policies import in_memory
 from tests.sessions import needs_kernels
