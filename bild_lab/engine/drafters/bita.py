@@ -27,9 +27,9 @@ class MaskTokenDrafter(CandidateDrafter):
     have since been accepted are lost, and the remaining ones were made without seeing those tokens. A file of
     `scripts/fit_shape.py` has a tree for each number of candidates, and says after which tokens masks run, and how
     many; auto: `run.py` fits one.
-    top_k: candidates of each mask, one number or one for each mask; straightforward always uses 1, a file has its own.
+    top_k: candidates of each mask, one number or one for each mask; straightforward always uses 1.
     adapter: its configuration; the weights are the target's.
-    mask_tokens: use only this many of the adapter's masks, from the first; None: all, or as many as top_k or a file has.
+    mask_tokens: use only this many of the adapter's masks, from the first; None: all, or as many as there are widths.
     """
 
     def __init__(

@@ -40,6 +40,11 @@ class CandidateDrafter(Drafter):
         self._vocabulary, self._device = target.checkpoint.config.vocab_size, target.device
         self._trees = None if trees is None else TokenTrees(trees, self._vocabulary, self._device)
 
+    @property
+    def fitted(self) -> bool:
+        """Whether it has trees; without them it cannot draft yet."""
+        return self._trees is not None
+
     def drafting(self, trees: Sequence[ProbedTree], widest: int | None = None) -> Self:
         """The same drafter with other trees. widest: how many candidates to find at each depth."""
         other = copy.copy(self)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from bild_lab.engine.adapters.medusa import MedusaHeads
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.drafters.candidates import CandidateDrafter, named_trees
+from bild_lab.engine.models.native.cpu import PackedHeads
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import LoadedModel, Scores, Session, Want
 from bild_lab.engine.trace import Forward
@@ -22,7 +23,7 @@ class MedusaDrafter(CandidateDrafter):
     blocks are far smaller and not recorded. Heads beyond the tree's depth do not run.
 
     tree: full_tree (the paper's Cartesian product), efficient_tree (BiTA's), a file of `scripts/fit_shape.py`, or auto:
-    `run.py` fits one. top_k: candidates of each head, one number or one for each of the first heads; a file has its own.
+    `run.py` fits one. top_k: candidates of each head, one number or one for each of the first heads; not for a file.
     """
 
     wants = Want(head_input=True)
@@ -30,7 +31,9 @@ class MedusaDrafter(CandidateDrafter):
     def __init__(self, target: LoadedModel, heads: MedusaHeads, tree: str, top_k: int | Sequence[int]) -> None:
         most = heads.config.heads
         super().__init__(target, most, 0, named_trees(tree, top_k, most, 0, heads.config.vocabulary))
-        self._heads, self._config = heads, target.checkpoint.config
+        by_kernels = target.engine == "kernels"
+        self._heads = PackedHeads(heads.blocks, heads.biases, heads.outputs) if by_kernels else heads
+        self._config = target.checkpoint.config
 
     def start(self, request: Request, target: Session) -> None:
         super().start(request, target)

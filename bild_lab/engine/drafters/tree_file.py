@@ -22,7 +22,7 @@ def read_trees(path: str, most_depth: int, most_probes: int, vocabulary: int) ->
     Raises UserError for another file, and for trees that the adapter or the heads cannot draft.
     """
     try:
-        trees = tuple(tree_of(one) for one in json.loads(Path(path).expanduser().read_text())["trees"])
+        trees = trees_in(json.loads(Path(path).expanduser().read_text()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} must hold trees, got a file without ({error}); {MAKE}") from error
     if not trees or len(trees) > most_depth + 1:
@@ -31,6 +31,11 @@ def read_trees(path: str, most_depth: int, most_probes: int, vocabulary: int) ->
         most = min(most_probes, len(trees) - 1)
         require_possible(f"{path}, the tree for {depth} depths", tree, depth, most, vocabulary)
     return trees
+
+
+def trees_in(content: dict[str, Any]) -> tuple[ProbedTree, ...]:
+    """The trees of a file's content, which a result's facts hold too. Raises ValueError, KeyError or TypeError."""
+    return tuple(tree_of(one) for one in content["trees"])
 
 
 def require_possible(noun: str, tree: ProbedTree, depth: int, most_probes: int, vocabulary: int) -> None:

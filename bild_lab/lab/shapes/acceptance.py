@@ -11,7 +11,6 @@ from jaxtyping import Float, Int
 
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft, Verdict
-from bild_lab.engine.drafters.candidates import CandidateDrafter
 from bild_lab.engine.drafters.trees import ProbedTree
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
@@ -71,10 +70,9 @@ class WatchedDrafter(Drafter):
         self.rounds[-1].drafter_s += time.perf_counter() - started
 
 
-def collecting(drafter: CandidateDrafter, widest: int) -> CandidateDrafter:
-    """The drafter with trees that draft nothing, so that it tells its candidates after every token of a text."""
-    nothing = ProbedTree((), (drafter.most_probes,))
-    return drafter.drafting([nothing] * (drafter.most_depth + 1), widest)
+def silent(depth: int, probes: int) -> list[ProbedTree]:
+    """Trees that draft nothing, so that a drafter tells its candidates behind every token of a text."""
+    return [ProbedTree((), (min(depth, probes),))] * (depth + 1)
 
 
 def watch(

@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -28,19 +29,19 @@ TIMES, DISCARDED = 9, 2  # forwards of each number of rows, in turn; the first o
 class Costs:
     """Seconds of the parts of a round.
 
-    forward_s: of the target, by rows. drafter_s: of every round. host_s: of everything else, such as the acceptance
-    rule and the cache: of every round, and for each row. plain_s: of a round of the target alone.
+    forward_s: of the target, by rows. drafter_s: of the drafter, by the depth of the tree. host_s: of everything else,
+    such as the acceptance rule and the cache: of every round, and for each row. plain_s: of the target alone.
     """
 
     forward_s: Mapping[int, float]
-    drafter_s: float
+    drafter_s: Mapping[int, float]
     host_s: tuple[float, float]
     plain_s: float
 
-    def round_s(self, most_rows: int) -> Float[np.ndarray, " rows"]:
+    def round_s(self, most_rows: int, depth: int) -> Float[np.ndarray, " rows"]:
         """Seconds of a round of 1, 2, … rows. One row is the target alone."""
         rows = np.arange(1, most_rows + 1)
-        seconds = interpolated(self.forward_s, rows) + self.drafter_s + self.host_s[0] + self.host_s[1] * rows
+        seconds = interpolated(self.forward_s, rows) + self.drafter_s[depth] + self.host_s[0] + self.host_s[1] * rows
         seconds[0] = self.plain_s
         return seconds
 
@@ -48,7 +49,7 @@ class Costs:
         """For a file, in milliseconds."""
         return {
             "forward_ms": {str(rows): _ms(seconds) for rows, seconds in self.forward_s.items()},
-            "drafter_ms": _ms(self.drafter_s),
+            "drafter_ms": {str(depth): _ms(seconds) for depth, seconds in self.drafter_s.items()},
             "host_ms": _ms(self.host_s[0]),
             "host_ms_per_row": _ms(self.host_s[1]),
             "plain_ms": _ms(self.plain_s),
@@ -103,26 +104,31 @@ def forward_costs(
     return {count: statistics.median(each[DISCARDED:]) for count, each in times.items()}
 
 
-def round_times(texts: Iterable[Sequence[WatchedRound]]) -> tuple[dict[int, list[float]], list[float]]:
-    """Seconds of whole rounds by their rows, and of the drafter's part of each round.
+@dataclass(frozen=True)
+class TimedRound:
+    """Seconds of a whole round and of its drafter, and how many rows the target ran."""
 
-    A round lasts until the next one of its text begins. The first, with which the prompt may run, does not count.
+    rows: int
+    whole_s: float
+    drafter_s: float
+
+
+def timed_rounds(rounds: Sequence[WatchedRound]) -> list[TimedRound]:
+    """The rounds of a text. Each lasts until the next one begins.
+
+    The first, with which the prompt may run, is left out, and so is the last.
     """
-    whole: dict[int, list[float]] = defaultdict(list)
-    drafter: list[float] = []
-    for rounds in texts:
-        for one, following in zip(rounds[1:], rounds[2:], strict=False):
-            whole[one.rows].append(following.started - one.started)
-            drafter.append(one.drafter_s)
-    return dict(whole), drafter
+    pairs = pairwise(rounds[1:])
+    return [TimedRound(one.rows, following.started - one.started, one.drafter_s) for one, following in pairs]
 
 
-def host_line(
-    whole: Mapping[int, Sequence[float]], forward_s: Mapping[int, float], drafter_s: float
-) -> tuple[float, float]:
-    """What is left of the rounds without forward and drafter, as a line over rows: of every round, and for each row."""
-    rows = np.array(sorted(whole))
-    rest = np.array([statistics.median(whole[count]) for count in rows]) - interpolated(forward_s, rows) - drafter_s
-    weights = np.sqrt([len(whole[count]) for count in rows])
-    slope, base = np.polyfit(rows, rest, 1, w=weights) if len(rows) > 1 else (0.0, rest[0])
-    return (float(base), float(slope)) if slope > 0 else (float(np.average(rest, weights=weights**2)), 0.0)
+def host_line(rounds: Iterable[TimedRound], forward_s: Mapping[int, float]) -> tuple[float, float]:
+    """What is left of rounds without forward and drafter, as a line over rows: of every round, and for each row."""
+    rest: dict[int, list[float]] = defaultdict(list)
+    for one in rounds:
+        rest[one.rows].append(one.whole_s - one.drafter_s)
+    rows = np.array(sorted(rest))
+    times = np.array([statistics.median(rest[count]) for count in rows]) - interpolated(forward_s, rows)
+    weights = np.array([len(rest[count]) for count in rows], dtype=float)
+    slope, base = np.polyfit(rows, times, 1, w=np.sqrt(weights)) if len(rows) > 1 else (0.0, times[0])
+    return (float(base), float(slope)) if slope > 0 else (float(np.average(times, weights=weights)), 0.0)

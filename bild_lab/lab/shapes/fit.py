@@ -1,36 +1,42 @@
-"""Fits a drafter's tree or window to this machine: decodes texts, times rounds, takes the best, and tells everything."""
+"""Fits a drafter's tree or window to this machine: decodes texts, times rounds, and takes what is best by both."""
 
 from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.drafters import ModelDrafter, NoDraft
 from bild_lab.engine.drafters.candidates import CandidateDrafter
 from bild_lab.engine.drafters.tree_file import to_content
+from bild_lab.engine.drafters.trees import ProbedTree
 from bild_lab.engine.request import Request
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
 from bild_lab.lab.load import Decoder
-from bild_lab.lab.shapes.acceptance import WatchedRound, acceptance_of, collecting, ranks_of, watch
-from bild_lab.lab.shapes.costs import Costs, forward_costs, host_line, measured_rows, round_times
-from bild_lab.lab.shapes.optimum import Fit, best_by_rows, best_trees
-from bild_lab.lab.shapes.window import DraftedRound, Windowed, by_window
+from bild_lab.lab.shapes.acceptance import acceptance_of, ranks_of, silent, watch
+from bild_lab.lab.shapes.costs import Costs, TimedRound, forward_costs, host_line, measured_rows, timed_rounds
+from bild_lab.lab.shapes.optimum import best_by_rows, best_trees
+from bild_lab.lab.shapes.window import DraftedRound, by_position, by_window
 
 TIMED_TEXTS = 8  # decoded for each time that is measured by whole rounds
-TIMED_BUDGETS = (6, 16, 32, 64)  # rows of the trees whose rounds are timed
+TIMED_ROWS = (6, 16, 32, 64)  # of the trees whose rounds are timed
+TYPICAL_WIDTH = 3  # candidates of each depth while the drafter is timed
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much to measure. positions: of texts, at most. widest: candidates at each depth. rows: of a round, at most."""
+    """How much to measure and to try.
+
+    positions: of texts. widest: candidates of each depth. rows: of a forward. window: of a draft model.
+    """
 
     positions: int = 3000
     widest: int = 10
@@ -40,9 +46,9 @@ class Effort:
 
 @dataclass(frozen=True)
 class Budget:
-    """What is expected of rounds of so many rows."""
+    """What is expected of a round: rows of the target's forward, tokens and milliseconds."""
 
-    rows: int
+    rows: float
     tokens: float
     ms: float
 
@@ -50,24 +56,33 @@ class Budget:
     def tokens_per_s(self) -> float:
         return 1000 * self.tokens / self.ms
 
+    def to_content(self) -> dict[str, float]:
+        return {"rows": round(self.rows, 3), "tokens": round(self.tokens, 5), "ms": round(self.ms, 5)}
+
 
 @dataclass(frozen=True)
 class Fitted:
-    """A fitted tree or window, and the figures that it was chosen by.
-
-    content: of its file. budgets: by rows. chosen: of the mean round of what was fitted.
-    """
+    """A fitted tree or window: its file, what is expected of rounds of so many rows, and of what was chosen."""
 
     content: dict[str, Any]
     budgets: list[Budget]
     chosen: Budget
 
     def write(self, path: Path) -> None:
-        write_atomically(path, json.dumps(self.content, indent=1).encode())
+        write_atomically(path, json.dumps(self.content).encode())
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What decoded texts tell. ranks: as `ranks_of` gives them. lengths: in new tokens. text: one of the texts."""
+
+    ranks: Int[np.ndarray, "rounds depth"]
+    lengths: list[int]
+    text: list[int]
 
 
 def method_to_fit(decoder: Decoder) -> DraftThenVerify:
-    """The decoder's method. Raises UserError if its drafter has no shape to fit."""
+    """The decoder's method. Raises UserError if its drafter has nothing to fit."""
     method = decoder.method
     if isinstance(method, DraftThenVerify) and isinstance(method.drafter, CandidateDrafter | ModelDrafter):
         return method
@@ -78,48 +93,28 @@ def method_to_fit(decoder: Decoder) -> DraftThenVerify:
 
 
 def fit_tree(decoder: Decoder, requests: Sequence[Request], effort: Effort, facts: dict[str, Any]) -> Fitted:
-    """The tree with the most tokens per second. facts: for the file, such as the machine and the texts."""
-    method, synchronize = method_to_fit(decoder), decoder.synchronize
-    drafter: CandidateDrafter = method.drafter
-    widest = min(effort.widest, decoder.target.checkpoint.vocabulary)
-    collector = collecting(drafter, widest)
-    tables, emitted, texts, watched = [], [], [], []
-    for request in requests:
-        tokens, rounds, _ = watch(method, collector, request, synchronize)
-        ended = tokens[-1] in request.limits.end_tokens
-        tables.append(ranks_of(tokens, rounds, drafter.most_depth, ended))
-        emitted.append(len(tokens) - request.limits.prompt_length)
-        texts.append(tokens)
-        watched.append(rounds)
-        if sum(emitted) >= effort.positions:
-            break
-    ranks = np.concatenate(tables)
-    acceptance = acceptance_of(ranks, widest)
-    start = 1 / max(2.0, statistics.mean(emitted))
-    flat = np.ones(effort.rows)
-    some = list(requests[: min(TIMED_TEXTS, len(texts))])
-    timed = [watched[: len(some)]]
-    for rows in (rows for rows in TIMED_BUDGETS if rows <= effort.rows):
-        trees = best_trees(
-            acceptance, np.where(np.arange(1, effort.rows + 1) <= rows, flat, np.inf), drafter.most_probes, start
-        )
-        tried = drafter.drafting(trees.trees)
-        timed.append([watch(method, tried, request, synchronize)[1] for request in some])
-    costs = measured_costs(decoder, method, some, texts[0], effort.rows, timed)
-    seconds = costs.round_s(effort.rows)
-    fit = best_trees(acceptance, seconds, drafter.most_probes, start)
-    budgets = [
-        _budget(one, rows) for rows, one in enumerate(best_by_rows(acceptance, seconds, drafter.most_probes, start), 1)
-    ]
-    chosen = _budget(fit, round(fit.rows))
-    content = {
-        "trees": to_content(fit.trees),
-        "acceptance": np.round(acceptance, 5).tolist(),
-        **_told(chosen, budgets, costs),
-        **facts,
-        "texts": {**facts["texts"], "examples": len(texts), "positions": len(ranks)},
-    }
-    return Fitted(content, budgets, chosen)
+    """The tree with the most tokens per second. facts: for its file, such as the machine and the texts."""
+    method = method_to_fit(decoder)
+    depths, probes = range(1, method.drafter.most_depth + 1), method.drafter.most_probes
+    widest = min(effort.widest, decoder.target.checkpoint.config.vocab_size)
+    seen = decoded(decoder, method, requests, effort.positions, widest)
+    acceptance, start = acceptance_of(seen.ranks, widest), 1 / max(2.0, statistics.mean(seen.lengths))
+    some = requests[: min(TIMED_TEXTS, len(seen.lengths))]
+    by_depth = {depth: timed(decoder, method, silent(depth, probes), some, TYPICAL_WIDTH) for depth in depths}
+    rounds = [one for several in by_depth.values() for one in several]
+    for rows in (rows for rows in TIMED_ROWS if rows <= effort.rows):
+        rounds += timed(decoder, method, best_trees(acceptance, np.ones(rows), probes, start).trees, some)
+    costs = measured_costs(decoder, method, some, seen.text, effort.rows, rounds)
+    drafter_s = {depth: statistics.median(one.drafter_s for one in several) for depth, several in by_depth.items()}
+    costs = replace(costs, drafter_s=drafter_s)
+    tables = [(acceptance[:depth], costs.round_s(effort.rows, depth), min(depth, probes)) for depth in depths]
+    fit = max((best_trees(*table, start) for table in tables), key=lambda one: one.tokens_per_s)
+    each = zip(*(best_by_rows(*table, start) for table in tables), strict=True)  # the depths of each number of rows
+    best = [max(options, key=lambda one: one.tokens_per_s) for options in each]
+    budgets = [Budget(rows, one.tokens, 1000 * one.seconds) for rows, one in enumerate(best, 1)]
+    chosen = Budget(fit.rows, fit.tokens, 1000 * fit.seconds)
+    tree = {"trees": to_content(fit.trees), "acceptance": np.round(acceptance, 5).tolist()}
+    return fitted(tree, budgets, chosen, costs, facts, (len(seen.lengths), len(seen.ranks)))
 
 
 def fit_window(
@@ -129,47 +124,82 @@ def fit_window(
     facts: dict[str, Any],
     rounds: Sequence[DraftedRound] = (),
 ) -> Fitted:
-    """The window with the most tokens per second. The decoder's own must be as large as any to be tried.
+    """The window with the most tokens per second. The decoder's own must be the largest to be tried.
 
-    rounds: of a finished sweep; empty: of these requests.
+    rounds: of a finished sweep with a window as large; empty: of these requests.
     """
-    method, synchronize = method_to_fit(decoder), decoder.synchronize
-    texts, watched, traced = [], [], []
+    method = method_to_fit(decoder)
+    traced: list[DraftedRound] = []
+    watched: list[TimedRound] = []
+    texts: list[list[int]] = []
+    drafting_s = 0.0
     for request in requests:
-        tokens, several, trace = watch(method, method.drafter, request, synchronize)
+        tokens, several, trace = watch(method, method.drafter, request, decoder.synchronize)
         texts.append(tokens)
-        watched.append(several)
+        watched += timed_rounds(several)
+        drafting_s += sum(one.drafter_s for one in several)
         traced += [DraftedRound(len(one.drafted), one.accepted, one.draft_calls) for one in trace.rounds]
         if len(traced) >= effort.positions or (rounds and len(texts) == TIMED_TEXTS):
             break
-    rounds = rounds or traced
-    some = list(requests[: min(TIMED_TEXTS, len(texts))])
-    costs = measured_costs(decoder, method, some, texts[0], effort.window + 1, [watched])
-    calls = sum(one.calls for one in traced)
-    per_call_s = sum(one.drafter_s for several in watched for one in several) / max(1, calls)
-    costs = replace(costs, drafter_s=0.0)
-    windows = by_window(rounds, effort.window, per_call_s, costs)
+    some = requests[: min(TIMED_TEXTS, len(texts))]
+    costs = measured_costs(decoder, method, some, texts[0], effort.window + 1, watched)
+    per_token_s = drafting_s / max(1, sum(one.calls for one in traced))
+    costs = replace(costs, drafter_s={1: per_token_s})
+    windows = by_window(rounds or traced, effort.window, costs)
     best = max(windows, key=lambda one: one.tokens / one.seconds)
-    budgets = [_budget(one, one.window + 1) for one in windows]
+    budgets = [Budget(one.window + 1, one.tokens, 1000 * one.seconds) for one in windows]
+    window = {"window": best.window, "acceptance": [[rate] for rate in by_position(rounds or traced, effort.window)]}
+    return fitted(window, budgets, budgets[best.window], costs, facts, (len(texts), len(rounds or traced)))
+
+
+def fitted(
+    shape: dict[str, Any],
+    budgets: list[Budget],
+    chosen: Budget,
+    costs: Costs,
+    facts: dict[str, Any],
+    counts: tuple[int, int],
+) -> Fitted:
+    """With the content of the file. counts: of texts, and of rounds in them."""
     content = {
-        "window": best.window,
-        "acceptance": [[round(rate, 5)] for rate in acceptance_by_position(rounds, effort.window)],
-        **_told(budgets[best.window], budgets, costs),
-        "draft_ms_per_token": round(1000 * per_call_s, 5),
+        **shape,
+        "chosen": chosen.to_content(),
+        "budgets": [one.to_content() for one in budgets],
+        "costs": costs.to_content(),
         **facts,
-        "texts": {**facts["texts"], "examples": len(texts), "positions": len(rounds)},
+        "texts": {**facts.get("texts", {}), "examples": counts[0], "rounds": counts[1]},
     }
-    return Fitted(content, budgets, budgets[best.window])
+    return Fitted(content, budgets, chosen)
 
 
-def acceptance_by_position(rounds: Iterable[DraftedRound], window: int) -> list[float]:
-    """The share of drafts accepted at each position, among those that reached it."""
-    rounds = list(rounds)
-    shares = []
-    for position in range(window):
-        judged = [one.accepted > position for one in rounds if one.drafted > position and one.accepted >= position]
-        shares.append(sum(judged) / len(judged) if judged else 0.0)
-    return shares
+def decoded(
+    decoder: Decoder, method: DraftThenVerify, requests: Sequence[Request], positions: int, widest: int
+) -> Seen:
+    """The target's own texts, with the rank of each token among the candidates that the drafter had for it."""
+    drafter: CandidateDrafter = method.drafter
+    collector = drafter.drafting(silent(drafter.most_depth, drafter.most_probes), widest)
+    tables, lengths, longest = [], [], []
+    for request in requests:
+        tokens, rounds, _ = watch(method, collector, request, decoder.synchronize)
+        tables.append(ranks_of(tokens, rounds, drafter.most_depth, tokens[-1] in request.limits.end_tokens))
+        lengths.append(len(tokens) - request.limits.prompt_length)
+        longest = max(longest, tokens, key=len)
+        if sum(lengths) >= positions:
+            break
+    return Seen(np.concatenate(tables), lengths, longest)
+
+
+def timed(
+    decoder: Decoder,
+    method: DraftThenVerify,
+    trees: Sequence[ProbedTree],
+    requests: Sequence[Request],
+    widest: int | None = None,
+) -> list[TimedRound]:
+    """The rounds of decoding these requests with these trees. Raises UserError if no text has three rounds."""
+    drafter = method.drafter.drafting(trees, widest)
+    texts = [watch(method, drafter, request, decoder.synchronize)[1] for request in requests]
+    return require_rounds([one for rounds in texts for one in timed_rounds(rounds)])
 
 
 def measured_costs(
@@ -178,30 +208,22 @@ def measured_costs(
     requests: Sequence[Request],
     text: Sequence[int],
     most_rows: int,
-    timed: Iterable[Sequence[Sequence[WatchedRound]]],
+    rounds: Sequence[TimedRound],
 ) -> Costs:
-    """The costs of rounds on this machine. text: in whose middle forwards are timed. timed: watched rounds of texts."""
-    synchronize = decoder.synchronize
+    """The costs of rounds but for the drafter's. text: in whose middle forwards are timed."""
     prompt = requests[0].limits.prompt_length
     middle = text[: prompt + max(1, (len(text) - prompt) // 2)]
-    forward_s = forward_costs(method, requests[0], middle, measured_rows(most_rows), synchronize)
-    alone = replace(method, target=decoder.target)
-    plain, _ = round_times(watch(alone, NoDraft(decoder.target), request, synchronize)[1] for request in requests)
-    whole, drafter = round_times(rounds for several in timed for rounds in several)
-    drafter_s = statistics.median(drafter or [0.0])
-    if 1 not in plain or not whole:
-        raise UserError("the texts are too short to time rounds: none has three; give longer ones")
-    return Costs(forward_s, drafter_s, host_line(whole, forward_s, drafter_s), statistics.median(plain[1]))
+    forward_s = forward_costs(method, requests[0], middle, measured_rows(most_rows), decoder.synchronize)
+    alone, nothing = replace(method, target=decoder.target), NoDraft(decoder.target)
+    plain = [watch(alone, nothing, request, decoder.synchronize)[1] for request in requests]
+    plain_s = statistics.median(
+        one.whole_s for one in require_rounds([r for each in plain for r in timed_rounds(each)])
+    )
+    return Costs(forward_s, {}, host_line(require_rounds(rounds), forward_s), plain_s)
 
 
-def _budget(fit: Fit | Windowed, rows: int) -> Budget:
-    return Budget(rows, fit.tokens, 1000 * fit.seconds)
-
-
-def _told(chosen: Budget, budgets: Sequence[Budget], costs: Costs) -> dict[str, Any]:
-    """The part of a file that trees and windows share."""
-
-    def row(one: Budget) -> dict[str, float]:
-        return {"rows": one.rows, "tokens": round(one.tokens, 5), "ms": round(one.ms, 5)}
-
-    return {"chosen": row(chosen), "budgets": [row(one) for one in budgets], "costs": costs.to_content()}
+def require_rounds(rounds: Sequence[TimedRound]) -> Sequence[TimedRound]:
+    """Raise UserError without rounds."""
+    if not rounds:
+        raise UserError("rounds are timed within texts, and none of these has three; raise decoding.max_new_tokens")
+    return rounds

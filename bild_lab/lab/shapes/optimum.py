@@ -77,7 +77,7 @@ def best_trees(
 def best_by_rows(
     acceptance: Float[np.ndarray, "depth rank"], seconds: Float[np.ndarray, " rows"], most_probes: int, start: float
 ) -> list[Fit]:
-    """For each number of rows the trees of at most so many with the most tokens, where every round costs so many rows."""
+    """For each number of rows the trees of at most so many with the most tokens; every round costs so many rows."""
     fits = []
     for rows in range(1, len(seconds) + 1):
         padded = np.where(np.arange(1, len(seconds) + 1) <= rows, seconds[rows - 1], np.inf)
