@@ -22,7 +22,7 @@ from bild_lab.lab.measure.timing import no_garbage_collection
 from bild_lab.lab.shapes.acceptance import WatchedRound
 
 TILE = 16  # rows that matrix units take at once: where a cost may step
-TIMES, DISCARDED = 9, 2  # forwards of each number of rows, in turn; the first ones warm up
+TURNS = 2  # forwards of each number of rows, behind each text
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,14 @@ def measured_rows(most: int) -> list[int]:
 
 
 @torch.inference_mode()
-def forward_costs(
+def forward_times(
     method: DraftThenVerify,
     request: Request,
     text: Sequence[int],
     counts: Iterable[int],
     synchronize: Callable[[], None],
-) -> dict[int, float]:
-    """Median seconds of the target's forward of so many rows behind this text, by turns.
+) -> dict[int, list[float]]:
+    """Seconds of the target's forwards of so many rows behind this text, by turns.
 
     All rows but the first are children of the first, which costs what any other tree of them costs.
     """
@@ -92,16 +92,17 @@ def forward_costs(
     times: dict[int, list[float]] = defaultdict(list)
     token = torch.tensor([text[-1]], device=method.target.device)
     with no_garbage_collection():
-        for _ in range(TIMES):
+        for turn in range(TURNS + 1):
             for count, tree in trees.items():
                 rows = Rows(token.repeat(count), tree if count > 1 else None)
                 synchronize()
                 started = time.perf_counter()
                 session.extend(rows, want)
                 synchronize()
-                times[count].append(time.perf_counter() - started)
+                if turn:  # the first warms up
+                    times[count].append(time.perf_counter() - started)
                 session.rollback(base)
-    return {count: statistics.median(each[DISCARDED:]) for count, each in times.items()}
+    return times
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,17 +17,17 @@ from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.drafters import ModelDrafter, NoDraft
 from bild_lab.engine.drafters.candidates import CandidateDrafter
 from bild_lab.engine.drafters.tree_file import to_content
-from bild_lab.engine.drafters.trees import ProbedTree
+from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
 from bild_lab.lab.load import Decoder
 from bild_lab.lab.shapes.acceptance import acceptance_of, ranks_of, silent, watch
-from bild_lab.lab.shapes.costs import Costs, TimedRound, forward_costs, host_line, measured_rows, timed_rounds
+from bild_lab.lab.shapes.costs import Costs, TimedRound, forward_times, host_line, measured_rows, timed_rounds
 from bild_lab.lab.shapes.optimum import best_by_rows, best_trees
 from bild_lab.lab.shapes.window import DraftedRound, by_position, by_window
 
-TIMED_TEXTS = 8  # decoded for each time that is measured by whole rounds
+TIMED_TEXTS = 12  # decoded for each time that is measured by whole rounds
 TIMED_ROWS = (6, 16, 32, 64)  # of the trees whose rounds are timed
 TYPICAL_WIDTH = 3  # candidates of each depth while the drafter is timed
 
@@ -100,13 +101,11 @@ def fit_tree(decoder: Decoder, requests: Sequence[Request], effort: Effort, fact
     seen = decoded(decoder, method, requests, effort.positions, widest)
     acceptance, start = acceptance_of(seen.ranks, widest), 1 / max(2.0, statistics.mean(seen.lengths))
     some = requests[: min(TIMED_TEXTS, len(seen.lengths))]
-    by_depth = {depth: timed(decoder, method, silent(depth, probes), some, TYPICAL_WIDTH) for depth in depths}
-    rounds = [one for several in by_depth.values() for one in several]
-    for rows in (rows for rows in TIMED_ROWS if rows <= effort.rows):
-        rounds += timed(decoder, method, best_trees(acceptance, np.ones(rows), probes, start).trees, some)
-    costs = measured_costs(decoder, method, some, seen.text, effort.rows, rounds)
-    drafter_s = {depth: statistics.median(one.drafter_s for one in several) for depth, several in by_depth.items()}
-    costs = replace(costs, drafter_s=drafter_s)
+    drafters = {depth: method.drafter.drafting(silent(depth, probes), TYPICAL_WIDTH) for depth in depths}
+    trees = [best_trees(acceptance, np.ones(min(rows, effort.rows)), probes, start).trees for rows in TIMED_ROWS]
+    costs = measured_costs(
+        decoder, method, some, seen.text, effort.rows, drafters, [method.drafter.drafting(one) for one in trees]
+    )
     tables = [(acceptance[:depth], costs.round_s(effort.rows, depth), min(depth, probes)) for depth in depths]
     fit = max((best_trees(*table, start) for table in tables), key=lambda one: one.tokens_per_s)
     each = zip(*(best_by_rows(*table, start) for table in tables), strict=True)  # the depths of each number of rows
@@ -130,21 +129,18 @@ def fit_window(
     """
     method = method_to_fit(decoder)
     traced: list[DraftedRound] = []
-    watched: list[TimedRound] = []
     texts: list[list[int]] = []
     drafting_s = 0.0
     for request in requests:
         tokens, several, trace = watch(method, method.drafter, request, decoder.synchronize)
         texts.append(tokens)
-        watched += timed_rounds(several)
         drafting_s += sum(one.drafter_s for one in several)
         traced += [DraftedRound(len(one.drafted), one.accepted, one.draft_calls) for one in trace.rounds]
         if len(traced) >= effort.positions or (rounds and len(texts) == TIMED_TEXTS):
             break
     some = requests[: min(TIMED_TEXTS, len(texts))]
-    costs = measured_costs(decoder, method, some, texts[0], effort.window + 1, watched)
-    per_token_s = drafting_s / max(1, sum(one.calls for one in traced))
-    costs = replace(costs, drafter_s={1: per_token_s})
+    costs = measured_costs(decoder, method, some, max(texts, key=len), effort.window + 1, {}, [method.drafter])
+    costs = replace(costs, drafter_s={1: drafting_s / max(1, sum(one.calls for one in traced))})
     windows = by_window(rounds or traced, effort.window, costs)
     best = max(windows, key=lambda one: one.tokens / one.seconds)
     budgets = [Budget(one.window + 1, one.tokens, 1000 * one.seconds) for one in windows]
@@ -189,41 +185,40 @@ def decoded(
     return Seen(np.concatenate(tables), lengths, longest)
 
 
-def timed(
-    decoder: Decoder,
-    method: DraftThenVerify,
-    trees: Sequence[ProbedTree],
-    requests: Sequence[Request],
-    widest: int | None = None,
-) -> list[TimedRound]:
-    """The rounds of decoding these requests with these trees. Raises UserError if no text has three rounds."""
-    drafter = method.drafter.drafting(trees, widest)
-    texts = [watch(method, drafter, request, decoder.synchronize)[1] for request in requests]
-    return require_rounds([one for rounds in texts for one in timed_rounds(rounds)])
-
-
 def measured_costs(
     decoder: Decoder,
     method: DraftThenVerify,
     requests: Sequence[Request],
     text: Sequence[int],
     most_rows: int,
-    rounds: Sequence[TimedRound],
+    by_depth: Mapping[int, Drafter],
+    others: Sequence[Drafter],
 ) -> Costs:
-    """The costs of rounds but for the drafter's. text: in whose middle forwards are timed."""
-    prompt = requests[0].limits.prompt_length
+    """The costs of rounds. Everything is timed in turn, text by text, so that a drift of the machine touches all alike.
+
+    text: in whose middle forwards are timed. by_depth: drafters whose own time is wanted. others: more whose rounds
+    tell what the host costs.
+    """
+    prompt = len(requests[0].source.prompt)
     middle = text[: prompt + max(1, (len(text) - prompt) // 2)]
-    forward_s = forward_costs(method, requests[0], middle, measured_rows(most_rows), decoder.synchronize)
     alone, nothing = replace(method, target=decoder.target), NoDraft(decoder.target)
-    plain = [watch(alone, nothing, request, decoder.synchronize)[1] for request in requests]
-    plain_s = statistics.median(
-        one.whole_s for one in require_rounds([r for each in plain for r in timed_rounds(each)])
-    )
-    return Costs(forward_s, {}, host_line(require_rounds(rounds), forward_s), plain_s)
-
-
-def require_rounds(rounds: Sequence[TimedRound]) -> Sequence[TimedRound]:
-    """Raise UserError without rounds."""
-    if not rounds:
+    forwards: dict[int, list[float]] = defaultdict(list)
+    plain: list[TimedRound] = []
+    rounds: dict[int, list[TimedRound]] = defaultdict(list)
+    drafters = {**by_depth, **{-1 - index: each for index, each in enumerate(others)}}
+    for request in requests:
+        counts = measured_rows(most_rows)
+        for count, times in forward_times(method, requests[0], middle, counts, decoder.synchronize).items():
+            forwards[count] += times
+        plain += timed_rounds(watch(alone, nothing, request, decoder.synchronize)[1])
+        for key, drafter in drafters.items():
+            rounds[key] += timed_rounds(watch(method, drafter, request, decoder.synchronize)[1])
+    if not plain or not all(rounds.values()):
         raise UserError("rounds are timed within texts, and none of these has three; raise decoding.max_new_tokens")
-    return rounds
+    forward_s = {count: statistics.median(times) for count, times in forwards.items()}
+    return Costs(
+        forward_s=forward_s,
+        drafter_s={depth: statistics.median(one.drafter_s for one in rounds[depth]) for depth in by_depth},
+        host_s=host_line((one for several in rounds.values() for one in several), forward_s),
+        plain_s=statistics.median(one.whole_s for one in plain),
+    )

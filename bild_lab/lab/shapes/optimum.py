@@ -78,11 +78,8 @@ def best_by_rows(
     acceptance: Float[np.ndarray, "depth rank"], seconds: Float[np.ndarray, " rows"], most_probes: int, start: float
 ) -> list[Fit]:
     """For each number of rows the trees of at most so many with the most tokens; every round costs so many rows."""
-    fits = []
-    for rows in range(1, len(seconds) + 1):
-        padded = np.where(np.arange(1, len(seconds) + 1) <= rows, seconds[rows - 1], np.inf)
-        fits.append(best_trees(acceptance, padded, most_probes, start))
-    return fits
+    every = range(1, len(seconds) + 1)
+    return [best_trees(acceptance, np.full(rows, seconds[rows - 1]), most_probes, start) for rows in every]
 
 
 def cut(tree: ProbedTree, depth: int) -> ProbedTree:
@@ -160,7 +157,7 @@ class Program:
         most_rows: int,
     ) -> None:
         self._acceptance, self._ahead, self._rows = acceptance, ahead, most_rows
-        self._probes = most_probes
+        self._probes = min(most_probes, most_rows - 1)
         self._solved: dict[int, tuple[list, list, list]] = {}
 
     def best(self, state: int, price: Float[np.ndarray, " rows"]) -> tuple[float, ProbedTree]:
@@ -169,7 +166,7 @@ class Program:
         options = []
         for probes in range(self._probes + 1):
             for rows in range(self._rows - probes):
-                worth = 1 + self._ahead[probes] * (self._probes > 0) + below[0][probes][rows] - price[rows + probes]
+                worth = 1 + self._ahead[probes] + below[0][probes][rows] - price[rows + probes]
                 options.append((worth, -rows - probes, probes, rows))
         worth, _, probes, rows = max(options)
         nodes: list[Node] = []
@@ -187,7 +184,7 @@ class Program:
         below, shares, own = [nothing], [], []
         for depth in reversed(range(state)):
             single, choice = self._single(below[0])
-            worth = single[None] - (self._ahead[: probes + 1, None] if probes else 0)  # [probes of the parent, rows]
+            worth = single[None] - self._ahead[: probes + 1, None]  # [probes of the parent, rows]
             worth[:, 0] = 0
             best, taken = nothing, []
             for chance in self._acceptance[depth]:
@@ -203,7 +200,7 @@ class Program:
         options = np.full((self._probes + 1, self._rows + 1), -np.inf)
         for probes in range(self._probes + 1):
             inner = below[probes, : self._rows - probes]
-            options[probes, 1 + probes :] = 1 + self._ahead[probes] * (self._probes > 0) + inner
+            options[probes, 1 + probes :] = 1 + self._ahead[probes] + inner
         return options.max(0), options.argmax(0)
 
     def _collect(

@@ -75,7 +75,7 @@ def draw(label: str, content: Mapping[str, Any]) -> TreeDrawing:
         lines.append((parent.x, parent.y, nodes[-1].x, nodes[-1].y))
     chosen, costs = content["chosen"], content["costs"]
     summary = (
-        f"{tree.rows} rows; expected in the mean round: {number(chosen['tokens'])} tokens in {number(chosen['ms'])} ms, "
+        f"{tree.rows} rows; expected in a mean round: {number(chosen['tokens'])} tokens in {number(chosen['ms'])} ms, "
         f"where a round of the target alone takes {number(costs['plain_ms'])} ms"
     )
     deepest = max((node.depth + 1 for node in tree.nodes), default=0)

@@ -36,7 +36,7 @@ def test_a_drawing_has_every_node_with_rank_masks_and_chances() -> None:
     assert [(line[0], line[2]) for line in drawing.lines] == [(24, 134), (134, 244), (24, 134)]
     assert len({(node.x, node.y) for node in drawing.nodes}) == 4
     assert all(0 < node.x < drawing.width and 0 < node.y <= drawing.height for node in drawing.nodes)
-    assert drawing.summary.startswith("7 rows; expected in the mean round: 1.68 tokens in 2.40 ms")
+    assert drawing.summary.startswith("7 rows; expected in a mean round: 1.68 tokens in 2.40 ms")
 
 
 def test_the_report_draws_the_tree_and_the_curve(tmp_path: Path) -> None:
