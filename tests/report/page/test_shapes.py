@@ -8,7 +8,7 @@ import pytest
 
 from bild_lab.lab.schema.result import Result
 from bild_lab.report.page.shapes import draw
-from tests.report.page.test_html import Page, report
+from tests.report.page.test_html import report
 from tests.report.sample import sample_baseline, sample_result
 
 FILE = {
