@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -58,6 +57,11 @@ class Costs:
 
 def _ms(seconds: float) -> float:
     return round(1000 * seconds, 5)
+
+
+def typical(times: Sequence[float]) -> float:
+    """The lower quartile: other work on the machine only ever makes a time longer."""
+    return float(np.quantile(times, 0.25))
 
 
 def interpolated(measured: Mapping[int, float], rows: np.ndarray) -> Float[np.ndarray, " rows"]:
@@ -129,7 +133,7 @@ def host_line(rounds: Iterable[TimedRound], forward_s: Mapping[int, float]) -> t
     for one in rounds:
         rest[one.rows].append(one.whole_s - one.drafter_s)
     rows = np.array(sorted(rest))
-    times = np.array([statistics.median(rest[count]) for count in rows]) - interpolated(forward_s, rows)
+    times = np.array([typical(rest[count]) for count in rows]) - interpolated(forward_s, rows)
     weights = np.array([len(rest[count]) for count in rows], dtype=float)
     slope, base = np.polyfit(rows, times, 1, w=np.sqrt(weights)) if len(rows) > 1 else (0.0, times[0])
     return (float(base), float(slope)) if slope > 0 else (float(np.average(times, weights=weights)), 0.0)

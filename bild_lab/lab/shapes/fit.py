@@ -23,7 +23,7 @@ from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
 from bild_lab.lab.load import Decoder
 from bild_lab.lab.shapes.acceptance import acceptance_of, ranks_of, silent, watch
-from bild_lab.lab.shapes.costs import Costs, TimedRound, forward_times, host_line, measured_rows, timed_rounds
+from bild_lab.lab.shapes.costs import Costs, TimedRound, forward_times, host_line, measured_rows, timed_rounds, typical
 from bild_lab.lab.shapes.optimum import best_by_rows, best_trees
 from bild_lab.lab.shapes.window import DraftedRound, by_position, by_window
 
@@ -215,10 +215,10 @@ def measured_costs(
             rounds[key] += timed_rounds(watch(method, drafter, request, decoder.synchronize)[1])
     if not plain or not all(rounds.values()):
         raise UserError("rounds are timed within texts, and none of these has three; raise decoding.max_new_tokens")
-    forward_s = {count: statistics.median(times) for count, times in forwards.items()}
+    forward_s = {count: typical(times) for count, times in forwards.items()}
     return Costs(
         forward_s=forward_s,
-        drafter_s={depth: statistics.median(one.drafter_s for one in rounds[depth]) for depth in by_depth},
+        drafter_s={depth: typical([one.drafter_s for one in rounds[depth]]) for depth in by_depth},
         host_s=host_line((one for several in rounds.values() for one in several), forward_s),
-        plain_s=statistics.median(one.whole_s for one in plain),
+        plain_s=typical([one.whole_s for one in plain]),
     )
