@@ -26,7 +26,10 @@ def facts_of(pair: PairSpec, policy: Mapping[str, Any]) -> dict[str, Any]:
     trained module, that module's configuration; for a fitted tree its file.
     """
     rule = (policy["decoder"].get("acceptance") or {}).get("_target_")
-    folders = {knob: trained_facts(path) for knob, path in named_paths(policy).items()}
+    folders = {
+        knob: json.loads(Path(path).expanduser().read_text()) if knob == "tree" else trained_facts(path)
+        for knob, path in named_paths(policy).items()
+    }
     return {
         "pair": pair.name,
         "aligned": pair.aligned,
@@ -42,12 +45,7 @@ def named_paths(policy: Mapping[str, Any]) -> dict[str, str]:
 
 
 def trained_facts(folder: str) -> dict[str, Any] | None:
-    """The configuration of the adapter or heads in this folder, without their base model, or a fitted tree's file.
-
-    None if there are none.
-    """
-    if Path(folder).expanduser().suffix == ".json" and Path(folder).expanduser().is_file():
-        return json.loads(Path(folder).expanduser().read_text())
+    """The configuration of the adapter or heads in this folder, without their base model; None if there are none."""
     for name in CONFIGS:
         if (file := Path(folder).expanduser() / name).is_file():
             return {key: value for key, value in json.loads(file.read_text()).items() if key != "base"}
