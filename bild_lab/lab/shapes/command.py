@@ -139,7 +139,7 @@ def budget_table(found: Fitted) -> Table:
     table = Table(
         "rows", "tokens per round", "ms per round", "tokens/s", "", title="Expected, by the rows of a forward"
     )
-    shown = [one for one in found.budgets if one.rows in SHOWN_ROWS]
+    shown = [one for one in found.budgets if one.rows in SHOWN_ROWS or len(found.budgets) <= len(SHOWN_ROWS)]
     fastest = max(found.budgets, key=lambda one: one.tokens_per_s)
     for one in sorted({*shown, fastest}, key=lambda one: one.rows):
         table.add_row(*cells(one), "← fastest" if one == fastest else "", style="bold" if one == fastest else None)
