@@ -27,6 +27,7 @@ from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.results.summary import agreement, decoding_costs, summarize
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.setting import Environment, Setting
+from bild_lab.lab.shapes.command import with_fitted_tree
 
 
 def run_point(point: Point, sweep: Sweep, setup_s: float = 0.0, advance: Callable[[], None] = lambda: None) -> Result:
@@ -45,6 +46,9 @@ def run_point(point: Point, sweep: Sweep, setup_s: float = 0.0, advance: Callabl
     if (parts := decoder.target.transformers.parts) is not None:
         surroundings["parts"] = parts
     clock.lap("load")
+    point = with_fitted_tree(point)
+    decoder = point.decoders[METHOD]
+    clock.lap("fit")
     limit = point.decoding.max_new_tokens
     examples = with_history(point.examples, point.vanilla, point.setting, limit, sweep.folder / "history")
     requests = [_request(point, example) for example in examples]

@@ -30,6 +30,7 @@ MEASURING = (
     "lab/results/example_rows.py",
     "lab/results/summary.py",
     "lab/runner.py",
+    "lab/shapes",  # fits trees before a run
 )
 # Modules and folders whose changes leave finished points valid.
 NOT_MEASURING = (

@@ -159,6 +159,13 @@ struct Growth {
     int32_t* counts;          // [depth]: how many rows each forward ran
 };
 
+// Heads that predict further ahead than the model's own: blocks x + silu(W x + b), then a matrix to the vocabulary
+struct Heads {
+    int32_t dim, vocab, half, layers;
+    const Matrix* blocks;   // [heads][layers]
+    const Matrix* outputs;  // [heads]
+};
+
 }  // extern "C"
 
 namespace {
@@ -579,6 +586,45 @@ inline int largest(const float* x, int n) {
     return 0;  // NaN
 }
 
+// the `count` largest of n numbers, the largest first; of equal ones the first
+inline void likeliest(const float* x, int n, int count, int64_t* out) {
+    std::vector<float> best(count, -INFINITY);
+    std::fill(out, out + count, 0);
+    for (int i = 0; i < n; ++i) {
+        if (!(x[i] > best[count - 1])) continue;
+        int at = count - 1;
+        for (; at > 0 && x[i] > best[at - 1]; --at) { best[at] = best[at - 1]; out[at] = out[at - 1]; }
+        best[at] = x[i];
+        out[at] = i;
+    }
+}
+
+template <class T>
+void run_heads(const Heads& heads, const float* hidden, int depth, int count, float* x, float* logits, Buffers& b,
+               int64_t* tokens) {  // by every thread of a team. x: [2][depth][dim]
+    const int64_t dim = padded(heads.dim, PANEL), vocab = padded(heads.vocab, PANEL);
+    float *from = x, *to = x + depth * dim;
+    for (int layer = 0; layer < heads.layers; ++layer) {
+        for (int head = 0; head < depth; ++head) {
+            const float* in = layer ? from + head * dim : hidden;
+            product<T>(heads.blocks[head * heads.layers + layer], in, dim, 1, b, [&](int, int panel, vec left, vec right) {
+                const vec sums[] = {activate(left, SILU), activate(right, SILU)};
+                for (int i = 0; i < PANEL && panel * PANEL + i < heads.dim; ++i)
+                    to[head * dim + panel * PANEL + i] = in[panel * PANEL + i] + sums[i / LANES][i % LANES];
+            });
+        }
+        #pragma omp barrier
+        std::swap(from, to);
+    }
+    for (int head = 0; head < depth; ++head)
+        product<T>(heads.outputs[head], heads.layers ? from + head * dim : hidden, dim, 1, b,
+                   [&](int, int panel, vec left, vec right) { put(logits + head * vocab, panel, heads.vocab, left, right); });
+    #pragma omp barrier
+    Span mine = share(depth);
+    for (int head = mine.first; head < mine.last; ++head)
+        likeliest(logits + head * vocab, heads.vocab, count, tokens + int64_t(head) * count);
+}
+
 // softmax of x / temperature, into `out` if there is one; returns the largest probability
 inline float softmax(const float* x, int n, float top, float temperature, float* out) {
     vec total{};
@@ -791,6 +837,31 @@ extern "C" void run(const Model* model, const Pass* pass) {
         if (model->half) forward<bfloat16>(*model, *pass, b);
         else forward<float>(*model, *pass, b);
     });
+}
+
+// The `count` likeliest tokens of each of the first `depth` heads behind a state: [depth][count]
+extern "C" void likeliest_tokens(const Heads* heads, const float* hidden, int depth, int count, int threads, int64_t* tokens) {
+    const int64_t dim = padded(heads->dim, PANEL), vocab = padded(heads->vocab, PANEL);
+    const int64_t shared = depth * (2 * dim + vocab), own = PANEL * PANEL + PANEL * dim / 2;
+    static thread_local std::vector<float> memory;
+    if (int64_t(memory.size()) < shared + own * threads) memory.resize(shared + own * threads);
+    float* base = memory.data();
+    #pragma omp parallel num_threads(threads)
+    {
+        Buffers b{};
+        b.tiles = base + shared + own * omp_get_thread_num();
+        b.halves = reinterpret_cast<uint16_t*>(b.tiles + PANEL * PANEL);
+#if defined(__AMX_BF16__)
+        const bool tiles = heads->half && has_tiles();
+        TileShapes shapes;
+        if (tiles) _tile_loadconfig(&shapes);
+#endif
+        if (heads->half) run_heads<bfloat16>(*heads, hidden, depth, count, base, base + 2 * depth * dim, b, tokens);
+        else run_heads<float>(*heads, hidden, depth, count, base, base + 2 * depth * dim, b, tokens);
+#if defined(__AMX_BF16__)
+        if (tiles) _tile_release();
+#endif
+    }
 }
 
 // Read these bytes, by all threads: the least time in which weights can be used. Returns what was read, summed

@@ -310,13 +310,10 @@ class PackedDecoder:
         return packed
 
     def _matrix(self, weight: Weight) -> _Matrix:
-        bias = None
-        if weight.bias is not None:  # in the order of the panels' outputs
-            bias = self._hold(panels(weight.bias.float()[:, None].expand(-1, 2), weight.gated)[:, 0, 0].contiguous())
-        packed = panels(weight.matrix, weight.gated)
+        made, packed, bias = packed_matrix(weight)
         self._matrices.append(packed)
-        outputs, inputs = weight.matrix.shape
-        return _Matrix(self._hold(packed), bias, outputs, inputs)
+        self._held += [packed, bias]
+        return made
 
     def _vector(self, values: Tensor | None) -> int | None:
         return None if values is None else self._hold(values.detach().float().contiguous())
@@ -324,6 +321,63 @@ class PackedDecoder:
     def _hold(self, tensor: Tensor) -> int:
         self._held.append(tensor)
         return tensor.data_ptr()
+
+
+class _Heads(Structure):
+    _fields_ = (
+        *((name, c_int32) for name in "dim vocab half layers".split()),
+        ("blocks", c_void_p),
+        ("outputs", c_void_p),
+    )
+
+
+class PackedHeads:
+    """Medusa's heads by the kernels: `MedusaHeads.likeliest` in one call.
+
+    blocks: [heads, layers, dim, dim]. biases: [heads, layers, dim]. outputs: [heads, vocab, dim].
+    """
+
+    def __init__(
+        self,
+        blocks: Float[Tensor, "heads layers dim dim"],
+        biases: Float[Tensor, "heads layers dim"],
+        outputs: Float[Tensor, "heads vocab dim"],
+    ) -> None:
+        self._library = library()
+        pairs = zip(blocks.flatten(0, 1), biases.flatten(0, 1), strict=True)
+        matrices = [packed_matrix(Weight(matrix, bias)) for matrix, bias in pairs]
+        ends = [packed_matrix(Weight(matrix)) for matrix in outputs]
+        self._held = (
+            (_Matrix * len(matrices))(*(made for made, *_ in matrices)),
+            (_Matrix * len(ends))(*(made for made, *_ in ends)),
+            [held for _, *held in [*matrices, *ends]],
+        )
+        self._heads = _Heads(
+            dim=outputs.shape[2],
+            vocab=outputs.shape[1],
+            half=outputs.dtype == torch.bfloat16,
+            layers=blocks.shape[1],
+            blocks=ctypes.addressof(self._held[0]),
+            outputs=ctypes.addressof(self._held[1]),
+        )
+
+    def likeliest(self, hidden: Float[Tensor, " dim"], depth: int, count: int) -> Int[Tensor, "depth count"]:
+        """The first heads' likeliest tokens."""
+        state, tokens = hidden.float().contiguous(), torch.empty(depth, count, dtype=torch.long)
+        self._library.likeliest_tokens(
+            ctypes.byref(self._heads), state.data_ptr(), depth, count, torch.get_num_threads(), tokens.data_ptr()
+        )
+        return tokens
+
+
+def packed_matrix(weight: Weight) -> tuple[_Matrix, Tensor, Tensor | None]:
+    """A linear layer for the kernels, and the tensors that it points to."""
+    bias = None
+    if weight.bias is not None:  # in the order of the panels' outputs
+        bias = panels(weight.bias.float()[:, None].expand(-1, 2), weight.gated)[:, 0, 0].contiguous()
+    packed = panels(weight.matrix, weight.gated)
+    outputs, inputs = weight.matrix.shape
+    return _Matrix(packed.data_ptr(), None if bias is None else bias.data_ptr(), outputs, inputs), packed, bias
 
 
 def panels(matrix: Float[Tensor, "out in"], gated: bool = False) -> Tensor:
