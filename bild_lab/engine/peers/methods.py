@@ -73,6 +73,21 @@ class Peer:
         )
         return limits.append(source.prompt, new)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """In what it computes."""
+        return self._target.dtype
+
+    def pause(self) -> None:
+        """Stop the process until the next request."""
+        if self._worker is not None and self._worker.alive:
+            self._worker.stop()
+
+    def close(self) -> None:
+        """End the process. The next request starts another."""
+        if self._worker is not None:
+            self._worker.close()
+
     def cpu_seconds(self) -> float:
         return 0.0 if self._worker is None else self._worker.cpu_seconds()
 
