@@ -60,9 +60,7 @@ def pair_bench(cfg: DictConfig, name: str, device: torch.device, dtype: torch.dt
     requests = []
     for example in load_examples(dataset):
         source = target[0].source(example.prompt, dataset.max_source_tokens)
-        requests.append(
-            Request(source, Limits(len(source.prompt), decoding.max_new_tokens, checkpoint.end_tokens))
-        )
+        requests.append(Request(source, Limits(len(source.prompt), decoding.max_new_tokens, checkpoint.end_tokens)))
     others = peer_methods(checkpoint, None if draft is None else draft[0].checkpoint, dtype) if peers else {}
     return prepare(name, target, draft, tuple(requests), others)
 

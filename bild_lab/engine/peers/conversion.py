@@ -37,7 +37,11 @@ def converted(checkpoint: Checkpoint, engine: str, versions: Mapping[str, str], 
 
 def conversion_name(checkpoint: Checkpoint, engine: str, versions: Mapping[str, str]) -> str:
     """Names a conversion by everything that decides its content."""
-    decisive = (checkpoint.fingerprint, *(f"{name} {version}" for name, version in versions.items()), SCRIPT.read_text())
+    decisive = (
+        checkpoint.fingerprint,
+        *(f"{name} {version}" for name, version in versions.items()),
+        SCRIPT.read_text(),
+    )
     return f"{engine}-{hashlib.sha256(chr(0).join(decisive).encode()).hexdigest()[:16]}"
 
 

@@ -35,7 +35,7 @@ class Worker:
     """
 
     def __init__(self, job: dict[str, Any]) -> None:
-        self._errors = tempfile.TemporaryFile("w+")  # a pipe that nobody reads would fill up
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115, closed with the process; a pipe would fill up
         self._name = job["engine"]
         self._process = subprocess.Popen(
             _command("serve", job),

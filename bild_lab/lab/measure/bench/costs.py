@@ -101,9 +101,7 @@ def drafter_rows(
     ]
 
 
-def _drafting_ms(
-    model: NativeModel, target: NativeModel, request: Request, synchronize: Callable[[], None]
-) -> float:
+def _drafting_ms(model: NativeModel, target: NativeModel, request: Request, synchronize: Callable[[], None]) -> float:
     """Milliseconds for each token of the second window that a drafter drafts."""
     drafter = ModelDrafter(model, WINDOW, LowConfidence(0.0))
     drafter.start(request, target.start(request.source, 1))
@@ -120,9 +118,12 @@ def _drafting_ms(
 def forward_costs(bench: Bench, synchronize: Callable[[], None]) -> list[dict[str, Any]]:
     """Median milliseconds of our fastest forward by query length, and of a one-row forward by context length."""
     rows = []
+    model, room = bench.kernels or bench.native, max(CONTEXTS) + max(QUERY_LENGTHS)
     for kind, lengths in (("query", QUERY_LENGTHS), ("context", CONTEXTS)):
         for length in lengths:
-            session = (bench.kernels or bench.native).start(bench.requests[0].source, max(CONTEXTS) + max(QUERY_LENGTHS))
+            session = (bench.kernels or bench.native).start(
+                bench.requests[0].source, max(CONTEXTS) + max(QUERY_LENGTHS)
+            )
             filled = 64 if kind == "query" else length
             while session.length < filled:
                 session.extend([5] * min(256, filled - session.length), LAST)
