@@ -45,7 +45,7 @@ format: setup ## Mend style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup ## Benchmark our loop against Transformers' own, about 5 minutes on two cores
+bench: setup ## Benchmark our loop against Transformers and, after `make peers`, CTranslate2 and OpenVINO; up to 12 minutes
 	$(BIN)/python scripts/bench.py
 
 figures: setup ## Run the small experiments that are missing, and draw every table and figure of the papers into outputs/figures

@@ -45,8 +45,7 @@ worker.main()
 VERSIONS = {"openvino": "1.0"}
 
 
-@pytest.fixture
-def fake_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run_fake_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Workers run the fake engine in this Python, and convert into a cache of their own. Returns the cache."""
     script = tmp_path / "fake.py"
     script.write_text(ENGINE)

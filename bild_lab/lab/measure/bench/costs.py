@@ -121,9 +121,7 @@ def forward_costs(bench: Bench, synchronize: Callable[[], None]) -> list[dict[st
     model, room = bench.kernels or bench.native, max(CONTEXTS) + max(QUERY_LENGTHS)
     for kind, lengths in (("query", QUERY_LENGTHS), ("context", CONTEXTS)):
         for length in lengths:
-            session = (bench.kernels or bench.native).start(
-                bench.requests[0].source, max(CONTEXTS) + max(QUERY_LENGTHS)
-            )
+            session = model.start(bench.requests[0].source, room)
             filled = 64 if kind == "query" else length
             while session.length < filled:
                 session.extend([5] * min(256, filled - session.length), LAST)
