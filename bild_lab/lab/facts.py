@@ -11,6 +11,7 @@ from bild_lab.engine.adapters import bita, layer_heads, medusa
 from bild_lab.engine.drafters.candidates import AUTO, STRAIGHTFORWARD
 from bild_lab.engine.drafters.trees import GROWTHS
 from bild_lab.engine.ppd.pipeline import SHARED
+from bild_lab.engine.protocols import External, Method
 from bild_lab.lab.config import PairSpec
 
 PATH_KNOBS = ("adapter", "heads", "table", "tree")  # the knobs that name a file or a folder
@@ -18,12 +19,13 @@ WORDS = {SHARED, *GROWTHS, STRAIGHTFORWARD, AUTO}  # what they may hold instead
 CONFIGS = sorted({one.KIND.config for one in (bita, layer_heads, medusa)})
 
 
-def facts_of(pair: PairSpec, policy: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts of a point with this pair and this policy. The policy's interpolations must be resolved.
+def facts_of(pair: PairSpec, policy: Mapping[str, Any], method: Method) -> dict[str, Any]:
+    """The facts of a point with this pair, this policy and its method. The policy's interpolations must be resolved.
 
     In the result: pair is its name. aligned: whether its draft model was aligned with the target. acceptance: the
     class of the acceptance rule, None for a policy without one. trained: for each knob that names a folder of a small
-    trained module, that module's configuration; for a fitted tree its file.
+    trained module, that module's configuration; for a fitted tree its file. versions: of the packages of a peer with
+    its own environment.
     """
     rule = (policy["decoder"].get("acceptance") or {}).get("_target_")
     folders = {
@@ -35,6 +37,7 @@ def facts_of(pair: PairSpec, policy: Mapping[str, Any]) -> dict[str, Any]:
         "aligned": pair.aligned,
         "acceptance": None if rule is None else rule.rpartition(".")[2],
         "trained": {knob: told for knob, told in folders.items() if told is not None},
+        **({"versions": dict(method.versions)} if isinstance(method, External) else {}),
     }
 
 
