@@ -175,7 +175,7 @@ def test_a_sweep_measures_again_only_where_measuring_code_changed(
     edit(checkout / "conf" / "policy" / "bild.yaml", "name: bild", "# a new comment\nname: bild")
     printed, results = sweep("prose")
     assert "finished before" in printed and results == [first]
-    edit(package / ROLLBACK, "-self._threshold)", "-self._threshold - 1000)")
+    edit(package / ROLLBACK, "-self._threshold)", "-self._threshold + 1000)")
     printed, results = sweep("rule")
     assert "finished before" not in printed
     assert [result["counts"]["rollbacks"] > 0 for result in results] == [False, True]
