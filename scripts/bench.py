@@ -41,6 +41,7 @@ from bild_lab.lab.measure.environment import environment
 
 BUSY_PERCENT = 15
 ROUNDS = {"t5_large": 7, "llama_12": 9}
+ROUNDS_OF_A_PAIR = 5  # of several texts each
 DEFAULTS = ["runtime.dtype=bfloat16", "dataset.limit=20", "decoding.max_new_tokens=64"]
 TOY = ["dataset.limit=1"]  # the pair that is measured with the shapes: one sentence
 
@@ -155,7 +156,8 @@ def main() -> None:
 
     def measure(bench: Bench) -> None:
         console.print(f"{bench.shape} …")
-        rows.extend(run(bench, ROUNDS.get(bench.shape, 11), synchronize))
+        rounds = ROUNDS_OF_A_PAIR if shapes == ["pair"] else ROUNDS.get(bench.shape, 11)
+        rows.extend(run(bench, rounds, synchronize))
         costs.extend(forward_costs(bench, synchronize))
         bench.close()
 
