@@ -10,7 +10,7 @@ import torch
 from bild_lab.engine.protocols import Acceptance, Drafter, Prepares
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import Model, Rows
+from bild_lab.engine.session import Feed, Model, Rows
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError, require_flag
 
@@ -45,6 +45,12 @@ class DraftThenVerify:
     @property
     def engine(self) -> str:
         return self.target.engine
+
+    @property
+    def feeds(self) -> Feed:
+        if self.drafter.drafts_trees:
+            return Feed.TREES
+        return Feed.ROWS if self.drafter.drafts_nothing else Feed.CHAINS
 
     def lossless(self, sampling: Sampling) -> bool:
         return self.verify_tail and self.acceptance.lossless(sampling)

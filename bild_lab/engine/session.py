@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -163,6 +164,14 @@ class Session(Protocol):
         """Move this drafted row (from 0) to the first slot after the cached rows, in these layers."""
 
 
+class Feed(IntEnum):
+    """The most that a method feeds a session behind the prompt: one row at a time, chains of rows, or trees."""
+
+    ROWS = 0
+    CHAINS = 1
+    TREES = 2
+
+
 class Model(Protocol):
     """A model that can start sessions."""
 
@@ -203,6 +212,15 @@ class LoadedModel(Model, Protocol):
 
     def load(self) -> None:
         """Read the weights now rather than at the first decoding."""
+
+    def admit(self, feed: Feed) -> None:
+        """Raise UserError unless its sessions give the model's own scores, however rows are fed up to `feed`.
+
+        Loads the weights.
+        """
+
+    def text_logits(self, text: Source) -> Float[Tensor, "n vocab"]:
+        """The scores after every token of a text, in one forward."""
 
     @property
     def depth(self) -> int:

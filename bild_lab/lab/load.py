@@ -61,9 +61,14 @@ class Decoder:
         return self.target.transformers.ranks
 
     def load_weights(self) -> None:
-        """Read the weights now instead of at the first decoding."""
+        """Read the weights now instead of at the first decoding.
+
+        Raises UserError for a model whose sessions would not give its own scores.
+        """
         for model in self.running:
             model.load()
+            if self.method.feeds is not None:
+                model.admit(self.method.feeds)
 
     def request(
         self,

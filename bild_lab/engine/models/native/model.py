@@ -21,7 +21,7 @@ from bild_lab.engine.models.native.cache import KeyValueCache
 from bild_lab.engine.models.native.compiled import Workspace, roomy
 from bild_lab.engine.models.native.cpu import PackedDecoder
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import Chain, DraftedChain, Prefix, Scores, Session
+from bild_lab.engine.session import Chain, DraftedChain, Feed, Prefix, Scores, Session, Want
 from bild_lab.engine.trace import Forward
 
 SPARE_ROWS = 64  # for the branches of a tree and drafts beyond the length limit
@@ -81,6 +81,13 @@ class NativeModel:
     def load(self) -> None:
         """Read the weights now rather than at the first decoding."""
         _ = self.decoder, self.packed, self.packed_encoder
+
+    def admit(self, feed: Feed) -> None:
+        """Read the weights. The tests compare these decoders with Transformers, for every architecture they know."""
+        self.load()
+
+    def text_logits(self, text: Source) -> Float[Tensor, "n vocab"]:
+        return self.start(text, 1).extend([text.prompt[-1]], Want(prompt=True)).logits
 
     def source(self, prompt: str, max_tokens: int | None = None) -> Source:
         return self.transformers.source(prompt, max_tokens)
@@ -263,6 +270,9 @@ class NativeLayers:
     def _cross(self) -> tuple[Tensor, Tensor] | None:
         """Cross-attention keys and values."""
         return (self.memory[0].keys, self.memory[0].values) if self.memory else None
+
+    def forwards(self, start: int, count: int) -> list[tuple[int, int]]:
+        return [(start, count)]
 
     def scored(self, work: Pass) -> int:
         return work.logits
