@@ -91,9 +91,9 @@ def rounds(
     while not limits.reached(tokens):
         committed = len(tokens)
         with trace.span("draft"):
-            draft = drafter.propose(tokens)
+            draft = limits.fitting(drafter.propose(tokens), tokens)
         if not verify_tail and limits.reached(tail := limits.append(tokens, draft.token_list)):
-            trace.step(draft, None)
+            trace.step(draft, None, limits.end_tokens)
             yield tail[committed:]
             return
         with trace.span("verify"):
@@ -104,7 +104,7 @@ def rounds(
         drafter.observe(draft, scores, verdict)
         drafted = draft.token_list
         tokens = limits.append(tokens, [*(drafted[node] for node in verdict.path), verdict.next_token])
-        trace.step(draft, verdict)
+        trace.step(draft, verdict, limits.end_tokens)
         yield tokens[committed:]
 
 

@@ -223,6 +223,14 @@ class LoadedModel(Model, Protocol):
         """The scores after every token of a text, in one forward."""
 
     @property
+    def positions(self) -> int | None:
+        """The longest text, in tokens, that it can read; None for any length."""
+
+    @property
+    def source_positions(self) -> int | None:
+        """The same for its encoder."""
+
+    @property
     def depth(self) -> int:
         """How many decoder layers it has."""
 

@@ -19,7 +19,7 @@ from bild_lab.engine.models.native import NativeModel, why_no_kernels, why_not_n
 from bild_lab.engine.models.placement import Placement
 from bild_lab.engine.models.ranks import Ranks
 from bild_lab.engine.protocols import Method, Prepares, Streams
-from bild_lab.engine.request import Limits, Request
+from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import StageTrace, Trace
@@ -82,9 +82,28 @@ class Decoder:
         require_whole("max_new_tokens", max_new_tokens, 1)
         sampling = sampling or Sampling()
         source = self.target.source(prompt, max_source_tokens)
-        limits = Limits(len(source.prompt), max_new_tokens, self.target.checkpoint.end_tokens)
+        positions = self._require_positions(source, max_new_tokens)
+        limits = Limits(len(source.prompt), max_new_tokens, self.target.checkpoint.end_tokens, positions)
         generator = None if sampling.greedy else torch.Generator(self.target.device).manual_seed(seed)
         return Request(source, limits, sampling, generator)
+
+    def _require_positions(self, source: Source, max_new_tokens: int) -> int | None:
+        """How many tokens all models can read; None for any number. Raises UserError for a longer request."""
+        prompt, read = len(source.prompt), len(source.prompt) + max_new_tokens - 1  # the last token is never read
+        for model in self.running:
+            name = f"{model.checkpoint.path} ({model.checkpoint.config.model_type})"
+            if (most := model.positions) is not None and read > most:
+                raise UserError(
+                    f"{name} reads at most {most} tokens, got a prompt of {prompt} and {max_new_tokens} new tokens; "
+                    "lower decoding.max_new_tokens or dataset.max_source_tokens"
+                )
+            longest = 0 if source.encoder_ids is None else source.encoder_ids.shape[1]
+            if (most := model.source_positions) is not None and longest > most:
+                raise UserError(
+                    f"the encoder of {name} reads at most {most} tokens, got a source of {longest}; "
+                    "lower dataset.max_source_tokens"
+                )
+        return min((model.positions for model in self.running if model.positions is not None), default=None)
 
     def generate(
         self,

@@ -14,8 +14,11 @@ import torch
 from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
     GenerationConfig,
@@ -100,6 +103,15 @@ class Checkpoint:
         return bool(self.config.is_encoder_decoder)
 
     @property
+    def auto_class(self) -> type[AutoModelForCausalLM | AutoModelForSeq2SeqLM | AutoModelForImageTextToText]:
+        """The class of Transformers that builds the model. One that also reads images is given text alone."""
+        if self.encoder_decoder:
+            return AutoModelForSeq2SeqLM
+        images = type(self.config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+        only_with_images = images and type(self.config) not in MODEL_FOR_CAUSAL_LM_MAPPING
+        return AutoModelForImageTextToText if only_with_images else AutoModelForCausalLM
+
+    @property
     def depth(self) -> int:
         """How many decoder layers the model has."""
         return decoder_depth(self.config)
@@ -110,14 +122,16 @@ class Checkpoint:
 
     @property
     def end_tokens(self) -> frozenset[int]:
-        for ids in (self.generation.eos_token_id, self.config.eos_token_id, self.tokenizer.eos_token_id):
+        configured = getattr(self.config.get_text_config(decoder=True), "eos_token_id", None)
+        for ids in (self.generation.eos_token_id, configured, self.tokenizer.eos_token_id):
             if ids is not None:
                 return frozenset([ids] if isinstance(ids, int) else ids)
         return frozenset()
 
     @property
     def decoder_start(self) -> int:
-        for token in (self.generation.decoder_start_token_id, self.config.decoder_start_token_id):
+        configured = getattr(self.config, "decoder_start_token_id", None)
+        for token in (self.generation.decoder_start_token_id, configured):
             if token is not None:
                 return token
         raise UserError(f"{self.path} names no decoder_start_token_id; add it to its generation_config.json")
@@ -137,11 +151,10 @@ class Checkpoint:
 
         Raises UserError if the checkpoint lacks any weight.
         """
-        auto = AutoModelForSeq2SeqLM if self.encoder_decoder else AutoModelForCausalLM
         with no_progress_bars():
             model, info = self._read(
                 "weights",
-                auto.from_pretrained,
+                self.auto_class.from_pretrained,
                 dtype=dtype,
                 use_safetensors=True,
                 output_loading_info=True,

@@ -14,8 +14,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
     DynamicCache,
     EncoderDecoderCache,
     PreTrainedModel,
@@ -33,6 +31,7 @@ from bild_lab.engine.models.layer_control import (
     sets_positions,
     wrap_layers,
 )
+from bild_lab.engine.models.positions import learned_positions, most_positions
 from bild_lab.engine.models.ranks import ONE_PROCESS, Ranks
 from bild_lab.engine.models.slot_cache import SlotCache, Snapshots
 from bild_lab.engine.models.tree_masks import Branches
@@ -87,6 +86,18 @@ class HuggingFaceModel:
     def depth(self) -> int:
         return self.checkpoint.depth
 
+    @cached_property
+    def positions(self) -> int | None:
+        return most_positions(self._outline)
+
+    @cached_property
+    def source_positions(self) -> int | None:
+        return learned_positions(self._outline.get_encoder()) if self.checkpoint.encoder_decoder else None
+
+    @property
+    def _outline(self) -> PreTrainedModel:
+        return vars(self).get("module") or weightless(self.checkpoint)
+
     def load(self) -> None:
         """Read the weights now rather than at the first decoding."""
         _ = self.module
@@ -125,6 +136,8 @@ class HuggingFaceModel:
         self.layers_wanted = True
         if "module" in vars(self):
             require_same_by_layers(self.module, self.checkpoint.path)
+        elif not SlotCache(self.checkpoint.config).cuts:
+            raise UserError(NO_SINGLE_LAYERS.format(self.checkpoint.config.model_type))
         elif decoder_layers(weightless(self.checkpoint)) is None:
             raise UserError(
                 f"{what} runs some of the target's layers, and those of {self.checkpoint.path} "
@@ -327,10 +340,18 @@ def cache_name(module: PreTrainedModel) -> str:
 
 
 def weightless(checkpoint: Checkpoint) -> PreTrainedModel:
-    """The checkpoint's architecture on the meta device, without weights, for checks before they load."""
-    auto = AutoModelForSeq2SeqLM if checkpoint.encoder_decoder else AutoModelForCausalLM
-    with torch.device("meta"):
-        return auto.from_config(copy.deepcopy(checkpoint.config), dtype=torch.bfloat16)
+    """The checkpoint's architecture on the meta device, without weights, for checks before they load.
+
+    Raises UserError for one that Transformers cannot build.
+    """
+    try:
+        with torch.device("meta"):
+            return checkpoint.auto_class.from_config(copy.deepcopy(checkpoint.config), dtype=torch.bfloat16)
+    except (ValueError, ImportError) as error:
+        raise UserError(
+            f"transformers cannot build the model of {checkpoint.path}: {str(error).strip().splitlines()[0]}; "
+            "give a checkpoint of a language model"
+        ) from error
 
 
 def require_same_by_layers(module: PreTrainedModel, name: str) -> None:

@@ -17,7 +17,8 @@ def learned_positions(module: PreTrainedModel) -> int | None:
     """
     config = module.config.get_text_config(decoder=True)
     sizes = {size for name in NAMES if isinstance(size := getattr(config, name, None), int) and size > 0}
-    decoder = module.get_decoder() if module.config.is_encoder_decoder else module
+    encoder_decoder = module.config.is_encoder_decoder and hasattr(module, "get_decoder")
+    decoder = module.get_decoder() if encoder_decoder else module
     tables = [*decoder.named_parameters(), *decoder.named_buffers()]
     rows = [each.shape[0] for name, each in tables if any(part in name for part in TABLES) and each.ndim == 2]
     found = [size for size in sizes for count in rows if size <= count <= size + OFFSET]

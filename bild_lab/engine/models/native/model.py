@@ -82,6 +82,13 @@ class NativeModel:
         """Read the weights now rather than at the first decoding."""
         _ = self.decoder, self.packed, self.packed_encoder
 
+    @property
+    def positions(self) -> None:
+        """Rotations and relative positions have no end. Those that change with the length do not run here."""
+        return None
+
+    source_positions = positions
+
     def admit(self, feed: Feed) -> None:
         """Read the weights. The tests compare these decoders with Transformers, for every architecture they know."""
         self.load()
