@@ -16,7 +16,7 @@ from bild_lab.engine.request import Source
 from bild_lab.engine.trace import Forward
 
 if TYPE_CHECKING:
-    from bild_lab.engine.models.checkpoint import Checkpoint
+    from bild_lab.engine.models.checkpoint import Checkpoint, Prompt
     from bild_lab.engine.models.hf import HuggingFaceModel
 
 
@@ -227,14 +227,18 @@ class LoadedModel(Model, Protocol):
         """The longest text, in tokens, that it can read; None for any length."""
 
     @property
+    def session_positions(self) -> int | None:
+        """The longest text of a session. A rotation that changes with the length makes keys in the cache wrong."""
+
+    @property
     def source_positions(self) -> int | None:
-        """The same for its encoder."""
+        """The longest text that its encoder can read."""
 
     @property
     def depth(self) -> int:
         """How many decoder layers it has."""
 
-    def source(self, prompt: str, max_tokens: int | None = None) -> Source:
+    def source(self, prompt: Prompt, max_tokens: int | None = None) -> Source:
         """The prompt as token ids on the device, with the special tokens of the checkpoint's tokenizer."""
 
     def require_layers(self, what: str) -> None:

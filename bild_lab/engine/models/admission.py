@@ -26,6 +26,7 @@ from bild_lab.engine.draft import Tree
 from bild_lab.engine.models.positions import most_positions, original_context
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import Feed, Rows
+from bild_lab.errors import UserError
 from bild_lab.files import cache_folder, write_atomically
 
 if TYPE_CHECKING:
@@ -44,8 +45,8 @@ AFFORDABLE = {"cuda": 1e13}  # weights times rows of a forward that takes well b
 AFFORDABLE_ELSEWHERE = 1e10
 PROMPT = 4
 FED = 12  # rows behind the prompt that the checks feed, without the tree's
-PARENTS = (-1, 0, 0, 1, 2)  # of the tree: below its first row two branches
-LEFT, RIGHT = [0, 1, 3], [0, 2, 4]
+PARENTS = (-1, 0, 0, 0, 0, 0, 1, 5)  # of the tree: the second branch lies far from its place in the text
+LEFT, RIGHT = [0, 1, 6], [0, 5, 7]
 TREE = len(RIGHT) + 1  # the deepest branch, and a row behind it
 
 REMEDIES = {
@@ -69,7 +70,7 @@ class Outcome:
 
     rows: the length of the text. differences: for each check that ran, how far the logits are off, relative to their
     spread. one_by_one: the session had to run each row in a forward of its own. failed: the check that failed, None
-    if none did. problem: what was wrong then.
+    if none did. problem: what was wrong then. refused: the session refused the check in words of its own.
     """
 
     rows: int
@@ -77,9 +78,12 @@ class Outcome:
     one_by_one: bool = False
     failed: str | None = None
     problem: str | None = None
+    refused: bool = False
 
     def refusal(self, name: str, model_type: str) -> str:
         """The message for a checkpoint with this name."""
+        if self.refused:
+            return f"{name}: {self.problem}"
         return (
             f"a session of {name} ({model_type}) must give the model's own logits, but {self.failed} {self.problem}; "
             f"{REMEDIES.get(self.failed, ELSE)}"
@@ -141,6 +145,7 @@ def _check(module: PreTrainedModel, feed: Feed, open_session: Open, one_by_one: 
     trial = Trial(module, lambda source: open_session(source, one_by_one))
     differences: dict[str, float] = {}
     failed = problem = None
+    refused = False
     try:
         if bool(trial.score().isnan().any()):
             return None
@@ -148,16 +153,18 @@ def _check(module: PreTrainedModel, feed: Feed, open_session: Open, one_by_one: 
             differences[trial.at] = max(difference, differences.get(trial.at, 0.0))
             if not difference <= (most := tolerance(module.dtype)):
                 raise CheckFailed(f"they are off by {difference:.2g} of their spread, and {most:.2g} is the most")
+    except UserError as error:
+        failed, problem, refused = trial.at, str(error), True
     except Exception as error:  # whatever a module raises is its answer
         failed, problem = trial.at, (str(error).strip().splitlines() or [""])[0][:200]
         if not isinstance(error, CheckFailed):
             problem = f"it raises {type(error).__name__}: {problem}"
-    return Outcome(len(trial.text), differences, one_by_one, failed, problem)
+    return Outcome(len(trial.text), differences, one_by_one, failed, problem, refused)
 
 
 def tolerance(dtype: torch.dtype) -> float:
     """How far logits may be off, relative to their spread. Some modules compute in float32 whatever the precision."""
-    return 1e-3 if dtype.itemsize > 2 else 0.1
+    return 3e-4 if dtype.itemsize > 2 else 0.1
 
 
 class Trial:
@@ -182,9 +189,12 @@ class Trial:
         """How far the logits of each group of rows are off."""
         self._fed = self._prompt - 1  # rows that the session has, the prompt's included
         self.at = ROW_BY_ROW
+        other = self._open(self._source(self._others[:2]))  # a text of its own, which must leave no trace
+        other.extend(self._others[1:2])
         self._session = self._open(self._source(self.text[: self._prompt]))
-        for _ in range(3):
+        for wrong in self._others[:3]:
             yield self._feed(1)
+            other.extend([wrong])
         self._require_growth()
         if feed > Feed.ROWS:
             yield from self._chains()

@@ -22,7 +22,7 @@ from transformers import (
 from bild_lab.engine.draft import Tree
 from bild_lab.engine.models.admission import Outcome, check, input_device, remembered, whole_logits
 from bild_lab.engine.models.cached_session import CachedSession, Pass
-from bild_lab.engine.models.checkpoint import Checkpoint, decoder_depth
+from bild_lab.engine.models.checkpoint import Checkpoint, Prompt, decoder_depth
 from bild_lab.engine.models.layer_control import (
     Plan,
     decoder_layers,
@@ -88,11 +88,19 @@ class HuggingFaceModel:
 
     @cached_property
     def positions(self) -> int | None:
+        outline = self._outline
+        decoder = outline.get_decoder() if self.checkpoint.encoder_decoder else outline
+        return learned_positions(decoder, self.checkpoint.config)
+
+    @cached_property
+    def session_positions(self) -> int | None:
         return most_positions(self._outline)
 
     @cached_property
     def source_positions(self) -> int | None:
-        return learned_positions(self._outline.get_encoder()) if self.checkpoint.encoder_decoder else None
+        if not self.checkpoint.encoder_decoder:
+            return None
+        return learned_positions(self._outline.get_encoder(), self.checkpoint.config)
 
     @property
     def _outline(self) -> PreTrainedModel:
@@ -171,7 +179,7 @@ class HuggingFaceModel:
         keys, values = (torch.cat(part) for part in parts)
         return Prefix(keys, values)
 
-    def source(self, prompt: str, max_tokens: int | None = None) -> Source:
+    def source(self, prompt: Prompt, max_tokens: int | None = None) -> Source:
         """The prompt as token ids, with the special tokens of the checkpoint's tokenizer."""
         return self.checkpoint.source(prompt, max_tokens).to(self.device)
 

@@ -134,9 +134,12 @@ def _following_plan(layer: nn.Module, run: Callable[..., Any], index: int, last:
 
 
 def sets_positions(module: PreTrainedModel) -> bool:
-    """Whether an encoder–decoder's rows can be given any position, as in T5."""
+    """Whether an encoder–decoder's rows can be given any position, as in T5: one bias by position for all layers."""
     layers = decoder_layers(module)
-    return layers is not None and _relative_attention(layers[0]) is not None
+    if layers is None:
+        return False
+    attentions = [_relative_attention(layer) for layer in layers]
+    return None not in attentions and [each.has_relative_attention_bias for each in attentions].count(True) == 1
 
 
 def _relative_attention(layer: nn.Module) -> nn.Module | None:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-NAMES = ("max_position_embeddings", "n_positions", "max_target_positions", "n_ctx", "max_seq_len")
+NAMES = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_target_positions",
+    "max_encoder_position_embeddings",
+    "max_decoder_position_embeddings",
+)
 TABLES = ("pos", "wpe")  # in the name of a table of positions
 OFFSET = 2  # some tables begin with rows for padding
 CHANGING = ("dynamic", "longrope")  # rotations that depend on the length of the whole text
 
 
-def learned_positions(module: PreTrainedModel) -> int | None:
-    """For how many positions the decoder has learned or tabulated embeddings; None if for any number.
+def learned_positions(part: nn.Module, config: PreTrainedConfig) -> int | None:
+    """For how many positions an encoder or decoder has learned or tabulated embeddings; None if for any number.
 
-    The module may be on the meta device.
+    config: of its whole model. The weights may be on the meta device.
     """
-    config = module.config.get_text_config(decoder=True)
+    config = config.get_text_config(decoder=True)
     sizes = {size for name in NAMES if isinstance(size := getattr(config, name, None), int) and size > 0}
-    encoder_decoder = module.config.is_encoder_decoder and hasattr(module, "get_decoder")
-    decoder = module.get_decoder() if encoder_decoder else module
-    tables = [*decoder.named_parameters(), *decoder.named_buffers()]
+    tables = [*part.named_parameters(), *part.named_buffers()]
     rows = [each.shape[0] for name, each in tables if any(part in name for part in TABLES) and each.ndim == 2]
     found = [size for size in sizes for count in rows if size <= count <= size + OFFSET]
     return min(found, default=None)
@@ -41,7 +46,8 @@ def changing_rotation(config: PreTrainedConfig) -> int | None:
 def most_positions(module: PreTrainedModel) -> int | None:
     """The longest text that a session of this module can run, in tokens; None for any length."""
     config = module.config.get_text_config(decoder=True)
-    limits = (learned_positions(module), changing_rotation(config))
+    decoder = module.get_decoder() if module.config.is_encoder_decoder else module
+    limits = (learned_positions(decoder, config), changing_rotation(config))
     return min((limit for limit in limits if limit is not None), default=None)
 
 

@@ -90,4 +90,8 @@ def scores(target: LoadedModel, request: Request, emitted: Sequence[int], step: 
 def count_verdicts(certificates: Sequence[Certificate]) -> CertificateCounts:
     """How many examples have each verdict."""
     verdicts = [each.verdict for each in certificates]
-    return CertificateCounts(equal=verdicts.count(EQUAL), ties=verdicts.count(TIE), defects=verdicts.count(DEFECT) + verdicts.count(SESSION_DEFECT))
+    return CertificateCounts(
+        equal=verdicts.count(EQUAL),
+        ties=verdicts.count(TIE),
+        defects=verdicts.count(DEFECT) + verdicts.count(SESSION_DEFECT),
+    )

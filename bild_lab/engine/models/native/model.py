@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 from transformers import PreTrainedConfig
 
 from bild_lab.engine.models.cached_session import CachedSession, Pass
-from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.checkpoint import Checkpoint, Prompt
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.native import families, llama, t5
 from bild_lab.engine.models.native.attention import PlacedRows, place_rows
@@ -87,7 +87,7 @@ class NativeModel:
         """Rotations and relative positions have no end. Those that change with the length do not run here."""
         return None
 
-    source_positions = positions
+    session_positions = source_positions = positions
 
     def admit(self, feed: Feed) -> None:
         """Read the weights. The tests compare these decoders with Transformers, for every architecture they know."""
@@ -96,7 +96,7 @@ class NativeModel:
     def text_logits(self, text: Source) -> Float[Tensor, "n vocab"]:
         return self.start(text, 1).extend([text.prompt[-1]], Want(prompt=True)).logits
 
-    def source(self, prompt: str, max_tokens: int | None = None) -> Source:
+    def source(self, prompt: Prompt, max_tokens: int | None = None) -> Source:
         return self.transformers.source(prompt, max_tokens)
 
     def require_layers(self, what: str) -> None:
