@@ -404,7 +404,7 @@ def relative_of(module: PreTrainedModel, noise: float = 0.05) -> PreTrainedModel
     copy.load_state_dict(module.state_dict())
     generator = torch.Generator().manual_seed(1)
     for weight in copy.parameters():
-        weight.data += noise * weight.std().nan_to_num() * torch.randn(weight.shape, generator=generator)
+        weight.data += noise * weight.std(correction=0) * torch.randn(weight.shape, generator=generator)
     return copy.eval()
 
 

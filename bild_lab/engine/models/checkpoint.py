@@ -228,6 +228,13 @@ class Checkpoint:
             raise UserError(f"{self.path} has no config.json; give a folder in Hugging Face layout")
         try:
             return read(self.location, **self._where, **options)
+        except (ImportError, RuntimeError) as error:
+            if (method := quantization(self.config)) is None:
+                raise
+            raise UserError(
+                f"the weights of {self.path} are quantized ({method}) and cannot be read here: {root_cause(error)}; "
+                "install what is missing, or give a checkpoint that is not quantized"
+            ) from error
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             if options.get("local_files_only"):
                 require_hub(
@@ -343,6 +350,16 @@ def resolve_dtype(name: str) -> torch.dtype:
     if name not in DTYPES:
         raise UserError(f"runtime.dtype must be one of {', '.join(DTYPES)}, got {name!r}")
     return DTYPES[name]
+
+
+def quantization(config: PreTrainedConfig) -> str | None:
+    """How a checkpoint's weights are quantized, such as awq; None if they are not."""
+    settings = getattr(config, "quantization_config", None)
+    if settings is None:
+        return None
+    named = settings if isinstance(settings, Mapping) else vars(settings)
+    method = named.get("quant_method") or "in an unknown way"
+    return str(getattr(method, "value", method))
 
 
 def decoder_depth(config: PreTrainedConfig) -> int:

@@ -22,6 +22,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.load import load
 from scripts.models_tried import in_memory, try_architecture
 from scripts.tiny_architectures import ALL, build, word_tokenizer
+from tests.policies import shipped
 from tests.stubs import uncached
 
 FEEDS = {
@@ -136,15 +137,15 @@ def test_an_outcome_is_remembered_for_its_kind_of_model_until_the_code_changes(
 
 def test_a_refusal_comes_before_any_text_and_names_what_would_be_exact() -> None:
     pair = (build("fsmt"), word_tokenizer())
-    decoder = load(pair, policy="prompt_lookup")
+    decoder = load(pair, policy=shipped("prompt_lookup"))
     with pytest.raises(
         UserError, match=r"FSMT.* \(fsmt\) must give the model's own logits, but several rows at once"
     ) as told:
         decoder.load_weights()
     assert "are off by 0." in str(told.value)
     assert "use policy=vanilla or policy=hf_generate" in str(told.value)
-    assert load(pair, policy="vanilla").generate([5, 9, 12], 4).token_ids
-    peer = load((build("openai-gpt"), word_tokenizer()), policy="hf_generate")  # opens no session
+    assert load(pair, policy=shipped("vanilla")).generate([5, 9, 12], 4).token_ids
+    peer = load((build("openai-gpt"), word_tokenizer()), policy=shipped("hf_generate"))  # opens no session
     assert len(peer.generate([5, 9, 12], 4).token_ids) > 0
 
 
@@ -183,10 +184,14 @@ def test_layers_with_a_state_run_all_together() -> None:
         load((build("mamba2"), word_tokenizer()), policy="early_exit_speculative", exit_layer=2)
 
 
+@pytest.mark.slow
 def test_a_model_that_reads_images_decodes_text_from_its_files(tmp_path: Path) -> None:
     build("qwen2_5_vl").save_pretrained(tmp_path)
     word_tokenizer().save_pretrained(tmp_path)
-    texts = [load(tmp_path, policy=policy).generate("w5 w9 w12", 8).token_ids for policy in ("hf_generate", "vanilla")]
+    texts = [
+        load(tmp_path, policy=shipped(policy)).generate("w5 w9 w12", 8).token_ids
+        for policy in ("hf_generate", "vanilla")
+    ]
     assert texts[0] == texts[1] and len(texts[0]) == 8
 
 
@@ -197,6 +202,7 @@ def test_every_architecture_is_exact_or_refused(name: str) -> None:
     assert tried.faults == {}
 
 
+@pytest.mark.slow
 def test_a_text_that_is_not_the_targets_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hf.HuggingFaceModel, "admit", lambda *_: None)  # what the checks prevent
     assert try_architecture("fsmt").faults["speculative"].startswith("WRONG")

@@ -12,6 +12,7 @@ from bild_lab.engine.request import Limits
 from bild_lab.errors import UserError
 from bild_lab.lab.load import Loaded, load
 from scripts.tiny_architectures import build, configuration, relative_of, word_tokenizer
+from tests.policies import shipped
 
 PROMPT = [5, 9, 12, 30, 7, 9, 12]
 POSITIONS = 20
@@ -35,25 +36,25 @@ def test_a_text_fills_every_position(policy: str) -> None:
     module = short_gpt2()
     pair = {"draft": loaded(relative_of(module)), "second_draft": loaded(relative_of(module, 0.1))}
     wanted = POSITIONS + 1 - len(PROMPT)  # the last token is never read
-    decoder = load(loaded(module), policy=policy, **pair)
+    decoder = load(loaded(module), policy=shipped(policy), **pair)
     found = decoder.generate(PROMPT, wanted).token_ids
     assert len(found) <= wanted
     if policy != "beam":
-        assert found == load(loaded(module), policy="hf_generate").generate(PROMPT, wanted).token_ids
+        assert found == load(loaded(module), policy=shipped("hf_generate")).generate(PROMPT, wanted).token_ids
     message = "GPT2LMHeadModel .gpt2. reads at most 20 tokens, got a prompt of 7 and 15 new tokens; lower"
     with pytest.raises(UserError, match=message):
         decoder.generate(PROMPT, wanted + 1)
 
 
 def test_a_drafter_with_fewer_positions_than_the_text_is_refused() -> None:
-    decoder = load(loaded(short_gpt2()), loaded(short_gpt2(17)), policy="speculative")
+    decoder = load(loaded(short_gpt2()), loaded(short_gpt2(17)), policy=shipped("speculative"))
     assert len(decoder.generate(PROMPT, 11).token_ids) > 0
     with pytest.raises(UserError, match="reads at most 17 tokens, got a prompt of 7 and 12 new tokens"):
         decoder.generate(PROMPT, 12)
 
 
 def test_a_source_beyond_the_encoders_positions_is_refused() -> None:
-    decoder = load(loaded(build("bart")), policy="vanilla")
+    decoder = load(loaded(build("bart")), policy=shipped("vanilla"))
     with pytest.raises(
         UserError, match="the encoder of BartForConditionalGeneration .bart. reads at most 128 tokens, got a"
     ):
@@ -63,11 +64,11 @@ def test_a_source_beyond_the_encoders_positions_is_refused() -> None:
 @pytest.mark.parametrize("name", ["llama/dynamic", "phi3/longrope"])
 def test_a_rotation_that_changes_with_the_length_ends_a_session_but_not_generate(name: str) -> None:
     module = build(name)
-    assert len(load(loaded(module), policy="hf_generate").generate(PROMPT, 30).token_ids) > 0
+    assert len(load(loaded(module), policy=shipped("hf_generate")).generate(PROMPT, 30).token_ids) > 0
     with pytest.raises(
         UserError, match="at most 24 tokens, as its rotation changes with longer texts, .* policy=hf_generate"
     ):
-        load(loaded(module), policy="vanilla").generate(PROMPT, 30)
+        load(loaded(module), policy=shipped("vanilla")).generate(PROMPT, 30)
 
 
 @pytest.mark.parametrize(

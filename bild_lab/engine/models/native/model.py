@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 from transformers import PreTrainedConfig
 
 from bild_lab.engine.models.cached_session import CachedSession, Pass
-from bild_lab.engine.models.checkpoint import Checkpoint, Prompt
+from bild_lab.engine.models.checkpoint import Checkpoint, Prompt, quantization
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.native import families, llama, t5
 from bild_lab.engine.models.native.attention import PlacedRows, place_rows
@@ -310,4 +310,6 @@ def why_not_native(config: PreTrainedConfig, dtype: torch.dtype) -> str | None:
     """Why a configuration cannot run natively in this precision, or None if it can."""
     if config.is_encoder_decoder and dtype == torch.float16:
         return "T5 overflows in float16 without the clamping that Transformers does"
+    if (method := quantization(config)) is not None:
+        return f"its weights are quantized ({method})"
     return (t5 if config.is_encoder_decoder else families).why_not(config)
