@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-slow lint format bench figures clean
+.PHONY: help setup peers run test test-slow lint format bench figures clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -16,6 +16,14 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+peers: .venv-peers/.installed ## Make .venv-peers: CTranslate2 and OpenVINO, to compare with
+
+.venv-peers/.installed: constraints-peers.txt
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-peers.txt torch
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r constraints-peers.txt
 	@touch $@
 
 run: setup ## Run the quickstart sweep: a Pareto curve in outputs/quickstart
@@ -37,12 +45,12 @@ format: setup ## Mend style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup ## Benchmark our loop against Transformers' own, about 5 minutes on two cores
+bench: setup ## Benchmark our loop against Transformers and, after `make peers`, CTranslate2 and OpenVINO; up to 12 minutes
 	$(BIN)/python scripts/bench.py
 
 figures: setup ## Run the small experiments that are missing, and draw every table and figure of the papers into outputs/figures
 	$(BIN)/python scripts/figures.py all scale=small run=true
 
 clean: ## Remove the environment and caches; outputs stay
-	rm -rf .venv .ruff_cache .import_linter_cache build *.egg-info
+	rm -rf .venv .venv-peers .ruff_cache .import_linter_cache build *.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,4 +1,9 @@
-"""Benchmark our loop against Transformers: python scripts/bench.py [SHAPE ...] (or make bench, 5 minutes)"""
+"""Benchmark our loop against Transformers and, after `make peers`, CTranslate2 and OpenVINO.
+
+python scripts/bench.py                      all shapes (or make bench)
+python scripts/bench.py t5_small llama_12    these shapes; after them, runtime.dtype=float32 runtime.threads=1
+python scripts/bench.py pair.target=DIR pair.draft=DIR dataset=multi30k dataset.path=DIR dataset.limit=20
+"""
 
 from __future__ import annotations
 
@@ -9,33 +14,63 @@ from pathlib import Path
 
 import psutil
 import torch
+from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
-import bild_lab
-from bild_lab.engine.models.checkpoint import resolve_device
+from bild_lab.engine.models.checkpoint import require_same_vocabulary, resolve_device, resolve_dtype
+from bild_lab.engine.request import Limits, Request
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
 from bild_lab.lab.cli import console, output, run_application
+from bild_lab.lab.config import DecodingSpec, PairSpec, RuntimeSpec, compose_config, typed
+from bild_lab.lab.data.examples import DatasetSpec, load_examples
 from bild_lab.lab.load import load_model
-from bild_lab.lab.measure.bench import SHAPES, Bench, drafting_costs, forward_costs, prepare, run, synthetic_benches
+from bild_lab.lab.measure.bench.arms import (
+    Bench,
+    Models,
+    peer_methods,
+    prepare,
+    synthetic_benches,
+    why_no_peer_arms,
+)
+from bild_lab.lab.measure.bench.costs import drafter_rows, forward_costs
+from bild_lab.lab.measure.bench.rounds import run
+from bild_lab.lab.measure.bench.shapes import DRAFTERS, SHAPES
 from bild_lab.lab.measure.environment import environment
 
 BUSY_PERCENT = 15
-REPEATS = {"t5_large": 7, "llama_12": 9}
+ROUNDS = {"t5_large": 7, "llama_12": 9}
+DEFAULTS = ["runtime.dtype=bfloat16", "dataset.limit=20", "decoding.max_new_tokens=64"]
+TOY = ["dataset.limit=1"]  # the pair that is measured with the shapes: one sentence
 
 
-def toy_bench(device: torch.device) -> Bench:
-    """The trained toy pair on one sentence of its corpus."""
-    models = {
-        (name, engine): load_model(f"toy:{name}", None, str(device), torch.bfloat16, engine)
-        for name in ("large", "small")
-        for engine in ("native", "hf")
-    }
-    decoder = bild_lab.load("toy:large", policy="vanilla", dtype="bfloat16", device=str(device))
-    request = decoder.request("Vor einem Jahr haben die Mütter den Hahn zurückgegeben, um einen Park zu verlassen.", 64)
-    drafts = (models["small", "native"], models["small", "hf"])
-    return prepare("toy", models["large", "native"], models["large", "hf"], drafts, request)
+def pair_bench(cfg: DictConfig, name: str, device: torch.device, dtype: torch.dtype, peers: bool) -> Bench:
+    """A pair of checkpoints on texts of a dataset."""
+    pair, decoding = typed(PairSpec, cfg.pair, "pair"), typed(DecodingSpec, cfg.decoding, "decoding")
+    dataset = typed(DatasetSpec, cfg.dataset, "dataset")
+    target = loaded(pair.target, pair.target_revision, device, dtype)
+    draft = None if pair.draft is None else loaded(pair.draft, pair.draft_revision, device, dtype)
+    for each in (target, draft):
+        if each is not None:
+            each[0].checkpoint.check()
+    if draft is not None:
+        require_same_vocabulary(target[0].checkpoint, draft[0].checkpoint)
+    checkpoint = target[0].checkpoint
+    requests = []
+    for example in load_examples(dataset):
+        source = target[0].source(example.prompt, dataset.max_source_tokens)
+        requests.append(Request(source, Limits(len(source.prompt), decoding.max_new_tokens, checkpoint.end_tokens)))
+    others = peer_methods(checkpoint, None if draft is None else draft[0].checkpoint, dtype) if peers else {}
+    return prepare(name, target, draft, tuple(requests), others)
+
+
+def loaded(path: str, revision: str | None, device: torch.device, dtype: torch.dtype) -> Models:
+    """A checkpoint on both engines of ours that PyTorch runs."""
+    native, hf = (load_model(path, revision, str(device), dtype, engine) for engine in ("native", "hf"))
+    native.load()
+    hf.load()
+    return native, hf
 
 
 def busy_percent() -> float:
@@ -45,8 +80,8 @@ def busy_percent() -> float:
 
 def table(rows: list[dict]) -> Table:
     """The arms as a table, with a section for each shape."""
-    shown = Table(title="milliseconds a token, medians of interleaved runs")
-    for title in ("shape", "arm"):
+    shown = Table(title="milliseconds a token, medians of interleaved rounds")
+    for title in ("shape", "arm", "precision"):
         shown.add_column(title, no_wrap=True)
     for title in (
         "ms/token",
@@ -56,64 +91,86 @@ def table(rows: list[dict]) -> Table:
         "bandwidth\nshare",
         "linear\nshare",
         "tokens/\ncall",
+        "same\ntokens",
     ):
         shown.add_column(title, justify="right", no_wrap=True)
     for index, row in enumerate(rows):
         if index and rows[index - 1]["shape"] != row["shape"]:
             shown.add_section()
-        calls = row["tokens_per_target_call"]
         shown.add_row(
             row["shape"],
             row["arm"],
-            f"{row['ms_per_token']:.2f}",
+            row["precision"],
+            f"{row['ms_per_token']:.2f}" if row["per"] == "emitted token" else f"{row['ms_per_token']:.3f}",
             f"{row['ms_low']:.2f}–{row['ms_high']:.2f}",
-            f"{row['ratio_to_generate']:.2f}",
-            "–" if row["ratio_to_assisted"] is None else f"{row['ratio_to_assisted']:.2f}",
-            "–" if row["bandwidth_share"] is None else f"{100 * row['bandwidth_share']:.0f} %",
-            f"{100 * row['linear_share']:.0f} %",
-            "–" if calls is None else f"{calls:.2f}",
+            decimals(row["ratio_to_generate"]),
+            decimals(row.get("ratio_to_assisted")),
+            percent(row["bandwidth_share"]),
+            percent(row.get("linear_share")),
+            decimals(row.get("tokens_per_target_call")),
+            {True: "yes", False: "no", None: "–"}[row.get("same_tokens")],
         )
     return shown
 
 
-def chosen(words: list[str]) -> list[str]:
-    """The shapes to measure: those that were named, else all. Raises UserError for one that there is not."""
-    every = [*SHAPES, "toy"]
+def decimals(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.0f} %"
+
+
+def chosen(words: list[str], overrides: list[str]) -> list[str]:
+    """The shapes to measure: those that were named, else all, else `pair` if a pair or a dataset was given.
+
+    Raises UserError for one that there is not.
+    """
+    every = [*SHAPES, "toy", *DRAFTERS]
     if unknown := sorted(set(words) - set(every)):
         raise UserError(f"the shapes are {', '.join(every)}, got {unknown[0]!r}")
+    if any(word.startswith(("pair", "dataset", "template")) for word in overrides):
+        if words:
+            raise UserError(f"give shapes or a pair, got {words[0]!r} and {overrides[0]!r}")
+        return ["pair"]
     return [shape for shape in every if shape in words or not words]
 
 
 def main() -> None:
-    shapes = chosen(sys.argv[1:])
-    device = resolve_device("auto")
+    overrides = [word for word in sys.argv[1:] if "=" in word]
+    shapes = chosen([word for word in sys.argv[1:] if "=" not in word], overrides)
+    cfg = compose_config([*DEFAULTS, *(overrides if shapes == ["pair"] else [*TOY, *overrides])])
+    runtime = typed(RuntimeSpec, cfg.runtime, "runtime")
+    device, dtype = resolve_device(runtime.device), resolve_dtype(runtime.dtype)
+    if runtime.threads is not None:
+        torch.set_num_threads(runtime.threads)
     synchronize = torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
+    if (lacking := why_no_peer_arms(device, dtype)) is not None:
+        console.print(f"no peers: {lacking}")
+    peers = lacking is None
     busy = busy_percent()
     if busy > BUSY_PERCENT:
         console.print(f"[bold red]{busy:.0f} % of the machine is busy with something else[/bold red]: timings suffer")
-    rows, costs, drafting = [], [], []
+    rows, costs = [], []
 
     def measure(bench: Bench) -> None:
         console.print(f"{bench.shape} …")
-        rows.extend(run(bench, REPEATS.get(bench.shape, 11), synchronize))
+        rows.extend(run(bench, ROUNDS.get(bench.shape, 11), synchronize))
         costs.extend(forward_costs(bench, synchronize))
-        drafting.extend(drafting_costs(bench, synchronize))
+        bench.close()
 
-    for bench in synthetic_benches(device, torch.bfloat16, shapes):
+    for bench in synthetic_benches(device, dtype, shapes, peers):
         measure(bench)
-    if "toy" in shapes:
-        measure(toy_bench(device))
-    found = {
-        "environment": {**environment(device), "busy_percent": busy},
-        "rows": rows,
-        "forwards": costs,
-        "drafting": drafting,
-    }
+    for name in ("toy", "pair"):
+        if name in shapes:
+            measure(pair_bench(cfg, Path(cfg.pair.target).name if name == "pair" else name, device, dtype, peers))
+    for name in DRAFTERS:
+        if name in shapes:
+            rows.extend(drafter_rows(name, device, dtype, synchronize))
+    found = {"environment": {**environment(device), "busy_percent": busy}, "rows": rows, "forwards": costs}
     path = Path("outputs/bench/bench.json")
     write_atomically(path, json.dumps(found, indent=2).encode() + os.linesep.encode())
-    Console(width=120).print(table(rows))
-    for each in drafting:
-        output.print(f"{each['shape']} drafts in {each['ms_per_drafted_token']:.3f} ms a token, {each['arm']}")
+    Console(width=140).print(table(rows))
     output.print(f"{path} contains these rows, and the cost of a forward by query and context length")
 
 

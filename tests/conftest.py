@@ -12,6 +12,7 @@ from bild_lab.engine.models import admission
 from bild_lab.engine.models.native import why_no_kernels
 from bild_lab.lab.cli import run_application
 from tests.checkpoints import tiny_checkpoints, write_data
+from tests.engine.peers.fake import run_fake_engines
 
 why_no_kernels(torch.device("cpu"), torch.float32)  # compiles them now: what it says belongs to no test
 torch.set_num_threads(1)  # fastest for tiny models, and leaves the other core to the other half of the tests
@@ -34,6 +35,12 @@ def checkpoints() -> Path:
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture
+def fake_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Peers run a stand-in for their engines. Returns the cache of converted checkpoints."""
+    return run_fake_engines(tmp_path, monkeypatch)
 
 
 @pytest.fixture

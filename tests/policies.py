@@ -6,6 +6,7 @@ import copy
 from functools import lru_cache
 from pathlib import Path
 
+from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 from transformers import PreTrainedModel
 
@@ -31,7 +32,13 @@ REFUSED = {
     ("hf_early_exit", "t5"),
     *DECODER_ONLY,
 }  # the first is what Transformers cannot do (tests/engine/test_hf_generation.py)
-RUNNABLE = [(policy, family) for policy in policy_names() for family in FAMILIES if (policy, family) not in REFUSED]
+EXTERNAL = ("ctranslate2", "openvino", "openvino_speculative")  # need `make peers`, and seconds (tests/engine/peers)
+RUNNABLE = [
+    (policy, family)
+    for policy in policy_names()
+    for family in FAMILIES
+    if policy not in EXTERNAL and (policy, family) not in REFUSED
+]
 
 
 @lru_cache
@@ -50,12 +57,14 @@ def parts(policy: str) -> dict[str, object]:
 @lru_cache
 def is_lossless(policy: str, temperature: float = 0.0) -> bool:
     """What the policy's method says of itself, built with the values of its file."""
+    if policy in EXTERNAL:  # which says the same without its environment
+        return get_object(str(parts(policy)["_target_"])).lossless(None, Sampling(temperature))
     return load(tiny_checkpoints(), "llama", policy).method.lossless(Sampling(temperature))
 
 
 def is_peer(policy: str) -> bool:
-    """It runs the modules of Transformers, whatever engine is chosen."""
-    return str(parts(policy)["_target_"]).startswith("bild_lab.engine.hf_generation.")
+    """It runs the modules of Transformers, whatever engine is chosen, or an engine of its own."""
+    return str(parts(policy)["_target_"]).startswith(("bild_lab.engine.hf_generation.", "bild_lab.engine.peers."))
 
 
 def engines(policy: str) -> tuple[str, ...]:

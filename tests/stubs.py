@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.hf import ModuleLayers
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import EVERYTHING, Chain, Rows, Scores, Want, as_rows
+from bild_lab.engine.session import EVERYTHING, Chain, Growth, Rows, Scores, Want, as_rows
 from bild_lab.engine.trace import Forward
 
 NextLogits = Callable[[list[int]], Tensor]
@@ -48,17 +48,23 @@ class StubSession:
 
     def extend(self, rows: Rows | Sequence[int] | Tensor, want: Want = EVERYTHING) -> Scores:
         rows = as_rows(rows)
-        self._rows = [int(token) for token in rows.tokens]
-        self._model.fed.extend(self._rows)
-        above = list(range(-1, len(self._rows) - 1)) if rows.tree is None else rows.tree.parents.tolist()
+        new = [int(token) for token in rows.tokens]
+        self._model.fed.extend(new)
+        above = list(range(-1, len(new) - 1)) if rows.tree is None else rows.tree.parents.tolist()
+        earlier = len(above) - len(new)  # rows of the tree that ran before
+        self._rows = [*self._rows[len(self._rows) - earlier :], *new]
+        text = self._tokens[: len(self._tokens) - earlier]
         contexts: list[list[int]] = []
         for token, parent in zip(self._rows, above, strict=True):
-            contexts.append([*(self._tokens if parent < 0 else contexts[parent]), token])
-        self._tokens = [*self._tokens, *self._rows]
-        wanted = contexts[-(want.logits or len(contexts)) :]
+            contexts.append([*(text if parent < 0 else contexts[parent]), token])
+        self._tokens = [*text, *self._rows]
+        wanted = contexts[-(want.logits or len(new)) :]
         return Scores(logits=torch.stack([self._model.next_logits(context) for context in wanted]))
 
     def draft(self, rows: Sequence[int], chain: Chain) -> None:
+        """There is no program."""
+
+    def grow(self, rows: Sequence[int], growth: Growth) -> None:
         """There is no program."""
 
     def keep(self, path: Sequence[int]) -> None:

@@ -287,7 +287,7 @@ def test_an_adapter_is_looked_for_under_the_models_name() -> None:
 
 def test_the_ways_of_decoding_are_those_of_bitas_table_4() -> None:
     best, full = commands("bita_tab4_9", "paper")
-    ways = [(values(one, "policy.decoding"), swept(one).get("policy.top_k")) for one in (best, full)]
+    ways = [(values(one, "policy.tree"), swept(one).get("policy.top_k")) for one in (best, full)]
     assert ways == [({"straightforward", "efficient_tree"}, None), ({"full_tree"}, "1,2,3,4")]
     assert composed("bita_tab4_9").policy.top_k == 5
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
@@ -150,6 +151,9 @@ class Tree:
 
     parents: Int[Tensor, " m"]
 
+    def __len__(self) -> int:
+        return self.parents.shape[0]
+
     @cached_property
     def ancestors(self) -> Bool[Tensor, "m m"]:
         return ancestors(self.parents)
@@ -161,10 +165,20 @@ class Tree:
 
 
 def ancestors(parents: Int[Tensor, " n"]) -> Bool[Tensor, "n n"]:
-    """Which rows each row may attend to: itself and its ancestors in the tree.
+    """Which rows each row may attend to: itself and its ancestors in the tree."""
+    if parents.device.type != "cpu":
+        return ancestors_by_doubling(parents)
+    n = parents.shape[0]
+    visible = np.zeros((n, n), dtype=bool)
+    for row, parent in enumerate(parents.tolist()):
+        if parent != ROOT:
+            visible[row] = visible[parent]
+        visible[row, row] = True
+    return torch.from_numpy(visible)
 
-    Computed on the device by pointer doubling, without synchronizing with the host.
-    """
+
+def ancestors_by_doubling(parents: Int[Tensor, " n"]) -> Bool[Tensor, "n n"]:
+    """The same on an accelerator, without waiting for it: each step doubles the depth that is known."""
     n = parents.shape[0]
     visible = torch.eye(n + 1, n, dtype=torch.bool, device=parents.device)  # row n: the parent of all roots
     visible[n:] = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import ClassVar, Protocol, runtime_checkable
 
 from jaxtyping import Float
@@ -67,12 +67,25 @@ class Prepares(Protocol):
     def prepare(self, request: Request) -> None: ...
 
 
+@runtime_checkable
+class External(Protocol):
+    """A method that runs in a process of its own, with packages of another environment.
+
+    versions: of these packages. They are part of a point's name.
+    """
+
+    versions: Mapping[str, str]
+
+    def cpu_seconds(self) -> float:
+        """What its process has used of the CPU so far; 0.0 before it has started."""
+
+
 class Method(Protocol):
     """Any way to continue a prompt."""
 
     @property
     def engine(self) -> str:
-        """The engine that runs its forwards: native or hf."""
+        """The engine that runs its forwards: kernels, native, hf, or a peer's own."""
 
     @property
     def feeds(self) -> Feed | None:

@@ -24,9 +24,11 @@ if TYPE_CHECKING:
 class Rows:
     """Rows to run.
 
-    tokens: [m]. tree: the shape of the rows; None: a chain. at: None for the next rows of the text. For drafted rows
-    it is a position in the sequence, `length` or later: such rows are never kept, and later rows overwrite them.
-    states: [m, dim], the output of the layer before `Want.layers` for these rows; the tokens are then not embedded.
+    tokens: [m]. tree: the shape of the rows; None: a chain. A tree may have more rows than there are tokens: then its
+    first rows are those of the extends before, and these tokens are its last rows. at: None for the next rows of the
+    text. For drafted rows it is a position in the sequence, `length` or later: such rows are never kept, and later
+    rows overwrite them. states: [m, dim], the output of the layer before `Want.layers` for these rows; the tokens are
+    then not embedded.
     """
 
     tokens: Sequence[int] | Int[Tensor, " m"]
@@ -136,6 +138,41 @@ class DraftedChain:
     own_probs: Float[Tensor, "n vocab"] | None
 
 
+@dataclass(frozen=True)
+class Growth:
+    """A tree of tokens to grow in one go, from the likeliest leaves (EAGLE-2, Li et al., 2024, §4).
+
+    A token's chance is the product of the probabilities of all tokens on its branch. nodes: how many tokens at most,
+    the likeliest. depth: of the longest branch. width: how many leaves grow in one forward, the likeliest. children: of
+    a leaf, its likeliest next tokens. sure: a leaf whose largest probability, at temperature 1, is not smaller has one
+    child; None: never. least: growing ends when no leaf has this chance. end_tokens: have no children. temperature: of
+    the probabilities that are multiplied.
+    """
+
+    nodes: int
+    depth: int
+    width: int
+    children: int
+    end_tokens: frozenset[int]
+    sure: float | None = None
+    least: float = 0.0
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True)
+class GrownTree:
+    """What was grown.
+
+    tokens, parents: of each node, as in `Draft`. rows: the place of each node among the rows that ran behind the
+    text, as `keep` counts them; None for a node that did not run. forwards: how many rows each forward ran.
+    """
+
+    tokens: list[int]
+    parents: list[int]
+    rows: list[int | None]
+    forwards: list[int]
+
+
 class Session(Protocol):
     """One sequence in one model. Its last committed token is not cached yet."""
 
@@ -151,8 +188,14 @@ class Session(Protocol):
         The prompt of a decoder-only model runs together with the first rows, in one forward.
         """
 
+    def draft(self, rows: Sequence[int], chain: Chain) -> DraftedChain | None:
+        """Run these rows of the text, and a chain behind them, in one go; None if there is no program for it."""
+
+    def grow(self, rows: Sequence[int], growth: Growth) -> GrownTree | None:
+        """Run these rows of the text, and grow a tree behind them, in one go; None if there is no program for it."""
+
     def keep(self, path: Sequence[int]) -> None:
-        """Keep these rows of the last `extend` (in order, root to leaf) and drop the others."""
+        """Keep these rows of the last `extend` or tree (in order, root to leaf) and drop the others."""
 
     def rollback(self, length: int) -> None:
         """Drop every cached row from this position on."""

@@ -38,6 +38,7 @@ FREE_TEXT = (
     "pair.second_draft",
     "policy.heads",
     "policy.table",
+    "policy.tree",
 )
 SECRET_NAME = re.compile(r"(?i)(token|secret|password|passwd|api_?key|credentials?)$")
 SECRET_VALUE = re.compile(r"\bhf_[A-Za-z0-9]{16,}")  # an access token of the hub

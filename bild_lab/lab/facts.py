@@ -8,34 +8,43 @@ from pathlib import Path
 from typing import Any
 
 from bild_lab.engine.adapters import bita, layer_heads, medusa
+from bild_lab.engine.drafters.candidates import AUTO, STRAIGHTFORWARD
+from bild_lab.engine.drafters.trees import GROWTHS
 from bild_lab.engine.ppd.pipeline import SHARED
+from bild_lab.engine.protocols import External, Method
 from bild_lab.lab.config import PairSpec
 
-PATH_KNOBS = ("adapter", "heads", "table")  # the knobs that name a file or a folder
+PATH_KNOBS = ("adapter", "heads", "table", "tree")  # the knobs that name a file or a folder
+WORDS = {SHARED, *GROWTHS, STRAIGHTFORWARD, AUTO}  # what they may hold instead
 CONFIGS = sorted({one.KIND.config for one in (bita, layer_heads, medusa)})
 
 
-def facts_of(pair: PairSpec, policy: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts of a point with this pair and this policy. The policy's interpolations must be resolved.
+def facts_of(pair: PairSpec, policy: Mapping[str, Any], method: Method) -> dict[str, Any]:
+    """The facts of a point with this pair, this policy and its method. The policy's interpolations must be resolved.
 
     In the result: pair is its name. aligned: whether its draft model was aligned with the target. acceptance: the
     class of the acceptance rule, None for a policy without one. trained: for each knob that names a folder of a small
-    trained module, that module's configuration.
+    trained module, that module's configuration; for a fitted tree its file. versions: of the packages of a peer with
+    its own environment.
     """
     rule = (policy["decoder"].get("acceptance") or {}).get("_target_")
-    folders = {knob: trained_facts(path) for knob, path in named_paths(policy).items()}
+    folders = {
+        knob: json.loads(Path(path).expanduser().read_text()) if knob == "tree" else trained_facts(path)
+        for knob, path in named_paths(policy).items()
+    }
     return {
         "pair": pair.name,
         "aligned": pair.aligned,
         "acceptance": None if rule is None else rule.rpartition(".")[2],
         "trained": {knob: told for knob, told in folders.items() if told is not None},
+        **({"versions": dict(method.versions)} if isinstance(method, External) else {}),
     }
 
 
 def named_paths(policy: Mapping[str, Any]) -> dict[str, str]:
     """The files and folders that a policy's knobs name, by knob."""
     named = {knob: policy.get(knob) for knob in PATH_KNOBS}
-    return {knob: path for knob, path in named.items() if isinstance(path, str) and path != SHARED}
+    return {knob: path for knob, path in named.items() if isinstance(path, str) and path not in WORDS}
 
 
 def trained_facts(folder: str) -> dict[str, Any] | None:

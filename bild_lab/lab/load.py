@@ -61,8 +61,11 @@ class Decoder:
 
     @property
     def running(self) -> tuple[LoadedModel, ...]:
-        """The models that run: Transformers' own generate runs its own modules, whatever engine our loop uses."""
-        return tuple(each if each.engine == self.method.engine else each.transformers for each in self.models)
+        """The models that run: Transformers' own generate runs its own modules, whatever engine our loop uses.
+
+        Of a peer in a process of its own these are the same checkpoints, as our loop would run them.
+        """
+        return tuple(each.transformers if self.method.engine == "hf" else each for each in self.models)
 
     @property
     def ranks(self) -> Ranks:

@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.engine.models.checkpoint import resolve_device
 from bild_lab.engine.models.placement import Placement
+from bild_lab.engine.protocols import External
 from bild_lab.engine.sampling import Sampling
 from bild_lab.errors import UserError, require_flag
 from bild_lab.lab.build import describe_decoder, policy_label
@@ -115,6 +116,7 @@ def prepare(cfg: DictConfig) -> Point:
         "code": _code(environment(target.device)),
     }
     contents = {name: _content_of(policy) for name, policy in policies.items()}
+    external = [each.method.versions for each in decoders.values() if isinstance(each.method, External)]
     inputs = {
         "policies": contents,
         "setting": {key: value for key, value in setting.items() if key not in ("target", "draft", "second_draft")},
@@ -122,6 +124,7 @@ def prepare(cfg: DictConfig) -> Point:
         "certify": measure.certify,
         "categories": [one.category for one in examples],
         "weights": [model.checkpoint.fingerprint for each in decoders.values() for model in each.models],
+        **({"external": external} if external else {}),
     }
     return Point(
         id=content_hash(inputs),
@@ -130,7 +133,7 @@ def prepare(cfg: DictConfig) -> Point:
         knobs=knob_values(OmegaConf.to_container(cfg.policy, resolve=True)),
         composition=describe_decoder(OmegaConf.to_container(cfg.policy.decoder, resolve=True)),
         setting=setting,
-        facts=facts_of(pair, OmegaConf.to_container(cfg.policy, resolve=True)),
+        facts=facts_of(pair, OmegaConf.to_container(cfg.policy, resolve=True), decoders[METHOD].method),
         same_as_baseline=contents.get(BASELINE) == contents[METHOD],
         config_yaml=OmegaConf.to_yaml(cfg, resolve=False),
         decoders=decoders,

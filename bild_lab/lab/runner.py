@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from bild_lab.engine.models.checkpoint import DTYPES
+from bild_lab.engine.protocols import External
 from bild_lab.engine.request import Request
 from bild_lab.lab.analysis.pipeline import pipeline_summary
 from bild_lab.lab.analysis.prediction import predict
@@ -27,6 +28,7 @@ from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.results.summary import agreement, decoding_costs, summarize
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.setting import Environment, Setting
+from bild_lab.lab.shapes.command import with_fitted_tree
 
 
 def run_point(point: Point, sweep: Sweep, setup_s: float = 0.0, advance: Callable[[], None] = lambda: None) -> Result:
@@ -45,6 +47,9 @@ def run_point(point: Point, sweep: Sweep, setup_s: float = 0.0, advance: Callabl
     if (parts := decoder.target.transformers.parts) is not None:
         surroundings["parts"] = parts
     clock.lap("load")
+    point = with_fitted_tree(point)
+    decoder = point.decoders[METHOD]
+    clock.lap("fit")
     limit = point.decoding.max_new_tokens
     examples = with_history(point.examples, point.vanilla, point.setting, limit, sweep.folder / "history")
     requests = [_request(point, example) for example in examples]
@@ -55,7 +60,8 @@ def run_point(point: Point, sweep: Sweep, setup_s: float = 0.0, advance: Callabl
     methods = {name: each.method for name, each in point.decoders.items()}
     warm_up(methods, requests, point.measure.warmup, point.seed)
     clock.lap("warmup")
-    others, ours = OtherLoad(), RanksLoad(ranks)
+    external = [method for method in methods.values() if isinstance(method, External)]
+    others, ours = OtherLoad(lambda: sum(each.cpu_seconds() for each in external)), RanksLoad(ranks)
     timed = time_methods(
         methods, requests, point.measure.repeats, point.seed, synchronize, advance, lambda: compiled_steps(point)
     )

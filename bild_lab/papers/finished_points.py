@@ -125,7 +125,7 @@ def tree(point: Result) -> str | None:
     """BiTA's ways of decoding; a straightforward chain has one candidate per mask."""
     if point.policy != "bita":
         return None
-    kind = point.knobs["decoding"]
+    kind = point.knobs.get("tree") or point.knobs["decoding"]  # its older name
     return kind if kind == "straightforward" else f"{kind}, k = {point.knobs['top_k']}"
 
 

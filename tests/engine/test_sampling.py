@@ -11,7 +11,7 @@ from scipy.stats import chisquare
 from bild_lab.engine.acceptance import ExactMatch, Rollback, SpeculativeSampling
 from bild_lab.engine.acceptance.speculative_sampling import residual
 from bild_lab.engine.decode import DraftThenVerify
-from bild_lab.engine.draft import Draft, Tree, Verdict, ancestors, empty_draft
+from bild_lab.engine.draft import Draft, Tree, Verdict, ancestors, ancestors_by_doubling, empty_draft
 from bild_lab.engine.drafters import LowConfidence, ModelDrafter, NoDraft
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
@@ -59,7 +59,10 @@ def test_sampling_out_of_range_is_refused(values: dict) -> None:
 
 def test_a_tree_knows_ancestors_and_depths() -> None:
     parents = torch.tensor([-1, 0, 0, 1])
-    assert ancestors(parents).int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]]
+    for known in (ancestors, ancestors_by_doubling):
+        assert known(parents).int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]]
+    deep = torch.tensor([-1, 0, 1, 2, 3, 4, 2, -1, 7, 8, 9])
+    assert torch.equal(ancestors(deep), ancestors_by_doubling(deep))
     assert Tree(parents).depths.tolist() == [0, 1, 1, 2]
     assert Tree(torch.tensor([-1, -1, 1])).depths.tolist() == [0, 0, 1]
 
@@ -85,6 +88,16 @@ def test_a_distance_equal_to_the_threshold_stands() -> None:
     threshold = float(-logits[0].log_softmax(-1)[1])
     assert Rollback(threshold)(Draft(torch.tensor([1])), logits, GREEDY).path == (0,)
     assert Rollback(math.nextafter(threshold, 0))(Draft(torch.tensor([1])), logits, GREEDY).path == ()
+
+
+def test_rollback_keeps_the_likeliest_branch_of_a_tree() -> None:
+    """Siblings 0 and 1 behind the root, both near enough; behind 1 none is."""
+    logits = log_rows([0.4, 0.6, 0.0], [0.9, 0.1, 0.0], [0.1, 0.2, 0.7], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0])
+    draft = Draft(torch.tensor([0, 1, 0, 1]), torch.tensor([-1, -1, 0, 1]))
+    verdict = Rollback(1.0)(draft, logits, GREEDY)
+    assert (verdict.path, verdict.next_token) == ((1,), 2)
+    assert verdict.stats["distance"] == pytest.approx([-math.log(p) for p in (0.4, 0.6, 0.9, 0.2)])
+    assert Rollback(2.0)(draft, logits, GREEDY).path == (1, 3)
 
 
 def test_an_infinite_threshold_never_rolls_back() -> None:

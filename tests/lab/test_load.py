@@ -15,10 +15,10 @@ from bild_lab.errors import UserError
 from bild_lab.lab.build import describe_decoder, policy_label
 from bild_lab.lab.config import compose_policy, config_dir, policy_names
 from tests.checkpoints import SHARED, needs_shared
-from tests.policies import RUNNABLE, is_lossless, load
+from tests.policies import EXTERNAL, RUNNABLE, is_lossless, load
 
 PROMPT = "w5 w9 w30 w12"
-GREEDY_ONLY = {"beam", "speculative_beam", "synthetic", "synthetic_with_cost"}  # they refuse to sample
+GREEDY_ONLY = {"beam", "speculative_beam", "synthetic", "synthetic_with_cost", *EXTERNAL}  # they refuse to sample
 
 
 def transformers_greedy(folder: Path, prompt: str, max_new_tokens: int) -> list[int]:

@@ -7,6 +7,7 @@ import math
 from jaxtyping import Float
 from torch import Tensor
 
+from bild_lab.engine.acceptance.trees import judging_rows, likeliest_path
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, precise
@@ -18,11 +19,12 @@ class Rollback:
 
     The distance of a drafted token is −log p(token), where p is the target's distribution at temperature 1.
     The first token above the threshold is replaced by the target's choice, and everything after it is
-    dropped. Each round's statistics hold the distances as `distance`. Under greedy decoding a threshold
-    below ln 2 is lossless: a token with p > 1/2 is the target's argmax.
+    dropped. In a tree the likeliest of the siblings below the threshold is kept. Each round's statistics hold the
+    distances as `distance`. Under greedy decoding a threshold below ln 2 is lossless: a token with p > 1/2 is the
+    target's argmax.
     """
 
-    accepts_trees = False
+    accepts_trees = True
     needs: frozenset[str] = frozenset()
 
     def __init__(self, threshold: float) -> None:
@@ -34,9 +36,8 @@ class Rollback:
         return sampling.greedy and self._threshold < math.log(2)
 
     def __call__(self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict:
-        n = len(draft)
-        log_probs = precise(logits[:n]).log_softmax(-1)  # [n, vocab]
-        distance = -log_probs.gather(-1, draft.tokens[:, None])[:, 0]  # [n], nats
+        log_probs = precise(logits).log_softmax(-1)  # [n+1, vocab]
+        distance = -log_probs[judging_rows(draft), draft.tokens]  # [n], nats
         distances, chosen = draft.to_host(distance, request.sampling.choose(logits, request.generator))
-        kept = next((m for m, nats in enumerate(distances) if not nats <= self._threshold), n)
-        return Verdict(path=tuple(range(kept)), next_token=int(chosen[kept]), stats={"distance": tuple(distances)})
+        path, row = likeliest_path(draft, [-nats for nats in distances], -self._threshold)
+        return Verdict(path, int(chosen[row]), stats={"distance": tuple(distances)})

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from bild_lab.engine.acceptance.exact_match import ExactMatch
-from bild_lab.engine.acceptance.trees import judged_nodes, judging_rows
+from bild_lab.engine.acceptance.trees import judged_nodes, judging_rows, likeliest_path
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, draw, precise
@@ -115,13 +115,8 @@ def near_match(draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Reques
     # log(p(token) / max p): the normalizer of p cancels
     behind = logits[rows, draft.tokens] - logits.amax(-1)[rows]  # [n]
     gaps, chosen = draft.to_host(behind, request.sampling.choose(logits, request.generator))
-    nodes = judged_nodes(draft)
-    path: list[int] = []
-    row = 0
-    while passing := [node for node in nodes[row] if gaps[node] >= math.log(lenience)]:
-        path.append(max(passing, key=gaps.__getitem__))
-        row = path[-1] + 1
-    return Verdict(path=tuple(path), next_token=int(chosen[row]))
+    path, row = likeliest_path(draft, gaps, math.log(lenience))
+    return Verdict(path, int(chosen[row]))
 
 
 def before_rejection(accepted: Bool[Tensor, " n"]) -> Int[Tensor, " 1"]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -22,3 +24,17 @@ def judged_nodes(draft: Draft) -> list[list[int]]:
     for node, parent in enumerate(draft.parent_list):
         nodes[parent + 1].append(node)
     return nodes
+
+
+def likeliest_path(draft: Draft, scores: Sequence[float], least: float) -> tuple[tuple[int, ...], int]:
+    """Accept, from the root down, the child of the highest score, if that is `least` or more.
+
+    scores: of each node, comparable between siblings. Returns the accepted nodes, and the row of logits behind them.
+    """
+    nodes = judged_nodes(draft)
+    path: list[int] = []
+    row = 0
+    while passing := [node for node in nodes[row] if scores[node] >= least]:
+        path.append(max(passing, key=scores.__getitem__))
+        row = path[-1] + 1
+    return tuple(path), row

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import silu
 from transformers import PreTrainedConfig
 
 from bild_lab.engine.adapters.folder import Kind, base_of, read_config, read_weights, require_made_for, save_module
+from bild_lab.engine.sampling import precise
 from bild_lab.errors import UserError, require_whole
 
 if TYPE_CHECKING:
@@ -85,6 +86,13 @@ class MedusaHeads(nn.Module):
         for layer in range(self.config.layers):
             x = x + silu(x @ self.blocks[:, layer].mT + self.biases[:, layer, None])
         return (x @ self.outputs.mT).view(self.config.heads, *hidden.shape[:-1], self.config.vocabulary)
+
+    def likeliest(self, hidden: Float[Tensor, " dim"], depth: int, count: int) -> Int[Tensor, "depth count"]:
+        """The first heads' likeliest tokens."""
+        x = hidden.expand(depth, 1, -1)  # [depth, 1, dim]
+        for layer in range(self.config.layers):
+            x = x + silu(x @ self.blocks[:depth, layer].mT + self.biases[:depth, layer, None])
+        return precise((x @ self.outputs[:depth].mT)[:, 0]).topk(count).indices
 
     def save(self, folder: Path | str) -> None:
         """Write heads.safetensors and heads_config.json."""

@@ -4,6 +4,7 @@ from bild_lab.engine.drafters.bita import MaskTokenDrafter
 from bild_lab.engine.drafters.hierarchy import SpeculativeDrafter
 from bild_lab.engine.drafters.medusa import MedusaDrafter
 from bild_lab.engine.drafters.model import LowConfidence, ModelDrafter
+from bild_lab.engine.drafters.model_tree import ModelTreeDrafter
 from bild_lab.engine.drafters.ngram import NGramDrafter
 from bild_lab.engine.drafters.ngram_table import NGramTable
 from bild_lab.engine.drafters.none import NoDraft
@@ -17,6 +18,7 @@ __all__ = [
     "MaskTokenDrafter",
     "MedusaDrafter",
     "ModelDrafter",
+    "ModelTreeDrafter",
     "NGramDrafter",
     "NGramTable",
     "NoDraft",

@@ -4,55 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jaxtyping import Int
-from torch import Tensor
-
 from bild_lab.engine.adapters.medusa import MedusaHeads
 from bild_lab.engine.draft import Draft, Verdict
-from bild_lab.engine.drafters.trees import GROWTHS, TokenTrees, widths_of
-from bild_lab.engine.protocols import Drafter
+from bild_lab.engine.drafters.candidates import CandidateDrafter, named_trees
+from bild_lab.engine.models.native.cpu import PackedHeads
 from bild_lab.engine.request import Request
-from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import LoadedModel, Scores, Session, Want
 from bild_lab.engine.trace import Forward
-from bild_lab.errors import UserError
 
 
-class MedusaDrafter(Drafter):
+class MedusaDrafter(CandidateDrafter):
     """A tree of the likeliest tokens of each head.
 
     The heads read the hidden state of the last accepted token, from which the target's own head chose the next
     token. Head i (from 0) predicts the token i + 1 positions after that one. The first round drafts nothing.
 
     Each head's product with its vocabulary matrix is recorded as a forward without layers. The residual
-    blocks are far smaller and not recorded.
+    blocks are far smaller and not recorded. Heads beyond the tree's depth do not run.
 
-    tree: full_tree (the paper's Cartesian product) or efficient_tree (BiTA's). top_k: candidates of each head,
-    one number or one for each of the first heads.
+    tree: full_tree (the paper's Cartesian product), efficient_tree (BiTA's), a file of `scripts/fit_shape.py`, or auto:
+    `run.py` fits one. top_k: candidates of each head, one number or one for each of the first heads; not for a file.
     """
 
-    drafts_trees = True
     wants = Want(head_input=True)
 
     def __init__(self, target: LoadedModel, heads: MedusaHeads, tree: str, top_k: int | Sequence[int]) -> None:
-        if tree not in GROWTHS:
-            raise UserError(f"tree must be one of {', '.join(GROWTHS)}, got {tree!r}")
-        widths = widths_of(top_k, heads.config.heads, heads.config.vocabulary)
-        self._heads = heads
+        most = heads.config.heads
+        super().__init__(target, most, 0, named_trees(tree, top_k, most, 0, heads.config.vocabulary))
+        by_kernels = target.engine == "kernels"
+        self._heads = PackedHeads(heads.blocks, heads.biases, heads.outputs) if by_kernels else heads
         self._config = target.checkpoint.config
-        self._trees = TokenTrees(GROWTHS[tree], widths, heads.config.vocabulary, target.device)
 
     def start(self, request: Request, target: Session) -> None:
-        self._limits, self._forwards = request.limits, target.forwards
-        self._candidates: Int[Tensor, "depth widest"] | None = None
-
-    def propose(self, tokens: list[int]) -> Draft:
-        depth = 0 if self._candidates is None else min(self._trees.depth, self._limits.room(tokens))
-        return self._trees.draft(self._candidates, depth)
+        super().start(request, target)
+        self._forwards = target.forwards
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Run the heads on the last accepted token for the next draft's candidates."""
+        if not self._trees.widest:
+            return
         row = verdict.path[-1] + 1 if verdict.path else 0
-        logits = self._heads(scores.head_input[row])[: self._trees.depth]  # [depth, vocab]
-        self._forwards += [Forward(self._config, rows=0, scored=1, layers=0)] * self._heads.config.heads
-        self._candidates = precise(logits).topk(self._trees.widest).indices
+        depth = self._trees.depth
+        self.candidates = self._heads.likeliest(scores.head_input[row], depth, self._trees.widest)
+        self._forwards += [Forward(self._config, rows=0, scored=1, layers=0)] * depth

@@ -66,71 +66,94 @@ def widths_of(top_k: int | Sequence[int], depth: int, vocabulary: int) -> tuple[
 
 
 @dataclass(frozen=True)
+class ProbedTree:
+    """A tree of candidates and the probes of its rows.
+
+    nodes: each behind its parent. probes: [n + 1], how many probes follow the last committed token and each node.
+    """
+
+    nodes: tuple[Node, ...]
+    probes: tuple[int, ...]
+
+    @property
+    def rows(self) -> int:
+        """How many rows the target runs: the last committed token, the nodes and the probes."""
+        return 1 + len(self.nodes) + sum(self.probes)
+
+
+def grown(grow: Growth, widths: Sequence[int], probes: int = 0, everywhere: bool = True) -> tuple[ProbedTree, ...]:
+    """The trees of one kind, by how many positions have candidates: from none to one for each width.
+
+    probes: below the last committed token and, if everywhere, below each node.
+    Raises UserError for a full tree of more than MOST_NODES nodes.
+    """
+    count, level = 0, 1
+    for width in widths:
+        level *= width
+        count += level
+    if grow is full_tree and count > MOST_NODES:
+        raise UserError(f"a full tree of top_k {list(widths)} has {count} nodes, more than {MOST_NODES}; lower top_k")
+    trees = []
+    for depth in range(len(widths) + 1):
+        nodes = tuple(grow(widths[:depth]))
+        trees.append(ProbedTree(nodes, (probes, *[probes if everywhere else 0] * len(nodes))))
+    return tuple(trees)
+
+
+@dataclass(frozen=True)
 class Layout:
     """A tree's nodes and the probes of its rows, on the device.
 
     picks: [n], each node's index into the flattened candidates. parents: [n]. probes: [p]. rows: the tree of the
-    last committed token, the nodes and the probes.
+    last committed token, the nodes and the probes. groups: for each row its first probe's row, and how many it has.
     """
 
     picks: Int[Tensor, " n"]
     parents: Int[Tensor, " n"] | None
     probes: Int[Tensor, " p"] | None
     rows: Tree
+    groups: tuple[tuple[int, int], ...]
 
 
 class TokenTrees:
-    """Drafts trees of one kind from candidates. Each shape is built once and then reused.
+    """Drafts trees from candidates. Each shape is built once and then reused.
 
-    grow: builds the nodes from widths. widths: candidates at each depth. vocabulary: the id of the first probe.
-    Raises UserError for a full tree of more than MOST_NODES nodes.
+    trees: by how many positions have candidates. vocabulary: the id of the first probe. widest: how many candidates
+    there are at each depth; None: as many as the trees use.
     """
 
-    def __init__(self, grow: Growth, widths: Sequence[int], vocabulary: int, device: torch.device) -> None:
-        nodes, level = 0, 1
-        for width in widths:  # the size of the full tree
-            level *= width
-            nodes += level
-        if grow is full_tree and nodes > MOST_NODES:
-            raise UserError(
-                f"a full tree of top_k {list(widths)} has {nodes} nodes, more than {MOST_NODES}; lower top_k"
-            )
-        self._grow, self._widths = grow, tuple(widths)
-        self._vocabulary, self._device = vocabulary, device
-        self._layouts: dict[tuple[int, int, bool], Layout] = {}
+    def __init__(
+        self, trees: Sequence[ProbedTree], vocabulary: int, device: torch.device, widest: int | None = None
+    ) -> None:
+        ranks = [node.rank for tree in trees for node in tree.nodes]
+        self.widest = max(ranks, default=-1) + 1 if widest is None else widest
+        self.depth = len(trees) - 1
+        self._trees, self._vocabulary, self._device = tuple(trees), vocabulary, device
+        self._layouts: dict[tuple[int, int], Layout] = {}
 
-    @property
-    def widest(self) -> int:
-        """How many candidates are needed at each depth."""
-        return max(self._widths)
-
-    @property
-    def depth(self) -> int:
-        return len(self._widths)
-
-    def draft(
-        self, candidates: Int[Tensor, "depth widest"] | None, depth: int, masks: int = 0, everywhere: bool = True
-    ) -> Draft:
-        """A draft tree of the candidates at the first `depth` positions; depth 0 gives an empty draft.
-
-        masks: the number of probes, as a chain, below the last committed token and, if everywhere, below each node.
-        """
-        key = (depth, masks, everywhere)
+    def layout(self, depth: int, most_probes: int = 0) -> Layout:
+        """The tree for candidates at `depth` positions, with at most so many probes below a row."""
+        key = (depth, most_probes)
         if key not in self._layouts:
-            self._layouts[key] = self._lay_out(depth, masks, everywhere)
-        layout = self._layouts[key]
-        if depth == 0:
+            self._layouts[key] = self._lay_out(self._trees[depth], most_probes)
+        return self._layouts[key]
+
+    def draft(self, candidates: Int[Tensor, "depth widest"] | None, layout: Layout) -> Draft:
+        """A draft tree of the candidates; an empty draft without nodes."""
+        if layout.parents is None:
             return Draft(layout.picks, probes=layout.probes, shape=layout.rows)
         tokens = candidates.flatten().index_select(0, layout.picks)
         return Draft(tokens, layout.parents, probes=layout.probes, shape=layout.rows)
 
-    def _lay_out(self, depth: int, masks: int, everywhere: bool) -> Layout:
-        nodes = self._grow(self._widths[:depth])
-        rows = [ROOT, *(node.parent + 1 for node in nodes)]
+    def _lay_out(self, tree: ProbedTree, most_probes: int) -> Layout:
+        rows = [ROOT, *(node.parent + 1 for node in tree.nodes)]
         probes: list[int] = []
-        for row in range(len(nodes) + 1 if everywhere else 1):
+        groups: list[tuple[int, int]] = []
+        for row, wanted in enumerate(tree.probes):
+            count = min(wanted, most_probes)
+            groups.append((len(rows), count))
             above = row
-            for mask in range(masks):
+            for mask in range(count):
                 probes.append(self._vocabulary + mask)
                 rows.append(above)
                 above = len(rows) - 1
@@ -139,8 +162,9 @@ class TokenTrees:
             return torch.tensor(values, dtype=torch.long, device=self._device)
 
         return Layout(
-            picks=on_device([node.depth * self.widest + node.rank for node in nodes]),
-            parents=on_device([node.parent for node in nodes]) if nodes else None,
+            picks=on_device([node.depth * self.widest + node.rank for node in tree.nodes]),
+            parents=on_device([node.parent for node in tree.nodes]) if tree.nodes else None,
             probes=on_device(probes) if probes else None,
             rows=Tree(on_device(rows)),
+            groups=tuple(groups),
         )

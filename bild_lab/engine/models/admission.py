@@ -47,6 +47,7 @@ PROMPT = 4
 FED = 12  # rows behind the prompt that the checks feed, without the tree's
 PARENTS = (-1, 0, 0, 0, 0, 0, 1, 5)  # of the tree: the second branch lies far from its place in the text
 LEFT, RIGHT = [0, 1, 6], [0, 5, 7]
+GROWN = 3  # its rows that run in a forward before the others
 TREE = len(RIGHT) + 1  # the deepest branch, and a row behind it
 
 REMEDIES = {
@@ -226,8 +227,9 @@ class Trial:
     def _tree(self) -> Iterator[float]:
         self.at = BRANCHING
         rows, behind = self._others[: len(PARENTS)], self._others[len(PARENTS)]
-        tree = Tree(torch.tensor(PARENTS, device=self._device))
-        logits = self._session.extend(Rows(rows, tree)).logits
+        shapes = [Tree(torch.tensor(PARENTS[:count], device=self._device)) for count in (GROWN, len(PARENTS))]
+        parts = [Rows(rows[:GROWN], shapes[0]), Rows(rows[GROWN:], shapes[1])]  # a tree may grow in several forwards
+        logits = torch.cat([self._session.extend(part).logits for part in parts])
         left, right = ([rows[node] for node in branch] for branch in (LEFT, RIGHT))
         yield self._difference(logits[LEFT], self._scored([*self.text, *left])[-3:])
         own = self._scored([*self.text, *right, behind])

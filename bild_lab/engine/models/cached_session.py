@@ -12,7 +12,18 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from bild_lab.engine.draft import Tree
-from bild_lab.engine.session import EVERYTHING, Chain, DraftedChain, Rows, Scores, Want, as_rows, on_device
+from bild_lab.engine.session import (
+    EVERYTHING,
+    Chain,
+    DraftedChain,
+    GrownTree,
+    Growth,
+    Rows,
+    Scores,
+    Want,
+    as_rows,
+    on_device,
+)
 from bild_lab.engine.trace import Forward
 
 PROMPT = Want(logits=1, prompt=True)
@@ -41,6 +52,11 @@ class Pass:
     @property
     def count(self) -> int:
         return self.tokens.shape[0]
+
+    @property
+    def earlier(self) -> int:
+        """How many of the tree's rows ran before."""
+        return 0 if self.tree is None else len(self.tree) - self.count
 
     @property
     def whole(self) -> bool:
@@ -74,6 +90,9 @@ class Layers(Protocol):
 
         They begin before this slot if rows have to run again, because a state cannot be cut.
         """
+
+    def grow(self, start: int, tokens: Sequence[int], growth: Growth) -> GrownTree | None:
+        """Run these rows from slot `start` on, and a tree behind them; None if there is no program for it."""
 
     def scored(self, work: Pass) -> int:
         """For how many rows the head runs."""
@@ -149,19 +168,20 @@ class CachedSession:
 
     @torch.inference_mode()
     def draft(self, rows: Sequence[int], chain: Chain) -> DraftedChain | None:
-        if not self._joins():
-            self.prefill()
-        tokens = [*self._pending, *rows]
+        tokens = self._fed(rows)
         drafted = self.layers.draft(self._cached, tokens, chain)
-        if drafted is None:
-            return None
-        self._pending, self._started = [], None
-        for count in [len(tokens), *[1] * (drafted.forwards - 1)]:
-            self.forwards.append(
-                Forward(self.layers.config, rows=count, cached=self._cached, scored=1, source=self.layers.source)
-            )
-            self._cached += count
+        if drafted is not None:
+            self._have_run([len(tokens), *[1] * (drafted.forwards - 1)])
         return drafted
+
+    @torch.inference_mode()
+    def grow(self, rows: Sequence[int], growth: Growth) -> GrownTree | None:
+        tokens = self._fed(rows)
+        grown = self.layers.grow(self._cached, tokens, growth)
+        if grown is not None:
+            self._base = self._cached + len(tokens)
+            self._have_run([len(tokens), *grown.forwards[1:]])
+        return grown
 
     @torch.inference_mode()
     def keep(self, path: Sequence[int]) -> None:
@@ -182,6 +202,22 @@ class CachedSession:
     def adopt(self, row: int, layers: Sequence[int]) -> None:
         if row:
             self.layers.gather(self._cached, [row], layers)
+
+    def _fed(self, rows: Sequence[int]) -> list[int]:
+        """These rows behind the prompt's, if those run with them."""
+        if not self._joins():
+            self.prefill()
+        return [*self._pending, *rows]
+
+    def _have_run(self, counts: Sequence[int]) -> None:
+        """A program ran forwards of so many rows, the pending ones among the first."""
+        self._pending, self._started = [], None
+        for index, count in enumerate(counts):
+            scored = count if index else 1
+            self.forwards.append(
+                Forward(self.layers.config, rows=count, cached=self._cached, scored=scored, source=self.layers.source)
+            )
+            self._cached += count
 
     def _joins(self) -> bool:
         """Whether the prompt runs with the first rows."""
@@ -219,7 +255,7 @@ class CachedSession:
 
     def _run_text(self, work: Pass) -> Scores:
         """Run the text's next rows. They count as cached once the last layer has run."""
-        self._base = work.start + work.prompt
+        self._base = work.start + work.prompt - work.earlier
         started, self._started = self._started, None
         if started is not None and work.whole and work.tree is None and (same := started.shared(work.tokens)):
             scores = self._run_rest(work, started.states[:same], started.layers)

@@ -193,15 +193,22 @@ class Checkpoint:
             )
         return model
 
+    @property
+    def files(self) -> Path:
+        """The folder of the files that have been read: of the hub's, the one in its cache, named after their commit."""
+        if Path(self.location).is_dir():
+            return Path(self.location)
+        _ = self.config  # now it is in the hub's cache
+        cached = try_to_load_from_cache(self.location, "config.json", revision=self.revision)
+        if not isinstance(cached, str):
+            raise UserError(f"{self.path} left no commit in the hub's cache; give a local folder instead")
+        return Path(cached).parent
+
     @cached_property
     def fingerprint(self) -> str:
         """Identifies the weights: the hub's commit, or a hash of a folder's files without a training's log files."""
         if not Path(self.location).is_dir():
-            _ = self.config  # now it is in the hub's cache, in a folder named after its commit
-            cached = try_to_load_from_cache(self.location, "config.json", revision=self.revision)
-            if not isinstance(cached, str):
-                raise UserError(f"{self.path} left no commit in the hub's cache; give a local folder instead")
-            return Path(cached).parent.name
+            return self.files.name
         digest = hashlib.sha256()
         for file in sorted(Path(self.location).iterdir()):
             if file.is_file() and file.name not in ACCOUNTS:

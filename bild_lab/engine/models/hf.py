@@ -36,7 +36,7 @@ from bild_lab.engine.models.ranks import ONE_PROCESS, Ranks
 from bild_lab.engine.models.slot_cache import SlotCache, Snapshots
 from bild_lab.engine.models.tree_masks import Branches
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import Feed, Prefix, Rows, Scores, Session, Want
+from bild_lab.engine.session import Feed, Growth, Prefix, Rows, Scores, Session, Want
 from bild_lab.engine.trace import Forward
 from bild_lab.errors import UserError
 
@@ -257,6 +257,9 @@ class ModuleLayers:
     def draft(self, start: int, tokens: Sequence[int], chain: Chain) -> None:
         """Transformers has no program for a chain."""
 
+    def grow(self, start: int, tokens: Sequence[int], growth: Growth) -> None:
+        """Nor for a tree."""
+
     def scored(self, work: Pass) -> int:
         """Some models of Transformers run their head for all rows."""
         return work.logits if self._keeps_logits or not work.logits else work.count
@@ -316,10 +319,12 @@ class ModuleLayers:
     def _placed(self, tree: Tree, work: Pass, plan: Plan) -> dict[str, Any]:
         """Mask and positions: every row attends to the text and its own ancestors, at its logical position."""
         module, start, device = self.module, work.start, work.tokens.device
-        positions = start - self.reserved + tree.depths  # [m]
-        keys = torch.cat([torch.arange(-self.reserved, start - self.reserved, device=device), positions])
+        root = start + work.count - len(tree)  # the slot of the tree's first row
+        behind = root - self.reserved + tree.depths
+        positions = behind[-work.count :]  # [m]
+        keys = torch.cat([torch.arange(-self.reserved, root - self.reserved, device=device), behind])
         visible = torch.ones(work.count, start + work.count, dtype=torch.bool, device=device)
-        visible[:, start:] = tree.ancestors
+        visible[:, root:] = tree.ancestors[-work.count :]
         if self.reserved:
             probe = self._prefix.probe(work.tokens, module.get_input_embeddings().num_embeddings)
             visible[:, : self.reserved] = False if probe is None else probe[:, None]

@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import EVERYTHING, Chain, LoadedModel, Prefix, Rows, Scores, Session, Want, as_rows
+from bild_lab.engine.session import EVERYTHING, Chain, Growth, LoadedModel, Prefix, Rows, Scores, Session, Want, as_rows
 from bild_lab.engine.trace import Forward
 from bild_lab.errors import UserError, require_whole
 
@@ -102,6 +102,9 @@ class View:
 
     def draft(self, rows: Sequence[int], chain: Chain) -> None:
         """The layers of a view run one forward at a time."""
+
+    def grow(self, rows: Sequence[int], growth: Growth) -> None:
+        """A view drafts chains."""
 
     def keep(self, path: Sequence[int]) -> None:
         raise NotImplementedError("a view drafts chains; the target's pass replaces its rows")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -53,9 +54,13 @@ def peak_memory_mb(device: torch.device) -> float:
 
 
 class OtherLoad:
-    """How much CPU time other processes have used since this object was created."""
+    """How much CPU time other processes have used since this object was created.
 
-    def __init__(self) -> None:
+    helpers_s: the seconds that processes which work for this one have used so far.
+    """
+
+    def __init__(self, helpers_s: Callable[[], float] = lambda: 0.0) -> None:
+        self._helpers_s = helpers_s
         self._before = self._seconds()
 
     def percent(self) -> float:
@@ -63,11 +68,10 @@ class OtherLoad:
         wall, busy, own = (now - before for now, before in zip(self._seconds(), self._before, strict=True))
         return 100 * max(0.0, busy - own) / max(wall * (os.cpu_count() or 1), 1e-9)
 
-    @staticmethod
-    def _seconds() -> tuple[float, float, float]:
+    def _seconds(self) -> tuple[float, float, float]:
         everyone, own = psutil.cpu_times(), psutil.Process().cpu_times()
         idle = everyone.idle + getattr(everyone, "iowait", 0.0)
-        return time.monotonic(), sum(everyone) - idle, own.user + own.system
+        return time.monotonic(), sum(everyone) - idle, own.user + own.system + self._helpers_s()
 
 
 class RanksLoad:

@@ -42,7 +42,7 @@ CIRCUMSTANCES = (
     Column(
         "engine",
         "engine",
-        "What ran the target: kernels (our own C++), native (our own modules) or hf (those of Transformers).",
+        "What ran the target: kernels (our C++), native (our modules), hf (those of Transformers), or a peer's own.",
     ),
     Column(
         "shared_device",

@@ -20,6 +20,7 @@ from bild_lab.lab.schema.result import Failure, Result
 from bild_lab.report.categories import category_table
 from bild_lab.report.page.costs import cost_table, prediction_table
 from bild_lab.report.page.interactive import acceptance_figure, pareto_figure, stages_figure
+from bild_lab.report.page.shapes import budget_figure, tree_drawings
 from bild_lab.report.page.tables import (
     MARGIN,
     best_columns,
@@ -89,6 +90,7 @@ def _section(group: Group, colours: dict[str, Mark], index: int, figures: dict[s
         "pareto": pareto_figure(group, colours) if any(group.position(result) for result in group.results) else None,
         "stages": stages_figure(group),
         "acceptance": acceptance_figure(group, colours),
+        "budgets": budget_figure(group, colours),
     }
     ids = {kind: f"{kind}-{index}" for kind, figure in drawn.items() if figure is not None}
     figures.update({ids[kind]: json.loads(drawn[kind].to_json()) for kind in ids})
@@ -110,6 +112,7 @@ def _section(group: Group, colours: dict[str, Mark], index: int, figures: dict[s
         "categories": category_table(group),
         "prediction": prediction_table(group),
         "cost": cost_table(group),
+        "trees": tree_drawings(group),
         "count": len(group.results),
         "few": FEW,
         "ids": ids,

@@ -58,7 +58,7 @@ def pareto_figure(group: Group, colours: dict[str, Mark]) -> go.Figure:
     if group.wide:
         ticks = {"tickvals": log_ticks(*horizontal), "type": "log", "range": [math.log10(end) for end in horizontal]}
         figure.update_layout(xaxis=ticks)
-    return _finish(figure, height=520)
+    return finished(figure, height=520)
 
 
 def stages_figure(group: Group) -> go.Figure | None:
@@ -86,7 +86,7 @@ def stages_figure(group: Group) -> go.Figure | None:
     figure.update_layout(barmode="stack", bargap=0.35, legend={"traceorder": "normal"})
     figure.update_xaxes(title="Milliseconds per example (mean)")
     figure.update_yaxes(autorange="reversed", automargin=True, showgrid=False)
-    return _finish(figure, height=180 + 30 * len(results))
+    return finished(figure, height=180 + 30 * len(results))
 
 
 def acceptance_figure(group: Group, colours: dict[str, Mark]) -> go.Figure | None:
@@ -113,7 +113,7 @@ def acceptance_figure(group: Group, colours: dict[str, Mark]) -> go.Figure | Non
         )
     figure.update_xaxes(title="Position in the draft", dtick=1, zeroline=False)
     figure.update_yaxes(title="Accepted (%)", rangemode="tozero")
-    return _finish(figure, height=380)
+    return finished(figure, height=380)
 
 
 def hover_text(result: Result) -> str:
@@ -210,7 +210,8 @@ def _unique_labels(group: Group, results: list[Result]) -> list[str]:
     return labels
 
 
-def _finish(figure: go.Figure, height: int) -> go.Figure:
+def finished(figure: go.Figure, height: int) -> go.Figure:
+    """The figure with the page's colours, margins and legend."""
     figure.update_layout(
         height=height,
         template="none",

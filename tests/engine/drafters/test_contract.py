@@ -7,9 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from bild_lab.engine.draft import Verdict
+from bild_lab.engine.draft import ROOT, Draft, Verdict
 from bild_lab.engine.drafters import (
     ModelDrafter,
+    ModelTreeDrafter,
     NGramDrafter,
     NoDraft,
     PromptLookup,
@@ -39,6 +40,7 @@ def bigrams() -> object:
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "none": lambda: NoDraft(model(0)),
     "model": lambda: ModelDrafter(model(1), 4),
+    "tree of a model": lambda: ModelTreeDrafter(model(1), nodes=6, window=3, width=2, children=2),
     "prompt_lookup": lambda: PromptLookup(model(0), 4, longest_match=3),
     "ngram": lambda: NGramDrafter(model(0), bigrams(), 4),
     "synthetic": lambda: SyntheticDrafter(model(0), 0.5, 4, model(1)),
@@ -52,6 +54,11 @@ def started(drafter: Drafter, request: Request) -> Drafter:
         drafter.prepare(request)
     drafter.start(request, SESSION)
     return drafter
+
+
+def branch(draft: Draft, node: int) -> tuple[int, ...]:
+    """From the root to this node."""
+    return () if node == ROOT else (*branch(draft, draft.parent_list[node]), node)
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
@@ -69,10 +76,10 @@ def test_a_draft_does_not_depend_on_text_that_was_taken_back(name: str) -> None:
         draft = drafter.propose(tokens)
         fresh = started(DRAFTERS[name](), request)
         assert draft.token_list == fresh.propose(tokens).token_list
-        stood = below(len(draft) + 1)
-        verdict = Verdict(tuple(range(stood)), next_token=below(VOCABULARY))
+        accepted = branch(draft, below(len(draft) + 1) - 1)
+        verdict = Verdict(accepted, next_token=below(VOCABULARY))
         drafter.observe(draft, Scores(torch.zeros(len(draft) + 1, VOCABULARY)), verdict)
-        tokens = [*tokens, *draft.token_list[:stood], verdict.next_token]
+        tokens = [*tokens, *(draft.token_list[node] for node in accepted), verdict.next_token]
         if len(tokens) > 25 or below(3) == 0:
             tokens = [*tokens[: 2 + below(len(tokens) - 2)], below(VOCABULARY)]
             taken_back += 1

@@ -5,12 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bild_lab.engine.draft import ROOT
-from bild_lab.engine.drafters.trees import Node, TokenTrees, efficient_tree, full_tree, widths_of
+from bild_lab.engine.draft import ROOT, Draft
+from bild_lab.engine.drafters.trees import Growth, Node, TokenTrees, efficient_tree, full_tree, grown, widths_of
 from bild_lab.errors import UserError
 
 CPU = torch.device("cpu")
 CANDIDATES = torch.tensor([[10, 11, 12], [20, 21, 22], [30, 31, 32]])
+
+
+def draft(
+    grow: Growth, widths: tuple[int, ...], depth: int, candidates: torch.Tensor | None, *probes: int, **more: bool
+) -> Draft:
+    trees = TokenTrees(grown(grow, widths, *probes, **more), 40, CPU)
+    return trees.draft(candidates, trees.layout(depth, 9))
 
 
 def test_in_an_efficient_tree_only_the_likeliest_of_each_depth_has_children() -> None:
@@ -22,45 +29,42 @@ def test_in_an_efficient_tree_only_the_likeliest_of_each_depth_has_children() ->
         Node(1, 0, 0),
         Node(1, 1, 0),
     ]
-    draft = TokenTrees(efficient_tree, (3, 2, 1), 40, CPU).draft(CANDIDATES, 3)
-    assert draft.token_list == [10, 11, 12, 20, 21, 30]
-    assert draft.parent_list == [ROOT, ROOT, ROOT, 0, 0, 3]
-    assert draft.depth == 3
+    drafted = draft(efficient_tree, (3, 2, 1), 3, CANDIDATES)
+    assert drafted.token_list == [10, 11, 12, 20, 21, 30]
+    assert drafted.parent_list == [ROOT, ROOT, ROOT, 0, 0, 3]
+    assert drafted.depth == 3
 
 
 def test_in_a_full_tree_every_node_has_children() -> None:
-    draft = TokenTrees(full_tree, (2, 1, 2), 40, CPU).draft(CANDIDATES[:, :2], 3)
-    assert draft.token_list == [10, 11, 20, 20, 30, 31, 30, 31]
-    assert draft.parent_list == [ROOT, ROOT, 0, 1, 2, 2, 3, 3]
+    drafted = draft(full_tree, (2, 1, 2), 3, CANDIDATES[:, :2])
+    assert drafted.token_list == [10, 11, 20, 20, 30, 31, 30, 31]
+    assert drafted.parent_list == [ROOT, ROOT, 0, 1, 2, 2, 3, 3]
 
 
 def test_a_tree_is_cut_where_fewer_tokens_may_come() -> None:
-    trees = TokenTrees(full_tree, (2, 2, 2), 40, CPU)
-    assert trees.draft(CANDIDATES[:, :2], 1).token_list == [10, 11]
-    assert len(trees.draft(CANDIDATES[:, :2], 2)) == 6
-    assert len(trees.draft(None, 0)) == 0
+    assert draft(full_tree, (2, 2, 2), 1, CANDIDATES[:, :2]).token_list == [10, 11]
+    assert len(draft(full_tree, (2, 2, 2), 2, CANDIDATES[:, :2])) == 6
+    assert len(draft(full_tree, (2, 2, 2), 0, None)) == 0
 
 
 def test_every_row_has_a_chain_of_probes_below_it() -> None:
-    trees = TokenTrees(efficient_tree, (2, 1), 40, CPU)
-    draft = trees.draft(CANDIDATES[:, :2], 2, masks=2)
-    rows, tree = draft.under(7), draft.tree
+    drafted = draft(efficient_tree, (2, 1), 2, CANDIDATES[:, :2], 2)
+    rows, tree = drafted.under(7), drafted.tree
     assert rows.tolist() == [7, 10, 11, 20, *[40, 41] * 4]
     assert tree.parents.tolist() == [ROOT, 0, 0, 1, 0, 4, 1, 6, 2, 8, 3, 10]
     assert tree.depths.tolist() == [0, 1, 1, 2, 1, 2, 2, 3, 2, 3, 3, 4]
 
 
 def test_a_straightforward_chain_has_probes_below_its_root_alone() -> None:
-    trees = TokenTrees(efficient_tree, (1, 1), 40, CPU)
-    draft = trees.draft(CANDIDATES[:, :1], 2, masks=2, everywhere=False)
-    rows, tree = draft.under(7), draft.tree
+    drafted = draft(efficient_tree, (1, 1), 2, CANDIDATES[:, :1], 2, everywhere=False)
+    rows, tree = drafted.under(7), drafted.tree
     assert rows.tolist() == [7, 10, 20, 40, 41]
     assert tree.parents.tolist() == [ROOT, 0, 1, 0, 3]
 
 
 def test_a_shape_is_laid_out_once() -> None:
-    trees = TokenTrees(efficient_tree, (2, 1), 40, CPU)
-    first, second = (trees.draft(CANDIDATES[:, :2] + offset, 2, masks=2) for offset in (0, 1))
+    trees = TokenTrees(grown(efficient_tree, (2, 1), 2), 40, CPU)
+    first, second = (trees.draft(CANDIDATES[:, :2] + offset, trees.layout(2, 2)) for offset in (0, 1))
     assert first.shape is second.shape
     assert first.shape.ancestors is second.shape.ancestors
     assert (first.token_list, second.token_list) == ([10, 11, 20], [11, 12, 21])

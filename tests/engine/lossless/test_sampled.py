@@ -18,7 +18,7 @@ from bild_lab.engine.acceptance import (
     speculative_sampling,
 )
 from bild_lab.engine.acceptance.cascades import Chow, Diff, Opt, TokenV1, TokenV2, TokenV3
-from bild_lab.engine.drafters import ModelDrafter
+from bild_lab.engine.drafters import ModelDrafter, ModelTreeDrafter
 from bild_lab.engine.protocols import Acceptance, Drafter
 from tests.engine.acceptance.test_cascades import FORMULAS, mixture
 from tests.engine.lossless.toy import Judge, TableModel, TreeDrafter, own_law, p_value, sampled_texts, text_law
@@ -79,9 +79,14 @@ class Setting:
         return sampled_texts(pair[0], self.drafter(pair[1]), self.rule, LENGTH, count, seed)
 
 
+def grown(probs: Tensor) -> Drafter:
+    return ModelTreeDrafter(TableModel(probs), nodes=4, window=2, width=2, children=2)
+
+
 LOSSLESS = {
     "speculative sampling": Setting(SpeculativeSampling()),
     "speculative sampling of trees": Setting(SpeculativeSampling(), drafter=TreeDrafter),
+    "speculative sampling of grown trees": Setting(SpeculativeSampling(), drafter=grown),
     "rejection sampling": Setting(RejectionSampling()),
 }
 OTHERS = {

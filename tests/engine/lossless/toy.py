@@ -14,7 +14,7 @@ from bild_lab.engine.draft import ROOT, Draft
 from bild_lab.engine.protocols import Acceptance, Drafter
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import EVERYTHING, Chain, Rows, Scores, Session, Want, as_rows
+from bild_lab.engine.session import EVERYTHING, Chain, Growth, Rows, Scores, Session, Want, as_rows
 from bild_lab.engine.trace import Forward, Trace
 
 FIRST = 0  # the token that every text follows
@@ -44,13 +44,17 @@ class TableSession:
         self._fed = 0
 
     def extend(self, rows: Rows | Sequence[int] | Tensor, want: Want = EVERYTHING) -> Scores:
-        tokens = torch.as_tensor(as_rows(rows).tokens)
-        self._fed = len(tokens)
-        self.length += self._fed
-        return Scores(self._logits[tokens[-(want.logits or self._fed) :]])
+        rows = as_rows(rows)
+        tokens = torch.as_tensor(rows.tokens)
+        self.length += len(tokens)
+        self._fed = len(tokens) if rows.tree is None else len(rows.tree)
+        return Scores(self._logits[tokens[-(want.logits or len(tokens)) :]])
 
     def draft(self, rows: Sequence[int], chain: Chain) -> None:
         """There is no program."""
+
+    def grow(self, rows: Sequence[int], growth: Growth) -> None:
+        """Nor for a tree."""
 
     def keep(self, path: Sequence[int]) -> None:
         self.length += len(path) - self._fed

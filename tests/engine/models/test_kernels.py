@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from bild_lab.engine.adapters import MedusaConfig, MedusaHeads
 from bild_lab.engine.drafters import LowConfidence, ModelDrafter
 from bild_lab.engine.models.native import model as native_model
 from bild_lab.engine.models.native import why_no_kernels
-from bild_lab.engine.models.native.cpu import library
+from bild_lab.engine.models.native.cpu import PackedHeads, library
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling, pick
 from bild_lab.engine.session import Rows, Want
@@ -203,3 +204,27 @@ def test_without_a_compiler_pytorch_runs_and_it_is_said_once(
     finally:
         for cached in (library.library, library._why_no_library):
             cached.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("layers", "dim"), [(0, 32), (1, 32), (2, 44)])
+def test_the_likeliest_tokens_of_heads_are_those_of_pytorch(layers: int, dim: int, dtype: torch.dtype) -> None:
+    """Of 75 tokens, which leave a panel half empty, for one, two and three heads, likeliest first."""
+    draw = torch.Generator().manual_seed(layers)
+    heads = MedusaHeads(MedusaConfig(3, layers, dim, 75))
+    with torch.no_grad():
+        for weight in heads.parameters():
+            weight.copy_((0.3 * torch.randn(weight.shape, generator=draw)).to(dtype))
+    heads.requires_grad_(False)
+    packed = PackedHeads(*(each.to(dtype) for each in (heads.blocks, heads.biases, heads.outputs)))
+    for depth in (1, 2, 3):
+        hidden = torch.randn(dim, generator=draw).to(dtype)
+        expected = heads(hidden.float())[:depth]  # [depth, vocab]
+        tokens = packed.likeliest(hidden, depth, 5)
+        if dtype == torch.float32:
+            assert torch.equal(tokens, heads.likeliest(hidden, depth, 5))
+        found = expected.gather(-1, tokens)
+        torch.testing.assert_close(
+            found, expected.topk(5).values, atol=0.1 if dtype == torch.bfloat16 else 1e-5, rtol=0
+        )
+        assert all(len(set(row)) == 5 for row in tokens.tolist())

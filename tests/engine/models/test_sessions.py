@@ -142,6 +142,21 @@ def test_rows_of_a_tree_see_their_own_branch_only(opened: Callable[[], Opened], 
 
 @sessions
 @pytest.mark.parametrize("leaf", [3, 4, 5])
+def test_a_tree_fed_level_by_level_is_one_tree(opened: Callable[[], Opened], leaf: int) -> None:
+    session, large, prompt = opened()
+    session.extend([prompt[-1]])
+    found = []
+    for start, stop in ((0, 1), (1, 3), (3, 4), (4, 6)):
+        found.append(session.extend(tree_rows(ROWS[start:stop], torch.tensor(PARENTS[:stop]))).logits)
+    contexts = [[7], [7, 8], [7, 9], [7, 8, 10], [7, 8, 11], [7, 9, 12]]
+    assert_scores(torch.cat(found), large, [[*prompt, *context] for context in contexts])
+    session.keep([0, PARENTS[leaf], leaf])
+    before = [*prompt, *BRANCHES[leaf]]
+    assert_scores(session.extend([20, 21]).logits, large, [[*before, 20], [*before, 20, 21]])
+
+
+@sessions
+@pytest.mark.parametrize("leaf", [3, 4, 5])
 def test_keeping_a_branch_is_as_if_only_it_had_been_fed(opened: Callable[[], Opened], leaf: int) -> None:
     session, large, prompt = opened()
     session.extend([prompt[-1]])

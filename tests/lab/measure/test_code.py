@@ -88,7 +88,7 @@ def test_code_outside_of_what_measures_leaves_the_hash(package: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "old", "new"),
     [
-        (ROLLBACK, "nats <= self._threshold", "nats < self._threshold"),
+        (ROLLBACK, "-self._threshold)", "-2 * self._threshold)"),
         ("engine/drafters/prompt_lookup.py", "longest_match, shortest_match - 1, -1", "longest_match, 0, -1"),
         ("engine/models/native/t5.py", "import torch\n", "import torch\n\nNEW = 1\n"),
         ("engine/models/native/cpu/forward.cpp", "float total = 0", "float total = 1"),
@@ -175,7 +175,7 @@ def test_a_sweep_measures_again_only_where_measuring_code_changed(
     edit(checkout / "conf" / "policy" / "bild.yaml", "name: bild", "# a new comment\nname: bild")
     printed, results = sweep("prose")
     assert "finished before" in printed and results == [first]
-    edit(package / ROLLBACK, "nats <= self._threshold", "nats <= self._threshold - 1000")
+    edit(package / ROLLBACK, "-self._threshold)", "-self._threshold + 1000)")
     printed, results = sweep("rule")
     assert "finished before" not in printed
     assert [result["counts"]["rollbacks"] > 0 for result in results] == [False, True]

@@ -43,25 +43,28 @@ def place_rows(
 ) -> PlacedRows:
     """Place `count` rows after `start` cached slots. The first `reserved` slots hold a prefix for probe rows only.
 
-    tree: None for a chain. probe: [m], which rows are probes; None: no row.
+    tree: None for a chain; it may begin with rows that are cached. probe: [m], which rows are probes; None: no row.
     """
     slots, stop = slice(start, start + count), start + count
     first = start - reserved  # logical position of the first row
-    if count == 1 and not reserved:
+    if count == 1 and not reserved and (tree is None or len(tree) == 1):
         return PlacedRows(slots, stop, torch.full((1,), first, device=device))  # torch.tensor would synchronize
     if tree is None:
-        positions = torch.arange(first, first + count, device=device)
+        behind = torch.arange(first, first + count, device=device)
         among = torch.ones(count, count, dtype=torch.bool, device=device).tril()
     else:
-        positions, among = first + tree.depths, tree.ancestors
+        first -= len(tree) - count  # where the tree's first row stands
+        behind, among = first + tree.depths, tree.ancestors[-count:]
+    positions, root = behind[-count:], first + reserved
     visible = torch.ones(count, stop, dtype=torch.bool, device=device)
-    visible[:, start:] = among
-    if not reserved:
-        keys = None if tree is None else torch.cat([torch.arange(start, device=device), positions])
-        return PlacedRows(slots, stop, positions, visible, keys)
-    visible[:, :reserved] = False if probe is None else probe[:, None]
-    cached = torch.arange(-reserved, first, device=device)
-    return PlacedRows(slots, stop, positions, visible, torch.cat([cached, positions]))
+    visible[:, root:] = among
+    if reserved:
+        visible[:, :reserved] = False if probe is None else probe[:, None]
+    elif tree is None:
+        return PlacedRows(slots, stop, positions, visible)
+    return PlacedRows(
+        slots, stop, positions, visible, torch.cat([torch.arange(-reserved, first, device=device), behind])
+    )
 
 
 def normalize(

@@ -75,8 +75,10 @@ class Workspace:
             ours.visible.fill_(False)[..., :count] = True
 
     def takes(self, work: Pass) -> bool:
-        """Whether this pass fits the largest step and the cache's capacity."""
-        return work.count <= ROW_COUNTS[-1] and work.start + padded(work.count) <= self.cache.capacity
+        """Whether this pass fits the largest step and the cache's capacity, and its tree has no earlier rows."""
+        return (
+            not work.earlier and work.count <= ROW_COUNTS[-1] and work.start + padded(work.count) <= self.cache.capacity
+        )
 
     def step(self, work: Pass) -> Outputs:
         """Run rows after the cached ones. Logits and head input are valid until the next step."""

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from bild_lab.engine.models.native.attention import PlacedRows, attend, normalize
 from bild_lab.engine.models.native.cache import KeyValueCache
-from bild_lab.engine.models.native.cpu.packed import DecoderOutline, LayerOutline, Weight
+from bild_lab.engine.models.native.cpu.outline import DecoderOutline, LayerOutline, Weight
 from bild_lab.engine.models.native.families import ACTIVATIONS, FAMILIES, FULL, layer_kinds, norm_factor, sliding_window
 
 KERNEL_NAMES = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}  # of activations

@@ -21,7 +21,7 @@ from bild_lab.engine.models.native.cache import KeyValueCache
 from bild_lab.engine.models.native.compiled import Workspace, roomy
 from bild_lab.engine.models.native.cpu import PackedDecoder
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import Chain, DraftedChain, Feed, Prefix, Scores, Session, Want
+from bild_lab.engine.session import Chain, DraftedChain, Feed, GrownTree, Growth, Prefix, Scores, Session, Want
 from bild_lab.engine.trace import Forward
 
 SPARE_ROWS = 64  # for the branches of a tree and drafts beyond the length limit
@@ -268,6 +268,15 @@ class NativeLayers:
         self._reserve(start + len(tokens) + chain.steps)
         self._place(packed, start + len(tokens) + chain.steps)
         return packed.draft(tokens, start, self.cache, self._cross(), chain)
+
+    def grow(self, start: int, tokens: Sequence[int], growth: Growth) -> GrownTree | None:
+        packed = self._packed
+        if packed is None or self._prefix is not None:
+            return None
+        slots = start + len(tokens) + (growth.depth - 1) * growth.width
+        self._reserve(slots)
+        self._place(packed, slots)
+        return packed.grow(tokens, start, self.cache, self._cross(), growth)
 
     def _place(self, packed: PackedDecoder, positions: int) -> None:
         """Let the kernels have the rotations of so many positions."""

@@ -147,6 +147,25 @@ struct Chain {
     float *probs, *own_probs; // [steps][vocab]: what was drawn from, and at temperature 1; or null
 };
 
+// A tree to grow, and what was grown. A node's chance: the product of the probabilities on its branch
+struct Growth {
+    int32_t nodes, depth, width, children, end_count, has_sure, grown, forwards;
+    double sure;              // a leaf whose largest probability at temperature 1 is not smaller has one child
+    double least;             // growing ends when no leaf has this chance
+    float temperature;
+    const int64_t* ends;      // [end_count]: tokens without children
+    int64_t* tokens;          // [nodes]
+    int32_t *parents, *rows;  // [nodes]: -1 for the root; the place among the rows that ran behind the text, or -1
+    int32_t* counts;          // [depth]: how many rows each forward ran
+};
+
+// Heads that predict further ahead than the model's own: blocks x + silu(W x + b), then a matrix to the vocabulary
+struct Heads {
+    int32_t dim, vocab, half, layers;
+    const Matrix* blocks;   // [heads][layers]
+    const Matrix* outputs;  // [heads]
+};
+
 }  // extern "C"
 
 namespace {
@@ -567,6 +586,45 @@ inline int largest(const float* x, int n) {
     return 0;  // NaN
 }
 
+// the `count` largest of n numbers, the largest first; of equal ones the first
+inline void likeliest(const float* x, int n, int count, int64_t* out) {
+    std::vector<float> best(count, -INFINITY);
+    std::fill(out, out + count, 0);
+    for (int i = 0; i < n; ++i) {
+        if (!(x[i] > best[count - 1])) continue;
+        int at = count - 1;
+        for (; at > 0 && x[i] > best[at - 1]; --at) { best[at] = best[at - 1]; out[at] = out[at - 1]; }
+        best[at] = x[i];
+        out[at] = i;
+    }
+}
+
+template <class T>
+void run_heads(const Heads& heads, const float* hidden, int depth, int count, float* x, float* logits, Buffers& b,
+               int64_t* tokens) {  // by every thread of a team. x: [2][depth][dim]
+    const int64_t dim = padded(heads.dim, PANEL), vocab = padded(heads.vocab, PANEL);
+    float *from = x, *to = x + depth * dim;
+    for (int layer = 0; layer < heads.layers; ++layer) {
+        for (int head = 0; head < depth; ++head) {
+            const float* in = layer ? from + head * dim : hidden;
+            product<T>(heads.blocks[head * heads.layers + layer], in, dim, 1, b, [&](int, int panel, vec left, vec right) {
+                const vec sums[] = {activate(left, SILU), activate(right, SILU)};
+                for (int i = 0; i < PANEL && panel * PANEL + i < heads.dim; ++i)
+                    to[head * dim + panel * PANEL + i] = in[panel * PANEL + i] + sums[i / LANES][i % LANES];
+            });
+        }
+        #pragma omp barrier
+        std::swap(from, to);
+    }
+    for (int head = 0; head < depth; ++head)
+        product<T>(heads.outputs[head], heads.layers ? from + head * dim : hidden, dim, 1, b,
+                   [&](int, int panel, vec left, vec right) { put(logits + head * vocab, panel, heads.vocab, left, right); });
+    #pragma omp barrier
+    Span mine = share(depth);
+    for (int head = mine.first; head < mine.last; ++head)
+        likeliest(logits + head * vocab, heads.vocab, count, tokens + int64_t(head) * count);
+}
+
 // softmax of x / temperature, into `out` if there is one; returns the largest probability
 inline float softmax(const float* x, int n, float top, float temperature, float* out) {
     vec total{};
@@ -630,7 +688,140 @@ void draft(const Model& model, const Pass& first, Chain& chain, bool& goes_on, B
     }
 }
 
+struct Node { int64_t token; int32_t parent, row, depth; double chance; };
+
+// A growing tree. The threads of a team fill `found`; the first of them does the rest
+struct Growing {
+    const Model& model;
+    Growth& growth;
+    Pass pass;              // of the next level
+    std::vector<Node> nodes;
+    std::vector<int> leaves, ran;  // nodes whose rows are next; that have run behind the text
+    std::vector<int64_t> fed, positions, keys;
+    std::vector<uint8_t> visible;
+    std::vector<double> chances;   // [width][children], of the level that has just run
+    std::vector<int64_t> tokens;   // the same
+    std::vector<float> confidences;
+    int root, kept;                // the slot behind the text; children of a leaf
+    bool goes_on = true;
+
+    Growing(const Model& model, const Pass& first, Growth& growth)
+        : model(model), growth(growth), pass(first), leaves{-1}, root(first.start + first.count),
+          kept(std::min(growth.children, model.vocab)) {
+        chances.resize(growth.width * kept);
+        tokens.resize(growth.width * kept);
+        confidences.resize(growth.width);
+    }
+
+    // the likeliest tokens of a row of logits, which are overwritten
+    void read(int row) {
+        float* logits = pass.logits + int64_t(row) * model.vocab;
+        int best = largest(logits, model.vocab);
+        const float top = logits[best], most = softmax(logits, model.vocab, top, growth.temperature, nullptr);
+        confidences[row] = growth.temperature == 1.0f ? most : softmax(logits, model.vocab, top, 1.0f, nullptr);
+        for (int child = 0; child < kept; ++child) {
+            if (child) best = largest(logits, model.vocab);
+            tokens[row * kept + child] = best;
+            chances[row * kept + child] = most * exponential(all((logits[best] - top) / growth.temperature))[0];
+            logits[best] = -INFINITY;
+        }
+    }
+
+    void next() {  // by one thread: children of the level that has run, and the rows of the next
+        growth.counts[growth.forwards++] = pass.count;
+        std::vector<int> growing;
+        for (int row = 0; row < int(leaves.size()); ++row) {
+            const int leaf = leaves[row], depth = leaf < 0 ? 0 : nodes[leaf].depth + 1;
+            const double before = leaf < 0 ? 1.0 : nodes[leaf].chance;
+            const bool sure = growth.has_sure && double(confidences[row]) >= growth.sure;
+            for (int child = 0; child < (sure ? 1 : kept); ++child) {
+                const int64_t token = tokens[row * kept + child];
+                const double chance = before * chances[row * kept + child];
+                if (!(chances[row * kept + child] > 0.0)) continue;
+                const bool ends = std::find(growth.ends, growth.ends + growth.end_count, token) != growth.ends + growth.end_count;
+                if (!ends && chance >= growth.least) growing.push_back(int(nodes.size()));
+                nodes.push_back({token, leaf, -1, depth, chance});
+            }
+        }
+        leaves = likeliest(growing, growth.width);
+        goes_on = !leaves.empty() && growth.forwards < growth.depth;
+        if (goes_on) lay_out();
+    }
+
+    // the most likely of these nodes, in the order grown
+    std::vector<int> likeliest(std::vector<int> some, int most) const {
+        std::stable_sort(some.begin(), some.end(), [&](int a, int b) { return nodes[a].chance > nodes[b].chance; });
+        if (int(some.size()) > most) some.resize(most);
+        std::sort(some.begin(), some.end());
+        return some;
+    }
+
+    void lay_out() {
+        pass.start += pass.count;
+        pass.count = pass.scored = int(leaves.size());
+        fed.clear();
+        for (int leaf : leaves) {
+            nodes[leaf].row = int(ran.size());
+            ran.push_back(leaf);
+            fed.push_back(nodes[leaf].token);
+        }
+        const int stop = pass.start + pass.count;
+        positions.clear();
+        visible.assign(int64_t(pass.count) * stop, 0);
+        for (int row = 0; row < pass.count; ++row) {
+            uint8_t* sees = visible.data() + int64_t(row) * stop;
+            std::fill(sees, sees + root, 1);
+            for (int node = leaves[row]; node >= 0; node = nodes[node].parent) sees[root + nodes[node].row] = 1;
+            positions.push_back(root + nodes[leaves[row]].depth);
+        }
+        for (int slot = int(keys.size()); slot < root; ++slot) keys.push_back(slot);
+        for (int row = int(keys.size()) - root; row < int(ran.size()); ++row) keys.push_back(root + nodes[ran[row]].depth);
+        pass.tokens = fed.data();
+        pass.visible = visible.data();
+        pass.positions = positions.data();
+        pass.key_positions = keys.data();
+    }
+
+    void finish() {
+        std::vector<int> every(nodes.size());
+        for (int node = 0; node < int(nodes.size()); ++node) every[node] = node;
+        for (int node : likeliest(every, growth.nodes)) {
+            const int place = growth.grown++;
+            growth.tokens[place] = nodes[node].token;
+            growth.parents[place] = nodes[node].parent < 0 ? -1 : every[nodes[node].parent];
+            growth.rows[place] = nodes[node].row;
+            every[node] = place;  // a parent comes before its children
+        }
+    }
+};
+
+template <class T>
+void grow(Growing& growing, Buffers& b) {
+    for (;;) {
+        forward<T>(growing.model, growing.pass, b);
+        Span mine = share(int(growing.leaves.size()));
+        for (int row = mine.first; row < mine.last; ++row) growing.read(row);
+        #pragma omp barrier
+        #pragma omp master
+        growing.next();
+        #pragma omp barrier
+        if (!growing.goes_on) return;
+    }
+}
+
 }  // namespace
+
+// Grow a tree: the first forward runs the pass's rows, each later one the likeliest leaves. The pass has room for `width`
+extern "C" void grow_tree(const Model* model, const Pass* pass, Growth* growth) {
+    Growing growing(*model, *pass, *growth);
+    Pass widest = *pass;
+    widest.count = std::max(pass->count, growth->width);
+    with_team(*model, widest, growth->depth * growth->width, [&](Buffers& b) {
+        if (model->half) grow<bfloat16>(growing, b);
+        else grow<float>(growing, b);
+    });
+    growing.finish();
+}
 
 // Draft a chain: the first forward runs the pass's rows, each later one the token drafted before it
 extern "C" void draft_chain(const Model* model, const Pass* pass, Chain* chain) {
@@ -646,6 +837,31 @@ extern "C" void run(const Model* model, const Pass* pass) {
         if (model->half) forward<bfloat16>(*model, *pass, b);
         else forward<float>(*model, *pass, b);
     });
+}
+
+// The `count` likeliest tokens of each of the first `depth` heads behind a state: [depth][count]
+extern "C" void likeliest_tokens(const Heads* heads, const float* hidden, int depth, int count, int threads, int64_t* tokens) {
+    const int64_t dim = padded(heads->dim, PANEL), vocab = padded(heads->vocab, PANEL);
+    const int64_t shared = depth * (2 * dim + vocab), own = PANEL * PANEL + PANEL * dim / 2;
+    static thread_local std::vector<float> memory;
+    if (int64_t(memory.size()) < shared + own * threads) memory.resize(shared + own * threads);
+    float* base = memory.data();
+    #pragma omp parallel num_threads(threads)
+    {
+        Buffers b{};
+        b.tiles = base + shared + own * omp_get_thread_num();
+        b.halves = reinterpret_cast<uint16_t*>(b.tiles + PANEL * PANEL);
+#if defined(__AMX_BF16__)
+        const bool tiles = heads->half && has_tiles();
+        TileShapes shapes;
+        if (tiles) _tile_loadconfig(&shapes);
+#endif
+        if (heads->half) run_heads<bfloat16>(*heads, hidden, depth, count, base, base + 2 * depth * dim, b, tokens);
+        else run_heads<float>(*heads, hidden, depth, count, base, base + 2 * depth * dim, b, tokens);
+#if defined(__AMX_BF16__)
+        if (tiles) _tile_release();
+#endif
+    }
 }
 
 // Read these bytes, by all threads: the least time in which weights can be used. Returns what was read, summed

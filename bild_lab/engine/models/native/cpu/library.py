@@ -56,9 +56,12 @@ def library() -> ctypes.CDLL:
         loaded = ctypes.CDLL(str(path))
     except OSError as error:
         raise KernelError(f"{path} cannot be loaded: {error}") from error
-    for name, arguments in (("run", 2), ("draft_chain", 3)):
+    for name, arguments in (("run", 2), ("draft_chain", 3), ("grow_tree", 3)):
         function = getattr(loaded, name)
         function.argtypes, function.restype = [ctypes.c_void_p] * arguments, None
+    pointer, whole = ctypes.c_void_p, ctypes.c_int
+    loaded.likeliest_tokens.argtypes = [pointer, pointer, whole, whole, whole, pointer]
+    loaded.likeliest_tokens.restype = None
     loaded.read_all.argtypes, loaded.read_all.restype = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int], ctypes.c_uint32
     return loaded
 

@@ -15,69 +15,10 @@ from torch.nn.functional import pad
 from bild_lab.engine.models.native.attention import PlacedRows
 from bild_lab.engine.models.native.cache import KeyValueCache
 from bild_lab.engine.models.native.cpu.library import library
-from bild_lab.engine.session import Chain, DraftedChain
+from bild_lab.engine.models.native.cpu.outline import ACTIVATIONS, DecoderOutline, LayerOutline, Weight
+from bild_lab.engine.session import Chain, DraftedChain, GrownTree, Growth
 
 LANES, PANEL = 16, 32  # columns of a vector, and of a panel of weights
-ACTIVATIONS = ("relu", "silu", "gelu_tanh", "gelu")  # in the order of `forward.cpp`
-
-
-@dataclass(frozen=True)
-class Weight:
-    """A linear layer: [out, in], and a bias. gated: the first half of the outputs gates the other half."""
-
-    matrix: Float[Tensor, "out in"]
-    bias: Float[Tensor, " out"] | None = None
-    gated: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerOutline:
-    """One decoder layer as the kernels know it.
-
-    head_norm: [heads + kv_heads, head_dim]. out_norm, feed_out_norm: of what a block adds to the residual stream.
-    window: how many positions back a row sees, 0 for all. kind: which of the rotations it has.
-    """
-
-    norm: Float[Tensor, " dim"]
-    qkv: Weight
-    out: Weight
-    feed_norm: Float[Tensor, " dim"]
-    inner: Weight
-    outer: Weight
-    head_norm: Tensor | None = None
-    out_norm: Float[Tensor, " dim"] | None = None
-    feed_out_norm: Float[Tensor, " dim"] | None = None
-    cross_norm: Float[Tensor, " dim"] | None = None
-    cross_query: Weight | None = None
-    cross_out: Weight | None = None
-    window: int = 0
-    kind: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecoderOutline:
-    """A decoder as the kernels know it.
-
-    activation: one of ACTIVATIONS. scale: of attention scores. final_scale: of what the head reads.
-    distance_bias: added to a score by the query's position minus the key's, the last for all beyond. bidirectional: an
-    encoder, whose rows see all others; its distance_bias begins with the key that lies farthest ahead.
-    """
-
-    layers: Sequence[LayerOutline]
-    embedding: Float[Tensor, "vocab dim"]
-    head: Float[Tensor, "vocab dim"]
-    final_norm: Float[Tensor, " dim"]
-    heads: int
-    kv_heads: int
-    head_dim: int
-    hidden: int
-    activation: str
-    epsilon: float
-    scale: float = 1.0
-    final_scale: float = 1.0
-    embedding_scale: float = 1.0
-    distance_bias: Float[Tensor, "heads distances"] | None = None
-    bidirectional: bool = False
 
 
 class _Matrix(Structure):
@@ -127,6 +68,15 @@ class _Chain(Structure):
         ("threshold", c_double),
         ("temperature", c_float),
         *((name, c_void_p) for name in "ends uniforms tokens confidences probs own_probs".split()),
+    )
+
+
+class _Growth(Structure):
+    _fields_ = (
+        *((name, c_int32) for name in "nodes depth width children end_count has_sure grown forwards".split()),
+        *((name, c_double) for name in ("sure", "least")),
+        ("temperature", c_float),
+        *((name, c_void_p) for name in "ends tokens parents rows counts".split()),
     )
 
 
@@ -278,6 +228,48 @@ class PackedDecoder:
             own_probs=own_probs[: ask.drafted] if chain.keeps_probs else None,
         )
 
+    def grow(
+        self,
+        tokens: Sequence[int],
+        start: int,
+        cache: KeyValueCache,
+        memory: tuple[Tensor, Tensor] | None,
+        growth: Growth,
+    ) -> GrownTree:
+        """Rows at the cache's slots from `start` on, and a tree behind them, in one call."""
+        m, nodes = len(tokens), growth.nodes
+        rotations = self._rotations
+        work = self._pass(m, start, cache, memory, rotations)
+        x, logits = torch.empty(max(m, growth.width), self.dim), torch.empty(growth.width, self.vocab)
+        fed, ends = (c_int64 * m)(*tokens), (c_int64 * len(growth.end_tokens))(*growth.end_tokens)
+        work.scored, work.layers, work.layer = 1, self.depth, self._every_layer.data_ptr()
+        work.tokens, work.x, work.logits = ctypes.addressof(fed), x.data_ptr(), logits.data_ptr()
+        grown, parents, rows = (c_int64 * nodes)(), (c_int32 * nodes)(), (c_int32 * nodes)()
+        counts = (c_int32 * growth.depth)()
+        ask = _Growth(
+            nodes=nodes,
+            depth=growth.depth,
+            width=growth.width,
+            children=growth.children,
+            end_count=len(ends),
+            has_sure=growth.sure is not None,
+            sure=growth.sure or 0.0,
+            least=growth.least,
+            temperature=growth.temperature,
+            ends=ctypes.addressof(ends),
+            tokens=ctypes.addressof(grown),
+            parents=ctypes.addressof(parents),
+            rows=ctypes.addressof(rows),
+            counts=ctypes.addressof(counts),
+        )
+        self._library.grow_tree(*map(ctypes.byref, (self._model, work, ask)))
+        return GrownTree(
+            tokens=grown[: ask.grown],
+            parents=parents[: ask.grown],
+            rows=[None if row < 0 else row for row in rows[: ask.grown]],
+            forwards=counts[: ask.forwards],
+        )
+
     def _pass(
         self,
         rows: int,
@@ -318,13 +310,10 @@ class PackedDecoder:
         return packed
 
     def _matrix(self, weight: Weight) -> _Matrix:
-        bias = None
-        if weight.bias is not None:  # in the order of the panels' outputs
-            bias = self._hold(panels(weight.bias.float()[:, None].expand(-1, 2), weight.gated)[:, 0, 0].contiguous())
-        packed = panels(weight.matrix, weight.gated)
+        made, packed, bias = packed_matrix(weight)
         self._matrices.append(packed)
-        outputs, inputs = weight.matrix.shape
-        return _Matrix(self._hold(packed), bias, outputs, inputs)
+        self._held += [packed, bias]
+        return made
 
     def _vector(self, values: Tensor | None) -> int | None:
         return None if values is None else self._hold(values.detach().float().contiguous())
@@ -332,6 +321,63 @@ class PackedDecoder:
     def _hold(self, tensor: Tensor) -> int:
         self._held.append(tensor)
         return tensor.data_ptr()
+
+
+class _Heads(Structure):
+    _fields_ = (
+        *((name, c_int32) for name in "dim vocab half layers".split()),
+        ("blocks", c_void_p),
+        ("outputs", c_void_p),
+    )
+
+
+class PackedHeads:
+    """Medusa's heads by the kernels: `MedusaHeads.likeliest` in one call.
+
+    blocks: [heads, layers, dim, dim]. biases: [heads, layers, dim]. outputs: [heads, vocab, dim].
+    """
+
+    def __init__(
+        self,
+        blocks: Float[Tensor, "heads layers dim dim"],
+        biases: Float[Tensor, "heads layers dim"],
+        outputs: Float[Tensor, "heads vocab dim"],
+    ) -> None:
+        self._library = library()
+        pairs = zip(blocks.flatten(0, 1), biases.flatten(0, 1), strict=True)
+        matrices = [packed_matrix(Weight(matrix, bias)) for matrix, bias in pairs]
+        ends = [packed_matrix(Weight(matrix)) for matrix in outputs]
+        self._held = (
+            (_Matrix * len(matrices))(*(made for made, *_ in matrices)),
+            (_Matrix * len(ends))(*(made for made, *_ in ends)),
+            [held for _, *held in [*matrices, *ends]],
+        )
+        self._heads = _Heads(
+            dim=outputs.shape[2],
+            vocab=outputs.shape[1],
+            half=outputs.dtype == torch.bfloat16,
+            layers=blocks.shape[1],
+            blocks=ctypes.addressof(self._held[0]),
+            outputs=ctypes.addressof(self._held[1]),
+        )
+
+    def likeliest(self, hidden: Float[Tensor, " dim"], depth: int, count: int) -> Int[Tensor, "depth count"]:
+        """The first heads' likeliest tokens."""
+        state, tokens = hidden.float().contiguous(), torch.empty(depth, count, dtype=torch.long)
+        self._library.likeliest_tokens(
+            ctypes.byref(self._heads), state.data_ptr(), depth, count, torch.get_num_threads(), tokens.data_ptr()
+        )
+        return tokens
+
+
+def packed_matrix(weight: Weight) -> tuple[_Matrix, Tensor, Tensor | None]:
+    """A linear layer for the kernels, and the tensors that it points to."""
+    bias = None
+    if weight.bias is not None:  # in the order of the panels' outputs
+        bias = panels(weight.bias.float()[:, None].expand(-1, 2), weight.gated)[:, 0, 0].contiguous()
+    packed = panels(weight.matrix, weight.gated)
+    outputs, inputs = weight.matrix.shape
+    return _Matrix(packed.data_ptr(), None if bias is None else bias.data_ptr(), outputs, inputs), packed, bias
 
 
 def panels(matrix: Float[Tensor, "out in"], gated: bool = False) -> Tensor:

@@ -1,0 +1,146 @@
+"""A small model that drafts a tree of tokens, grown where it is likeliest to be accepted (EAGLE-2, Li et al., 2024)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from bild_lab.engine.draft import ROOT, Draft, Tree, Verdict
+from bild_lab.engine.drafters.model import LowConfidence
+from bild_lab.engine.protocols import Drafter
+from bild_lab.engine.request import Request
+from bild_lab.engine.sampling import Sampling, precise
+from bild_lab.engine.session import LAST, GrownTree, Growth, Model, Rows, Scores, Session, Want, on_device
+from bild_lab.errors import UserError, require_whole
+
+
+class ModelTreeDrafter(Drafter):
+    """Drafts a tree of up to `nodes` tokens, of which the target can accept one branch.
+
+    A token's chance is the product of the drafter's probabilities along its branch. In each of at most `window`
+    forwards the `width` likeliest leaves grow `children` each; of all tokens the `nodes` likeliest are drafted
+    (EAGLE-2 §4). The tree depends on the drafter's distributions alone, never on a random number. So every drafted
+    token counts as certain (q is one-hot), and speculative sampling is lossless.
+
+    stop: a leaf of which the drafter is sure has one child; an unsure one branches instead of handing over to the
+    target (BiLD's fallback, §3.3, as branching). None: every leaf branches. least: growing ends when no leaf has this
+    chance. Sampled text multiplies the probabilities that it samples from, greedy text those at temperature 1.
+    """
+
+    drafts_trees = True
+
+    def __init__(
+        self,
+        draft: Model,
+        nodes: int,
+        window: int,
+        width: int,
+        children: int,
+        least: float = 0.0,
+        stop: LowConfidence | None = None,
+    ) -> None:
+        for name, value in (("nodes", nodes), ("window", window), ("width", width), ("children", children)):
+            require_whole(name, value, 1)
+        if isinstance(least, bool) or not isinstance(least, int | float) or not 0.0 <= least <= 1.0:
+            raise UserError(f"least is a probability and must lie in [0, 1], got {least!r}; 0 always grows on")
+        self._model = draft
+        sure = None if stop is None else stop.threshold
+        self._growth = Growth(nodes, window, width, children, frozenset(), sure, least)
+        self._session: Session | None = None
+
+    def start(self, request: Request, target: Session) -> None:
+        self._request = request
+        self._session = None  # frees a compiled model's workspace for the next sequence
+        self._session = self._model.start(request.source, request.limits.max_new_tokens, target.forwards, target)
+        self._grown = GrownTree([], [], [], [])
+
+    def propose(self, tokens: list[int]) -> Draft:
+        limits, sampling = self._request.limits, self._request.sampling
+        self._session.rollback(len(tokens) - 1)
+        growth = replace(
+            self._growth,
+            depth=min(self._growth.depth, limits.room(tokens)),
+            end_tokens=limits.end_tokens,
+            temperature=1.0 if sampling.greedy else sampling.temperature,
+        )
+        feed = tokens[self._session.length :]
+        grown = self._session.grow(feed, growth) if sampling.greedy or sampling.plain else None
+        if grown is None:
+            grown = grow(self._session, feed, growth, sampling)
+        self._grown = grown
+        device = self._model.device
+        return Draft(on_device(grown.tokens, device), on_device(grown.parents, device), calls=len(grown.forwards))
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Keep the accepted tokens that have run."""
+        if len(self._grown.forwards) > 1:
+            rows = (self._grown.rows[node] for node in verdict.path)
+            self._session.keep([row for row in rows if row is not None])
+
+
+@dataclass
+class Node:
+    """A token of a growing tree. parent: its index or ROOT. row: see `GrownTree`."""
+
+    token: int
+    parent: int
+    chance: float
+    row: int | None = None
+
+
+def grow(session: Session, feed: list[int], growth: Growth, sampling: Sampling) -> GrownTree:
+    """Run these tokens of the text, then grow a tree behind them, one forward for each level."""
+    nodes: list[Node] = []
+    parents: list[int] = []  # of the rows that have run behind the text
+    forwards = [len(feed)]
+    logits = session.extend(feed, LAST).logits
+    leaves = [ROOT]
+    while True:
+        level = len(nodes)
+        nodes += likeliest_children(logits, leaves, nodes, growth, sampling)
+        growing = [n for n in range(level, len(nodes)) if nodes[n].token not in growth.end_tokens]
+        growing = [n for n in growing if nodes[n].chance >= growth.least]
+        leaves = sorted(sorted(growing, key=lambda n: -nodes[n].chance)[: growth.width])
+        if not leaves or len(forwards) == growth.depth:
+            break
+        for leaf in leaves:
+            nodes[leaf].row = len(parents)
+            above = nodes[leaf].parent
+            parents.append(ROOT if above == ROOT else nodes[above].row)
+        rows = Rows([nodes[leaf].token for leaf in leaves], Tree(torch.tensor(parents, device=logits.device)))
+        logits = session.extend(rows, Want()).logits
+        forwards.append(len(leaves))
+    return likeliest(nodes, growth.nodes, forwards)
+
+
+def likeliest_children(
+    logits: torch.Tensor, leaves: list[int], nodes: list[Node], growth: Growth, sampling: Sampling
+) -> list[Node]:
+    """The likeliest tokens after each leaf, from its row of logits."""
+    probs = precise(logits).softmax(-1)
+    confidence = probs.amax(-1)
+    if not sampling.greedy:
+        probs = sampling.probs(logits)
+    chances, tokens = probs.topk(min(growth.children, probs.shape[-1]))
+    read = torch.cat([confidence[:, None].double(), chances.double(), tokens.double()], -1).tolist()  # one transfer
+    children: list[Node] = []
+    for leaf, (sure, *values) in zip(leaves, read, strict=True):
+        most = 1 if growth.sure is not None and sure >= growth.sure else chances.shape[-1]
+        before = 1.0 if leaf == ROOT else nodes[leaf].chance
+        for chance, token in zip(values[:most], values[chances.shape[-1] :], strict=False):
+            if chance > 0.0:
+                children.append(Node(int(token), leaf, before * chance))
+    return children
+
+
+def likeliest(nodes: list[Node], most: int, forwards: list[int]) -> GrownTree:
+    """The likeliest nodes, in the order grown. A parent is never less likely than its children, and comes first."""
+    kept = sorted(sorted(range(len(nodes)), key=lambda n: -nodes[n].chance)[:most])
+    place = {ROOT: ROOT} | {node: index for index, node in enumerate(kept)}
+    return GrownTree(
+        tokens=[nodes[n].token for n in kept],
+        parents=[place[nodes[n].parent] for n in kept],
+        rows=[nodes[n].row for n in kept],
+        forwards=forwards,
+    )

@@ -1,0 +1,144 @@
+"""CTranslate2 and OpenVINO behind the protocol of a method, timed in the same harness as ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from bild_lab.engine.peers.conversion import converted
+from bild_lab.engine.peers.environment import package_versions
+from bild_lab.engine.peers.process import Worker
+from bild_lab.engine.request import Request
+from bild_lab.engine.sampling import Sampling
+from bild_lab.engine.session import LoadedModel
+from bild_lab.engine.trace import Trace
+from bild_lab.errors import UserError, require_whole
+
+
+class Peer:
+    """Greedy decoding by another engine, in a process of its own that has as many threads as PyTorch has here.
+
+    Outside the clock (`prepare`) the checkpoint is converted and loaded, and the process woken; inside are the
+    decoding and one message each way, about a tenth of a millisecond. versions: of the engine's packages.
+    cache: where converted checkpoints are kept, if not in the cache of bild_lab.
+    Raises UserError without the environment of `make peers`, for a device or a precision that the engine lacks, and for
+    requests that sample.
+    """
+
+    engine: ClassVar[str]
+    packages: ClassVar[tuple[str, ...]]
+    precisions: ClassVar[tuple[torch.dtype, ...]]
+    feeds: ClassVar[None] = None
+    _draft: LoadedModel | None = None
+    _window: int | None = None
+
+    def __init__(self, target: LoadedModel, cache: Path | None = None) -> None:
+        self.versions = package_versions(self.packages)
+        if target.device.type != "cpu":
+            raise UserError(f"{self.engine} is run on a CPU, got {target.device}; set runtime.device=cpu")
+        if target.dtype not in self.precisions:
+            known = " and ".join(map(_plain, self.precisions))
+            raise UserError(
+                f"{self.engine} computes in {known} on a CPU, got {_plain(target.dtype)}; set runtime.dtype=float32"
+            )
+        self._target, self._cache = target, cache
+        self._worker: Worker | None = None
+        self._threads = 0
+
+    def lossless(self, sampling: Sampling) -> bool:
+        return sampling.greedy
+
+    def prepare(self, request: Request) -> None:
+        if not request.sampling.greedy:
+            raise UserError(
+                f"{self.engine} is compared with greedy decoding, got decoding.temperature="
+                f"{request.sampling.temperature}; use decoding=greedy"
+            )
+        if self._worker is None or not self._worker.alive or self._threads != torch.get_num_threads():
+            self._worker, self._threads = None, torch.get_num_threads()
+            self._worker = Worker(self._job())
+        self._worker.wake()
+
+    def decode(self, request: Request, trace: Trace) -> list[int]:
+        self.prepare(request)
+        source, limits = request.source, request.limits
+        new = self._worker.decode(
+            {
+                "encoder": None if source.encoder_ids is None else source.encoder_ids[0].tolist(),
+                "prompt": list(source.prompt),
+                "most": limits.max_new_tokens,
+                "end": sorted(limits.end_tokens),
+            }
+        )
+        return limits.append(source.prompt, new)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In what it computes."""
+        return self._target.dtype
+
+    def pause(self) -> None:
+        """Stop the process until the next request."""
+        if self._worker is not None and self._worker.alive:
+            self._worker.stop()
+
+    def close(self) -> None:
+        """End the process. The next request starts another."""
+        if self._worker is not None:
+            self._worker.close()
+
+    def cpu_seconds(self) -> float:
+        return 0.0 if self._worker is None else self._worker.cpu_seconds()
+
+    def _job(self) -> dict[str, Any]:
+        return {
+            "engine": self.engine,
+            "encoder_decoder": self._target.checkpoint.encoder_decoder,
+            "model": self._converted(self._target),
+            "draft": None if self._draft is None else self._converted(self._draft),
+            "window": self._window,
+            "dtype": _plain(self._target.dtype),
+            "threads": self._threads,
+        }
+
+    def _converted(self, model: LoadedModel) -> str:
+        return str(converted(model.checkpoint, self.engine, self.versions, self._cache))
+
+
+class CTranslate2(Peer):
+    """CTranslate2: greedy search of its Translator or Generator, in float32, its only exact precision on a CPU."""
+
+    engine = "ctranslate2"
+    packages = ("ctranslate2", "transformers")
+    precisions = (torch.float32,)
+
+
+class OpenVINO(Peer):
+    """OpenVINO: GenAI's pipeline; an encoder–decoder, for which GenAI has none, in Transformers' loop (Optimum)."""
+
+    engine = "openvino"
+    packages = ("openvino", "openvino-genai", "optimum-intel", "transformers")
+    precisions = (torch.float32, torch.bfloat16)
+
+
+class OpenVINOSpeculative(OpenVINO):
+    """Speculative decoding of OpenVINO GenAI, for decoder-only models.
+
+    window: how many tokens are drafted in a round.
+    """
+
+    def __init__(self, target: LoadedModel, draft: LoadedModel, window: int, cache: Path | None = None) -> None:
+        require_whole("the draft window", window, 1)
+        super().__init__(target, cache)
+        if target.checkpoint.encoder_decoder:
+            raise UserError(
+                f"OpenVINO decodes speculatively with decoder-only models, got {target.checkpoint.path} "
+                f"({target.checkpoint.config.model_type}); use policy=openvino"
+            )
+        self._draft, self._window = draft, window
+
+
+def _plain(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,170 @@
+"""Trees grown with a draft model: the likeliest tokens, in every engine, whatever was cached before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from bild_lab.engine.draft import ROOT, Verdict
+from bild_lab.engine.drafters import LowConfidence, ModelTreeDrafter
+from bild_lab.engine.drafters.model_tree import grow
+from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.sampling import Sampling
+from bild_lab.engine.session import GrownTree, Growth, Scores, Session
+from bild_lab.errors import UserError
+from tests.policies import in_memory
+from tests.sessions import needs_kernels
+from tests.stubs import SESSION, NextLogits, StubModel
+from tests.tiny import PAD, START, TINY
+
+VOCABULARY = 6
+GREEDY, WARM = Sampling(), Sampling(0.7)
+ENDS = frozenset([2])
+PLAIN = Growth(nodes=7, depth=3, width=3, children=2, end_tokens=ENDS)
+GROWTHS = {
+    "plain": PLAIN,
+    "one level": replace(PLAIN, depth=1),
+    "more nodes than grow": replace(PLAIN, nodes=60),
+    "sure leaves": replace(PLAIN, sure=0.35),
+    "a chain": replace(PLAIN, nodes=3, width=1, children=1),
+    "likely leaves": replace(PLAIN, least=0.1, depth=6, nodes=20),
+}
+
+
+def table(seed: int) -> NextLogits:
+    """Logits that depend on every token of the text."""
+    rows = 2 * torch.randn(50, VOCABULARY, generator=torch.Generator().manual_seed(seed)).double()
+    return lambda tokens: rows[sum((at + 1) * (token + 1) for at, token in enumerate(tokens)) % 50]
+
+
+def by_definition(next_logits: NextLogits, text: list[int], growth: Growth, sampling: Sampling) -> dict:
+    """The branches of the tree and their chances, without a cache and without a session."""
+    every: dict[tuple[int, ...], float] = {}
+    leaves: list[tuple[int, ...]] = [()]
+    for _ in range(growth.depth):
+        new: dict[tuple[int, ...], float] = {}
+        for leaf in leaves:
+            logits = next_logits([*text, *leaf])
+            own = logits.softmax(-1)
+            probs = own if sampling.greedy else (logits / sampling.temperature).softmax(-1)
+            count = 1 if growth.sure is not None and own.max() >= growth.sure else growth.children
+            for token in probs.argsort(descending=True)[:count].tolist():
+                new[(*leaf, token)] = every.get(leaf, 1.0) * float(probs[token])
+        every |= new
+        alive = [leaf for leaf in new if leaf[-1] not in growth.end_tokens and new[leaf] >= growth.least]
+        leaves = sorted(alive, key=lambda leaf: -new[leaf])[: growth.width]
+        if not leaves:
+            break
+    kept = sorted(every, key=lambda leaf: -every[leaf])[: growth.nodes]
+    return {leaf: every[leaf] for leaf in kept}
+
+
+def branches(tokens: list[int], parents: list[int]) -> list[tuple[int, ...]]:
+    found: list[tuple[int, ...]] = []
+    for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+        assert parent < node
+        found.append((*(() if parent == ROOT else found[parent]), token))
+    return found
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("name", GROWTHS)
+def test_the_tree_holds_the_likeliest_branches(name: str, sampling: Sampling) -> None:
+    growth = replace(GROWTHS[name], temperature=sampling.temperature or 1.0)
+    for seed in range(8):
+        session = StubModel(table(seed)).start(Source((0, 1)), 40)
+        tree = grow(session, [1, 3], growth, sampling)
+        expected = by_definition(table(seed), [0, 1, 3], growth, sampling)
+        assert set(branches(tree.tokens, tree.parents)) == set(expected)
+        assert len(tree.forwards) <= growth.depth
+
+
+def test_the_cache_keeps_the_accepted_branch() -> None:
+    """So the drafter runs no token of the text twice."""
+    model = StubModel(table(3))
+    drafter = ModelTreeDrafter(model, nodes=9, window=4, width=2, children=2)
+    drafter.start(Request(Source((0, 1)), Limits(2, 40)), SESSION)
+    text = [0, 1]
+    for _ in range(5):
+        draft = drafter.propose(text)
+        leaf = max(range(len(draft)), key=lambda node: len(branches(draft.token_list, draft.parent_list)[node]))
+        path = [leaf]
+        while (above := draft.parent_list[path[0]]) != ROOT:
+            path.insert(0, above)
+        verdict = Verdict(tuple(path), next_token=5)
+        drafter.observe(draft, Scores(torch.zeros(len(draft) + 1, VOCABULARY)), verdict)
+        text += [*(draft.token_list[node] for node in path), 5]
+        model.fed.clear()
+        drafter.propose(text)
+        assert len(model.fed) - 2 <= 2 * 3  # the deepest token has not run, nor the target's own; then three levels
+        drafter.observe(draft, Scores(torch.zeros(1, VOCABULARY)), Verdict((), 5))
+
+
+@needs_kernels
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("family", ["t5", "llama", "qwen3", "gemma3"])
+def test_a_tree_in_one_program_is_that_of_the_loop(
+    family: str, sampling: Sampling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = in_memory(TINY[family](1), "kernels")
+    source = Source((PAD,), torch.tensor([[5, 9, 12, 1]])) if family == "t5" else Source((START, 5, 9, 12))
+
+    def drafts() -> list[tuple[object, ...]]:
+        found: list[tuple[object, ...]] = []
+        for seed in range(8):
+            request = Request(source, Limits(len(source.prompt), 40, frozenset([3 + 3 * seed, 4 + seed])), sampling)
+            stop = None if seed % 2 else LowConfidence(0.3)
+            drafter = ModelTreeDrafter(model, 4 + seed, 1 + seed % 5, 1 + seed % 4, 1 + seed % 3, 0.01 * seed, stop)
+            session = in_memory(TINY[family](1), "kernels").start(source, 40)
+            drafter.start(request, session)
+            text = list(source.prompt)
+            for _ in range(4):
+                draft = drafter.propose(text)
+                ran = [(forward.rows, forward.cached, forward.scored) for forward in session.forwards]
+                found.append((draft.token_list, draft.parent_list, draft.calls, ran))
+                path = [len(draft) - 1]
+                while (above := draft.parent_list[path[0]]) != ROOT:
+                    path.insert(0, above)
+                drafter.observe(draft, Scores(None), Verdict(tuple(path[: 1 + seed % 4]), 3 + seed))
+                text += [*(draft.token_list[node] for node in path[: 1 + seed % 4]), 3 + seed]
+        return found
+
+    programs = 0
+
+    def counted(session: Session, *asked: object) -> GrownTree | None:
+        nonlocal programs
+        programs += 1
+        return program(session, *asked)
+
+    kind = type(model.start(source, 40))
+    program = kind.grow
+    monkeypatch.setattr(kind, "grow", counted)
+    in_one = drafts()
+    assert programs == len(in_one)
+    monkeypatch.setattr(kind, "grow", lambda *_: None)
+    assert in_one == drafts()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"nodes": 0}, "nodes must be a whole number >= 1, got 0"),
+        ({"width": 1.5}, "width must be a whole number >= 1, got 1.5"),
+        ({"children": None}, "children must be a whole number >= 1, got None"),
+        ({"window": True}, "window must be a whole number >= 1, got True"),
+        ({"least": 2}, r"least is a probability and must lie in \[0, 1\], got 2; 0 always grows on"),
+    ],
+)
+def test_knobs_out_of_range_are_refused(wrong: dict, message: str) -> None:
+    knobs = {"nodes": 4, "window": 2, "width": 2, "children": 2, **wrong}
+    with pytest.raises(UserError, match=message):
+        ModelTreeDrafter(StubModel(table(0)), **knobs)
+
+
+def test_no_branch_is_longer_than_the_text_may_become() -> None:
+    drafter = ModelTreeDrafter(StubModel(table(0)), nodes=20, window=5, width=2, children=2)
+    drafter.start(Request(Source((0, 1)), Limits(2, 4)), SESSION)
+    draft = drafter.propose([0, 1, 3])
+    assert max(map(len, branches(draft.token_list, draft.parent_list))) == draft.calls == 3
