@@ -1,13 +1,14 @@
 """Fixtures that several test modules share."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
+from bild_lab.engine.models import admission
 from bild_lab.engine.models.native import why_no_kernels
 from bild_lab.lab.cli import run_application
 from tests.checkpoints import tiny_checkpoints, write_data
@@ -15,6 +16,15 @@ from tests.engine.peers.fake import run_fake_engines
 
 why_no_kernels(torch.device("cpu"), torch.float32)  # compiles them now: what it says belongs to no test
 torch.set_num_threads(1)  # fastest for tiny models, and leaves the other core to the other half of the tests
+
+
+@pytest.fixture(scope="session", autouse=True)
+def admitted_here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What tiny models were admitted for is kept for these tests only."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setattr(admission, "cache_folder", lambda: folder)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,7 @@ class StubModel:
     dtype: torch.dtype = torch.float32
     engine: str = "stub"
     fed: list[int] = field(default_factory=list)
+    depth: int = 1
 
     def start(self, source: Source, room: int, forwards: list[Forward] | None = None, *_: object) -> StubSession:
         return StubSession(self, list(source.prompt[:-1]))

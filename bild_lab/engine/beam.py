@@ -12,7 +12,7 @@ from bild_lab.engine.draft import ROOT, Tree
 from bild_lab.engine.drafters.windows import FixedWindow
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.sampling import Sampling, precise
-from bild_lab.engine.session import Model, Rows, Session, Want, on_device
+from bild_lab.engine.session import Feed, Model, Rows, Session, Want, on_device
 from bild_lab.engine.trace import Forward, Round, Trace
 from bild_lab.errors import UserError, require_flag, require_whole
 
@@ -85,6 +85,10 @@ class BeamSearch:
     @property
     def engine(self) -> str:
         return self.target.engine
+
+    @property
+    def feeds(self) -> Feed:
+        return Feed.TREES
 
     def lossless(self, sampling: Sampling) -> bool:
         """A beam search does not give the target's greedy text."""

@@ -14,7 +14,7 @@ from torch.nn.functional import cosine_similarity
 from bild_lab.engine.decode import whole
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, precise
-from bild_lab.engine.session import LoadedModel, Rows, Session, Want
+from bild_lab.engine.session import Feed, LoadedModel, Rows, Session, Want
 from bild_lab.engine.trace import Round, Trace
 from bild_lab.errors import UserError
 
@@ -82,6 +82,10 @@ class Calm:
     @property
     def engine(self) -> str:
         return self.target.engine
+
+    @property
+    def feeds(self) -> Feed:
+        return Feed.ROWS
 
     def lossless(self, sampling: Sampling) -> bool:
         return False

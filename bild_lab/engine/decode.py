@@ -10,7 +10,7 @@ import torch
 from bild_lab.engine.protocols import Acceptance, Drafter, Prepares
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import Model, Rows
+from bild_lab.engine.session import Feed, Model, Rows
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError, require_flag
 
@@ -45,6 +45,12 @@ class DraftThenVerify:
     @property
     def engine(self) -> str:
         return self.target.engine
+
+    @property
+    def feeds(self) -> Feed:
+        if self.drafter.drafts_trees:
+            return Feed.TREES
+        return Feed.ROWS if self.drafter.drafts_nothing else Feed.CHAINS
 
     def lossless(self, sampling: Sampling) -> bool:
         return self.verify_tail and self.acceptance.lossless(sampling)
@@ -85,9 +91,9 @@ def rounds(
     while not limits.reached(tokens):
         committed = len(tokens)
         with trace.span("draft"):
-            draft = drafter.propose(tokens)
+            draft = limits.fitting(drafter.propose(tokens), tokens)
         if not verify_tail and limits.reached(tail := limits.append(tokens, draft.token_list)):
-            trace.step(draft, None)
+            trace.step(draft, None, limits.end_tokens)
             yield tail[committed:]
             return
         with trace.span("verify"):
@@ -98,7 +104,7 @@ def rounds(
         drafter.observe(draft, scores, verdict)
         drafted = draft.token_list
         tokens = limits.append(tokens, [*(drafted[node] for node in verdict.path), verdict.next_token])
-        trace.step(draft, verdict)
+        trace.step(draft, verdict, limits.end_tokens)
         yield tokens[committed:]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -66,6 +66,29 @@ class Draft:
                 return index
         return None
 
+    def within(self, depth: int) -> Draft:
+        """The draft without the nodes below this depth. One with probes is returned as it is."""
+        if self.probes is not None or len(self) <= depth or self.depth <= depth:
+            return self
+        kept = [node for node, below in enumerate(self.depths) if below <= depth]  # parents come before children
+        index = torch.tensor(kept, dtype=torch.long, device=self.tokens.device)
+
+        def chosen(held: Tensor | None) -> Tensor | None:
+            return None if held is None else held.index_select(0, index.to(held.device))
+
+        parents = self.parents
+        if parents is not None:
+            new = {old: place for place, old in enumerate(kept)}
+            parents = parents.new_tensor([new.get(self.parent_list[old], ROOT) for old in kept])
+        return replace(
+            self,
+            tokens=chosen(self.tokens),
+            parents=parents,
+            probs=chosen(self.probs),
+            own_probs=chosen(self.own_probs),
+            shape=None,
+        )
+
     def to_host(self, *values: Num[Tensor, " _"]) -> list[list[float]]:
         """These vectors as lists. Tokens and parents are copied along, so a round waits for the device only once."""
         own = {"token_list": self.tokens, "parent_list": self.parents}
@@ -89,12 +112,17 @@ class Draft:
         return list(range(-1, len(self) - 1)) if self.parents is None else self.parents.tolist()
 
     @property
-    def depth(self) -> int:
-        """The length of the longest branch."""
+    def depths(self) -> list[int]:
+        """Each node's place in its branch, from 1."""
         below: list[int] = []
         for parent in self.parent_list:
             below.append(1 if parent == ROOT else below[parent] + 1)
-        return max(below, default=0)
+        return below
+
+    @property
+    def depth(self) -> int:
+        """The length of the longest branch."""
+        return max(self.depths, default=0)
 
 
 def empty_draft(device: torch.device) -> Draft:

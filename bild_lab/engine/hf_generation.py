@@ -21,6 +21,7 @@ class HuggingFaceGenerate:
     """`generate` of Transformers as shipped, with only the request's limits and sampling settings."""
 
     engine = "hf"
+    feeds = None
 
     def lossless(self, sampling: Sampling) -> bool:
         return True
@@ -42,6 +43,7 @@ class HuggingFaceAssisted:
     """
 
     engine = "hf"
+    feeds = None
 
     def lossless(self, sampling: Sampling) -> bool:
         return True
@@ -84,6 +86,7 @@ class HuggingFacePromptLookup:
     """
 
     engine = "hf"
+    feeds = None
 
     def lossless(self, sampling: Sampling) -> bool:
         return True
@@ -115,6 +118,7 @@ class HuggingFaceEarlyExit:
     """
 
     engine = "hf"
+    feeds = None
 
     def lossless(self, sampling: Sampling) -> bool:
         return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import EVERYTHING, Scores, Session, Want
+from bild_lab.engine.session import EVERYTHING, Feed, Scores, Session, Want
 from bild_lab.engine.trace import Trace
 
 
@@ -27,6 +27,7 @@ class Drafter(Protocol):
     """
 
     drafts_trees: bool
+    drafts_nothing: ClassVar[bool] = False
     wants: Want = EVERYTHING
     gives: frozenset[str] = frozenset()
 
@@ -85,6 +86,10 @@ class Method(Protocol):
     @property
     def engine(self) -> str:
         """The engine that runs its forwards: kernels, native, hf, or a peer's own."""
+
+    @property
+    def feeds(self) -> Feed | None:
+        """The most that it feeds the sessions of its models; None if it opens none."""
 
     def lossless(self, sampling: Sampling) -> bool:
         """Whether the output is the target's own: token for token if greedy, else in distribution."""

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from bild_lab.engine.draft import Draft
 from bild_lab.engine.sampling import Sampling
 
 
@@ -34,16 +35,22 @@ class Source:
 class Limits:
     """Where decoding stops: an end token after the prompt, or the length limit.
 
-    Every method's output passes through `append`, so emitted tokens are counted in the same way.
+    Every method's output passes through `append`, so emitted tokens are counted in the same way. positions: how many
+    tokens the models can read; None for any number. A text may fill them, and its last token is never read.
     """
 
     prompt_length: int
     max_new_tokens: int
     end_tokens: frozenset[int] = frozenset()
+    positions: int | None = None
 
     def room(self, tokens: Sequence[int]) -> int:
         """How many more tokens may be emitted."""
         return self.prompt_length + self.max_new_tokens - len(tokens)
+
+    def fitting(self, draft: Draft, tokens: Sequence[int]) -> Draft:
+        """The draft without nodes behind the last position that the models have."""
+        return draft if self.positions is None else draft.within(self.positions - len(tokens))
 
     def reached(self, tokens: Sequence[int]) -> bool:
         return self.room(tokens) <= 0 or (len(tokens) > self.prompt_length and tokens[-1] in self.end_tokens)

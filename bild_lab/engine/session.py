@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -15,7 +16,7 @@ from bild_lab.engine.request import Source
 from bild_lab.engine.trace import Forward
 
 if TYPE_CHECKING:
-    from bild_lab.engine.models.checkpoint import Checkpoint
+    from bild_lab.engine.models.checkpoint import Checkpoint, Prompt
     from bild_lab.engine.models.hf import HuggingFaceModel
 
 
@@ -206,6 +207,14 @@ class Session(Protocol):
         """Move this drafted row (from 0) to the first slot after the cached rows, in these layers."""
 
 
+class Feed(IntEnum):
+    """The most that a method feeds a session behind the prompt: one row at a time, chains of rows, or trees."""
+
+    ROWS = 0
+    CHAINS = 1
+    TREES = 2
+
+
 class Model(Protocol):
     """A model that can start sessions."""
 
@@ -247,11 +256,32 @@ class LoadedModel(Model, Protocol):
     def load(self) -> None:
         """Read the weights now rather than at the first decoding."""
 
+    def admit(self, feed: Feed) -> None:
+        """Raise UserError unless its sessions give the model's own scores, however rows are fed up to `feed`.
+
+        Loads the weights.
+        """
+
+    def text_logits(self, text: Source) -> Float[Tensor, "n vocab"]:
+        """The scores after every token of a text, in one forward."""
+
+    @property
+    def positions(self) -> int | None:
+        """The longest text, in tokens, that it can read; None for any length."""
+
+    @property
+    def session_positions(self) -> int | None:
+        """The longest text of a session. A rotation that changes with the length makes keys in the cache wrong."""
+
+    @property
+    def source_positions(self) -> int | None:
+        """The longest text that its encoder can read."""
+
     @property
     def depth(self) -> int:
         """How many decoder layers it has."""
 
-    def source(self, prompt: str, max_tokens: int | None = None) -> Source:
+    def source(self, prompt: Prompt, max_tokens: int | None = None) -> Source:
         """The prompt as token ids on the device, with the special tokens of the checkpoint's tokenizer."""
 
     def require_layers(self, what: str) -> None:

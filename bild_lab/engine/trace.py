@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -80,17 +80,27 @@ class Trace:
     def span(self, name: str) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def step(self, draft: Draft, verdict: Verdict | None) -> None:
-        """Record one round. Without a verdict the whole draft is accepted unverified."""
-        judged = {} if verdict is None else verdict.stats
+    def step(self, draft: Draft, verdict: Verdict | None, end_tokens: frozenset[int] = frozenset()) -> None:
+        """Record one round. Without a verdict the whole draft is accepted unverified.
+
+        No drafted token behind an end token counts, whether it was accepted or not: a drafter on an accelerator drafts
+        on without looking.
+        """
+        drafted, chain = draft.token_list, draft.parents is None
+        path = range(len(draft)) if verdict is None else verdict.path
+        taken = [drafted[node] for node in path]
+        accepted = until_end(taken, end_tokens)
+        next_token = None if verdict is None else (*taken, verdict.next_token)[accepted]
+        counted = until_end(drafted, end_tokens) if chain else len(drafted)
+        ended = bool(accepted) and taken[accepted - 1] in end_tokens  # nothing more could have been accepted
         self.rounds.append(
             Round(
-                drafted=tuple(draft.token_list),
-                accepted=len(draft) if verdict is None else len(verdict.path),
-                next_token=None if verdict is None else verdict.next_token,
+                drafted=tuple(drafted[:counted]),
+                accepted=accepted,
+                next_token=next_token,
                 draft_calls=draft.calls,
-                branch=None if draft.parents is None else draft.depth,
-                stats={**draft.stats, **judged},
+                branch=None if chain else accepted if ended else draft.depth,
+                stats={**draft.stats, **({} if verdict is None else _first(verdict.stats, counted))},
             )
         )
 
@@ -117,6 +127,16 @@ class Trace:
     @property
     def rollbacks(self) -> int:
         return sum(r.rollback for r in self.rounds)
+
+
+def until_end(tokens: Sequence[int], end_tokens: frozenset[int]) -> int:
+    """How many tokens there are up to the first end token, which is counted too."""
+    return next((place + 1 for place, token in enumerate(tokens) if token in end_tokens), len(tokens))
+
+
+def _first(stats: Stats, count: int) -> Stats:
+    """The statistics of the first `count` drafted tokens."""
+    return {name: value[:count] if isinstance(value, tuple) else value for name, value in stats.items()}
 
 
 @dataclass

@@ -7,19 +7,28 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 from omegaconf import DictConfig
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from bild_lab.engine.models.checkpoint import Checkpoint, require_same_vocabulary, resolve_device, resolve_dtype
+from bild_lab.engine.models.checkpoint import (
+    Checkpoint,
+    LoadedCheckpoint,
+    Prompt,
+    require_same_vocabulary,
+    resolve_device,
+    resolve_dtype,
+)
 from bild_lab.engine.models.hf import HuggingFaceModel, weightless
 from bild_lab.engine.models.native import NativeModel, why_no_kernels, why_not_native
 from bild_lab.engine.models.placement import Placement
 from bild_lab.engine.models.ranks import Ranks
 from bild_lab.engine.protocols import Method, Prepares, Streams
-from bild_lab.engine.request import Limits, Request
+from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import StageTrace, Trace
@@ -64,29 +73,58 @@ class Decoder:
         return self.target.transformers.ranks
 
     def load_weights(self) -> None:
-        """Read the weights now instead of at the first decoding."""
+        """Read the weights now instead of at the first decoding.
+
+        Raises UserError for a model whose sessions would not give its own scores.
+        """
         for model in self.running:
             model.load()
+            if self.method.feeds is not None:
+                model.admit(self.method.feeds)
 
     def request(
         self,
-        prompt: str,
+        prompt: Prompt,
         max_new_tokens: int,
         sampling: Sampling | None = None,
         seed: int = 0,
         max_source_tokens: int | None = None,
     ) -> Request:
-        """Tokenize a prompt and set its limits and sampling."""
+        """Tokenize a prompt (text, token ids or messages) and set its limits and sampling."""
         require_whole("max_new_tokens", max_new_tokens, 1)
         sampling = sampling or Sampling()
         source = self.target.source(prompt, max_source_tokens)
-        limits = Limits(len(source.prompt), max_new_tokens, self.target.checkpoint.end_tokens)
+        positions = self._require_positions(source, max_new_tokens)
+        limits = Limits(len(source.prompt), max_new_tokens, self.target.checkpoint.end_tokens, positions)
         generator = None if sampling.greedy else torch.Generator(self.target.device).manual_seed(seed)
         return Request(source, limits, sampling, generator)
 
+    def _require_positions(self, source: Source, max_new_tokens: int) -> int | None:
+        """How many tokens all models can read; None for any number. Raises UserError for a longer request."""
+        prompt, read = len(source.prompt), len(source.prompt) + max_new_tokens - 1  # the last token is never read
+        limits = []
+        for model in self.running:
+            name = f"{model.checkpoint.path} ({model.checkpoint.config.model_type})"
+            most = model.positions if self.method.feeds is None else model.session_positions
+            if most is not None and read > most:
+                unchanged = "" if most == model.positions else ", as its rotation changes with longer texts"
+                remedy = "" if most == model.positions else ", or use policy=hf_generate"
+                raise UserError(
+                    f"{name} reads at most {most} tokens{unchanged}, got a prompt of {prompt} and {max_new_tokens} new "
+                    f"tokens; lower decoding.max_new_tokens or dataset.max_source_tokens{remedy}"
+                )
+            limits.append(most)
+            longest = 0 if source.encoder_ids is None else source.encoder_ids.shape[1]
+            if (most := model.source_positions) is not None and longest > most:
+                raise UserError(
+                    f"the encoder of {name} reads at most {most} tokens, got a source of {longest}; "
+                    "lower dataset.max_source_tokens"
+                )
+        return min((most for most in limits if most is not None), default=None)
+
     def generate(
         self,
-        prompt: str,
+        prompt: Prompt,
         max_new_tokens: int = 128,
         temperature: float = 0.0,
         top_k: int | None = None,
@@ -96,6 +134,7 @@ class Decoder:
     ) -> Generation:
         """Continue one prompt, or translate it with an encoder–decoder. The trace holds every round and its stages.
 
+        prompt: text, token ids, or the messages of a chat.
         max_source_tokens: a longer prompt is cut to so many tokens; None: never.
         """
         request = self.request(prompt, max_new_tokens, Sampling(temperature, top_k, top_p), seed, max_source_tokens)
@@ -111,7 +150,7 @@ class Decoder:
 
     def stream(
         self,
-        prompt: str,
+        prompt: Prompt,
         max_new_tokens: int = 128,
         temperature: float = 0.0,
         top_k: int | None = None,
@@ -171,16 +210,19 @@ def settled(text: str) -> str:
     return text[: words[-2].start()].rstrip() if len(words) > 2 else ""
 
 
+Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]  # a model in memory and its tokenizer
+
+
 def load(
-    target: str,
-    draft: str | None = None,
+    target: str | Path | Loaded,
+    draft: str | Path | Loaded | None = None,
     policy: str | DictConfig = "bild",
     dtype: str = "float32",
     device: str = "auto",
     engine: str = "auto",
     target_revision: str | None = None,
     draft_revision: str | None = None,
-    second_draft: str | None = None,
+    second_draft: str | Path | Loaded | None = None,
     second_draft_revision: str | None = None,
     compile: bool = False,
     trust_remote_code: bool = False,
@@ -190,7 +232,8 @@ def load(
 ) -> Decoder:
     """A decoder for a pair of checkpoints.
 
-    target, draft, second_draft: a folder, a hub id, toy:large or toy:small.
+    target, draft, second_draft: a folder, a hub id, toy:large or toy:small; or a model in memory with its tokenizer,
+    which runs on hf.
     policy: a name in conf/policy with its knobs as keywords (`fallback=0.6`), or a composed policy.
     engine: kernels (our C++ on a CPU), native (PyTorch), hf, or auto: the first of these that can run the model.
     compile: run native steps with torch.compile, on a GPU with CUDA graphs. The first use of each step takes seconds.
@@ -204,15 +247,17 @@ def load(
     node = compose_policy(policy, knobs) if isinstance(policy, str) else policy
     placement = Placement(device_map, tensor_parallel)
     where, precision = str(placement.home(resolve_device(device))), resolve_dtype(dtype)
-    engine = "hf" if placement.spread and engine == "auto" else engine  # both models run on one engine
-    target_model = load_model(target, target_revision, where, precision, engine, compile, trust_remote_code, placement)
+    in_memory = not all(isinstance(each, str | Path | None) for each in (target, draft, second_draft))
+    on_hf = placement.spread or in_memory
+    engine = "hf" if on_hf and engine == "auto" else engine  # all models run on one engine
+    target_model = any_model(target, target_revision, where, precision, engine, compile, trust_remote_code, placement)
     drafts: list[LoadedModel] = []
 
-    def loading(key: str, path: str | None, revision: str | None) -> Callable[[], LoadedModel]:
+    def loading(key: str, path: str | Path | Loaded | None, revision: str | None) -> Callable[[], LoadedModel]:
         def load_draft() -> LoadedModel:
             if path is None:
                 raise UserError(f"policy {node.name} drafts with a small model; give one with pair.{key} ({key}=)")
-            model = load_model(path, revision, where, precision, engine, compile, trust_remote_code, ON_ONE_DEVICE)
+            model = any_model(path, revision, where, precision, engine, compile, trust_remote_code, ON_ONE_DEVICE)
             drafts.append(model)
             return model
 
@@ -235,6 +280,28 @@ def fits_twice(checkpoint: Checkpoint, dtype: torch.dtype) -> bool:
     return 2 * numbers * dtype.itemsize < psutil.virtual_memory().total
 
 
+def any_model(
+    path: str | Path | Loaded,
+    revision: str | None,
+    device: str,
+    dtype: torch.dtype,
+    engine: str,
+    compile: bool = False,
+    trust_remote_code: bool = False,
+    placement: Placement = ON_ONE_DEVICE,
+) -> LoadedModel:
+    """A model, shared by all decoders of the process unless it was in memory already. Raises like `load_model`."""
+    if isinstance(path, str | Path):
+        return load_model(str(path), revision, device, dtype, engine, compile, trust_remote_code, placement)
+    module, tokenizer = path
+    if engine != "hf" or compile or placement.spread:
+        raise UserError(
+            "a model in memory runs on hf, on one device, got other settings; save it to a folder and give that"
+        )
+    checkpoint = LoadedCheckpoint(type(module).__name__, module=module, own_tokenizer=tokenizer)
+    return HuggingFaceModel(checkpoint, torch.device(device), dtype)
+
+
 @lru_cache(maxsize=4)
 def load_model(
     path: str,
@@ -246,7 +313,7 @@ def load_model(
     trust_remote_code: bool = False,
     placement: Placement = ON_ONE_DEVICE,
 ) -> LoadedModel:
-    """A model, shared by all decoders of the process.
+    """A checkpoint's model, shared by all decoders of the process.
 
     Raises UserError for an unknown engine, for a model that the native engine cannot run, and for a placement that
     the model does not allow.

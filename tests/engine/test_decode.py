@@ -339,3 +339,20 @@ def test_row_scores_stay_exact_over_many_rollbacks() -> None:
         session.keep(range(kept + 1))
         y += [*drafted[:kept], int(scores[kept].argmax())]
         assert torch.allclose(scores[kept], large(y[:-1]), atol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rounds_are_the_same_if_the_drafter_does_not_look_for_end_tokens(seed: int) -> None:
+    """As on an accelerator, where it drafts on behind an end token."""
+    target, draft, source = random_pair("llama", seed)
+    free = autoregressive(oracles("llama", seed)[0], source.prompt, finished(source, 24, NEVER))
+    end = an_end_token(free, len(source.prompt), 5 + seed)
+    found, forwards = [], []
+    for looks in (True, False):
+        drafter = ModelDrafter(draft, 5)
+        drafter.looks = looks
+        tokens, trace = decode(target, drafter, ExactMatch(), source, end=end)
+        found.append((tokens, [(each.drafted, each.accepted, each.next_token) for each in trace.rounds]))
+        forwards.append(trace.draft_calls)
+    assert found[0] == found[1]
+    assert forwards[0] <= forwards[1]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 
 import pytest
+import torch
 
-from bild_lab.engine.trace import StageTrace
+from bild_lab.engine.draft import Draft, Verdict
+from bild_lab.engine.trace import StageTrace, Trace
 
 
 def test_every_span_keeps_its_start_and_end_since_decoding_began(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,3 +27,31 @@ def test_a_span_waits_for_the_device_before_and_after_itself() -> None:
     with StageTrace(synchronize=lambda: events.append("wait")).span("draft"):
         events.append("work")
     assert events == ["wait", "work", "wait"]
+
+
+END = frozenset({1})
+
+
+def test_drafted_tokens_behind_an_end_token_do_not_count() -> None:
+    trace = Trace()
+    draft = Draft(torch.tensor([4, 1, 6, 7]), calls=4)
+    trace.step(draft, Verdict((0, 1, 2), 9, {"distance": (0.1, 0.2, 0.3, 0.4)}), END)  # 7 was rejected, behind the end
+    trace.step(draft, Verdict((0,), 9), END)
+    trace.step(draft, None, END)
+    assert [(each.drafted, each.accepted, each.next_token) for each in trace.rounds] == [
+        ((4, 1), 2, 6),  # the target's own token behind the end token
+        ((4, 1), 1, 9),
+        ((4, 1), 2, None),
+    ]
+    assert trace.rounds[0].stats == {"distance": (0.1, 0.2)}
+    assert trace.rollbacks == 1
+    assert trace.draft_calls == 12  # the forwards that ran
+
+
+def test_a_branch_that_ends_the_text_is_accepted_as_a_whole() -> None:
+    trace = Trace()
+    draft = Draft(torch.tensor([4, 1, 6, 7]), parents=torch.tensor([-1, 0, 1, 2]))
+    trace.step(draft, Verdict((0, 1, 2), 9), END)
+    trace.step(draft, Verdict((0,), 9), END)
+    assert [(each.accepted, each.depth, each.next_token) for each in trace.rounds] == [(2, 2, 6), (1, 4, 9)]
+    assert trace.rollbacks == 1

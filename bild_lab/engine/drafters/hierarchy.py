@@ -80,7 +80,7 @@ class SpeculativeDrafter(Drafter):
 
     def _round(self, text: list[int]) -> tuple[list[int], Tensor, int]:
         """Verify one inner draft. Returns the emitted tokens, the logits of each, and the inner drafter's forwards."""
-        inner = self._drafter.propose(text)
+        inner = self._request.limits.fitting(self._drafter.propose(text), text)
         behind = text[self._session.length : -1]  # not cached yet: the target's token after a fully accepted draft
         rows = inner.under(text[-1])
         if behind:

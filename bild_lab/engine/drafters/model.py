@@ -50,6 +50,7 @@ class ModelDrafter(Drafter):
 
     window: a number, or an object that chooses one before each round, such as `AdaptiveWindow`. Neither
     the window nor `stop` sees the token it decides about, so speculative sampling stays lossless with both.
+    looks: whether each drafted token is read, and an end token ends the draft.
     keeps_probs: give the acceptance rule the drafter's distribution at temperature 1, which cascades need.
 
     With a stop rule a round's statistics hold `confidence`, the largest probability of each forward, and `fallback`,
@@ -66,6 +67,8 @@ class ModelDrafter(Drafter):
         self._stop = stop
         require_flag("keeps_probs", keeps_probs)
         self._keeps_probs = keeps_probs
+        # on an accelerator a fixed window is drafted without reading the tokens, as that would synchronize
+        self.looks = stop is not None or draft.device.type == "cpu"
         self._session: Session | None = None
 
     @property
@@ -92,8 +95,6 @@ class ModelDrafter(Drafter):
         own_probs: list[Tensor] = []
         confidences: list[float] = []
         fallback, calls = False, 0
-        # on an accelerator a fixed window is drafted without reading the tokens, as that would synchronize
-        looks = self._stop is not None or self._model.device.type == "cpu"
         while len(drafted) < window:
             logits = self._session.extend(feed, LAST).logits  # [1, vocab]
             calls += 1
@@ -109,10 +110,10 @@ class ModelDrafter(Drafter):
                 confidences.append(confidence)
                 if fallback := self._stop(confidence):
                     break
-            elif looks:
+            elif self.looks:
                 token = int(chosen)
             drafted.append(chosen)
-            if looks and token in limits.end_tokens:
+            if self.looks and token in limits.end_tokens:
                 break
             feed = chosen
         return Draft(

@@ -11,6 +11,7 @@ class NoDraft(Drafter):
     """Proposes nothing; with any acceptance rule this is ordinary autoregressive decoding."""
 
     drafts_trees = False
+    drafts_nothing = True
 
     def __init__(self, target: Model) -> None:
         self._draft = empty_draft(target.device)

@@ -85,6 +85,12 @@ class Layers(Protocol):
     def draft(self, start: int, tokens: Sequence[int], chain: Chain) -> DraftedChain | None:
         """Run these rows from slot `start` on, and a chain behind them; None if there is no program for it."""
 
+    def forwards(self, start: int, count: int) -> list[tuple[int, int]]:
+        """The forwards that run rows from slot `start` on: the first slot and the number of rows of each.
+
+        They begin before this slot if rows have to run again, because a state cannot be cut.
+        """
+
     def grow(self, start: int, tokens: Sequence[int], growth: Growth) -> GrownTree | None:
         """Run these rows from slot `start` on, and a tree behind them; None if there is no program for it."""
 
@@ -283,16 +289,18 @@ class CachedSession:
             return replace(scores, hidden=(work.states,) * len(work.hidden))
         ran = None if chosen is None else 0 if work.fill else len(chosen)
         first = 0 if work.states is None else chosen[0] if chosen else self.layers.depth
-        self.forwards.append(
-            Forward(
-                self.layers.config,
-                rows=work.count,
-                cached=work.start,
-                scored=self.layers.scored(work),
-                source=self.layers.source,
-                layers=ran,
-                first_layer=first,
-                filled_layers=len(chosen) if work.fill else 0,
+        scored = self.layers.scored(work)
+        for cached, rows in self.layers.forwards(work.start, work.count):
+            self.forwards.append(
+                Forward(
+                    self.layers.config,
+                    rows=rows,
+                    cached=cached,
+                    scored=min(rows, scored),
+                    source=self.layers.source,
+                    layers=ran,
+                    first_layer=first,
+                    filled_layers=len(chosen) if work.fill else 0,
+                )
             )
-        )
         return self.layers.run(work)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,8 +15,11 @@ import torch
 from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
     GenerationConfig,
@@ -42,6 +46,9 @@ HUB_REMEDY = (
     "give a local folder in Hugging Face layout with safetensors weights"
 )
 ACCOUNTS = ("README.md", "metrics.json")  # a training's log files: times and paths, no effect on the weights
+
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
 
 @dataclass(frozen=True)
@@ -100,6 +107,15 @@ class Checkpoint:
         return bool(self.config.is_encoder_decoder)
 
     @property
+    def auto_class(self) -> type[AutoModelForCausalLM | AutoModelForSeq2SeqLM | AutoModelForImageTextToText]:
+        """The class of Transformers that builds the model. One that also reads images is given text alone."""
+        if self.encoder_decoder:
+            return AutoModelForSeq2SeqLM
+        images = type(self.config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+        only_with_images = images and type(self.config) not in MODEL_FOR_CAUSAL_LM_MAPPING
+        return AutoModelForImageTextToText if only_with_images else AutoModelForCausalLM
+
+    @property
     def depth(self) -> int:
         """How many decoder layers the model has."""
         return decoder_depth(self.config)
@@ -110,38 +126,60 @@ class Checkpoint:
 
     @property
     def end_tokens(self) -> frozenset[int]:
-        for ids in (self.generation.eos_token_id, self.config.eos_token_id, self.tokenizer.eos_token_id):
+        configured = getattr(self.config.get_text_config(decoder=True), "eos_token_id", None)
+        for ids in (self.generation.eos_token_id, configured, self.tokenizer.eos_token_id):
             if ids is not None:
                 return frozenset([ids] if isinstance(ids, int) else ids)
         return frozenset()
 
     @property
     def decoder_start(self) -> int:
-        for token in (self.generation.decoder_start_token_id, self.config.decoder_start_token_id):
+        configured = getattr(self.config, "decoder_start_token_id", None)
+        for token in (self.generation.decoder_start_token_id, configured):
             if token is not None:
                 return token
         raise UserError(f"{self.path} names no decoder_start_token_id; add it to its generation_config.json")
 
-    def source(self, prompt: str, max_tokens: int | None = None) -> Source:
-        """Token ids of a prompt, truncated to max_tokens, with the tokenizer's special tokens."""
+    def source(self, prompt: Prompt, max_tokens: int | None = None) -> Source:
+        """The prompt as token ids, at most max_tokens of them.
+
+        prompt: text, to which the tokenizer's special tokens are added; token ids, taken as they are; or messages
+        ("role", "content") for the tokenizer's chat template. Raises UserError for a prompt without tokens, for ids
+        beyond the vocabulary, and for messages without a template.
+        """
         limit = {} if max_tokens is None else {"truncation": True, "max_length": max_tokens}
-        ids = self.tokenizer(prompt, verbose=False, **limit)["input_ids"]
+        if isinstance(prompt, str):
+            ids = self.tokenizer(prompt, verbose=False, **limit)["input_ids"]
+        elif prompt and isinstance(prompt[0], Mapping):
+            ids = self._chat(prompt)[:max_tokens]
+        else:
+            ids = [int(token) for token in prompt][:max_tokens]
+            size = self.config.get_text_config(decoder=True).vocab_size
+            if wrong := [token for token in ids if not 0 <= token < size]:
+                raise UserError(
+                    f"the tokens of a prompt must be from 0 to {size - 1}, got {wrong[0]}; tokenize it anew"
+                )
         if self.encoder_decoder:
             return Source(prompt=(self.decoder_start,), encoder_ids=torch.tensor([ids]))
         if not ids:
             raise UserError(f"the prompt {prompt!r} has no tokens; a decoder-only model needs at least one")
         return Source(prompt=tuple(ids))
 
+    def _chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        if self.tokenizer.chat_template is None:
+            raise UserError(f"the tokenizer of {self.path} has no chat template; give the prompt as text")
+        text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        return self.tokenizer(text, verbose=False, add_special_tokens=False)["input_ids"]
+
     def weights(self, dtype: torch.dtype, **placement: Any) -> PreTrainedModel:
         """Load the model on the CPU, or where these options of `from_pretrained` put it.
 
         Raises UserError if the checkpoint lacks any weight.
         """
-        auto = AutoModelForSeq2SeqLM if self.encoder_decoder else AutoModelForCausalLM
         with no_progress_bars():
             model, info = self._read(
                 "weights",
-                auto.from_pretrained,
+                self.auto_class.from_pretrained,
                 dtype=dtype,
                 use_safetensors=True,
                 output_loading_info=True,
@@ -197,6 +235,13 @@ class Checkpoint:
             raise UserError(f"{self.path} has no config.json; give a folder in Hugging Face layout")
         try:
             return read(self.location, **self._where, **options)
+        except (ImportError, RuntimeError) as error:
+            if (method := quantization(self.config)) is None:
+                raise
+            raise UserError(
+                f"the weights of {self.path} are quantized ({method}) and cannot be read here: {root_cause(error)}; "
+                "install what is missing, or give a checkpoint that is not quantized"
+            ) from error
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             if options.get("local_files_only"):
                 require_hub(
@@ -218,6 +263,40 @@ class Checkpoint:
             f"cannot read the {part} of {self.path}: {detail}; "
             "a checkpoint in Hugging Face layout with safetensors weights is needed"
         )
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedCheckpoint(Checkpoint):
+    """A model and its tokenizer that are in memory already. path: a name for messages."""
+
+    module: PreTrainedModel | None = None
+    own_tokenizer: PreTrainedTokenizerBase | None = None
+
+    @cached_property
+    def config(self) -> PreTrainedConfig:
+        return self.module.config
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return self.own_tokenizer
+
+    @cached_property
+    def generation(self) -> GenerationConfig:
+        return copy.deepcopy(self.module.generation_config) or GenerationConfig.from_model_config(self.config)
+
+    def weights(self, dtype: torch.dtype, **placement: Any) -> PreTrainedModel:
+        if self.module.dtype != dtype:
+            names = [str(each).removeprefix("torch.") for each in (self.module.dtype, dtype)]
+            raise UserError(f"the loaded model is in {names[0]}, and {names[1]} was asked for; set dtype={names[0]!r}")
+        return self.module
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the weights."""
+        digest = hashlib.sha256()
+        for name, weight in sorted(self.module.state_dict().items()):
+            digest.update(name.encode() + weight.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()[:16]
 
 
 def root_cause(error: BaseException) -> str:
@@ -278,6 +357,16 @@ def resolve_dtype(name: str) -> torch.dtype:
     if name not in DTYPES:
         raise UserError(f"runtime.dtype must be one of {', '.join(DTYPES)}, got {name!r}")
     return DTYPES[name]
+
+
+def quantization(config: PreTrainedConfig) -> str | None:
+    """How a checkpoint's weights are quantized, such as awq; None if they are not."""
+    settings = getattr(config, "quantization_config", None)
+    if settings is None:
+        return None
+    named = settings if isinstance(settings, Mapping) else vars(settings)
+    method = named.get("quant_method") or "in an unknown way"
+    return str(getattr(method, "value", method))
 
 
 def decoder_depth(config: PreTrainedConfig) -> int:

@@ -6,7 +6,7 @@ import copy
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -14,30 +14,39 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
     DynamicCache,
     EncoderDecoderCache,
     PreTrainedModel,
 )
 
 from bild_lab.engine.draft import Tree
+from bild_lab.engine.models.admission import Outcome, check, input_device, remembered, whole_logits
 from bild_lab.engine.models.cached_session import CachedSession, Pass
-from bild_lab.engine.models.checkpoint import Checkpoint, decoder_depth
+from bild_lab.engine.models.checkpoint import Checkpoint, Prompt, decoder_depth
 from bild_lab.engine.models.layer_control import (
     Plan,
-    SlotCache,
     decoder_layers,
     following,
     logits_equal,
     sets_positions,
     wrap_layers,
 )
+from bild_lab.engine.models.positions import learned_positions, most_positions
 from bild_lab.engine.models.ranks import ONE_PROCESS, Ranks
+from bild_lab.engine.models.slot_cache import SlotCache, Snapshots
+from bild_lab.engine.models.tree_masks import Branches
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import Prefix, Rows, Scores, Session, Want
+from bild_lab.engine.session import Feed, Growth, Prefix, Rows, Scores, Session, Want
 from bild_lab.engine.trace import Forward
 from bild_lab.errors import UserError
+
+NO_BRANCHES = (
+    "a {} has layers whose state holds all rows that ran, so its drafts cannot branch; use a policy that drafts chains"
+)
+NO_SINGLE_LAYERS = (
+    "a {} has layers whose state holds all rows that ran, so they all run together; choose a policy that does not run "
+    "some of the layers"
+)
 
 
 @dataclass
@@ -58,6 +67,8 @@ class HuggingFaceModel:
     parts: ClassVar[dict[str, int] | None] = None  # on each device, of a model that is spread over several
 
     layers_wanted: bool = field(default=False, init=False)  # whether a method runs only some layers
+    _admitted: Feed | None = field(default=None, init=False)  # what its sessions were checked for
+    _one_by_one: bool = field(default=False, init=False)  # whether they must run one row at a time
 
     @cached_property
     def module(self) -> PreTrainedModel:
@@ -75,9 +86,49 @@ class HuggingFaceModel:
     def depth(self) -> int:
         return self.checkpoint.depth
 
+    @cached_property
+    def positions(self) -> int | None:
+        outline = self._outline
+        decoder = outline.get_decoder() if self.checkpoint.encoder_decoder else outline
+        return learned_positions(decoder, self.checkpoint.config)
+
+    @cached_property
+    def session_positions(self) -> int | None:
+        return most_positions(self._outline)
+
+    @cached_property
+    def source_positions(self) -> int | None:
+        if not self.checkpoint.encoder_decoder:
+            return None
+        return learned_positions(self._outline.get_encoder(), self.checkpoint.config)
+
+    @property
+    def _outline(self) -> PreTrainedModel:
+        return vars(self).get("module") or weightless(self.checkpoint)
+
     def load(self) -> None:
         """Read the weights now rather than at the first decoding."""
         _ = self.module
+
+    def admit(self, feed: Feed) -> None:
+        if self._admitted is not None and self._admitted >= feed:
+            return
+        module = self.module
+
+        def run_checks() -> Outcome | None:
+            return check(module, feed, lambda source, one_by_one: open_session(module, source, one_by_one=one_by_one))
+
+        # processes that share a model must all run the same forwards
+        outcome = run_checks() if self.ranks.count > 1 else remembered(module, feed, run_checks)
+        if outcome is None:  # scores of NaN are looked for in every text
+            return
+        if outcome.failed is not None:
+            raise UserError(outcome.refusal(self.checkpoint.path, self.checkpoint.config.model_type))
+        self._admitted, self._one_by_one = feed, outcome.one_by_one
+
+    @torch.inference_mode()
+    def text_logits(self, text: Source) -> Float[Tensor, "n vocab"]:
+        return whole_logits(self.module, text)
 
     def synchronize(self) -> None:
         """Wait until the device has finished all queued work, in all processes that hold a part of the model."""
@@ -93,6 +144,8 @@ class HuggingFaceModel:
         self.layers_wanted = True
         if "module" in vars(self):
             require_same_by_layers(self.module, self.checkpoint.path)
+        elif not SlotCache(self.checkpoint.config).cuts:
+            raise UserError(NO_SINGLE_LAYERS.format(self.checkpoint.config.model_type))
         elif decoder_layers(weightless(self.checkpoint)) is None:
             raise UserError(
                 f"{what} runs some of the target's layers, and those of {self.checkpoint.path} "
@@ -108,8 +161,7 @@ class HuggingFaceModel:
         target: Session | None = None,
         prefix: Prefix | None = None,
     ) -> CachedSession:
-        layers = ModuleLayers(self.module, source, prefix)
-        return CachedSession(layers, source.prompt, [] if forwards is None else forwards)
+        return open_session(self.module, source, prefix, self._one_by_one, forwards)
 
     @torch.inference_mode()
     def prompt_cache(self, embeddings: Float[Tensor, "p dim"]) -> Prefix:
@@ -127,24 +179,46 @@ class HuggingFaceModel:
         keys, values = (torch.cat(part) for part in parts)
         return Prefix(keys, values)
 
-    def source(self, prompt: str, max_tokens: int | None = None) -> Source:
+    def source(self, prompt: Prompt, max_tokens: int | None = None) -> Source:
         """The prompt as token ids, with the special tokens of the checkpoint's tokenizer."""
         return self.checkpoint.source(prompt, max_tokens).to(self.device)
 
 
+def open_session(
+    module: PreTrainedModel,
+    source: Source,
+    prefix: Prefix | None = None,
+    one_by_one: bool = False,
+    forwards: list[Forward] | None = None,
+) -> CachedSession:
+    """A session of a module, as in `Model.start` and `ModuleLayers`."""
+    layers = ModuleLayers(module, source, prefix, one_by_one)
+    return CachedSession(layers, source.prompt, [] if forwards is None else forwards)
+
+
 class ModuleLayers:
-    """A module's decoder layers and the KV cache of one sequence. A prefix fills the cache's first slots."""
+    """A module's decoder layers and the cache of one sequence. A prefix fills the cache's first slots.
+
+    one_by_one: run rows behind the prompt each in a forward of its own, for a recurrent module that begins several
+    rows from an empty state. Raises UserError for a module that takes no cache.
+    """
 
     longest_joined = None
 
-    def __init__(self, module: PreTrainedModel, source: Source, prefix: Prefix | None = None) -> None:
+    def __init__(
+        self, module: PreTrainedModel, source: Source, prefix: Prefix | None = None, one_by_one: bool = False
+    ) -> None:
         self.module, self.config = module, module.config
         self.device, self.depth = input_device(module), decoder_depth(module.config)
         self.reserved = 0 if prefix is None else prefix.length
         self.source = 0 if source.encoder_ids is None else source.encoder_ids.shape[1]
         self._prefix = prefix
+        self._inputs = inspect.signature(module.forward).parameters
+        self._cache_name = cache_name(module)
         self._encoded: dict[str, Any] = {}
-        self._cache = SlotCache()
+        self._cache = SlotCache(module.config)
+        self._one_by_one = one_by_one
+        self._snapshots = None if self._cache.cuts else Snapshots(self._cache)
         self._past: SlotCache | EncoderDecoderCache = self._cache
         self._ids_name = "input_ids"
         if source.encoder_ids is not None:
@@ -154,32 +228,31 @@ class ModuleLayers:
         with following(Plan(start=0)):
             for layer in range(0 if self.reserved == 0 else prefix.keys.shape[0]):
                 self._cache.update(prefix.keys[None, layer], prefix.values[None, layer], layer)
-        self._keeps_logits = "logits_to_keep" in inspect.signature(module.forward).parameters
+        self._keeps_logits = "logits_to_keep" in self._inputs
         wrap_layers(module)
 
+    @property
+    def stored(self) -> set[int]:
+        """How many rows the layers with keys and values hold; empty if states take the place of all of them."""
+        return self._cache.lengths or ({0} if self._snapshots is None else set())
+
     def run(self, work: Pass) -> Scores:
+        if self._snapshots is not None:
+            return self._run_from_state(work, self._snapshots)
         tree = work.tree
         if tree is None and self.reserved:  # a chain needs a mask too, to hide the prefix
             tree = Tree(torch.arange(-1, work.count - 1, device=work.tokens.device))
         plan = Plan(work.start, work.layers, work.states, work.hidden, work.fill, stop=not work.logits)
         inputs = {} if tree is None else self._placed(tree, work, plan)
-        reads_head = head_input(self.module) if work.head_input else nullcontext([])
-        logits = None
-        with reads_head as read, following(plan):
-            logits = self.module(
-                **self._tokens(work.tokens),
-                **self._encoded,
-                **inputs,
-                **({"logits_to_keep": work.logits} if self._keeps_logits and work.logits else {}),
-                past_key_values=self._past,
-                use_cache=True,
-            ).logits
-        hidden = tuple(plan.outputs[depth].to(self.device) for depth in work.hidden)
-        if not work.logits:
-            return Scores(None, hidden=hidden)
-        logits = logits[0, -work.logits :]
-        read_there = read[0][0, -work.logits :].to(logits.device) if read else None
-        return Scores(logits, read_there, hidden)
+        return self._run(work, plan, inputs)
+
+    def forwards(self, start: int, count: int) -> list[tuple[int, int]]:
+        if self._snapshots is None:
+            return [(start, count)]
+        first, end = self._snapshots.before(start), start + count
+        if self._one_by_one and first:
+            return [(slot, 1) for slot in range(first, end)]
+        return [(first, end - first)]
 
     def draft(self, start: int, tokens: Sequence[int], chain: Chain) -> None:
         """Transformers has no program for a chain."""
@@ -192,11 +265,49 @@ class ModuleLayers:
         return work.logits if self._keeps_logits or not work.logits else work.count
 
     def gather(self, start: int, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
-        taken = torch.tensor([*range(start), *(start + row for row in rows)], device=self.device)
-        for layer in self._cache.layers if layers is None else [self._cache.layers[index] for index in layers]:
-            taken = taken.to(layer.keys.device)  # a spread model has layers on several devices
-            layer.keys = layer.keys.index_select(-2, taken)
-            layer.values = layer.values.index_select(-2, taken)
+        if self._snapshots is not None:
+            raise UserError(NO_BRANCHES.format(self.config.model_type))
+        self._cache.gather(start, list(rows), range(len(self._cache.layers)) if layers is None else layers)
+
+    def _run_from_state(self, work: Pass, snapshots: Snapshots) -> Scores:
+        """Run a chain through layers whose states cannot be cut, behind the rows that have to run again."""
+        if work.tree is not None or self.reserved:
+            raise UserError(NO_BRANCHES.format(self.config.model_type))
+        if work.layers is not None or work.states is not None or work.fill:
+            raise UserError(NO_SINGLE_LAYERS.format(self.config.model_type))
+        forwards, again = self.forwards(work.start, work.count), snapshots.go_back(work.start)
+        tokens = work.tokens if again is None else torch.cat([again, work.tokens])
+        parts = []
+        for (start, count), rows in zip(forwards, tokens.split([count for _, count in forwards]), strict=True):
+            snapshots.add(rows)
+            part = replace(work, start=start, tokens=rows, logits=min(count, work.logits))
+            positions = torch.arange(start, start + count, device=self.device)[None]  # some modules count from 0
+            inputs = {"position_ids": positions} if "position_ids" in self._inputs else {}
+            parts.append(self._run(part, Plan(start, hidden=work.hidden, stop=not work.logits), inputs))
+        return Scores(
+            torch.cat([part.logits for part in parts])[-work.logits :] if work.logits else None,
+            torch.cat([part.head_input for part in parts])[-work.logits :] if work.head_input and work.logits else None,
+            tuple(torch.cat(states)[-work.count :] for states in zip(*(part.hidden for part in parts), strict=True)),
+        )
+
+    def _run(self, work: Pass, plan: Plan, inputs: dict[str, Any]) -> Scores:
+        reads_head = head_input(self.module) if work.head_input else nullcontext([])
+        logits = None
+        with reads_head as read, following(plan):
+            logits = self.module(
+                **self._tokens(work.tokens),
+                **self._encoded,
+                **inputs,
+                **({"logits_to_keep": work.logits} if self._keeps_logits and work.logits else {}),
+                **{self._cache_name: self._past},
+                use_cache=True,
+            ).logits
+        hidden = tuple(plan.outputs[depth].to(self.device) for depth in work.hidden)
+        if not work.logits:
+            return Scores(None, hidden=hidden)
+        logits = logits[0, -work.logits :]
+        read_there = read[0][0, -work.logits :].to(logits.device) if read else None
+        return Scores(logits, read_there, hidden)
 
     def _tokens(self, fed: Int[Tensor, " m"]) -> dict[str, Tensor]:
         """The module's inputs: token ids, or embeddings if the prefix has masks (ids beyond the vocabulary)."""
@@ -218,7 +329,8 @@ class ModuleLayers:
             probe = self._prefix.probe(work.tokens, module.get_input_embeddings().num_embeddings)
             visible[:, : self.reserved] = False if probe is None else probe[:, None]
         if not module.config.is_encoder_decoder:
-            return {"attention_mask": masks_by_kind(module, visible, positions, keys), "position_ids": positions[None]}
+            plan.branches = Branches(start, visible, positions, keys)
+            return {"position_ids": positions[None]} if "position_ids" in self._inputs else {}
         if not sets_positions(module):
             raise UserError(
                 f"tree drafts need a T5, mT5 or decoder-only target, got {module.config.model_type}; "
@@ -228,36 +340,31 @@ class ModuleLayers:
         return {"decoder_attention_mask": additive(visible, module.dtype)[None, None]}
 
 
-def masks_by_kind(
-    module: PreTrainedModel, visible: Bool[Tensor, "m n"], positions: Int[Tensor, " m"], keys: Int[Tensor, " n"]
-) -> Tensor | dict[str, Tensor]:
-    """The additive mask of a tree, [1 1 m n]; one for each kind of layer if some have sliding-window attention.
-
-    Raises UserError for kinds of attention that tree drafts do not support.
-    """
-    config = module.config.get_text_config(decoder=True)
-    window = getattr(config, "sliding_window", None)
-    kinds = list(dict.fromkeys(getattr(config, "layer_types", None) or []))
-    if unknown := set(kinds) - {"full_attention", "sliding_attention"}:
+def cache_name(module: PreTrainedModel) -> str:
+    """The parameter that takes a module's cache. Raises UserError if there is none."""
+    inputs = inspect.signature(module.forward).parameters
+    found = next((name for name in ("past_key_values", "cache_params") if name in inputs), None)
+    if found is None:
         raise UserError(
-            f"tree drafts need full or sliding attention, got a {config.model_type} with {', '.join(sorted(unknown))}; "
-            "use a chain drafter"
+            f"a {module.config.model_type} takes no cache, so no row can be added to a text that has run; "
+            "use policy=hf_generate"
         )
-    whole = additive(visible, module.dtype)[None, None]
-    if window is None or kinds == ["full_attention"] or getattr(config, "use_sliding_window", True) is False:
-        return whole
-    near = (positions[:, None] - keys < window) | (keys < 0)  # a prefix has no position
-    narrow = additive(visible & near, module.dtype)[None, None]
-    if "full_attention" not in kinds:
-        return narrow
-    return {"full_attention": whole, "sliding_attention": narrow}
+    return found
 
 
 def weightless(checkpoint: Checkpoint) -> PreTrainedModel:
-    """The checkpoint's architecture on the meta device, without weights, for checks before they load."""
-    auto = AutoModelForSeq2SeqLM if checkpoint.encoder_decoder else AutoModelForCausalLM
-    with torch.device("meta"):
-        return auto.from_config(copy.deepcopy(checkpoint.config), dtype=torch.bfloat16)
+    """The checkpoint's architecture on the meta device, without weights, for checks before they load.
+
+    Raises UserError for one that Transformers cannot build.
+    """
+    try:
+        with torch.device("meta"):
+            return checkpoint.auto_class.from_config(copy.deepcopy(checkpoint.config), dtype=torch.bfloat16)
+    except (ValueError, ImportError) as error:
+        raise UserError(
+            f"transformers cannot build the model of {checkpoint.path}: {str(error).strip().splitlines()[0]}; "
+            "give a checkpoint of a language model"
+        ) from error
 
 
 def require_same_by_layers(module: PreTrainedModel, name: str) -> None:
@@ -275,12 +382,6 @@ def require_same_by_layers(module: PreTrainedModel, name: str) -> None:
             f"the layers of {name} ({module.config.model_type}) do not give the same one by one as all together; "
             "choose a policy that does not run some of them"
         )
-
-
-def input_device(module: PreTrainedModel) -> torch.device:
-    """The device of a model's tokens and logits. Weights of a spread model may be elsewhere, or on disk."""
-    hook = getattr(module, "_hf_hook", None)  # of Accelerate
-    return module.device if hook is None else torch.empty(0, device=hook.execution_device).device
 
 
 def additive(visible: Bool[Tensor, "m n"], dtype: torch.dtype) -> Float[Tensor, "m n"]:

@@ -15,7 +15,9 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
+
+from bild_lab.engine.models.tree_masks import Branches, follow_branches
 
 
 @dataclass
@@ -25,8 +27,9 @@ class Plan:
     start: the first cache slot that the rows fill. layers: indices of the layers to run; None: all. states:
     [m, dim], the input of the first of them; None: the output of the layer before. hidden: after how many layers to
     collect hidden states, 0 for the embeddings. distances: [m, k], each key's position minus the row's, for T5's
-    position bias; None: those of a chain. fill: stop each layer once its keys and values are stored. stop: end the
-    forward after the last of the layers, before the head. outputs: the collected hidden states.
+    position bias; None: those of a chain. branches: of a tree in a decoder-only model; None: a chain. fill: stop each
+    layer once its keys and values are stored. stop: end the forward after the last of the layers, before the head.
+    outputs: the collected hidden states.
     """
 
     start: int
@@ -36,6 +39,7 @@ class Plan:
     fill: bool = False
     stop: bool = False
     distances: Tensor | None = None
+    branches: Branches | None = None
     outputs: dict[int, Tensor] = field(default_factory=dict)
 
     @property
@@ -67,29 +71,15 @@ def following(plan: Plan) -> Iterator[None]:
         _plan.reset(token)
 
 
-class SlotCache(DynamicCache):
-    """A KV cache that stores rows from the plan's slot `start` on, and drops all rows from there on first.
+def current_plan() -> Plan | None:
+    """The plan of the forward that runs in this thread."""
+    return _plan.get()
 
-    Layers may hold different numbers of rows, as a plan may run only some layers.
-    """
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *rest: Any, **options: Any) -> Any:
-        plan = _plan.get()
-        if layer_idx < len(self.layers) and (layer := self.layers[layer_idx]).is_initialized:
-            # a prefix was stored before the layers ran: move it to the device of its layer
-            keys, values = layer.keys.to(key_states.device), layer.values.to(value_states.device)
-            layer.keys, layer.values = keys[..., : plan.start, :], values[..., : plan.start, :]
-        stored = super().update(key_states, value_states, layer_idx, *rest, **options)
-        if plan.fill:
-            raise KeysStored
-        return stored
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return _plan.get().start
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """How many keys the rows attend to, and the position of the first."""
-        return _plan.get().start + query_length, 0
+def current_branches() -> Branches | None:
+    """The tree of the forward that runs in this thread; None for a chain."""
+    plan = _plan.get()
+    return None if plan is None else plan.branches
 
 
 def decoder_layers(module: PreTrainedModel) -> nn.ModuleList | None:
@@ -105,6 +95,7 @@ def decoder_layers(module: PreTrainedModel) -> nn.ModuleList | None:
 
 def wrap_layers(module: PreTrainedModel) -> None:
     """Wrap every decoder layer so that it follows the plan. A module that is already wrapped is left unchanged."""
+    follow_branches(current_branches)
     layers = decoder_layers(module)
     if layers is None or getattr(layers, "_follows_plan", False):
         return
@@ -143,9 +134,12 @@ def _following_plan(layer: nn.Module, run: Callable[..., Any], index: int, last:
 
 
 def sets_positions(module: PreTrainedModel) -> bool:
-    """Whether an encoder–decoder's rows can be given any position, as in T5."""
+    """Whether an encoder–decoder's rows can be given any position, as in T5: one bias by position for all layers."""
     layers = decoder_layers(module)
-    return layers is not None and _relative_attention(layers[0]) is not None
+    if layers is None:
+        return False
+    attentions = [_relative_attention(layer) for layer in layers]
+    return None not in attentions and [each.has_relative_attention_bias for each in attentions].count(True) == 1
 
 
 def _relative_attention(layer: nn.Module) -> nn.Module | None:

@@ -30,6 +30,7 @@ class Peer:
     engine: ClassVar[str]
     packages: ClassVar[tuple[str, ...]]
     precisions: ClassVar[tuple[torch.dtype, ...]]
+    feeds: ClassVar[None] = None
     _draft: LoadedModel | None = None
     _window: int | None = None
 

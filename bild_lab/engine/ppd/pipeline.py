@@ -18,7 +18,7 @@ from bild_lab.engine.ppd.lanes import Together, two_lanes
 from bild_lab.engine.ppd.theory import require_exit
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import LoadedModel, Rows, Session, Want
+from bild_lab.engine.session import Feed, LoadedModel, Rows, Session, Want
 from bild_lab.engine.trace import Round, Trace
 from bild_lab.errors import UserError, require_whole
 
@@ -72,6 +72,10 @@ class PredictivePipeline:
     @property
     def engine(self) -> str:
         return self.target.engine
+
+    @property
+    def feeds(self) -> Feed:
+        return Feed.TREES
 
     def lossless(self, sampling: Sampling) -> bool:
         return True

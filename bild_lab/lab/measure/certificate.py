@@ -9,13 +9,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from bild_lab.engine.models.admission import tolerance
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import LAST, LoadedModel
 from bild_lab.lab.schema.result import CertificateCounts
 
 EQUAL, TIE, DEFECT = "equal", "numerical tie", "defect"
-SLACK = 4  # a tie may span this many times the numerical noise
+SESSION_DEFECT = "defect of the model's session"
+SLACK = 4  # a tie may span this many times the numerical noise, and noise this many times the roundings of all layers
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,8 @@ def certify(target: LoadedModel, request: Request, tokens: Sequence[int], own: S
     """Compare emitted tokens with the target's own. Both are decoded greedily.
 
     A difference is a numerical tie if the target scores both tokens the same, within a few times its numerical noise.
-    Otherwise it is a defect. A method that changes outputs on purpose has defects too.
+    Otherwise it is a defect. A method that changes outputs on purpose has defects too. Scores that change by more than
+    rounding can explain are a defect of the model's session, which runs rows together and one by one.
     """
     if list(tokens) == list(own):
         return Certificate(EQUAL)
@@ -59,8 +62,20 @@ def certify(target: LoadedModel, request: Request, tokens: Sequence[int], own: S
     noise = max(rounding, float((at_once - one_by_one)[pair].abs().max()))
     gap = float(one_by_one[target_token] - one_by_one[token])
     best, second = one_by_one.topk(2).values.tolist()
-    verdict = TIE if best - float(one_by_one[pair].min()) <= SLACK * noise else DEFECT
+    tied = best - float(one_by_one[pair].min()) <= SLACK * noise
+    largest = float(torch.stack([at_once, one_by_one]).abs().max())
+    verdict = TIE if tied else DEFECT
+    if not noise <= most_noise(target.dtype, target.depth) * largest:
+        verdict = SESSION_DEFECT
     return Certificate(verdict, position, token, target_token, gap, best - second, noise)
+
+
+def most_noise(dtype: torch.dtype, depth: int) -> float:
+    """The most that rounding changes a score, relative to the largest one: two sums per layer, with random signs.
+
+    At least the difference that a model's sessions are admitted with.
+    """
+    return max(tolerance(torch.float32), SLACK * torch.finfo(dtype).eps * (2 * depth) ** 0.5)
 
 
 def scores(target: LoadedModel, request: Request, emitted: Sequence[int], step: int) -> Float[Tensor, " vocab"]:
@@ -75,4 +90,8 @@ def scores(target: LoadedModel, request: Request, emitted: Sequence[int], step: 
 def count_verdicts(certificates: Sequence[Certificate]) -> CertificateCounts:
     """How many examples have each verdict."""
     verdicts = [each.verdict for each in certificates]
-    return CertificateCounts(equal=verdicts.count(EQUAL), ties=verdicts.count(TIE), defects=verdicts.count(DEFECT))
+    return CertificateCounts(
+        equal=verdicts.count(EQUAL),
+        ties=verdicts.count(TIE),
+        defects=verdicts.count(DEFECT) + verdicts.count(SESSION_DEFECT),
+    )

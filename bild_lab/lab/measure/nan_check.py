@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bild_lab.engine.request import Request, Source
-from bild_lab.engine.session import LoadedModel, Want
+from bild_lab.engine.session import LoadedModel
 from bild_lab.errors import UserError
 
 
@@ -32,5 +32,4 @@ def text_logits(model: LoadedModel, request: Request, emitted: Sequence[int]) ->
     """The scores after the prompt and after every emitted token except the last, in one forward."""
     source = request.source
     text = Source((*source.prompt, *emitted[:-1]), source.encoder_ids, source.device)  # a prompt is never compiled
-    logits = model.start(text, 1).extend([text.prompt[-1]], Want(prompt=True)).logits
-    return logits[len(source.prompt) - 1 :]
+    return model.text_logits(text)[len(source.prompt) - 1 :]

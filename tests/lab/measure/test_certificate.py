@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.lab.measure.certificate import DEFECT, EQUAL, TIE, Certificate, certify, count_verdicts
+from bild_lab.lab.measure.certificate import DEFECT, EQUAL, SESSION_DEFECT, TIE, Certificate, certify, count_verdicts
 from bild_lab.lab.schema.result import CertificateCounts
 from tests.stubs import StubModel
 
@@ -63,7 +63,10 @@ def test_what_counts_as_a_tie_is_what_the_targets_own_scores_vary_by() -> None:
         return torch.tensor([0, 0, 0, 5.0, 4.9, 0], dtype=torch.float64)
 
     assert certify(StubModel(logits), REQUEST, [3, 4], [3, 3]).verdict == DEFECT
-    assert certify(Noisy(logits), REQUEST, [3, 4], [3, 3]).verdict == TIE
+    assert certify(Noisy(logits, dtype=torch.bfloat16), REQUEST, [3, 4], [3, 3]).verdict == TIE
+    found = certify(Noisy(logits), REQUEST, [3, 4], [3, 3])  # no rounding in float32 comes to 0.06 nats
+    assert found.verdict == SESSION_DEFECT == "defect of the model's session"
+    assert count_verdicts([found]) == CertificateCounts(equal=0, ties=0, defects=1)
 
 
 def test_a_text_that_goes_on_where_the_target_ends_is_a_defect() -> None:

@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 from transformers import PreTrainedConfig
 
 from bild_lab.engine.models.cached_session import CachedSession, Pass
-from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.checkpoint import Checkpoint, Prompt, quantization
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.native import families, llama, t5
 from bild_lab.engine.models.native.attention import PlacedRows, place_rows
@@ -21,7 +21,7 @@ from bild_lab.engine.models.native.cache import KeyValueCache
 from bild_lab.engine.models.native.compiled import Workspace, roomy
 from bild_lab.engine.models.native.cpu import PackedDecoder
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import Chain, DraftedChain, GrownTree, Growth, Prefix, Scores, Session
+from bild_lab.engine.session import Chain, DraftedChain, Feed, GrownTree, Growth, Prefix, Scores, Session, Want
 from bild_lab.engine.trace import Forward
 
 SPARE_ROWS = 64  # for the branches of a tree and drafts beyond the length limit
@@ -82,7 +82,21 @@ class NativeModel:
         """Read the weights now rather than at the first decoding."""
         _ = self.decoder, self.packed, self.packed_encoder
 
-    def source(self, prompt: str, max_tokens: int | None = None) -> Source:
+    @property
+    def positions(self) -> None:
+        """Rotations and relative positions have no end. Those that change with the length do not run here."""
+        return None
+
+    session_positions = source_positions = positions
+
+    def admit(self, feed: Feed) -> None:
+        """Read the weights. The tests compare these decoders with Transformers, for every architecture they know."""
+        self.load()
+
+    def text_logits(self, text: Source) -> Float[Tensor, "n vocab"]:
+        return self.start(text, 1).extend([text.prompt[-1]], Want(prompt=True)).logits
+
+    def source(self, prompt: Prompt, max_tokens: int | None = None) -> Source:
         return self.transformers.source(prompt, max_tokens)
 
     def require_layers(self, what: str) -> None:
@@ -273,6 +287,9 @@ class NativeLayers:
         """Cross-attention keys and values."""
         return (self.memory[0].keys, self.memory[0].values) if self.memory else None
 
+    def forwards(self, start: int, count: int) -> list[tuple[int, int]]:
+        return [(start, count)]
+
     def scored(self, work: Pass) -> int:
         return work.logits
 
@@ -302,4 +319,6 @@ def why_not_native(config: PreTrainedConfig, dtype: torch.dtype) -> str | None:
     """Why a configuration cannot run natively in this precision, or None if it can."""
     if config.is_encoder_decoder and dtype == torch.float16:
         return "T5 overflows in float16 without the clamping that Transformers does"
+    if (method := quantization(config)) is not None:
+        return f"its weights are quantized ({method})"
     return (t5 if config.is_encoder_decoder else families).why_not(config)

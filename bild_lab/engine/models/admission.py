@@ -1,0 +1,305 @@
+"""Whether a session gives a module's own scores: checked once for each kind of model that runs on Transformers.
+
+Any checkpoint can be loaded, but not every module keeps its cache as sessions need it. So before the first text a
+session runs a short one in all the ways that a method may feed rows, and its logits are compared with those of one
+forward over the whole text without a cache. The outcome is kept in the cache folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import transformers
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from bild_lab.engine.draft import Tree
+from bild_lab.engine.models.positions import most_positions, original_context
+from bild_lab.engine.request import Source
+from bild_lab.engine.session import Feed, Rows
+from bild_lab.errors import UserError
+from bild_lab.files import cache_folder, write_atomically
+
+if TYPE_CHECKING:
+    from bild_lab.engine.models.cached_session import CachedSession
+
+WHOLE = "in one forward without a cache"
+ROW_BY_ROW = "row by row"
+TOGETHER = "several rows at once"
+ROLLED_BACK = "after a rollback"
+KEPT = "after keeping some rows"
+BRANCHING = "in a tree"
+
+# how many keys a row attends to, in configurations
+WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "attention_window_size", "index_topk")
+AFFORDABLE = {"cuda": 1e13}  # weights times rows of a forward that takes well below a second
+AFFORDABLE_ELSEWHERE = 1e10
+PROMPT = 4
+FED = 12  # rows behind the prompt that the checks feed, without the tree's
+PARENTS = (-1, 0, 0, 0, 0, 0, 1, 5)  # of the tree: the second branch lies far from its place in the text
+LEFT, RIGHT = [0, 1, 6], [0, 5, 7]
+GROWN = 3  # its rows that run in a forward before the others
+TREE = len(RIGHT) + 1  # the deepest branch, and a row behind it
+
+REMEDIES = {
+    TOGETHER: "use policy=vanilla or policy=hf_generate, which draft nothing",
+    ROLLED_BACK: "use policy=vanilla or policy=hf_generate, which draft nothing",
+    KEPT: "use policy=vanilla or policy=hf_generate, which draft nothing",
+    BRANCHING: "use a policy that drafts chains, such as speculative or prompt_lookup",
+}
+ELSE = "use policy=hf_generate with measure.baseline=hf_generate, which is decoding by Transformers itself"
+
+Open = Callable[[Source, bool], "CachedSession"]  # a session for this source; whether it runs rows one by one
+
+
+class CheckFailed(Exception):
+    """The scores or the cache of a session are not as they should be."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the checks found.
+
+    rows: the length of the text. differences: for each check that ran, how far the logits are off, relative to their
+    spread. one_by_one: the session had to run each row in a forward of its own. failed: the check that failed, None
+    if none did. problem: what was wrong then. refused: the session refused the check in words of its own.
+    """
+
+    rows: int
+    differences: dict[str, float]
+    one_by_one: bool = False
+    failed: str | None = None
+    problem: str | None = None
+    refused: bool = False
+
+    def refusal(self, name: str, model_type: str) -> str:
+        """The message for a checkpoint with this name."""
+        if self.refused:
+            return f"{name}: {self.problem}"
+        return (
+            f"a session of {name} ({model_type}) must give the model's own logits, but {self.failed} {self.problem}; "
+            f"{REMEDIES.get(self.failed, ELSE)}"
+        )
+
+
+def remembered(module: PreTrainedModel, feed: Feed, run_checks: Callable[[], Outcome | None]) -> Outcome | None:
+    """The outcome of earlier checks of this kind of model, else of these, which is then kept.
+
+    A kind of model is its configuration, precision and kind of device, and the code that runs it.
+    """
+    path = cache_folder() / "admitted" / f"{fingerprint(module, feed)}.json"
+    with suppress(OSError, ValueError, TypeError):
+        return Outcome(**json.loads(path.read_text(encoding="utf-8")))
+    outcome = run_checks()
+    if outcome is not None:
+        with suppress(OSError):  # it is checked again where the cache cannot be written
+            write_atomically(path, json.dumps(asdict(outcome), indent=1).encode())
+    return outcome
+
+
+def fingerprint(module: PreTrainedModel, feed: Feed) -> str:
+    """Identifies everything that the checks depend on, except the values of the weights."""
+    parts = (
+        json.dumps({**module.config.to_dict(), "_name_or_path": None}, sort_keys=True, default=str),
+        str(module.dtype),
+        module.device.type,
+        str(module.config._attn_implementation),
+        torch.__version__,
+        transformers.__version__,
+        feed.name,
+        _code(),
+    )
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+@lru_cache(maxsize=1)
+def _code() -> str:
+    """A hash of the modules that feed a module of Transformers."""
+    names = ("admission", "cached_session", "hf", "layer_control", "positions", "slot_cache", "tree_masks")
+    return hashlib.sha256(b"\0".join(Path(__file__).with_name(f"{name}.py").read_bytes() for name in names)).hexdigest()
+
+
+@torch.inference_mode()
+def check(module: PreTrainedModel, feed: Feed, open_session: Open) -> Outcome | None:
+    """Run a short text in all the ways that a method may feed it; None if the module scores it with NaN.
+
+    feed: what the method feeds at most. open_session: starts a session of the module. A recurrent module may begin
+    several rows from an empty state; then a session that runs them one by one is tried.
+    """
+    outcome = _check(module, feed, open_session, one_by_one=False)
+    if outcome is None or outcome.failed not in (TOGETHER, ROLLED_BACK, KEPT):
+        return outcome
+    slower = _check(module, feed, open_session, one_by_one=True)
+    return outcome if slower is None or slower.failed in (TOGETHER, ROLLED_BACK, KEPT) else slower
+
+
+def _check(module: PreTrainedModel, feed: Feed, open_session: Open, one_by_one: bool) -> Outcome | None:
+    trial = Trial(module, lambda source: open_session(source, one_by_one))
+    differences: dict[str, float] = {}
+    failed = problem = None
+    refused = False
+    try:
+        if bool(trial.score().isnan().any()):
+            return None
+        for difference in trial.run(feed):
+            differences[trial.at] = max(difference, differences.get(trial.at, 0.0))
+            if not difference <= (most := tolerance(module.dtype)):
+                raise CheckFailed(f"they are off by {difference:.2g} of their spread, and {most:.2g} is the most")
+    except UserError as error:
+        failed, problem, refused = trial.at, str(error), True
+    except Exception as error:  # whatever a module raises is its answer
+        failed, problem = trial.at, (str(error).strip().splitlines() or [""])[0][:200]
+        if not isinstance(error, CheckFailed):
+            problem = f"it raises {type(error).__name__}: {problem}"
+    return Outcome(len(trial.text), differences, one_by_one, failed, problem, refused)
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """How far logits may be off, relative to their spread. Some modules compute in float32 whatever the precision."""
+    return 3e-4 if dtype.itemsize > 2 else 0.1
+
+
+class Trial:
+    """A short text and a session that runs it. at: the check that runs now."""
+
+    def __init__(self, module: PreTrainedModel, open_session: Callable[[Source], CachedSession]) -> None:
+        self.at = WHOLE
+        self._module, self._open = module, open_session
+        self._prompt = prompt_length(module)
+        tokens = plain_tokens(module.config, self._prompt + FED + len(PARENTS) + 4)
+        self.text, self._others = tokens[: self._prompt + FED], tokens[self._prompt + FED :]
+        sources = plain_tokens(module.config, 6) if module.config.is_encoder_decoder else None
+        self._device = input_device(module)
+        self._encoder_ids = None if sources is None else torch.tensor([sources], device=self._device)
+
+    def score(self) -> Float[Tensor, "n vocab"]:
+        """The module's own logits of the text."""
+        self._own = self._scored(self.text)
+        return self._own
+
+    def run(self, feed: Feed) -> Iterator[float]:
+        """How far the logits of each group of rows are off."""
+        self._fed = self._prompt - 1  # rows that the session has, the prompt's included
+        self.at = ROW_BY_ROW
+        other = self._open(self._source(self._others[:2]))  # a text of its own, which must leave no trace
+        other.extend(self._others[1:2])
+        self._session = self._open(self._source(self.text[: self._prompt]))
+        for wrong in self._others[:3]:
+            yield self._feed(1)
+            other.extend([wrong])
+        self._require_growth()
+        if feed > Feed.ROWS:
+            yield from self._chains()
+            self._require_growth()
+        if feed > Feed.CHAINS:
+            yield from self._tree()
+
+    def _require_growth(self) -> None:
+        if (held := self._session.layers.stored) - {self._fed}:
+            raise CheckFailed(f"the cache holds {max(held)} rows where {self._fed} were fed")
+
+    def _chains(self) -> Iterator[float]:
+        self.at = TOGETHER
+        yield self._feed(3)
+        self.at = ROLLED_BACK
+        yield self._feed(1, wrong=2)
+        self._session.rollback(self._fed)
+        yield self._feed(2)
+        for wrong in self._others[:2]:  # one forward each, as a drafter does
+            self._session.extend([wrong])
+        self._session.rollback(self._fed)
+        yield self._feed(1)
+        self.at = KEPT
+        yield self._feed(1, wrong=2)
+        self._session.keep([0])
+        yield self._feed(2)
+        self._session.rollback(self._fed)
+
+    def _tree(self) -> Iterator[float]:
+        self.at = BRANCHING
+        rows, behind = self._others[: len(PARENTS)], self._others[len(PARENTS)]
+        shapes = [Tree(torch.tensor(PARENTS[:count], device=self._device)) for count in (GROWN, len(PARENTS))]
+        parts = [Rows(rows[:GROWN], shapes[0]), Rows(rows[GROWN:], shapes[1])]  # a tree may grow in several forwards
+        logits = torch.cat([self._session.extend(part).logits for part in parts])
+        left, right = ([rows[node] for node in branch] for branch in (LEFT, RIGHT))
+        yield self._difference(logits[LEFT], self._scored([*self.text, *left])[-3:])
+        own = self._scored([*self.text, *right, behind])
+        yield self._difference(logits[RIGHT], own[-4:-1])
+        self._session.keep(RIGHT)
+        yield self._difference(self._session.extend([behind]).logits, own[-1:])
+
+    def _feed(self, count: int, wrong: int = 0) -> float:
+        """Feed the next rows of the text and some wrong ones behind them, and compare."""
+        rows = [*self.text[self._fed : self._fed + count], *self._others[:wrong]]
+        own = self._own[self._fed : self._fed + count]
+        self._fed += count
+        return self._difference(self._session.extend(rows).logits[:count], own)
+
+    def _source(self, text: Sequence[int]) -> Source:
+        return Source(tuple(text), self._encoder_ids, self._device)
+
+    def _scored(self, text: Sequence[int]) -> Float[Tensor, "n vocab"]:
+        return whole_logits(self._module, self._source(text))
+
+    def _difference(self, ours: Float[Tensor, "m vocab"], own: Float[Tensor, "m vocab"]) -> float:
+        """The rows' distances relative to the spread of the module's logits: of the worst row, or the middle one.
+
+        In half precision a rounding may send a single row to other experts.
+        """
+        ours, own = (logits.double().nan_to_num(posinf=0.0, neginf=0.0) for logits in (ours, own.to(ours.device)))
+        spread = (own - own.mean(-1, keepdim=True)).norm(dim=-1).clamp(min=1e-30)
+        distances = (ours - own).norm(dim=-1) / spread
+        return float(distances.max() if self._module.dtype.itemsize > 2 else distances.median())
+
+
+def whole_logits(module: PreTrainedModel, text: Source) -> Float[Tensor, "n vocab"]:
+    """A module's logits of a text, by one forward without a cache."""
+    ids = torch.tensor([text.prompt], device=text.device)
+    if text.encoder_ids is None:
+        return module(input_ids=ids, use_cache=False).logits[0]
+    return module(input_ids=text.encoder_ids, decoder_input_ids=ids, use_cache=False).logits[0]
+
+
+def input_device(module: PreTrainedModel) -> torch.device:
+    """The device of a model's tokens and logits. Weights of a spread model may be elsewhere, or on disk."""
+    hook = getattr(module, "_hf_hook", None)  # of Accelerate
+    return module.device if hook is None else torch.empty(0, device=hook.execution_device).device
+
+
+def prompt_length(module: PreTrainedModel) -> int:
+    """A prompt long enough that the rows behind it are beyond the windows and the original context, if affordable."""
+    config = module.config.get_text_config(decoder=True)
+    behind = FED + TREE
+    most = most_positions(module)
+    room = behind + PROMPT if most is None else max(behind + 1, most)
+    short = 1 if module.config.is_encoder_decoder else min(PROMPT, room - behind)
+    weights = sum(weight.numel() for weight in module.parameters())
+    affordable = AFFORDABLE.get(module.device.type, AFFORDABLE_ELSEWHERE) / weights
+    sizes = {size for name in WINDOWS if isinstance(size := getattr(config, name, None), int) and size > 0}
+    lengths = {size + 2 for size in sizes}
+    if (chunk := getattr(config, "attention_chunk_size", None)) is not None:
+        lengths.add(chunk * (2 + FED // chunk) - FED - 1)  # the tree's first row ends a chunk
+    if (context := original_context(config)) is not None:
+        lengths.add(context + 2)
+    fitting = [length for length in lengths if length <= affordable and (most is None or length + behind <= most)]
+    return max([short, *fitting])
+
+
+def plain_tokens(config: PreTrainedConfig, count: int) -> list[int]:
+    """Random tokens without those that have a meaning of their own, such as padding, the end, or an image."""
+    described = {**config.to_dict(), **config.get_text_config(decoder=True).to_dict()}
+    named = {name: ids for name, ids in described.items() if name.endswith(("token_id", "token_ids", "token_index"))}
+    special = {token for ids in named.values() for token in (ids if isinstance(ids, list) else [ids])}
+    vocabulary = config.get_text_config(decoder=True).vocab_size
+    drawn = torch.randint(vocabulary, (4 * count + 64,), generator=torch.Generator().manual_seed(0)).tolist()
+    plain = [token for token in drawn if token not in special]
+    return plain[:count]

@@ -1,0 +1,208 @@
+"""A session must give the module's own scores in every way it is fed, or is refused; each check catches its fault."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from bild_lab.engine.models import admission, hf
+from bild_lab.engine.models.admission import BRANCHING, KEPT, ROLLED_BACK, ROW_BY_ROW, TOGETHER, Outcome, check
+from bild_lab.engine.models.cached_session import CachedSession
+from bild_lab.engine.models.hf import ModuleLayers, open_session
+from bild_lab.engine.models.slot_cache import SNAPSHOTS, SlotCache, Snapshots
+from bild_lab.engine.models.tree_masks import Branches
+from bild_lab.engine.request import Source
+from bild_lab.engine.session import Feed
+from bild_lab.errors import UserError
+from bild_lab.lab.load import load
+from scripts.models_tried import in_memory, try_architecture
+from scripts.tiny_architectures import ALL, build, word_tokenizer
+from tests.policies import shipped
+from tests.stubs import uncached
+
+FEEDS = {
+    "gemma3_text": Feed.TREES,  # two kinds of windows, each with its rotation
+    "llama4_text": Feed.TREES,  # chunks
+    "gpt2": Feed.TREES,  # learned positions
+    "t5": Feed.TREES,
+    "qwen2_5_vl": Feed.TREES,  # reads images too
+    "bart": Feed.CHAINS,
+    "bloom": Feed.CHAINS,  # attention biased by the distance in the cache
+    "mamba": Feed.CHAINS,
+    "mamba2": Feed.CHAINS,
+    "lfm2": Feed.CHAINS,
+    "qwen3_next": Feed.CHAINS,
+    "bamba": Feed.CHAINS,  # counts positions from 0 in every forward
+    "fsmt": Feed.ROWS,
+}
+REFUSED = {
+    ("bloom", Feed.TREES): (BRANCHING, "they are off by"),
+    ("mamba2", Feed.TREES): (BRANCHING, "its drafts cannot branch; use a policy that drafts chains"),
+    ("fsmt", Feed.CHAINS): (TOGETHER, "they are off by"),  # drafted rows see those behind them
+    ("switch_transformers/capacity", Feed.CHAINS): (TOGETHER, "they are off by"),
+    ("recurrent_gemma", Feed.ROWS): (ROW_BY_ROW, "they are off by"),  # its state is in the module, for all sessions
+    ("openai-gpt", Feed.ROWS): (ROW_BY_ROW, "takes no cache"),
+    ("minimax", Feed.ROWS): (ROW_BY_ROW, "it raises ValueError: MiniMax uses cache of its own"),
+}
+
+
+def checked(module: PreTrainedModel, feed: Feed) -> Outcome:
+    return check(module, feed, lambda source, one_by_one: open_session(module, source, one_by_one=one_by_one))
+
+
+@pytest.mark.parametrize("name", FEEDS)
+def test_a_module_that_scores_alike_however_it_is_fed_is_admitted(name: str) -> None:
+    outcome = checked(build(name), FEEDS[name])
+    assert (outcome.failed, outcome.problem) == (None, None)
+    assert len(outcome.differences) == 1 + 3 * (FEEDS[name] > Feed.ROWS) + (FEEDS[name] > Feed.CHAINS)
+    assert outcome.one_by_one == (name == "mamba")  # which begins several rows from an empty state
+
+
+@pytest.mark.parametrize(("name", "feed"), REFUSED)
+def test_a_module_that_does_not_is_refused_with_the_check_that_failed(name: str, feed: Feed) -> None:
+    outcome = checked(build(name), feed)
+    assert outcome.failed == REFUSED[name, feed][0]
+    assert REFUSED[name, feed][1] in outcome.problem
+
+
+def without_visibility(self: Branches, own: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    return lambda b, h, row, key: own(b, h, self.positions[row - self.start], self.keys[key])
+
+
+def without_positions(self: Branches, own: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    return lambda b, h, row, key: own(b, h, row, key) & self.visible[row - self.start, key]
+
+
+FAULTS = {
+    "a cache that keeps nothing": ("llama", (SlotCache, "get_seq_length", lambda *_: 0), ROW_BY_ROW),
+    "rows that are lost": ("llama", (ModuleLayers, "stored", property(lambda _: {3})), ROW_BY_ROW),
+    "a rollback that drops nothing": ("llama", (CachedSession, "rollback", lambda *_: None), ROLLED_BACK),
+    "a choice of rows that keeps all": ("llama", (CachedSession, "keep", lambda *_: None), KEPT),
+    "rows that see other branches": ("llama", (Branches, "mask", without_visibility), BRANCHING),
+    "windows counted in cache slots": ("mistral/window", (Branches, "mask", without_positions), BRANCHING),
+    "a path that is not moved": ("llama", (ModuleLayers, "gather", lambda *_: None), BRANCHING),
+    "a state that is not saved": ("mamba2", (Snapshots, "go_back", lambda *_: None), ROLLED_BACK),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_check_catches_a_fault_of_its_kind(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, (owner, part, planted), failing = FAULTS[fault]
+    monkeypatch.setattr(owner, part, planted)
+    assert checked(build(name), Feed.TREES).failed == failing
+
+
+def test_the_prompt_of_the_check_reaches_beyond_the_window_if_that_is_affordable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = build("mistral/window")  # its window has 8 rows
+    assert admission.prompt_length(module) == 10
+    assert admission.prompt_length(build("llama/yarn")) == 26  # its original context has 24
+    monkeypatch.setattr(admission, "AFFORDABLE_ELSEWHERE", 1.0)
+    assert admission.prompt_length(module) == 4
+
+
+def test_logits_that_are_no_numbers_are_no_verdict() -> None:
+    module = build("llama")
+    module.lm_head.weight.data[5] = torch.nan
+    assert checked(module, Feed.ROWS) is None
+
+
+def test_an_outcome_is_remembered_for_its_kind_of_model_until_the_code_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "cache_folder", lambda: tmp_path)
+    runs: list[str] = []
+    run = admission.check
+    monkeypatch.setattr(hf, "check", lambda *args: runs.append("run") or run(*args))
+    for seed, more in ((0, 1), (1, 0)):  # other weights are the same kind of model
+        in_memory(build("llama", seed), "llama").admit(Feed.CHAINS)
+        assert len(runs) == more + (seed > 0)
+    (file,) = (tmp_path / "admitted").iterdir()
+    assert json.loads(file.read_text())["differences"].keys() == {ROW_BY_ROW, TOGETHER, ROLLED_BACK, KEPT}
+    in_memory(build("llama"), "llama").admit(Feed.TREES)  # more is asked of it
+    in_memory(build("llama/gelu"), "llama").admit(Feed.CHAINS)
+    monkeypatch.setattr(admission, "_code", lambda: "changed")
+    in_memory(build("llama"), "llama").admit(Feed.CHAINS)
+    assert len(runs) == 4
+    file.write_text("damaged")
+    monkeypatch.undo()
+    in_memory(build("llama"), "llama").admit(Feed.CHAINS)
+
+
+def test_a_refusal_comes_before_any_text_and_names_what_would_be_exact() -> None:
+    pair = (build("fsmt"), word_tokenizer())
+    decoder = load(pair, policy=shipped("prompt_lookup"))
+    with pytest.raises(
+        UserError, match=r"FSMT.* \(fsmt\) must give the model's own logits, but several rows at once"
+    ) as told:
+        decoder.load_weights()
+    assert "are off by 0." in str(told.value)
+    assert "use policy=vanilla or policy=hf_generate" in str(told.value)
+    assert load(pair, policy=shipped("vanilla")).generate([5, 9, 12], 4).token_ids
+    peer = load((build("openai-gpt"), word_tokenizer()), policy=shipped("hf_generate"))  # opens no session
+    assert len(peer.generate([5, 9, 12], 4).token_ids) > 0
+
+
+@pytest.mark.parametrize("name", ["mamba2", "jamba"])
+def test_a_state_that_cannot_be_cut_goes_back_any_way(name: str) -> None:
+    module = build(name)
+    source = Source((5, 9, 12, 30))
+    session, whole = open_session(module, source, one_by_one=name == "jamba"), uncached(module, source)
+    text = [5, 9, 12, 30]
+    session.extend([30])
+    for token in range(3, 3 + SNAPSHOTS + 4):  # more forwards than states are kept
+        session.extend([token])
+    session.rollback(5)
+    rows = [3, 21, 22]
+    scores = session.extend(rows[1:]).logits
+    expected = torch.stack([whole([*text, *rows[:2]]), whole([*text, *rows])])
+    torch.testing.assert_close(scores, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_rows_that_run_again_are_counted() -> None:
+    module = build("mamba2")
+    session = open_session(module, Source((5, 9, 12)))
+    session.extend([12])
+    session.extend([7, 8, 20, 21])
+    session.keep([0, 1])
+    session.extend([22, 23])  # behind the two rows that were kept
+    assert [(each.cached, each.rows) for each in session.forwards] == [(0, 3), (3, 4), (3, 4)]
+    session = open_session(module, Source((5, 9, 12)), one_by_one=True)
+    session.extend([12])
+    session.extend([7, 8])
+    assert [(each.cached, each.rows) for each in session.forwards] == [(0, 3), (3, 1), (4, 1)]
+
+
+def test_layers_with_a_state_run_all_together() -> None:
+    with pytest.raises(UserError, match="a mamba2 has layers whose state holds all rows that ran, so they all run"):
+        load((build("mamba2"), word_tokenizer()), policy="early_exit_speculative", exit_layer=2)
+
+
+@pytest.mark.slow
+def test_a_model_that_reads_images_decodes_text_from_its_files(tmp_path: Path) -> None:
+    build("qwen2_5_vl").save_pretrained(tmp_path)
+    word_tokenizer().save_pretrained(tmp_path)
+    texts = [
+        load(tmp_path, policy=shipped(policy)).generate("w5 w9 w12", 8).token_ids
+        for policy in ("hf_generate", "vanilla")
+    ]
+    assert texts[0] == texts[1] and len(texts[0]) == 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALL)
+def test_every_architecture_is_exact_or_refused(name: str) -> None:
+    tried = try_architecture(name)
+    assert tried.faults == {}
+
+
+@pytest.mark.slow
+def test_a_text_that_is_not_the_targets_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hf.HuggingFaceModel, "admit", lambda *_: None)  # what the checks prevent
+    assert try_architecture("fsmt").faults["speculative"].startswith("WRONG")

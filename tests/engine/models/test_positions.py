@@ -1,0 +1,102 @@
+"""Texts up to the last position that a model has are exact; longer ones are refused in words."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from bild_lab.engine.draft import Draft
+from bild_lab.engine.models.positions import learned_positions, most_positions
+from bild_lab.engine.request import Limits
+from bild_lab.errors import UserError
+from bild_lab.lab.load import Loaded, load
+from scripts.tiny_architectures import build, configuration, relative_of, word_tokenizer
+from tests.policies import shipped
+
+PROMPT = [5, 9, 12, 30, 7, 9, 12]
+POSITIONS = 20
+
+
+def short_gpt2(positions: int = POSITIONS) -> PreTrainedModel:
+    config = configuration("gpt2")
+    config.n_positions, config.eos_token_id = positions, None
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+def loaded(module: PreTrainedModel) -> Loaded:
+    return module, word_tokenizer()
+
+
+@pytest.mark.parametrize(
+    "policy", ["vanilla", "hf_generate", "speculative", "prompt_lookup", "speculative_hierarchy", "beam"]
+)
+def test_a_text_fills_every_position(policy: str) -> None:
+    module = short_gpt2()
+    pair = {"draft": loaded(relative_of(module)), "second_draft": loaded(relative_of(module, 0.1))}
+    wanted = POSITIONS + 1 - len(PROMPT)  # the last token is never read
+    decoder = load(loaded(module), policy=shipped(policy), **pair)
+    found = decoder.generate(PROMPT, wanted).token_ids
+    assert len(found) <= wanted
+    if policy != "beam":
+        assert found == load(loaded(module), policy=shipped("hf_generate")).generate(PROMPT, wanted).token_ids
+    message = "GPT2LMHeadModel .gpt2. reads at most 20 tokens, got a prompt of 7 and 15 new tokens; lower"
+    with pytest.raises(UserError, match=message):
+        decoder.generate(PROMPT, wanted + 1)
+
+
+def test_a_drafter_with_fewer_positions_than_the_text_is_refused() -> None:
+    decoder = load(loaded(short_gpt2()), loaded(short_gpt2(17)), policy=shipped("speculative"))
+    assert len(decoder.generate(PROMPT, 11).token_ids) > 0
+    with pytest.raises(UserError, match="reads at most 17 tokens, got a prompt of 7 and 12 new tokens"):
+        decoder.generate(PROMPT, 12)
+
+
+def test_a_source_beyond_the_encoders_positions_is_refused() -> None:
+    decoder = load(loaded(build("bart")), policy=shipped("vanilla"))
+    with pytest.raises(
+        UserError, match="the encoder of BartForConditionalGeneration .bart. reads at most 128 tokens, got a"
+    ):
+        decoder.generate([5] * 129, 4)
+
+
+@pytest.mark.parametrize("name", ["llama/dynamic", "phi3/longrope"])
+def test_a_rotation_that_changes_with_the_length_ends_a_session_but_not_generate(name: str) -> None:
+    module = build(name)
+    assert len(load(loaded(module), policy=shipped("hf_generate")).generate(PROMPT, 30).token_ids) > 0
+    with pytest.raises(
+        UserError, match="at most 24 tokens, as its rotation changes with longer texts, .* policy=hf_generate"
+    ):
+        load(loaded(module), policy=shipped("vanilla")).generate(PROMPT, 30)
+
+
+@pytest.mark.parametrize(
+    ("name", "decoder", "whole"),
+    [("gpt2", 128, 128), ("opt", 128, 128), ("ctrl", 128, 128), ("llama", None, None), ("phi3/longrope", None, 24)],
+)
+def test_positions_are_those_of_tables_or_of_a_changing_rotation(
+    name: str, decoder: int | None, whole: int | None
+) -> None:
+    module = build(name)
+    assert learned_positions(module, module.config) == decoder
+    assert most_positions(module) == whole
+
+
+def test_a_draft_loses_the_nodes_behind_the_last_position() -> None:
+    limits = Limits(prompt_length=2, max_new_tokens=9, positions=5)
+    chain = Draft(torch.tensor([4, 5, 6]), probs=torch.eye(3))
+    cut = limits.fitting(chain, [1, 2, 3])
+    assert cut.tokens.tolist() == [4, 5] and cut.probs.shape == (2, 3)
+    assert limits.fitting(chain, [1, 2]) is chain
+    assert Limits(2, 9).fitting(chain, [1, 2, 3, 4, 5]) is chain
+    #  4    5
+    #  |   / \\
+    #  6  7   8
+    tree = Draft(torch.tensor([4, 6, 5, 7, 8]), parents=torch.tensor([-1, 0, -1, 2, 2]))
+    assert limits.fitting(tree, [1, 2, 3]) is tree
+    cut = limits.fitting(tree, [1, 2, 3, 4])
+    assert (cut.token_list, cut.parent_list, cut.tree.parents.tolist()) == ([4, 5], [-1, -1], [-1, 0, 0])
+    deeper = Draft(torch.tensor([4, 6, 5, 7, 8]), parents=torch.tensor([-1, 0, 1, 0, 3]))
+    cut = limits.fitting(deeper, [1, 2, 3])
+    assert (cut.token_list, cut.parent_list) == ([4, 6, 7], [-1, 0, 0])
