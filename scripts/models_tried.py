@@ -1,6 +1,6 @@
-"""Try the engine `hf` on many small random architectures, and write docs/models.md: python scripts/models_tried.py
+"""Try the engine `hf` on many small random architectures, and write docs/models.md: python -m scripts.models_tried
 
-With names (python scripts/models_tried.py gemma2 mamba) it prints the rows of these architectures only.
+With names (python -m scripts.models_tried gemma2 mamba) it prints the rows of these architectures only.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from bild_lab.lab.build import build_method
 from bild_lab.lab.cli import run_application
 from bild_lab.lab.config import compose_policy
 from bild_lab.lab.load import Decoder
-from scripts.tiny_architectures import ALL, VOCABULARY, build, relative_of, word_tokenizer
+from tests.tiny_architectures import ALL, VOCABULARY, build, relative_of, word_tokenizer
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "models.md"
 TABLE = "<!-- the table is written by scripts/models_tried.py -->\n"
@@ -165,7 +165,7 @@ def page(tried: Sequence[Tried]) -> str:
 def main() -> None:
     names = sys.argv[1:] or list(ALL)
     if unknown := sorted(set(names) - set(ALL)):
-        raise UserError(f"an architecture of scripts/tiny_architectures.py is needed, got {unknown[0]!r}")
+        raise UserError(f"an architecture of tests/tiny_architectures.py is needed, got {unknown[0]!r}")
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as cache:

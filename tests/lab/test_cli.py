@@ -138,6 +138,7 @@ def test_a_failure_is_forgotten_once_its_point_succeeds(
     ]
 
 
+@pytest.mark.slow
 def test_an_experiment_file_sweeps_without_being_asked(command: Command, base: list[str]) -> None:
     code, printed = command("experiment=quickstart", *base, "runtime.dtype=float32", "policy.fallback=0.3,0.6")
     assert code == 0, printed
@@ -189,6 +190,7 @@ def test_without_a_baseline_there_is_no_speedup(command: Command, base: list[str
     assert pd.read_csv("outputs/tested/sweep.csv")["speedup"].isna().all()
 
 
+@pytest.mark.slow
 def test_a_whole_number_is_the_same_point_however_it_is_written(command: Command, base: list[str]) -> None:
     command(*base, "policy.rollback=2.0")
     code, printed = command(*base, "policy.rollback=2")
@@ -234,6 +236,7 @@ def test_what_a_killed_write_left_is_never_read(command: Command, base: list[str
     assert code == 0, printed
 
 
+@pytest.mark.slow
 def test_a_sweep_begun_anew_keeps_what_was_measured_before(command: Command, base: list[str]) -> None:
     command(*base)
     (first,) = points()
@@ -287,6 +290,7 @@ def test_a_point_says_where_and_how_it_was_measured(command: Command, base: list
     assert pd.read_csv("outputs/tested/sweep.csv")["shared_device"].tolist() == [False, True]
 
 
+@pytest.mark.slow
 def test_the_default_number_of_threads_comes_back(command: Command, base: list[str]) -> None:
     code, printed = command("-m", *base, "runtime.threads=1,null,2")
     assert code == 0, printed

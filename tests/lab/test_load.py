@@ -125,6 +125,7 @@ def test_every_configuration_file_says_what_it_is_and_how_to_run_it(file: Path) 
     assert "python run.py" in first or "python scripts/" in first
 
 
+@pytest.mark.slow
 @needs_shared
 @pytest.mark.parametrize(
     ("family", "draft", "template"), [("t5", "tiny", "{}"), ("llama", "small", "German: {} English:")]

@@ -242,6 +242,7 @@ def test_finetune_makes_the_same_training(name: str, tmp_path: Path, monkeypatch
     assert theirs.data == ours.data and theirs.recipe == ours.recipe
 
 
+@pytest.mark.slow
 def test_the_first_use_trains_in_a_process_of_its_own(
     pair: tuple[Path, Path], empty_cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

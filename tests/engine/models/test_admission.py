@@ -21,9 +21,9 @@ from bild_lab.engine.session import Feed
 from bild_lab.errors import UserError
 from bild_lab.lab.load import load
 from scripts.models_tried import in_memory, try_architecture
-from scripts.tiny_architectures import ALL, build, word_tokenizer
 from tests.policies import shipped
 from tests.stubs import uncached
+from tests.tiny_architectures import ALL, build, word_tokenizer
 
 FEEDS = {
     "gemma3_text": Feed.TREES,  # two kinds of windows, each with its rotation

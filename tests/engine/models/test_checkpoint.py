@@ -11,8 +11,8 @@ import torch
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.errors import UserError
 from bild_lab.lab.load import load
-from scripts.tiny_architectures import END, START, build, relative_of, word_tokenizer
 from tests.policies import shipped
+from tests.tiny_architectures import END, START, build, relative_of, word_tokenizer
 
 TEMPLATE = "{{ bos_token }}{% for one in messages %}{{ one['role'] }} {{ one['content'] }} {% endfor %}w8"
 

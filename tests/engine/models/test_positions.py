@@ -11,8 +11,8 @@ from bild_lab.engine.models.positions import learned_positions, most_positions
 from bild_lab.engine.request import Limits
 from bild_lab.errors import UserError
 from bild_lab.lab.load import Loaded, load
-from scripts.tiny_architectures import build, configuration, relative_of, word_tokenizer
 from tests.policies import shipped
+from tests.tiny_architectures import build, configuration, relative_of, word_tokenizer
 
 PROMPT = [5, 9, 12, 30, 7, 9, 12]
 POSITIONS = 20

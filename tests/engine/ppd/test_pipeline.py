@@ -105,6 +105,7 @@ def test_sampled_tokens_are_those_that_the_target_draws_with_the_same_seed(
     assert len({tuple(text) for text in texts}) > 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_twenty_decodings_of_one_text_are_alike(targets: dict[str, LoadedModel], family: str) -> None:
     request = requests_of(family, 1)[0]

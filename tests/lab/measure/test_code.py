@@ -147,6 +147,7 @@ def sweep_with(checkout: Path, folder: Path, words: list[str], log: Path) -> Non
     bild_lab.lab.cli.run_application(run.main)
 
 
+@pytest.mark.slow
 def test_a_sweep_measures_again_only_where_measuring_code_changed(
     package: Path, checkpoints: Path, data: Path, tmp_path: Path
 ) -> None:

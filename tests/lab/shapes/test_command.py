@@ -41,6 +41,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "trees"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [pytest.param("medusa", marks=pytest.mark.slow), "bita"])
 def test_a_tree_is_fitted_on_another_split_once_and_stands_in_the_result(
     policy: str, cache: Path, checkpoints: Path, tmp_path: Path, capsys: pytest.CaptureFixture

@@ -191,6 +191,7 @@ def base(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> list[st
     return [*words, "measure.traced_examples=0", "runtime.threads=1", "name=tuned"]
 
 
+@pytest.mark.slow
 def test_what_is_chosen_on_validation_is_confirmed_on_test_in_one_report(command: Command, base: list[str]) -> None:
     code, printed = command(*base, "policy.fallback=0.2,0.6", "policy.rollback=0.69,50", "tune.loss=0", "tune.trials=3")
     assert code == 0, printed

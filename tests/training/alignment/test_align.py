@@ -141,6 +141,7 @@ def test_held_out_answers_are_spread_evenly_and_not_trained_on() -> None:
         split_answers(Calibration(Path("calib"), {}, answers), 8)
 
 
+@pytest.mark.slow
 def test_an_aligned_model_agrees_more_and_both_are_measured(
     command: Command, base: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
