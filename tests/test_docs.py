@@ -148,8 +148,8 @@ def test_the_table_of_policies_has_each_policy_with_its_file_and_says_whether_it
 
 def test_the_page_of_commands_has_every_script_and_every_target_of_make() -> None:
     told = set(code_in(ROOT / "docs/commands.md"))
-    scripts = {script for line in told for script in re.findall(r"^python (scripts/\w+\.py)", line)}
-    assert scripts == {f"scripts/{file.name}" for file in (ROOT / "scripts").glob("*.py")}
+    scripts = {script for line in told for script in re.findall(r"^python (?:-m )?scripts[/.](\w+)", line)}
+    assert scripts == {file.stem for file in (ROOT / "scripts").glob("*.py")}
     targets = re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), flags=re.M)
     assert {line for line in told if line.startswith("make ")} == {f"make {target}" for target in targets}
 
