@@ -96,7 +96,7 @@ def test_beam_search_gives_the_text_of_transformers(family: str) -> None:
             assert tokens == expected, (seed, beams, rules, engine)
             assert steps(trace) == trace.target_calls <= request.limits.max_new_tokens
         ended += len(expected) < request.limits.prompt_length + request.limits.max_new_tokens
-    assert 5 < ended < 25  # some ended by themselves, and some at the length limit
+    assert 2 < ended < 13  # some ended by themselves, and some at the length limit
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -183,7 +183,7 @@ def test_greedy_speculative_decoding_is_greedy_decoding_of_the_target(family: st
             actual, trace = decode(target, ModelDrafter(draft, 1 + seed % 10), accept, source, 21, end)
             assert actual == expected
             accepted += trace.accepted
-    assert accepted > 100  # the drafts were of use, so that accepting was tested too
+    assert accepted > 20  # the drafts were of use, so that accepting was tested too
 
 
 @pytest.mark.parametrize("family", FAMILIES)
