@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from bild_lab.engine.draft import Tree
 from bild_lab.engine.models.cached_session import CachedSession
-from bild_lab.engine.models.hf import ModuleLayers
+from bild_lab.engine.models.module_layers import ModuleLayers
 from bild_lab.engine.models.native.compiled import Workspace
 from bild_lab.engine.models.native.cpu import PackedDecoder, why_no_kernels
 from bild_lab.engine.models.native.model import Decoder, NativeLayers

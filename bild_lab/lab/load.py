@@ -250,14 +250,26 @@ def load(
     in_memory = not all(isinstance(each, str | Path | None) for each in (target, draft, second_draft))
     on_hf = placement.spread or in_memory
     engine = "hf" if on_hf and engine == "auto" else engine  # all models run on one engine
-    target_model = any_model(target, target_revision, where, precision, engine, compile, trust_remote_code, placement)
+
+    def any_model(path: str | Path | Loaded, revision: str | None, placement: Placement) -> LoadedModel:
+        if isinstance(path, str | Path):
+            return load_model(str(path), revision, where, precision, engine, compile, trust_remote_code, placement)
+        if engine != "hf" or compile or placement.spread:
+            raise UserError(
+                "a model in memory runs on hf, on one device, got other settings; save it to a folder and give that"
+            )
+        module, tokenizer = path
+        checkpoint = LoadedCheckpoint(type(module).__name__, module=module, own_tokenizer=tokenizer)
+        return HuggingFaceModel(checkpoint, torch.device(where), precision)
+
+    target_model = any_model(target, target_revision, placement)
     drafts: list[LoadedModel] = []
 
     def loading(key: str, path: str | Path | Loaded | None, revision: str | None) -> Callable[[], LoadedModel]:
         def load_draft() -> LoadedModel:
             if path is None:
                 raise UserError(f"policy {node.name} drafts with a small model; give one with pair.{key} ({key}=)")
-            model = any_model(path, revision, where, precision, engine, compile, trust_remote_code, ON_ONE_DEVICE)
+            model = any_model(path, revision, ON_ONE_DEVICE)
             drafts.append(model)
             return model
 
@@ -278,28 +290,6 @@ def fits_twice(checkpoint: Checkpoint, dtype: torch.dtype) -> bool:
     """Whether this machine has room for two copies of the weights."""
     numbers = sum(weight.numel() for weight in weightless(checkpoint).parameters())
     return 2 * numbers * dtype.itemsize < psutil.virtual_memory().total
-
-
-def any_model(
-    path: str | Path | Loaded,
-    revision: str | None,
-    device: str,
-    dtype: torch.dtype,
-    engine: str,
-    compile: bool = False,
-    trust_remote_code: bool = False,
-    placement: Placement = ON_ONE_DEVICE,
-) -> LoadedModel:
-    """A model, shared by all decoders of the process unless it was in memory already. Raises like `load_model`."""
-    if isinstance(path, str | Path):
-        return load_model(str(path), revision, device, dtype, engine, compile, trust_remote_code, placement)
-    module, tokenizer = path
-    if engine != "hf" or compile or placement.spread:
-        raise UserError(
-            "a model in memory runs on hf, on one device, got other settings; save it to a folder and give that"
-        )
-    checkpoint = LoadedCheckpoint(type(module).__name__, module=module, own_tokenizer=tokenizer)
-    return HuggingFaceModel(checkpoint, torch.device(device), dtype)
 
 
 @lru_cache(maxsize=4)

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 import bild_lab
 from bild_lab.engine.calm import Calm, decaying_threshold
+from bild_lab.engine.models.native.attention import PlacedRows
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.errors import UserError

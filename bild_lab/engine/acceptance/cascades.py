@@ -24,7 +24,7 @@ class Deferral(Protocol):
     a position.
     """
 
-    def __call__(self, p: Float[Tensor, "n vocab"], q: Float[Tensor, "n vocab"]) -> Bool[Tensor, "n #vocab"]: ...
+    def __call__(self, p: Float[Tensor, "n vocab"], q: Float[Tensor, "n vocab"]) -> Bool[Tensor, " n #vocab"]: ...
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class SpeculativeCascade:
 
 
 def cascaded(
-    p: Float[Tensor, "n vocab"], q: Float[Tensor, "n vocab"], deferred: Bool[Tensor, "n #vocab"]
+    p: Float[Tensor, "n vocab"], q: Float[Tensor, "n vocab"], deferred: Bool[Tensor, " n #vocab"]
 ) -> Float[Tensor, "n vocab"]:
     """π: q for tokens that are not deferred; the deferred probability mass is spread according to p."""
     return q * ~deferred + p * (q * deferred).sum(-1, keepdim=True)

@@ -124,7 +124,16 @@ def fingerprint(module: PreTrainedModel, feed: Feed) -> str:
 @lru_cache(maxsize=1)
 def _code() -> str:
     """A hash of the modules that feed a module of Transformers."""
-    names = ("admission", "cached_session", "hf", "layer_control", "positions", "slot_cache", "tree_masks")
+    names = (
+        "admission",
+        "cached_session",
+        "hf",
+        "layer_control",
+        "module_layers",
+        "positions",
+        "slot_cache",
+        "tree_masks",
+    )
     return hashlib.sha256(b"\0".join(Path(__file__).with_name(f"{name}.py").read_bytes() for name in names)).hexdigest()
 
 

@@ -11,9 +11,10 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.distributed import DistributedConfig
 
+from bild_lab.engine.models.admission import input_device
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.checkpoint import Checkpoint, resolve_device
-from bild_lab.engine.models.hf import HuggingFaceModel, input_device
+from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.ranks import ONE_PROCESS, Ranks, launched, local_rank
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import Prefix, Session

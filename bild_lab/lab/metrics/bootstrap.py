@@ -23,14 +23,14 @@ def resampled_sums(statistics: Float[np.ndarray, "n k"], seed: int) -> Float[np.
     return sums
 
 
-def interval(values: Float[np.ndarray, "resamples"]) -> tuple[float, float]:
+def interval(values: Float[np.ndarray, " resamples"]) -> tuple[float, float]:
     """The central 95 %, from the same order statistics as `sacrebleu.significance`."""
     ordered = np.sort(values)
     cut = len(ordered) // 40
     return float(ordered[cut]), float(ordered[-cut - 1])
 
 
-def p_value(differences: Float[np.ndarray, "resamples"], observed: float) -> float:
+def p_value(differences: Float[np.ndarray, " resamples"], observed: float) -> float:
     """Two-sided p-value: how often a difference centred on zero is at least as large as the observed difference.
 
     `sacrebleu` counts only larger differences, which gives 0.001 for two identical systems. Here they get 1.

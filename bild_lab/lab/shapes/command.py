@@ -71,15 +71,19 @@ def with_fitted_tree(point: Point) -> Point:
         "data": data_hash(examples),
     }
     path = cache_folder() / "trees" / f"{content_hash(decisive)}.json"
-    if path.is_file():
+    ranks = decoder.ranks  # processes that share the target must draft the same tree, whatever each of them measures
+    kept = ranks.broadcast(path.read_text() if path.is_file() else None)
+    if kept is not None:
         console.print(escape(f"the tree is that of {path}"))
     else:
         same = " — the texts of the run itself, as there is no other split" if split == point.setting["split"] else ""
         console.print(escape(f"fitting the tree on {len(examples)} texts of {point.setting['dataset']} {split}{same}"))
         found = fit_tree(decoder, requests_of(point, examples), Effort(), told(point, split))
-        found.write(path)
+        kept = ranks.broadcast(json.dumps(found.content))
+        if ranks.first:
+            found.write(path)
         console.print(escape(f"{summary(found)}; kept in {path}"))
-    content = json.loads(path.read_text())
+    content = json.loads(kept)
     method = replace(decoder.method, drafter=drafter.drafting(trees_in(content)))
     facts = {**point.facts, "trained": {**point.facts["trained"], "tree": content}}
     return replace(point, facts=facts, decoders={**point.decoders, METHOD: replace(decoder, method=method)})

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers.integrations import accelerate
 
+from bild_lab.engine.models.admission import input_device
 from bild_lab.engine.models.checkpoint import Checkpoint
-from bild_lab.engine.models.hf import input_device
 from bild_lab.engine.models.layer_control import Plan, following
 from bild_lab.engine.models.placement import Placement, SpreadModel
 from bild_lab.engine.models.slot_cache import SlotCache
