@@ -80,6 +80,7 @@ class DecodingSpec:
 class RuntimeSpec:
     """Where models run, and in which precision.
 
+    compile_drafter: draft a window as one program: auto (where there is one), true (or refuse), false (step by step).
     threads: null keeps PyTorch's choice. trust_remote_code: run Python code that comes with a checkpoint.
     device_map, tensor_parallel: how the target is spread over devices. `Placement` checks them.
     """
@@ -90,12 +91,15 @@ class RuntimeSpec:
     dtype: str
     threads: int | None
     seed: int
+    compile_drafter: bool | str = "auto"
     trust_remote_code: bool = False
     device_map: str | None = None
     tensor_parallel: bool = False
 
     def __post_init__(self) -> None:
         require_flag("runtime.compile", self.compile)
+        if self.compile_drafter not in (True, False, "auto"):
+            raise UserError(f"runtime.compile_drafter must be auto, true or false, got {self.compile_drafter!r}")
         require_flag("runtime.trust_remote_code", self.trust_remote_code)
         require_whole("runtime.seed", self.seed, 0, MOST_WHOLE)
         if self.threads is not None:

@@ -225,6 +225,7 @@ def load(
     second_draft: str | Path | Loaded | None = None,
     second_draft_revision: str | None = None,
     compile: bool = False,
+    compile_drafter: bool | str = "auto",
     trust_remote_code: bool = False,
     device_map: str | None = None,
     tensor_parallel: bool = False,
@@ -237,6 +238,7 @@ def load(
     policy: a name in conf/policy with its knobs as keywords (`fallback=0.6`), or a composed policy.
     engine: kernels (our C++ on a CPU), native (PyTorch), hf, or auto: the first of these that can run the model.
     compile: run native steps with torch.compile, on a GPU with CUDA graphs. The first use of each step takes seconds.
+    compile_drafter: a small model drafts a window as one program: auto (on kernels), true (or refuse), false (never).
     trust_remote_code: run Python code that comes with a checkpoint.
     device_map, tensor_parallel: how the target is spread over devices (`Placement`). The pair then runs on hf.
     Weights load at the first decoding, and later decoders share them.
@@ -270,6 +272,13 @@ def load(
             if path is None:
                 raise UserError(f"policy {node.name} drafts with a small model; give one with pair.{key} ({key}=)")
             model = any_model(path, revision, ON_ONE_DEVICE)
+            if compile_drafter is True and model.engine != "kernels":
+                raise UserError(
+                    f"only the CPU kernels draft in one program, and {path} runs on {model.engine}; "
+                    "set runtime.compile_drafter=auto"
+                )
+            if compile_drafter is False and isinstance(model, NativeModel):
+                model = model.step_by_step()
             drafts.append(model)
             return model
 

@@ -87,6 +87,15 @@ def test_models_are_shared_between_decoders(checkpoints: Path) -> None:
     assert first.target is second.target
 
 
+def test_how_a_drafter_drafts_can_be_asked_for(checkpoints: Path) -> None:
+    pair = {"target": str(checkpoints / "t5"), "draft": str(checkpoints / "t5-draft"), "policy": "speculative"}
+    as_it_can, by_steps = (bild_lab.load(**pair, compile_drafter=each) for each in ("auto", False))
+    assert by_steps.generate(PROMPT, 9).token_ids == as_it_can.generate(PROMPT, 9).token_ids
+    assert [getattr(each.models[1], "drafts_whole", False) for each in (as_it_can, by_steps)] == [True, False]
+    with pytest.raises(UserError, match="only the CPU kernels draft in one program, and .*t5-draft runs on hf"):
+        bild_lab.load(**pair, compile_drafter=True, engine="hf")
+
+
 def test_wrong_pairs_fail_before_any_weight_is_read(checkpoints: Path) -> None:
     with pytest.raises(UserError, match="must share one vocabulary"):
         bild_lab.load(target=str(checkpoints / "llama"), draft=str(checkpoints / "llama-words"), dtype="float16")

@@ -45,6 +45,7 @@ def name_of(*words: str) -> str:
         "measure.certify=true",
         "runtime.dtype=bfloat16",
         "runtime.engine=hf",
+        "runtime.compile_drafter=false",
         "runtime.threads=2",
         "runtime.seed=1",
     ],

@@ -11,12 +11,12 @@ import torch
 
 from bild_lab.engine.adapters import MedusaConfig, MedusaHeads
 from bild_lab.engine.drafters import LowConfidence, ModelDrafter
+from bild_lab.engine.models.native import NativeModel, why_no_kernels
 from bild_lab.engine.models.native import model as native_model
-from bild_lab.engine.models.native import why_no_kernels
 from bild_lab.engine.models.native.cpu import PackedHeads, library
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling, pick
-from bild_lab.engine.session import Rows, Want
+from bild_lab.engine.session import Chain, Rows, Want
 from tests.engine.models.test_native import ARCHITECTURES, build
 from tests.engine.models.test_native import test_logits_are_those_of_transformers_in_float32 as compare_in_float32
 from tests.policies import in_memory
@@ -93,14 +93,12 @@ CHAINS = [(sampling, stop) for sampling in (Sampling(), Sampling(0.8)) for stop 
 
 @pytest.mark.parametrize(("sampling", "stop"), CHAINS)
 @pytest.mark.parametrize("family", ["t5", "llama", "gemma3"])
-def test_a_chain_in_one_program_is_that_of_the_loop(
-    family: str, sampling: Sampling, stop: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = in_memory(TINY[family](1), "kernels")
+def test_a_chain_in_one_program_is_that_of_the_loop(family: str, sampling: Sampling, stop: float | None) -> None:
+    whole = in_memory(TINY[family](1), "kernels")
     source = Source((PAD,), torch.tensor([[5, 9, 12, 1]])) if family == "t5" else Source((START, 5, 9, 12))
     ended = 0
 
-    def drafts() -> list[tuple[object, ...]]:
+    def drafts(model: NativeModel) -> list[tuple[object, ...]]:
         found: list[tuple[object, ...]] = []
         for seed in range(12):
             generator = torch.Generator().manual_seed(seed)
@@ -116,9 +114,10 @@ def test_a_chain_in_one_program_is_that_of_the_loop(
                 text += [*draft.token_list[: seed % 3 + step], 3 + seed]
         return found
 
-    in_one = drafts()
-    monkeypatch.setattr(ModelDrafter, "_whole", lambda *_: None)
-    for (draft, forwards), (expected, wanted) in zip(in_one, drafts(), strict=True):
+    by_steps = whole.step_by_step()
+    assert whole.start(source, 9).draft([5], Chain(3, frozenset())) is not None
+    assert by_steps.start(source, 9).draft([5], Chain(3, frozenset())) is None
+    for (draft, forwards), (expected, wanted) in zip(drafts(whole), drafts(by_steps), strict=True):
         assert draft.token_list == expected.token_list
         assert (draft.calls, forwards) == (expected.calls, wanted)
         assert draft.stats.get("fallback") == expected.stats.get("fallback")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Sequence
 from functools import cached_property, partial
@@ -35,7 +36,10 @@ class NativeModel:
 
     transformers: the same checkpoint as a module of Transformers, for methods that run that. compiled: run steps of
     fixed shape through torch.compile, and on a GPU as CUDA graphs. Each shape is compiled at its first use.
+    kernels: run by our C++ on the CPU, which also drafts a chain or a tree as one program.
     """
+
+    drafts_whole = True
 
     def __init__(self, transformers: HuggingFaceModel, compiled: bool = False, kernels: bool = False) -> None:
         self.transformers, self.compiled, self.kernels = transformers, compiled, kernels
@@ -110,6 +114,12 @@ class NativeModel:
         """The same weights, run by the CPU kernels."""
         return self._again(kernels=True)
 
+    def step_by_step(self) -> NativeModel:
+        """The same weights, which draft by one forward after another."""
+        model = copy.copy(self)
+        model.drafts_whole = False
+        return model
+
     def _again(self, **options: bool) -> NativeModel:
         model = NativeModel(self.transformers, **options)
         model.decoder = self.decoder
@@ -128,6 +138,7 @@ class NativeModel:
         if self.compiled and prefix is None:
             workspace = self._workspace(len(source.prompt) + room + SPARE_ROWS, source)
         layers = NativeLayers(self.decoder, source, room, prefix, workspace, self.packed, self.packed_encoder)
+        layers.drafts_whole = self.drafts_whole
         session = CachedSession(layers, source.prompt, [] if forwards is None else forwards)
         if workspace is not None:
             weakref.finalize(session, self._free.append, workspace)
@@ -164,7 +175,10 @@ class NativeLayers:
 
     The cache is allocated once, for the prompt and `room` more rows; it grows if that is not enough. With a
     workspace, every whole pass except the prompt's has a fixed shape; its logits are valid until the next one.
+    drafts_whole: the CPU kernels may draft a chain or a tree as one program.
     """
+
+    drafts_whole = True
 
     def __init__(
         self,
@@ -261,17 +275,20 @@ class NativeLayers:
         layers = range(self.depth) if work.layers is None else work.layers
         return (layers[0] if len(layers) else 0, *(layer + 1 for layer in layers))
 
+    @property
+    def _whole(self) -> PackedDecoder | None:
+        """What drafts a chain or a tree as one program, if anything does."""
+        return self._packed if self.drafts_whole and self._prefix is None else None
+
     def draft(self, start: int, tokens: Sequence[int], chain: Chain) -> DraftedChain | None:
-        packed = self._packed
-        if packed is None or self._prefix is not None:
+        if (packed := self._whole) is None:
             return None
         self._reserve(start + len(tokens) + chain.steps)
         self._place(packed, start + len(tokens) + chain.steps)
         return packed.draft(tokens, start, self.cache, self._cross(), chain)
 
     def grow(self, start: int, tokens: Sequence[int], growth: Growth) -> GrownTree | None:
-        packed = self._packed
-        if packed is None or self._prefix is not None:
+        if (packed := self._whole) is None:
             return None
         slots = start + len(tokens) + (growth.depth - 1) * growth.width
         self._reserve(slots)
