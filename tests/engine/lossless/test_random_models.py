@@ -24,7 +24,7 @@ CASES = 25  # of each pair
 QUICK = 10  # of one pair, shared among the engines
 LONGEST = 24
 NEVER = frozenset([VOCABULARY])  # an end token that no model can emit
-Comparison = Callable[[str, int, str], tuple[Models, list[Case]]]
+Comparison = Callable[..., tuple[Models, list[Case]]]
 
 
 def random_target(family: str, seed: int) -> PreTrainedModel:
@@ -47,12 +47,12 @@ def models_of(family: str, seed: int, engine: str, table: Path, dtype: torch.dty
     return Models(*(in_memory(model.to(dtype), engine) for model in (target, *relatives)), table)
 
 
-def cases_of(family: str, seed: int, models: Models) -> list[Case]:
+def cases_of(family: str, seed: int, models: Models, count: int) -> list[Case]:
     """Texts that end at the length limit, or by a token that the target emits somewhere."""
     chance = random.Random(seed)
     vanilla = models.method("vanilla", 1)
     cases = []
-    for number in range(CASES):
+    for number in range(count):
         source = random_source(family, chance)
         request = Request(source, Limits(len(source.prompt), LONGEST, NEVER))
         text = emitted(vanilla, request, Trace())
@@ -68,22 +68,31 @@ def cases_of(family: str, seed: int, models: Models) -> list[Case]:
 
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
-    """Models of a family, a seed and an engine, with their cases, which the native engine's vanilla answers."""
+    """Models of a family, a seed and an engine, with their cases, which the native engine's vanilla answers.
+
+    In bfloat16 the engine's own vanilla answers them.
+    """
     folder = tmp_path_factory.mktemp("tables")
 
     @cache
-    def models(family: str, seed: int, engine: str) -> Models:
-        return models_of(family, seed, engine, folder / f"{family}{seed}.safetensors")
+    def models(family: str, seed: int, engine: str, dtype: torch.dtype) -> Models:
+        return models_of(family, seed, engine, folder / f"{family}{seed}{dtype}.safetensors", dtype)
 
     @cache
-    def cases(family: str, seed: int) -> list[Case]:
-        native = models(family, seed, "native")
-        found = cases_of(family, seed, native)
+    def cases(family: str, seed: int, engine: str, dtype: torch.dtype, count: int) -> list[Case]:
+        answering = models(family, seed, engine, dtype)
+        found = cases_of(family, seed, answering, count)
         texts = [[case.request.source.prompt[-1], *case.expected] for case in found]
-        table_of(texts, native.target, native.table)
+        table_of(texts, answering.target, answering.table)
         return found
 
-    return lambda family, seed, engine: (models(family, seed, engine), cases(family, seed))
+    def compared(
+        family: str, seed: int, engine: str, count: int, dtype: torch.dtype = torch.float64
+    ) -> tuple[Models, list[Case]]:
+        answering = engine if dtype == torch.bfloat16 else "native"
+        return models(family, seed, engine, dtype), cases(family, seed, answering, dtype, count)
+
+    return compared
 
 
 @pytest.mark.parametrize("policy", LOSSLESS)
@@ -91,33 +100,30 @@ def test_some_texts_on_every_engine_and_family_are_vanillas(policy: str, compari
     for family in FAMILIES:
         for turn, engine in enumerate(engines(policy)):
             if (policy, family) not in REFUSED:
-                models, cases = comparison(family, 0, engine)
-                compare(policy, models, cases[turn : QUICK : len(engines(policy))], Seen())
+                models, cases = comparison(family, 0, engine, QUICK)
+                compare(policy, models, cases[turn :: len(engines(policy))], Seen())
 
 
 @pytest.mark.parametrize("policy", LOSSLESS)
 def test_some_texts_of_windowed_families_are_vanillas(policy: str, comparison: Comparison) -> None:
     for family in WINDOWED:
-        models, cases = comparison(family, 0, engines(policy)[0])
+        models, cases = comparison(family, 0, engines(policy)[0], QUICK)
         compare(policy, models, cases[: QUICK // 2], Seen())
 
 
 @needs_kernels
 @pytest.mark.parametrize("policy", [policy for policy in LOSSLESS if not is_peer(policy)])
-def test_texts_of_the_kernels_are_vanillas_to_the_last_bit(policy: str, tmp_path: Path) -> None:
+def test_texts_of_the_kernels_are_vanillas_to_the_last_bit(policy: str, comparison: Comparison) -> None:
     """In bfloat16 too, where a sum in another order would change some of the tokens."""
     for family in FAMILIES:
         if (policy, family) not in REFUSED:
-            models = models_of(family, 0, "kernels", tmp_path / f"{family}.safetensors", torch.bfloat16)
-            cases = cases_of(family, 0, models)
-            table_of([[case.request.source.prompt[-1], *case.expected] for case in cases], models.target, models.table)
-            compare(policy, models, cases[:QUICK], Seen())
+            compare(policy, *comparison(family, 0, "kernels", QUICK, torch.bfloat16), Seen())
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *WINDOWED])
 def test_some_texts_end_inside_a_draft_and_some_are_cut_there(family: str, comparison: Comparison) -> None:
     seen = Seen()
-    compare("speculative", *comparison(family, 0, "native"), seen)
+    compare("speculative", *comparison(family, 0, "native", CASES), seen)
     assert not seen.missing(), seen
 
 
@@ -130,5 +136,5 @@ def test_every_text_is_vanillas(policy: str, family: str, comparison: Comparison
     for engine in engines(policy):
         seen = Seen()
         for seed in range(PAIRS):
-            compare(policy, *comparison(family, seed, engine), seen)
+            compare(policy, *comparison(family, seed, engine, CASES), seen)
         assert not (drafts(policy) and seen.missing()), (engine, seen)
