@@ -6,7 +6,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bild_lab.lab.load import Decoder, Generation, load
+    from bild_lab.lab.decoder import Decoder, Generation
+    from bild_lab.lab.load import load
 
 try:
     __version__ = version("bild_lab")
@@ -19,7 +20,7 @@ __all__ = ["Decoder", "Generation", "load"]
 def __getattr__(name: str) -> Any:
     """Import torch and transformers only when decoding is asked for."""
     if name in __all__:
-        from bild_lab.lab import load as api
+        from bild_lab.lab import decoder, load
 
-        return getattr(api, name)
+        return getattr(load if name == "load" else decoder, name)
     raise AttributeError(f"module 'bild_lab' has no attribute {name!r}")

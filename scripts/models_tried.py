@@ -31,7 +31,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.build import build_method
 from bild_lab.lab.cli import run_application
 from bild_lab.lab.config import compose_policy
-from bild_lab.lab.load import Decoder
+from bild_lab.lab.decoder import Decoder
 from tests.tiny_architectures import ALL, VOCABULARY, build, relative_of, word_tokenizer
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "models.md"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from bild_lab.engine.draft import ROOT, Tree
 from bild_lab.engine.drafters.windows import FixedWindow
@@ -178,8 +180,10 @@ class SharedPrefix:
 
     def __init__(self, model: Model, request: Request, forwards: list[Forward]) -> None:
         self._device = model.device
-        self._session: Session = model.start(request.source, request.limits.max_new_tokens, forwards)
-        self._behind = len(request.source.prompt) - 1  # tokens of the sequence before a text
+        source = replace(request.source, processors=None)
+        self._session: Session = model.start(source, request.limits.max_new_tokens, forwards)
+        self._processors, self._before = request.source.processors, source.prompt[:-1]
+        self._behind = len(self._before)  # tokens of the sequence before a text
         self._cached: Text = ()
         self._rows: dict[Text, int] = {}  # of the last forward, by the text that ends in each
 
@@ -198,12 +202,18 @@ class SharedPrefix:
             Rows([text[-1] for text in self._rows], None if chain else Tree(on_device(parents, self._device))),
             Want(logits=len(texts)),
         ).logits
-        best = precise(logits).log_softmax(-1).topk(min(count, logits.shape[-1]))  # [texts, count]
+        log_probs = precise(logits).log_softmax(-1)
+        if self._processors is not None:  # `generate` has them change log-probabilities, and leaves these as they are
+            log_probs = torch.cat([self._changed(*each) for each in zip(texts, log_probs.split(1), strict=True)])
+        best = log_probs.topk(min(count, logits.shape[-1]))  # [texts, count]
         values, tokens = torch.stack([best.values.double(), best.indices.double()]).tolist()
         return {
             text: [(int(token), value) for token, value in zip(ids, logs, strict=True)]
             for text, ids, logs in zip(texts, tokens, values, strict=True)
         }
+
+    def _changed(self, text: Text, log_probs: Float[Tensor, "1 vocab"]) -> Float[Tensor, "1 vocab"]:
+        return self._processors(torch.tensor([[*self._before, *text]], device=self._device), log_probs)
 
     def _keep_common(self, texts: Sequence[Text]) -> None:
         """Keep the rows of the texts' common prefix that have run, and drop all other rows from the cache."""

@@ -10,6 +10,8 @@ from transformers import GenerationConfig
 
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.hf import HuggingFaceModel, weightless
+from bild_lab.engine.models.layer_control import decoder_layers
+from bild_lab.engine.processors import asked_for
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
@@ -18,7 +20,7 @@ from bild_lab.errors import UserError, require_flag, require_whole
 
 
 class HuggingFaceGenerate:
-    """`generate` of Transformers as shipped, with only the request's limits and sampling settings."""
+    """`generate` of Transformers as shipped, with the request's limits, sampling settings and processors."""
 
     engine = "hf"
     feeds = None
@@ -56,10 +58,14 @@ class HuggingFaceAssisted:
         window: int | None = None,
     ) -> None:
         require_flag("decoder_mask", decoder_mask)
+        for model in (target, draft):
+            require_cache("assisted generation", model)
         self._target = target.transformers
         self._draft = draft.transformers
         # `generate` adapts the drafter's settings from call to call: a copy of our own keeps methods apart
         self._settings = copy.deepcopy(draft.checkpoint.generation)
+        for name in asked_for(self._settings):
+            setattr(self._settings, name, None)  # the drafter passes through the target's processors
         if window is not None:
             self._settings.num_assistant_tokens = window
             self._settings.num_assistant_tokens_schedule = "constant"
@@ -95,15 +101,19 @@ class HuggingFacePromptLookup:
         require_whole("the draft window", window, 1)
         require_whole("longest_match", longest_match, 1)
         self._target = target.transformers
-        if weightless(target.checkpoint)._is_stateful:
-            raise UserError(
-                f"prompt lookup of transformers needs a model with a key-value cache, got {kind(target)}; "
-                "use policy=hf_generate"
-            )
+        require_cache("prompt lookup", target)
         self._options = {"prompt_lookup_num_tokens": window, "max_matching_ngram_size": longest_match}
 
     @torch.inference_mode()
     def decode(self, request: Request, trace: Trace) -> list[int]:
+        limits, window = request.limits, self._options["prompt_lookup_num_tokens"]
+        most = limits.prompt_length + limits.max_new_tokens + window - 2
+        if limits.positions is not None and most > limits.positions:
+            raise UserError(
+                f"prompt lookup of transformers drafts {window} tokens however little room is left, so it may read "
+                f"{most} of the {limits.positions} that {kind(self._target)} reads; lower decoding.max_new_tokens by "
+                f"{most - limits.positions}, or use policy=prompt_lookup"
+            )
         return generate(self._target, request, **self._options)
 
 
@@ -125,10 +135,12 @@ class HuggingFaceEarlyExit:
 
     def __init__(self, target: LoadedModel, exit_layer: int) -> None:
         self._target = target.transformers
+        require_cache("early exit", target)
         if target.checkpoint.encoder_decoder or not exits_early(target.checkpoint):
+            ours = decoder_layers(weightless(target.checkpoint)) is not None
+            remedy = "policy=early_exit_speculative or hf_prompt_lookup" if ours else "policy=hf_prompt_lookup"
             raise UserError(
-                f"transformers cannot exit early from {kind(target)}, but from models such as Llama; "
-                "use policy=early_exit_speculative with the native engine, or policy=hf_prompt_lookup"
+                f"transformers cannot exit early from {kind(target)}, but from models such as Llama; use {remedy}"
             )
         depth = target.checkpoint.config.num_hidden_layers
         require_whole("exit_layer", exit_layer, 1, depth, f"the target has {depth} layers")
@@ -149,6 +161,8 @@ def generate(target: HuggingFaceModel, request: Request, **options: Any) -> list
     module, source, limits = target.module, request.source, request.limits
     module.generation_config = plain_generation_config(target, request)  # else the checkpoint's settings apply
     ids = torch.tensor([source.prompt], device=target.device)
+    if source.processors is not None:
+        options["logits_processor"] = source.processors
     if source.encoder_ids is None:
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     else:
@@ -163,7 +177,7 @@ def generate(target: HuggingFaceModel, request: Request, **options: Any) -> list
 
 
 def plain_generation_config(target: HuggingFaceModel, request: Request) -> GenerationConfig:
-    """Only the request's settings: no beams, penalties or forced tokens, which our own loop does not have."""
+    """Only the request's settings. What else the checkpoint says counts where the request has processors of it."""
     sampling, limits = request.sampling, request.limits
     chosen: dict[str, Any] = {"do_sample": False}
     if not sampling.greedy:
@@ -179,7 +193,8 @@ def plain_generation_config(target: HuggingFaceModel, request: Request) -> Gener
         max_new_tokens=limits.max_new_tokens,
         eos_token_id=end or None,
         pad_token_id=pad if pad is not None else (end[0] if end else 0),
-        decoder_start_token_id=target.checkpoint.decoder_start if target.checkpoint.encoder_decoder else None,
+        # `generate` puts another start token before a prompt
+        decoder_start_token_id=request.source.prompt[0] if target.checkpoint.encoder_decoder else None,
         use_cache=True,
         **chosen,
     )
@@ -197,5 +212,14 @@ def exits_early(checkpoint: Checkpoint) -> bool:
     return len(out.past_key_values) == 1
 
 
-def kind(model: HuggingFaceModel) -> str:
+def require_cache(what: str, model: LoadedModel) -> None:
+    """Raise UserError for a model whose state cannot go back to an earlier token."""
+    if weightless(model.checkpoint)._is_stateful:
+        raise UserError(
+            f"{what} of transformers needs a model with a key-value cache, got {kind(model)}; "
+            "use policy=hf_generate, or policy=speculative or prompt_lookup, which save states"
+        )
+
+
+def kind(model: LoadedModel) -> str:
     return f"{model.checkpoint.path} ({model.checkpoint.config.model_type})"

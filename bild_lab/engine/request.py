@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Int
@@ -12,6 +14,9 @@ from torch import Tensor
 from bild_lab.engine.draft import Draft
 from bild_lab.engine.sampling import Sampling
 
+if TYPE_CHECKING:
+    from transformers import LogitsProcessorList
+
 
 @dataclass(frozen=True)
 class Source:
@@ -19,16 +24,17 @@ class Source:
 
     prompt: what the decoder starts with (the decoder's start token for encoder–decoder models).
     encoder_ids: [1 s], the encoder's input; None for decoder-only models.
+    processors: what the scores of every model pass through before a token is chosen; None: they stay as they are.
     """
 
     prompt: tuple[int, ...]
     encoder_ids: Int[Tensor, "1 s"] | None = None
-
     device: torch.device = torch.device("cpu")
+    processors: LogitsProcessorList | None = None
 
     def to(self, device: torch.device) -> Source:
         ids = None if self.encoder_ids is None else self.encoder_ids.to(device)
-        return Source(self.prompt, ids, device)
+        return replace(self, encoder_ids=ids, device=device)
 
 
 @dataclass(frozen=True)
@@ -48,9 +54,13 @@ class Limits:
         """How many more tokens may be emitted."""
         return self.prompt_length + self.max_new_tokens - len(tokens)
 
+    def reach(self, tokens: Sequence[int]) -> int:
+        """How many positions the models have behind the last token."""
+        return sys.maxsize if self.positions is None else self.positions - len(tokens)
+
     def fitting(self, draft: Draft, tokens: Sequence[int]) -> Draft:
         """The draft without nodes behind the last position that the models have."""
-        return draft if self.positions is None else draft.within(self.positions - len(tokens))
+        return draft if self.positions is None else draft.within(self.reach(tokens))
 
     def reached(self, tokens: Sequence[int]) -> bool:
         return self.room(tokens) <= 0 or (len(tokens) > self.prompt_length and tokens[-1] in self.end_tokens)

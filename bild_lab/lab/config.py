@@ -43,6 +43,7 @@ class PairSpec:
     """Checkpoints. Each is a folder, a hub id, toy:large or toy:small.
 
     second_draft: drafts for the draft model. aligned: the draft model was aligned with the target (BiLD §3.5.1).
+    source_language, target_language: of a translation model. `Languages` checks them.
     """
 
     name: str
@@ -53,6 +54,8 @@ class PairSpec:
     draft_revision: str | None = None
     second_draft_revision: str | None = None
     aligned: bool = False
+    source_language: str | None = None
+    target_language: str | None = None
 
     def __post_init__(self) -> None:
         for key in ("target", "draft", "second_draft"):
@@ -65,12 +68,13 @@ class PairSpec:
 
 @dataclass(frozen=True)
 class DecodingSpec:
-    """How long to decode and how to choose tokens. `Sampling` checks the last three."""
+    """How long to decode and how to choose tokens. `Sampling` and `processors_of` check all but the first."""
 
     max_new_tokens: int
     temperature: float = field(metadata=CHECKED_ELSEWHERE)
     top_k: int | None = field(metadata=CHECKED_ELSEWHERE)
     top_p: float | None = field(metadata=CHECKED_ELSEWHERE)
+    processors: Any = field(default="none", metadata=CHECKED_ELSEWHERE)
 
     def __post_init__(self) -> None:
         require_whole("decoding.max_new_tokens", self.max_new_tokens, 1, MOST_TOKENS)

@@ -14,11 +14,14 @@ from typing import Any
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
 from bild_lab.lab.data.conversations import Example, with_answers, with_earlier_turns
+from bild_lab.lab.decoder import Decoder
 from bild_lab.lab.hashing import content_hash
-from bild_lab.lab.load import Decoder
 
 # the keys of a point's setting that determine the target's own greedy answers
-DECIDING = ("weights", "data", "engine", "dtype", "compile", "device", "hardware", "code", "max_source_tokens")
+DECIDING = (
+    *("weights", "data", "engine", "dtype", "compile", "device", "hardware", "code", "max_source_tokens"),
+    *("processors", "source_language", "target_language"),
+)
 
 
 def with_history(
@@ -54,7 +57,7 @@ def greedy_history(
         if example.id in wanted:
             prompt = whole[example.id].prompt
             answer = vanilla.generate(prompt, max_new_tokens, max_source_tokens=max_source_tokens)
-            answers[example.id] = answer.text
+            answers[example.id] = answer.text.strip()
     return answers
 
 

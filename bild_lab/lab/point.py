@@ -30,9 +30,10 @@ from bild_lab.lab.config import (
     typed,
 )
 from bild_lab.lab.data.examples import DatasetSpec, Example, load_examples
+from bild_lab.lab.decoder import Decoder
 from bild_lab.lab.facts import facts_of, named_paths
 from bild_lab.lab.hashing import content_hash, data_hash, file_hash
-from bild_lab.lab.load import Decoder, load
+from bild_lab.lab.load import load
 from bild_lab.lab.measure.environment import environment, placement_setting
 from bild_lab.lab.measure.timing import BASELINE, METHOD
 from bild_lab.lab.results.records import require_writable
@@ -100,11 +101,8 @@ def prepare(cfg: DictConfig) -> Point:
     policies = {METHOD: cfg.policy}
     if measure.baseline is not None:
         policies[BASELINE] = compose_policy(measure.baseline)
-    decoders = {name: _decoder(policy, pair, runtime) for name, policy in policies.items()}
-    vanilla = _decoder(compose_policy("vanilla"), pair, runtime)
-    for decoder in decoders.values():
-        for model in decoder.models:
-            model.checkpoint.check()
+    decoders = {name: _decoder(policy, pair, decoding, runtime) for name, policy in policies.items()}
+    vanilla = _decoder(compose_policy("vanilla"), pair, decoding, runtime)
     examples = cached_examples(dataset)
     setting = _setting(pair, dataset, decoding, runtime, measure)
     target = decoders.get(BASELINE, decoders[METHOD]).target
@@ -162,7 +160,7 @@ def cached_examples(spec: DatasetSpec) -> tuple[Example, ...]:
     return load_examples(spec, unanswered=True)
 
 
-def _decoder(policy: DictConfig, pair: PairSpec, runtime: RuntimeSpec) -> Decoder:
+def _decoder(policy: DictConfig, pair: PairSpec, decoding: DecodingSpec, runtime: RuntimeSpec) -> Decoder:
     return load(
         pair.target,
         pair.draft,
@@ -179,6 +177,9 @@ def _decoder(policy: DictConfig, pair: PairSpec, runtime: RuntimeSpec) -> Decode
         draft_revision=pair.draft_revision,
         second_draft=pair.second_draft,
         second_draft_revision=pair.second_draft_revision,
+        processors=decoding.processors,
+        source_language=pair.source_language,
+        target_language=pair.target_language,
     )
 
 
@@ -190,11 +191,13 @@ def _setting(
     measure: MeasureSpec,
 ) -> dict[str, Any]:
     """Everything that two points must share to be compared."""
-    device = resolve_device(runtime.device)
+    device, how = resolve_device(runtime.device), asdict(decoding)
     return {
         "target": pair.target,
         "draft": pair.draft,
         "second_draft": pair.second_draft,
+        "source_language": pair.source_language,
+        "target_language": pair.target_language,
         "dataset": dataset.name,
         "split": dataset.split,
         "prompt_template": dataset.prompt_template,
@@ -207,7 +210,8 @@ def _setting(
         "device": str(device),
         **placement_setting(Placement(runtime.device_map, runtime.tensor_parallel), device),
         "threads": runtime.threads or DEFAULT_THREADS,
-        "decoding": asdict(decoding),
+        "processors": how.pop("processors"),
+        "decoding": how,
         "seed": runtime.seed,
         "repeats": measure.repeats,
         "warmup": measure.warmup,

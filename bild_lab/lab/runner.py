@@ -78,7 +78,7 @@ def run_point(point: Point, sweep: Sweep, setup_s: float = 0.0, advance: Callabl
     for request, one in zip(requests, timed[METHOD], strict=True):
         require_no_nan(decoder.running, request, one.token_ids)
     clock.lap("check")
-    texts = {name: [decoder.text(one.token_ids) for one in several] for name, several in timed.items()}
+    texts = {name: [decoder.text(one.token_ids).strip() for one in several] for name, several in timed.items()}
     result = Result(
         point=point.id,
         name=point.name,

@@ -16,8 +16,9 @@ from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
-from tests.policies import DECODER_ONLY, FAMILIES, REFUSED, in_memory, load
+from tests.policies import DECODER_ONLY, FAMILIES, REFUSED, in_memory, load, shipped
 from tests.tiny import END, PAD, START, tiny_llama, tiny_t5
+from tests.tiny_architectures import build, word_tokenizer
 
 
 def test_a_fixed_window_of_assisted_generation_does_not_leak_into_runs_as_shipped(checkpoints: Path) -> None:
@@ -129,6 +130,19 @@ def of(config: PreTrainedConfig) -> HuggingFaceModel:
 def test_early_exit_is_refused_where_every_layer_would_draft(config: PreTrainedConfig) -> None:
     with pytest.raises(UserError, match=f"cannot exit early from no/weights .{config.model_type}.*hf_prompt_lookup"):
         HuggingFaceEarlyExit(of(config), 1)
+
+
+@pytest.mark.parametrize("policy", ["hf_assisted", "hf_early_exit", "hf_prompt_lookup"])
+def test_drafts_are_refused_where_the_state_cannot_go_back(policy: str) -> None:
+    stateful = (build("mamba"), word_tokenizer())
+    with pytest.raises(
+        UserError, match=r"needs a model with a key-value cache, got MambaForCausalLM \(mamba\); use policy"
+    ):
+        bild_lab.load(stateful, stateful, shipped(policy))
+    attentive = (build("llama"), word_tokenizer())
+    if policy == "hf_assisted":
+        with pytest.raises(UserError, match="assisted generation of transformers needs a model with a key-value cache"):
+            bild_lab.load(attentive, stateful, shipped(policy))
 
 
 def test_prompt_lookup_is_refused_where_the_state_cannot_go_back() -> None:

@@ -54,6 +54,8 @@ BAD_VALUES = {
     "decoding.max_new_tokens": ["0", "1.5", "null", "99999999999999", *NOT_A_NUMBER],
     "decoding.temperature": ["-1", "nan", "inf", "null", *NOT_A_NUMBER],
     "decoding.top_k": ["0", "1.5", *NOT_A_NUMBER],
+    "decoding.processors": ["all", "null", "3", "[]", "[none]", "{a:1}"],
+    "pair.target_language": ["de", "[a]"],
     "decoding.top_p": ["0", "1.1", "nan", *NOT_A_NUMBER],
     "runtime.device": ["", "3", "null", "abacus", "cuda:99", *NOT_TEXT],
     "runtime.dtype": ["int3", "null", *NOT_TEXT],

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from bild_lab.lab import point as module
-from bild_lab.lab.config import compose_config
+from bild_lab.lab.config import DecodingSpec, MeasureSpec, PairSpec, RuntimeSpec, compose_config, typed
+from bild_lab.lab.data.examples import DatasetSpec
 from bild_lab.lab.point import prepare
 from tests.engine.adapters.tiny import random_adapter
 from tests.tiny import tiny_llama
@@ -38,6 +39,8 @@ def name_of(*words: str) -> str:
         "dataset.metric=rouge",
         "decoding.max_new_tokens=7",
         "decoding=sample",
+        "decoding.processors=checkpoint",
+        "decoding.processors=[{_target_: transformers.NoRepeatNGramLogitsProcessor, ngram_size: 3}]",
         "measure.repeats=1",
         "measure.warmup=0",
         "measure.baseline=null",
@@ -52,6 +55,14 @@ def name_of(*words: str) -> str:
 )
 def test_every_setting_that_can_change_a_number_changes_the_name(base: list[str], word: str) -> None:
     assert name_of(*base, word) != name_of(*base)
+
+
+def test_languages_are_a_part_of_the_setting(base: list[str]) -> None:
+    cfg = compose_config([*base, "pair.source_language=de", "pair.target_language=fr"])
+    groups = {"pair": PairSpec, "dataset": DatasetSpec, "decoding": DecodingSpec}
+    specs = [typed(spec, cfg[name], name) for name, spec in groups.items()]
+    setting = module._setting(*specs, typed(RuntimeSpec, cfg.runtime, "runtime"), typed(MeasureSpec, cfg.measure, ""))
+    assert (setting["source_language"], setting["target_language"], setting["processors"]) == ("de", "fr", "none")
 
 
 def test_what_changes_no_number_leaves_the_name(base: list[str], data: Path, tmp_path: Path) -> None:

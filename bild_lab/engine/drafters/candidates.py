@@ -60,10 +60,10 @@ class CandidateDrafter(Drafter):
         self.candidates = None
 
     def propose(self, tokens: list[int]) -> Draft:
-        room = self._limits.room(tokens)
-        depth = 0 if self.candidates is None else min(self.candidates.shape[0], room)
-        # a next draft cannot be deeper than the room behind the next token
-        self._layout: Layout = self._trees.layout(depth, min(self.most_probes, room - 1))
+        room, reach = self._limits.room(tokens), self._limits.reach(tokens)
+        depth = 0 if self.candidates is None else min(self.candidates.shape[0], room, reach)
+        # a next draft cannot be deeper than the room behind the next token, and probes follow the deepest node
+        self._layout: Layout = self._trees.layout(depth, min(self.most_probes, room - 1, reach - depth))
         return self._trees.draft(self.candidates, self._layout)
 
 

@@ -41,6 +41,10 @@ PICKLE_REMEDY = (
     "AutoModelForCausalLM or AutoModelForSeq2SeqLM, .from_pretrained(DIR).save_pretrained(NEW_DIR)"
 )
 REMOTE_CODE = "runs Python code of its own; look at it first, then set runtime.trust_remote_code=true"
+GGUF_REMEDY = (
+    "give the safetensors checkpoint that it was made of, or convert it with Transformers and the package gguf: "
+    "AutoModelForCausalLM.from_pretrained(DIR, gguf_file=NAME).save_pretrained(NEW_DIR), and AutoTokenizer likewise"
+)
 HUB_REMEDY = (
     "check its name, its revision and your access (`hf auth login`), repeat the command where a download broke off, or "
     "give a local folder in Hugging Face layout with safetensors weights"
@@ -149,7 +153,7 @@ class Checkpoint:
         """
         limit = {} if max_tokens is None else {"truncation": True, "max_length": max_tokens}
         if isinstance(prompt, str):
-            ids = self.tokenizer(prompt, verbose=False, **limit)["input_ids"]
+            ids = self._once_started(prompt, self.tokenizer(prompt, verbose=False, **limit)["input_ids"])
         elif prompt and isinstance(prompt[0], Mapping):
             ids = self._chat(prompt)[:max_tokens]
         else:
@@ -159,11 +163,17 @@ class Checkpoint:
                 raise UserError(
                     f"the tokens of a prompt must be from 0 to {size - 1}, got {wrong[0]}; tokenize it anew"
                 )
+        if not ids:
+            raise UserError(f"the prompt {prompt!r} has no tokens; a model needs at least one")
         if self.encoder_decoder:
             return Source(prompt=(self.decoder_start,), encoder_ids=torch.tensor([ids]))
-        if not ids:
-            raise UserError(f"the prompt {prompt!r} has no tokens; a decoder-only model needs at least one")
         return Source(prompt=tuple(ids))
+
+    def _once_started(self, text: str, ids: list[int]) -> list[int]:
+        """The tokens without the start token that was added to a text that has it, as chat templates write it."""
+        start = self.tokenizer.bos_token
+        twice = start is not None and text.startswith(start) and ids[:2] == [self.tokenizer.bos_token_id] * 2
+        return ids[1:] if twice else ids
 
     def _chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         if self.tokenizer.chat_template is None:
@@ -224,6 +234,8 @@ class Checkpoint:
     def _read(self, part: str, read: Callable[..., T], **options: Any) -> T:
         """Call a `from_pretrained`. Raises UserError with a clear message if it fails."""
         folder = Path(self.location)
+        if ggufs := gguf_files(folder):
+            raise UserError(f"{self.path} holds {ggufs[0].name}, weights of llama.cpp; {GGUF_REMEDY}")
         if not folder.is_dir():
             if folder.is_absolute() or self.path.startswith((".", "~")) or self.path.count("/") > 1:
                 raise UserError(
@@ -236,6 +248,11 @@ class Checkpoint:
         try:
             return read(self.location, **self._where, **options)
         except (ImportError, RuntimeError) as error:
+            if "mismatched" in str(error) or "size mismatch" in str(error):
+                raise UserError(
+                    f"the weights of {self.path} do not have the shapes of its config.json: {mismatch(error)}; "
+                    "give the config.json that belongs to the weights"
+                ) from error
             if (method := quantization(self.config)) is None:
                 raise
             raise UserError(
@@ -297,6 +314,19 @@ class LoadedCheckpoint(Checkpoint):
         for name, weight in sorted(self.module.state_dict().items()):
             digest.update(name.encode() + weight.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()[:16]
+
+
+def gguf_files(path: Path) -> list[Path]:
+    """The path itself or the files in it, if these are all the weights that there are."""
+    if path.suffix == ".gguf":
+        return [path]
+    return [] if (path / "config.json").is_file() else sorted(path.glob("*.gguf"))
+
+
+def mismatch(error: BaseException) -> str:
+    """The line of Transformers' report that names the first weight."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return next((line for line in lines if "mismatch" in line.lower()), lines[0])
 
 
 def root_cause(error: BaseException) -> str:

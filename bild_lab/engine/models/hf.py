@@ -18,6 +18,7 @@ from bild_lab.engine.models.checkpoint import Checkpoint, Prompt, decoder_depth
 from bild_lab.engine.models.layer_control import decoder_layers, logits_equal
 from bild_lab.engine.models.module_layers import NO_SINGLE_LAYERS, ModuleLayers, additive
 from bild_lab.engine.models.positions import learned_positions, most_positions
+from bild_lab.engine.models.processed_session import processed
 from bild_lab.engine.models.ranks import ONE_PROCESS, Ranks
 from bild_lab.engine.models.slot_cache import SlotCache
 from bild_lab.engine.request import Source
@@ -137,8 +138,8 @@ class HuggingFaceModel:
         forwards: list[Forward] | None = None,
         target: Session | None = None,
         prefix: Prefix | None = None,
-    ) -> CachedSession:
-        return open_session(self.module, source, prefix, self._one_by_one, forwards)
+    ) -> Session:
+        return processed(open_session(self.module, source, prefix, self._one_by_one, forwards), source)
 
     @torch.inference_mode()
     def prompt_cache(self, embeddings: Float[Tensor, "p dim"]) -> Prefix:

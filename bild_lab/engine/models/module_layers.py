@@ -28,8 +28,8 @@ NO_BRANCHES = (
     "a {} has layers whose state holds all rows that ran, so its drafts cannot branch; use a policy that drafts chains"
 )
 NO_SINGLE_LAYERS = (
-    "a {} has layers whose state holds all rows that ran, so they all run together; choose a policy that does not run "
-    "some of the layers"
+    "a {} has layers whose state holds all rows that ran, so they all run together; choose a policy that runs whole "
+    "models, such as speculative or prompt_lookup"
 )
 
 

@@ -187,7 +187,7 @@ class PipelineStep:
         self.units.latency_units += self.exit - first
         self.units.compute_units += self.exit - first
         (x,) = scores.hidden
-        rows = Rows([tokens[-1]] * len(x), states=x)
+        rows = Rows(tokens[-len(x) :], states=x)
         if last:
             return rows, None
         logits = scores.logits[-1] if trained is None else trained(self.exit, x[-1:])[0]

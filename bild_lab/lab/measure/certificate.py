@@ -58,12 +58,15 @@ def certify(target: LoadedModel, request: Request, tokens: Sequence[int], own: S
         return Certificate(DEFECT, position, token, target_token)
     at_once, one_by_one = (scores(target, request, own[:position], step) for step in (len(own), 1))
     pair = torch.tensor([token, target_token], device=at_once.device)
+    if not bool(one_by_one[pair].isfinite().all()):  # a processor forbids the token
+        return Certificate(DEFECT, position, token, target_token)
     rounding = torch.finfo(target.dtype).eps * float(at_once[pair].abs().max())
     noise = max(rounding, float((at_once - one_by_one)[pair].abs().max()))
     gap = float(one_by_one[target_token] - one_by_one[token])
     best, second = one_by_one.topk(2).values.tolist()
     tied = best - float(one_by_one[pair].min()) <= SLACK * noise
-    largest = float(torch.stack([at_once, one_by_one]).abs().max())
+    both = torch.stack([at_once, one_by_one])
+    largest = float(both[both.isfinite()].abs().max())
     verdict = TIE if tied else DEFECT
     if not noise <= most_noise(target.dtype, target.depth) * largest:
         verdict = SESSION_DEFECT

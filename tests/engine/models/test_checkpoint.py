@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.errors import UserError
 from bild_lab.lab.load import load
 from tests.policies import shipped
-from tests.tiny_architectures import END, START, build, relative_of, word_tokenizer
+from tests.tiny import save, tiny_llama
+from tests.tiny_architectures import END, PAD, START, build, relative_of, word_tokenizer
 
+ENGINES = ("native", "hf", "auto")
 TEMPLATE = "{{ bos_token }}{% for one in messages %}{{ one['role'] }} {{ one['content'] }} {% endfor %}w8"
 
 
@@ -30,6 +37,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ({"quant_method": "awq", "bits": 4, "group_size": 8, "version": "gemm"}, r"are quantized \(awq\) .*gptqmodel"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 8}, r"are quantized \(gptq\) .* requires optimum"),
+        (
+            {"quant_method": "bitsandbytes", "load_in_4bit": True},
+            r"are quantized \(bitsandbytes\) .* requires bits",
+        ),
+        (
+            {"quant_method": "compressed-tensors", "config_groups": {}},
+            r"are quantized \(compressed-tensors\) .*require",
+        ),
     ],
 )
 def test_quantized_weights_without_their_package_are_refused_in_a_sentence(
@@ -78,11 +93,85 @@ def test_a_prompt_may_be_text_token_ids_or_messages(folder: Path) -> None:
     assert checkpoint.source(torch.tensor([5, 9, 12]).tolist(), 2).prompt == (5, 9)
     with pytest.raises(UserError, match="must be from 0 to 39, got 40; tokenize it anew"):
         checkpoint.source([5, 40])
-    with pytest.raises(UserError, match="has no tokens"):
-        checkpoint.source([])
+    for nothing in ([], ""):
+        with pytest.raises(UserError, match=re.escape(f"the prompt {nothing!r} has no tokens; a model needs at least")):
+            checkpoint.source(nothing)
     messages = [{"role": "w3", "content": "w9"}]
     with pytest.raises(UserError, match="has no chat template; give the prompt as text"):
         checkpoint.source(messages)
     checkpoint.tokenizer.chat_template = TEMPLATE
     assert checkpoint.source(messages).prompt == (START, 3, 9, 8)
     assert checkpoint.end_tokens == {END}
+
+
+def test_an_empty_source_is_refused() -> None:
+    with pytest.raises(UserError, match="the prompt '' has no tokens; a model needs at least one"):
+        load((build("bart"), word_tokenizer()), policy=shipped("vanilla")).generate("", 4)
+
+
+def test_a_list_of_prompts_gives_a_list(folder: Path) -> None:
+    decoder = load(folder, policy=shipped("vanilla"))
+    one, other = decoder.generate("w5 w9", 6), decoder.generate("w7 w7 w12", 6)
+    for prompts in (["w5 w9", "w7 w7 w12"], [[5, 9], [7, 7, 12]], ("w5 w9", torch.tensor([7, 7, 12]).tolist())):
+        assert [each.token_ids for each in decoder.generate(prompts, 6)] == [one.token_ids, other.token_ids]
+    (batch_of_one,) = decoder.generate(torch.tensor([[5, 9]]), 6)
+    assert batch_of_one.token_ids == decoder.generate(torch.tensor([5, 9]), 6).token_ids == one.token_ids
+    with pytest.raises(UserError, match="a stream has one prompt, got a list of 2; use generate"):
+        next(decoder.stream(["w5", "w9"], 6))
+
+
+def test_a_text_that_has_its_start_token_starts_once(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(str(save(tiny_llama(0), tmp_path / "llama")))  # whose tokenizer adds <s>
+    assert checkpoint.source("w5 w9").prompt == checkpoint.source("<s> w5 w9").prompt == (START, 5, 9)
+    assert checkpoint.source("w5 <s> <s> w9").prompt == (START, 5, START, START, 9)
+    checkpoint.tokenizer.chat_template = TEMPLATE
+    messages = [{"role": "w3", "content": "w9"}]
+    written = checkpoint.tokenizer.apply_chat_template(messages, tokenize=False)
+    assert written.startswith("<s>")
+    assert checkpoint.source(written).prompt == checkpoint.source(messages).prompt == (START, 3, 9, 8)
+
+
+def test_weights_of_other_shapes_are_refused_in_a_sentence(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "wide")
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "wide" / "config.json").write_text(json.dumps(config | {"intermediate_size": 64}))
+    for engine in ("native", "hf"):
+        with pytest.raises(UserError, match="do not have the shapes of its config.json: .*give the config.json that"):
+            load(tmp_path / "wide", policy=shipped("vanilla"), engine=engine).load_weights()
+
+
+def test_a_folder_of_pickles_says_how_to_save_it_anew(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "old", ignore=shutil.ignore_patterns("*.safetensors"))
+    torch.save(build("llama").state_dict(), tmp_path / "old" / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"has pytorch_model.bin and no safetensors .*save_pretrained\(NEW_DIR\)"):
+        load(tmp_path / "old", policy=shipped("vanilla"))
+
+
+def test_gguf_weights_say_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "model.Q4_K_M.gguf").write_bytes(b"GGUF")
+    for path in (tmp_path, tmp_path / "model.Q4_K_M.gguf"):
+        with pytest.raises(UserError, match=r"holds model.Q4_K_M.gguf, weights of llama.cpp; give .* gguf_file=NAME"):
+            load(path, policy=shipped("vanilla"))
+
+
+def test_a_continuation_keeps_its_indentation() -> None:
+    vocabulary = {"<pad>": PAD, "</s>": END, "<s>": START, "▁▁▁▁return": 3, "▁▁": 4, "▁x": 5, ":": 6}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=":"))
+    tokenizer.decoder = decoders.Metaspace()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", bos_token="<s>")
+    decoder = load((build("llama"), fast), policy=shipped("vanilla"))
+    assert decoder.text([3, 5, END]) == "    return x"
+    assert decoder.text([4, 5]) == "   x"
+    assert decoder.text([6, 5]) == ": x"
+    assert load((build("bart"), fast), policy=shipped("vanilla")).text([3, 5]) == "return x"
+
+
+def test_a_stray_window_changes_no_engine(tmp_path: Path) -> None:
+    module = build("llama")
+    module.config.sliding_window = 6
+    module.save_pretrained(tmp_path)
+    word_tokenizer().save_pretrained(tmp_path)
+    prompt = [5, 9, 12, 30, 7, 9, 12, 33]
+    texts = [load(tmp_path, policy=shipped("vanilla"), engine=each).generate(prompt, 20).token_ids for each in ENGINES]
+    plain = load((build("llama"), word_tokenizer()), policy=shipped("vanilla")).generate(prompt, 20).token_ids
+    assert texts == [plain] * len(ENGINES)

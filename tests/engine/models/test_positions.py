@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -9,8 +12,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from bild_lab.engine.draft import Draft
 from bild_lab.engine.models.positions import learned_positions, most_positions
 from bild_lab.engine.request import Limits
+from bild_lab.engine.sampling import Sampling
 from bild_lab.errors import UserError
 from bild_lab.lab.load import Loaded, load
+from tests.engine.adapters.tiny import files_of
 from tests.policies import shipped
 from tests.tiny_architectures import build, configuration, relative_of, word_tokenizer
 
@@ -20,30 +25,48 @@ POSITIONS = 20
 
 def short_gpt2(positions: int = POSITIONS) -> PreTrainedModel:
     config = configuration("gpt2")
-    config.n_positions, config.eos_token_id = positions, None
+    config.n_positions, config.eos_token_id, config.num_key_value_heads = positions, None, config.n_head
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(config).eval()
 
 
 def loaded(module: PreTrainedModel) -> Loaded:
-    return module, word_tokenizer()
+    tokenizer = word_tokenizer()
+    tokenizer.eos_token = None  # nothing ends a text early
+    return module, tokenizer
 
 
-@pytest.mark.parametrize(
-    "policy", ["vanilla", "hf_generate", "speculative", "prompt_lookup", "speculative_hierarchy", "beam"]
-)
-def test_a_text_fills_every_position(policy: str) -> None:
+FILLING = ("vanilla", "hf_generate", "hf_assisted", "speculative", "prompt_lookup", "synthetic")
+TREES = ("speculative_tree", "bild_tree", "bita", "medusa", "ppd", "beam", "speculative_beam")
+
+
+@pytest.mark.parametrize("policy", [*FILLING, "speculative_hierarchy", "early_exit_speculative", "bild", *TREES])
+def test_a_text_fills_every_position(policy: str, tmp_path: Path) -> None:
     module = short_gpt2()
     pair = {"draft": loaded(relative_of(module)), "second_draft": loaded(relative_of(module, 0.1))}
     wanted = POSITIONS + 1 - len(PROMPT)  # the last token is never read
-    decoder = load(loaded(module), policy=shipped(policy), **pair)
+    files = files_of(policy, module.config, tmp_path)
+    decoder = load(loaded(module), policy=policy if files else shipped(policy), **pair, **files)
     found = decoder.generate(PROMPT, wanted).token_ids
     assert len(found) <= wanted
-    if policy != "beam":
+    if decoder.method.lossless(Sampling()):
+        assert len(found) == wanted
         assert found == load(loaded(module), policy=shipped("hf_generate")).generate(PROMPT, wanted).token_ids
     message = "GPT2LMHeadModel .gpt2. reads at most 20 tokens, got a prompt of 7 and 15 new tokens; lower"
     with pytest.raises(UserError, match=message):
         decoder.generate(PROMPT, wanted + 1)
+
+
+def test_prompt_lookup_of_transformers_leaves_room_for_a_whole_draft() -> None:
+    module = short_gpt2()
+    repeated = [5, 9, 12] * 3
+    policy = copy.deepcopy(shipped("hf_prompt_lookup"))
+    policy.window = 4
+    wanted = POSITIONS - len(repeated) - 4 + 2
+    texts = [load(loaded(module), policy=each).generate(repeated, wanted) for each in (policy, shipped("vanilla"))]
+    assert texts[0].token_ids == texts[1].token_ids
+    with pytest.raises(UserError, match="drafts 4 tokens .* may read 21 of the 20 .*; lower .* by 1, or"):
+        load(loaded(module), policy=policy).generate(repeated, wanted + 1)
 
 
 def test_a_drafter_with_fewer_positions_than_the_text_is_refused() -> None:
@@ -81,6 +104,17 @@ def test_positions_are_those_of_tables_or_of_a_changing_rotation(
     module = build(name)
     assert learned_positions(module, module.config) == decoder
     assert most_positions(module) == whole
+
+
+@pytest.mark.parametrize("policy", ["speculative", "bild", "hf_assisted"])
+def test_a_drafter_may_have_fewer_positions_than_the_target(policy: str) -> None:
+    target, short = short_gpt2(64), short_gpt2(POSITIONS)
+    wanted = POSITIONS + 1 - len(PROMPT)
+    decoder = load(loaded(target), loaded(short), shipped(policy))
+    own = load(loaded(target), policy=shipped("vanilla")).generate(PROMPT, wanted).token_ids
+    assert decoder.generate(PROMPT, wanted).token_ids == own or policy == "bild"
+    with pytest.raises(UserError, match=f"reads at most {POSITIONS} tokens, got a prompt of 7 and {wanted + 1} new"):
+        decoder.generate(PROMPT, wanted + 1)
 
 
 def test_a_draft_loses_the_nodes_behind_the_last_position() -> None:

@@ -74,6 +74,14 @@ def test_a_text_that_goes_on_where_the_target_ends_is_a_defect() -> None:
     assert certify(scoring({}), REQUEST, [1], [1, 2]) == Certificate(DEFECT, 1, None, 2)
 
 
+def test_a_forbidden_token_is_a_defect_and_forbidden_ones_are_no_scores() -> None:
+    forbidden = -float("inf")
+    assert certify(scoring({3: 5.0, 4: forbidden}), REQUEST, [4], [3]) == Certificate(DEFECT, 0, 4, 3)
+    tied = certify(scoring({2: forbidden, 3: 5.0, 4: 5.0}), REQUEST, [4], [3])
+    assert (tied.verdict, tied.gap) == (TIE, 0.0)
+    assert certify(scoring({2: forbidden, 3: 5.0, 4: 4.9}), REQUEST, [4], [3]).verdict == DEFECT
+
+
 def test_verdicts_are_counted() -> None:
     each = [Certificate(EQUAL), Certificate(EQUAL), Certificate(TIE), Certificate(DEFECT)]
     assert count_verdicts(each) == CertificateCounts(equal=2, ties=1, defects=1)

@@ -21,6 +21,7 @@ from bild_lab.engine.models.native.attention import PlacedRows, place_rows
 from bild_lab.engine.models.native.cache import KeyValueCache
 from bild_lab.engine.models.native.compiled import Workspace, roomy
 from bild_lab.engine.models.native.cpu import PackedDecoder
+from bild_lab.engine.models.processed_session import processed
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import Chain, DraftedChain, Feed, GrownTree, Growth, Prefix, Scores, Session, Want
 from bild_lab.engine.trace import Forward
@@ -133,7 +134,7 @@ class NativeModel:
         forwards: list[Forward] | None = None,
         target: Session | None = None,
         prefix: Prefix | None = None,
-    ) -> CachedSession:
+    ) -> Session:
         workspace = None
         if self.compiled and prefix is None:
             workspace = self._workspace(len(source.prompt) + room + SPARE_ROWS, source)
@@ -142,7 +143,7 @@ class NativeModel:
         session = CachedSession(layers, source.prompt, [] if forwards is None else forwards)
         if workspace is not None:
             weakref.finalize(session, self._free.append, workspace)
-        return session
+        return processed(session, source)
 
     @torch.inference_mode()
     def prompt_cache(self, embeddings: Float[Tensor, "p dim"]) -> Prefix:

@@ -1,0 +1,78 @@
+"""LoRA adapters of the package peft: they load merged into the weights of their base model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.errors import UserError
+
+SETTINGS = "adapter_config.json"
+
+
+def adapter_or_model(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint itself, or, where its folder holds an adapter, one of the merged weights."""
+    if not (Path(checkpoint.location) / SETTINGS).is_file():
+        return checkpoint
+    return AdapterCheckpoint(checkpoint.path, checkpoint.revision, checkpoint.trust_remote_code, checkpoint.folder)
+
+
+@dataclass(frozen=True)
+class AdapterCheckpoint(Checkpoint):
+    """A folder of peft. Raises UserError without that package, and for an adapter that names no base."""
+
+    @cached_property
+    def base(self) -> Checkpoint:
+        """The model that the adapter was trained on."""
+        if find_spec("peft") is None:
+            raise UserError(
+                f"{self.path} is an adapter, which the package peft reads; install it "
+                "(pip install 'bild_lab[adapters]'), or give a folder with the merged weights"
+            )
+        settings = json.loads((Path(self.location) / SETTINGS).read_text())
+        if not (name := settings.get("base_model_name_or_path")):
+            raise UserError(f"{self.path} names no base_model_name_or_path in its {SETTINGS}; add the model's folder")
+        return Checkpoint(name, settings.get("revision"), self.trust_remote_code)
+
+    @cached_property
+    def config(self) -> PreTrainedConfig:
+        return self.base.config
+
+    @cached_property
+    def generation(self) -> GenerationConfig:
+        return self.base.generation
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The adapter's own, if its folder has one."""
+        if (Path(self.location) / "tokenizer_config.json").is_file():
+            return AutoTokenizer.from_pretrained(self.location, trust_remote_code=self.trust_remote_code)
+        return self.base.tokenizer
+
+    def weights(self, dtype: torch.dtype, **placement: Any) -> PreTrainedModel:
+        from peft import PeftModel
+
+        model = self.base.weights(dtype, **placement)
+        try:
+            return PeftModel.from_pretrained(model, self.location).merge_and_unload()
+        except (RuntimeError, ValueError, OSError, KeyError) as error:
+            what = str(error).strip().splitlines()[0]
+            raise UserError(
+                f"the adapter {self.path} does not fit its base {self.base.path}: {what}; "
+                "give the base it was trained on"
+            ) from error
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of both: a hash of the adapter's files and of the base's fingerprint."""
+        both = super().fingerprint + self.base.fingerprint
+        return hashlib.sha256(both.encode()).hexdigest()[:16]

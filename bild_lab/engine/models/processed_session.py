@@ -1,0 +1,100 @@
+"""A session whose logits pass through logits processors, row by row, each with the text that leads to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import LogitsProcessorList
+
+from bild_lab.engine.draft import ROOT, Tree
+from bild_lab.engine.request import Source
+from bild_lab.engine.sampling import precise
+from bild_lab.engine.session import EVERYTHING, Chain, Growth, Rows, Scores, Session, Want, as_rows
+from bild_lab.engine.trace import Forward
+
+
+def processed(session: Session, source: Source) -> Session:
+    """The session itself, or one whose logits pass through the source's processors."""
+    return session if source.processors is None else ProcessedSession(session, source.processors, source.prompt)
+
+
+class ProcessedSession:
+    """Wraps a session. A row's text is all tokens before it, its branch of the tree, and its own token.
+
+    Probe rows (BiTA's masks) have no text and keep their logits. Rows run one forward at a time: a program that drafts
+    several tokens in one go does not know the processors. The tokens of every forward are read by the host.
+    """
+
+    def __init__(self, session: Session, processors: LogitsProcessorList, prompt: Sequence[int]) -> None:
+        self._session, self._processors = session, processors
+        self._text = list(prompt[:-1])  # by position
+        self._base = 0  # the position of the first of these rows:
+        self._fed: list[int] = []  # the last extend's, or the whole tree's
+
+    @property
+    def length(self) -> int:
+        return self._session.length
+
+    @property
+    def forwards(self) -> list[Forward]:
+        return self._session.forwards
+
+    @torch.inference_mode()
+    def extend(self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING) -> Scores:
+        rows = as_rows(rows)
+        start = self._session.length if rows.at is None else rows.at
+        scores = self._session.extend(rows, want)
+        if rows.at is not None and scores.logits is None:  # PPD's candidates run beside the text, in another thread
+            return scores
+        tokens = rows.tokens.tolist() if isinstance(rows.tokens, Tensor) else list(rows.tokens)
+        earlier = 0 if rows.tree is None else len(rows.tree) - len(tokens)
+        self._base = start - earlier
+        self._fed = [*self._fed[:earlier], *tokens]
+        self._text[self._base :] = self._fed
+        return scores if scores.logits is None else replace(scores, logits=self._processed(scores.logits, rows.tree))
+
+    def draft(self, rows: Sequence[int], chain: Chain) -> None:
+        """Drafted one forward at a time."""
+
+    def grow(self, rows: Sequence[int], growth: Growth) -> None:
+        """Grown one forward at a time."""
+
+    def keep(self, path: Sequence[int]) -> None:
+        self._text[self._base :] = [self._fed[row] for row in path]
+        self._session.keep(path)
+
+    def rollback(self, length: int) -> None:
+        self._session.rollback(length)
+
+    def prefill(self) -> None:
+        self._session.prefill()
+
+    def adopt(self, row: int, layers: Sequence[int]) -> None:
+        self._session.adopt(row, layers)
+
+    def _processed(self, logits: Float[Tensor, "n vocab"], tree: Tree | None) -> Float[Tensor, "n vocab"]:
+        """The logits of the last n rows. The first may be the prompt's, which run with the others."""
+        count, width = logits.shape
+        parents = range(-1, len(self._fed) - 1) if tree is None else tree.parents.tolist()
+        given = precise(logits)
+        changed = given.clone()
+        for place, row in enumerate(range(len(self._fed) - count, len(self._fed))):
+            if row >= 0 and self._fed[row] >= width:  # a probe
+                continue
+            text = [*self._text[: self._base], *branch(row, parents, self._fed)]
+            ids = torch.tensor([text[: self._base + row + 1] if row < 0 else text], device=logits.device)
+            changed[place] = self._processors(ids, given[place : place + 1].clone())[0]
+        return changed
+
+
+def branch(row: int, parents: Sequence[int], tokens: Sequence[int]) -> list[int]:
+    """The tokens from the root of a tree to this row; none for a row before it."""
+    path = []
+    while row > ROOT:
+        path.append(tokens[row])
+        row = parents[row]
+    return path[::-1]

@@ -1,0 +1,96 @@
+"""What changes scores before a token is chosen: Transformers' own logits processors, inside the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, GenerationMixin, LogitsProcessor, LogitsProcessorList, PreTrainedConfig
+from transformers.generation.logits_process import (
+    ClassifierFreeGuidanceLogitsProcessor,
+    SynthIDTextWatermarkLogitsProcessor,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
+
+from bild_lab.engine.request import Limits, Source
+from bild_lab.errors import UserError
+
+# Fields of a generation configuration that become processors, with the values that switch them off.
+SWITCHED_OFF: dict[str, tuple[Any, ...]] = {
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "suppress_tokens": ([],),
+    "begin_suppress_tokens": ([],),
+    "bad_words_ids": ([],),
+    "sequence_bias": ({}, []),
+    "repetition_penalty": (1.0,),
+    "encoder_repetition_penalty": (1.0,),
+    "no_repeat_ngram_size": (0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "exponential_decay_length_penalty": (),
+    "remove_invalid_values": (False,),
+    "renormalize_logits": (False,),
+    "guidance_scale": (1,),
+    "watermarking_config": (),
+}
+REFUSED = ("guidance_scale", "watermarking_config")
+STATEFUL = (
+    ClassifierFreeGuidanceLogitsProcessor,
+    SynthIDTextWatermarkLogitsProcessor,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
+
+
+def asked_for(generation: GenerationConfig) -> dict[str, Any]:
+    """The fields of a generation configuration that would change scores, with their values."""
+    found = {name: getattr(generation, name, None) for name in SWITCHED_OFF}
+    return {name: value for name, value in found.items() if value is not None and value not in SWITCHED_OFF[name]}
+
+
+@dataclass(frozen=True)
+class Processors:
+    """Processors that target and drafter pass through alike; for a text they become a list of Transformers.
+
+    settings: fields of a generation configuration, as `asked_for` finds them. own: further ones, which must depend on
+    the text and the scores alone. Raises UserError for those that run the model again or remember earlier calls.
+    """
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    own: tuple[LogitsProcessor, ...] = ()
+
+    def __post_init__(self) -> None:
+        stateful = [type(each).__name__ for each in self.own if isinstance(each, STATEFUL)]
+        if refused := [*(name for name in REFUSED if name in self.settings), *stateful]:
+            raise UserError(
+                f"a processor must depend on the text and its scores alone, got {refused[0]}, which runs the model "
+                "again or remembers earlier calls; set decoding.processors=none, or list the other processors"
+            )
+
+    def __bool__(self) -> bool:
+        return bool(self.settings or self.own)
+
+    def for_text(self, source: Source, limits: Limits, config: PreTrainedConfig) -> LogitsProcessorList | None:
+        """The list that `generate` would build for this text; None if it is empty."""
+        settings = GenerationConfig(**self.settings)
+        prompt, device = limits.prompt_length, source.device
+        settings.max_length = prompt + limits.max_new_tokens
+        if settings.min_new_tokens is not None:
+            settings.min_length = prompt + settings.min_new_tokens
+        ends = torch.tensor(sorted(limits.end_tokens), device=device)
+        settings._eos_token_tensor = ends if limits.end_tokens else None
+        builder = GenerationMixin()
+        builder.config = config
+        listed = builder._get_logits_processor(
+            settings,
+            input_ids_seq_length=prompt,
+            encoder_input_ids=source.encoder_ids
+            if source.encoder_ids is not None
+            else torch.tensor([source.prompt], device=device),
+            logits_processor=LogitsProcessorList(self.own),
+            device=device,
+        )
+        return listed or None
