@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from transformers import LlamaConfig, MambaConfig
 
-from bild_lab.engine.trace import Round, Trace
+from bild_lab.engine.trace import Forward, Round, Trace
+from bild_lab.lab.analysis.cost import total
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.measure.timing import Timed
-from bild_lab.lab.results.summary import by_category, counts, speed
+from bild_lab.lab.results.summary import agreement, by_category, counts, decoding_costs, quality, speed, summarize
 from bild_lab.lab.schema.result import Counts, Speedup
 
 
@@ -76,3 +78,66 @@ def test_rounds_add_up_to_counts_with_the_mean_of_what_a_method_recorded() -> No
 
 def test_a_method_without_rounds_has_no_counts() -> None:
     assert counts([Timed([1, 2], [1.0], Trace())]) == Counts()
+
+
+def test_other_numbers_of_a_result_are_of_the_method_not_of_the_baseline() -> None:
+    texts = {"method": ["a b c d e f"] * 4, "baseline": ["a b c d e g"] * 4}
+    examples = [replace(one, references=("a b c d e f",)) for one in EXAMPLES]
+    found = summarize("bleu", examples, TIMED, texts, seed=0)
+    assert found["quality"].value == pytest.approx(100) and found["quality"].baseline < 90
+    assert (found["latency_s"].total, found["baseline_latency_s"].total) == (10, 14)
+    assert (found["tokens"], found["counts"].drafted) == (20, 4)
+    assert found["categories"]["math"].tokens == 12
+    alone = summarize("bleu", examples, {"method": TIMED["method"]}, {"method": texts["method"]}, seed=0)
+    assert alone["baseline_latency_s"] is None and alone["quality"].difference is None
+
+
+def test_a_difference_of_quality_is_positive_where_the_method_is_better() -> None:
+    examples = [replace(one, references=("a b",)) for one in EXAMPLES]
+    texts = {"method": ["a b", "a b", "a b", "c"], "baseline": ["a b", "c", "c", "c"]}
+    found = quality("rouge", examples, texts, seed=0)
+    assert (found.metric, found.value, found.baseline, found.difference) == ("ROUGE-L", 75, 25, 50)
+    assert found.difference_low <= 50 <= found.difference_high and found.difference_high > 0
+    assert quality("rouge", examples, {"method": texts["method"]}, seed=0).baseline is None
+
+
+def test_the_metric_agreement_asks_for_the_baselines_texts() -> None:
+    examples = [replace(one, references=("c",)) for one in EXAMPLES]
+    texts = {"method": ["a b", "a b", "a b", "c"], "baseline": ["a b", "c", "c", "c"]}
+    found = quality("agreement", examples, texts, seed=0)
+    assert (found.value, found.baseline, found.difference) == (50, 100, -50)
+
+
+def test_texts_agree_if_all_their_tokens_do() -> None:
+    def of(*texts: list[int]) -> list[Timed]:
+        return [Timed(text, [1.0], Trace()) for text in texts]
+
+    pairs = {"method": of([1, 2, 3], [1, 2, 3], [1, 2], [4]), "baseline": of([1, 2, 3], [1, 2, 4], [1, 2, 3], [5])}
+    assert agreement(pairs) == 1 / 4
+
+
+def test_the_mean_of_a_statistic_is_over_the_rounds_that_recorded_it() -> None:
+    one = timed(8, 1.0)
+    one.trace.rounds[:] = [Round((), 0, 9, stats=stats) for stats in ({"exit_layer": 1}, {"exit_layer": 4}, {})]
+    assert counts([one]).exit_layer_mean == 2.5
+
+
+def test_costs_are_the_methods_per_token_and_over_the_baselines() -> None:
+    sizes = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = LlamaConfig(**sizes, vocab_size=20)
+
+    def of(*forwards: Forward, tokens: int) -> list[Timed]:
+        return [Timed(list(range(tokens)), [1.0], Trace(forwards=[each])) for each in forwards]
+
+    own, base = Forward(config, 4, scored=4), Forward(config, 1, scored=1)
+    several = {"method": of(own, own, tokens=3), "baseline": of(base, base, base, tokens=1)}
+    found = decoding_costs(several, 2)
+    spent, alone = total([own, own], 2), total([base] * 3, 2)
+    assert found.flops_per_token == spent.flops / 6 and found.bytes_per_token == spent.bytes_moved / 6
+    assert found.flops_per_byte == spent.flops / spent.bytes_moved
+    assert found.flops_ratio == spent.flops / alone.flops > 2
+    assert found.bytes_ratio == spent.bytes_moved / alone.bytes_moved < 2
+    assert found.intensity_ratio == pytest.approx((spent.flops / spent.bytes_moved) / (alone.flops / alone.bytes_moved))
+    assert decoding_costs({"method": several["method"]}, 2).flops_ratio is None
+    assert decoding_costs({**several, "baseline": of(Forward(MambaConfig(), 1), tokens=1)}, 2) is None
+    assert decoding_costs({"method": [Timed([1], [1.0], Trace())]}, 2) is None
