@@ -58,6 +58,8 @@ class Noted:
     collecting: list[bool] = field(default_factory=list)
 
     def decode(self, request: Request, trace: Trace) -> list[int]:
+        assert type(trace) is Trace  # without clocks
+        trace.stats["call"] = len(self.notes) + 1
         seed = None if request.generator is None else request.generator.initial_seed()
         self.notes.append((self.name, request.source.prompt[0], seed))
         self.collecting.append(gc.isenabled())
@@ -83,6 +85,8 @@ def test_method_and_baseline_take_turns_at_being_first() -> None:
         "method": [[1], [8]],
         "baseline": [[2], [7]],
     }
+    traces = [one.trace.stats["call"] for one in timed["method"]]
+    assert traces == [1, 8]  # of the same decoding as the tokens
     assert {len(one.latency_s) for several in timed.values() for one in several} == {3}
 
 
@@ -117,6 +121,7 @@ def test_the_clock_stops_when_the_device_is_done(monkeypatch: pytest.MonkeyPatch
     @dataclass
     class Slow:
         def prepare(self, request: Request) -> None:
+            assert request.source.prompt == (7,)
             now[0] += 100
 
         def decode(self, request: Request, trace: Trace) -> list[int]:
@@ -136,6 +141,8 @@ def test_a_text_during_which_a_step_was_compiled_is_timed_again() -> None:
     (timed,) = time_methods(
         {"method": methods["method"]}, requests, 2, 0, lambda: None, compiled_steps=lambda: min(len(notes), 2)
     )["method"]
+    time_methods({"method": methods["method"]}, requests, 1, 0, lambda: None, compiled_steps=lambda: 1)  # earlier
+    notes.pop()
     assert len(notes) == 4  # three times for the first repeat, in two of which a step was compiled
     assert timed.token_ids == [3] and len(timed.latency_s) == 2
 
@@ -157,6 +164,7 @@ def test_the_stages_of_all_examples_add_up_and_the_rest_is_host_code(monkeypatch
 
     class Staged:
         def prepare(self, request: Request) -> None:
+            assert request.source.prompt in ((7,), (8,))
             now[0] += 100
 
         def decode(self, request: Request, trace: Trace) -> list[int]:
