@@ -49,7 +49,6 @@ def name_of(*words: str) -> str:
         "runtime.dtype=bfloat16",
         "runtime.engine=hf",
         "runtime.compile_drafter=false",
-        "runtime.compile=true",
         "runtime.threads=2",
         "runtime.seed=1",
     ],
@@ -75,7 +74,7 @@ def test_what_changes_no_number_leaves_the_name(base: list[str], data: Path, tmp
 def test_other_words_in_as_many_texts_give_another_name(base: list[str], data: Path, tmp_path: Path) -> None:
     moved = shutil.copytree(data, tmp_path / "moved")
     file = moved / "test.jsonl"
-    file.write_text(file.read_text().replace("w5", "w6"))
+    file.write_text(file.read_text().replace('"de": "', '"de": "w4 ', 1))
     assert name_of(*base, f"dataset.path={moved}") != name_of(*base)
 
 
@@ -86,6 +85,11 @@ def test_other_weights_of_target_or_drafter_give_another_name(base: list[str], c
     assert name_of(*base, drafting, other) != name_of(*base, drafting)
     assert name_of(*base, alone, other) == name_of(*base, alone)
     assert name_of(*base, alone, f"pair.target={checkpoints / 't5-draft'}") != name_of(*base, alone)
+
+
+def test_a_compiled_target_is_another_point_than_the_same_engine_not_compiled(base: list[str]) -> None:
+    native = [*base, "runtime.engine=native"]
+    assert name_of(*native, "runtime.compile=true") != name_of(*native)
 
 
 def test_other_hardware_gives_another_name(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

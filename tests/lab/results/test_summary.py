@@ -9,9 +9,21 @@ from transformers import LlamaConfig, MambaConfig
 
 from bild_lab.engine.trace import Forward, Round, Trace
 from bild_lab.lab.analysis.cost import total
+from bild_lab.lab.analysis.statistics import paired_speedup
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.measure.timing import Timed
-from bild_lab.lab.results.summary import agreement, by_category, counts, decoding_costs, quality, speed, summarize
+from bild_lab.lab.metrics.quality import compare, score
+from bild_lab.lab.results.example_rows import measured_examples, with_trace
+from bild_lab.lab.results.summary import (
+    agreement,
+    by_category,
+    counts,
+    decoding_costs,
+    latencies,
+    quality,
+    speed,
+    summarize,
+)
 from bild_lab.lab.schema.result import Counts, Speedup
 
 
@@ -112,7 +124,10 @@ def test_texts_agree_if_all_their_tokens_do() -> None:
     def of(*texts: list[int]) -> list[Timed]:
         return [Timed(text, [1.0], Trace()) for text in texts]
 
-    pairs = {"method": of([1, 2, 3], [1, 2, 3], [1, 2], [4]), "baseline": of([1, 2, 3], [1, 2, 4], [1, 2, 3], [5])}
+    pairs = {
+        "method": of([1, 2, 3, 4], [1, 2, 3, 4], [1, 2], [4]),
+        "baseline": of([1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 3], [5]),
+    }
     assert agreement(pairs) == 1 / 4
 
 
@@ -141,3 +156,53 @@ def test_costs_are_the_methods_per_token_and_over_the_baselines() -> None:
     assert decoding_costs({"method": several["method"]}, 2).flops_ratio is None
     assert decoding_costs({**several, "baseline": of(Forward(MambaConfig(), 1), tokens=1)}, 2) is None
     assert decoding_costs({"method": [Timed([1], [1.0], Trace())]}, 2) is None
+
+
+def test_every_count_is_told() -> None:
+    one = timed(8, 1.0, drafted=4, accepted=3)
+    one.trace.rounds[:] = [
+        Round((1, 2, 3, 4), 3, 9, draft_calls=5, stats={"fallback": True}),
+        Round((1, 2), 0, 9, draft_calls=2, stats={"fallback": True}),
+        Round((1, 2), 2, None, draft_calls=2),
+    ]
+    found = counts([one])
+    assert (found.draft_calls, found.fallbacks, found.rollbacks, found.target_calls) == (9, 2, 2, 2)
+    assert (found.nothing_accepted, found.acceptance_rate) == (1 / 3, 5 / 7)
+    assert found.acceptance_by_position == [2 / 3, 1.0, 1.0, 0.0]
+    one.trace.rounds[:] = [Round((1, 2), 2, None)]
+    assert counts([one]).tokens_per_target_call is None  # the target never ran
+
+
+def test_intervals_and_p_value_are_drawn_by_the_seed() -> None:
+    examples = [replace(one, references=("a b",)) for one in EXAMPLES]
+    texts = {"method": ["a b", "a b", "a b", "c"], "baseline": ["a b", "c", "a c", "c"]}
+    found = {seed: summarize("rouge", examples, TIMED, texts, seed) for seed in (3, 4)}
+    own = score("rouge", texts["method"], [["a b"]] * 4, seed=3)
+    difference = compare("rouge", texts["method"], texts["baseline"], [["a b"]] * 4, seed=3)
+    assert (found[3]["quality"].low, found[3]["quality"].high) == (own.low, own.high)
+    assert (found[3]["quality"].difference_low, found[3]["quality"].p_value) == (difference.low, difference.p_value)
+    assert found[3]["quality"].p_value != found[4]["quality"].p_value
+    slow, fast = (latencies(TIMED[name]) for name in ("baseline", "method"))
+    assert found[3]["speedup"] == paired_speedup(slow, fast, 3)
+    assert found[3]["categories"]["math"].speedup == paired_speedup(slow[[0, 2]], fast[[0, 2]], 3)
+
+
+def test_a_baseline_without_tokens_has_no_ratio() -> None:
+    silent = {"method": TIMED["method"], "baseline": [replace(one, token_ids=[]) for one in TIMED["baseline"]]}
+    assert speed(silent, seed=0)["tokens_per_s_ratio"] is None
+
+
+def test_an_example_is_stored_with_all_that_it_was() -> None:
+    rounds = [
+        Round((4, 5), 1, 6, draft_calls=2, stats={"fallback": True, "confidence": (0.123456, 1), "exit_layer": 3})
+    ]
+    one = Timed([4, 6], [1.0], Trace(rounds=[*rounds, Round((), 0, None)]))
+    (found,) = measured_examples([Example("first", "prompt", "")], {"method": [one]}, {"method": ["four six"]})
+    assert (found.id, found.token_ids, found.prediction, found.latency_s) == ("first", [4, 6], "four six", [1.0])
+    first, second = found.rounds
+    assert (first.drafted, first.accepted, first.next_token, first.draft_calls) == ((4, 5), 1, 6, 2)
+    assert (first.fallback, second.fallback) == (True, False)
+    assert first.statistics == {"confidence": [0.1235, 1], "exit_layer": 3}
+    traced = with_trace(found, "prompt", [("draft", 0.12345678, 1.0)], lambda tokens: dict.fromkeys(tokens, "w"))
+    assert (traced.prompt, traced.spans) == ("prompt", (("draft", 0.123457, 1.0),))
+    assert traced.pieces == {"4": "w", "5": "w", "6": "w"}
