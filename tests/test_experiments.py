@@ -81,6 +81,27 @@ PROMPTS = {
     "cnn_dailymail": "# Article\na text\n# Summarize the article\n### Assistant:",
 }
 
+# BiLD's sweeps: the paper's ranges of thresholds (§7.1.2), for translation and for summaries, and the released pairs
+TRANSLATED = {("policy.fallback", "0.5,0.6,0.7,0.8,0.9"), ("policy.rollback", "1,2,3,5,10")}
+SUMMARIZED = {("policy.fallback", "0.2,0.3,0.4,0.5,0.6"), ("policy.rollback", "2,3,4,5,6")}
+EARLY = {("policy.fallback", "0.2,0.4,0.6,0.8"), ("policy.rollback", "0.5,1,1.5")}
+CALM = {("policy.threshold", "0.7,0.8,0.9,0.98"), ("policy.temperature", "0,1,2,4,8")}
+BILD = {
+    "bild_fig4/iwslt2017": TRANSLATED | {("pair", "mt5_iwslt2017,mt5_iwslt2017_aligned")},
+    "bild_fig4/wmt14": TRANSLATED | {("pair", "mt5_wmt14,mt5_wmt14_aligned")},
+    "bild_fig4/xsum": SUMMARIZED | {("pair", "t5_xsum,t5_xsum_aligned")},
+    "bild_fig4/cnn_dailymail": SUMMARIZED | {("pair", "t5_cnn_dailymail,t5_cnn_dailymail_aligned")},
+    "bild_fig4/small": {
+        ("policy.fallback", "0.3,0.5,0.8"),
+        ("policy.rollback", "0.69,2,5"),
+        ("pair", "toy,toy_aligned"),
+    },
+    "bild_fig6_7/bild": EARLY | {("dataset", "iwslt2017,wmt14")},
+    "bild_fig6_7/calm": CALM | {("dataset", "iwslt2017,wmt14")},
+    "bild_fig6_7/small_bild": EARLY,
+    "bild_fig6_7/small_calm": CALM,
+}
+
 
 @pytest.fixture(scope="module", autouse=True)
 def hydra() -> Iterator[None]:
@@ -230,6 +251,39 @@ def test_the_small_table_of_drafters_takes_n_grams_as_its_comment_says(checkpoin
     drafter = ["policy=ngram", "policy.order=2", f"policy.table={ngram_table(checkpoints / 't5')}"]
     point = prepare(composed("spec_small/table3", *overrides, *drafter))
     assert (point.policy, point.knobs["window"], point.knobs["order"]) == ("ngram", 7, 2)
+
+
+@pytest.mark.parametrize("experiment", BILD)
+def test_bilds_curves_sweep_the_papers_thresholds_over_its_pairs(experiment: str) -> None:
+    figure, _, file = experiment.partition("/")
+    cfg = composed(experiment)
+    assert set(swept(experiment).items()) == BILD[experiment]
+    if figure == "bild_fig4":
+        assert (cfg.name, cfg.policy.name) == (figure + ("_small" if file == "small" else ""), "bild")
+        assert cfg.policy.window == 10  # "the maximum generation length of the small model"
+        assert cfg.dataset.name == ("toy" if file == "small" else file)
+    else:
+        assert cfg.name == ("bild_fig7_small" if "small" in file else "bild_fig7")
+        assert cfg.policy.name == ("calm" if "calm" in file else "bild_early_exit")
+
+
+def test_bilds_early_exit_drafts_with_the_first_of_mt5_smalls_eight_layers() -> None:
+    early, calm = composed("bild_fig6_7/bild"), composed("bild_fig6_7/calm", "dataset=wmt14")
+    assert (early.policy.exit_layer, early.pair.draft) == (1, None)
+    assert early.pair.target == "outputs/mt5_small_iwslt2017_early_exit/checkpoint"
+    assert calm.pair.target == "outputs/mt5_small_wmt14_calm/checkpoint"
+    assert calm.policy.measure == "hidden_state"
+
+
+@pytest.mark.parametrize("task", ["mt5_iwslt2017", "mt5_wmt14", "t5_xsum", "t5_cnn_dailymail"])
+def test_bilds_pairs_are_the_released_ones_of_their_data(task: str) -> None:
+    plain, aligned = (OmegaConf.load(config_dir() / "pair" / f"{task}{end}.yaml") for end in ("", "_aligned"))
+    words = {"mt5_iwslt2017": ("mT5", "iwslt2017"), "mt5_wmt14": ("mT5", "wmt2014"), "t5_xsum": ("T5", "xsum")}
+    family, data = words.get(task, ("T5", "cnndm"))
+    assert plain.target == aligned.target and plain.target.startswith(f"kssteven/{family}-large-{data}")
+    assert plain.draft.startswith(f"kssteven/{family}-small-{data}") and aligned.draft.startswith(
+        f"kssteven/{family}-small-{data}"
+    )
 
 
 @pytest.mark.parametrize("name", ["bild_fig4", "bild_fig5", "bild_fig8", "bild_fig9"])

@@ -100,8 +100,8 @@ class Drawn:
 
     @property
     def summary(self) -> str:
-        """One line: how many numbers are compared with the paper's, and how many agree."""
-        beside = [line for line in self.comparison.lines if line.beside is not None]
+        """One line: how many numbers stand beside printed ones, not beside formulas, and how many agree."""
+        beside = [one for one in self.comparison.lines if one.beside is not None and one.cell.formula is None]
         agree = sum(line.verdict == AGREES for line in beside)
         counted = f", {agree} of {len(beside)} numbers agree with the paper" if beside else ""
         return f"{self.path}.png, .pdf, .md: {self.scale} scale{counted}"

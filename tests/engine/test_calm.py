@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import bild_lab
-from bild_lab.engine.calm import Calm, decaying_threshold
+from bild_lab.engine.calm import MEASURES, Calm, Measure, decaying_threshold
 from bild_lab.engine.models.native.attention import PlacedRows
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.trace import StageTrace, Trace
@@ -282,3 +282,13 @@ def test_a_compiled_target_leaves_early_all_the_same(checkpoints: Path) -> None:
 def test_values_out_of_range_are_refused(checkpoints: Path, knob: str, wrong: object, told: str) -> None:
     with pytest.raises(UserError, match=told):
         bild_lab.load(str(checkpoints / "t5"), policy="calm", **{knob: wrong})
+
+
+def test_a_token_as_sure_as_the_threshold_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    bar = decaying_threshold(0.5, 0.0, 0, LENGTH)
+    (request,) = requests_of("llama", 1)
+    for confidence, exit_layer in ((bar, DEPTH), (math.nextafter(bar, 1), 1)):
+        sure = torch.tensor([confidence], dtype=torch.float64)
+        monkeypatch.setitem(MEASURES, "hidden_state", Measure(lambda *_, sure=sure: sure, reads_logits=False))
+        _, trace = decoded(target_of("llama"), request, threshold=0.5, temperature=0.0)
+        assert exits_of(trace) == [exit_layer] * LENGTH

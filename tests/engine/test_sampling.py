@@ -17,7 +17,7 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
-from tests.stubs import StubModel
+from tests.stubs import SESSION, StubModel
 
 P = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
 Q = torch.tensor([0.2, 0.5, 0.05, 0.25], dtype=torch.float64)
@@ -74,6 +74,32 @@ def test_rollback_keeps_tokens_before_the_first_disagreement() -> None:
     assert verdict.path == (0,)
     assert verdict.next_token == 2
     assert list(verdict.stats["distance"]) == pytest.approx([-math.log(0.9), -math.log(0.2), -math.log(0.98)])
+
+
+def test_rollback_judges_at_temperature_1_whatever_the_tokens_are_drawn_at() -> None:
+    logits = log_rows([0.25, 0.75], [0.5, 0.5])
+    request = Request(Source((0,)), Limits(1, 9), Sampling(temperature=4.0), torch.Generator().manual_seed(0))
+    verdict = Rollback(1.3)(Draft(torch.tensor([0])), logits, request)  # at temperature 4 the distance is 0.84
+    assert verdict.stats["distance"] == pytest.approx([-math.log(0.25)]) and verdict.path == ()
+
+
+def test_a_drafter_is_as_sure_as_at_temperature_1_whatever_the_tokens_are_drawn_at() -> None:
+    model = StubModel(lambda _: P.log())
+    drafter = ModelDrafter(model, 3, LowConfidence(0.45))
+    request = Request(Source((0,)), Limits(1, 9), Sampling(temperature=4.0), torch.Generator().manual_seed(0))
+    drafter.start(request, SESSION)
+    draft = drafter.propose([0])
+    assert (len(draft), draft.stats["fallback"]) == (3, False)
+    assert draft.stats["confidence"] == pytest.approx([float(P.max())] * 3)
+
+
+def test_a_draft_ends_with_its_end_token() -> None:
+    numbers = StubModel(lambda tokens: torch.nn.functional.one_hot(torch.tensor(tokens[-1] + 1), 10).double())
+    for stop in (None, LowConfidence(0.1)):
+        drafter = ModelDrafter(numbers, 5, stop)
+        drafter.start(Request(Source((0,)), Limits(1, 9, frozenset([3]))), SESSION)
+        draft = drafter.propose([0])
+        assert (draft.token_list, draft.calls) == ([1, 2, 3], 3)
 
 
 def test_rollback_looks_past_no_earlier_violation() -> None:

@@ -1,4 +1,4 @@
-"""Tests of the traced pass's clock."""
+"""What a trace records of each round, and the clock of the traced pass."""
 
 from __future__ import annotations
 
@@ -55,3 +55,23 @@ def test_a_branch_that_ends_the_text_is_accepted_as_a_whole() -> None:
     trace.step(draft, Verdict((0,), 9), END)
     assert [(each.accepted, each.depth, each.next_token) for each in trace.rounds] == [(2, 2, 6), (1, 4, 9)]
     assert trace.rollbacks == 1
+
+
+def test_a_tree_counts_every_node_and_may_go_on_behind_an_end_token() -> None:
+    trace = Trace()
+    tree = Draft(torch.tensor([1, 5, 6]), parents=torch.tensor([-1, -1, 1]), calls=2, stats={"width": 2})
+    trace.step(tree, Verdict((1,), 9, {"distance": (0.1, 0.2, 0.3), "entropy": 0.5}), END)
+    (one,) = trace.rounds
+    assert (one.drafted, one.accepted, one.depth, one.next_token) == ((1, 5, 6), 1, 2, 9)
+    assert one.stats == {"width": 2, "distance": (0.1, 0.2, 0.3), "entropy": 0.5}
+    assert one.rollback
+
+
+def test_a_trace_adds_its_rounds_up() -> None:
+    trace = Trace()
+    chain = Draft(torch.tensor([4, 5, 6]), calls=3, stats={"fallback": True})
+    trace.step(chain, Verdict((0, 1), 9))  # the third token was replaced
+    trace.step(chain, Verdict((0, 1, 2), 9))
+    trace.step(Draft(torch.tensor([4]), calls=2, stats={"fallback": False}), None)  # the text ended unverified
+    assert (trace.target_calls, trace.draft_calls, trace.drafted, trace.accepted) == (2, 8, 7, 6)
+    assert (trace.fallbacks, trace.rollbacks) == (2, 1)

@@ -71,6 +71,41 @@ def test_what_changes_no_number_leaves_the_name(base: list[str], data: Path, tmp
     assert name_of(*base, *ours) == name_of(*base, "policy.rollback=2.0")
 
 
+def test_other_words_in_as_many_texts_give_another_name(base: list[str], data: Path, tmp_path: Path) -> None:
+    moved = shutil.copytree(data, tmp_path / "moved")
+    file = moved / "test.jsonl"
+    file.write_text(file.read_text().replace('"de": "', '"de": "w4 ', 1))
+    assert name_of(*base, f"dataset.path={moved}") != name_of(*base)
+
+
+def test_other_weights_of_target_or_drafter_give_another_name(base: list[str], checkpoints: Path) -> None:
+    """Whether or not the policy drafts, a drafter that it does not use counts for nothing."""
+    drafting, alone = "policy=speculative", "policy=vanilla"
+    other = f"pair.draft={checkpoints / 't5'}"
+    assert name_of(*base, drafting, other) != name_of(*base, drafting)
+    assert name_of(*base, alone, other) == name_of(*base, alone)
+    assert name_of(*base, alone, f"pair.target={checkpoints / 't5-draft'}") != name_of(*base, alone)
+
+
+def test_a_compiled_target_is_another_point_than_the_same_engine_not_compiled(base: list[str]) -> None:
+    native = [*base, "runtime.engine=native"]
+    assert name_of(*native, "runtime.compile=true") != name_of(*native)
+
+
+def test_other_hardware_gives_another_name(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    before = name_of(*base)
+    monkeypatch.setattr(module, "placement_setting", lambda placement, device: {"hardware": "another"})
+    assert name_of(*base) != before
+
+
+def test_a_baseline_with_other_knobs_gives_another_name(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [*base, "measure.baseline=beam"]
+    before, compose = name_of(*words), module.compose_policy
+    changed = {"beam": {"beams": 2}}  # as if its file had changed
+    monkeypatch.setattr(module, "compose_policy", lambda name: compose(name, changed.get(name)))
+    assert name_of(*words) != before
+
+
 def adapted(folder: Path, seed: int = 0) -> str:
     random_adapter(tiny_llama(0).config, seed=seed).save(folder)
     return f"policy.adapter={folder}"

@@ -173,7 +173,11 @@ def test_the_papers_scale_comes_before_the_small_one(tmp_path: Path) -> None:
     for scale in ("small", "paper"):
         outputs_of("bild_fig4", tmp_path, scale)
     assert draw_figure("bild_fig4", tmp_path, tmp_path / "figures").scale == "paper"
-    assert draw_figure("bild_fig4", tmp_path, tmp_path / "figures", "small").scale == "small"
+    small = draw_figure("bild_fig4", tmp_path, tmp_path / "figures", "small")
+    compared = [line for line in small.comparison.lines if line.beside is not None]
+    agree = [line.verdict for line in compared].count(AGREES)
+    assert small.scale == "small" and 0 < agree < len(compared)
+    assert small.summary.endswith(f": small scale, {agree} of {len(compared)} numbers agree with the paper")
 
 
 @pytest.mark.parametrize("name", published_names())
@@ -230,6 +234,14 @@ def test_how_far_bild_is_ahead_of_speculative_decoding() -> None:
 def test_the_share_that_the_large_model_replaced_is_rollbacks_over_tokens() -> None:
     told = values(FIGURES["bild_fig2"].cells, "bild_fig2")
     assert told["small model", "share replaced at the target's quality"] == 90 / 1650
+
+
+def test_of_several_points_as_good_as_the_target_the_one_that_replaced_least_counts() -> None:
+    several = [
+        sample_drafted("bild", {}, 1.5, -loss, (0.7, 1.0), rollbacks=n) for n, loss in ((90, 0), (60, 0.1), (30, 1))
+    ]
+    told = {(cell.row, cell.quantity): cell.value for cell in FIGURES["bild_fig2"].cells(several)}
+    assert told["small model", "share replaced at the target's quality"] == 60 / several[0].tokens
 
 
 def test_tokens_per_call_stand_beside_equation_1_at_their_own_rate() -> None:
@@ -334,6 +346,12 @@ def test_a_claim_is_judged_by_values_and_intervals(first: Cell, second: Cell, ve
     assert judged(Order("a is above b", "q", ["a", "b"]), "p", [second, first]) == verdict
 
 
+@pytest.mark.parametrize(("values", "verdict"), [((3, 1, 2), FAILS), ((1, 3, 2), FAILS), ((3, 2, 1), HOLDS)])
+def test_a_claim_of_several_steps_fails_with_any_of_them(values: Sequence[float], verdict: str) -> None:
+    cells = [Cell("p", row, "q", value) for row, value in zip("abc", values, strict=True)]
+    assert judged(Order("a is above b, b above c", "q", ["a", "b", "c"]), "p", cells) == verdict
+
+
 @pytest.mark.parametrize(
     ("row", "result", "missing"),
     [
@@ -373,7 +391,7 @@ def test_the_script_draws_into_outputs(
     outputs_of("spec_tab4", tmp_path, "small")
     assert script(["spec_tab4", f"outputs={tmp_path}"], monkeypatch) == 0
     assert (tmp_path / "figures" / "spec_tab4_small.png").is_file()
-    assert "small scale, " in capsys.readouterr().out
+    assert capsys.readouterr().out.endswith(": small scale\n")  # numbers beside a formula are not counted
     assert script(["spec_tab4", "bild_fig4", f"outputs={tmp_path}"], monkeypatch) == 0  # what there is
     assert "bild_fig4 wants finished points" in capsys.readouterr().err
     assert script(["bild_fig4", f"outputs={tmp_path}"], monkeypatch) == 2

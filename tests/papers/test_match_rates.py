@@ -96,6 +96,16 @@ def test_matches_are_those_of_a_program_without_caches(family: str) -> None:
             assert row.rate == sum(every) / sum(tokens.values()) and 0 < row.rate < 1
 
 
+def test_the_interval_draws_a_texts_matches_with_its_tokens() -> None:
+    """Half of each text's tokens match, however long it is: whatever is drawn, half match."""
+    counts = np.array([[2], [8], [40], [4], [100]])
+    found = MatchRates(("shared",), (1,), (1,), 100, (counts // 2).reshape(5, 1, 1, 1, 1), counts)
+    assert found.intervals.tolist() == [[[[0.5, 0.5]]]]
+    uneven = MatchRates(("shared",), (1,), (1,), 100, np.array([2, 0, 0, 0, 0]).reshape(5, 1, 1, 1, 1), counts)
+    low, high = uneven.intervals[0, 0, 0]
+    assert low == 0 < 2 / 154 < high <= 1
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_behind_the_last_layer_every_first_choice_matches(family: str) -> None:
     found = measure_match_rates(in_memory(MODELS[family](3, 2), "native"), requests(family), spec(layers=(2,)))

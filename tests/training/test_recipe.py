@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from bild_lab.errors import UserError
+from bild_lab.lab.config import config_dir
 from bild_lab.training.finetuning.job import FinetuningJob
 from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.recipe import steps_for_passes, warmup_steps_for_ratio
@@ -29,6 +31,20 @@ REFUSED = {
     "scale_parameter": ("yes", "train.scale_parameter must be true or false, got 'yes'"),
     "seed": (-1, "train.seed must be a whole number >= 0, got -1"),
 }
+
+
+# what the papers print of their trainings: BiLD §7.1.1, BiTA §4.1.2 and Appendix A, PPD Table 2
+PAPERS = {
+    "paper": {"optimizer": "adafactor", "learning_rate": 1e-4, "batch_size": 16, "max_steps": 500_000},
+    "bita": {"learning_rate": 0.03, "schedule": "cosine", "batch_size": 128, "max_steps": 4 * 300_000 // 128},
+    "lm_heads": {"optimizer": "adamw", "learning_rate": 2e-5, "batch_size": 128},
+}
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_a_papers_recipe_has_the_numbers_that_it_prints(name: str) -> None:
+    recipe = OmegaConf.load(config_dir() / "train" / f"{name}.yaml")
+    assert {key: recipe[key] for key in PAPERS[name]} == PAPERS[name]
 
 
 @pytest.mark.parametrize("key", REFUSED)

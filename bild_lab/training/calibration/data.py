@@ -50,7 +50,7 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Calibration:
-    """Finished calibration data, complete and unchanged since it was written."""
+    """Finished calibration data, complete and unchanged since it was written. folder: where from, for messages."""
 
     folder: Path
     manifest: Mapping[str, Any]
@@ -88,6 +88,33 @@ def read_calibration(folder: Path) -> Calibration:
     if not answers:
         raise UserError(f"the calibration data in {folder} is empty; {again}")
     return Calibration(folder, manifest, answers)
+
+
+def read_calibrations(folders: Sequence[Path]) -> Calibration:
+    """The answers of several folders as one, in turn, such as BiTA's to five data sets (Table 5).
+
+    Raises UserError for a folder that cannot be read, for answers of several models or to prompts cut differently.
+    """
+    first, *others = several = [read_calibration(folder) for folder in folders]
+    for other in others:
+        if other.manifest["model"]["fingerprint"] != first.manifest["model"]["fingerprint"]:
+            raise UserError(f"calibration must be the answers of one model, got {first.folder} and {other.folder}")
+        limits = [one.dataset.max_source_tokens for one in (first, other)]
+        if limits[0] != limits[1]:
+            raise UserError(
+                f"calibration must have one dataset.max_source_tokens, got {limits[0]} in {first.folder} and "
+                f"{limits[1]} in {other.folder}; generate one of them anew"
+            )
+    if not others:
+        return first
+    names = " + ".join(dict.fromkeys(one.dataset.name for one in several))
+    joined = {
+        "dataset": {**first.manifest["dataset"], "name": names},
+        "hash": content_hash({"several": [one.manifest["hash"] for one in several]}),
+        "count": sum(one.manifest["count"] for one in several),
+    }
+    answers = tuple(answer for one in several for answer in one.answers)
+    return Calibration(Path(", ".join(map(str, folders))), {**first.manifest, **joined}, answers)
 
 
 def read_part(file: Path) -> Iterator[Answer]:

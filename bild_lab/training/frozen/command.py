@@ -19,7 +19,7 @@ from bild_lab.lab.data.examples import DatasetSpec, load_examples
 from bild_lab.lab.point import sweep_folder
 from bild_lab.lab.results.records import require_writable
 from bild_lab.lab.toy_pair import named_checkpoint
-from bild_lab.training.calibration.data import Calibration, read_calibration
+from bild_lab.training.calibration.data import Calibration, read_calibration, read_calibrations
 from bild_lab.training.calibration.generate import LONGEST_WAIT, CalibrationJob, generate_calibration
 from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.frozen.job import FrozenJob, ModuleSpec
@@ -103,9 +103,10 @@ def _frozen_base(cfg: DictConfig, spec: ModuleSpec, kind: type[Checkpoint]) -> C
 def recipe_and_own_answers(cfg: DictConfig, base: Checkpoint, folder: Path) -> tuple[Recipe, Calibration]:
     """The configuration's recipe, and the model's own answers: those of `calibration`, or generated into the folder."""
     recipe = typed(Recipe, cfg.train, "train")
-    if cfg.calibration is None:
+    if not cfg.calibration:
         return recipe, own_answers(cfg, base, recipe, folder / "calibration")
-    return recipe, read_calibration(Path(cfg.calibration))
+    folders = [cfg.calibration] if isinstance(cfg.calibration, str) else cfg.calibration
+    return recipe, read_calibrations([Path(folder) for folder in folders])
 
 
 def own_answers(cfg: DictConfig, base: Checkpoint, recipe: Recipe, folder: Path) -> Calibration:

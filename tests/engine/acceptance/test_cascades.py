@@ -62,6 +62,24 @@ def test_rules_and_their_mixture_follow_the_formulas(rule: type) -> None:
     assert outcomes == {True, False}
 
 
+# where both sides are equal, in numbers that floats hold exactly: p, q, α
+EVEN, LESS = [0.5, 0.25, 0.25], [0.25, 0.5, 0.25]
+EQUAL = {
+    Chow: (EVEN, EVEN, 0.5),
+    Diff: (EVEN, LESS, 0.0),
+    Opt: (EVEN, LESS, 0.0),
+    TokenV1: (EVEN, EVEN, 0.0),
+    TokenV2: (EVEN, EVEN, 0.0),
+    TokenV3: (EVEN, EVEN, 0.0),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_token_at_the_bound_is_not_deferred(rule: type) -> None:
+    p, q, alpha = EQUAL[rule]
+    assert not rule(alpha)(torch.tensor([p]), torch.tensor([q]))[0, 0]
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_a_greater_alpha_defers_less(rule: type) -> None:
     p, q = random_probs(2), random_probs(3)

@@ -41,6 +41,13 @@ def test_pairing_takes_the_length_of_examples_out_of_the_interval() -> None:
     assert speedup.low == pytest.approx(2.0) == speedup.high
 
 
+def test_an_interval_is_drawn_by_its_seed() -> None:
+    rng = np.random.default_rng(5)
+    baseline, method = rng.uniform(1, 2, (2, 8, 1))
+    one, same, other = (paired_speedup(baseline, method, seed) for seed in (0, 0, 1))
+    assert one == same == paired_speedup(baseline, method) != other
+
+
 def test_latency_is_summed_up_over_examples() -> None:
     summary = latency_summary(np.array([[1.0, 9.0, 1.0], [3.0, 3.0, 3.0]]))
     assert (summary.median, summary.p95, summary.mean, summary.total) == (2.0, pytest.approx(2.9), 2.0, 4.0)
@@ -54,6 +61,7 @@ def test_the_acceptance_rate_leaves_out_tokens_that_were_never_judged() -> None:
 def test_acceptance_by_position_counts_rounds_that_got_there() -> None:
     assert acceptance_by_position([(3, 3), (3, 1), (2, 2), (3, 0)]) == [3 / 4, 2 / 3, 1.0]
     assert acceptance_by_position([(3, 0)]) == [0.0]
+    assert acceptance_by_position([(0, 0)]) == acceptance_by_position([]) == []
 
 
 def test_accepted_by_depth_is_the_share_of_all_rounds() -> None:

@@ -6,7 +6,16 @@ import pytest
 import torch
 
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.lab.measure.certificate import DEFECT, EQUAL, SESSION_DEFECT, TIE, Certificate, certify, count_verdicts
+from bild_lab.lab.measure.certificate import (
+    DEFECT,
+    EQUAL,
+    SESSION_DEFECT,
+    TIE,
+    Certificate,
+    certify,
+    count_verdicts,
+    most_noise,
+)
 from bild_lab.lab.schema.result import CertificateCounts
 from tests.stubs import StubModel
 
@@ -67,6 +76,19 @@ def test_what_counts_as_a_tie_is_what_the_targets_own_scores_vary_by() -> None:
     found = certify(Noisy(logits), REQUEST, [3, 4], [3, 3])  # no rounding in float32 comes to 0.06 nats
     assert found.verdict == SESSION_DEFECT == "defect of the model's session"
     assert count_verdicts([found]) == CertificateCounts(equal=0, ties=0, defects=1)
+
+
+def test_scores_of_two_tokens_vary_by_their_rounding_at_least() -> None:
+    eps = torch.finfo(torch.float32).eps
+    assert certify(scoring({3: 8.0, 4: 7.0, 5: 64.0}), REQUEST, [4], [3]).noise == 8 * eps
+    tied, apart = (certify(scoring({3: 8.0, 4: 8.0 - gap}), REQUEST, [4], [3]) for gap in (32 * eps, 33 * eps))
+    assert (tied.verdict, apart.verdict) == (TIE, DEFECT)  # four times the noise, and more
+
+
+def test_a_session_may_vary_by_the_rounding_of_two_sums_in_each_layer() -> None:
+    assert most_noise(torch.bfloat16, 8) == pytest.approx(4 * 2**-7 * 4)
+    assert most_noise(torch.bfloat16, 2) == pytest.approx(4 * 2**-7 * 2)
+    assert most_noise(torch.float32, 8) == 3e-4
 
 
 def test_a_text_that_goes_on_where_the_target_ends_is_a_defect() -> None:

@@ -1,6 +1,10 @@
-"""Tests of the traced pass."""
+"""What is timed, in which order and with which seeds; and the traced pass."""
 
 from __future__ import annotations
+
+import gc
+import time
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -9,7 +13,10 @@ from bild_lab.engine.acceptance import ExactMatch
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.drafters import ModelDrafter
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.lab.measure.timing import trace_stages
+from bild_lab.engine.sampling import Sampling
+from bild_lab.engine.trace import StageTrace, Trace
+from bild_lab.lab.measure import timing
+from bild_lab.lab.measure.timing import no_garbage_collection, seeded, time_methods, trace_stages, warm_up
 from tests.stubs import StubModel
 
 
@@ -34,3 +41,144 @@ def test_the_spans_of_an_example_are_its_rounds_in_turn_and_add_up_to_the_stages
         parts = [end - start for spans in stages.spans for name, start, end in spans if name == stage]
         assert stages.seconds[stage] == pytest.approx(sum(parts))
     assert stages.seconds["host"] > 0
+
+
+@pytest.fixture(autouse=True)
+def _no_collection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Collecting all of a test process's garbage takes half a second."""
+    monkeypatch.setattr(gc, "collect", lambda: 0)
+
+
+@dataclass
+class Noted:
+    """A method that notes its name, the example and its seed, and emits the number of notes so far."""
+
+    name: str
+    notes: list[tuple[str, int, int | None]]
+    collecting: list[bool] = field(default_factory=list)
+
+    def decode(self, request: Request, trace: Trace) -> list[int]:
+        assert type(trace) is Trace  # without clocks
+        trace.stats["call"] = len(self.notes) + 1
+        seed = None if request.generator is None else request.generator.initial_seed()
+        self.notes.append((self.name, request.source.prompt[0], seed))
+        self.collecting.append(gc.isenabled())
+        return [*request.source.prompt, len(self.notes)]
+
+
+def noted(temperature: float = 0.0, examples: int = 3) -> tuple[dict[str, Noted], list[tuple], list[Request]]:
+    notes: list[tuple[str, int, int | None]] = []
+    methods = {name: Noted(name, notes) for name in ("method", "baseline")}
+    return methods, notes, [Request(Source((7 + i,)), Limits(1, 4), Sampling(temperature)) for i in range(examples)]
+
+
+def test_method_and_baseline_take_turns_at_being_first() -> None:
+    methods, notes, requests = noted(examples=2)
+    calls = []
+    timed = time_methods(methods, requests, 3, 0, lambda: None, lambda: calls.append(len(notes)))
+    turns, others = ["method", "baseline"], ["baseline", "method"]
+    assert [name for name, _, _ in notes] == [*turns, *others, *turns, *others, *turns, *others]
+    assert [example for _, example, _ in notes] == [7] * 6 + [8] * 6
+    assert calls == [6, 12]  # told after every example
+    # the tokens are the first repeat's, without the prompt
+    assert {name: [one.token_ids for one in several] for name, several in timed.items()} == {
+        "method": [[1], [8]],
+        "baseline": [[2], [7]],
+    }
+    traces = [one.trace.stats["call"] for one in timed["method"]]
+    assert traces == [1, 8]  # of the same decoding as the tokens
+    assert {len(one.latency_s) for several in timed.values() for one in several} == {3}
+
+
+def test_every_method_is_warmed_up_on_the_first_examples() -> None:
+    methods, notes, requests = noted(temperature=1.0)
+    warm_up(methods, requests, 2, 5)
+    assert notes == [(name, 7 + i, 5 * 1_000_003 + i) for i in range(2) for name in ("method", "baseline")]
+
+
+def test_each_example_has_a_seed_of_its_own_that_repeats_and_methods_share() -> None:
+    methods, notes, requests = noted(temperature=1.0)
+    time_methods(methods, requests, 2, 5, lambda: None)
+    assert {(example, seed) for _, example, seed in notes} == {(7 + i, 5 * 1_000_003 + i) for i in range(3)}
+    assert seeded(requests[0], 0, 1).generator.initial_seed() != seeded(requests[0], 1, 0).generator.initial_seed()
+
+
+def test_no_garbage_is_collected_while_a_text_is_timed() -> None:
+    methods, _, requests = noted(examples=1)
+    assert gc.isenabled()
+    time_methods(methods, requests, 1, 0, lambda: None)
+    assert [one.collecting for one in methods.values()] == [[False], [False]] and gc.isenabled()
+    gc.disable()
+    with no_garbage_collection():
+        pass
+    assert not gc.isenabled()  # as it was
+    gc.enable()
+
+
+def test_the_clock_stops_when_the_device_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    @dataclass
+    class Slow:
+        def prepare(self, request: Request) -> None:
+            assert request.source.prompt == (7,)
+            now[0] += 100
+
+        def decode(self, request: Request, trace: Trace) -> list[int]:
+            now[0] += 1
+            return [*request.source.prompt, 5]
+
+    def wait() -> None:
+        now[0] += 10
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    timed = time_methods({"method": Slow()}, [Request(Source((7,)), Limits(1, 4))], 2, 0, wait)
+    assert timed["method"][0].latency_s == [11, 11]
+
+
+def test_a_text_during_which_a_step_was_compiled_is_timed_again() -> None:
+    methods, notes, requests = noted(examples=1)
+    (timed,) = time_methods(
+        {"method": methods["method"]}, requests, 2, 0, lambda: None, compiled_steps=lambda: min(len(notes), 2)
+    )["method"]
+    time_methods({"method": methods["method"]}, requests, 1, 0, lambda: None, compiled_steps=lambda: 1)  # earlier
+    notes.pop()
+    assert len(notes) == 4  # three times for the first repeat, in two of which a step was compiled
+    assert timed.token_ids == [3] and len(timed.latency_s) == 2
+
+
+def test_a_method_that_fails_says_at_which_example() -> None:
+    class Broken:
+        def decode(self, request: Request, trace: Trace) -> list[int]:
+            if request.source.prompt == (8,):
+                raise ValueError("no room")
+            return [*request.source.prompt, 5]
+
+    with pytest.raises(RuntimeError, match="example 1: no room"):
+        time_methods({"method": Broken()}, noted()[2], 1, 0, lambda: None)
+    assert gc.isenabled()
+
+
+def test_the_stages_of_all_examples_add_up_and_the_rest_is_host_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, seen = [0.0], []
+
+    class Staged:
+        def prepare(self, request: Request) -> None:
+            assert request.source.prompt in ((7,), (8,))
+            now[0] += 100
+
+        def decode(self, request: Request, trace: Trace) -> list[int]:
+            seen.append(request.generator.initial_seed())
+            for stage, seconds in (("prefill", 1), ("draft", 2), ("verify", 4), ("draft", 2)):
+                now[0] += 8  # host code
+                with trace.span(stage):
+                    now[0] += seconds
+            return []
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(timing, "StageTrace", lambda synchronize: StageTrace(synchronize=synchronize, started=now[0]))
+    requests = noted(temperature=1.0, examples=2)[2]
+    stages = trace_stages(Staged(), requests, 5, lambda: None)
+    assert stages.seconds == {"prefill": 2, "draft": 8, "verify": 8, "host": 64}
+    assert seen == [5 * 1_000_003, 5 * 1_000_003 + 1]
+    assert [spans[0] for spans in stages.spans] == [("prefill", 8, 9)] * 2

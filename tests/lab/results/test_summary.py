@@ -5,11 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from transformers import LlamaConfig, MambaConfig
 
-from bild_lab.engine.trace import Round, Trace
+from bild_lab.engine.trace import Forward, Round, Trace
+from bild_lab.lab.analysis.cost import total
+from bild_lab.lab.analysis.statistics import paired_speedup
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.measure.timing import Timed
-from bild_lab.lab.results.summary import by_category, counts, speed
+from bild_lab.lab.metrics.quality import compare, score
+from bild_lab.lab.results.example_rows import measured_examples, with_trace
+from bild_lab.lab.results.summary import (
+    agreement,
+    by_category,
+    counts,
+    decoding_costs,
+    latencies,
+    quality,
+    speed,
+    summarize,
+)
 from bild_lab.lab.schema.result import Counts, Speedup
 
 
@@ -76,3 +90,119 @@ def test_rounds_add_up_to_counts_with_the_mean_of_what_a_method_recorded() -> No
 
 def test_a_method_without_rounds_has_no_counts() -> None:
     assert counts([Timed([1, 2], [1.0], Trace())]) == Counts()
+
+
+def test_other_numbers_of_a_result_are_of_the_method_not_of_the_baseline() -> None:
+    texts = {"method": ["a b c d e f"] * 4, "baseline": ["a b c d e g"] * 4}
+    examples = [replace(one, references=("a b c d e f",)) for one in EXAMPLES]
+    found = summarize("bleu", examples, TIMED, texts, seed=0)
+    assert found["quality"].value == pytest.approx(100) and found["quality"].baseline < 90
+    assert (found["latency_s"].total, found["baseline_latency_s"].total) == (10, 14)
+    assert (found["tokens"], found["counts"].drafted) == (20, 4)
+    assert found["categories"]["math"].tokens == 12
+    alone = summarize("bleu", examples, {"method": TIMED["method"]}, {"method": texts["method"]}, seed=0)
+    assert alone["baseline_latency_s"] is None and alone["quality"].difference is None
+
+
+def test_a_difference_of_quality_is_positive_where_the_method_is_better() -> None:
+    examples = [replace(one, references=("a b",)) for one in EXAMPLES]
+    texts = {"method": ["a b", "a b", "a b", "c"], "baseline": ["a b", "c", "c", "c"]}
+    found = quality("rouge", examples, texts, seed=0)
+    assert (found.metric, found.value, found.baseline, found.difference) == ("ROUGE-L", 75, 25, 50)
+    assert found.difference_low <= 50 <= found.difference_high and found.difference_high > 0
+    assert quality("rouge", examples, {"method": texts["method"]}, seed=0).baseline is None
+
+
+def test_the_metric_agreement_asks_for_the_baselines_texts() -> None:
+    examples = [replace(one, references=("c",)) for one in EXAMPLES]
+    texts = {"method": ["a b", "a b", "a b", "c"], "baseline": ["a b", "c", "c", "c"]}
+    found = quality("agreement", examples, texts, seed=0)
+    assert (found.value, found.baseline, found.difference) == (50, 100, -50)
+
+
+def test_texts_agree_if_all_their_tokens_do() -> None:
+    def of(*texts: list[int]) -> list[Timed]:
+        return [Timed(text, [1.0], Trace()) for text in texts]
+
+    pairs = {
+        "method": of([1, 2, 3, 4], [1, 2, 3, 4], [1, 2], [4]),
+        "baseline": of([1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 3], [5]),
+    }
+    assert agreement(pairs) == 1 / 4
+
+
+def test_the_mean_of_a_statistic_is_over_the_rounds_that_recorded_it() -> None:
+    one = timed(8, 1.0)
+    one.trace.rounds[:] = [Round((), 0, 9, stats=stats) for stats in ({"exit_layer": 1}, {"exit_layer": 4}, {})]
+    assert counts([one]).exit_layer_mean == 2.5
+
+
+def test_costs_are_the_methods_per_token_and_over_the_baselines() -> None:
+    sizes = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = LlamaConfig(**sizes, vocab_size=20)
+
+    def of(*forwards: Forward, tokens: int) -> list[Timed]:
+        return [Timed(list(range(tokens)), [1.0], Trace(forwards=[each])) for each in forwards]
+
+    own, base = Forward(config, 4, scored=4), Forward(config, 1, scored=1)
+    several = {"method": of(own, own, tokens=3), "baseline": of(base, base, base, tokens=1)}
+    found = decoding_costs(several, 2)
+    spent, alone = total([own, own], 2), total([base] * 3, 2)
+    assert found.flops_per_token == spent.flops / 6 and found.bytes_per_token == spent.bytes_moved / 6
+    assert found.flops_per_byte == spent.flops / spent.bytes_moved
+    assert found.flops_ratio == spent.flops / alone.flops > 2
+    assert found.bytes_ratio == spent.bytes_moved / alone.bytes_moved < 2
+    assert found.intensity_ratio == pytest.approx((spent.flops / spent.bytes_moved) / (alone.flops / alone.bytes_moved))
+    assert decoding_costs({"method": several["method"]}, 2).flops_ratio is None
+    assert decoding_costs({**several, "baseline": of(Forward(MambaConfig(), 1), tokens=1)}, 2) is None
+    assert decoding_costs({"method": [Timed([1], [1.0], Trace())]}, 2) is None
+
+
+def test_every_count_is_told() -> None:
+    one = timed(8, 1.0, drafted=4, accepted=3)
+    one.trace.rounds[:] = [
+        Round((1, 2, 3, 4), 3, 9, draft_calls=5, stats={"fallback": True}),
+        Round((1, 2), 0, 9, draft_calls=2, stats={"fallback": True}),
+        Round((1, 2), 2, None, draft_calls=2),
+    ]
+    found = counts([one])
+    assert (found.draft_calls, found.fallbacks, found.rollbacks, found.target_calls) == (9, 2, 2, 2)
+    assert (found.nothing_accepted, found.acceptance_rate) == (1 / 3, 5 / 7)
+    assert found.acceptance_by_position == [2 / 3, 1.0, 1.0, 0.0]
+    one.trace.rounds[:] = [Round((1, 2), 2, None)]
+    assert counts([one]).tokens_per_target_call is None  # the target never ran
+
+
+def test_intervals_and_p_value_are_drawn_by_the_seed() -> None:
+    examples = [replace(one, references=("a b",)) for one in EXAMPLES]
+    texts = {"method": ["a b", "a b", "a b", "c"], "baseline": ["a b", "c", "a c", "c"]}
+    found = {seed: summarize("rouge", examples, TIMED, texts, seed) for seed in (3, 4)}
+    own = score("rouge", texts["method"], [["a b"]] * 4, seed=3)
+    difference = compare("rouge", texts["method"], texts["baseline"], [["a b"]] * 4, seed=3)
+    assert (found[3]["quality"].low, found[3]["quality"].high) == (own.low, own.high)
+    assert (found[3]["quality"].difference_low, found[3]["quality"].p_value) == (difference.low, difference.p_value)
+    assert found[3]["quality"].p_value != found[4]["quality"].p_value
+    slow, fast = (latencies(TIMED[name]) for name in ("baseline", "method"))
+    assert found[3]["speedup"] == paired_speedup(slow, fast, 3)
+    assert found[3]["categories"]["math"].speedup == paired_speedup(slow[[0, 2]], fast[[0, 2]], 3)
+
+
+def test_a_baseline_without_tokens_has_no_ratio() -> None:
+    silent = {"method": TIMED["method"], "baseline": [replace(one, token_ids=[]) for one in TIMED["baseline"]]}
+    assert speed(silent, seed=0)["tokens_per_s_ratio"] is None
+
+
+def test_an_example_is_stored_with_all_that_it_was() -> None:
+    rounds = [
+        Round((4, 5), 1, 6, draft_calls=2, stats={"fallback": True, "confidence": (0.123456, 1), "exit_layer": 3})
+    ]
+    one = Timed([4, 6], [1.0], Trace(rounds=[*rounds, Round((), 0, None)]))
+    (found,) = measured_examples([Example("first", "prompt", "")], {"method": [one]}, {"method": ["four six"]})
+    assert (found.id, found.token_ids, found.prediction, found.latency_s) == ("first", [4, 6], "four six", [1.0])
+    first, second = found.rounds
+    assert (first.drafted, first.accepted, first.next_token, first.draft_calls) == ((4, 5), 1, 6, 2)
+    assert (first.fallback, second.fallback) == (True, False)
+    assert first.statistics == {"confidence": [0.1235, 1], "exit_layer": 3}
+    traced = with_trace(found, "prompt", [("draft", 0.12345678, 1.0)], lambda tokens: dict.fromkeys(tokens, "w"))
+    assert (traced.prompt, traced.spans) == ("prompt", (("draft", 0.123457, 1.0),))
+    assert traced.pieces == {"4": "w", "5": "w", "6": "w"}

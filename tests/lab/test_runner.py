@@ -1,0 +1,122 @@
+"""A measured point tells the method's numbers as the method's, and the baseline's as the baseline's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import bild_lab
+from bild_lab.lab import point as points
+from bild_lab.lab import runner
+from bild_lab.lab.config import compose_config
+from bild_lab.lab.measure.timing import time_methods, warm_up
+from bild_lab.lab.metrics.quality import score
+from bild_lab.lab.point import Point, prepare
+from bild_lab.lab.results.records import Sweep
+from bild_lab.lab.runner import Clock, run_point
+from bild_lab.lab.schema.measured_examples import MeasuredExample, read_examples
+from bild_lab.lab.schema.result import Result
+
+NEW = 8
+PROMPTS = ["w5 w9 w30 w12", "w7 w8", "w39 w38 w3 w20", "w11 w4 w6"]
+
+
+@pytest.fixture(scope="module")
+def texts(checkpoints: Path) -> dict[str, list[str]]:
+    """What BiLD without rollback and the target alone say to four prompts. The former's texts are not the target's."""
+    pair = (str(checkpoints / "llama"), str(checkpoints / "llama-draft"))
+    several = {
+        "method": bild_lab.load(*pair, policy="bild", fallback=0.1, rollback=float("inf")),
+        "baseline": bild_lab.load(*pair, policy="vanilla"),
+    }
+    return {
+        name: [decoder.generate(prompt, max_new_tokens=NEW).text for prompt in PROMPTS]
+        for name, decoder in several.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def point(checkpoints: Path, texts: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory) -> Point:
+    """The same as a point. The references are the target's texts."""
+    file = tmp_path_factory.mktemp("data") / "test.jsonl"
+    rows = zip(PROMPTS, texts["baseline"], strict=True)
+    file.write_text("".join(json.dumps({"de": prompt, "en": text}) + "\n" for prompt, text in rows))
+    words = [f"pair.target={checkpoints / 'llama'}", f"pair.draft={checkpoints / 'llama-draft'}"]
+    words += ["dataset=multi30k", f"dataset.path={file}", f"decoding.max_new_tokens={NEW}"]
+    words += ["policy=bild", "policy.fallback=0.1", "policy.rollback=inf", "runtime.threads=1", "runtime.seed=3"]
+    words += ["measure.repeats=2", "measure.warmup=1", "measure.traced_examples=1"]
+    points.cached_examples.cache_clear()
+    return prepare(compose_config(words))
+
+
+@pytest.fixture(scope="module")
+def measured(point: Point, tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, list[MeasuredExample], dict]:
+    """The result, its examples, and what was passed on to the clock."""
+    passed = {}
+
+    def noted(name: str, call: object) -> object:
+        def run(*given: object) -> object:
+            passed[name] = given
+            return call(*given)
+
+        return run
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "time_methods", noted("time", time_methods))
+        patch.setattr(runner, "warm_up", noted("warm up", warm_up))
+        result = run_point(point, Sweep(tmp_path_factory.mktemp("sweep")), setup_s=1000.0)
+    return result, read_examples(result.folder), passed
+
+
+def test_the_quality_is_the_methods_and_beside_it_is_the_baselines(texts: dict, measured: tuple) -> None:
+    result, examples, _ = measured
+    assert [one.prediction for one in examples] == texts["method"] != texts["baseline"]
+    assert [one.baseline_prediction for one in examples] == texts["baseline"]
+    own = score("bleu", texts["method"], [[text] for text in texts["baseline"]], seed=3)
+    quality = result.quality
+    assert (quality.value, quality.low, quality.high) == (own.value, own.low, own.high)
+    assert quality.value < 99 and quality.baseline == pytest.approx(100)
+    assert quality.difference == pytest.approx(own.value - 100)
+    same = [mine == theirs for mine, theirs in zip(texts["method"], texts["baseline"], strict=True)]
+    assert result.agreement_with_target == sum(same) / 4
+
+
+def test_the_speedup_is_the_baselines_time_over_the_methods(measured: tuple) -> None:
+    result, examples, _ = measured
+    own = sum(sum(one.latency_s) / 2 for one in examples)  # the median of two repeats
+    base = sum(sum(one.baseline_latency_s) / 2 for one in examples)
+    assert (result.latency_s.total, result.baseline_latency_s.total) == pytest.approx((own, base), rel=1e-3)
+    assert result.speedup.value == pytest.approx(base / own, rel=1e-3)
+    assert result.counts.draft_calls > 0  # of the method's rounds
+    assert result.tokens == sum(len(one.token_ids) for one in examples)
+
+
+def test_methods_are_warmed_up_and_timed_as_the_configuration_says(point: Point, measured: tuple) -> None:
+    result, _, passed = measured
+    methods, requests, *numbers = passed["warm up"]
+    assert (list(methods), len(requests), numbers) == (["method", "baseline"], 4, [1, 3])  # one example, seed 3
+    methods, requests, *numbers = passed["time"]
+    assert [methods[name] for name in ("method", "baseline")] == [
+        point.decoders[name].method for name in ("method", "baseline")
+    ]
+    assert numbers[:2] == [2, 3]  # repeats, seed
+    assert [one.limits.max_new_tokens for one in requests] == [NEW] * 4
+    assert result.seconds["total"] == pytest.approx(sum(result.seconds.values()) - result.seconds["total"])
+    assert result.seconds["setup"] == 1000.0
+
+
+def test_only_the_traced_examples_have_a_timeline(measured: tuple) -> None:
+    result, examples, _ = measured
+    assert [bool(one.spans) for one in examples] == [True, False, False, False]
+    assert examples[0].prompt and set(result.stages_s) == {"prefill", "draft", "verify", "host"}
+
+
+def test_a_clock_tells_each_lap(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter([10.0, 11.0, 15.0])
+    monkeypatch.setattr(runner.time, "perf_counter", lambda: next(moments))
+    clock = Clock()
+    clock.lap("load")
+    clock.lap("decode")
+    assert clock.laps == {"load": 1.0, "decode": 4.0}

@@ -1,0 +1,1 @@
+"""Mutation testing of the modules that decide tokens and numbers: `python -m tests.mutants`."""

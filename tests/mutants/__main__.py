@@ -1,0 +1,115 @@
+"""Changes the modules that decide tokens and numbers, one small change at a time, and counts what the tests notice.
+
+`python -m tests.mutants` runs every group of groups.yaml; words such as `engine.loop` choose some. A group whose code
+and tests are as they were at its last run is not run again. Results are in outputs/mutants.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import chdir
+from pathlib import Path
+
+import yaml
+from mutmut.mutation.diff_apply import get_diff_for_mutant
+
+from tests.mutants.prepare import PROJECT, prepare
+
+HERE = Path(__file__).parent
+RESULTS = PROJECT / "outputs" / "mutants"
+SURVIVED = (0, 5, 33)  # exit codes: every test passed, or none runs the function; others: failed, died or took too long
+Group = Mapping[str, Sequence[str]]  # its `modules` and `tests`
+
+
+def main() -> None:
+    groups: dict[str, Group] = yaml.safe_load((HERE / "groups.yaml").read_text())
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for name in sys.argv[1:] or groups:
+        measure(name, groups[name])
+    known = yaml.safe_load((HERE / "equivalent.yaml").read_text()) or []
+    print(report({name: found for name in groups if (found := stored(name)) is not None}, known))
+
+
+def measure(name: str, group: Group) -> None:
+    """Run a group's mutants and store the result, unless that of the same code and tests is there."""
+    modules, tests = (
+        [f"{root}/{one}.py" for one in group[kind]] for kind, root in (("modules", "bild_lab"), ("tests", "tests"))
+    )
+    key = hashlib.sha256(b"".join((PROJECT / path).read_bytes() for path in (*modules, *tests))).hexdigest()
+    if (found := stored(name)) is not None and found["key"] == key:
+        return
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        prepare(folder, modules, tests)
+        run_mutmut(folder)
+        counted = {module: outcome(folder, module) for module in modules}
+    file_of(name).write_text(json.dumps({"key": key, "modules": counted}, indent=1, ensure_ascii=False))
+    survivors = sum(len(one["survivors"]) for one in counted.values())
+    print(f"{name}: {sum(one['mutants'] for one in counted.values())} mutants, {survivors} survived", flush=True)
+
+
+def run_mutmut(folder: Path) -> None:
+    processes = os.environ.get("MUTANT_PROCESSES", str(os.cpu_count()))
+    quick = {"OMP_NUM_THREADS": "1", "PYTHONPATH": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    with (RESULTS / "log.txt").open("w") as log:
+        subprocess.run(
+            [sys.executable, "-m", "mutmut", "run", "--max-children", processes],
+            cwd=folder,
+            env={**os.environ, **quick},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+
+
+def outcome(folder: Path, module: str) -> dict:
+    """How many mutants a module has, and those that survived."""
+    meta = folder / "mutants" / f"{module}.meta"
+    codes = json.loads(meta.read_text())["exit_code_by_key"] if meta.is_file() else {}
+    if not codes or None in codes.values():
+        sys.exit(f"{module}: mutmut ended early; {RESULTS / 'log.txt'} says why")
+    with chdir(folder):
+        survivors = [difference(mutant, module) for mutant, code in codes.items() if code in SURVIVED]
+    return {"mutants": len(codes), "survivors": survivors}
+
+
+def difference(mutant: str, module: str) -> dict[str, str]:
+    """A mutant as text: its function, the lines that were there and those that replace them."""
+    lines = [line for line in get_diff_for_mutant(mutant, path=module).splitlines() if line[:3] not in ("---", "+++")]
+    was, now = (" ".join(line[1:].strip() for line in lines if line.startswith(sign)) for sign in "-+")
+    function = mutant.rpartition("__mutmut_")[0].rpartition(".x")[2].strip("_ǁ").replace("ǁ", ".")
+    return {"function": function, "was": was, "now": now}
+
+
+def report(found: Mapping[str, dict], known: Sequence[Mapping[str, str]]) -> str:
+    """The survivors that are not listed as equivalent, and the share of mutants noticed."""
+    listed = {(each["module"], each["was"], each["now"]) for each in known}
+    rows, left, total, equal = [], [], 0, 0
+    for module, one in (item for group in found.values() for item in group["modules"].items()):
+        name = module.removeprefix("bild_lab/").removesuffix(".py")
+        ours = [each for each in one["survivors"] if (name, each["was"], each["now"]) not in listed]
+        same = len(one["survivors"]) - len(ours)
+        total, equal = total + one["mutants"], equal + same
+        left += [f"{name}: {each['function']}\n  - {each['was']}\n  + {each['now']}" for each in ours]
+        rows.append(f"| `{name}` | {one['mutants']} | {same} | {len(ours)} |")
+    head = ["| Module | Mutants | Equivalent | Survived |", "|---|---|---|---|"]
+    share = 1 - len(left) / max(1, total - equal)
+    return "\n".join([*left, *head, *rows, f"{share:.1%} of {total - equal} noticed; {equal} equivalent ones left out"])
+
+
+def stored(name: str) -> dict | None:
+    return json.loads(file_of(name).read_text()) if file_of(name).is_file() else None
+
+
+def file_of(name: str) -> Path:
+    return RESULTS / f"{name}.json"
+
+
+if __name__ == "__main__":
+    main()
