@@ -2,18 +2,17 @@
 
 Give lists of values as for a sweep: policy.fallback=0.3,0.5,0.7 policy.window=range(3,11). Without tune.loss it
 searches for the whole front of quality and latency, with tune.loss=1 for the fastest point that loses at most one point
-of quality. The same command continues a search that was stopped. Needs `pip install 'bild_lab[tuning]'`.
+of quality. Trials are decoded over a record of the models' scores (docs/screening.md). The same command continues a
+search that was stopped. Needs `pip install 'bild_lab[tuning]'`.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-from contextlib import suppress
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
@@ -21,47 +20,34 @@ from omegaconf.errors import OmegaConfBaseException
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import escape, output, refuse, run_application
 from bild_lab.lab.config import config_dir, typed
+from bild_lab.lab.screening.space import as_overrides, given_lists
 
 
 def search(cfg: DictConfig) -> None:
     """Check the input, search, confirm, and print the chosen points. Raises UserError for bad input."""
     from bild_lab.lab.formatting import number, signed, times  # late: torch takes seconds to load
+    from bild_lab.lab.screening.screen import RecordSpec
+    from bild_lab.lab.screening.space import read_space
     from bild_lab.lab.sweep import measure_point
-    from bild_lab.lab.tuning.search import TuneSpec, Tuning, tune
-    from bild_lab.lab.tuning.space import read_space
+    from bild_lab.lab.tuning.search import TuneSpec, Tuning, key_numbers, tune
 
     if importlib.util.find_spec("optuna") is None:
         raise UserError("a search needs Optuna, which is not installed; pip install 'bild_lab[tuning]'")
     spec = typed(TuneSpec, cfg.tune, "tune")
-    hydra_config = HydraConfig.get()
-    given = [f"{key}={value}" for key, value in (hydra_config.sweeper.get("params") or {}).items()]
-    task = tuple(word for word in hydra_config.overrides.task if not word.lstrip("+~").startswith("tune."))
-    keys = {word.partition("=")[0] for word in task}
-    lists = [word for word in given if word.partition("=")[0] not in keys]  # a value on the command line fixes its key
-    tuning = Tuning(spec, read_space([*lists, *spec.space]), task, measure_point)
+    task, lists = given_lists(HydraConfig.get(), ("tune", "record"))
+    record = typed(RecordSpec, cfg.record, "record")
+    tuning = Tuning(spec, read_space([*lists, *spec.space]), task, measure_point, record)
     tuning.check()
     for tuned in tune(tuning, cfg.runtime.seed, cfg.resume):
-        both = [
-            f"{split} {one.quality.metric} {number(one.quality.value)} ({signed(one.quality.difference)}), "
-            f"{times(one.speedup.value)}"
-            for split, one in ((spec.validation, tuned.validation), (spec.test, tuned.test))
-            if one is not None
-        ]
+        both = []
+        for split, one in ((spec.validation, tuned.validation), (spec.test, tuned.test)):
+            if (told := key_numbers(one)) is not None:
+                speedup = (
+                    times(told["speedup"]) if "speedup" in told else f"{times(told['predicted_speedup'])} predicted"
+                )
+                quality = f"{number(told['quality'])} ({signed(told['difference'])})"
+                both.append(f"{split} {told['metric']} {quality}, {speedup}")
         output.print(escape(f"chosen: {' '.join(tuned.overrides)}: {'; '.join(both)}"))
-
-
-def as_overrides(words: list[str]) -> list[str]:
-    """The command line with its lists of values as `tune.space`: Hydra allows lists only in sweeps, not in one run."""
-
-    def is_list(word: str) -> bool:
-        with suppress(HydraException):  # Hydra reports it later
-            return "=" in word and word[:1] != "-" and OverridesParser.create().parse_override(word).is_sweep_override()
-        return False
-
-    lists = [word for word in words if is_list(word)]
-    others = [word for word in words if word not in ("-m", "--multirun", *lists)]
-    quoted = ",".join("'" + word.replace("\\", "\\\\").replace("'", "\\'") + "'" for word in lists)
-    return [*others, *([f"tune.space=[{quoted}]"] if lists else []), "hydra.mode=RUN"]
 
 
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="tune")
@@ -74,5 +60,5 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    sys.argv[1:] = as_overrides(sys.argv[1:])
+    sys.argv[1:] = as_overrides(sys.argv[1:], "tune.space")
     run_application(main, "tune")

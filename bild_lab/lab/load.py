@@ -57,6 +57,7 @@ def load(
     processors: str | Sequence[Mapping[str, Any] | LogitsProcessor] = NONE,
     source_language: str | None = None,
     target_language: str | None = None,
+    wrap: Callable[[LoadedModel], LoadedModel] = lambda model: model,
     **knobs: Any,
 ) -> Decoder:
     """A decoder for a pair of checkpoints.
@@ -72,6 +73,7 @@ def load(
     processors: what scores pass through before a token is chosen: none; checkpoint, what the target's generation
     settings say; or a list of Transformers' logits processors, as objects or by `_target_`.
     source_language, target_language: of a translation model, by its tokenizer's codes (`Languages`).
+    wrap: takes every model's place, such as a record of it (`engine.record`).
     Weights load at the first decoding, and later decoders share them.
     Raises UserError if the parts do not fit together.
     """
@@ -95,14 +97,14 @@ def load(
         checkpoint = LoadedCheckpoint(type(module).__name__, module=module, own_tokenizer=tokenizer)
         return HuggingFaceModel(checkpoint, torch.device(where), precision)
 
-    target_model = any_model(target, target_revision, placement)
+    target_model = wrap(any_model(target, target_revision, placement))
     drafts: list[LoadedModel] = []
 
     def loading(key: str, path: str | Path | Loaded | None, revision: str | None) -> Callable[[], LoadedModel]:
         def load_draft() -> LoadedModel:
             if path is None:
                 raise UserError(f"policy {node.name} drafts with a small model; give one with pair.{key} ({key}=)")
-            model = any_model(path, revision, ON_ONE_DEVICE)
+            model = wrap(any_model(path, revision, ON_ONE_DEVICE))
             if compile_drafter is True and model.engine != "kernels":
                 raise UserError(
                     f"only the CPU kernels draft in one program, and {path} runs on {model.engine}; "

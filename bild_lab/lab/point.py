@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,6 +15,7 @@ from bild_lab.engine.models.checkpoint import resolve_device
 from bild_lab.engine.models.placement import Placement
 from bild_lab.engine.protocols import External
 from bild_lab.engine.sampling import Sampling
+from bild_lab.engine.session import LoadedModel
 from bild_lab.errors import UserError, require_flag
 from bild_lab.lab.build import describe_decoder, policy_label
 from bild_lab.lab.config import (
@@ -101,8 +102,8 @@ def prepare(cfg: DictConfig) -> Point:
     policies = {METHOD: cfg.policy}
     if measure.baseline is not None:
         policies[BASELINE] = compose_policy(measure.baseline)
-    decoders = {name: _decoder(policy, pair, decoding, runtime) for name, policy in policies.items()}
-    vanilla = _decoder(compose_policy("vanilla"), pair, decoding, runtime)
+    decoders = {name: decoder_of(policy, pair, decoding, runtime) for name, policy in policies.items()}
+    vanilla = decoder_of(compose_policy("vanilla"), pair, decoding, runtime)
     examples = cached_examples(dataset)
     setting = _setting(pair, dataset, decoding, runtime, measure)
     target = decoders.get(BASELINE, decoders[METHOD]).target
@@ -160,7 +161,14 @@ def cached_examples(spec: DatasetSpec) -> tuple[Example, ...]:
     return load_examples(spec, unanswered=True)
 
 
-def _decoder(policy: DictConfig, pair: PairSpec, decoding: DecodingSpec, runtime: RuntimeSpec) -> Decoder:
+def decoder_of(
+    policy: DictConfig,
+    pair: PairSpec,
+    decoding: DecodingSpec,
+    runtime: RuntimeSpec,
+    wrap: Callable[[LoadedModel], LoadedModel] = lambda model: model,
+) -> Decoder:
+    """A policy's decoder, as the configuration says. wrap: see `load`."""
     return load(
         pair.target,
         pair.draft,
@@ -180,6 +188,7 @@ def _decoder(policy: DictConfig, pair: PairSpec, decoding: DecodingSpec, runtime
         processors=decoding.processors,
         source_language=pair.source_language,
         target_language=pair.target_language,
+        wrap=wrap,
     )
 
 

@@ -57,12 +57,14 @@ NOT_MEASURING = (
     "lab/measure/__init__.py",
     "lab/measure/bench",  # a separate benchmark, which makes no points
     "lab/measure/code.py",
+    "lab/measure/cost_model.py",  # predicts, and measures nothing
     "lab/results/__init__.py",
     "lab/results/commits.py",
     "lab/results/groups.py",
     "lab/results/records.py",  # stores what it is given
     "lab/results/table.py",
     "lab/schema",
+    "lab/screening",  # chooses what is measured
     "lab/stop_signals.py",
     "lab/sweep.py",
     "lab/torchrun.py",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from jaxtyping import Float
 
@@ -14,13 +16,15 @@ def resampled_sums(statistics: Float[np.ndarray, "n k"], seed: int) -> Float[np.
     The same seed and n give the same resamples, so two systems are compared in pairs. `sacrebleu` draws the same
     resamples; its default seed is 12345.
     """
+    return times_drawn(len(statistics), seed) @ statistics
+
+
+@lru_cache(maxsize=4)
+def times_drawn(count: int, seed: int) -> Float[np.ndarray, "resamples n"]:
+    """How often each resample holds each of n examples. Every system of a sweep shares them."""
     generator = np.random.default_rng(seed)
-    count = len(statistics)
-    sums = np.empty((RESAMPLES, statistics.shape[1]))
-    for row in sums:
-        times_drawn = np.bincount(generator.integers(count, size=count), minlength=count)  # [n]
-        row[:] = times_drawn @ statistics
-    return sums
+    drawn = [np.bincount(generator.integers(count, size=count), minlength=count) for _ in range(RESAMPLES)]
+    return np.array(drawn, dtype=float)
 
 
 def interval(values: Float[np.ndarray, " resamples"]) -> tuple[float, float]:

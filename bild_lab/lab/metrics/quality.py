@@ -85,6 +85,44 @@ def compare(
     return Difference(ours.metric, value, low, high, p_value(differences, value))
 
 
+def score_pool(
+    metric: str,
+    pool: Sequence[str],
+    references: References,
+    systems: Sequence[Sequence[int]],
+    baseline: Sequence[int],
+    *,
+    seed: int = 0,
+) -> list[tuple[Score, Difference]]:
+    """`score` and `compare` of many systems whose texts repeat: each text of the pool is scored once.
+
+    pool: texts, each with its own references. systems, baseline: for each example, which text of the pool it gets.
+    Systems with the same texts share their intervals.
+    """
+    whole = _measure(metric, pool, references)
+    value_of = whole.value_of if metric == "bleu" else _mean_of_first(len(baseline))
+    found: dict[tuple[int, ...], tuple[float, Float[np.ndarray, " resamples"]]] = {}
+
+    def resampled(picks: Sequence[int]) -> tuple[float, Float[np.ndarray, " resamples"]]:
+        if (key := tuple(picks)) not in found:
+            statistics = whole.statistics[list(picks)]
+            found[key] = float(value_of(statistics.sum(axis=0))), value_of(resampled_sums(statistics, seed))
+        return found[key]
+
+    base, base_values = resampled(baseline)
+    results: dict[tuple[int, ...], tuple[Score, Difference]] = {}
+    for picks in systems:
+        if (key := tuple(picks)) in results:
+            continue
+        value, values = resampled(picks)
+        differences = values - base_values
+        results[key] = (
+            Score(whole.metric, value, *interval(values)),
+            Difference(whole.metric, value - base, *interval(differences), p_value(differences, value - base)),
+        )
+    return [results[tuple(picks)] for picks in systems]
+
+
 def _measure(metric: str, predictions: Sequence[str], references: References) -> _Measure:
     if metric not in METRICS:
         raise UserError(f"metric must be one of {', '.join(METRICS)}, got {metric!r}")

@@ -1,4 +1,7 @@
-"""A search of knobs on validation with Optuna; the chosen points are then measured on test (BiLD §7.1.2)."""
+"""A search of knobs on validation with Optuna; the chosen points are then measured on test (BiLD §7.1.2).
+
+Trials are decoded over a record of the models' scores, and their speed is predicted, unless `tune.live` is set.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from bild_lab.errors import UserError, require_whole
+from bild_lab.errors import UserError, require_flag, require_whole
 from bild_lab.files import write_atomically
 from bild_lab.lab.analysis.pareto import best_at_loss
 from bild_lab.lab.config import compose_config
@@ -24,25 +27,34 @@ from bild_lab.lab.point import prepare, sweep_folder
 from bild_lab.lab.results.groups import by_setting
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.tuning.space import Space, Values
+from bild_lab.lab.screening.rows import Row, with_front
+from bild_lab.lab.screening.screen import RecordSpec
+from bild_lab.lab.screening.space import Space, Values
+from bild_lab.lab.tuning.trials import RecordedTrials
 
 STUDY, CHOSEN = "study.sqlite", "tuned.json"
 STARTUP_TRIALS = 10  # random trials, before Optuna's model suggests points
 
 Measure = Callable[[DictConfig], Any]
+Found = Result | Row  # measured live, or decoded over a record with its speed predicted
 
 
 @dataclass(frozen=True)
 class TuneSpec:
-    """How to search: `conf/tune.yaml`. loss: points of quality that may be lost; None searches the whole front."""
+    """How to search: `conf/tune.yaml`. loss: points of quality that may be lost; None searches the whole front.
+
+    live: measure every trial, for what a record cannot replay.
+    """
 
     trials: int
     loss: float | None
     validation: str
     test: str
     space: Sequence[str]
+    live: bool = False
 
     def __post_init__(self) -> None:
+        require_flag("tune.live", self.live)
         require_whole("tune.trials", self.trials, 1)
         number = isinstance(self.loss, int | float) and not isinstance(self.loss, bool)
         if self.loss is not None and not (number and 0 <= self.loss < math.inf):
@@ -58,12 +70,14 @@ class Tuning:
     """A search on validation and its confirmation on test, in one sweep's folder.
 
     overrides: from the command line, without the lists. measure: measures a configuration and stores its point.
+    record: of the trials.
     """
 
     spec: TuneSpec
     space: Space
     overrides: tuple[str, ...]
     measure: Measure
+    record: RecordSpec
 
     def config(self, values: Values, split: str) -> DictConfig:
         """One point's configuration, composed as `python run.py` does."""
@@ -83,6 +97,11 @@ class Tuning:
             )
         if self.spec.loss is not None and found[0].measure.baseline is None:
             raise UserError("tune.loss is a loss against a baseline, which is null; set measure.baseline=vanilla")
+        if self.trials is not None:
+            try:
+                self.trials.check()
+            except UserError as error:
+                raise UserError(f"{error}. tune.live=true measures every trial live instead") from error
 
     @cached_property
     def key(self) -> str:
@@ -94,33 +113,56 @@ class Tuning:
     def sweep(self) -> Sweep:
         return Sweep(sweep_folder(self.config(self.space.corners()[0], self.spec.validation)))
 
-    def result(self, values: Values, split: str) -> Result | None:
-        """Measure a point unless it is finished, and return its result; None if it failed, which is recorded."""
+    @cached_property
+    def trials(self) -> RecordedTrials | None:
+        """Trials over a record; None if they are measured live."""
+        return None if self.spec.live else RecordedTrials(self.space, self.overrides, self.spec.validation, self.record)
+
+    def result(self, values: Values, split: str) -> Found | None:
+        """Measure a point unless it is finished, and return its result; None if it failed, which is recorded.
+
+        On validation, decode it over the record.
+        """
+        if split == self.spec.validation and self.trials is not None:
+            return self.trials.row(values)
         self.measure(self.config(values, split))
         return self.finished(values, split)
 
-    def finished(self, values: Values, split: str) -> Result | None:
-        """A point's newest result in the sweep's folder."""
+    def finished(self, values: Values, split: str) -> Found | None:
+        """A point's newest result in the sweep's folder, or of the record."""
+        if split == self.spec.validation and self.trials is not None:
+            return self.trials.row(values)
         return self.sweep.newest(prepare(self.config(values, split)).id)
 
-    def objectives(self, result: Result) -> list[float]:
+    def objectives(self, found: Found) -> list[float]:
         """The values for Optuna: quality and latency. With a loss: the latency, made longer if the loss is exceeded.
 
         The latency is relative to the baseline's. Without a baseline it is in seconds.
         """
-        speedup, quality = result.speedup.value, result.quality
-        latency = result.latency_s.mean if speedup is None else 1 / speedup
+        if isinstance(found, Row):
+            quality, latency, lost = found.quality, 1 / found.predicted_speedup, -found.quality_difference
+        else:
+            speedup, quality = found.speedup.value, found.quality.value
+            latency = found.latency_s.mean if speedup is None else 1 / speedup
+            lost = 0.0 if found.quality.baseline is None else found.quality.baseline - quality
         if self.spec.loss is None:
-            return [quality.value, latency]
-        excess = quality.baseline - quality.value - self.spec.loss
+            return [quality, latency]
+        excess = lost - self.spec.loss
         return [latency if excess <= 0 else max(latency, 1.0) + excess]
 
-    def chosen(self, results: list[Result]) -> list[Result]:
+    def chosen(self, found: list[Found]) -> list[Found]:
         """The undominated points, fastest first. With a loss: the fastest point within it, if there is one."""
+        if found and isinstance(found[0], Row):
+            if self.spec.loss is None:
+                return sorted(
+                    (row for row in with_front(found) if row.on_front), key=lambda row: -row.predicted_speedup
+                )
+            within = [row for row in found if -row.quality_difference <= self.spec.loss + 1e-9]
+            return sorted(within, key=lambda row: (-row.predicted_speedup, -row.quality))[:1]
         if self.spec.loss is not None:
-            best = best_at_loss(results, self.spec.loss)
+            best = best_at_loss(found, self.spec.loss)
             return [] if best is None else [best]
-        return [result for group in by_setting(results) for result in group.front()]
+        return [result for group in by_setting(found) for result in group.front()]
 
 
 @dataclass(frozen=True)
@@ -128,7 +170,7 @@ class Tuned:
     """What was chosen on validation, with its result there and on test; None if the test failed."""
 
     overrides: list[str]
-    validation: Result
+    validation: Found
     test: Result | None
 
 
@@ -184,7 +226,7 @@ class Study:
         done = self._study.get_trials(deepcopy=False, states=(self._optuna.trial.TrialState.COMPLETE,))
         return {self._places(trial): trial.values for trial in done}
 
-    def search(self) -> dict[Values, Result]:
+    def search(self) -> dict[Values, Found]:
         """Measure until there are enough trials. Returns the results of all trials, with those of earlier processes."""
         tuning, space = self._tuning, self._tuning.space
         failed: dict[tuple[int, ...], None] = {}  # in this process; the next process tries them again
@@ -234,10 +276,17 @@ def tune(tuning: Tuning, seed: int, resume: bool) -> list[Tuned]:
         found = Study(tuning, seed, resume).search()
         tuned = []
         for result in tuning.chosen(list(found.values())):
-            values = next(values for values, one in found.items() if one is result)
+            values = next(values for values, one in found.items() if same_point(one, result))
             tuned.append(Tuned(list(values), result, tuning.result(values, tuning.spec.test)))
         write_tuned(tuning.sweep.folder / CHOSEN, tuned)
     return tuned
+
+
+def same_point(one: Found, other: Found) -> bool:
+    """Whether two results are of one point. A row on the front is a new object."""
+    if isinstance(one, Row):
+        return (one.policy, one.knobs) == (other.policy, other.knobs)
+    return one is other
 
 
 def write_tuned(file: Path, tuned: list[Tuned]) -> None:
@@ -249,10 +298,17 @@ def write_tuned(file: Path, tuned: list[Tuned]) -> None:
     write_atomically(file, (json.dumps(rows, indent=2) + "\n").encode())
 
 
-def key_numbers(result: Result | None) -> dict[str, Any] | None:
-    """A result's quality and speed, and the name of its point."""
+def key_numbers(result: Found | None) -> dict[str, Any] | None:
+    """A result's quality and speed, and the name of its point. A row of the record has a predicted speedup."""
     if result is None:
         return None
+    if isinstance(result, Row):
+        return {
+            "metric": result.quality_metric,
+            "quality": result.quality,
+            "difference": result.quality_difference,
+            "predicted_speedup": result.predicted_speedup,
+        }
     return {
         "point": result.point,
         "metric": result.quality.metric,

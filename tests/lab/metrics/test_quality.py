@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bild_lab.errors import UserError
-from bild_lab.lab.metrics import METRICS, Difference, compare, score
+from bild_lab.lab.metrics import METRICS, Difference, compare, score, score_pool
 from bild_lab.lab.metrics.bootstrap import resampled_sums
 from tests.lab.metrics.test_bleu import corpus
 
@@ -109,3 +109,17 @@ def test_a_thousand_predictions_are_scored_and_compared_in_a_moment(metric: str)
     score(metric, predictions, references)
     compare(metric, predictions, baseline, references)
     assert time.perf_counter() - began < 3  # 0.3 s on an idle core
+
+
+@pytest.mark.parametrize("metric", ["bleu", "rouge", "agreement"])
+def test_a_pool_of_texts_gives_every_system_the_scores_it_has_alone(metric: str) -> None:
+    pool = ["a b c d e", "a b c d f", "b c d e f g", "x y z w v", "b c d e f", "x y z w u"]
+    references = [["a b c d e"]] * 2 + [["b c d e f"], ["x y z w v"]] + [["b c d e f"], ["x y z w v"]]
+    systems, baseline = [[0, 2, 3], [1, 4, 5], [0, 2, 3]], [0, 4, 3]
+    found = score_pool(metric, pool, references, systems, baseline, seed=3)
+    base, own = [pool[at] for at in baseline], [references[at] for at in baseline]
+    for picks, (scored, difference) in zip(systems, found, strict=True):
+        texts = [pool[at] for at in picks]
+        alone = score(metric, texts, own, seed=3)
+        assert (scored.value, scored.low, scored.high) == pytest.approx((alone.value, alone.low, alone.high))
+        assert vars(difference) == pytest.approx(vars(compare(metric, texts, base, own, seed=3)))

@@ -16,8 +16,8 @@ import pytest
 from bild_lab.errors import UserError
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.result import Result
+from bild_lab.lab.screening.space import Space, read_space
 from bild_lab.lab.tuning.search import Study, TuneSpec, Tuning
-from bild_lab.lab.tuning.space import Space, read_space
 from scripts import tune as script
 from tests.checkpoints import write_data
 from tests.report.sample import sample_result, with_quality
@@ -177,7 +177,7 @@ Command = Callable[..., tuple[int, str]]
 @pytest.fixture
 def command(command: Command) -> Command:
     """Runs scripts/tune.py in an empty folder; returns its exit code and everything it printed."""
-    return lambda *words: command(script, *script.as_overrides(list(words)), config="tune")
+    return lambda *words: command(script, *script.as_overrides(list(words), "tune.space"), config="tune")
 
 
 @pytest.fixture
@@ -193,7 +193,8 @@ def base(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> list[st
 
 @pytest.mark.slow
 def test_what_is_chosen_on_validation_is_confirmed_on_test_in_one_report(command: Command, base: list[str]) -> None:
-    code, printed = command(*base, "policy.fallback=0.2,0.6", "policy.rollback=0.69,50", "tune.loss=0", "tune.trials=3")
+    words = ["policy.fallback=0.2,0.6", "policy.rollback=0.69,50", "tune.loss=0", "tune.trials=3", "tune.live=true"]
+    code, printed = command(*base, *words)
     assert code == 0, printed
     assert "chosen: policy.fallback=" in printed
     (pair,) = json.loads(Path("outputs/tuned/tuned.json").read_text())
@@ -206,13 +207,26 @@ def test_what_is_chosen_on_validation_is_confirmed_on_test_in_one_report(command
     assert pair["validation"]["difference"] >= 0
     assert "Best of 2 settings (split" in printed and Path("outputs/tuned/report.html").is_file()
     before = {file: file.stat().st_mtime_ns for file in Path("outputs/tuned/points").rglob("result.json")}
-    code, printed = command(*base, "policy.fallback=0.2,0.6", "policy.rollback=0.69,50", "tune.loss=0", "tune.trials=3")
+    code, printed = command(*base, *words)
     assert code == 0, printed
     assert {file: file.stat().st_mtime_ns for file in before} == before  # and only what was chosen is looked at again
     assert len(list(Path("outputs/tuned/points").iterdir())) == 4
 
 
+@pytest.mark.slow
+def test_trials_over_a_record_leave_only_what_is_confirmed(command: Command, base: list[str]) -> None:
+    words = ["policy.fallback=0.2,0.6", "policy.rollback=0.69,50", "tune.loss=0", "tune.trials=3"]
+    code, printed = command(*base, *words)
+    assert code == 0, printed
+    (pair,) = json.loads(Path("outputs/tuned/tuned.json").read_text())
+    frame = pd.read_csv("outputs/tuned/sweep.csv").set_index("point")
+    assert list(frame["split"]) == ["test"] and frame.index[0] == pair["test"]["point"]
+    assert pair["validation"]["difference"] >= 0 and pair["validation"]["predicted_speedup"] > 0
+    assert "predicted; test BLEU" in printed
+
+
 REFUSED = {
+    "sampled": (["policy.window=3,5", "decoding=sample"], "replays greedy decoding, got decoding.temperature"),
     "no lists": ([], "a search needs lists of values, got none"),
     "one split": (["policy.window=3,5", "tune.validation=test"], "must be two splits"),
     "missing split": (["policy.window=3,5", "tune.validation=train"], "has no split 'train'"),

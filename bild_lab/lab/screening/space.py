@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
+from omegaconf import DictConfig
 
 from bild_lab.errors import UserError
 
@@ -43,6 +45,18 @@ def read_space(words: Sequence[str]) -> Space:
     If a key is given twice, the later one counts. Raises UserError for anything except choices and ranges, and if
     there is no list.
     """
+    lists = read_lists(words)
+    searched = tuple(values for values in lists.values() if len(values) > 1)
+    if not searched:
+        raise UserError("a search needs lists of values, got none; give some: policy.fallback=0.3,0.5,0.7")
+    return Space(searched, tuple(values[0] for values in lists.values() if len(values) == 1))
+
+
+def read_lists(words: Sequence[str]) -> dict[str, Values]:
+    """The values of each key as overrides. If a key is given twice, the later one counts.
+
+    Raises UserError for anything except choices and ranges.
+    """
     lists: dict[str, Values] = {}
     for override in OverridesParser.create().parse_overrides(list(words)):
         try:
@@ -50,10 +64,33 @@ def read_space(words: Sequence[str]) -> Space:
         except HydraException as error:
             raise UserError(f"a search needs lists or ranges of values, got {override.input_line}") from error
         lists[override.get_key_element()] = _ordered([job[0] for job in jobs])
-    searched = tuple(values for values in lists.values() if len(values) > 1)
-    if not searched:
-        raise UserError("a search needs lists of values, got none; give some: policy.fallback=0.3,0.5,0.7")
-    return Space(searched, tuple(values[0] for values in lists.values() if len(values) == 1))
+    return lists
+
+
+def as_overrides(words: Sequence[str], key: str) -> list[str]:
+    """The command line with its lists of values in `key`: Hydra allows lists only in sweeps, not in one run."""
+
+    def is_list(word: str) -> bool:
+        with suppress(HydraException):  # Hydra reports it later
+            return "=" in word and word[:1] != "-" and OverridesParser.create().parse_override(word).is_sweep_override()
+        return False
+
+    lists = [word for word in words if is_list(word)]
+    others = [word for word in words if word not in ("-m", "--multirun", *lists)]
+    quoted = ",".join("'" + word.replace("\\", "\\\\").replace("'", "\\'") + "'" for word in lists)
+    return [*others, *([f"{key}=[{quoted}]"] if lists else []), "hydra.mode=RUN"]
+
+
+def given_lists(hydra_config: DictConfig, own: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
+    """The command line's overrides with single values, and the lists of an experiment that they do not fix.
+
+    own: the command's own groups, which are left out.
+    """
+    groups = tuple(f"{name}." for name in own)
+    task = tuple(word for word in hydra_config.overrides.task if not word.lstrip("+~").startswith(groups))
+    keys = {word.partition("=")[0] for word in task}
+    given = [f"{key}={value}" for key, value in (hydra_config.sweeper.get("params") or {}).items()]
+    return task, [word for word in given if word.partition("=")[0] not in keys]
 
 
 def _ordered(overrides: list[str]) -> Values:

@@ -1,0 +1,6 @@
+"""A record of what models scored: policies decode over it, and a model runs only behind a text that is new."""
+
+from bild_lab.engine.record.model import RecordedModel
+from bild_lab.engine.record.store import Store
+
+__all__ = ["RecordedModel", "Store"]

@@ -1,0 +1,194 @@
+"""The files of one model's record: rows as the model returned them, and an index with a line for each saved text.
+
+`rows.bin` holds tensors one behind the other, in their own precision. A line of `index.jsonl` says which rows of
+which text a stretch of it holds, with a checksum. Rows reach the disk before their line does, so a process that is
+killed loses only the text that it was decoding. `record.json` says whose rows they are.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Shaped
+from torch import Tensor
+
+from bild_lab.errors import UserError
+from bild_lab.files import write_atomically
+
+log = logging.getLogger(__name__)
+ROWS, INDEX, KEY = "rows.bin", "index.jsonl", "record.json"
+
+Row = Shaped[Tensor, "1 width"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row of a text. parent: the number of the node before it, 0 for the prompt. kind: what the row is."""
+
+    parent: int
+    token: int
+    kind: str
+    row: Row
+
+
+@dataclass(frozen=True)
+class Block:
+    """The rows that were saved of a text at once. forwards: how many forwards of the model they took, by kind.
+
+    before: how many nodes the text had. kinds: each with dtype and width. order: parent, token and kind of each row.
+    """
+
+    start: int
+    size: int
+    before: int
+    kinds: list[tuple[str, str, int]]
+    order: list[tuple[int, int, int]]
+    forwards: dict[str, int]
+    checksum: int
+
+    def tensors(self, content: Shaped[Tensor, " bytes"]) -> list[Entry]:
+        """The rows, given all bytes of the file. They share its memory."""
+        entries, start = [], self.start
+        for parent, token, place in self.order:
+            kind, dtype, width = self.kinds[place]
+            end = start + width * (precision := getattr(torch, dtype)).itemsize
+            entries.append(Entry(parent, token, kind, content[start:end].view(precision)[None]))
+            start = end
+        return entries
+
+
+class Store:
+    """The record of one model in a folder, which is made at the first text that is saved.
+
+    key: what the rows depend on: weights, precision, engine, code. Raises UserError for a folder with another key.
+    """
+
+    def __init__(self, folder: Path, key: Mapping[str, Any]) -> None:
+        self.folder, self._key = folder, dict(key)
+        self._require_same_key()
+        self._blocks: dict[str, list[Block]] = {}
+        self._end = self._index_end = 0  # behind the last whole block, and its line
+        self._map: Tensor | None = None
+        self._read_index()
+
+    def __contains__(self, text: str) -> bool:
+        return text in self._blocks
+
+    @property
+    def bytes(self) -> int:
+        """The size of all rows."""
+        return self._end
+
+    def forwards(self, texts: Sequence[str]) -> dict[str, int]:
+        """How many forwards the rows of these texts took, by kind."""
+        found: dict[str, int] = {}
+        for block in (block for text in texts for block in self._blocks.get(text, ())):
+            for kind, count in block.forwards.items():
+                found[kind] = found.get(kind, 0) + count
+        return found
+
+    def read(self, text: str) -> list[list[Entry]]:
+        """The saved rows of a text, block by block. They are read from the disk when they are used."""
+        blocks = self._blocks.get(text, [])
+        content = self._content() if blocks else None
+        for place, block in enumerate(blocks):
+            stretch = content[block.start : block.start + block.size].numpy()
+            if checksum(block.order, stretch) != block.checksum:
+                log.warning("%s is damaged: the rows of one text are recorded anew", self.folder / ROWS)
+                del blocks[place:]
+                break
+        return [block.tensors(content) for block in blocks]
+
+    def append(self, text: str, before: int, entries: Sequence[Entry], forwards: Mapping[str, int]) -> None:
+        """Save new rows of a text, and have them survive a kill and a power cut."""
+        kinds = {one.kind: (one.kind, str(one.row.dtype).removeprefix("torch."), one.row.shape[1]) for one in entries}
+        names = list(kinds)
+        order = [(one.parent, one.token, names.index(one.kind)) for one in entries]
+        content = b"".join(one.row.contiguous().view(torch.uint8).numpy().tobytes() for one in entries)
+        counted = checksum(order, content)
+        block = Block(self._end, len(content), before, list(kinds.values()), order, dict(forwards), counted)
+        if not self.folder.is_dir():
+            write_atomically(self.folder / KEY, (json.dumps(self._key, indent=2) + "\n").encode())
+        self._end = write_at(self.folder / ROWS, self._end, content)
+        line = json.dumps({"text": text, **vars(block)}, separators=(",", ":")) + "\n"
+        self._index_end = write_at(self.folder / INDEX, self._index_end, line.encode())
+        self._blocks.setdefault(text, []).append(block)
+        self._map = None  # the file has grown
+
+    def _content(self) -> Shaped[Tensor, " bytes"]:
+        if self._map is None:
+            self._map = torch.from_numpy(np.memmap(self.folder / ROWS, np.uint8, mode="c"))
+        return self._map
+
+    def _require_same_key(self) -> None:
+        file = self.folder / KEY
+        if not self.folder.is_dir():
+            return
+        try:
+            found = json.loads(file.read_bytes())
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"{self.folder} is no record, as {file} cannot be read: {error}; remove the folder"
+            ) from error
+        if changed := [name for name in self._key if found.get(name) != self._key[name]]:
+            name = changed[0]
+            raise UserError(
+                f"the record in {self.folder} has the {name} {found.get(name)}, and this run {self._key[name]}; "
+                "choose another name=NAME, or remove the folder"
+            )
+
+    def _read_index(self) -> None:
+        """Take every whole line whose rows are there. What a kill or a copy cut short is told and recorded anew."""
+        index, rows = self.folder / INDEX, self.folder / ROWS
+        if not index.is_file():
+            return
+        lines, size = index.read_bytes().splitlines(keepends=True), rows.stat().st_size if rows.is_file() else 0
+        lost = 0
+        for line in lines:
+            text, block = parsed(line)
+            if block is None or block.start != self._end or block.start + block.size > size:
+                lost = len(lines) - sum(map(len, self._blocks.values()))
+                break
+            self._blocks.setdefault(text, []).append(block)
+            self._end, self._index_end = block.start + block.size, self._index_end + len(line)
+        if lost:
+            kept = sum(map(len, self._blocks.values()))
+            log.warning("%s was cut short or damaged: %d texts are kept, %d recorded anew", self.folder, kept, lost)
+
+
+def parsed(line: bytes) -> tuple[str, Block | None]:
+    """A line of the index; None for one that is cut short or damaged."""
+    try:
+        values = json.loads(line) if line.endswith(b"\n") else {}
+        text = values.pop("text")
+        return text, Block(**values)
+    except (ValueError, TypeError, KeyError):
+        return "", None
+
+
+def checksum(order: Sequence[Sequence[int]], content: Any) -> int:
+    """Of a block's rows and of what they are."""
+    return zlib.crc32(
+        np.ascontiguousarray(content) if isinstance(content, np.ndarray) else content,
+        zlib.crc32(json.dumps([list(one) for one in order]).encode()),
+    )
+
+
+def write_at(file: Path, start: int, content: bytes) -> int:
+    """Write behind this position, drop what else was there, and wait for the disk. Returns the new end."""
+    with file.open("r+b" if file.is_file() else "wb") as stream:
+        stream.seek(start)
+        stream.truncate()
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+    return start + len(content)

@@ -1,0 +1,217 @@
+"""What a model scored behind one prompt: a tree of tokens, each with its rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import torch
+
+from bild_lab.engine.draft import Tree
+from bild_lab.engine.record.store import Entry, Row
+from bild_lab.engine.sampling import likeliest, precise
+from bild_lab.engine.session import Rows, Session, Want
+
+LOGITS, HEAD_INPUT = "logits", "head_input"
+WHOLE, PART = "whole", "part"  # forwards through all layers, and through some
+
+
+class Node:
+    """A token behind its parent. rows: by kind, what the model returned at this token."""
+
+    __slots__ = ("_choice", "children", "number", "parent", "rows", "token")
+
+    def __init__(self, parent: Node | None, token: int, number: int) -> None:
+        self.parent, self.token, self.number = parent, token, number
+        self.children: dict[int, Node] = {}
+        self.rows: dict[str, Row] = {}
+        self._choice: tuple[int, float] | None = None
+
+    @property
+    def choice(self) -> tuple[int, float]:
+        """The likeliest next token, and its probability at temperature 1."""
+        if self._choice is None:
+            logits = precise(self.rows[LOGITS])
+            self._choice = int(likeliest(logits)), float(logits.softmax(-1).amax(-1))
+        return self._choice
+
+    @property
+    def context(self) -> list[int]:
+        """The tokens behind the prompt, this one last."""
+        tokens, node = [], self
+        while node.parent is not None:
+            tokens.append(node.token)
+            node = node.parent
+        return tokens[::-1]
+
+
+class RecordedText:
+    """The tree of one prompt, and a session of the model for what the tree lacks.
+
+    The root is the prompt without its last token. start: how many tokens that is. open_session: starts the session, at
+    the first row that lacks. blocks: rows saved before.
+    """
+
+    def __init__(
+        self,
+        start: int,
+        device: torch.device,
+        open_session: Callable[[], Session],
+        blocks: Sequence[Sequence[Entry]] = (),
+    ) -> None:
+        self.root = Node(None, -1, 0)
+        self.nodes = [self.root]
+        self.new: list[Entry] = []
+        self.forwards: Counter[str] = Counter()  # that ran since the text was saved
+        self._start, self._device, self._open = start, device, open_session
+        self._session: Session | None = None
+        self._fed: list[int] = []  # tokens that the session has cached behind the root
+        for entry in (entry for block in blocks for entry in block):
+            self._child(self.nodes[entry.parent], entry.token).rows[entry.kind] = entry.row
+        self.saved = len(self.nodes)  # nodes
+
+    def close(self) -> None:
+        """Free the session."""
+        self._session, self._fed = None, []
+
+    def forget_new(self) -> int:
+        """Count all rows as saved. Returns how many bytes were new."""
+        size = sum(entry.row.nbytes for entry in self.new)
+        self.new, self.saved = [], len(self.nodes)
+        self.forwards.clear()
+        return size
+
+    def rows(self, trunk: Node, tokens: Sequence[int], above: Sequence[int | Node] | None, head: bool) -> list[Node]:
+        """The nodes of these rows, with their logits. What was not scored before runs, in one forward.
+
+        trunk: what the rows follow. above: of each row the row before it, as an index or as the node of a row that
+        ran earlier; None: a chain. head: also the head's input.
+        """
+        nodes: list[Node | None] = []
+        missing: list[int] = []
+        parent: Node | None = trunk
+        for place, token in enumerate(tokens):
+            if above is not None:
+                parent = nodes[one] if isinstance(one := above[place], int) else one
+            node = None if parent is None else parent.children.get(token)
+            if node is not None and (LOGITS not in node.rows or (head and HEAD_INPUT not in node.rows)):
+                node = None
+            if node is None:
+                missing.append(place)
+            nodes.append(node)
+            parent = node
+        if not missing:
+            return nodes
+        if above is None:
+            first = missing[0]
+            self._run(nodes[first - 1] if first else trunk, tokens[first:], None, head)
+        else:
+            self._run_branches(trunk, tokens, above, nodes, missing, head)
+        return self.rows(trunk, tokens, above, head)
+
+    def drafted(self, trunk: Node, tokens: Sequence[int], layers: Sequence[int], kinds: Sequence[str]) -> list[Node]:
+        """The nodes of a chain of drafted rows, which run through some layers behind the text.
+
+        kinds: under which each row is kept.
+        """
+        nodes, node = [], trunk
+        for token, kind in zip(tokens, kinds, strict=True):
+            node = node.children.get(token)
+            if node is None or kind not in node.rows:
+                self._run_drafted(trunk, tokens, layers, kinds)
+                return self.drafted(trunk, tokens, layers, kinds)
+            nodes.append(node)
+        return nodes
+
+    def _run_branches(
+        self,
+        trunk: Node,
+        tokens: Sequence[int],
+        above: Sequence[int | Node],
+        nodes: Sequence[Node | None],
+        missing: Sequence[int],
+        head: bool,
+    ) -> None:
+        """Run the missing rows of a tree, and those between them and the text."""
+        fed: list[int] = []
+        parents: list[int] = []
+        row_of: dict[Node | int, int] = {trunk: -1}
+
+        def ensure(one: Node) -> int:
+            if one not in row_of:
+                row = ensure(one.parent)
+                fed.append(one.token)
+                parents.append(row)
+                row_of[one] = len(fed) - 1
+            return row_of[one]
+
+        for place in missing:
+            parent = above[place]
+            if isinstance(parent, int):
+                parent = parent if nodes[parent] is None else nodes[parent]
+            row = ensure(parent) if isinstance(parent, Node) else row_of[parent]
+            fed.append(tokens[place])
+            parents.append(row)
+            row_of[place] = len(fed) - 1
+        self._run(trunk, fed, parents, head)
+
+    def _run(self, trunk: Node, tokens: Sequence[int], parents: Sequence[int] | None, head: bool) -> None:
+        """Run rows behind a node and keep what came out. parents: indices, -1 for the trunk; None: a chain."""
+        context = trunk.context
+        behind = self._reach(context)
+        rows = Rows([*behind, *tokens])
+        if parents is not None:
+            shifted = [*range(-1, len(behind) - 1), *(parent + len(behind) for parent in parents)]
+            rows = Rows(rows.tokens, Tree(torch.tensor(shifted, device=self._device)))
+        scores = self._session.extend(rows, Want(logits=len(tokens), head_input=head))
+        self.forwards[WHOLE] += 1
+        outputs = {LOGITS: scores.logits.to("cpu", copy=True)}
+        if head:
+            outputs[HEAD_INPUT] = scores.head_input[-len(tokens) :].to("cpu", copy=True)
+        nodes: list[Node] = []
+        for place, token in enumerate(tokens):
+            above = place - 1 if parents is None else parents[place]
+            nodes.append(self._child(trunk if above < 0 else nodes[above], token))
+            for kind, output in outputs.items():
+                self._keep(nodes[-1], kind, output[place : place + 1])
+        if parents is None:
+            self._fed = [*context, *tokens]
+        else:
+            self._session.rollback(self._start + len(context))
+            self._fed = context
+
+    def _run_drafted(self, trunk: Node, tokens: Sequence[int], layers: Sequence[int], kinds: Sequence[str]) -> None:
+        context = trunk.context
+        if behind := self._reach(context):
+            self._session.extend(behind, Want(logits=1))
+            self.forwards[WHOLE] += 1
+            self._fed = context
+        rows = Rows(tokens, at=self._start + len(context))
+        logits = self._session.extend(rows, Want(layers=layers)).logits.to("cpu", copy=True)
+        self.forwards[PART] += 1
+        node = trunk
+        for place, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
+            node = self._child(node, token)
+            self._keep(node, kind, logits[place : place + 1])
+
+    def _reach(self, context: list[int]) -> list[int]:
+        """Roll the session back to what it shares with this text. Returns the tokens that it still lacks."""
+        if self._session is None:
+            self._session, self._fed = self._open(), []
+        pairs = zip(self._fed, context, strict=False)
+        same = next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(self._fed), len(context)))
+        self._session.rollback(self._start + same)
+        self._fed = self._fed[:same]
+        return context[same:]
+
+    def _keep(self, node: Node, kind: str, row: Row) -> None:
+        if kind not in node.rows:
+            node.rows[kind] = row
+            self.new.append(Entry(node.parent.number, node.token, kind, row))
+
+    def _child(self, parent: Node, token: int) -> Node:
+        node = parent.children.get(token)
+        if node is None:
+            node = parent.children[token] = Node(parent, token, len(self.nodes))
+            self.nodes.append(node)
+        return node

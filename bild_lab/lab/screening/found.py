@@ -1,0 +1,150 @@
+"""What a screening found: the plane, its front, and the points of the front that were measured live."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from omegaconf import DictConfig
+
+from bild_lab.lab.measure.cost_model import CostModel, fit
+from bild_lab.lab.measure.timing import METHOD
+from bild_lab.lab.point import prepare
+from bild_lab.lab.results.records import Sweep
+from bild_lab.lab.schema.result import Result
+from bild_lab.lab.screening.replay import Screened
+from bild_lab.lab.screening.rows import Row, Summary, write_rows, write_texts
+from bild_lab.lab.screening.screen import Screening, ScreenSpec
+
+
+def to_confirm(rows: Sequence[Row], count: int) -> list[int]:
+    """Up to so many points of the front, evenly from its fastest to its best, with the fastest at no loss."""
+    front = sorted(
+        (place for place, row in enumerate(rows) if row.on_front), key=lambda at: -rows[at].predicted_speedup
+    )
+    distinct = list({(rows[at].predicted_speedup, rows[at].quality): at for at in reversed(front)}.values())[::-1]
+    if len(distinct) <= count:
+        return distinct
+    if not count:
+        return []
+    lossless = next((at for at in distinct if rows[at].quality_difference >= 0), distinct[-1])
+    evenly = [distinct[int(at)] for at in np.linspace(0, len(distinct) - 1, count)]
+    if lossless not in evenly:
+        nearest = min(range(len(evenly)), key=lambda at: abs(distinct.index(evenly[at]) - distinct.index(lossless)))
+        evenly[nearest] = lossless
+    return evenly
+
+
+@dataclass
+class Found:
+    """A screened plane. confirmed: rows with the results of their points on the other split."""
+
+    screening: Screening
+    screened: list[Screened]
+    rows: list[Row]
+    model: CostModel
+    summary: Summary
+    chosen: list[int]
+    confirmed: list[tuple[Row, Result]] = field(default_factory=list)
+
+    def confirm(self, split: str, measure: Callable[[DictConfig], Any]) -> None:
+        """Measure the chosen points live, and write everything. measure: measures a point and stores its result."""
+        started, sweep = time.perf_counter(), Sweep(self.screening.folder)
+        for place in self.chosen:
+            cfg = self.screening.config(self.screened[place + 1].candidate, split)
+            measure(cfg)
+            result = sweep.newest(prepare(cfg).id)
+            if result is not None:
+                self.rows[place] = replace(self.rows[place], confirmed=result.point)
+                self.confirmed.append((self.rows[place], result))
+        seconds = {**self.summary.seconds, "confirm": time.perf_counter() - started}
+        told = [confirmation(row, result) for row, result in self.confirmed]
+        self.summary = replace(self.summary, seconds=seconds, confirmed=told)
+        self.write()
+
+    def write(self) -> None:
+        folder = self.screening.folder
+        write_rows(folder, self.rows)
+        self.summary.write(folder)
+
+
+def confirmation(row: Row, result: Result) -> dict[str, Any]:
+    """A confirmed point beside its prediction."""
+    return {
+        "point": result.point,
+        "policy": row.policy,
+        "knobs": dict(row.knobs),
+        "predicted_speedup": row.predicted_speedup,
+        "speedup": result.speedup.value,
+        "speedup_low": result.speedup.low,
+        "speedup_high": result.speedup.high,
+        "selected_difference": row.quality_difference,
+        "confirmed_difference": result.quality.difference,
+    }
+
+
+def screen(screening: Screening, spec: ScreenSpec, advance: Callable[[], None] = lambda: None) -> Found:
+    """Decode the whole plane over the record, predict its speeds, and write what was found.
+
+    Raises UserError if another process searches or screens under the same name.
+    """
+    with Sweep(screening.folder).search_lock():
+        candidates, replay = screening.grid.candidates, screening.replay
+        screened = screening.decode(candidates, advance)
+        clock = time.perf_counter()
+        texts, both, different = screening.timed(screened, spec.timed_s)
+        model = fit(texts, "0")
+        replay.seconds["cost model"] = time.perf_counter() - clock
+        clock = time.perf_counter()
+        rows = screening.rows(screened, model)
+        replay.seconds["quality"] = time.perf_counter() - clock
+        live = sum((one.counts for one in screened[1:]), Counter())
+        forwards = replay.recorded_forwards()
+        summary = Summary(
+            points=len(candidates),
+            live_target_calls=live["target_calls"],
+            live_draft_calls=live["draft_calls"],
+            recorded_target_calls=forwards["target"],
+            recorded_draft_calls=forwards["draft"],
+            vanilla_target_calls=screened[0].counts["target_calls"],
+            record_bytes=replay.records.bytes,
+            seconds=dict(replay.seconds),
+            cost_model=dict(model.prices_s),
+            cost_model_error=model.error,
+            cost_model_worst=model.worst,
+            replayed_live=both,
+            replayed_differently=different,
+        )
+        found = Found(screening, screened, rows, model, summary, to_confirm(rows, spec.confirmations))
+        found.write()
+        samples = sample_texts(screened[1:], spec.sample_texts, screening.point.decoders[METHOD].pieces)
+        write_texts(screening.folder, {"sources": screening.sources(spec.sample_texts), **samples})
+    return found
+
+
+def sample_texts(
+    screened: Sequence[Screened], count: int, pieces: Callable[[Any], Mapping[int, str]]
+) -> dict[str, Any]:
+    """Texts of the first examples, each distinct one once: token ids, and 1 for those from the target.
+
+    texts: of each example. points: of each point, in the order of the rows, which text of each example it has.
+    """
+    texts: list[list[dict[str, Any]]] = [[] for _ in range(count)]
+    place: list[dict[Any, int]] = [{} for _ in range(count)]
+    points = []
+    for one in screened:
+        chosen = []
+        for index, text in enumerate(one.texts[:count]):
+            key = (text.token_ids, text.drafted_flags)
+            if key not in place[index]:
+                place[index][key] = len(texts[index])
+                flags = [int(not drafted) for drafted in text.drafted_flags]
+                texts[index].append({"token_ids": list(text.token_ids), "target": flags})
+            chosen.append(place[index][key])
+        points.append(chosen)
+    known = {token for several in texts for one in several for token in one["token_ids"]}
+    return {"texts": texts, "points": points, "pieces": {str(k): v for k, v in pieces(sorted(known)).items()}}

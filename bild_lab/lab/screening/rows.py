@@ -1,0 +1,135 @@
+"""The screened points as a table, `screen.csv`, and what the screening cost, `screen.json`."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bild_lab.files import write_atomically
+from bild_lab.lab.analysis.pareto import pareto_front
+
+TABLE, SUMMARY, TEXTS = "screen.csv", "screen.json", "screen_texts.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A screened point. confirmed: the hash of the point that was measured live, empty without one."""
+
+    policy: str
+    knobs: Mapping[str, Any]
+    split: str
+    n_examples: int
+    quality: float
+    quality_low: float
+    quality_high: float
+    quality_difference: float
+    predicted_speedup: float
+    tokens_per_target_call: float
+    target_calls: int
+    draft_calls: int
+    acceptance_rate: float | None
+    on_front: bool = False
+    confirmed: str = ""
+    quality_metric: str
+    quality_difference_low: float
+    quality_difference_high: float
+    tokens: int
+    drafted: int
+    accepted: int
+    fallbacks: int
+    rollbacks: int
+
+    def to_columns(self) -> dict[str, Any]:
+        """A flat row. A knob that has the name of a number is called knob_NAME."""
+        others = {name: value for name, value in vars(self).items() if name not in ("policy", "knobs")}
+        knobs = {f"knob_{knob}" if knob in others else knob: value for knob, value in self.knobs.items()}
+        return {"policy": self.policy, **knobs, **others}
+
+
+def with_front(rows: Sequence[Row]) -> list[Row]:
+    """The rows with `on_front`: no other is at least as fast and better, or as good and faster."""
+    front = set(pareto_front([(1 / row.predicted_speedup, row.quality) for row in rows]))
+    return [replace(row, on_front=place in front) for place, row in enumerate(rows)]
+
+
+def write_rows(folder: Path, rows: Sequence[Row]) -> None:
+    """Write `screen.csv` anew, with the rows of earlier commands that are not among these.
+
+    The front is that of all rows of a split and its number of examples.
+    """
+    file, merged = folder / TABLE, {}
+    before: list[dict[str, Any]] = []
+    if file.is_file():
+        with file.open(newline="") as stream:
+            before = list(csv.DictReader(stream))
+    for values in [*before, *(row.to_columns() for row in rows)]:
+        known = {name: value for name, value in values.items() if value not in ("", None)}
+        merged[tuple(sorted((name, plain(value)) for name, value in known.items() if name not in NUMBERS))] = known
+    for group in {(row["split"], plain(row["n_examples"])) for row in merged.values()}:
+        own = [row for row in merged.values() if (row["split"], plain(row["n_examples"])) == group]
+        front = set(pareto_front([(1 / float(row["predicted_speedup"]), float(row["quality"])) for row in own]))
+        for place, row in enumerate(own):
+            row["on_front"] = place in front
+    fixed = list(Row.__dataclass_fields__)[2:]
+    knobs = dict.fromkeys(name for row in merged.values() for name in row if name not in ("policy", *fixed))
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, ["policy", *knobs, *fixed], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(merged.values())
+    write_atomically(file, text.getvalue().encode())
+
+
+NUMBERS = [name for name in Row.__dataclass_fields__ if name not in ("policy", "knobs", "split", "n_examples")]
+
+
+def plain(value: Any) -> str:
+    """A value as text, with 2.0 as 2."""
+    try:
+        return str(value) if isinstance(value, bool) else repr(float(value))
+    except (TypeError, ValueError):
+        return str(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What a screening cost, and how well it predicted.
+
+    live_*: the calls that live runs of all points would have made. recorded_*: the forwards that were run for the
+    record of these examples, by this command and earlier ones. cost_model: seconds of each thing; cost_model_error,
+    cost_model_worst: of speedups of points that it was not fitted to, relative. replayed_live: texts that were decoded
+    live too, for the cost model; replayed_differently: how many of them differ. prediction_error_*: relative errors of
+    the predicted speedups of confirmed points, median and largest.
+    """
+
+    points: int
+    live_target_calls: int
+    live_draft_calls: int
+    recorded_target_calls: int
+    recorded_draft_calls: int
+    vanilla_target_calls: int
+    record_bytes: int
+    seconds: Mapping[str, float]
+    cost_model: Mapping[str, float]
+    cost_model_error: float | None
+    cost_model_worst: float | None
+    replayed_live: int
+    replayed_differently: int
+    confirmed: Sequence[Mapping[str, Any]] = ()
+
+    def write(self, folder: Path) -> None:
+        errors = [abs(one["predicted_speedup"] / one["speedup"] - 1) for one in self.confirmed]
+        found = {
+            "prediction_error_median": median(errors) if errors else None,
+            "prediction_error_largest": max(errors, default=None),
+        }
+        write_atomically(folder / SUMMARY, (json.dumps({**vars(self), **found}, indent=2) + "\n").encode())
+
+
+def write_texts(folder: Path, content: Mapping[str, Any]) -> None:
+    write_atomically(folder / TEXTS, json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode())

@@ -1,0 +1,218 @@
+"""Screen a plane of points over a record, predict their speed, and measure the best ones live."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from omegaconf import DictConfig
+
+from bild_lab.engine.trace import Trace
+from bild_lab.errors import UserError, require_whole
+from bild_lab.lab.config import PairSpec, RuntimeSpec, typed
+from bild_lab.lab.data.local_files import canonical_split
+from bild_lab.lab.measure.cost_model import CostModel, TimedText
+from bild_lab.lab.measure.timing import METHOD, time_methods
+from bild_lab.lab.metrics import score_pool
+from bild_lab.lab.point import Point, decoder_of, prepare, sweep_folder
+from bild_lab.lab.screening.candidates import Candidate, Grid, vanilla
+from bild_lab.lab.screening.replay import FOLDER, Records, Replay, Screened, versions
+from bild_lab.lab.screening.rows import Row, with_front
+
+VANILLA = "vanilla"
+MOST_TIMED = 10  # points of a policy that are decoded live for the cost model
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class ScreenSpec:
+    """What to screen and confirm on: `conf/screen.yaml`.
+
+    select, confirm: splits. confirmations: how many points of the front are measured live. timed_s: seconds of live
+    decoding for the cost model. sample_texts: examples whose texts the report can show. space: lists of values.
+    """
+
+    select: str
+    confirm: str
+    confirmations: int
+    timed_s: float
+    sample_texts: int
+    space: Sequence[str]
+
+    def __post_init__(self) -> None:
+        require_whole("screen.confirmations", self.confirmations, 0)
+        require_whole("screen.sample_texts", self.sample_texts, 0)
+        number = isinstance(self.timed_s, int | float) and not isinstance(self.timed_s, bool)
+        if not number or not 0 < self.timed_s < float("inf"):
+            raise UserError(f"screen.timed_s must be seconds > 0, got {self.timed_s!r}")
+        if canonical_split(str(self.select)) == canonical_split(str(self.confirm)):
+            raise UserError(
+                f"screen.select and screen.confirm must be two splits, got {self.select!r} twice: points would be "
+                "reported on the texts they were chosen on; change one of them"
+            )
+
+
+@dataclass(frozen=True)
+class RecordSpec:
+    """memory_gb: rows that wait in memory before they go to disk, from where a memory map reads them."""
+
+    memory_gb: float
+
+    def __post_init__(self) -> None:
+        number = isinstance(self.memory_gb, int | float) and not isinstance(self.memory_gb, bool)
+        if not number or not 0 <= self.memory_gb < float("inf"):
+            raise UserError(f"record.memory_gb must be gibibytes >= 0, got {self.memory_gb!r}")
+
+
+@dataclass
+class Screening:
+    """A plane of points over the record of one split.
+
+    config_name: of the command, such as screen. split: the split that points are chosen on.
+    """
+
+    grid: Grid
+    split: str
+    record: RecordSpec
+    config_name: str
+
+    @cached_property
+    def cfg(self) -> DictConfig:
+        return self.config(self.grid.candidates[0], self.split)
+
+    def config(self, candidate: Candidate, split: str) -> DictConfig:
+        return self.grid.config(candidate, split, self.config_name)
+
+    @cached_property
+    def point(self) -> Point:
+        point = prepare(self.cfg)
+        if point.measure.baseline != VANILLA:
+            raise UserError(
+                f"a screening predicts speedups over the target alone, got measure.baseline={point.measure.baseline}; "
+                "set measure.baseline=vanilla"
+            )
+        return point
+
+    @cached_property
+    def folder(self) -> Path:
+        return sweep_folder(self.cfg)
+
+    @cached_property
+    def replay(self) -> Replay:
+        records = Records(self.folder / FOLDER, self.record.memory_gb * GIB, versions())
+        return Replay(self.point, records, self.folder / "history")
+
+    def require_other_examples(self, split: str) -> None:
+        """Raise UserError if this split has the examples that points are chosen on."""
+        held_out = prepare(self.config(self.grid.candidates[0], split))
+        if {one.prompt for one in self.point.examples} == {one.prompt for one in held_out.examples}:
+            raise UserError(
+                f"{self.split} and {split} are the same examples; give dataset.path a folder with a file for each split"
+            )
+
+    def sources(self, count: int) -> list[str]:
+        """The first examples' sources."""
+        return [one.source for one in self.point.examples[:count]]
+
+    def decode(self, candidates: Sequence[Candidate], advance: Callable[[], None] = lambda: None) -> list[Screened]:
+        """The target alone, then these points, decoded over the record."""
+        return self.replay.run([vanilla(), *candidates], self.cfg, advance)
+
+    def timed(self, screened: Sequence[Screened], timed_s: float) -> tuple[list[TimedText], int, int]:
+        """Texts of a few points decoded live, with vanilla's first, for so many seconds.
+
+        Also how many texts were decoded both ways, and how many differ.
+        """
+        chosen = [screened[0], *spread(screened[1:])]
+        pair, runtime = typed(PairSpec, self.cfg.pair, "pair"), typed(RuntimeSpec, self.cfg.runtime, "runtime")
+        decoders = [decoder_of(one.candidate.policy, pair, self.point.decoding, runtime) for one in chosen]
+        methods = {str(place): decoder.method for place, decoder in enumerate(decoders)}
+        requests, point = self.replay.requests, self.point
+        for method in methods.values():
+            method.decode(requests[0], Trace())  # warms up
+        started, texts, both, different = time.perf_counter(), [], 0, 0
+        for index, request in enumerate(requests):
+            found = time_methods(methods, [request], 1, point.seed, decoders[0].synchronize)
+            for place, one in enumerate(chosen):
+                (live,) = found[str(place)]
+                replayed = one.texts[index]
+                both, different = both + 1, different + (tuple(live.token_ids) != replayed.token_ids)
+                if tuple(live.token_ids) == replayed.token_ids:
+                    texts.append(TimedText(str(place), replayed.features, live.latency_s[0]))
+            if time.perf_counter() - started > timed_s:
+                break
+        return texts, both, different
+
+    def rows(self, screened: Sequence[Screened], model: CostModel) -> list[Row]:
+        """The points' rows. screened: the target alone first."""
+        pool, references, picks = self._pool(screened)
+        scores = score_pool(self.point.metric, pool, references, picks, picks[0], seed=self.point.seed)
+        baseline_s = model.seconds(screened[0].features)
+        rows = []
+        for one, (score, difference) in zip(screened[1:], scores[1:], strict=True):
+            counts = one.counts
+            rows.append(
+                Row(
+                    policy=one.candidate.name,
+                    knobs=one.candidate.knobs,
+                    split=self.split,
+                    n_examples=len(one.texts),
+                    quality=score.value,
+                    quality_low=score.low,
+                    quality_high=score.high,
+                    quality_difference=difference.value,
+                    predicted_speedup=baseline_s / model.seconds(one.features),
+                    tokens_per_target_call=counts["tokens"] / max(1, counts["target_calls"]),
+                    acceptance_rate=counts["accepted"] / counts["judged"] if counts["judged"] else None,
+                    quality_metric=score.metric,
+                    quality_difference_low=difference.low,
+                    quality_difference_high=difference.high,
+                    **{name: counts[name] for name in COUNTS},
+                )
+            )
+        return with_front(rows)
+
+    def _pool(self, screened: Sequence[Screened]) -> tuple[list[str], list[tuple[str, ...]], list[list[int]]]:
+        """Every distinct text of every example, its references, and which of them each point has."""
+        decoder, examples = self.point.decoders[METHOD], self.point.examples
+        place: dict[tuple[int, tuple[int, ...]], int] = {}
+        pool: list[str] = []
+        references: list[tuple[str, ...]] = []
+        own = [decoder.text(list(text.token_ids)) for text in screened[0].texts]
+        picks = []
+        for one in screened:
+            chosen = []
+            for index, text in enumerate(one.texts):
+                key = (index, text.token_ids)
+                if key not in place:
+                    place[key] = len(pool)
+                    pool.append(decoder.text(list(text.token_ids)))
+                    agreement = self.point.metric == "agreement"
+                    references.append((own[index],) if agreement else examples[index].references)
+                chosen.append(place[key])
+            picks.append(chosen)
+        return pool, references, picks
+
+
+COUNTS = ("target_calls", "draft_calls", "tokens", "drafted", "accepted", "fallbacks", "rollbacks")
+
+
+def spread(screened: Sequence[Screened]) -> list[Screened]:
+    """For each policy a few points that differ most in their calls, the fewest and the most among them."""
+    chosen = []
+    for name in dict.fromkeys(one.candidate.name for one in screened):
+        own = [one for one in screened if one.candidate.name == name]
+        calls = np.array([[one.counts["target_calls"], one.counts["draft_calls"]] for one in own], dtype=float)
+        calls /= np.maximum(calls.max(axis=0), 1)
+        places = [int(calls.sum(axis=1).argmin())]
+        while len(places) < min(MOST_TIMED, len(own)):
+            distance = np.min([np.linalg.norm(calls - calls[place], axis=1) for place in places], axis=0)
+            if distance.max() == 0:
+                break
+            places.append(int(distance.argmax()))
+        chosen += [own[place] for place in places]
+    return chosen

@@ -1,0 +1,90 @@
+"""Screen a plane of knobs at the cost of a few decodings, measure the best live: python scripts/screen.py [overrides]
+
+    python scripts/screen.py name=plane pair.target=DIR pair.draft=DIR dataset=multi30k dataset.path=DIR \
+      policy=bild policy.fallback='range(0.05,1,0.05)' policy.rollback=0.5,1,2,5
+
+Give lists of values as for a sweep; policy=bild,typical_acceptance screens several policies, each with the lists of the
+knobs that it has. Both models run only where a context is new; what they scored is kept in outputs/NAME/record, where
+later commands find it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from bild_lab.errors import UserError
+from bild_lab.lab.cli import console, escape, output, refuse, run_application
+from bild_lab.lab.config import config_dir, typed
+from bild_lab.lab.screening.space import as_overrides, given_lists
+
+if TYPE_CHECKING:
+    from bild_lab.lab.schema.result import Result
+    from bild_lab.lab.screening.found import Found
+    from bild_lab.lab.screening.rows import Row
+    from bild_lab.lab.screening.screen import ScreenSpec
+
+
+def run(cfg: DictConfig) -> None:
+    """Screen, choose, confirm and print. Raises UserError for bad input."""
+    from rich.progress import Progress  # late: torch takes seconds to load
+
+    from bild_lab.lab.screening.candidates import grid_of
+    from bild_lab.lab.screening.found import screen
+    from bild_lab.lab.screening.screen import RecordSpec, Screening, ScreenSpec
+    from bild_lab.lab.sweep import measure_point
+
+    spec, record = typed(ScreenSpec, cfg.screen, "screen"), typed(RecordSpec, cfg.record, "record")
+    task, lists = given_lists(HydraConfig.get(), ("screen", "record"))
+    screening = Screening(grid_of(task, [*lists, *spec.space], "screen"), spec.select, record, "screen")
+    if spec.confirmations:
+        screening.require_other_examples(spec.confirm)
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task("recording and replaying", total=len(screening.point.examples))
+        found = screen(screening, spec, lambda: progress.advance(bar))
+    output.print(escape(told(found)))
+    found.confirm(spec.confirm, measure_point)
+    for row, point in found.confirmed:
+        output.print(escape(confirmed(row, point, spec)))
+
+
+def told(found: Found) -> str:
+    """What was screened, and at what cost."""
+    one = found.summary
+    live, recorded = one.live_target_calls, max(1, one.recorded_target_calls)
+    error = "" if one.cost_model_error is None else f", predicted to {one.cost_model_error:.1%} (median)"
+    return (
+        f"{one.points} points screened: {one.recorded_target_calls:,} target forwards instead of {live:,} "
+        f"({live / recorded:.0f} times fewer; one vanilla decoding is {one.vanilla_target_calls:,}){error}"
+    )
+
+
+def confirmed(row: Row, point: Result, spec: ScreenSpec) -> str:
+    """A confirmed point: chosen on one split, measured on the other."""
+    knobs = " ".join(f"{knob} {value}" for knob, value in row.knobs.items())
+    return (
+        f"chosen on {spec.select}, measured on {spec.confirm}: {row.policy} {knobs}: predicted "
+        f"{row.predicted_speedup:.2f}x, measured {point.speedup.value:.2f}x [{point.speedup.low:.2f}, "
+        f"{point.speedup.high:.2f}]; {point.quality.metric} {row.quality_difference:+.2f} on {spec.select}, "
+        f"{point.quality.difference:+.2f} on {spec.confirm}"
+    )
+
+
+@hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="screen")
+def main(cfg: DictConfig) -> None:
+    """One screening."""
+    try:
+        run(cfg)
+    except (UserError, HydraException, OmegaConfBaseException) as error:
+        refuse(error, "screen")  # here: Hydra prints a line of its own before an error that passes through it
+
+
+if __name__ == "__main__":
+    sys.argv[1:] = as_overrides(sys.argv[1:], "screen.space")
+    run_application(main, "screen")

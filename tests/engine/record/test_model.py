@@ -1,0 +1,220 @@
+"""What is decoded over a record is what the models decode live: tokens, counts and forwards."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from dataclasses import astuple, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bild_lab.engine.draft import Tree
+from bild_lab.engine.models.views import View
+from bild_lab.engine.protocols import Method
+from bild_lab.engine.record import RecordedModel, Store
+from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.session import LAST, Rows
+from bild_lab.engine.trace import Forward, Round, Trace
+from bild_lab.errors import UserError
+from bild_lab.lab.build import build_method
+from bild_lab.lab.config import policy_names
+from tests.engine.adapters.tiny import files_of
+from tests.engine.lossless.greedy import emitted, table_of
+from tests.engine.lossless.test_random_models import random_source
+from tests.policies import EXTERNAL, FAMILIES, REFUSED, in_memory, is_peer, shipped
+from tests.sessions import needs_kernels
+from tests.tiny import TINY, relative_of
+
+KNOBS: dict[str, Callable[[random.Random], Any]] = {
+    "fallback": lambda chance: chance.uniform(0, 1),
+    "rollback": lambda chance: chance.choice([0.1, 0.5, 1.0, 2.0, 4.0, 9.0]),
+    "window": lambda chance: chance.randint(1, 8),
+    "inner_window": lambda chance: chance.randint(1, 4),
+    "largest": lambda chance: chance.randint(1, 8),
+    "verify_tail": lambda chance: chance.random() < 0.5,
+    "lenience": lambda chance: chance.choice([1.0, 0.5, 0.1]),
+    "stop_confidence": lambda chance: chance.choice([None, 0.3, 0.7]),
+    "epsilon": lambda chance: chance.choice([0.01, 0.1, 0.5]),
+    "delta": lambda chance: chance.choice([0.1, 0.5, 1.0]),
+    "rule": lambda chance: chance.choice(["chow", "diff", "opt", "token_v1", "token_v2", "token_v3"]),
+    "alpha": lambda chance: chance.uniform(-0.2, 0.5),
+    "nodes": lambda chance: chance.randint(1, 15),
+    "width": lambda chance: chance.randint(1, 4),
+    "children": lambda chance: chance.randint(1, 3),
+    "least": lambda chance: chance.choice([0.0, 0.05, 0.3]),
+    "exit_layer": lambda chance: chance.randint(1, 2),
+    "skipped_layers": lambda chance: chance.choice([[0], [1], [1, 2]]),
+    "acceptance_rate": lambda chance: chance.random(),
+    "longest_match": lambda chance: chance.randint(1, 3),
+    "cost_ratio": lambda chance: chance.uniform(0.01, 0.5),
+    "top_k": lambda chance: chance.randint(1, 4),
+    "draft_beams": lambda chance: chance.choice([None, 4, 6]),
+}
+STATES = ("calm", "ppd")  # read states inside the model
+RECORDED = [one for one in policy_names() if one not in (*EXTERNAL, *STATES) and not is_peer(one)]
+Models = tuple[Any, Any, Any]
+
+
+@cache
+def models(family: str, engine: str) -> Models:
+    """A target and two relatives that draft for it, in float32."""
+    target = TINY[family](5, layers=3)
+    return tuple(in_memory(one, engine) for one in (target, relative_of(target, 6, 0.1), relative_of(target, 7, 0.3)))
+
+
+def method_of(policy: str, chance: random.Random, three: Models, folder: Path) -> tuple[Method, Method]:
+    """A policy with random knobs, on the models and on their records."""
+    node = copy.deepcopy(shipped(policy))
+    for knob in node:
+        if knob in KNOBS:
+            node[knob] = KNOBS[knob](chance)
+    if "table" in node:
+        node.table = str(folder / "table.safetensors")
+        table_of([[2, 5, 9, 5, 9, 7], [0, 8, 8, 5, 9]], three[0], Path(node.table))
+    node.update(files_of(policy, three[0].checkpoint.config, folder))
+    return node
+
+
+def built(node: Any, three: Models) -> Method:
+    names = ("target", "draft", "second_draft")
+    return build_method(node, {name: lambda one=one: one for name, one in zip(names, three, strict=True)})
+
+
+def counted(trace: Trace, engine: str) -> tuple[list[Any], list[Any]]:
+    """The rounds without their statistics, but for the fallback, and the forwards without the model's configuration.
+
+    Transformers may run its head for more rows than those asked for.
+    """
+
+    def plain(one: Round) -> tuple[Any, ...]:
+        return one.drafted, one.accepted, one.next_token, one.draft_calls, one.branch, one.stats.get("fallback")
+
+    def shape(one: Forward) -> tuple[Any, ...]:
+        return astuple(replace(one, config=None, **({"scored": 0} if engine == "hf" else {})))  # type: ignore[arg-type]
+
+    return [plain(one) for one in trace.rounds], [shape(one) for one in trace.forwards]
+
+
+def compare(policy: str, family: str, engine: str, settings: int, folder: Path, recorded: Models | None = None) -> None:
+    """Decode random texts with random knobs, live and over one record."""
+    live = models(family, engine)
+    recorded = recorded or tuple(map(RecordedModel, live))
+    chance = random.Random(f"{policy} {family}")
+    sources = [random_source(family, chance) for _ in range(2)]
+    for _ in range(settings):
+        node = method_of(policy, chance, live, folder)
+        methods = built(node, live), built(node, recorded)
+        for source in sources:
+            limits = Limits(len(source.prompt), chance.randint(8, 20))
+            text = emitted(built(shipped("vanilla"), live), Request(source, limits), Trace())
+            request = Request(source, replace(limits, end_tokens=frozenset([chance.choice(text)])))
+            traces = Trace(), Trace()
+            texts = [emitted(one, request, trace) for one, trace in zip(methods, traces, strict=True)]
+            assert texts[0] == texts[1], (policy, node)
+            assert counted(traces[0], engine) == counted(traces[1], engine), (policy, node)
+
+
+@pytest.mark.parametrize("policy", RECORDED)
+def test_what_is_decoded_over_a_record_is_what_is_decoded_live(policy: str, tmp_path: Path) -> None:
+    for family in FAMILIES:
+        for engine in ("native", "hf"):
+            if (policy, family) not in REFUSED:
+                compare(policy, family, engine, 1, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["native", "hf"])
+@pytest.mark.parametrize("policy", RECORDED)
+def test_thirty_settings_of_every_policy_are_decoded_as_live(policy: str, engine: str, tmp_path: Path) -> None:
+    for family in FAMILIES:
+        if (policy, family) not in REFUSED:
+            compare(policy, family, engine, 30, tmp_path)
+
+
+@needs_kernels
+@pytest.mark.parametrize("policy", RECORDED)
+def test_and_so_it_is_by_the_kernels(policy: str, tmp_path: Path) -> None:
+    for family in FAMILIES:
+        if (policy, family) not in REFUSED:
+            compare(policy, family, "kernels", 2, tmp_path)
+
+
+@pytest.mark.slow
+@needs_kernels
+@pytest.mark.parametrize("policy", RECORDED)
+def test_and_so_are_thirty_by_the_kernels(policy: str, tmp_path: Path) -> None:
+    for family in FAMILIES:
+        if (policy, family) not in REFUSED:
+            compare(policy, family, "kernels", 30, tmp_path)
+
+
+def recorded(family: str, folder: Path) -> Models:
+    """Records on disk of the kernels' models, or of native ones."""
+    three = models(family, "native")
+    return tuple(RecordedModel(one, Store(folder / str(place), {"model": place})) for place, one in enumerate(three))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_record_that_was_saved_serves_every_row_without_a_forward(family: str, tmp_path: Path) -> None:
+    for policy in ("bild", "speculative_tree", "bild_early_exit"):
+        first = recorded(family, tmp_path)
+        compare(policy, family, "native", 2, tmp_path, first)
+        for one in first:
+            one.save()
+        again = recorded(family, tmp_path)
+        compare(policy, family, "native", 2, tmp_path, again)
+        ran = [text.forwards.total() for one in again for text in one._texts.values()]
+        assert len(ran) >= 2 and not any(ran)
+
+
+@pytest.mark.parametrize("policy", STATES)
+def test_methods_that_read_states_are_refused(policy: str, tmp_path: Path) -> None:
+    live = models("llama", "native")
+    method = built(method_of(policy, random.Random(0), live, tmp_path), tuple(map(RecordedModel, live)))
+    with pytest.raises(UserError, match="reads states inside"):
+        method.decode(Request(Source((2, 5, 9)), Limits(3, 4)), Trace())
+
+
+def test_rows_of_siblings_are_their_own(tmp_path: Path) -> None:
+    """Two branches with the same tokens below different ones, fed as a tree, then kept and rolled back."""
+    (live, *_) = models("t5", "native")
+    source = Source((0,), torch.tensor([[7, 9, 1]]))
+    both = live.start(source, 20), RecordedModel(live).start(source, 20)
+    tree = Tree(torch.tensor([-1, 0, 0, 1, 2, 3]))
+    for session in both:
+        session.extend([0])
+    steps = [
+        lambda one: one.extend(Rows([5, 6, 7, 8, 8, 9], tree)),
+        lambda one: (one.keep([0, 2, 4]), one.extend([11, 12]))[1],
+        lambda one: (one.rollback(3), one.extend([8, 9]))[1],
+        lambda one: (one.rollback(1), one.extend(Rows([5, 6, 7, 8, 8, 9], tree)))[1],
+        lambda one: (one.keep([0, 1, 3, 5]), one.extend([11, 12]))[1],
+    ]
+    for step in steps:
+        logits = [step(session).logits for session in both]
+        torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
+        assert both[0].length == both[1].length
+
+
+@pytest.mark.parametrize("layers", [(0,), (0, 2)])
+def test_rows_of_a_view_are_those_behind_the_text_as_far_as_it_has_come(layers: tuple[int, ...]) -> None:
+    """The same token, drafted behind a drafted token, and behind the same token of the text."""
+    (live, *_) = models("llama", "native")
+    source = Source((2, 7, 9))
+    both = live.start(source, 20), RecordedModel(live).start(source, 20)
+    views = [View(session, layers) for session in both]
+    for session, view in zip(both, views, strict=True):
+        session.extend([9])
+        view.extend([5], LAST)
+    for steps in (
+        lambda session, view: view.extend([6], LAST),
+        lambda session, view: (view.rollback(3), session.extend([5]), view.rollback(4), view.extend([6], LAST))[-1],
+        lambda session, view: (session.extend([6, 8]), view.rollback(0), view.extend([5, 6]))[-1],
+    ):
+        logits = [steps(session, view).logits for session, view in zip(both, views, strict=True)]
+        torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)

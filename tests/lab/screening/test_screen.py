@@ -1,0 +1,155 @@
+"""A plane of knobs screened over a record and confirmed live: grids, the command as a whole, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from bild_lab.errors import UserError
+from bild_lab.lab.screening.candidates import grid_of
+from bild_lab.lab.screening.found import to_confirm
+from bild_lab.lab.screening.rows import NUMBERS, Row, with_front, write_rows
+from bild_lab.lab.screening.screen import RecordSpec, ScreenSpec
+from bild_lab.lab.screening.space import as_overrides
+from scripts import screen as script
+from tests.checkpoints import write_data
+
+Command = Callable[..., tuple[int, str]]
+
+
+def test_every_policy_takes_the_lists_of_the_knobs_it_has() -> None:
+    lists = ["policy=bild,typical_acceptance", "policy.fallback=0.3,0.6", "policy.epsilon=0.1,0.2", "policy.window=3,5"]
+    grid = grid_of(["policy.rollback=3", "dataset.limit=7"], lists, "config")
+    found = [(one.name, dict(one.knobs)) for one in grid.candidates]
+    assert len(found) == 8 and grid.shared == ("dataset.limit=7",)
+    bild = {"fallback": 0.3, "rollback": 3, "window": 3, "verify_tail": True}
+    assert found[0] == ("bild", bild)
+    assert found[-1] == ("typical_acceptance", {"epsilon": 0.2, "delta": 0.3, "window": 5})
+
+
+def test_a_point_of_the_grid_is_composed_as_run_py_does() -> None:
+    grid = grid_of(["pair=toy", "policy=bild"], ["policy.fallback=0.3,0.6"], "screen")
+    cfg = grid.config(grid.candidates[1], "test", "screen")
+    assert (cfg.policy.fallback, cfg.dataset.split, "screen" in cfg) == (0.6, "test", False)
+
+
+@pytest.mark.parametrize(
+    ("lists", "wanted"),
+    [
+        (["dataset.limit=3,5"], "got a list for dataset.limit"),
+        (["policy.epsilon=0.1,0.2"], "bild has no knob 'epsilon'; it has fallback, rollback, window, verify_tail"),
+        (["policy=bild,vanilla", "policy.alpha=1,2"], "bild, vanilla has no knob 'alpha'"),
+    ],
+)
+def test_lists_that_no_policy_takes_are_refused(lists: list[str], wanted: str) -> None:
+    with pytest.raises(UserError, match=wanted):
+        grid_of([], lists, "config")
+
+
+@pytest.fixture
+def screen(command: Command, checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Command:
+    """Runs scripts/screen.py on tiny checkpoints in an empty folder; returns its exit code and what it printed."""
+    data = write_data(tmp_path_factory.mktemp("splits"), rows=6)
+    rows = (data / "test.jsonl").read_text().splitlines(keepends=True)
+    (data / "validation.jsonl").write_text("".join(rows[:3]))
+    (data / "test.jsonl").write_text("".join(rows[3:]))
+    words = [f"pair.target={checkpoints / 't5'}", f"pair.draft={checkpoints / 't5-draft'}", "dataset=multi30k"]
+    words += [f"dataset.path={data}", "decoding.max_new_tokens=8", "measure.repeats=1", "measure.warmup=0"]
+    words += [
+        "measure.traced_examples=0",
+        "runtime.threads=1",
+        "name=plane",
+        "screen.timed_s=0.2",
+        "screen.sample_texts=2",
+    ]
+    return lambda *others: command(script, *as_overrides([*words, *others], "screen.space"), config="screen")
+
+
+@pytest.mark.slow
+def test_a_plane_is_screened_confirmed_and_continued(screen: Command) -> None:
+    plane = ["policy.fallback=0.2,0.5,0.9", "policy.rollback=0.5,3"]
+    code, printed = screen(*plane, "screen.confirmations=1")
+    assert code == 0, printed
+    assert "chosen on validation, measured on test: bild" in printed
+    frame, told = pd.read_csv("outputs/plane/screen.csv"), json.loads(Path("outputs/plane/screen.json").read_text())
+    assert len(frame) == told["points"] == 6 and set(frame.split) == {"validation"}
+    assert frame.confirmed.notna().sum() == len(told["confirmed"]) == 1
+    assert frame.on_front.any() and frame.target_calls.sum() == told["live_target_calls"]
+    assert told["recorded_target_calls"] <= 2 * told["vanilla_target_calls"] and told["replayed_differently"] == 0
+    assert told["prediction_error_median"] == told["prediction_error_largest"] > 0
+    (point,) = pd.read_csv("outputs/plane/sweep.csv").point
+    assert point == frame.confirmed.dropna().item()
+    texts = json.loads(Path("outputs/plane/screen_texts.json").read_text())
+    assert len(texts["points"]) == 6 and all(len(one["token_ids"]) == len(one["target"]) for one in texts["texts"][0])
+
+    code, printed = screen("policy=typical_acceptance,speculative", "policy.epsilon=0.1,0.5", "screen.confirmations=0")
+    assert code == 0, printed
+    both = pd.read_csv("outputs/plane/screen.csv")
+    assert both.policy.value_counts().to_dict() == {"bild": 6, "typical_acceptance": 2, "speculative": 1}
+    again = json.loads(Path("outputs/plane/screen.json").read_text())
+    assert again["recorded_target_calls"] >= told["recorded_target_calls"]
+
+    code, printed = screen(*plane, "screen.confirmations=0")
+    last = json.loads(Path("outputs/plane/screen.json").read_text())
+    assert last["recorded_target_calls"] == again["recorded_target_calls"]
+    assert len(pd.read_csv("outputs/plane/screen.csv")) == 9
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["decoding=sample"], "a record replays greedy decoding"),
+        (["policy=hf_generate"], "policy hf_generate runs a loop of its own"),
+        (["policy=calm"], "policy calm: a record holds what a model scores"),
+        (["policy.fallback=0.3,2"], "the fallback threshold is a probability"),
+        (["screen.confirm=val"], "screen.select and screen.confirm must be two splits"),
+        (["measure.baseline=null"], "set measure.baseline=vanilla"),
+    ],
+)
+@pytest.mark.slow
+def test_bad_input_is_refused_in_one_line(screen: Command, words: list[str], wanted: str) -> None:
+    code, printed = screen(*words)
+    assert code == 2 and wanted in printed and "Traceback" not in printed
+
+
+SPEC = {"select": "validation", "confirm": "test", "confirmations": 8, "timed_s": 40, "sample_texts": 5, "space": []}
+
+
+@pytest.mark.parametrize(
+    "changed", [{"confirm": "val"}, {"confirmations": -1}, {"timed_s": 0}, {"timed_s": True}, {"sample_texts": 1.5}]
+)
+def test_a_screening_that_cannot_be_is_refused(changed: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=rf"screen\.({'|'.join(changed)}|select)"):
+        ScreenSpec(**{**SPEC, **changed})
+
+
+@pytest.mark.parametrize("size", [-1, "much", True, float("inf")])
+def test_a_record_needs_a_size(size: Any) -> None:
+    with pytest.raises(UserError, match=r"record\.memory_gb"):
+        RecordSpec(size)
+
+
+def row(speedup: float, quality: float, **knobs: Any) -> Row:
+    numbers = dict.fromkeys(NUMBERS, 0) | {"on_front": False, "confirmed": "", "quality_metric": "BLEU"}
+    own = {"quality": quality, "predicted_speedup": speedup, "quality_difference": quality - 40}
+    return Row(policy="bild", knobs=knobs, split="validation", n_examples=3, **{**numbers, **own})
+
+
+def test_rows_of_several_commands_make_one_table_with_one_front(tmp_path: Path) -> None:
+    write_rows(tmp_path, with_front([row(2.0, 40.0, fallback=0.5), row(1.5, 39.0, fallback=1, verify_tail=True)]))
+    write_rows(tmp_path, with_front([row(1.2, 41.0, fallback=1.0, verify_tail=True), row(1.1, 40.5, rule="opt")]))
+    frame = pd.read_csv(tmp_path / "screen.csv")
+    assert list(zip(frame.predicted_speedup, frame.on_front, strict=True)) == [(2.0, True), (1.2, True), (1.1, False)]
+    assert list(frame.columns[:3]) == ["policy", "fallback", "verify_tail"]
+
+
+def test_points_to_confirm_are_ends_and_the_fastest_at_no_loss() -> None:
+    rows = with_front([row(3 - place / 10, 38 + place / 3) for place in range(12)])
+    assert all(one.on_front for one in rows)
+    assert to_confirm(rows, 3) == [0, 6, 11]
+    assert to_confirm(rows, 20) == list(range(12)) and to_confirm(rows, 0) == []
