@@ -104,7 +104,7 @@ def load(
         def load_draft() -> LoadedModel:
             if path is None:
                 raise UserError(f"policy {node.name} drafts with a small model; give one with pair.{key} ({key}=)")
-            model = wrap(any_model(path, revision, ON_ONE_DEVICE))
+            model = any_model(path, revision, ON_ONE_DEVICE)
             if compile_drafter is True and model.engine != "kernels":
                 raise UserError(
                     f"only the CPU kernels draft in one program, and {path} runs on {model.engine}; "
@@ -112,8 +112,8 @@ def load(
                 )
             if compile_drafter is False and isinstance(model, NativeModel):
                 model = model.step_by_step()
-            drafts.append(model)
-            return model
+            drafts.append(wrap(model))
+            return drafts[-1]
 
         return load_draft
 

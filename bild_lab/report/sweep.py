@@ -12,6 +12,7 @@ def report_sweep(sweep: Sweep) -> None:
     from bild_lab.lab.results.table import write_table
     from bild_lab.report.categories import terminal_table
     from bild_lab.report.page.html import write_html
+    from bild_lab.report.page.plane import screened_policies
     from bild_lab.report.pareto_figure import draw_pareto
     from bild_lab.report.provenance import notes
     from bild_lab.report.terminal import headline, sweep_table
@@ -21,8 +22,9 @@ def report_sweep(sweep: Sweep) -> None:
         if results:
             write_table(results, sweep.folder / "sweep.csv")
             draw_pareto(results, sweep.folder / "pareto.png")
-        if results or failures:
+        if results or failures or screened_policies(sweep.folder):
             write_html(sweep.name, results, failures, sweep.folder / "report.html", older)
+        if results or failures:
             output.print(sweep_table(results, failures))
         if (categories := terminal_table(results)) is not None:
             output.print(categories)

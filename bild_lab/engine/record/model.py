@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from bild_lab.engine.models.native.model import KERNEL_ROWS
+from bild_lab.engine.models.processed_session import processed
 from bild_lab.engine.record.store import Store
 from bild_lab.engine.record.text import HEAD_INPUT, LOGITS, Node, RecordedText
 from bild_lab.engine.request import Source
@@ -59,17 +61,19 @@ class RecordedModel:
         forwards: list[Forward] | None = None,
         target: Session | None = None,
         prefix: Prefix | None = None,
-    ) -> RecordedSession:
+    ) -> Session:
         name = text_name(source, prefix)
+        plain = replace(source, processors=None)  # rows are kept as the model gives them
         if name not in self._texts:
             blocks = [] if self.store is None else self.store.read(name)
             self._texts[name] = RecordedText(
                 len(source.prompt) - 1,
                 self.model.device,
-                lambda: self.model.start(source, room, None, None, prefix),
+                lambda: self.model.start(plain, room, None, None, prefix),
                 blocks,
             )
-        return RecordedSession(self, self._texts[name], source, [] if forwards is None else forwards, prefix)
+        session = RecordedSession(self, self._texts[name], plain, [] if forwards is None else forwards, prefix)
+        return processed(session, source)
 
     def save(self) -> None:
         """Save all new rows. Texts stay in memory until they are more than `memory_bytes`; then they are read again."""

@@ -17,7 +17,7 @@ from bild_lab.lab.point import prepare
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.screening.replay import Screened
-from bild_lab.lab.screening.rows import Row, Summary, write_rows, write_texts
+from bild_lab.lab.screening.rows import Row, Summary, identity, write_rows, write_texts
 from bild_lab.lab.screening.screen import Screening, ScreenSpec
 
 
@@ -121,23 +121,23 @@ def screen(screening: Screening, spec: ScreenSpec, advance: Callable[[], None] =
         )
         found = Found(screening, screened, rows, model, summary, to_confirm(rows, spec.confirmations))
         found.write()
-        samples = sample_texts(screened[1:], spec.sample_texts, screening.point.decoders[METHOD].pieces)
+        samples = sample_texts(screened[1:], rows, spec.sample_texts, screening.point.decoders[METHOD].pieces)
         write_texts(screening.folder, {"sources": screening.sources(spec.sample_texts), **samples})
     return found
 
 
 def sample_texts(
-    screened: Sequence[Screened], count: int, pieces: Callable[[Any], Mapping[int, str]]
+    screened: Sequence[Screened], rows: Sequence[Row], count: int, pieces: Callable[[Any], Mapping[int, str]]
 ) -> dict[str, Any]:
     """Texts of the first examples, each distinct one once: token ids, and 1 for those from the target.
 
-    texts: of each example. points: of each point, in the order of the rows, which text of each example it has.
+    texts: of each example. points: which text of each example a point has, by the identity of its row.
     """
     texts: list[list[dict[str, Any]]] = [[] for _ in range(count)]
     place: list[dict[Any, int]] = [{} for _ in range(count)]
-    points = []
-    for one in screened:
-        chosen = []
+    points = {}
+    for one, row in zip(screened, rows, strict=True):
+        chosen = points[identity(row.to_columns())] = []
         for index, text in enumerate(one.texts[:count]):
             key = (text.token_ids, text.drafted_flags)
             if key not in place[index]:
@@ -145,6 +145,5 @@ def sample_texts(
                 flags = [int(not drafted) for drafted in text.drafted_flags]
                 texts[index].append({"token_ids": list(text.token_ids), "target": flags})
             chosen.append(place[index][key])
-        points.append(chosen)
     known = {token for several in texts for one in several for token in one["token_ids"]}
     return {"texts": texts, "points": points, "pieces": {str(k): v for k, v in pieces(sorted(known)).items()}}

@@ -69,8 +69,7 @@ def write_rows(folder: Path, rows: Sequence[Row]) -> None:
         with file.open(newline="") as stream:
             before = list(csv.DictReader(stream))
     for values in [*before, *(row.to_columns() for row in rows)]:
-        known = {name: value for name, value in values.items() if value not in ("", None)}
-        merged[tuple(sorted((name, plain(value)) for name, value in known.items() if name not in NUMBERS))] = known
+        merged[identity(values)] = {name: value for name, value in values.items() if value not in ("", None)}
     for group in {(row["split"], plain(row["n_examples"])) for row in merged.values()}:
         own = [row for row in merged.values() if (row["split"], plain(row["n_examples"])) == group]
         front = set(pareto_front([(1 / float(row["predicted_speedup"]), float(row["quality"])) for row in own]))
@@ -86,6 +85,12 @@ def write_rows(folder: Path, rows: Sequence[Row]) -> None:
 
 
 NUMBERS = [name for name in Row.__dataclass_fields__ if name not in ("policy", "knobs", "split", "n_examples")]
+
+
+def identity(columns: Mapping[str, Any]) -> str:
+    """What tells a row from others: its policy, knobs, split and number of examples."""
+    known = {name: plain(value) for name, value in columns.items() if name not in NUMBERS and value not in ("", None)}
+    return json.dumps(known, sort_keys=True)
 
 
 def plain(value: Any) -> str:
@@ -132,4 +137,24 @@ class Summary:
 
 
 def write_texts(folder: Path, content: Mapping[str, Any]) -> None:
+    """Write `screen_texts.json`, with the texts of earlier commands that are of the same examples."""
+    if (folder / TEXTS).is_file():
+        content = _joined(content, json.loads((folder / TEXTS).read_text()))
     write_atomically(folder / TEXTS, json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode())
+
+
+def _joined(new: Mapping[str, Any], before: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Both contents; of points that are in both, the new one's."""
+    if before["sources"] != new["sources"]:
+        return new
+    sizes = [len(texts) for texts in new["texts"]]
+    moved = {
+        name: [place + size for place, size in zip(places, sizes, strict=True)]
+        for name, places in before["points"].items()
+    }
+    return {
+        "sources": new["sources"],
+        "texts": [[*ours, *theirs] for ours, theirs in zip(new["texts"], before["texts"], strict=True)],
+        "points": {**moved, **new["points"]},
+        "pieces": {**before["pieces"], **new["pieces"]},
+    }

@@ -20,6 +20,7 @@ from bild_lab.lab.schema.result import Failure, Result
 from bild_lab.report.categories import category_table
 from bild_lab.report.page.costs import cost_table, prediction_table
 from bild_lab.report.page.interactive import acceptance_figure, pareto_figure, stages_figure
+from bild_lab.report.page.plane import planes, screened_policies
 from bild_lab.report.page.shapes import budget_figure, tree_drawings
 from bild_lab.report.page.tables import (
     MARGIN,
@@ -47,7 +48,9 @@ def write_html(name: str, results: Sequence[Result], failures: Sequence[Failure]
     not shown.
     """
     groups = by_setting(results)
-    colours = marks(sorted({policy for group in groups for policy in group.policies}))
+    folder = path.parent
+    measured = {policy for group in groups for policy in group.policies}
+    colours = marks(sorted(measured | set(screened_policies(folder))))
     figures: dict[str, dict] = {}
     traces = [{"title": setting_title(group.setting), "points": viewer_data(group)} for group in groups]
     page = page_environment().get_template("report.html.j2")
@@ -64,6 +67,7 @@ def write_html(name: str, results: Sequence[Result], failures: Sequence[Failure]
         notes=notes(results, older),
         sources=sources(results),
         figures=figures,
+        planes=planes(folder, results, colours),
         traces=[trace for trace in traces if trace["points"]],
         terms=TERMS,
         plotly=Markup(get_plotlyjs()),  # the library itself: no part of it comes from a result

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LogitsProcessorList, NoRepeatNGramLogitsProcessor
 
 from bild_lab.engine.draft import Tree
 from bild_lab.engine.models.views import View
@@ -134,6 +135,21 @@ def test_thirty_settings_of_every_policy_are_decoded_as_live(policy: str, engine
     for family in FAMILIES:
         if (policy, family) not in REFUSED:
             compare(policy, family, engine, 30, tmp_path)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_record_serves_decoding_with_processors_and_without(family: str) -> None:
+    live = models(family, "native")
+    recorded = tuple(map(RecordedModel, live))
+    plain = random_source(family, random.Random(3))
+    processed = replace(plain, processors=LogitsProcessorList([NoRepeatNGramLogitsProcessor(1)]))
+    texts = []
+    for source in (plain, processed, plain):
+        request = Request(source, Limits(len(source.prompt), 20))
+        methods = (built(shipped("bild"), three) for three in (live, recorded))
+        texts += [emitted(one, request, Trace()) for one in methods]
+    assert texts[::2] == texts[1::2]
+    assert texts[0] != texts[2]
 
 
 @needs_kernels
