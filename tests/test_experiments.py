@@ -33,6 +33,7 @@ from bild_lab.papers.match_rate_command import match_rates
 from bild_lab.papers.published import SCALES, load_published
 from tests.engine.adapters.tiny import files_of
 from tests.engine.drafters.tables import ngram_table
+from tests.thinned import thinned
 from tests.tiny import tiny_llama
 
 FOLDER = config_dir() / "experiment"
@@ -182,7 +183,7 @@ def test_what_experiments_share_is_shared() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [each if index % 3 == 0 else pytest.param(each, marks=pytest.mark.slow) for index, each in enumerate(COMMANDS)],
+    thinned(COMMANDS, 6),
 )
 def test_an_experiment_can_start_and_sweeps_over_knobs_that_are_there(
     command: str, checkpoints: Path, rows: Path

@@ -25,6 +25,7 @@ from bild_lab.lab.measure.timing import Timed
 from bild_lab.lab.results.summary import counts
 from tests.engine.lossless.test_random_models import random_source
 from tests.policies import FAMILIES, WINDOWED, in_memory, shipped
+from tests.thinned import thinned
 from tests.tiny import TINY, VOCABULARY, scale_layer
 
 DEPTH = 4
@@ -144,10 +145,19 @@ def response_of(module: PreTrainedModel) -> Callable[[Tensor, Tensor], float]:
     return response
 
 
-@pytest.mark.parametrize("temperature", [0, 4])
-@pytest.mark.parametrize(("measure", "threshold"), [("hidden_state", 0.9), ("softmax", 0.3)])
-@pytest.mark.parametrize("engine", ["native", "hf"])
-@pytest.mark.parametrize("family", [*FAMILIES, *WINDOWED])
+@pytest.mark.parametrize(
+    ("family", "engine", "measure", "threshold", "temperature"),
+    thinned(
+        (
+            (family, engine, measure, threshold, temperature)
+            for family in (*FAMILIES, *WINDOWED)
+            for engine in ("native", "hf")
+            for measure, threshold in (("hidden_state", 0.9), ("softmax", 0.3))
+            for temperature in (0, 4)
+        ),
+        3,
+    ),
+)
 def test_tokens_and_exits_are_those_of_calm_without_a_cache(
     family: str, engine: str, measure: str, threshold: float, temperature: float
 ) -> None:

@@ -132,7 +132,7 @@ def test_bild_follows_algorithm_1_of_the_paper(family: str, verify_tail: bool) -
     seen_rollback = seen_fallback = seen_full_window = False
     grid = itertools.product((0.0, 0.3, 0.6, 0.9), (0.4, 1.5, 4.0, math.inf), (1, 3, 10))
     for seed, (fallback, rollback, window) in enumerate(grid):
-        if not verify_tail and seed % 4:  # a sample
+        if seed % (4 if verify_tail else 5):  # a sample
             continue
         target, draft, source = random_pair(family, seed % 8)
         large, small = oracles(family, seed % 8)
@@ -173,7 +173,7 @@ def test_bild_below_ln_2_is_greedy_decoding_of_the_target(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_speculative_decoding_is_greedy_decoding_of_the_target(family: str) -> None:
     accepted = 0
-    for seed in range(8):
+    for seed in range(4):
         target, draft, source = random_pair(family, seed)
         large, _ = oracles(family, seed)
         free = autoregressive(large, source.prompt, finished(source, 21, NEVER))
@@ -183,7 +183,7 @@ def test_greedy_speculative_decoding_is_greedy_decoding_of_the_target(family: st
             actual, trace = decode(target, ModelDrafter(draft, 1 + seed % 10), accept, source, 21, end)
             assert actual == expected
             accepted += trace.accepted
-    assert accepted > 20  # the drafts were of use, so that accepting was tested too
+    assert accepted > 9  # the drafts were of use, so that accepting was tested too
 
 
 @pytest.mark.parametrize("family", FAMILIES)

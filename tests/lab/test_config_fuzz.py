@@ -154,7 +154,7 @@ def _leaves(node: DictConfig, prefix: str = "") -> Iterator[str]:
 
 
 MALFORMED = malformed()
-SAMPLE, REST = MALFORMED[:20], pytest.param(MALFORMED[20:], id="rest", marks=pytest.mark.slow)
+SAMPLE, REST = MALFORMED[:8], pytest.param(MALFORMED[8:], id="rest", marks=pytest.mark.slow)
 
 
 PAGE = Path(run.__file__).parent / "docs" / "configuration.md"

@@ -16,6 +16,7 @@ from bild_lab.lab.build import describe_decoder, policy_label
 from bild_lab.lab.config import compose_policy, config_dir, policy_names
 from tests.checkpoints import SHARED, needs_shared
 from tests.policies import EXTERNAL, RUNNABLE, is_lossless, load
+from tests.thinned import thinned
 
 PROMPT = "w5 w9 w30 w12"
 GREEDY_ONLY = {"beam", "speculative_beam", "synthetic", "synthetic_with_cost", *EXTERNAL}  # they refuse to sample
@@ -43,7 +44,9 @@ def test_every_policy_decodes_within_its_limits_and_repeats(checkpoints: Path, p
         assert result.token_ids == decoder.generate(PROMPT, max_new_tokens=max_new_tokens).token_ids
 
 
-@pytest.mark.parametrize(("policy", "family"), [(policy, family) for policy, family in RUNNABLE if is_lossless(policy)])
+@pytest.mark.parametrize(
+    ("policy", "family"), thinned(((policy, family) for policy, family in RUNNABLE if is_lossless(policy)), 3)
+)
 def test_lossless_policies_give_the_tokens_of_transformers(checkpoints: Path, policy: str, family: str) -> None:
     decoder = load(checkpoints, family, policy)
     for prompt in (PROMPT, "w7", "w39 w38 w3 w3 w20 w21 w22 w23 w24"):

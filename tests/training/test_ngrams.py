@@ -48,6 +48,7 @@ def test_a_table_that_was_built_drafts_losslessly(
     assert frame["agreement_with_target"].tolist() == [1.0]
 
 
+@pytest.mark.slow
 def test_a_table_that_is_counted_again_is_measured_again(command: Command, base: list[str]) -> None:
     decode = ["policy=ngram", "policy.table=outputs/counted/table.safetensors", "policy.order=1", "name=tested"]
     quick = ["decoding.max_new_tokens=4", "measure.repeats=1", "measure.warmup=0"]

@@ -19,7 +19,10 @@ MEASURING = (
     "lab/build.py",  # knobs become the parts of a method
     "lab/data/conversations.py",  # answers become part of the next prompt, after the data was hashed
     "lab/conversation_history.py",
-    "lab/load.py",  # chooses the engine, sets a request's limits, turns tokens into text
+    "lab/decoder.py",  # sets a request's limits, turns tokens into text
+    "lab/generation_settings.py",  # chooses the processors that scores pass through
+    "lab/languages.py",  # adds to prompts
+    "lab/load.py",  # chooses the engine
     "lab/measure/certificate.py",
     "lab/measure/device_use.py",  # detects timings that shared a device
     "lab/measure/environment.py",  # peak memory and other load

@@ -17,11 +17,12 @@ from bild_lab.engine.trace import Trace
 from tests.engine.lossless.greedy import LOSSLESS, WINDOWS, Case, Models, Seen, compare, drafts, emitted, table_of
 from tests.policies import FAMILIES, REFUSED, WINDOWED, engines, in_memory, is_peer
 from tests.sessions import needs_kernels
+from tests.thinned import thinned
 from tests.tiny import END, PAD, START, TINY, VOCABULARY, relative_of, scale_layer
 
 PAIRS = 8
 CASES = 25  # of each pair
-QUICK = 10  # of one pair, shared among the engines
+QUICK = 6  # of one pair, shared among the engines
 LONGEST = 24
 NEVER = frozenset([VOCABULARY])  # an end token that no model can emit
 Comparison = Callable[..., tuple[Models, list[Case]]]
@@ -120,7 +121,7 @@ def test_texts_of_the_kernels_are_vanillas_to_the_last_bit(policy: str, comparis
             compare(policy, *comparison(family, 0, "kernels", QUICK, torch.bfloat16), Seen())
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *WINDOWED])
+@pytest.mark.parametrize("family", thinned([*FAMILIES, *WINDOWED], 2))
 def test_some_texts_end_inside_a_draft_and_some_are_cut_there(family: str, comparison: Comparison) -> None:
     seen = Seen()
     compare("speculative", *comparison(family, 0, "native", CASES), seen)

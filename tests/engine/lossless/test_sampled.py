@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from bild_lab.engine.drafters import ModelDrafter, ModelTreeDrafter
 from bild_lab.engine.protocols import Acceptance, Drafter
 from tests.engine.acceptance.test_cascades import FORMULAS, mixture
 from tests.engine.lossless.toy import Judge, TableModel, TreeDrafter, own_law, p_value, sampled_texts, text_law
+from tests.thinned import thinned
 
 WINDOW, LENGTH = 2, 3
 FEW, SOME, MANY = 600, 1500, 12000  # texts
@@ -133,8 +135,7 @@ def test_the_laws_of_lossless_rules_are_the_targets_and_those_of_others_are_not(
         assert float((law - own_law(pair[0], LENGTH)).abs().sum()) > 0.05
 
 
-@pytest.mark.parametrize("pair", PAIRS)
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(("name", "pair"), thinned(product(SETTINGS, PAIRS), 3))
 def test_some_texts_are_distributed_exactly(name: str, pair: str) -> None:
     values = p_values(SETTINGS[name], PAIRS[pair], SOME if name in LOSSLESS and pair == "apart" else FEW)
     assert min(values) > FAIR, values

@@ -26,6 +26,7 @@ from bild_lab.lab.build import build_method
 from bild_lab.lab.config import compose_policy
 from tests.engine.lossless.test_random_models import random_source, random_target
 from tests.policies import FAMILIES, WINDOWED, in_memory
+from tests.thinned import thinned
 from tests.tiny import START
 
 PROMPT = "ein Hund läuft im Wasser"
@@ -105,7 +106,7 @@ def test_a_layer_skip_reads_the_whole_targets_cache(family: str) -> None:
 
 @families
 @engines
-@pytest.mark.parametrize("policy", ["bild_early_exit", "early_exit_speculative", "layer_skip"])
+@pytest.mark.parametrize("policy", thinned(["early_exit_speculative", "bild_early_exit", "layer_skip"], 3))
 def test_what_a_view_drafts_leaves_the_targets_text_as_it_was(
     checkpoints: Path, family: str, engine: str, policy: str
 ) -> None:

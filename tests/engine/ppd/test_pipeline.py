@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from bild_lab.lab.analysis.cost import total
 from bild_lab.lab.analysis.pipeline import pipeline_log
 from bild_lab.papers.ppd_simulator import simulate
 from tests.policies import FAMILIES, in_memory
+from tests.thinned import thinned
 from tests.tiny import END, PAD, START, VOCABULARY, tiny_llama, tiny_t5
 
 DEPTH = 5
@@ -65,9 +67,7 @@ def decoded(target: LoadedModel, request: Request, exit_layer: int | None, top_k
     return PredictivePipeline(target, exit_layer, top_k).decode(request, trace), trace
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("exit_layer", EXITS)
-@pytest.mark.parametrize("top_k", [1, 2, 3, VOCABULARY])
+@pytest.mark.parametrize(("family", "exit_layer", "top_k"), thinned(product(FAMILIES, EXITS, [1, 2, 3, VOCABULARY]), 5))
 def test_the_text_is_the_targets_own(targets: dict[str, LoadedModel], family: str, exit_layer: int, top_k: int) -> None:
     matches = []
     for request in requests_of(family, 5):

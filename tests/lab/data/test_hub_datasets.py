@@ -58,6 +58,7 @@ FAULTS = {  # what is asked for, what is said of it, and what comes when the fau
 }
 
 
+@pytest.mark.slow
 def test_a_faulty_hub_is_named_in_one_message_and_leaves_nothing_half_that_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,7 @@ def test_no_german_sentence_is_in_two_splits_or_twice_in_one():
     assert len(sentences) == len(set(sentences)) == sum(SIZES.values())
 
 
+@pytest.mark.slow
 def test_two_processes_with_other_hash_seeds_write_the_same_corpus():
     here = hashlib.sha256(json.dumps([toy_corpus(s) for s in SPLITS]).encode()).hexdigest()
     environment = os.environ | {"PYTHONHASHSEED": "77"}
