@@ -26,6 +26,7 @@ from bild_lab.papers.finished_points import read_points
 from bild_lab.papers.published import Order, load_published, published_names
 from bild_lab.papers.verdicts import AGREES, FAILS, HIGHER, HOLDS, LOWER, UNKNOWN, WITHIN, compare, judged
 from tests.report.sample import BASELINE_QUALITY, sample_drafted, sample_example, sample_result
+from tests.thinned import thinned
 
 PIPELINE = {"match_rate": 0.5, "latency_units": 4.6, "compute_units": 9.0, "predicted_latency_units": 4.5}
 PIPELINE |= {"layers": 6, "exit_layer": 3}
@@ -153,7 +154,7 @@ def test_every_published_figure_can_be_drawn_and_every_drawing_has_its_numbers()
     assert sorted(FIGURES) == published_names()
 
 
-@pytest.mark.parametrize("name", published_names())
+@pytest.mark.parametrize("name", thinned(published_names(), 3))
 def test_a_figure_is_a_png_and_a_pdf_with_a_table_that_ends_in_verdicts(name: str, tmp_path: Path) -> None:
     outputs_of(name, tmp_path, "small")
     drawn = draw_figure(name, tmp_path, tmp_path / "figures")

@@ -27,6 +27,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.analysis.pipeline import pipeline_log
 from bild_lab.papers.match_rates import TOTAL, MatchRates, MatchSpec, grouped, layers_of, measure_match_rates
 from tests.policies import FAMILIES, in_memory
+from tests.thinned import thinned
 from tests.tiny import END, PAD, START, VOCABULARY, save, tiny_llama, tiny_t5
 
 LONGEST, LAYERS, TOP_KS = 7, (1, 2, 3), (1, 3, 5)
@@ -216,7 +217,7 @@ BAD_INPUT = {
 }
 
 
-@pytest.mark.parametrize("case", BAD_INPUT)
+@pytest.mark.parametrize("case", thinned(BAD_INPUT, 3))
 def test_bad_input_gives_one_line_and_leaves_nothing(
     case: str, command: Command, checkpoints: Path, data: Path
 ) -> None:

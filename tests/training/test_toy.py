@@ -227,6 +227,7 @@ def test_the_processes_of_a_launcher_need_it_trained_before(empty_cache: Path, m
     assert list(empty_cache.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", toy_pair.MEMBERS)
 def test_finetune_makes_the_same_training(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

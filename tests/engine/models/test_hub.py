@@ -109,6 +109,7 @@ def test_a_dataset_of_an_unreachable_hub_is_refused_at_once(monkeypatch: pytest.
     assert time.perf_counter() - began < 5
 
 
+@pytest.mark.slow
 def test_hub_datasets_load_online_and_then_from_the_cache(tmp_path: Path, closed_port: int) -> None:
     repositories = {
         "IWSLT/iwslt2017": {

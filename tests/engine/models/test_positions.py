@@ -17,6 +17,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.load import Loaded, load
 from tests.engine.adapters.tiny import files_of
 from tests.policies import shipped
+from tests.thinned import thinned
 from tests.tiny_architectures import build, configuration, relative_of, word_tokenizer
 
 PROMPT = [5, 9, 12, 30, 7, 9, 12]
@@ -40,7 +41,9 @@ FILLING = ("vanilla", "hf_generate", "hf_assisted", "speculative", "prompt_looku
 TREES = ("speculative_tree", "bild_tree", "bita", "medusa", "ppd", "beam", "speculative_beam")
 
 
-@pytest.mark.parametrize("policy", [*FILLING, "speculative_hierarchy", "early_exit_speculative", "bild", *TREES])
+@pytest.mark.parametrize(
+    "policy", thinned([*FILLING, "speculative_hierarchy", "early_exit_speculative", "bild", *TREES], 2)
+)
 def test_a_text_fills_every_position(policy: str, tmp_path: Path) -> None:
     module = short_gpt2()
     pair = {"draft": loaded(relative_of(module)), "second_draft": loaded(relative_of(module, 0.1))}

@@ -116,8 +116,7 @@ def test_twenty_decodings_of_one_text_are_alike(targets: dict[str, LoadedModel],
     assert all(each == ran[0] for each in ran)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("exit_layer", EXITS)
+@pytest.mark.parametrize(("family", "exit_layer"), thinned(product(FAMILIES, EXITS), 3))
 def test_the_units_as_executed_are_those_on_the_simulated_clock(
     targets: dict[str, LoadedModel], family: str, exit_layer: int
 ) -> None:

@@ -21,6 +21,7 @@ from bild_lab.lab.tuning.search import Study, TuneSpec, Tuning
 from scripts import tune as script
 from tests.checkpoints import write_data
 from tests.report.sample import sample_result, with_quality
+from tests.thinned import thinned
 
 Places = tuple[float, ...]
 
@@ -238,7 +239,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", thinned(REFUSED, 3))
 def test_a_search_that_cannot_run_leaves_nothing(case: str, command: Command, base: list[str]) -> None:
     words, message = REFUSED[case]
     code, printed = command(*base, *words)

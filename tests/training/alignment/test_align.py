@@ -28,6 +28,7 @@ from bild_lab.training.calibration.data import Answer, Calibration, read_calibra
 from bild_lab.training.calibration.generate import CalibrationJob, generate_calibration
 from scripts import align
 from tests.checkpoints import write_data
+from tests.thinned import thinned
 from tests.tiny import relative_of, save, tiny_llama, tiny_t5
 from tests.training.targets import ending
 
@@ -277,7 +278,7 @@ def places(checkpoints: Path, answered: dict[str, Path], tmp_path_factory: pytes
     return {"checkpoints": checkpoints, "answered": answered["llama"].parent, "shards": shards}
 
 
-@pytest.mark.parametrize("case", BAD_INPUT)
+@pytest.mark.parametrize("case", thinned(BAD_INPUT, 3))
 def test_bad_input_gives_one_message_and_leaves_nothing(
     case: str, command: Command, base: list[str], places: dict[str, Path]
 ) -> None:

@@ -27,6 +27,7 @@ from bild_lab.training.calibration import generate
 from bild_lab.training.calibration.data import SCHEMA, Answer, contents_hash, read_calibration
 from scripts import generate_calibration
 from tests.checkpoints import write_data
+from tests.thinned import thinned
 from tests.tiny import END
 
 Command = Callable[..., tuple[int, str]]
@@ -270,7 +271,7 @@ BAD_INPUT = {
 }
 
 
-@pytest.mark.parametrize("case", BAD_INPUT)
+@pytest.mark.parametrize("case", thinned(BAD_INPUT, 3))
 def test_bad_input_gives_one_message_and_leaves_nothing(case: str, command: Command, base: list[str]) -> None:
     words, message = BAD_INPUT[case]
     code, printed = command(*base, *words)

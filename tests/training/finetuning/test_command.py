@@ -22,6 +22,7 @@ import bild_lab
 from bild_lab.lab.config import config_dir, typed
 from bild_lab.training.recipe import Recipe
 from scripts import finetune
+from tests.thinned import thinned
 from tests.training.jobs import losses, write_dataset
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -113,7 +114,7 @@ BAD_INPUT = {
 }
 
 
-@pytest.mark.parametrize("case", BAD_INPUT)
+@pytest.mark.parametrize("case", thinned(BAD_INPUT, 3))
 def test_bad_input_gives_one_line_and_leaves_nothing(
     case: str, command: Command, dataset: list[str], checkpoints: Path
 ) -> None:

@@ -24,6 +24,7 @@ from bild_lab.training.finetuning import finetune as finetuning
 from bild_lab.training.finetuning.finetune import finetune
 from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.model_card import checkpoint_card
+from tests.thinned import thinned
 from tests.training.jobs import LLAMA, T5, Kill, job, losses, sentences
 
 
@@ -267,7 +268,7 @@ def scored_by(monkeypatch: pytest.MonkeyPatch, scores: list[float]) -> list[torc
 
 
 @pytest.mark.parametrize("model", [T5, LLAMA], ids=["t5", "llama"])
-@pytest.mark.parametrize("loss", ["last", "early_exit", "calm"])
+@pytest.mark.parametrize("loss", thinned(["calm", "last", "early_exit"], 3))
 def test_a_model_learns_by_every_loss(model: dict, loss: str, tmp_path: Path) -> None:
     rate = {"learning_rate": 0.02, "optimizer": "adamw", "schedule": "linear", "warmup_steps": 4, "clip_norm": 1.0}
     steps = {"max_steps": 40, "evaluate_every": 40, "log_every": 10, "batch_size": 8}

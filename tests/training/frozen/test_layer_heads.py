@@ -219,6 +219,7 @@ QUICK = ["train.batch_size=4", "train.accumulate=1", "train.evaluate_every=20", 
 QUICK += ["train.device=cpu", "train.precision=float32", "answers.max_new_tokens=12", "dataset.split=test"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_trained_heads_match_more_often_than_the_shared_one(family: str, command: Command, targets: Path) -> None:
     """From the model's own greedy answers, by the two scripts."""
