@@ -25,9 +25,7 @@ from bild_lab.lab.config import config_dir, typed
 from bild_lab.lab.screening.space import as_overrides, given_lists
 
 if TYPE_CHECKING:
-    from bild_lab.lab.schema.result import Result
-    from bild_lab.lab.screening.found import Found
-    from bild_lab.lab.screening.rows import Row
+    from bild_lab.lab.screening.found import Confirmed, Found
     from bild_lab.lab.screening.screen import ScreenSpec
 
 
@@ -50,8 +48,8 @@ def run(cfg: DictConfig) -> None:
         found = screen(screening, spec, lambda: progress.advance(bar))
     output.print(escape(told(found)))
     found.confirm(spec.confirm, measure_point)
-    for row, point in found.confirmed:
-        output.print(escape(confirmed(row, point, spec)))
+    for one in found.confirmed:
+        output.print(escape(confirmed(one, spec)))
 
 
 def told(found: Found) -> str:
@@ -65,14 +63,16 @@ def told(found: Found) -> str:
     )
 
 
-def confirmed(row: Row, point: Result, spec: ScreenSpec) -> str:
+def confirmed(one: Confirmed, spec: ScreenSpec) -> str:
     """A confirmed point: chosen on one split, measured on the other."""
+    row, point = one.row, one.result
     knobs = " ".join(f"{knob} {value}" for knob, value in row.knobs.items())
+    speedup, quality = point.speedup, point.quality
     return (
-        f"chosen on {spec.select}, measured on {spec.confirm}: {row.policy} {knobs}: predicted "
-        f"{row.predicted_speedup:.2f}x, measured {point.speedup.value:.2f}x [{point.speedup.low:.2f}, "
-        f"{point.speedup.high:.2f}]; {point.quality.metric} {row.quality_difference:+.2f} on {spec.select}, "
-        f"{point.quality.difference:+.2f} on {spec.confirm}"
+        f"chosen on {spec.select}, measured on {spec.confirm}: {row.policy} {knobs}: {speedup.value:.2f}x "
+        f"[{speedup.low:.2f}, {speedup.high:.2f}], predicted {one.predicted_speedup:.2f}x (on {spec.select} "
+        f"{row.predicted_speedup:.2f}x); {quality.metric} {quality.difference:+.2f} (on {spec.select} "
+        f"{row.quality_difference:+.2f})"
     )
 
 

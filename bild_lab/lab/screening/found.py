@@ -39,9 +39,18 @@ def to_confirm(rows: Sequence[Row], count: int) -> list[int]:
     return evenly
 
 
+@dataclass(frozen=True)
+class Confirmed:
+    """A row and the result of its point on the other split. predicted_speedup: for the texts of that split."""
+
+    row: Row
+    result: Result
+    predicted_speedup: float
+
+
 @dataclass
 class Found:
-    """A screened plane. confirmed: rows with the results of their points on the other split."""
+    """A screened plane. confirmed: the points that were measured on the other split."""
 
     screening: Screening
     screened: list[Screened]
@@ -49,22 +58,35 @@ class Found:
     model: CostModel
     summary: Summary
     chosen: list[int]
-    confirmed: list[tuple[Row, Result]] = field(default_factory=list)
+    confirmed: list[Confirmed] = field(default_factory=list)
 
     def confirm(self, split: str, measure: Callable[[DictConfig], Any]) -> None:
-        """Measure the chosen points live, and write everything. measure: measures a point and stores its result."""
+        """Measure the chosen points live, and write everything. measure: measures a point and stores its result.
+
+        They are decoded over the record too, as other texts have other counts.
+        """
         started, sweep = time.perf_counter(), Sweep(self.screening.folder)
-        for place in self.chosen:
+        predicted = self._predicted(split, sweep)
+        for place, speedup in zip(self.chosen, predicted, strict=True):
             cfg = self.screening.config(self.screened[place + 1].candidate, split)
             measure(cfg)
             result = sweep.newest(prepare(cfg).id)
             if result is not None:
                 self.rows[place] = replace(self.rows[place], confirmed=result.point)
-                self.confirmed.append((self.rows[place], result))
+                self.confirmed.append(Confirmed(self.rows[place], result, speedup))
         seconds = {**self.summary.seconds, "confirm": time.perf_counter() - started}
-        told = [confirmation(row, result) for row, result in self.confirmed]
+        told = [confirmation(one) for one in self.confirmed]
         self.summary = replace(self.summary, seconds=seconds, confirmed=told)
         self.write()
+
+    def _predicted(self, split: str, sweep: Sweep) -> list[float]:
+        """The speedups that the cost model gives the chosen points on this split."""
+        if not self.chosen:
+            return []
+        with sweep.search_lock():
+            other = replace(self.screening, split=split)
+            alone, *decoded = other.decode([self.screened[place + 1].candidate for place in self.chosen])
+        return [self.model.seconds(alone.features) / self.model.seconds(one.features) for one in decoded]
 
     def write(self) -> None:
         folder = self.screening.folder
@@ -72,13 +94,15 @@ class Found:
         self.summary.write(folder)
 
 
-def confirmation(row: Row, result: Result) -> dict[str, Any]:
-    """A confirmed point beside its prediction."""
+def confirmation(one: Confirmed) -> dict[str, Any]:
+    """A confirmed point beside its predictions: selected_ of the texts that it was chosen on."""
+    row, result = one.row, one.result
     return {
         "point": result.point,
         "policy": row.policy,
         "knobs": dict(row.knobs),
-        "predicted_speedup": row.predicted_speedup,
+        "selected_speedup": row.predicted_speedup,
+        "predicted_speedup": one.predicted_speedup,
         "speedup": result.speedup.value,
         "speedup_low": result.speedup.low,
         "speedup_high": result.speedup.high,

@@ -109,7 +109,7 @@ class Summary:
     record of these examples, by this command and earlier ones. cost_model: seconds of each thing; cost_model_error,
     cost_model_worst: of speedups of points that it was not fitted to, relative. replayed_live: texts that were decoded
     live too, for the cost model; replayed_differently: how many of them differ. prediction_error_*: relative errors of
-    the predicted speedups of confirmed points, median and largest.
+    the speedups that were predicted of confirmed points for the texts they were measured on, median and largest.
     """
 
     points: int

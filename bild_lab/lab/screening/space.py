@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 from bild_lab.errors import UserError
 
 Values = tuple[str, ...]  # one override for each list of the space
+MOST_DIGITS = 14  # of a number that somebody typed
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def read_lists(words: Sequence[str]) -> dict[str, Values]:
             (jobs,) = BasicSweeper.split_arguments([override], None)
         except HydraException as error:
             raise UserError(f"a search needs lists or ranges of values, got {override.input_line}") from error
-        lists[override.get_key_element()] = _ordered([job[0] for job in jobs])
+        lists[override.get_key_element()] = _ordered([_rounded(job[0]) for job in jobs])
     return lists
 
 
@@ -91,6 +92,15 @@ def given_lists(hydra_config: DictConfig, own: Sequence[str]) -> tuple[tuple[str
     keys = {word.partition("=")[0] for word in task}
     given = [f"{key}={value}" for key, value in (hydra_config.sweeper.get("params") or {}).items()]
     return task, [word for word in given if word.partition("=")[0] not in keys]
+
+
+def _rounded(override: str) -> str:
+    """The override of a range's step without the error of adding floats: 0.35 and not 0.35000000000000003."""
+    key, _, value = override.partition("=")
+    try:
+        return f"{key}={round(float(value), 12)}" if len(value) > MOST_DIGITS else override
+    except ValueError:
+        return override
 
 
 def _ordered(overrides: list[str]) -> Values:

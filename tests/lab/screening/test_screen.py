@@ -82,6 +82,10 @@ def test_a_plane_is_screened_confirmed_and_continued(screen: Command) -> None:
     assert frame.on_front.any() and frame.target_calls.sum() == told["live_target_calls"]
     assert told["recorded_target_calls"] <= 2 * told["vanilla_target_calls"] and told["replayed_differently"] == 0
     assert told["prediction_error_median"] == told["prediction_error_largest"] > 0
+    (one,) = told["confirmed"]
+    assert one["selected_speedup"] == frame.predicted_speedup[frame.confirmed.notna()].item()
+    assert one["predicted_speedup"] != one["selected_speedup"]  # other texts
+    assert told["prediction_error_median"] == abs(one["predicted_speedup"] / one["speedup"] - 1)
     (point,) = pd.read_csv("outputs/plane/sweep.csv").point
     assert point == frame.confirmed.dropna().item()
     texts = json.loads(Path("outputs/plane/screen_texts.json").read_text())

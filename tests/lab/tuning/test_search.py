@@ -16,7 +16,7 @@ import pytest
 from bild_lab.errors import UserError
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.screening.space import Space, read_space
+from bild_lab.lab.screening.space import Space, read_lists, read_space
 from bild_lab.lab.tuning.search import Study, TuneSpec, Tuning
 from scripts import tune as script
 from tests.checkpoints import write_data
@@ -57,6 +57,11 @@ class Bench:
 
     def objectives(self, result: Result) -> list[float]:
         return Tuning.objectives(self, result)  # type: ignore[arg-type]
+
+
+def test_a_ranges_steps_are_as_one_would_type_them() -> None:
+    (values,) = read_lists(["policy.fallback=range(0.05,0.4,0.05)"]).values()
+    assert [value.partition("=")[2] for value in values] == ["0.05", "0.1", "0.15", "0.2", "0.25", "0.3", "0.35"]
 
 
 def test_a_space_is_the_lists_of_a_sweep_in_the_order_of_their_numbers() -> None:
