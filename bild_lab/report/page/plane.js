@@ -131,7 +131,8 @@ function startPlane(box, plane) {
       indices[point.at[second.index]][point.at[first.index]] = plane.points.indexOf(point);
     }
     const ink = getComputedStyle(document.documentElement).getPropertyValue("--ink").trim();
-    const axis = (knob) => ({ title: { text: knob.name }, type: "category", categoryorder: "array", categoryarray: knob.values, zeroline: false });
+    const axis = (knob) => ({ title: { text: knob.name }, type: "category", categoryorder: "array", categoryarray: knob.values, zeroline: false,
+      automargin: true });
     return { data: [{ type: "heatmap", x: first.values, y: second.values, z: cells, customdata: indices, colorbar: { thickness: 10 },
       hovertemplate: `${first.name} %{x}, ${second.name} %{y}: %{z:.2f}<extra></extra>`, ...look },
     { type: "scatter", mode: "markers", x: [first.values[chosen.point.at[first.index]]], y: [second.values[chosen.point.at[second.index]]],
