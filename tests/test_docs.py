@@ -24,6 +24,7 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
 from bild_lab.lab.cli import quote_free_text
 from bild_lab.lab.config import compose_config, policy_names
+from bild_lab.lab.screening.candidates import grid_of
 from tests.policies import is_lossless
 from tests.stubs import StubModel
 
@@ -199,7 +200,12 @@ def test_experiments_that_the_documents_name_exist(page: Path) -> None:
 def test_command_lines_of_the_documents_compose(page: Path) -> None:
     for script, words in commands(page):
         assert script.is_file(), script
-        if application := re.search(r'config_name="(\w+)"', script.read_text()):
+        application = re.search(r'config_name="(\w+)"', script.read_text())
+        if script.stem == "screen":  # each list is of one of the policies
+            words = [word for word in words if re.match(r"[\w./]+=", word)]
+            lists = [word for word in words if re.search(r",|range\(", word)]
+            assert grid_of([word for word in words if word not in lists], lists, "screen").candidates
+        elif application:
             composed(application[1], tuple(quote_free_text(word) for word in words if re.match(r"[\w./]+=", word)))
 
 
