@@ -61,6 +61,7 @@ def models(checkpoints: Path) -> dict[str, dict[str, bytes]]:
     }
 
 
+@pytest.mark.slow
 def test_a_hubs_checkpoints_are_read_or_refused_with_what_to_do(
     models: dict[str, dict[str, bytes]], tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ from bild_lab.errors import UserError
 from tests.policies import WINDOWED
 from tests.sessions import module_session, native_session, needs_kernels, tree_rows
 from tests.stubs import NextLogits, uncached
+from tests.thinned import thinned
 from tests.tiny import PAD, START, TINY, VOCABULARY, tiny_t5
 
 
@@ -141,7 +142,7 @@ def test_rows_of_a_tree_see_their_own_branch_only(opened: Callable[[], Opened], 
 
 
 @sessions
-@pytest.mark.parametrize("leaf", [3, 4, 5])
+@pytest.mark.parametrize("leaf", thinned([5, 4, 3], 3))
 def test_a_tree_fed_level_by_level_is_one_tree(opened: Callable[[], Opened], leaf: int) -> None:
     session, large, prompt = opened()
     session.extend([prompt[-1]])

@@ -76,6 +76,7 @@ def test_training_examples_can_be_held_out_for_validation(command: Command, data
     assert (metrics["train_examples"], metrics["validation_examples"]) == (23, 7)
 
 
+@pytest.mark.slow
 def test_curves_go_to_weights_and_biases_offline(command: Command, dataset: list[str]) -> None:
     words = ["logger=wandb", "logger.mode=offline", "train.max_steps=2"]
     code, printed = command("name=logged", *TINY, *dataset, *QUICK, *words)
