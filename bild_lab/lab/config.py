@@ -177,7 +177,7 @@ def compose_config(overrides: list[str], name: str = "config") -> DictConfig:
 def compose_policy(name: str, knobs: dict[str, Any] | None = None) -> DictConfig:
     """The policy `conf/policy/NAME.yaml` with these knobs. Raises UserError for an unknown policy or knob."""
     try:
-        policy = copy.deepcopy(_composed_with(name, _search_path())).policy
+        policy = copy.deepcopy(_composed_with(name, _state_of_files())).policy
     except HydraException as error:
         raise UserError(f"policy must be one of {', '.join(policy_names())}, got {name!r}") from error
     for knob, value in (knobs or {}).items():
@@ -188,16 +188,21 @@ def compose_policy(name: str, knobs: dict[str, Any] | None = None) -> DictConfig
 
 
 @lru_cache
-def _composed_with(policy: str, search_path: str) -> DictConfig:
-    """The whole configuration with a policy, which may refer to other groups. Composing takes a tenth of a second."""
+def _composed_with(policy: str, state: tuple[str, ...]) -> DictConfig:
+    """The whole configuration with a policy, which may refer to other groups. Composing takes a tenth of a second.
+
+    state: of the files that it is composed of.
+    """
     return OmegaConf.masked_copy(cfg := compose_config([f"policy={policy}"]), [key for key in cfg if key != "hydra"])
 
 
-def _search_path() -> str:
-    """The folders that configurations come from, in words."""
+def _state_of_files() -> tuple[str, ...]:
+    """The folders that configurations come from, each with the time of the last change of a policy."""
+    folders = [str(config_dir())]
     if GlobalHydra.instance().is_initialized():
-        return str(GlobalHydra.instance().config_loader().get_search_path())
-    return str(config_dir())
+        folders = [one.path for one in GlobalHydra.instance().config_loader().get_search_path().get_path()]
+    policies = [(one, (Path(one.removeprefix("file://")) / "policy").glob("*.yaml")) for one in folders]
+    return tuple(f"{one} {max((file.stat().st_mtime_ns for file in files), default=0)}" for one, files in policies)
 
 
 def require_keys(cfg: DictConfig, wanted: Sequence[str]) -> None:

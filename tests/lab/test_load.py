@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 
 import bild_lab
 from bild_lab.errors import UserError
+from bild_lab.lab import config
 from bild_lab.lab.build import describe_decoder, policy_label
 from bild_lab.lab.config import compose_policy, config_dir, policy_names
 from tests.checkpoints import SHARED, needs_shared
@@ -151,3 +153,12 @@ def test_trained_checkpoints_decode_as_transformers_does(family: str, draft: str
     for policy, knobs in (("vanilla", {}), ("speculative", {"window": 4}), ("bild", {"rollback": 0.69})):
         decoder = bild_lab.load(target, small, policy, **knobs)
         assert [decoder.generate(prompt, max_new_tokens=40).token_ids for prompt in prompts] == expected
+
+
+def test_a_policy_whose_file_changed_is_composed_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    conf = shutil.copytree(config.config_dir(), tmp_path / "conf")
+    monkeypatch.setattr(config, "config_dir", lambda: conf)
+    assert config.compose_policy("bild").window == 10
+    file = conf / "policy" / "bild.yaml"
+    file.write_text(file.read_text().replace("window: 10 ", "window: 4 "))
+    assert config.compose_policy("bild").window == 4

@@ -19,7 +19,7 @@ def resampled_sums(statistics: Float[np.ndarray, "n k"], seed: int) -> Float[np.
     return times_drawn(len(statistics), seed) @ statistics
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=1)
 def times_drawn(count: int, seed: int) -> Float[np.ndarray, "resamples n"]:
     """How often each resample holds each of n examples. Every system of a sweep shares them."""
     generator = np.random.default_rng(seed)
