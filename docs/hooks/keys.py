@@ -138,7 +138,8 @@ def fields_of(file: str, name: str) -> tuple[Key, ...]:
     path = ROOT / file
     lines = path.read_text().splitlines()
     with path.open("rb") as source:
-        comments = {token.start[0]: token.string for token in tokenize.tokenize(source.readline) if token.type == tokenize.COMMENT}
+        tokens = list(tokenize.tokenize(source.readline))
+    comments = {token.start[0]: token.string for token in tokens if token.type == tokenize.COMMENT}
     (body,) = (node.body for node in ast.parse(path.read_text()).body if getattr(node, "name", "") == name)
     found = []
     for node in body:
@@ -195,8 +196,11 @@ def _own(name: str) -> tuple[Key, ...]:
 @lru_cache
 def _applications() -> list[tuple[str, str]]:
     """Scripts, each with the name of its configuration."""
-    named = [(file, re.search(r'config_name="(\w+)"', file.read_text())) for file in sorted((ROOT / "scripts").glob("*.py"))]
-    return [("run.py", MAIN), *((f"scripts/{file.name}", found[1]) for file, found in named if found and found[1] != MAIN)]
+    found = [("run.py", MAIN)]
+    for file in sorted((ROOT / "scripts").glob("*.py")):
+        named = re.search(r'config_name="(\w+)"', file.read_text())
+        found += [(f"scripts/{file.name}", named[1])] if named and named[1] != MAIN else []
+    return found
 
 
 def _source(name: str) -> str:
