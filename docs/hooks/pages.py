@@ -17,6 +17,7 @@ from pathlib import Path
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
+from pymdownx.slugs import slugify
 
 from bild_lab.lab.glossary import TERMS
 from docs.hooks import keys
@@ -33,6 +34,12 @@ LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".txt": "text", 
 BLOCK = re.compile(r"^ *```.*?^ *```$", flags=re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!\w+:)([^)\s#]+)(#[^)\s]*)?\)")
 COMMENT = re.compile(r"<!-- (keys|glossary) -->")
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Name headings as links in the repository do."""
+    config.mdx_configs["toc"]["slugify"] = slugify(case="lower")
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
