@@ -15,6 +15,7 @@ from textwrap import dedent
 
 import pytest
 import torch
+import yaml
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.utils import get_object
@@ -29,10 +30,10 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import Trace
 from bild_lab.lab.cli import quote_free_text
-from bild_lab.lab.config import compose_config, knob_values, policy_names, typed
+from bild_lab.lab.config import compose_config, policy_names, typed
 from bild_lab.lab.data.examples import DatasetSpec
 from bild_lab.lab.screening.candidates import grid_of
-from tests.policies import EXTERNAL, GREEDY_ONLY, REFUSED, is_lossless, shipped
+from tests.policies import EXTERNAL, GREEDY_ONLY, REFUSED, is_lossless
 from tests.stubs import StubModel
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -199,9 +200,13 @@ def test_the_table_of_needs_has_each_policy() -> None:
 
 def test_the_table_of_needs_says_which_policies_draft_with_a_model() -> None:
     models = {"speculative_hierarchy": "yes, two"}
-    decoders = {policy: OmegaConf.to_container(shipped(policy).decoder, resolve=False) for policy in policy_names()}
-    wants = {policy: models.get(policy, "yes") if asks(parts) else "no" for policy, parts in decoders.items()}
+    asking = {policy: asks(policy_file(policy)["decoder"]) for policy in policy_names()}
+    wants = {policy: models.get(policy, "yes") if asked else "no" for policy, asked in asking.items()}
     assert {policy: cells[0] for policy, cells in needs().items()} == wants
+
+
+def policy_file(policy: str) -> dict:
+    return yaml.safe_load((ROOT / f"conf/policy/{policy}.yaml").read_text())
 
 
 def asks(part: object) -> bool:
@@ -219,7 +224,7 @@ def test_the_table_of_needs_says_what_must_be_made_first() -> None:
     files = {
         policy: f"`scripts/{scripts[knob]}.py`"
         for policy in policy_names()
-        for knob, value in knob_values(shipped(policy)).items()
+        for knob, value in policy_file(policy).items()
         if knob in scripts and value is None
     }
     assert made == {**files, **dict.fromkeys(EXTERNAL, "`make peers`")}
