@@ -23,13 +23,17 @@ class Parameters(Extension):
 def as_list(text: str, known: set[str]) -> str:
     """The text with an item for each line that begins with known names and a colon."""
     lines: list[str] = []
+    listing = False
     for line in text.splitlines():
         found = LINE.match(line)
         if found and set(found[1].split(", ")) <= known:
             names = ", ".join(f"`{name}`" for name in found[1].split(", "))
-            lines += [""] if lines and lines[-1] and not lines[-1].startswith("- ") else []
+            lines += [] if listing or not lines or not lines[-1] else [""]
             lines.append(f"- {names}: {line[found.end() :]}")
+            listing = True
+        elif listing and re.match(r"[A-Z]|$", line):  # what follows the list; other lines belong to its last item
+            lines += ["", line] if line else [line]
+            listing = False
         else:
-            ended = lines and lines[-1].startswith("- ") and re.match(r"[A-Z]", line)
-            lines += ["", line] if ended else [line]
+            lines.append(line)
     return "\n".join(lines)
