@@ -125,7 +125,7 @@ def test_the_policy_of_the_page_on_methods_has_the_shape_of_a_policy() -> None:
 def test_the_rule_of_the_page_on_methods_accepts_what_is_among_the_likeliest() -> None:
     names: dict = {}
     exec(blocks("docs/adding.md", "python")[1], names)  # the page's own code
-    rule, draft = names["AmongLikeliest"](2), Draft(torch.tensor([1, 2, 0]))
+    rule, draft = names["AmongLikeliest"](2), Draft(torch.tensor([1, 0, 0]))
     logits = torch.tensor([[0.0, 2.0, 1.0], [3.0, 1.0, 2.0], [1.0, 2.0, 3.0], [0.0, 1.0, 2.0]])
     verdict = rule(draft, logits, None)
     assert (verdict.path, verdict.next_token) == ((0, 1), 2)  # the last drafted token is the least likely
