@@ -55,7 +55,7 @@ figures: setup ## Run the small experiments that are missing, and draw every tab
 	$(BIN)/python scripts/figures.py all scale=small run=true
 
 docs: .venv/.docs-installed ## Build the site of all pages: open build/site/index.html
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 .venv/.docs-installed: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'

@@ -68,9 +68,9 @@ def test_a_key_without_a_meaning_is_told(monkeypatch: pytest.MonkeyPatch, caplog
 
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning_and_takes_nothing_from_the_network(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path / "site")]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.returncode == 0, ended.stderr
     written = {page: page.read_text() for page in (tmp_path / "site").rglob("*.html")}
     assert len(written) > 40
     loaded = re.compile(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=[\"']?(?:https?:)?//[^\"' >]+")
