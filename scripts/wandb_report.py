@@ -24,16 +24,12 @@ def report(cfg: DictConfig) -> None:
 
     Raises UserError for bad input, for a sweep without runs, and for a report that could not be published.
     """
+    # imported late: torch and wandb take seconds
     from bild_lab.files import write_atomically
     from bild_lab.lab.point import sweep_folder
     from bild_lab.lab.results.records import require_writable
     from bild_lab.report.wandb.logged import require_logged
-    from bild_lab.report.wandb.report import (
-        connect,
-        group_report,
-        publish,
-        report_spec,
-    )  # wandb takes seconds to import
+    from bild_lab.report.wandb.report import connect, group_report, publish, report_spec
 
     require_flag("offline", cfg.offline)
     folder = sweep_folder(cfg)

@@ -14,21 +14,13 @@ from tests.report.sample import sample_baseline, sample_drafted, sample_example,
 from tests.report.wandb.wandb_files import OfflineRun, read_run, table
 
 
-@pytest.fixture(autouse=True)
-def _no_account(monkeypatch, tmp_path):
-    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DIR"):
-        monkeypatch.delenv(name, raising=False)
-    for name in ("HOME", "NETRC", "WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
-        monkeypatch.setenv(name, str(tmp_path / "home"))
-    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # nobody listens there
-
-
 def logger(directory, mode):
     return WandbLogger("bild_lab", None, group="first", mode=mode, tags=["test"], directory=str(directory))
 
 
 def offline_runs(directory):
-    return sorted(path.name.rsplit("-", 1)[1] for path in (directory / "wandb").glob("offline-run-*"))
+    """The ids of the runs: the names of their folders without the word offline and the time."""
+    return sorted(path.name.split("-", 3)[3] for path in (directory / "wandb").glob("offline-run-*"))
 
 
 def written_by_the_service(file, awaited, seconds=30.0):
@@ -44,7 +36,7 @@ def test_every_point_becomes_an_offline_run_under_the_outputs(tmp_path):
     offline = logger(tmp_path / "outputs" / "first", "offline")
     for result in results:
         offline.log_point(result, {"policy": {"fallback": 0.5}})
-    assert offline_runs(tmp_path / "outputs" / "first") == sorted(result.point for result in results)
+    assert offline_runs(tmp_path / "outputs" / "first") == sorted(f"first-{result.point}" for result in results)
     (written,) = (tmp_path / "outputs" / "first" / "wandb").glob(f"offline-run-*-{results[1].point}/*.wandb")
     content = written_by_the_service(written, b"speedup/value")
     assert b"first" in content
@@ -77,7 +69,8 @@ def test_an_offline_run_read_back_holds_group_config_summary_tables_and_curves(t
     logger(tmp_path, "offline").log_point(result, {"policy": {"fallback": 0.5}})
     (file,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
     run = ended_run(file)
-    assert (run.id, run.group) == (result.point, "first")
+    assert (run.id, run.group) == (f"first-{result.point}", "first")
+    assert (run.name, run.job_type) == ("bild (fallback 0.5, window 3)", "point")
     assert run.config["policy"] == {"fallback": 0.5}
     assert run.config["composition"] == result.composition
     assert (run.summary["relative_latency"], run.summary["quality/value"]) == (1 / 1.6, 41.1)
@@ -86,17 +79,17 @@ def test_an_offline_run_read_back_holds_group_config_summary_tables_and_curves(t
     assert (point["policy"], point["knobs"], point["speedup"]) == ("bild", "fallback 0.5, window 3", 1.6)
     assert table(file, run, "examples") == {
         "columns": [
-            *("id", "prediction", "baseline_prediction", "same_output"),
+            *("id", "prompt", "reference", "prediction", "baseline_prediction", "same_output"),
             *("tokens", "latency_s", "baseline_latency_s"),
         ],
         "data": [
-            ["a", "text of a", "text of a", True, 2, 0.2, 0.3],
-            ["b", "text of b", "text of a", False, 2, 0.2, 0.3],
+            ["a", None, None, "text of a", "text of a", True, 2, 0.2, 0.3],
+            ["b", None, None, "text of b", "text of a", False, 2, 0.2, 0.3],
         ],
     }
     assert table(file, run, "acceptance_by_position_table")["data"] == [[1, 0.86], [2, 0.83], [3, 0.8]]
     place = table(file, run, "quality_against_latency_table")["data"]
-    assert place == [[1 / 1.6, 41.1, "bild fallback 0.5, window 3"]]
+    assert place == [[1 / 1.6, 41.1, "bild (fallback 0.5, window 3)"]]
     charts = {key: chart["panel_config"]["panelDefId"] for key, chart in run.config["_wandb"]["visualize"].items()}
     assert charts == {
         "acceptance_by_position": "wandb/line/v0",
@@ -106,8 +99,8 @@ def test_an_offline_run_read_back_holds_group_config_summary_tables_and_curves(t
 
 def test_what_a_point_does_not_have_is_no_panel():
     alone = sample_result("bild", {}, None, setting={"baseline": None})
-    assert set(panels(alone, [])) == {"points"}
-    assert set(panels(sample_baseline(), [])) == {"points", "quality_against_latency"}
+    assert set(panels(alone, [], {})) == {"points"}
+    assert set(panels(sample_baseline(), [], {})) == {"points", "quality_against_latency"}
 
 
 def test_an_online_run_that_cannot_start_falls_back_to_offline_with_a_warning(tmp_path, caplog):
