@@ -315,6 +315,23 @@ def test_a_logger_that_fails_costs_no_point(command: Command, base: list[str], m
     assert len(pd.read_csv("outputs/tested/sweep.csv")) == 1
 
 
+def test_points_that_were_finished_are_logged_once_when_the_logger_is_switched_on(
+    command: Command, base: list[str]
+) -> None:
+    command(*base)
+    (folder,) = points()
+    switched_on = [*base, "logger=wandb", "logger.mode=offline"]
+    code, printed = command(*switched_on)
+    assert code == 0, printed
+    assert "finished before" in printed
+    sent = "Send with: wandb sync outputs/tested/wandb/offline-run-*"
+    assert printed.rstrip().endswith(f"logged offline: 2 runs. {sent}")
+    record = Path("outputs/tested/wandb/logged.jsonl")
+    logged = [json.loads(line)["run"] for line in record.read_text().splitlines()]
+    assert logged == [f"tested-{folder.name}", "tested-sweep"]
+    assert command(*switched_on)[1].rstrip().endswith(f"logged offline: 1 run. {sent}")  # the sweep's alone
+
+
 @pytest.mark.parametrize(
     ("word", "expected"),
     [

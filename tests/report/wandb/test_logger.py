@@ -1,15 +1,19 @@
 """Tests of the Weights & Biases logger: offline runs, and the way there when nothing can be reached."""
 
 import logging
+import re
 import time
 from dataclasses import replace
 
 import pytest
+from omegaconf import OmegaConf
 
 from bild_lab.errors import UserError
+from bild_lab.lab.config import compose_config
 from bild_lab.lab.results.records import Sweep
-from bild_lab.report.wandb.logger import NoLogger, WandbLogger, flat_metrics
-from bild_lab.report.wandb.panels import panels
+from bild_lab.report.wandb.logged import Logged, note, noted
+from bild_lab.report.wandb.logger import NoLogger, WandbLogger, flat_metrics, pair_name
+from bild_lab.report.wandb.panels import panels, title
 from tests.report.sample import sample_baseline, sample_drafted, sample_example, sample_result
 from tests.report.wandb.wandb_files import OfflineRun, read_run, table
 
@@ -118,6 +122,46 @@ def test_metrics_are_flat_and_missing_ones_are_left_out():
     metrics = flat_metrics(sample_baseline())
     assert (metrics["quality/value"], metrics["speedup/value"], metrics["stages_s/draft"]) == (41.0, 1.0, 0.0)
     assert not {"acceptance_rate", "quality/difference", "quality/extra", "policy", "setting/seed"} & set(metrics)
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ([], "toy"),
+        (["pair=t5_xsum"], "t5_xsum"),
+        (["pair.target=/models/big/", "pair.draft=us/small"], "big + small"),
+        (["pair.target=us/big", "pair.draft=null"], "big"),
+        (["pair.target=a", "pair.draft=b", "pair.second_draft=c"], "a + b + c"),
+        (["pair.name=mine", "pair.target=/models/big"], "mine"),
+    ],
+)
+def test_a_pair_with_models_of_its_own_is_not_called_toy(words, name):
+    assert pair_name(OmegaConf.to_container(compose_config(words).pair)) == name
+
+
+def test_a_run_is_named_by_policy_and_knobs_of_paths_the_last_part_at_most_128_characters():
+    assert title(sample_baseline()) == "vanilla"
+    own = sample_result("medusa", {"heads": "outputs/medusa/heads", "top_k": 3, "tree": "auto"}, 1.5)
+    assert title(own) == "medusa (heads heads, top_k 3, tree auto)"
+    long = title(sample_result("bild", {f"knob_{number}": number for number in range(40)}, 1.5))
+    assert len(long) == 128 and long.endswith("…")
+
+
+def test_ids_hold_the_sweep_and_differ_where_its_plain_name_does_not(tmp_path):
+    names = ("first", "a b", "a/b", "a-b", "é" * 90, "é" * 91)
+    ids = [WandbLogger("ours", None, name, "offline", [], "x")._id("0123456789ab") for name in names]
+    assert ids[0] == "first-0123456789ab"
+    assert len(set(ids)) == len(ids)
+    assert all(re.fullmatch(r"[\w.-]{1,128}", one, flags=re.ASCII) for one in ids)
+
+
+def test_the_record_of_logged_runs_survives_a_line_that_was_cut(tmp_path):
+    told = Logged("first-1", "2026-11-22T06:00:00Z", "online", "ours", None)
+    note(tmp_path, told)
+    with (tmp_path / "wandb" / "logged.jsonl").open("a") as file:
+        file.write('{"run": "fir\n')
+    note(tmp_path, replace(told, run="first-2"))
+    assert [one.run for one in noted(tmp_path)] == ["first-1", "first-2"]
 
 
 def test_an_unknown_mode_is_refused_with_a_remedy(tmp_path):
