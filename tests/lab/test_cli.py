@@ -308,16 +308,23 @@ def test_a_logger_that_fails_costs_no_point(command: Command, base: list[str], m
     def refuse(*_: object) -> None:
         raise ConnectionError("the server is gone")
 
-    monkeypatch.setattr("bild_lab.report.wandb.logger.NoLogger.log_point", refuse)
-    code, printed = command(*base)
+    with monkeypatch.context() as patched:
+        patched.setattr("bild_lab.report.wandb.logger.NoLogger.log_point", refuse)
+        code, printed = command(*base)
     assert code == 1
     assert "not logged" in printed and "the server is gone" in printed
     assert len(pd.read_csv("outputs/tested/sweep.csv")) == 1
+    monkeypatch.setattr("bild_lab.report.wandb.logger.NoLogger.log_sweep", refuse)
+    code, printed = command(*base)
+    assert code == 1
+    assert "the sweep was not logged: the server is gone" in printed
 
 
 def test_points_that_were_finished_are_logged_once_when_the_logger_is_switched_on(
-    command: Command, base: list[str]
+    command: Command, base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name in ("WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
     command(*base)
     (folder,) = points()
     switched_on = [*base, "logger=wandb", "logger.mode=offline"]
