@@ -92,11 +92,12 @@ class WandbLogger:
         measured = result.environment.started
         if not again and self._known(result.point, measured):
             return
-        dataset, why = examples_of([result])
-        if dataset is None and not self._warned:
+        examples = read_examples(result.folder)
+        dataset, why = examples_of([result]) if examples else (None, "")
+        if why and not self._warned:
             self._warned = True
             log.warning("examples are logged without references, as the dataset cannot be read again: %s", why)
-        logged = panels(result, read_examples(result.folder), dataset or {})
+        logged = panels(result, examples, dataset or {})
         run = self.begin(result.point, title(result), described(result, config), POINT)
         run.log(logged)
         run.summary.update(flat_metrics(result))
@@ -108,7 +109,6 @@ class WandbLogger:
         Report, picture and table are attached as an artifact. A sweep without a finished point is left out.
         """
         import wandb
-
         from bild_lab.report.terminal import headline
 
         results = sweep.results()
@@ -153,7 +153,8 @@ class WandbLogger:
                 self._mode = OFFLINE
         run = run or self._init(about)
         self._begun[self._mode] += 1
-        self._address = run.url or self._address
+        if self._mode == ONLINE:
+            self._address = run.url
         return run
 
     def _init(self, about: Mapping[str, Any]) -> wandb.Run:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import sys
 import threading
 import urllib.parse
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from typing import Any
 
 ENTITY = "our-team"
 KEY = "0123456789abcdef" * 3  # any 40 or more characters
+_NOW = "2026-11-22T00:00:00Z"
 
 
 @dataclass
@@ -76,6 +78,9 @@ class LoopbackWandb:
 
     def XXHashDigestsEnabled(self, _: dict) -> dict:
         return {"entity": {"xxhashDigestsEnabled": False}}
+
+    def ArtifactType(self, _: dict) -> dict:
+        return {"project": {"artifact": None}}
 
     def FetchArtifactDigestAlgorithm(self, _: dict) -> dict:
         return {"project": {"artifactType": None}}
@@ -150,7 +155,7 @@ class LoopbackWandb:
 
     def GetProjects(self, _: dict) -> dict:
         nodes = [
-            {"id": name, "name": name, "entityName": ENTITY, "createdAt": "2026-11-22T00:00:00Z", "isBenchmark": False}
+            {"id": name, "name": name, "entityName": ENTITY, "createdAt": _NOW, "isBenchmark": False, "user": None}
             for name in sorted(self.projects)
         ]
         return {"models": _edges(nodes)}
@@ -159,7 +164,7 @@ class LoopbackWandb:
         self.reports.append(given)
         project = {"id": "1", "name": given["projectName"], "entityName": given["entityName"]}
         own = {key: given[key] for key in ("type", "name", "displayName", "description", "spec")}
-        view = {"id": "Vmlld1", **own, "project": project, "updatedAt": "2026-11-22T00:00:00Z"}
+        view = {"id": "Vmlld1", **own, "project": project, "updatedAt": _NOW}
         return {"upsertView": {"view": view, "inserted": True}}
 
     def _project(self, given: dict) -> dict:
@@ -195,7 +200,7 @@ def loopback_wandb() -> Iterator[LoopbackWandb]:
     class Handler(_Handler):
         kept = served
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = _Server(("127.0.0.1", 0), Handler)
     served.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -207,17 +212,28 @@ def loopback_wandb() -> Iterator[LoopbackWandb]:
         thread.join()
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """The client's process ends without closing its connections; any other error is shown."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 class _Handler(BaseHTTPRequestHandler):
     kept: LoopbackWandb
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
-        sent = json.loads(self._body() or b"{}")
+        sent = self._body()
         if self.path == "/graphql":
-            self._graphql(sent)
+            self._graphql(json.loads(sent))
         elif found := re.fullmatch(r"/files/[^/]+/[^/]+/([^/]+)/file_stream", self.path):
-            self.kept.stream(self.kept.runs[urllib.parse.unquote(found[1])], sent)
+            self.kept.stream(self.kept.runs[urllib.parse.unquote(found[1])], json.loads(sent))
             self._answer({"limits": {}})
+        elif self.path.startswith("/sdk/otel/"):  # how the client itself fares
+            self._answer({})
         else:
             self._unknown(self.path)
 

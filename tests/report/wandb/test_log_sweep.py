@@ -18,7 +18,7 @@ from scripts import log_sweep as script
 from tests.report.sample import sample_baseline, sample_drafted, sample_example
 
 Command = Callable[..., tuple[int, str]]
-LAST = "logged offline: {} runs. Send with: wandb sync {}/wandb/offline-run-*"
+LAST = "logged offline: {} runs. Send with: wandb sync {}/offline-run-*"
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_a_finished_sweep_is_logged_and_the_last_line_says_how_to_send_it(comman
     measured = sweep("my sweep")
     code, printed = command("outputs/my sweep", "logger.mode=offline")
     assert code == 0, printed
-    assert printed.splitlines()[-1] == LAST.format(3, "'outputs/my sweep'")
+    assert printed.splitlines()[-1] == LAST.format(3, "'outputs/my sweep/wandb'")
     assert "outputs/my sweep: logging point 2 of 2, bild" in printed
     record = noted(measured.folder)
     assert [one.run.rpartition("-")[2] for one in record] == [*(one.point for one in measured.results()), "sweep"]

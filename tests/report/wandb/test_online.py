@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
+from PIL import Image
 
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.data.examples import DatasetSpec, load_examples
@@ -52,7 +53,9 @@ def test_a_sweep_arrives_with_runs_tables_curves_picture_headline_and_report(
 ) -> None:
     folder = tmp_path / "my sweep"
     sweep, config, (point,) = stored(folder, data, drafted())
-    report_sweep(sweep)
+    for name in ("report.html", "sweep.csv"):
+        (folder / name).write_text(f"{name} of a sweep")
+    Image.new("RGB", (8, 4)).save(folder / "pareto.png")
     online = logger(folder)
     online.log_point(point, config)
     online.log_sweep(sweep)
@@ -90,6 +93,7 @@ def test_a_sweep_arrives_with_runs_tables_curves_picture_headline_and_report(
     ]
 
 
+@pytest.mark.slow
 def test_the_same_configuration_in_another_sweep_is_another_run_and_logged_again_the_same(
     server: LoopbackWandb, tmp_path: Path, data: Path
 ) -> None:
