@@ -308,18 +308,19 @@ def test_a_logger_that_fails_costs_no_point(command: Command, base: list[str], m
     def refuse(*_: object) -> None:
         raise ConnectionError("the server is gone")
 
-    with monkeypatch.context() as patched:
-        patched.setattr("bild_lab.report.wandb.logger.NoLogger.log_point", refuse)
-        code, printed = command(*base)
+    monkeypatch.setattr("bild_lab.report.wandb.logger.NoLogger.log_point", refuse)
+    code, printed = command(*base)
     assert code == 1
     assert "not logged" in printed and "the server is gone" in printed
     assert len(pd.read_csv("outputs/tested/sweep.csv")) == 1
     monkeypatch.setattr("bild_lab.report.wandb.logger.NoLogger.log_sweep", refuse)
     code, printed = command(*base)
     assert code == 1
+    assert "finished before" in printed and "not logged bild" in printed  # it is offered to the logger all the same
     assert "the sweep was not logged: the server is gone" in printed
 
 
+@pytest.mark.slow
 def test_points_that_were_finished_are_logged_once_when_the_logger_is_switched_on(
     command: Command, base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,9 +335,9 @@ def test_points_that_were_finished_are_logged_once_when_the_logger_is_switched_o
     sent = "Send with: wandb sync outputs/tested/wandb/offline-run-*"
     assert printed.rstrip().endswith(f"logged offline: 2 runs. {sent}")
     record = Path("outputs/tested/wandb/logged.jsonl")
+    command(*switched_on)  # the point was logged, the sweep may have changed
     logged = [json.loads(line)["run"] for line in record.read_text().splitlines()]
-    assert logged == [f"tested-{folder.name}", "tested-sweep"]
-    assert command(*switched_on)[1].rstrip().endswith(f"logged offline: 1 run. {sent}")  # the sweep's alone
+    assert logged == [f"tested-{folder.name}", "tested-sweep", "tested-sweep"]
 
 
 @pytest.mark.parametrize(

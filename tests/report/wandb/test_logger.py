@@ -38,7 +38,7 @@ def written_by_the_service(file, awaited, seconds=30.0):
 def test_every_point_becomes_an_offline_run_under_the_outputs(tmp_path):
     results = [sample_baseline(), sample_result("bild", {"fallback": 0.5}, 1.5)]
     offline = logger(tmp_path / "outputs" / "first", "offline")
-    for result in results:
+    for result in (*results, *results):  # the second time they are known
         offline.log_point(result, {"policy": {"fallback": 0.5}})
     assert offline_runs(tmp_path / "outputs" / "first") == sorted(f"first-{result.point}" for result in results)
     (written,) = (tmp_path / "outputs" / "first" / "wandb").glob(f"offline-run-*-{results[1].point}/*.wandb")

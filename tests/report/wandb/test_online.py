@@ -12,12 +12,14 @@ import pytest
 from omegaconf import OmegaConf
 from PIL import Image
 
+from bild_lab.errors import UserError
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.data.examples import DatasetSpec, load_examples
 from bild_lab.lab.hashing import data_hash
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.result import Result
 from bild_lab.report.sweep import report_sweep
+from bild_lab.report.wandb.logged import require_logged
 from bild_lab.report.wandb.logger import WandbLogger
 from bild_lab.report.wandb.report import connect, group_report, publish
 from tests.report.sample import sample_baseline, sample_drafted, sample_example
@@ -110,11 +112,16 @@ def test_the_same_configuration_in_another_sweep_is_another_run_and_logged_again
     assert [len(run.history) for run in server.runs.values()] == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_report_is_published_where_its_sweeps_are(server: LoopbackWandb, tmp_path: Path, data: Path) -> None:
     _, config, (point,) = stored(tmp_path / "first", data, sample_baseline())
     logger(tmp_path / "first").log_point(point, config)
     api, why = connect()
     assert why == ""
+    require_logged(["first"], "ours", None, tmp_path, api)
+    for groups, project in ((["first", "second"], "ours"), (["first"], "other")):
+        with pytest.raises(UserError, match=f"'{groups[-1]}' was never logged in project '{project}'"):
+            require_logged(groups, project, ENTITY, tmp_path / "elsewhere", api)
     address, why = publish(group_report(["first"], "ours", None, None), api)
     assert why == ""
     (sent,) = server.reports
