@@ -45,10 +45,7 @@ def report(cfg: DictConfig) -> None:
         return
     address, why = (None, why) if api is None else publish(built, api)
     if address is None:
-        raise UserError(
-            f"not published: {why}; log in with `wandb login` and run the same command, "
-            "or keep the spec with offline=true"
-        )
+        raise UserError(f"not published: {why}; {path} is kept, and the same command publishes it after `wandb login`")
     output.print(escape(f"published at {address}"))
 
 

@@ -62,9 +62,9 @@ def require_logged(groups: Sequence[str], project: str, entity: str | None, outp
             continue
         if any(one.mode == OFFLINE for one in record):
             raise UserError(f"the runs of {group!r} are still offline; send them: {sync_command(outputs / group)}")
-        where = f"in project {project!r}" if api is not None else f"according to {_file(outputs / group)}"
+        where = f" in project {project!r}" if api is not None else f": there is no {_file(outputs / group)}"
         raise UserError(
-            f"sweep {group!r} was never logged {where}; log it: "
+            f"sweep {group!r} was never logged{where}; log it: "
             f"python scripts/log_sweep.py {shlex.quote(str(outputs / group))}"
         )
 

@@ -13,14 +13,13 @@ from omegaconf import OmegaConf
 
 from bild_lab.errors import UserError
 from bild_lab.lab.config import config_dir
-from bild_lab.lab.formatting import short_name
 from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.results.commits import examples_of
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.measured_examples import read_examples
 from bild_lab.lab.schema.result import Result
 from bild_lab.report.wandb.logged import OFFLINE, ONLINE, Logged, note, noted, sync_command
-from bild_lab.report.wandb.panels import panels, sweep_panels, title
+from bild_lab.report.wandb.panels import panels, path_name, sweep_panels, title
 
 if TYPE_CHECKING:
     import wandb
@@ -29,6 +28,7 @@ log = logging.getLogger(__name__)
 
 POINT, SWEEP, TRAINING = "point", "sweep", "training"  # types of jobs
 _INIT_TIMEOUT_S = 20
+_LONGEST_TAG = 64  # the service's limit
 _LONGEST_GROUP = 60  # characters of a group's name in the id of a run, which the service limits to 128
 _REPORT_FILES = ("report.html", "pareto.png", "sweep.csv")
 # what identifies a point; everything else in a result was measured
@@ -98,7 +98,9 @@ class WandbLogger:
             self._warned = True
             log.warning("examples are logged without references, as the dataset cannot be read again: %s", why)
         logged = panels(result, examples, dataset or {})
-        run = self.begin(result.point, title(result), described(result, config), POINT)
+        about = described(result, config)
+        tags = [about[group]["name"][:_LONGEST_TAG] for group in ("pair", "dataset") if about.get(group)]
+        run = self.begin(result.point, title(result), about, POINT, tags=tags)
         run.log(logged)
         run.summary.update(flat_metrics(result))
         self._end(run, result.point, measured)
@@ -134,15 +136,24 @@ class WandbLogger:
             told.append(f"logged offline: {_runs(offline)}. Send with: {sync_command(self._directory)}")
         return told
 
-    def begin(self, identity: str, name: str, config: dict, kind: str, notes: str | None = None) -> wandb.Run:
+    def begin(
+        self,
+        identity: str,
+        name: str,
+        config: dict,
+        kind: str,
+        notes: str | None = None,
+        tags: Sequence[str] = (),
+    ) -> wandb.Run:
         """Begin a run, offline if the server cannot be reached.
 
-        identity: of the run within its group. name: as shown. kind: the type of its job.
+        identity: of the run within its group. name: as shown. kind: the type of its job. tags: beside the logger's.
         """
         import wandb  # takes seconds
 
         self._directory.mkdir(parents=True, exist_ok=True)  # otherwise wandb silently writes to the temporary folder
         about = {"id": self._id(identity), "name": name, "config": config, "job_type": kind, "notes": notes}
+        about["tags"] = list(dict.fromkeys([*self._tags, *tags]))
         run = None
         if self._mode == ONLINE:
             try:
@@ -166,7 +177,6 @@ class WandbLogger:
             group=self._group,
             dir=str(self._directory.absolute()),  # absolute: wandb's service has its own working folder
             mode=self._mode,
-            tags=self._tags,
             resume="allow" if self._mode == ONLINE else None,  # a point run again replaces its run
             reinit="finish_previous",
             settings=_settings(),
@@ -197,13 +207,13 @@ def described(result: Result, config: Mapping[str, Any]) -> dict[str, Any]:
 def pair_name(pair: Mapping[str, Any]) -> str:
     """The pair's name if its models are those of `conf/pair/NAME.yaml`, or if there is no such file.
 
-    With other models, given as `pair.target=DIR pair.draft=DIR`, the last parts of their paths: `t5-large + t5-tiny`.
+    With other models, given as `pair.target=DIR pair.draft=DIR`, the names of their paths: `t5-large + t5-tiny`.
     """
     models = [pair.get(key) for key in ("target", "draft", "second_draft")]
     file = config_dir() / "pair" / f"{pair['name']}.yaml"
     if not file.is_file() or models == [OmegaConf.load(file).get(key) for key in ("target", "draft", "second_draft")]:
         return pair["name"]
-    return " + ".join(short_name(model) for model in models if model)
+    return " + ".join(path_name(model) for model in models if model)
 
 
 def _described_sweep(sweep: Sweep, results: Sequence[Result]) -> dict[str, Any]:

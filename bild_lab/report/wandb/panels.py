@@ -25,6 +25,7 @@ POINTS, EXAMPLES = "points", "examples"
 PARETO, ACCEPTANCE = "quality_against_latency", "acceptance_by_position"
 SWEEP_POINTS, PICTURE = "sweep_points", "pareto"
 LONGEST_TITLE = 128  # the service's limit for the name of a run or a report
+_RESULTS = ("checkpoint", "adapter", "heads")  # what trainings call their results
 _EXAMPLE_COLUMNS = (
     "id",
     "prompt",
@@ -39,10 +40,16 @@ _EXAMPLE_COLUMNS = (
 
 
 def title(result: Result) -> str:
-    """The policy with all its knobs, `bild (fallback 0.5, rollback 2)`; of knobs that are paths the last part."""
-    knobs = {knob: short_name(value) if isinstance(value, str) else value for knob, value in result.knobs.items()}
+    """The policy with all its knobs, `bild (fallback 0.5, rollback 2)`; of paths the `path_name`."""
+    knobs = {knob: path_name(value) if isinstance(value, str) else value for knob, value in result.knobs.items()}
     label = point_label(replace(result, knobs=knobs), list(knobs))
     return label if len(label) <= LONGEST_TITLE else f"{label[: LONGEST_TITLE - 1]}…"
+
+
+def path_name(path: str) -> str:
+    """The last part of a path; of a training's result the training's name, as in outputs/NAME/checkpoint."""
+    *folders, last = path.rstrip("/").split("/")
+    return short_name(folders[-1] if folders and last in _RESULTS else last)
 
 
 def panels(

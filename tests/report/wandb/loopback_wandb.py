@@ -61,10 +61,6 @@ class LoopbackWandb:
     asked: list[str] = field(default_factory=list)
     unanswered: list[str] = field(default_factory=list)
 
-    def artifact(self, name: str) -> list[ServedArtifact]:
-        """Every version of an artifact, oldest first."""
-        return [one for one in self.artifacts.values() if one.about["artifactCollectionNames"] == [name]]
-
     # the answers of /graphql, by the operation's name; they take its variables
 
     def Viewer(self, _: dict) -> dict:

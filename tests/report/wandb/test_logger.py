@@ -131,6 +131,7 @@ def test_metrics_are_flat_and_missing_ones_are_left_out():
         (["pair=t5_xsum"], "t5_xsum"),
         (["pair.target=/models/big/", "pair.draft=us/small"], "big + small"),
         (["pair.target=us/big", "pair.draft=null"], "big"),
+        (["pair.draft=outputs/aligned/checkpoint"], "toy:large + aligned"),
         (["pair.target=a", "pair.draft=b", "pair.second_draft=c"], "a + b + c"),
         (["pair.name=mine", "pair.target=/models/big"], "mine"),
     ],
@@ -142,7 +143,7 @@ def test_a_pair_with_models_of_its_own_is_not_called_toy(words, name):
 def test_a_run_is_named_by_policy_and_knobs_of_paths_the_last_part_at_most_128_characters():
     assert title(sample_baseline()) == "vanilla"
     own = sample_result("medusa", {"heads": "outputs/medusa/heads", "top_k": 3, "tree": "auto"}, 1.5)
-    assert title(own) == "medusa (heads heads, top_k 3, tree auto)"
+    assert title(own) == "medusa (heads medusa, top_k 3, tree auto)"
     long = title(sample_result("bild", {f"knob_{number}": number for number in range(40)}, 1.5))
     assert len(long) == 128 and long.endswith("…")
 

@@ -23,7 +23,7 @@ from bild_lab.report.wandb.logged import require_logged
 from bild_lab.report.wandb.logger import WandbLogger
 from bild_lab.report.wandb.report import connect, group_report, publish
 from tests.report.sample import sample_baseline, sample_drafted, sample_example
-from tests.report.wandb.loopback_wandb import ENTITY, LoopbackWandb
+from tests.report.wandb.loopback_wandb import ENTITY, LoopbackWandb, ServedArtifact
 
 KNOBS = {"fallback": 0.5, "rollback": 2.0, "window": 3}
 
@@ -50,6 +50,12 @@ def drafted() -> Result:
     return sample_drafted("bild", KNOBS, 1.6, 0.1, (0.8, 0.5))
 
 
+def report_of(server: LoopbackWandb) -> ServedArtifact:
+    """The one artifact that is the report of a sweep; tables are artifacts too."""
+    (artifact,) = [one for one in server.artifacts.values() if one.about["artifactTypeName"] == "sweep"]
+    return artifact
+
+
 def test_a_sweep_arrives_with_runs_tables_curves_picture_headline_and_report(
     server: LoopbackWandb, tmp_path: Path, data: Path
 ) -> None:
@@ -64,13 +70,13 @@ def test_a_sweep_arrives_with_runs_tables_curves_picture_headline_and_report(
     run, whole = server.runs.values()
     assert run.id.endswith(point.point) and run.id.startswith("my-sweep-")
     about = {key: run.about[key] for key in ("project", "groupName", "displayName", "jobType", "tags")}
-    name = "bild (fallback 0.5, rollback 2, window 3)"
+    name, tags = "bild (fallback 0.5, rollback 2, window 3)", ["test", "big + small", "multi30k"]
     assert about == {
         "project": "ours",
         "groupName": "my sweep",
         "displayName": name,
         "jobType": "point",
-        "tags": ["test"],
+        "tags": tags,
     }
     assert (run.config["pair"]["name"], run.config["point"]) == ("big + small", point.point)
     assert run.config["dataset"]["name"] == "multi30k"
@@ -86,7 +92,8 @@ def test_a_sweep_arrives_with_runs_tables_curves_picture_headline_and_report(
     assert [row[:3] for row in table["data"]] == [[True, "bild", "fallback 0.5, rollback 2, window 3"]]
     (picture,) = (content for name, content in whole.files.items() if name.startswith("media/images/pareto"))
     assert picture == (folder / "pareto.png").read_bytes()
-    (artifact,) = [one for one in server.artifacts.values() if one.about["artifactTypeName"] == "sweep"]
+    artifact = report_of(server)
+    assert artifact.about["artifactCollectionName"].startswith("sweep-my-sweep-")
     assert artifact.committed and set(artifact.files) == {"report.html", "pareto.png", "sweep.csv"}
     assert artifact.files["report.html"] == (folder / "report.html").read_bytes()
     assert [one.exit_code for one in server.runs.values()] == [0, 0]
@@ -143,5 +150,6 @@ def test_the_printed_command_sends_what_was_logged_offline(server: LoopbackWandb
     command = line.partition("Send with: ")[2].replace("wandb", f"{shlex.quote(sys.executable)} -m wandb", 1)
     subprocess.run(command, shell=True, check=True, timeout=120)
     assert sorted(run.about["jobType"] for run in server.runs.values()) == ["point", "sweep"]
-    (artifact,) = [one for one in server.artifacts.values() if one.about["artifactTypeName"] == "sweep"]
+    artifact = report_of(server)
+    assert artifact.about["artifactCollectionName"].startswith("sweep-my-sweep-")
     assert artifact.committed and set(artifact.files) == {"report.html", "pareto.png", "sweep.csv"}

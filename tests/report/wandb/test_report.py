@@ -52,7 +52,7 @@ def test_without_a_login_the_spec_is_written_and_the_command_fails_in_one_line(l
     assert code == 2
     assert "outputs/wandb_report/report.json: the spec of 'bild_lab: first, second'" in printed
     (told,) = [line for line in printed.splitlines() if line.startswith("error")]
-    assert told.startswith("error: not published: ") and "log in with `wandb login`" in told
+    assert told.startswith("error: not published: ") and "the same command publishes it after `wandb login`" in told
     told = json.loads(Path("outputs/wandb_report/report.json").read_text())
     assert (told["project"], told["entity"], told["display_name"]) == ("mine", "us", "bild_lab: first, second")
 
