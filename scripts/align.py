@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 def run(cfg: DictConfig) -> None:
     """Train, compare, report. Raises UserError for bad input."""
+    from bild_lab.lab.results.records import Sweep
     from bild_lab.training.alignment.align import align  # late: torch takes seconds to load
+    from bild_lab.training.wandb_log import print_closing
 
     job = alignment(cfg)
     metrics = align(job, lambda line: console.print(f"[dim]{escape(line)}[/dim]"))
@@ -37,6 +39,9 @@ def run(cfg: DictConfig) -> None:
         write_report(job.folder)
     output.print(compared_table(metrics["alignment"]["compared"], job))
     output.print(escape(f"{job.folder}/checkpoint is the aligned model; metrics.json holds the table"))
+    if job.logger is not None:
+        job.logger.log_sweep(Sweep(job.folder))
+    print_closing(job.logger)
 
 
 def alignment(cfg: DictConfig) -> Alignment:

@@ -43,6 +43,7 @@ def run(cfg: DictConfig) -> None:
     """Train, and print where the checkpoint is. Raises UserError for bad input."""
     from bild_lab.training.finetuning.finetune import finetune  # late: torch takes seconds to load
     from bild_lab.training.folder import TrainingFolder
+    from bild_lab.training.wandb_log import print_closing
 
     job = finetuning_job(cfg)
     metrics = finetune(job)
@@ -52,6 +53,7 @@ def run(cfg: DictConfig) -> None:
     scored = f", {metrics['metric']} {best[metrics['metric']]:.2f} on validation" if best else ""
     output.print(escape(f"{job.folder}/checkpoint: {metrics['steps']:,} steps, loss {metrics['loss']:.3f}{scored}"))
     output.print(escape(f"decode with: python run.py pair.target={job.folder}/checkpoint policy=vanilla"))
+    print_closing(job.logger)
 
 
 def finetuning_job(cfg: DictConfig) -> FinetuningJob:

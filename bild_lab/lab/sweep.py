@@ -98,8 +98,8 @@ def _measure_or_reuse(cfg: DictConfig) -> tuple[float | None, bool]:
             console.print(f"[dim]{escape(_title(point))}: finished before[/dim]")
         else:
             result = _measure_with_progress(point, sweep)
-            if ranks.first:
-                _log_point(cfg, sweep, result)
+        if ranks.first:
+            _log_point(cfg, sweep, result)
         if ranks.first and failure not in _run.failed:
             sweep.forget_failure(failure)
         return result.speedup.value, False
@@ -226,11 +226,24 @@ def _title(point: Point) -> str:
 
 
 def _log_point(cfg: DictConfig, sweep: Sweep, result: Result) -> None:
-    """Log a stored point. If that fails, the point is kept, and the exit code shows the failure."""
+    """Log a stored point unless it was logged. If that fails, the point is kept, and the exit code shows it."""
     try:
         logger(cfg).log_point(result, OmegaConf.to_container(cfg, resolve=True))
     except Exception as error:  # whatever a logging service raises
         _record_failure(cfg, sweep, error, "not logged")
+
+
+def _logged_sweep(cfg: DictConfig, sweep: Sweep, stopped: bool) -> bool:
+    """Log the sweep as a whole unless it was stopped, and say where its runs are. False if that failed."""
+    try:
+        if not stopped:
+            logger(cfg).log_sweep(sweep)
+        for line in logger(cfg).closing():
+            console.print(escape(line))
+    except Exception as error:  # whatever a logging service raises
+        console.print(f"[bold red]the sweep was not logged[/bold red]: {escape(plain_message(error))}")
+        return False
+    return True
 
 
 def _record_failure(cfg: DictConfig, sweep: Sweep, error: Exception, what: str = "failed") -> None:
@@ -278,6 +291,8 @@ def _finish(config: DictConfig, code: int = 0) -> None:
     except Exception as error:  # Hydra turns exceptions of callbacks into warnings
         traceback.print_exc()
         console.print(f"[bold red]the report could not be written[/bold red]: {escape(str(error))}")
+        sys.exit(code or FAILED_POINTS)
+    if launched().first and not _logged_sweep(config, sweep, stopped=bool(code)):
         sys.exit(code or FAILED_POINTS)
     if failed := _run.failed | _failed_elsewhere(sweep):
         console.print(f"[bold red]{len(failed)} point(s) failed[/bold red]")

@@ -313,6 +313,31 @@ def test_a_logger_that_fails_costs_no_point(command: Command, base: list[str], m
     assert code == 1
     assert "not logged" in printed and "the server is gone" in printed
     assert len(pd.read_csv("outputs/tested/sweep.csv")) == 1
+    monkeypatch.setattr("bild_lab.report.wandb.logger.NoLogger.log_sweep", refuse)
+    code, printed = command(*base)
+    assert code == 1
+    assert "finished before" in printed and "not logged bild" in printed  # it is offered to the logger all the same
+    assert "the sweep was not logged: the server is gone" in printed
+
+
+@pytest.mark.slow
+def test_points_that_were_finished_are_logged_once_when_the_logger_is_switched_on(
+    command: Command, base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+    command(*base)
+    (folder,) = points()
+    switched_on = [*base, "logger=wandb", "logger.mode=offline"]
+    code, printed = command(*switched_on)
+    assert code == 0, printed
+    assert "finished before" in printed
+    sent = "Send with: wandb sync outputs/tested/wandb/offline-run-*"
+    assert printed.rstrip().endswith(f"logged offline: 2 runs. {sent}")
+    record = Path("outputs/tested/wandb/logged.jsonl")
+    command(*switched_on)  # the point was logged, the sweep may have changed
+    logged = [json.loads(line)["run"] for line in record.read_text().splitlines()]
+    assert logged == [f"tested-{folder.name}", "tested-sweep", "tested-sweep"]
 
 
 @pytest.mark.parametrize(

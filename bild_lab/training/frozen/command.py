@@ -27,7 +27,7 @@ from bild_lab.training.frozen.train import train_module
 from bild_lab.training.global_state import isolated
 from bild_lab.training.recipe import Recipe
 from bild_lab.training.terminal import answers_bar
-from bild_lab.training.wandb_log import training_logger
+from bild_lab.training.wandb_log import print_closing, training_logger
 
 RecipeAndAnswers = Callable[[DictConfig, Checkpoint, Path], tuple[Recipe, Calibration]]  # the path: the job's folder
 
@@ -50,6 +50,7 @@ def train_and_report(job: FrozenJob) -> None:
     course = f"{metrics['steps']:,} steps, loss {metrics['loss']:.3f}{_scores(metrics)}"
     output.print(escape(f"{place}: {course}"))
     output.print(escape(f"decode with: {job.spec.command(job.base.path, place)}"))
+    print_closing(job.logger)
 
 
 def _scores(metrics: dict[str, Any]) -> str:

@@ -81,6 +81,7 @@ def test_curves_go_to_weights_and_biases_offline(command: Command, dataset: list
     words = ["logger=wandb", "logger.mode=offline", "train.max_steps=2"]
     code, printed = command("name=logged", *TINY, *dataset, *QUICK, *words)
     assert code == 0, printed
+    assert "logged offline: 1 run. Send with: wandb sync outputs/logged/wandb/offline-run-*" in printed
     (written,) = Path("outputs/logged/wandb").glob("offline-run-*/*.wandb")
     content = written.read_bytes()
     for name in (b"eval_bleu", b"learning_rate", b"examples_per_s", b"train.batch_size", b"best_step"):
