@@ -37,7 +37,7 @@ def generate(cfg: DictConfig) -> None:
     job = calibration_job(cfg, processes.device if launched().count > 1 else device)
     answered = 0
 
-    with answers_bar(console) as advance:
+    with answers_bar() as advance:
 
         def report(done: int, total: int) -> None:
             nonlocal answered

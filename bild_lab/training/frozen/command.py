@@ -13,7 +13,7 @@ from bild_lab.engine.models.checkpoint import Checkpoint, resolve_dtype
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.ranks import launched, process_group
 from bild_lab.errors import require_model_path
-from bild_lab.lab.cli import console, escape, output
+from bild_lab.lab.cli import escape, output
 from bild_lab.lab.config import typed
 from bild_lab.lab.data.examples import DatasetSpec, load_examples
 from bild_lab.lab.point import sweep_folder
@@ -120,6 +120,6 @@ def own_answers(cfg: DictConfig, base: Checkpoint, recipe: Recipe, folder: Path)
         )
         sizes = (settings.max_new_tokens, settings.batch_size, settings.part_size)
         job = CalibrationJob(target, dataset, examples, *sizes, folder)
-        with answers_bar(console) as report:
+        with answers_bar() as report:
             generate_calibration(job, report)
     return read_calibration(folder)
