@@ -1,4 +1,4 @@
-"""Count n-grams for policy=ngram: python scripts/build_ngrams.py name=ngrams [overrides]"""
+"""Count n-grams for policy=ngram: python scripts/build_ngrams.py name=ngrams [KEY=VALUE …]"""
 
 import hydra
 from omegaconf import DictConfig
@@ -24,9 +24,9 @@ def build_table(cfg: DictConfig) -> None:
         raise UserError(f"dataset {dataset.name} has no references to count; set dataset.reference_column")
     folder = sweep_folder(cfg)
     require_writable(folder)
+    examples = load_examples(dataset)
     checkpoint = named_checkpoint(pair.target, pair.target_revision)
     checkpoint.check()
-    examples = load_examples(dataset)
     texts = sum(len(example.references) for example in examples)
     corpus = f"{dataset.name} {dataset.split}, {texts:,} texts"
     table = estimate(reference_tokens(checkpoint, examples), cfg.ngram.order, checkpoint.vocabulary, corpus)
@@ -42,7 +42,7 @@ def build_table(cfg: DictConfig) -> None:
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="ngrams")
 def main(cfg: DictConfig) -> None:
     """One table."""
-    with refusing():
+    with refusing("ngrams"):
         build_table(cfg)
 
 

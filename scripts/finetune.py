@@ -1,8 +1,8 @@
-"""Fine-tune a checkpoint, or train a fresh one: python scripts/finetune.py name=NAME [overrides]
+"""Fine-tune a checkpoint, or train a fresh one: python scripts/finetune.py name=NAME [KEY=VALUE …]
 
 Several devices train together:
 
-    accelerate launch --multi_gpu --num_processes 2 scripts/finetune.py name=NAME [overrides]
+    accelerate launch --multi_gpu --num_processes 2 scripts/finetune.py name=NAME [KEY=VALUE …]
 
 (on CPUs too, with train.device=cpu; with --cpu instead of --multi_gpu Accelerate starts one process).
 """
@@ -117,7 +117,7 @@ def examples(dataset: DatasetSpec, validation: ValidationSpec) -> tuple[tuple[Ex
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="finetune")
 def main(cfg: DictConfig) -> None:
     """One checkpoint."""
-    with refusing():
+    with refusing("finetune"):
         run(cfg)
 
 

@@ -1,4 +1,4 @@
-"""Fit a tree or a window to this machine: python scripts/fit_shape.py name=fitted policy=medusa [overrides]
+"""Fit a tree or a window to this machine: python scripts/fit_shape.py name=fitted policy=medusa [KEY=VALUE …]
 
 It decodes texts of the chosen split, measures how often candidates are accepted by depth and rank and what a round
 costs by rows, and writes the tree or window with the most expected tokens per second to outputs/NAME/shape.json.

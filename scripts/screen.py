@@ -1,6 +1,6 @@
-"""Screen a plane of knobs at the cost of a few decodings, measure the best live: python scripts/screen.py [overrides]
+"""Screen a plane of knobs at the cost of a few decodings, measure the best live: python scripts/screen.py [KEY=VALUE …]
 
-    python scripts/screen.py name=plane pair.target=DIR pair.draft=DIR dataset=multi30k dataset.path=DIR \
+    python scripts/screen.py name=plane pair.target=DIR pair.draft=DIR dataset=multi30k dataset.path=DIR \\
       policy=bild policy.fallback='range(0.05,1,0.05)' policy.rollback=0.5,1,2,5
 
 Give lists of values as for a sweep; policy=bild,typical_acceptance screens several policies, each with the lists of the

@@ -1,4 +1,4 @@
-"""Draw Figures 2 to 4 of speculative decoding, and points of sweeps: python scripts/theory.py [outputs/NAME ...]"""
+"""Draw Figures 2 to 4 of speculative decoding, and points of sweeps: python scripts/theory.py [outputs/NAME …]"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Train a head for each layer: python scripts/train_lm_heads.py name=heads model.path=DIR layers=[4,6,8] [overrides]
+"""Train a head for each layer: python scripts/train_lm_heads.py name=heads model.path=DIR layers=[4,6,8] [KEY=VALUE …]
 
 Several devices train together:
 
@@ -92,7 +92,7 @@ def recipe_for(cfg: DictConfig, answers: int) -> Recipe:
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train_lm_heads")
 def main(cfg: DictConfig) -> None:
     """One folder of heads."""
-    with refusing():
+    with refusing("train_lm_heads"):
         train(cfg)
 
 

@@ -1,4 +1,4 @@
-"""Build a Weights & Biases report over groups of runs: python scripts/wandb_report.py GROUP [GROUP …] [overrides]
+"""Build a Weights & Biases report over groups of runs: python scripts/wandb_report.py GROUP [GROUP …] [KEY=VALUE …]
 
 A group is a sweep's name. The report's spec is always written to outputs/NAME. Publishing it in the project needs a
 login (`wandb login`).
@@ -44,7 +44,7 @@ def report(cfg: DictConfig) -> None:
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="wandb_report")
 def main(cfg: DictConfig) -> None:
     """One report."""
-    with refusing():
+    with refusing("wandb_report"):
         report(cfg)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from types import TracebackType
 
 from rich.console import Group
@@ -11,8 +12,11 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from bild_lab.lab.cli import console, stages
-
-DECODING = "decoding"  # the stage whose examples are counted
+from bild_lab.lab.config import shipped_knobs
+from bild_lab.lab.formatting import knob_label, short_name
+from bild_lab.lab.measure.timing import METHOD
+from bild_lab.lab.point import Point
+from bild_lab.lab.runner import DECODING
 
 
 class PointProgress:
@@ -60,6 +64,18 @@ class PointProgress:
         if self._sweep is not None:
             point_s = self._typical_s or now - self._started_s + left_s
             self._bars.update(self._sweep, told=f"{self._place}, {remaining(left_s + self._later * point_s)}")
+
+
+def title_of(point: Point, place: int, points: int, overrides: Sequence[str]) -> str:
+    """The point's place, policy and drafter, and the knobs that were given or differ from the policy's file."""
+    given = {word.partition("=")[0].lstrip("+") for word in overrides}
+    usual = shipped_knobs(point.policy) or {}
+    knobs = [
+        knob for knob, value in point.knobs.items() if f"policy.{knob}" in given or usual.get(knob, ...) != value
+    ]
+    drafters = [f"drafter {short_name(model.checkpoint.path)}" for model in point.decoders[METHOD].models[1:]]
+    number = f"{place}/{points} " if points > 1 else ""
+    return number + ", ".join(filter(None, [point.policy, *drafters, knob_label(point, knobs, " ")]))
 
 
 def remaining(seconds: float) -> str:

@@ -23,7 +23,6 @@ from bild_lab.lab.measure.environment import OtherLoad, RanksLoad, environment, 
 from bild_lab.lab.measure.nan_check import require_no_nan
 from bild_lab.lab.measure.timing import BASELINE, METHOD, Stages, Timed, time_methods, trace_stages, warm_up
 from bild_lab.lab.point import Point
-from bild_lab.lab.point_progress import DECODING
 from bild_lab.lab.results.example_rows import measured_examples, with_trace
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.results.summary import agreement, decoding_costs, summarize
@@ -32,6 +31,7 @@ from bild_lab.lab.schema.setting import Environment, Setting
 from bild_lab.lab.shapes.command import with_fitted_tree
 
 
+DECODING = "decoding"  # the part whose examples are counted
 PARTS = {  # of a measurement: their names in a result's `seconds`, and on the screen
     "load": "loading models",
     "fit": "fitting the tree",

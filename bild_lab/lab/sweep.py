@@ -30,13 +30,12 @@ from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError
 from bild_lab.lab.build import build, policy_label
 from bild_lab.lab.cli import console, escape, plain_message, refuse, stages
-from bild_lab.lab.config import knob_values, shipped_knobs
-from bild_lab.lab.formatting import knob_label, short_name, times
+from bild_lab.lab.config import knob_values
+from bild_lab.lab.formatting import times
 from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.load import load_model
-from bild_lab.lab.measure.timing import METHOD
 from bild_lab.lab.point import Point, prepare, sweep_folder
-from bild_lab.lab.point_progress import PointProgress, remaining
+from bild_lab.lab.point_progress import PointProgress, remaining, title_of
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.runner import run_point
 from bild_lab.lab.schema.result import Failure, FailureCause, Result
@@ -151,9 +150,9 @@ def _check(configs: list[DictConfig]) -> None:
     for number, config in enumerate(configs):
         try:
             require_basic_launcher(config.hydra.launcher._target_)
-            _prepare_everywhere(config)
             logger(config)
             Sweep(sweep_folder(config)).all_results()  # raises for results of a newer version
+            _prepare_everywhere(config)  # last: it may train the toy pair
             return
         except (UserError, HydraException, OmegaConfBaseException) as error:
             complaint = error if number == 0 else complaint
@@ -236,16 +235,7 @@ def _place() -> tuple[int, int]:
 
 
 def _title(point: Point) -> str:
-    """The point's place, policy and drafter, and the knobs that were given or differ from the policy's file."""
-    place, points = _place()
-    given = {word.partition("=")[0].lstrip("+") for word in HydraConfig.get().overrides.task}
-    usual = shipped_knobs(point.policy) or {}
-    knobs = [
-        knob for knob, value in point.knobs.items() if f"policy.{knob}" in given or usual.get(knob, ...) != value
-    ]
-    drafters = [f"drafter {short_name(model.checkpoint.path)}" for model in point.decoders[METHOD].models[1:]]
-    number = f"{place}/{points} " if points > 1 else ""
-    return number + ", ".join(filter(None, [point.policy, *drafters, knob_label(point, knobs, " ")]))
+    return title_of(point, *_place(), HydraConfig.get().overrides.task)
 
 
 def _log_point(cfg: DictConfig, sweep: Sweep, result: Result) -> None:

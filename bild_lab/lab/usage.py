@@ -37,7 +37,9 @@ def usage(text: str, config_name: str | None) -> str:
 def _keys(config_name: str) -> Iterator[str]:
     """The command's own keys, the keys of its groups, and the files that a group can take."""
     own, groups = _read(config_name)
-    yield f"Keys, with their defaults (KEY=VALUE, such as {_example(own)})\n\n{textwrap.indent(own, '  ')}"
+    twice = any(re.search(rf"^{group}:", own, flags=re.M) for group in groups)
+    said = "; of a key that is here twice, the first" if twice else ""
+    yield f"Keys, with their defaults{said} (KEY=VALUE, such as {_example(own)})\n\n{textwrap.indent(own, '  ')}"
     for group, chosen in groups.items():
         if chosen is not None and (text := _body(config_dir() / group / f"{chosen}.yaml")):
             yield f"  {group}:  # {group}={chosen}\n{textwrap.indent(text, '    ')}"

@@ -41,9 +41,9 @@ def match_rates(cfg: DictConfig) -> None:
     spec = typed(MatchSpec, OmegaConf.create(node), "the configuration")
     dataset = typed(DatasetSpec, cfg.dataset, "dataset")
     require_whole("decoding.max_new_tokens", cfg.decoding.max_new_tokens, 1)
+    examples = load_examples(dataset)
     target = target_of(cfg)
     layers = layers_of(spec, target)
-    examples = load_examples(dataset)
     settings = {
         **settings_of(spec, layers, target, cfg.decoding.max_new_tokens),
         **{f"dataset.{key}": value for key, value in asdict(dataset).items()},

@@ -18,7 +18,7 @@ from bild_lab.lab.config import typed
 from bild_lab.lab.data.examples import DatasetSpec, load_examples
 from bild_lab.lab.point import sweep_folder
 from bild_lab.lab.results.records import require_writable
-from bild_lab.lab.toy_pair import named_checkpoint
+from bild_lab.lab.toy_pair import named_checkpoint, stand_in, untrained
 from bild_lab.training.calibration.data import Calibration, read_calibration, read_calibrations
 from bild_lab.training.calibration.generate import LONGEST_WAIT, CalibrationJob, generate_calibration
 from bild_lab.training.folder import TrainingFolder
@@ -94,6 +94,8 @@ def frozen_job(
 def _frozen_base(cfg: DictConfig, spec: ModuleSpec, kind: type[Checkpoint]) -> Checkpoint:
     """The frozen model. Raises UserError if it cannot be read, or the module cannot be trained for it."""
     require_model_path("model.path", cfg.model.path)
+    if untrained(cfg.model.path):
+        spec.check(stand_in(cfg.model.path)[0].config)  # before minutes of training
     base = named_checkpoint(cfg.model.path, cfg.model.revision, kind=kind)
     base.check()
     spec.check(base.config)
