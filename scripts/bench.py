@@ -13,7 +13,6 @@ import json
 import os
 import sys
 from pathlib import Path
-
 from typing import TYPE_CHECKING
 
 import psutil

@@ -9,6 +9,7 @@ Several devices train together:
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,8 @@ class ValidationSpec:
 
 def run(cfg: DictConfig) -> None:
     """Train, and print where the checkpoint is. Raises UserError for bad input."""
+    from bild_lab.lab.data.examples import DatasetSpec
+    from bild_lab.lab.data.words import dataset_words
     from bild_lab.training.finetuning.finetune import finetune  # late: torch takes seconds to load
     from bild_lab.training.folder import TrainingFolder
 
@@ -51,7 +54,9 @@ def run(cfg: DictConfig) -> None:
     best = metrics["best"]
     scored = f", {metrics['metric']} {best[metrics['metric']]:.2f} on validation" if best else ""
     output.print(escape(f"{job.folder}/checkpoint: {metrics['steps']:,} steps, loss {metrics['loss']:.3f}{scored}"))
-    output.print(escape(f"decode with: python run.py pair.target={job.folder}/checkpoint policy=vanilla"))
+    words = [f"pair.target={job.folder}/checkpoint", "pair.draft=null", "policy=vanilla"]
+    data = dataset_words(DatasetSpec(**job.provenance["dataset"]))
+    output.print(escape(f"decode with it: python run.py {shlex.join([*words, *data])}"))
 
 
 def finetuning_job(cfg: DictConfig) -> FinetuningJob:

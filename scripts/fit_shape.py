@@ -6,9 +6,11 @@ costs by rows, and writes the tree or window with the most expected tokens per s
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from bild_lab.errors import UserError, require_whole
@@ -49,7 +51,10 @@ def fit(cfg: DictConfig) -> None:
     output.print(budget_table(found))
     output.print(escape(f"chosen: {summary(found)}"))
     knob = f"policy.tree={path}" if trees else f"policy.window={found.content['window']}"
-    output.print(escape(f"{path}: decode with: python run.py policy={point.policy} {knob} …"))
+    own = ("name=", "fit.", "dataset.split=", "dataset.limit=", "policy.tree=", "policy.window=", "hydra")
+    given = [word for word in HydraConfig.get().overrides.task if not word.startswith((*own, "policy="))]
+    words = shlex.join([f"policy={point.policy}", *given, knob])
+    output.print(escape(f"{path}: decode with it: python run.py {words}"))
 
 
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="fit_shape")

@@ -1,7 +1,7 @@
 """Draw when the models ran in one example, by point: python scripts/trace_diagram.py outputs/NAME [KEY=VALUE …]
 
-    example=ID    a traced example; default: the one of median length
-    output=FILE   default: trace.png in the folder
+example=ID    a traced example; default: the one of median length
+output=FILE   default: trace.png in the folder
 """
 
 from __future__ import annotations

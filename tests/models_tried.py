@@ -1,4 +1,4 @@
-"""How the engine `hf` fares on small random models of many architectures, for `scripts/models_tried.py` and the tests."""
+"""How `hf` fares on small random models of many architectures, for `scripts/models_tried.py` and the tests."""
 
 from __future__ import annotations
 

@@ -89,9 +89,7 @@ def progress(*columns: ProgressColumn, shown: bool = True) -> Progress:
     """A bar of what is done, with the time left, in place of the stage. It goes when its block ends."""
     stages.leave()
     every = (TextColumn("{task.description}"), BarColumn(None), MofNCompleteColumn(), *columns, TimeRemainingColumn())
-    return Progress(
-        *every, console=console, transient=True, expand=True, disable=not shown, refresh_per_second=4
-    )
+    return Progress(*every, console=console, transient=True, expand=True, disable=not shown, refresh_per_second=4)
 
 
 def run_application(main: Callable[[], Any], config_name: str | None = "config") -> NoReturn:

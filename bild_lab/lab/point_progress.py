@@ -70,9 +70,7 @@ def title_of(point: Point, place: int, points: int, overrides: Sequence[str]) ->
     """The point's place, policy and drafter, and the knobs that were given or differ from the policy's file."""
     given = {word.partition("=")[0].lstrip("+") for word in overrides}
     usual = shipped_knobs(point.policy) or {}
-    knobs = [
-        knob for knob, value in point.knobs.items() if f"policy.{knob}" in given or usual.get(knob, ...) != value
-    ]
+    knobs = [knob for knob, value in point.knobs.items() if f"policy.{knob}" in given or usual.get(knob, ...) != value]
     drafters = [f"drafter {short_name(model.checkpoint.path)}" for model in point.decoders[METHOD].models[1:]]
     number = f"{place}/{points} " if points > 1 else ""
     return number + ", ".join(filter(None, [point.policy, *drafters, knob_label(point, knobs, " ")]))

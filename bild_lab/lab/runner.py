@@ -30,7 +30,6 @@ from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.setting import Environment, Setting
 from bild_lab.lab.shapes.command import with_fitted_tree
 
-
 DECODING = "decoding"  # the part whose examples are counted
 PARTS = {  # of a measurement: their names in a result's `seconds`, and on the screen
     "load": "loading models",

@@ -49,7 +49,7 @@ def train_and_report(job: FrozenJob) -> None:
         TrainingFolder(job.folder).write_metrics(metrics)
     course = f"{metrics['steps']:,} steps, loss {metrics['loss']:.3f}{_scores(metrics)}"
     output.print(escape(f"{place}: {course}"))
-    output.print(escape(f"decode with: {job.spec.command(job.base.path, place)}"))
+    output.print(escape(f"decode with it: {job.command(place)}"))
 
 
 def _scores(metrics: dict[str, Any]) -> str:
