@@ -126,7 +126,7 @@ def _number(value: float | None, scale: float, sign: str = "") -> str:
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="align")
 def main(cfg: DictConfig) -> None:
     """One aligned model."""
-    with refusing("align"):
+    with refusing():
         run(cfg)
 
 

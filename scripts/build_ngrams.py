@@ -47,7 +47,7 @@ def build_table(cfg: DictConfig) -> None:
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="ngrams")
 def main(cfg: DictConfig) -> None:
     """One table."""
-    with refusing("ngrams"):
+    with refusing():
         build_table(cfg)
 
 

@@ -58,7 +58,7 @@ def compare(cfg: DictConfig) -> None:
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="compare")
 def main(cfg: DictConfig) -> None:
     """One comparison."""
-    with refusing("compare"):
+    with refusing():
         compare(cfg)
 
 

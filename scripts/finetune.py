@@ -122,7 +122,7 @@ def examples(dataset: DatasetSpec, validation: ValidationSpec) -> tuple[tuple[Ex
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="finetune")
 def main(cfg: DictConfig) -> None:
     """One checkpoint."""
-    with refusing("finetune"):
+    with refusing():
         run(cfg)
 
 

@@ -89,7 +89,7 @@ def print_summary(job: CalibrationJob, answered: int) -> None:
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="calibration")
 def main(cfg: DictConfig) -> None:
     """One folder of answers."""
-    with refusing("calibration"):
+    with refusing():
         generate(cfg)
 
 

@@ -17,7 +17,7 @@ def main(cfg: DictConfig) -> None:
     """One table."""
     from bild_lab.papers.match_rate_command import match_rates  # torch loads only if there is something to do
 
-    with refusing("match_rates"):
+    with refusing():
         match_rates(cfg)
 
 

@@ -54,7 +54,7 @@ def merged_from(source: Sweep, merged: Sweep) -> str:
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="merge")
 def main(cfg: DictConfig) -> None:
     """One merged sweep."""
-    with refusing("merge"):
+    with refusing():
         merge(cfg)
 
 

@@ -95,7 +95,7 @@ def recipe_for(cfg: DictConfig, answers: int) -> Recipe:
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train_lm_heads")
 def main(cfg: DictConfig) -> None:
     """One folder of heads."""
-    with refusing("train_lm_heads"):
+    with refusing():
         train(cfg)
 
 

@@ -27,7 +27,7 @@ def train(cfg: DictConfig) -> None:
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train_medusa")
 def main(cfg: DictConfig) -> None:
     """One set of heads."""
-    with refusing("train_medusa"):
+    with refusing():
         train(cfg)
 
 

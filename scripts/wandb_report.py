@@ -44,7 +44,7 @@ def report(cfg: DictConfig) -> None:
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="wandb_report")
 def main(cfg: DictConfig) -> None:
     """One report."""
-    with refusing("wandb_report"):
+    with refusing():
         report(cfg)
 
 

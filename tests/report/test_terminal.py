@@ -62,9 +62,9 @@ def test_headline_names_the_setting_when_there_are_several():
     assert headline(both).startswith("Best of 2 settings (dataset multi30k): At no loss of BLEU, bild")
 
 
-def test_table_has_a_row_per_point_within_a_hundred_columns():
+def test_table_has_a_row_per_point_within_eighty_columns():
     lines = rendered(sample_sweep(), [sample_failure()])
-    assert max(map(len, lines)) <= 100
+    assert max(map(len, lines)) <= 80
     assert (
         len([line for line in lines if " 41.00 " in line or " 40." in line or " 39." in line or " 41." in line]) == 20
     )
