@@ -48,26 +48,21 @@ SECRET_VALUE = re.compile(r"\bhf_[A-Za-z0-9]{16,}")  # an access token of the hu
 
 
 class Stages:
-    """The line on the error stream that says what the command is doing now.
+    """The line on a terminal that says what the command is doing now.
 
-    On a terminal it goes when something is printed on the output or the command ends. Elsewhere each stage is a line
-    of its own, once.
+    It goes when something is printed on the output, and when the command ends. In a file or a pipe there is none.
     """
 
     def __init__(self) -> None:
         self._live: Live | None = None
-        self._named: set[str] = set()
 
     def enter(self, name: str) -> None:
         """From now on the command is doing this."""
+        self.leave()
         if console.is_terminal:
-            self.leave()
             line = Spinner("dots", f"[dim]{escape(name)} …[/dim]")
             self._live = Live(line, console=console, transient=True, refresh_per_second=5, redirect_stdout=False)
             self._live.start(refresh=True)
-        elif name not in self._named:
-            console.print(f"[dim]{escape(name)} …[/dim]")
-            self._named.add(name)
 
     def leave(self) -> None:
         """Remove the line."""

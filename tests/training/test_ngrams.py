@@ -31,7 +31,7 @@ def test_a_table_that_was_built_drafts_losslessly(
     tokenizer = AutoTokenizer.from_pretrained(checkpoints / "t5")
     tokens = sum(len(tokenizer(row["en"])["input_ids"]) for row in rows)
     assert f"outputs/counted/table.safetensors: multi30k test, 6 texts, {tokens} tokens" in printed
-    assert "python run.py policy=ngram policy.table=outputs/counted/table.safetensors" in printed
+    assert "decode with it: python run.py policy=ngram policy.table=outputs/counted/table.safetensors" in printed
     code, printed = command(
         run,
         *base,
