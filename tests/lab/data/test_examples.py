@@ -392,3 +392,45 @@ def test_the_start_token_comes_once_before_a_conversation_and_where_a_template_s
     ids = [tiny_tokenizer(False)(one.prompt)["input_ids"] for one in with_answers(turns, {"7": "w9"})]
     assert [one.count(START) for one in ids] == [1, starts]
     assert all(one[0] == START for one in ids)
+
+
+def local(path: str | Path, **fields: object) -> DatasetSpec:
+    return from_config("local", path=str(path), **fields)
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [("reviews.jsonl", "reviews"), ("faq/test.csv", "faq"), ("faq/Dev.tsv", "faq"), ("my.data", "my.data")],
+)
+def test_own_data_are_called_as_their_file_or_folder_is(file: str, name: str, tmp_path: Path) -> None:
+    assert local(tmp_path / file).name == name
+    assert local(tmp_path / file, name="mine").name == "mine"
+
+
+def test_own_data_without_references_are_scored_by_agreement(rows_file) -> None:
+    (example,) = load_examples(local(rows_file({"question": "Who?"}), source_column="question"))
+    assert (example.source, example.references) == ("Who?", ())
+    assert local("a.jsonl").metric == "agreement"
+
+
+def test_own_data_with_references_need_a_metric(rows_file) -> None:
+    path = rows_file({"question": "Who?", "answer": "Me."})
+    with pytest.raises(UserError, match="dataset.metric must be bleu .* or rouge .*, got none"):
+        local(path, source_column="question", reference_column="answer")
+    spec = local(path, source_column="question", reference_column="answer", metric="rouge")
+    assert load_examples(spec)[0].references == ("Me.",)
+
+
+def test_own_data_without_a_column_name_those_that_there_are(rows_file) -> None:
+    message = (
+        "rows.jsonl line 1 has columns question, meta.by; say which one to decode from: dataset.source_column=COLUMN"
+    )
+    with pytest.raises(UserError, match=message):
+        load_examples(local(rows_file({"question": "Who?", "meta": {"by": 1}})))
+
+
+def test_own_data_without_a_path_are_refused() -> None:
+    with pytest.raises(UserError, match="dataset.source_column must name the column to decode from, got none"):
+        from_config("local")
+    with pytest.raises(UserError, match="dataset 'local' has no data: set dataset.path=DIR"):
+        from_config("local", source_column="text")
