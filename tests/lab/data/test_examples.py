@@ -422,10 +422,7 @@ def test_own_data_with_references_need_a_metric(rows_file) -> None:
 
 
 def test_own_data_without_a_column_name_those_that_there_are(rows_file) -> None:
-    message = (
-        "rows.jsonl line 1 has columns question, meta.by; say which one to decode from: dataset.source_column=COLUMN"
-    )
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=r"rows.jsonl line 1 has columns question, meta.by; .*: dataset.source_column="):
         load_examples(local(rows_file({"question": "Who?", "meta": {"by": 1}})))
 
 
