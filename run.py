@@ -1,6 +1,6 @@
 """Measure decoding policies: python run.py [-m] [KEY=VALUE …] [GROUP=FILE …]
 
-    python run.py                                      a first run, seconds: experiment=first
+    python run.py                                      a first run, seconds: experiment=first_run
     python run.py experiment=quickstart                a sweep on the toy pair
     python run.py -m name=mine policy=bild policy.fallback=0.3,0.5 policy.rollback=2,5
     python run.py --cfg job --resolve policy=bild      print the whole configuration
@@ -19,7 +19,7 @@ from bild_lab.lab.cli import console, run_application
 from bild_lab.lab.config import config_dir
 from bild_lab.lab.torchrun import only_first_prints
 
-FIRST = "experiment=first"
+FIRST = "experiment=first_run"
 NEXT = (
     "next: python run.py experiment=quickstart   a sweep of thresholds, the same pair\n"
     "      python run.py -m name=mine pair.target=DIR pair.draft=DIR dataset=local dataset.path=FILE …   your own\n"

@@ -464,10 +464,10 @@ def test_without_a_word_a_first_experiment_runs_and_ends_with_a_hint(
     with pytest.raises(SystemExit):
         run.run()
     shown = capfd.readouterr()
-    assert shown.out == f"{['experiment=first']}\n"
-    assert shown.err.startswith("no arguments: experiment=first\n")
+    assert shown.out == f"{['experiment=first_run']}\n"
+    assert shown.err.startswith("no arguments: experiment=first_run\n")
     assert "next: python run.py experiment=quickstart" in shown.err
-    for words in (["run.py", "policy=vanilla"], ["run.py", "experiment=first"]):
+    for words in (["run.py", "policy=vanilla"], ["run.py", "experiment=first_run"]):
         monkeypatch.setattr(sys, "argv", list(words))
         with pytest.raises(SystemExit):
             run.run()
@@ -475,7 +475,7 @@ def test_without_a_word_a_first_experiment_runs_and_ends_with_a_hint(
 
 
 def test_the_first_experiment_is_small() -> None:
-    config = compose_config(["experiment=first"])
+    config = compose_config(["experiment=first_run"])
     assert config.dataset.limit <= 24 and config.pair.name == "toy" and config.runtime.dtype == "bfloat16"
 
 
