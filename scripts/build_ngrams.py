@@ -6,7 +6,7 @@ import hydra
 from omegaconf import DictConfig
 
 from bild_lab.errors import UserError
-from bild_lab.lab.cli import escape, output, refusing, run_application
+from bild_lab.lab.cli import escape, output, refusing, run_application, stages
 from bild_lab.lab.config import PairSpec, config_dir, typed
 
 
@@ -31,6 +31,7 @@ def build_table(cfg: DictConfig) -> None:
     checkpoint = named_checkpoint(pair.target, pair.target_revision)
     checkpoint.check()
     texts = sum(len(example.references) for example in examples)
+    stages.enter("counting")
     corpus = f"{dataset.name} {dataset.split}, {texts:,} texts"
     table = estimate(reference_tokens(checkpoint, examples), cfg.ngram.order, checkpoint.vocabulary, corpus)
     path = folder / "table.safetensors"

@@ -12,7 +12,7 @@ import hydra
 from omegaconf import DictConfig
 
 from bild_lab.errors import UserError
-from bild_lab.lab.cli import escape, output, refusing, run_application, words_as_list
+from bild_lab.lab.cli import escape, output, refusing, run_application, stages, words_as_list
 from bild_lab.lab.config import config_dir
 
 
@@ -34,6 +34,7 @@ def compare(cfg: DictConfig) -> None:
         )
     folder = sweep_folder(cfg)
     require_writable(folder)
+    stages.enter("comparing")
     matching = match(*(read_results(name) for name in names))
     references: dict[str, tuple] = {}  # by dataset and examples, which most points share
     compared, why = [], ""

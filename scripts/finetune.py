@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError, require_whole
-from bild_lab.lab.cli import escape, output, refusing, run_application
+from bild_lab.lab.cli import escape, output, refusing, run_application, stages
 from bild_lab.lab.config import config_dir, typed
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def run(cfg: DictConfig) -> None:
     from bild_lab.training.finetuning.finetune import finetune  # late: torch takes seconds to load
     from bild_lab.training.folder import TrainingFolder
 
+    stages.enter("reading the data")
     job = finetuning_job(cfg)
     metrics = finetune(job)
     if launched().first:

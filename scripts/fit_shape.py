@@ -14,7 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from bild_lab.errors import UserError, require_whole
-from bild_lab.lab.cli import escape, output, refusing, run_application
+from bild_lab.lab.cli import escape, output, refusing, run_application, stages
 from bild_lab.lab.config import config_dir
 
 
@@ -40,7 +40,9 @@ def fit(cfg: DictConfig) -> None:
         raise UserError("a sweep's examples hold no ranks of candidates, which trees need; set fit.sweep=null")
     rounds = rounds_of_sweep(Path(cfg.fit.sweep), point) if cfg.fit.sweep is not None else []
     torch.set_num_threads(point.setting["threads"])
+    stages.enter("loading models")
     decoder.load_weights()
+    stages.enter("decoding texts and timing rounds")
     requests, facts = requests_of(point, point.examples), told(point, point.setting["split"])
     if trees:
         found = fit_tree(decoder, requests, effort, facts)

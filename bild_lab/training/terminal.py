@@ -13,8 +13,6 @@ from transformers import TrainerCallback
 from bild_lab.engine.models.ranks import launched
 from bild_lab.lab.cli import progress, stages
 
-_BAR = (TextColumn("{task.description}"), BarColumn(None), MofNCompleteColumn())
-
 
 class TerminalLog(TrainerCallback):
     """Moves a bar with loss and throughput, and prints a line for every evaluation, with the learning rate.
@@ -68,7 +66,8 @@ def progress_bar(shown: bool) -> Iterator[Progress]:
     """A bar of training steps while the block runs."""
     stages.leave()
     console = Console(stderr=True, soft_wrap=True, highlight=False, quiet=not shown)
-    columns = (*_BAR, TextColumn("{task.fields[loss]}"), TimeRemainingColumn())
+    counted = (TextColumn("{task.description}"), BarColumn(None), MofNCompleteColumn())
+    columns = (*counted, TextColumn("{task.fields[loss]}"), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not shown, expand=True) as bar:
         yield bar
 

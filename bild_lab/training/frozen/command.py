@@ -13,7 +13,7 @@ from bild_lab.engine.models.checkpoint import Checkpoint, resolve_dtype
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.ranks import launched, process_group
 from bild_lab.errors import require_model_path
-from bild_lab.lab.cli import escape, output
+from bild_lab.lab.cli import escape, output, stages
 from bild_lab.lab.config import typed
 from bild_lab.lab.data.examples import DatasetSpec, load_examples
 from bild_lab.lab.point import sweep_folder
@@ -116,6 +116,7 @@ def own_answers(cfg: DictConfig, base: Checkpoint, recipe: Recipe, folder: Path)
     dataset = typed(DatasetSpec, cfg.dataset, "dataset")
     settings = typed(AnswerSpec, cfg.answers, "answers")
     examples = load_examples(dataset)
+    stages.enter("loading the model")
     with isolated(recipe.seed, recipe.threads):
         target = HuggingFaceModel(
             base, process_group(recipe.on_cpu, LONGEST_WAIT).device, resolve_dtype(settings.dtype)
