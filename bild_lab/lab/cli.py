@@ -59,7 +59,7 @@ class Stages:
     def enter(self, name: str) -> None:
         """From now on the command is doing this."""
         self.leave()
-        if console.is_terminal:
+        if console.is_terminal and not console.quiet:
             line = Spinner("dots", f"[dim]{escape(name)} …[/dim]")
             self._live = Live(line, console=console, transient=True, refresh_per_second=5, redirect_stdout=False)
             self._live.start(refresh=True)
