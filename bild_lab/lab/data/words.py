@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -17,6 +18,7 @@ from bild_lab.lab.data.local_files import find_split_files
 
 LOCAL = "local"
 TEMPLATES = ("chat_template", "next_turn_template")
+RESERVED = ("null", "true", "false", "inf", "nan")
 HELD_OUT = ("test", "validation")  # splits to decode, where the dataset has them
 
 
@@ -25,10 +27,11 @@ def dataset_words(spec: DatasetSpec) -> list[str]:
 
     The split is the file's own, if the data have it, else another than the one given, if there is one.
     """
-    name = spec.name.partition(" + ")[0]  # of several datasets, the first
-    name = name if (config_dir() / "dataset" / f"{name}.yaml").is_file() else LOCAL
-    usual = {field.name: field.default for field in fields(DatasetSpec)} | _file("dataset", name)
-    values = asdict(spec)
+    first = spec.name.partition(" + ")[0]  # of several datasets
+    name = first if (config_dir() / "dataset" / f"{first}.yaml").is_file() else LOCAL
+    given = _file("dataset", name)
+    usual = {field.name: field.default for field in fields(DatasetSpec)} | given
+    values = {**asdict(spec), "name": first}
     words = [f"dataset={name}"]
     if (template := _template(values)) is not None:
         words.append(f"template={template}")
@@ -37,7 +40,7 @@ def dataset_words(spec: DatasetSpec) -> list[str]:
     usual |= {"name": derived, "limit": values["limit"], "metric": usual["metric"] or "agreement"}
     values["split"] = _split(spec, usual["split"])
     different = [key for key in values if _plain(values[key]) != _plain(usual[key])]
-    return words + [_word(f"dataset.{key}", values[key]) for key in different]
+    return words + [("" if key in given else "+") + _word(f"dataset.{key}", values[key]) for key in different]
 
 
 def _file(group: str, name: str) -> dict[str, Any]:
@@ -91,6 +94,6 @@ def _quoted(value: Any) -> str:
         return f"[{','.join(map(_quoted, value))}]"
     if value is None or isinstance(value, bool | int | float):
         return {None: "null", True: "true", False: "false"}.get(value, str(value))
-    plain = value and all(letter.isalnum() or letter in "_./-" for letter in value)
+    plain = re.fullmatch(r"[A-Za-z_./][\w./-]*", value, flags=re.A) and value.lower() not in RESERVED
     escaped = value.replace("\\", "\\\\").replace("'", "\\'")
     return value if plain else f"'{escaped}'"
