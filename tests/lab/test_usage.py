@@ -73,7 +73,7 @@ def test_keys_come_with_their_comments_and_without_wiring(printed) -> None:
     text = printed(ROOT / "scripts" / "finetune.py")
     assert "name: finetuned  # the checkpoint is written to outputs/NAME" in text
     assert "    warmup_steps: 0" in text  # of the chosen recipe, train=paper
-    assert "_target_" not in text and "hydra" not in text and "defaults:" not in text
+    assert "_target_:" not in text and "hydra" not in text and "defaults:" not in text
     assert re.search(r"^  train +bita, lm_heads", text, flags=re.M)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -217,7 +218,7 @@ def test_an_empty_dataset_is_refused(tmp_path: Path) -> None:
         ({"prompt_template": "summarize:"}, "must contain {source}, got 'summarize:'"),
         ({"metric": "meteor"}, "dataset.metric must be one of bleu, rouge, agreement, got 'meteor'"),
         ({"reference_column": None}, "dataset.metric=bleu needs references"),
-        ({"source_column": None}, "dataset.source_column must name the column"),
+        ({"source_column": None, "path": None, "builtin": "toy"}, "dataset.source_column must name the column"),
         ({"source_column": []}, "dataset.source_column must be a column's name or a list of names, got []"),
         ({"id_column": 3}, "dataset.id_column must be a column's name or a list of names, got 3"),
         ({"split": ""}, "dataset.split must name a split"),
@@ -404,7 +405,7 @@ def local(path: str | Path, **fields: object) -> DatasetSpec:
 )
 def test_own_data_are_called_as_their_file_or_folder_is(file: str, name: str, tmp_path: Path) -> None:
     assert local(tmp_path / file).name == name
-    assert local(tmp_path / file, name="mine").name == "mine"
+    assert replace(local(tmp_path / file), name="mine").name == "mine"
 
 
 def test_own_data_without_references_are_scored_by_agreement(rows_file) -> None:

@@ -35,8 +35,11 @@ def composed(words: list[str]) -> DatasetSpec:
         from_config("mt_bench", chat_template="[INST] {question} [/INST]", next_turn_template=" {answer}\n{question}"),
         from_config("mt_bench", chat_template=["{question}", "Q: {question}"], turns=None),
         from_config("local", path="/data/reviews.jsonl", source_column="text"),
-        from_config("local", path="2024", source_column="null", name="true"),
-        from_config("local", path="/data/faq", source_column="q", reference_column="a", metric="rouge", name="my faq"),
+        replace(from_config("local", path="2024", source_column="null"), name="true"),
+        replace(
+            from_config("local", path="/data/faq", source_column="q", reference_column="a", metric="rouge"),
+            name="my faq",
+        ),
         DatasetSpec(name="own", hub_id="me/own", source_column="x", reference_column="y", metric="bleu", turns=1),
     ],
     ids=lambda spec: spec.name,
