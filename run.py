@@ -21,9 +21,10 @@ from bild_lab.lab.torchrun import only_first_prints
 
 FIRST = "experiment=first_run"
 NEXT = (
-    "next: python run.py experiment=quickstart   a sweep of thresholds, the same pair\n"
-    "      python run.py -m name=mine pair.target=DIR pair.draft=DIR dataset=local dataset.path=FILE …   your own\n"
-    "      python run.py --help"
+    "next: python run.py experiment=quickstart    a sweep of thresholds, the same pair\n"
+    "      python run.py -m name=mine pair.target=DIR pair.draft=DIR dataset=local \\\n"
+    "        dataset.path=FILE dataset.source_column=COLUMN policy=bild,speculative\n"
+    "      python run.py --help                   every key, and the words of the reports"
 )
 
 

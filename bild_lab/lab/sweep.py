@@ -207,7 +207,7 @@ def _measure_with_progress(point: Point, sweep: Sweep) -> Result:
     typical_s = sum(measured_s) / len(measured_s) if measured_s else None
     with PointProgress(title, len(point.examples), place, points, typical_s) as shown:
         result = run_point(point, sweep, since_last_point_s(), shown.advance, shown.stage)
-    measured_s.append(result.seconds["total"])
+    measured_s.append(result.seconds["total"] - result.seconds["setup"])  # the first point's has the imports
     speedup, quality = result.speedup.value, result.quality
     faster = "" if speedup is None else f", {times(speedup)}"
     left = "" if place >= points else f"; {remaining((points - place) * sum(measured_s) / len(measured_s))}"
