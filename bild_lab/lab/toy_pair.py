@@ -107,7 +107,13 @@ def stand_in(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 def toy_examples() -> tuple[DatasetSpec, tuple[Example, ...]]:
     """The dataset that the pair is trained on, and its examples."""
     spec = typed(DatasetSpec, OmegaConf.create(toy_config("dataset/toy") | {"split": "train"}), "dataset")
-    return spec, load_examples(spec)
+    return spec, _examples(spec)
+
+
+@lru_cache(maxsize=1)
+def _examples(spec: DatasetSpec) -> tuple[Example, ...]:
+    """Read once in a process: that takes a second, and each member's folder is named after them."""
+    return load_examples(spec)
 
 
 def toy_config(name: str) -> dict[str, Any]:
