@@ -169,7 +169,7 @@ def cached_examples(spec: DatasetSpec) -> tuple[Example, ...]:
 @lru_cache(maxsize=4)
 def _needs_training(names: tuple[str | None, ...], cache: Path) -> bool:
     """Whether one of the models belongs to the toy pair and is not in the cache."""
-    return any([untrained(name) for name in names])  # of all: a wrong name must not wait for a training
+    return bool([name for name in names if untrained(name)])  # a wrong name must not wait for another's training
 
 
 def require_decodable(policy: DictConfig, pair: PairSpec, decoding: DecodingSpec, runtime: RuntimeSpec) -> None:
