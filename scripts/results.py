@@ -1,4 +1,4 @@
-"""Write the pages of docs/results from the numbers that are kept beside them: python scripts/results.py [keep outputs/NAME]
+"""Write the pages of docs/results from the numbers kept beside them: python scripts/results.py [keep outputs/NAME]
 
     python scripts/results.py                       # or make results: every page that has a template
     python scripts/results.py keep outputs/NAME     # keep a sweep, a screening or a benchmark in docs/results/data
