@@ -111,6 +111,7 @@ class WandbLogger:
         Report, picture and table are attached as an artifact. A sweep without a finished point is left out.
         """
         import wandb
+
         from bild_lab.report.terminal import headline
 
         results = sweep.results()
