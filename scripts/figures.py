@@ -1,4 +1,4 @@
-"""Draw the papers' tables and figures from outputs, with their numbers: python scripts/figures.py FIGURE [FIGURE ...]
+"""Draw the papers' tables and figures from outputs, with their numbers: python scripts/figures.py FIGURE [FIGURE …]
 
     python scripts/figures.py bild_fig4              # from outputs: at the paper's scale if there, else at small scale
     python scripts/figures.py bild_fig4 scale=small outputs=DIR
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bild_lab.errors import UserError
-from bild_lab.lab.cli import console, escape, output, run_application
+from bild_lab.lab.cli import console, escape, output, run_application, stages
 from bild_lab.papers.published import published_names
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -74,6 +74,7 @@ def run_missing(name: str, outputs: Path) -> None:
             continue
         console.print(f"[dim]{escape(command)}[/dim]")
         _, script, *words = shlex.split(command)
+        stages.leave()
         if subprocess.run([sys.executable, str(ROOT / script), *words]).returncode != 0:
             raise UserError(f"{name}: this command failed, and the figure needs its results: {command}")
         stamps.mkdir(parents=True, exist_ok=True)
@@ -82,6 +83,7 @@ def run_missing(name: str, outputs: Path) -> None:
 
 def draw(wanted: Wanted) -> list[str]:
     """Draw every figure. If there are several, returns the messages of those that could not be drawn."""
+    stages.enter("loading libraries")
     from bild_lab.papers.figures import draw_figure  # imported late: pandas and matplotlib take a second
 
     failed = []
@@ -89,6 +91,7 @@ def draw(wanted: Wanted) -> list[str]:
         try:
             if wanted.run:
                 run_missing(name, wanted.outputs)
+            stages.enter(f"drawing {name}")
             drawn = draw_figure(name, wanted.outputs, wanted.outputs / "figures", wanted.scale)
             output.print(escape(drawn.summary))
         except UserError as error:
@@ -108,4 +111,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_application(main)
+    run_application(main, None)

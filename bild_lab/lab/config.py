@@ -216,7 +216,7 @@ def require_policy(policy: Any) -> None:
         raise UserError(f"policy must be one of {', '.join(policy_names())}, with a name, got {policy!r}")
     if not OmegaConf.is_dict(policy.get("decoder")) or not isinstance(policy.decoder.get("_target_"), str):
         raise UserError(f"policy.decoder must name its class in _target_, got {policy.get('decoder')!r}")
-    shipped = _shipped_knobs(policy.name)
+    shipped = shipped_knobs(policy.name)
     if shipped is None:
         return
     values = knob_values(OmegaConf.to_container(policy, resolve=False))
@@ -232,7 +232,7 @@ def require_policy(policy: Any) -> None:
 
 
 @lru_cache
-def _shipped_knobs(name: str) -> dict[str, Any] | None:
+def shipped_knobs(name: str) -> dict[str, Any] | None:
     """The knobs in a policy's file with their values; None if there is no such file."""
     if name not in policy_names():
         return None

@@ -74,15 +74,16 @@ def notes(
 
 def comparison_table(compared: Sequence[Compared]) -> Table:
     """Tabulate the comparison for the terminal, in A's order."""
-    table = Table(box=SIMPLE_HEAD, width=WIDTH, pad_edge=False, padding=(0, 1, 0, 0), caption_justify="left")
+    table = Table(box=SIMPLE_HEAD, width=WIDTH, pad_edge=False, padding=0, caption_justify="left")
     table.add_column("point", ratio=1, overflow="fold")
-    for title in ("speedup\nA, B", "latency\nB/A", "speed", "quality\nA", "quality\nB minus A", "quality"):
+    for title in ("speedup\nA, B", "latency\nB/A", "speed", "quality A,\nB minus A", "quality"):
         table.add_column(title, justify="left" if title in ("speed", "quality") else "right", no_wrap=True)
     for one, row in zip(compared, _rows(compared), strict=True):
         knobs = " ".join(filter(None, (row["knobs"].text, row["knobs"].detail)))
         cells = {**row, "policy": TableCell(row["policy"].text, knobs)}
         cells["speedup A"] = TableCell(f"{number(one.pair.a.speedup.value)}, {number(one.pair.b.speedup.value)}")
-        shown = ("policy", "speedup A", "latency B/A", "speed", "A", "B minus A", "quality")
+        cells["A"] = TableCell(f"{row['A'].text}, {row['B minus A'].text}", row["B minus A"].detail)
+        shown = ("policy", "speedup A", "latency B/A", "speed", "A", "quality")
         table.add_row(*(_text(cells[title]) for title in shown))
     table.caption = Text(_LEGEND, style="dim", justify="left")
     return table
