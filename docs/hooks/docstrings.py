@@ -8,6 +8,7 @@ from typing import Any
 from griffe import Extension, Object
 
 LINE = re.compile(r"^(\w+(?:, \w+)*): ")
+SENTENCE = re.compile(r"(?<=\.) (\w+(?:, \w+)*): ")
 
 
 class Parameters(Extension):
@@ -21,10 +22,11 @@ class Parameters(Extension):
 
 
 def as_list(text: str, known: set[str]) -> str:
-    """The text with an item for each line that begins with known names and a colon."""
+    """The text with an item for each line or sentence that begins with known names and a colon."""
+    apart = SENTENCE.sub(lambda found: f"\n{found[1]}: " if set(found[1].split(", ")) <= known else found[0], text)
     lines: list[str] = []
     listing = False
-    for line in text.splitlines():
+    for line in apart.splitlines():
         found = LINE.match(line)
         if found and set(found[1].split(", ")) <= known:
             names = ", ".join(f"`{name}`" for name in found[1].split(", "))

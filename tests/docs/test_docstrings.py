@@ -25,3 +25,9 @@ def test_lines_that_explain_parameters_become_a_list() -> None:
 
 def test_a_list_begins_behind_an_empty_line() -> None:
     assert as_list("Says what.\nlimit: rows", {"limit"}) == "Says what.\n\n- `limit`: rows"
+
+
+def test_sentences_that_explain_fields_become_a_list() -> None:
+    known = {"text", "token_ids"}
+    text = "One continuation. token_ids: as emitted. text: without the end. Note: more."
+    assert as_list(text, known) == "One continuation.\n\n- `token_ids`: as emitted.\n- `text`: without the end. Note: more."
