@@ -29,5 +29,5 @@ def test_a_list_begins_behind_an_empty_line() -> None:
 
 def test_sentences_that_explain_fields_become_a_list() -> None:
     known = {"text", "token_ids"}
-    text = "One continuation. token_ids: as emitted. text: without the end. Note: more."
-    assert as_list(text, known) == "One continuation.\n\n- `token_ids`: as emitted.\n- `text`: without the end. Note: more."
+    text = "One. token_ids: as emitted. text: without the end. Note: more."
+    assert as_list(text, known) == "One.\n\n- `token_ids`: as emitted.\n- `text`: without the end. Note: more."

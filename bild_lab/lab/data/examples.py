@@ -49,8 +49,8 @@ class DatasetSpec:
     next_turn_template: str = Template.next_turn  # holds {answer}, to the turn before, and then {question}
     turns: int | None = 1  # how many turns of a conversation, at least 1; null: all
     history: str | None = None  # a file or folder with columns `id` and `answer`, which later turns continue
-    # bleu (translations), rouge (summaries, answers), or agreement (the share of texts that are the baseline's own); null
-    # without references: agreement
+    # bleu (translations), rouge (summaries, answers), or agreement (the share of texts that are the baseline's own);
+    # null without references: agreement
     metric: str | None
     max_source_tokens: int | None = None  # the tokenizer cuts the prompt to this length, at least 1; null: never
 
