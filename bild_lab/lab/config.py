@@ -40,22 +40,18 @@ def config_dir() -> Path:
 
 @dataclass(frozen=True)
 class PairSpec:
-    """Checkpoints. Each is a folder, a hub id, toy:large or toy:small.
+    """Checkpoints: the keys of `pair`. `Languages` checks the last two."""
 
-    second_draft: drafts for the draft model. aligned: the draft model was aligned with the target (BiLD §3.5.1).
-    source_language, target_language: of a translation model. `Languages` checks them.
-    """
-
-    name: str
-    target: str
-    draft: str | None = None
-    second_draft: str | None = None
-    target_revision: str | None = None
-    draft_revision: str | None = None
-    second_draft_revision: str | None = None
-    aligned: bool = False
-    source_language: str | None = None
-    target_language: str | None = None
+    name: str  # what tables and logs call the pair
+    target: str  # the large model: a folder, a hub id, toy:large or toy:small
+    draft: str | None = None  # the small model, likewise; null: the policy drafts without one
+    second_draft: str | None = None  # drafts for the draft model, likewise
+    target_revision: str | None = None  # branch, tag or commit of the hub
+    draft_revision: str | None = None  # branch, tag or commit of the hub
+    second_draft_revision: str | None = None  # branch, tag or commit of the hub
+    aligned: bool = False  # whether the draft model was aligned with the target (BiLD §3.5.1); BiLD's figures need it
+    source_language: str | None = None  # of mBART, mBART-50, M2M-100 or NLLB: the tokenizer's code
+    target_language: str | None = None  # to translate into: the tokenizer's code, such as de_DE, de or deu_Latn
 
     def __post_init__(self) -> None:
         for key in ("target", "draft", "second_draft"):

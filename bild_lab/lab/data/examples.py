@@ -24,34 +24,34 @@ class DatasetSpec:
     A `name` that is None becomes that of the data's file, folder or hub id. A `metric` that is None becomes agreement,
     if there are no references.
     `path` overrides `hub_id`, which overrides `builtin`. A column is a dotted path ("translation.de"), or a list of
-    paths: the first one that a row has is used. If the source is a list, it holds the turns of a conversation.
-    The value of `input_column` replaces {input} in `prompt_template`, or is added below the source. `prompt_template`
-    states the task. `chat_template` and `next_turn_template` belong to a chat model, as in `conf/template/*.yaml`;
-    with several chat templates each question is asked in all of them.
-    Raises UserError for values that no dataset can satisfy.
+    paths: the first one that a row has is used. `chat_template` and `next_turn_template` belong to a chat model, as in
+    `conf/template/*.yaml`. Raises UserError for values that no dataset can satisfy.
     """
 
-    name: str | None
-    hub_id: str | None = None
-    hub_config: str | None = None
-    hub_data_dir: str | None = None
-    hub_revision: str | None = None
-    path: str | None = None
-    builtin: str | None = None  # "toy": the corpus embedded in the package
-    split: str = "test"
-    limit: int | None = None  # the first rows only
+    name: str | None  # what tables and logs call the dataset; null: the name of the file, folder or hub id
+    hub_id: str | None = None  # of the Hugging Face hub
+    hub_config: str | None = None  # the configuration of a dataset of the hub, such as de-en
+    hub_data_dir: str | None = None  # a folder inside a dataset of the hub
+    hub_revision: str | None = None  # branch, tag or commit of the hub
+    path: str | None = None  # a folder or a file (.jsonl .json .csv .tsv .parquet), used instead of the hub
+    builtin: str | None = None  # toy: the corpus embedded in the package
+    split: str = "test"  # train, validation, test, or another split of the dataset
+    limit: int | None = None  # the first rows only, at least 1; null: all
+    # the text to decode from; of a list the turns of a conversation. Columns: a name, a.b for a field inside one, or a
+    # list of which the first one that a row has is taken
     source_column: str | Sequence[str] | None
-    input_column: str | Sequence[str] | None = None  # the text that an instruction refers to; may be empty
-    reference_column: str | Sequence[str] | None = None
-    id_column: str | Sequence[str] | None = None
-    category_column: str | Sequence[str] | None = None
-    prompt_template: str = "{source}"
-    chat_template: str | Sequence[str] = "{question}"
-    next_turn_template: str = Template.next_turn
-    turns: int | None = 1  # how many turns of a conversation; None: all
+    input_column: str | Sequence[str] | None = None  # for {input} of the prompt, else below the source
+    reference_column: str | Sequence[str] | None = None  # one or several references; null: dataset.metric=agreement
+    id_column: str | Sequence[str] | None = None  # null: examples are numbered
+    category_column: str | Sequence[str] | None = None  # the dataset's own division; reports have a table by it
+    prompt_template: str = "{source}"  # states the task; must hold {source}
+    chat_template: str | Sequence[str] = "{question}"  # holds {question}; with several, each question is asked in all
+    next_turn_template: str = Template.next_turn  # holds {answer}, to the turn before, and then {question}
+    turns: int | None = 1  # how many turns of a conversation, at least 1; null: all
     history: str | None = None  # a file or folder with columns `id` and `answer`, which later turns continue
+    # bleu, rouge, or agreement (the share of texts that are the baseline's own); null: agreement without references
     metric: str | None
-    max_source_tokens: int | None = None  # the tokenizer cuts the prompt to this length
+    max_source_tokens: int | None = None  # the tokenizer cuts the prompt to this length, at least 1; null: never
 
     def __post_init__(self) -> None:
         for field in ("source_column", "input_column", "reference_column", "id_column", "category_column"):
