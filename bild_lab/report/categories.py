@@ -85,7 +85,7 @@ def _rate(one: CategoryOfPoint) -> TableCell:
 
 _CELLS = {
     "n_examples": lambda one: TableCell(number(one.numbers.n_examples, 0), "", one.numbers.n_examples),
-    "speedup": lambda one: speedup_cell(one.numbers),
+    "speedup": lambda one: speedup_cell(one.result, one.numbers),
     "tokens_per_s": _rate,
     "tokens_per_target_call": lambda one: TableCell(
         number(one.numbers.tokens_per_target_call), "", one.numbers.tokens_per_target_call
