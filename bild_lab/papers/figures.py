@@ -26,7 +26,7 @@ from bild_lab.papers.match_rates import Rate, read_rates
 from bild_lab.papers.mixed_texts import draw_texts, texts_as_markdown
 from bild_lab.papers.published import SCALES, Published, load_published
 from bild_lab.papers.verdicts import AGREES, UNKNOWN, Comparison, compare, markdown
-from bild_lab.report.provenance import notes
+from bild_lab.report.provenance import caption, notes
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,8 @@ def _drawn(name: str, figure: PaperFigure, published: Published, points: list[An
     path = folder / (name if scale == "paper" else f"{name}_small")
     beside = published.stands_for.panel if scale == "small" else None
     title = f"{published.item} ({published.paper.partition(',')[0]})"
-    picture = Picture(title, _where(points), points, figure.row, comparison, published, beside)
+    subtitle = ", ".join(filter(None, (_where(points), caption([one for one in points if isinstance(one, Result)]))))
+    picture = Picture(title, subtitle, points, figure.row, comparison, published, beside)
     figure.draw(picture, path.with_suffix(".png"))
     drawn = Drawn(name, scale, path, comparison)
     parts = [_heading(published, points, drawn), markdown(comparison), figure.texts(points)]

@@ -58,6 +58,12 @@ def disturbance(environment: Environment) -> str:
     return ", ".join(words)
 
 
+def caption(results: Sequence[Result]) -> str:
+    """Return the caution for a figure: `3 of 12 points timed on a busy machine`; empty if it needs none."""
+    disturbed = sum(bool(disturbance(result.environment)) for result in results)
+    return f"{disturbed} of {_many(len(results), 'point')} timed on a busy machine" if disturbed else ""
+
+
 def sources(results: Sequence[Result]) -> list[dict[str, str]]:
     """Return a row per source: what differs between the sources, and its count of points; no rows for one source."""
     found = [_source(result) for result in results]

@@ -21,11 +21,12 @@ from bild_lab.lab.schema.measured_examples import MeasuredExample
 from bild_lab.lab.schema.result import Result
 from bild_lab.papers import finished_points as rows
 from bild_lab.papers.cells import Cell, Cells
+from bild_lab.papers.drawings import Picture
 from bild_lab.papers.figures import FIGURES, draw_figure
 from bild_lab.papers.finished_points import read_points
 from bild_lab.papers.published import Order, load_published, published_names
 from bild_lab.papers.verdicts import AGREES, FAILS, HIGHER, HOLDS, LOWER, UNKNOWN, WITHIN, compare, judged, markdown
-from tests.report.sample import BASELINE_QUALITY, sample_drafted, sample_example, sample_result
+from tests.report.sample import BASELINE_QUALITY, ENVIRONMENT, sample_drafted, sample_example, sample_result
 from tests.thinned import thinned
 
 PIPELINE = {"match_rate": 0.5, "latency_units": 4.6, "compute_units": 9.0, "predicted_latency_units": 4.5}
@@ -168,6 +169,18 @@ def test_a_figure_is_a_png_and_a_pdf_with_a_table_that_ends_in_verdicts(name: st
     assert load_published(name).hardware in table
     assert f"python scripts/figures.py {name} scale=small" in table
     assert name == "bild_fig10" or "| panel | row | quantity | here | paper | tolerance | verdict |" in table
+
+
+def test_points_timed_on_a_busy_machine_are_told_below_the_title_and_in_the_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet, busy = bild(1.5), bild(1.7, 1.0, 5.0, environment={**ENVIRONMENT, "busy_elsewhere_percent": 74.4})
+    store(tmp_path / load_published("bild_fig4").folders["small"][0], [("toy", quiet, ()), ("toy", busy, ())])
+    drawn: list[Picture] = []
+    monkeypatch.setitem(FIGURES, "bild_fig4", replace(FIGURES["bild_fig4"], draw=lambda one, _: drawn.append(one)))
+    text = draw_figure("bild_fig4", tmp_path, tmp_path).path.with_suffix(".md").read_text()
+    assert drawn[0].subtitle.endswith(", 1 of 2 points timed on a busy machine")
+    assert "1 of 2 points was timed while other programs used 74 % of the machine" in text
 
 
 def test_the_papers_scale_comes_before_the_small_one(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Tests of what the report says about where points came from."""
 
 from bild_lab.lab.schema.result import Result
-from bild_lab.report.provenance import disturbance, notes, sources
+from bild_lab.report.provenance import caption, disturbance, notes, sources
 from tests.report.sample import ENVIRONMENT, sample_result
 
 
@@ -61,3 +61,9 @@ def test_a_disturbance_is_told_in_a_few_words():
         )
     ]
     assert told == ["", "", "machine 74 % busy", "device shared", "machine 50 % busy, device shared"]
+
+
+def test_a_figure_is_captioned_with_how_many_of_its_points_were_disturbed():
+    busy, quiet = measured(0.2, busy_elsewhere_percent=74.4), measured(0.4)
+    assert caption([busy, quiet]) == "1 of 2 points timed on a busy machine"
+    assert caption([quiet]) == "" == caption([])
