@@ -195,7 +195,7 @@ def test_the_papers_scale_comes_before_the_small_one(tmp_path: Path) -> None:
         f"{small.path}.png, .pdf, .md: small scale",
         "  within the intervals: an aligned drafter is faster at minimal loss (multi30k)",
         "  within the intervals: an aligned drafter is faster at one point of loss (multi30k)",
-        f"  {agree} of {len(compared)} numbers agree{'s' * (agree == 1)} with the paper, whose models, data and hardware are others",
+        f"  {agree} of {len(compared)} numbers agree with the paper, whose models, data and hardware are others",
     ]
 
 
