@@ -11,12 +11,13 @@ import sys
 from pathlib import Path
 
 from bild_lab.errors import UserError
-from bild_lab.lab.cli import escape, output, run_application, stages
+from bild_lab.lab.cli import escape, output, run_application, stages, stages
 
 PAGES = Path(__file__).resolve().parents[1] / "docs" / "results"
 
 
 def main() -> None:
+    stages.enter("loading libraries")
     stages.enter("loading libraries")
     from bild_lab.report.result_pages import DATA, TEMPLATE, keep, page_of, render  # late: pandas takes a second
 

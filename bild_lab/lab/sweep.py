@@ -43,7 +43,6 @@ from bild_lab.lab.stop_signals import Stopped, StopSignals
 from bild_lab.lab.torchrun import require_basic_launcher
 
 FAILED_POINTS = 1
-BUSY_PERCENT = 10  # of all cores' time
 MOST_CHECKED_BEFORE = 64  # points prepared before a sweep, until one can run
 
 
@@ -212,8 +211,8 @@ def _measure_with_progress(point: Point, sweep: Sweep) -> Result:
     faster = "" if speedup is None else f", {times(speedup)}"
     left = "" if place >= points else f"; {remaining((points - place) * sum(measured_s) / len(measured_s))}"
     console.print(f"{escape(title)}: {quality.metric} {quality.value:.2f}{faster}{left}")
-    busy = result.environment.busy_elsewhere_percent
-    if busy > BUSY_PERCENT:
+    if result.environment.busy:
+        busy = result.environment.busy_elsewhere_percent
         console.print(f"[bold red]{busy:.0f} % of the machine was busy with something else[/bold red]: timings suffer")
     return result
 

@@ -21,6 +21,7 @@ from bild_lab.lab.formatting import MINUS, TIMES, knob_label, short_name
 from bild_lab.lab.results.groups import Group, by_setting
 from bild_lab.lab.schema.result import Result
 from bild_lab.report.labels import Box, place_labels, segment_boxes
+from bild_lab.report.provenance import caption
 from bild_lab.report.style import FIGURE_STYLE, HAIRLINE, INK, MUTED, Mark, marks
 
 _PANEL_INCHES = (8.0, 5.0)
@@ -194,8 +195,10 @@ def _draw_texts(panel: _Panel) -> None:
     for share, text, font in (
         (0.952, title, {"size": 11.5, "weight": "bold"}),
         (0.908, subtitle, {"color": MUTED}),
+        (0.872, caption(group.results), {"color": INK}),  # left of the upper axis' title
     ):
-        panel.figure.text(0.09, panel.bottom + share * panel.height, text, va="center", **font)
+        if text:
+            panel.figure.text(0.09, panel.bottom + share * panel.height, text, va="center", **font)
 
 
 def _draw_legend(panel: _Panel) -> None:

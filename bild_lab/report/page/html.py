@@ -18,6 +18,7 @@ from bild_lab.lab.results.groups import FEW, Group, by_setting, differing_keys, 
 from bild_lab.lab.schema.columns import SETTING
 from bild_lab.lab.schema.result import Failure, Result
 from bild_lab.report.categories import category_table
+from bild_lab.report.headline import headline
 from bild_lab.report.page.costs import cost_table, prediction_table
 from bild_lab.report.page.interactive import acceptance_figure, pareto_figure, stages_figure
 from bild_lab.report.page.plane import planes, screened_policies
@@ -35,8 +36,8 @@ from bild_lab.report.page.tables import (
 )
 from bild_lab.report.page.trace_viewer import viewer_data
 from bild_lab.report.provenance import notes, sources
+from bild_lab.report.reasons import reason_lines
 from bild_lab.report.style import Mark, marks
-from bild_lab.report.terminal import headline
 
 _TEMPLATES = Path(__file__).parent
 
@@ -108,6 +109,7 @@ def _section(group: Group, colours: dict[str, Mark], index: int, figures: dict[s
         "relative": group.relative,
         "best": best_rows(group),
         "best_columns": best_columns(group),
+        "reasons": reason_lines(group),
         "hypervolumes": hypervolumes(group),
         "margin": MARGIN,
         "columns": columns,
@@ -118,6 +120,7 @@ def _section(group: Group, colours: dict[str, Mark], index: int, figures: dict[s
         "cost": cost_table(group),
         "trees": tree_drawings(group),
         "count": len(group.results),
+        "candidates": sum(not result.is_baseline for result in group.results),
         "few": FEW,
         "ids": ids,
     }
