@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from bild_lab.errors import UserError
-from bild_lab.lab.cli import escape, output, run_application, stages, stages
+from bild_lab.lab.cli import escape, output, run_application, stages
 
 PAGES = Path(__file__).resolve().parents[1] / "docs" / "results"
 
