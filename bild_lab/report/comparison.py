@@ -17,8 +17,8 @@ from bild_lab.lab.analysis.paired import NOT_COMPARED, SAME, SIGNIFICANT, Compar
 from bild_lab.lab.formatting import MISSING, interval, knob_label, number, short_name, signed, signed_interval, times
 from bild_lab.lab.results.groups import varying_knobs
 from bild_lab.lab.schema.result import Result, Speedup
-from bild_lab.report.page.html import page_environment
 from bild_lab.report.page.tables import TableCell
+from bild_lab.report.page.templates import page_environment
 from bild_lab.report.terminal import WIDTH
 
 DRIFT = 0.1  # of the baseline's latency, beyond which the machine, not the method, may have changed

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
@@ -33,12 +32,11 @@ from bild_lab.report.page.tables import (
     point_rows,
     time_shares,
 )
+from bild_lab.report.page.templates import page_environment
 from bild_lab.report.page.trace_viewer import viewer_data
 from bild_lab.report.provenance import notes, sources
 from bild_lab.report.style import Mark, marks
 from bild_lab.report.terminal import headline
-
-_TEMPLATES = Path(__file__).parent
 
 
 def write_html(name: str, results: Sequence[Result], failures: Sequence[Failure], path: Path, older: int = 0) -> None:
@@ -75,17 +73,6 @@ def write_html(name: str, results: Sequence[Result], failures: Sequence[Failure]
     write_atomically(path, text.encode())
     if volumes := [row for group in groups for row in _volume_rows(group)]:
         write_atomically(path.with_name("hypervolume.csv"), pd.DataFrame(volumes).to_csv(index=False).encode())
-
-
-def page_environment() -> Environment:
-    """The templates of the package's pages. They escape every value."""
-    return Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
 
 
 def _section(group: Group, colours: dict[str, Mark], index: int, figures: dict[str, dict]) -> dict:
