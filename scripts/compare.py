@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import escape, output, refusing, run_application, words_as_list
 from bild_lab.lab.config import config_dir
+from bild_lab.report.book.after import in_lab_book
 
 
 def compare(cfg: DictConfig) -> None:
@@ -58,7 +59,7 @@ def compare(cfg: DictConfig) -> None:
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="compare")
 def main(cfg: DictConfig) -> None:
     """One comparison."""
-    with refusing():
+    with refusing(), in_lab_book():
         compare(cfg)
 
 

@@ -35,6 +35,7 @@ from bild_lab.lab.config import knob_values
 from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.load import load_model
 from bild_lab.lab.point import Point, prepare, sweep_folder
+from bild_lab.lab.results.course import RunningCourse
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.runner import run_point
 from bild_lab.lab.schema.result import Failure, FailureCause, Result
@@ -52,13 +53,14 @@ class Run:
 
     jobs: every job's configuration. report: writes the sweep's table, figure and report. failed: points that failed
     in this process, stored or not. ended_s: when the last point of this process ended, on the clock of
-    `process_age_s`.
+    `process_age_s`. course: how far the run is, for who looks from outside.
     """
 
     jobs: list[DictConfig] = field(default_factory=list)
     report: Callable[[Sweep], None] = lambda sweep: None
     failed: set[str] = field(default_factory=set)
     ended_s: float = 0.0
+    course: RunningCourse | None = None
 
 
 _run = Run()
@@ -79,6 +81,8 @@ def measure_point(cfg: DictConfig) -> float:
             _finish(cfg, FAILED_POINTS)
         if crashed:
             _release_models()
+        if _run.course is not None:
+            _run.course.advance()
         return float("nan") if speedup is None else speedup
     except Stopped as stop:
         _finish(cfg, stop.code)
@@ -134,8 +138,11 @@ class SweepCallback(Callback):
         job_return.cfg = job_return.hydra_cfg = None
 
     def _start(self, config: DictConfig, jobs: list[DictConfig]) -> None:
-        _run.jobs, _run.failed, _run.report = jobs, set(), self._report
+        _run.jobs, _run.failed, _run.report, _run.course = jobs, set(), self._report, None
         _check(jobs[:MOST_CHECKED_BEFORE])
+        if launched().first:
+            measures_here = config.hydra.launcher._target_.endswith(".BasicLauncher")
+            _run.course = RunningCourse(sweep_folder(config), len(jobs), counts=measures_here)
         _signals.install(lambda code: _finish(config, code))
 
 
@@ -270,6 +277,9 @@ def _finish(config: DictConfig, code: int = 0) -> None:
     """Write the table, the figure and the report. Exit non-zero if a point failed or the run was stopped."""
     _signals.restore()
     sweep = Sweep(sweep_folder(config))
+    if _run.course is not None:
+        _run.course.stop(ended=code == 0)
+        _run.course = None
     if code:
         console.print("[bold]stopped[/bold]; finished points are kept, the same command runs the rest")
     try:
