@@ -15,10 +15,11 @@ MOST_DOTS = 120
 _CURVE = "currentColor"
 
 Scale = Callable[[float], float]
+Place = tuple[float, float]
 
 
 def plane(group: Group) -> Picture | None:
-    """Quality against relative latency, the front as a line and the baseline's quality as another; None without both."""
+    """Quality against relative latency, with lines for the front and the baseline; None without both numbers."""
     drawn = [(one, at) for one in group.results if (at := group.position(one)) is not None]
     if not drawn or not all(math.isfinite(value) for _, at in drawn for value in (at.x, at.y)):
         return None
@@ -51,9 +52,7 @@ def plane(group: Group) -> Picture | None:
     return _rounded(Picture(f"{group.metric} against {cost}, {count}; faster is left, better is up", lines, dots))
 
 
-def curve(
-    label: str, values: Sequence[tuple[float, float]], marked: Sequence[tuple[float, float]] = ()
-) -> Picture | None:
+def curve(label: str, values: Sequence[Place], marked: Sequence[Place] = ()) -> Picture | None:
     """A curve over steps, such as a loss, with marks on it; None for fewer than two finite values."""
     kept = [place for place in values if all(map(math.isfinite, place))]
     if len(kept) < 2:
@@ -66,7 +65,7 @@ def curve(
 
 
 def intervals(label: str, ratios: Sequence[tuple[float, float, float]]) -> Picture | None:
-    """Ratios (low, value, high) as bars one below the other, on a logarithmic axis with a line at 1; None without any."""
+    """Ratios (low, value, high) as bars below each other, on a logarithmic axis with a line at 1; None without any."""
     kept = [each for each in ratios if all(value > 0 and math.isfinite(value) for value in each)][: int(HEIGHT / 4)]
     if not kept:
         return None
