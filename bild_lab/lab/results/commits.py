@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -12,6 +14,23 @@ from bild_lab.errors import UserError
 from bild_lab.lab.config import typed
 from bild_lab.lab.results.records import CONFIG, Sweep
 from bild_lab.lab.schema.result import Result
+
+if TYPE_CHECKING:
+    from bild_lab.lab.data.examples import Example
+
+Key = tuple[str, int]  # of an example: its id and turn
+
+
+@dataclass(frozen=True)
+class SharedTexts:
+    """What A and B may be compared by. references: by example; None if they cannot be read, and `why`.
+
+    keys: the examples whose prompt and references are the same in both; None if all of them are.
+    """
+
+    references: dict[Key, tuple[str, ...]] | None
+    keys: frozenset[Key] | None = None
+    why: str = ""
 
 
 def read_results(name: str) -> list[Result]:
@@ -32,27 +51,51 @@ def read_results(name: str) -> list[Result]:
     return chosen
 
 
-def references_of(results: Sequence[Result]) -> tuple[dict[tuple[str, int], tuple[str, ...]] | None, str]:
-    """The references by example, from the first of these results whose dataset can be read and has not changed.
+def shared_texts(a: Result, b: Result) -> SharedTexts:
+    """The examples that both results decoded, with their references.
 
-    Results hold no references: they are read again from the dataset of the configuration. If that fails, returns
-    None and the reason.
+    Results hold no references: they are read again from the dataset of the configuration, and checked by its hash.
+    Of equal data one side's will do. Raises UserError if the data differ, for example in `dataset.limit`, and one
+    side's cannot be read: equal ids may then belong to different texts.
     """
+    equal = a.setting.data == b.setting.data or None in (a.setting.data, b.setting.data)
+    known, why = [], ""
+    for result in (a, b):
+        examples, reason = _read_again(result)
+        why = why or reason
+        if examples is not None:
+            known.append({(str(one.id), one.turn): one for one in examples})
+        if known and equal:
+            return SharedTexts({key: tuple(one.references) for key, one in known[0].items()})
+    if equal:
+        return SharedTexts(None, why=why)
+    if len(known) < 2:
+        raise UserError(
+            f"A and B have different data, and which examples they share cannot be checked: {why}; "
+            "measure one of them again with the dataset keys of the other"
+        )
+    same = {key: one for key, one in known[0].items() if _text(known[1].get(key)) == _text(one)}
+    return SharedTexts({key: tuple(one.references) for key, one in same.items()}, frozenset(same))
+
+
+def _text(example: Example | None) -> tuple | None:
+    """What makes two examples the same."""
+    return example and (example.prompt, tuple(example.references), example.continues)
+
+
+def _read_again(result: Result) -> tuple[Sequence[Example] | None, str]:
+    """The examples that a result was measured on; None and the reason if they cannot be had."""
     from bild_lab.lab.data.examples import DatasetSpec, load_examples
     from bild_lab.lab.hashing import data_hash
 
-    why = ""
-    for result in results:
-        try:
-            config = OmegaConf.load(result.folder / CONFIG)
-            examples = load_examples(typed(DatasetSpec, config.dataset, "dataset"), unanswered=True)
-        except (UserError, OSError, TypeError, OmegaConfBaseException) as error:
-            why = why or str(error)
-            continue
-        if result.setting.data in (None, data_hash(examples)):
-            return {(str(one.id), one.turn): tuple(one.references) for one in examples}, ""
-        why = why or f"dataset {config.dataset.name} has changed since"
-    return None, why
+    try:
+        config = OmegaConf.load(result.folder / CONFIG)
+        examples = load_examples(typed(DatasetSpec, config.dataset, "dataset"), unanswered=True)
+    except (UserError, OSError, TypeError, OmegaConfBaseException) as error:
+        return None, str(error)
+    if result.setting.data not in (None, data_hash(examples)):
+        return None, f"dataset {config.dataset.name} has changed since"
+    return examples, ""
 
 
 def _versions(result: Result) -> list[str]:

@@ -86,7 +86,7 @@ def write_book(outputs: Path) -> list[Entry]:
             sections=[(kind, TITLES[kind], found) for kind in KINDS if (found := of_kind(entries, kind))],
             states=[state for state in STATES if any(one.state == state for one in entries)],
             size=(WIDTH, HEIGHT),
-            written=datetime.now(UTC),
+            written=datetime.now(UTC).isoformat(timespec="seconds"),
             compared=_comparable(outputs, entries),
             words=_words,
             day=day,
@@ -116,6 +116,11 @@ def _comparable(outputs: Path, entries: Sequence[Entry]) -> dict[str, Any]:
     }
 
 
+def matching(entries: Sequence[Entry], words: Sequence[str]) -> list[Entry]:
+    """The entries that contain all of the words, in whatever case."""
+    return [one for one in entries if all(word.lower() in _words(one).lower() for word in words)]
+
+
 def _words(entry: Entry) -> str:
     """What the filter looks in."""
     policies = dict.fromkeys(str(point["policy"]) for point in entry.points)
@@ -123,8 +128,8 @@ def _words(entry: Entry) -> str:
 
 
 def day(date: str) -> str:
-    """An entry's date to the minute, UTC."""
-    return date[:16].replace("T", " ") if date else MISSING
+    """An entry's date to the minute, in this machine's zone."""
+    return datetime.fromisoformat(date).astimezone().strftime("%Y-%m-%d %H:%M") if date else MISSING
 
 
 def told_bytes(count: int) -> str:

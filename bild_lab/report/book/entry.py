@@ -26,7 +26,7 @@ WIDTH, HEIGHT = 168.0, 104.0  # of a picture, in its own units
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a picture. role: "front", "base" or "curve"; how it looks is in book.css. corners: x and y of each."""
+    """A line of a picture, through corners of x and y. role: "front", "base", "curve" or "interval", for book.css."""
 
     role: str
     corners: Sequence[Sequence[float]]

@@ -30,6 +30,7 @@ from bild_lab.report.book.sweeps import is_sweep, read_sweep
 
 METRICS = "metrics.json"
 WORK, ANSWERS = "training", "calibration"  # folders of a training: until it ends; the answers made for it
+MOST_CLAIMS = 2  # of a paper, told in the headline of a figure
 _STEP = re.compile(r"checkpoint-(\d+)$")
 
 
@@ -137,12 +138,17 @@ def _figure(folder: Path, picture: Path) -> Entry:
 
 
 def _told(markdown: str) -> tuple[str, str, str]:
-    """A figure's title, where its points come from, and what it says first, from its Markdown."""
+    """A figure's title, where its points come from, and what became of the paper's claims, from its Markdown."""
     title, *paragraphs = [part.strip() for part in markdown.split("\n\n") if part.strip()]
     cited = paragraphs[0] if paragraphs else ""
     where = cited.partition(" Here: ")[2].rstrip(".")
-    said = next((part for part in paragraphs[1:] if part[0] not in "!|#"), "")
-    return title.lstrip("# "), where, said
+    table = next((part for part in paragraphs if part.startswith("| claim of the paper |")), "")
+    claims = [re.split(r" ?(?<!\\)\| ?", line)[1:-1] for line in table.splitlines()[2:]]
+    said = [f"{claim[-1].capitalize()}: {claim[0]}." for claim in claims[:MOST_CLAIMS]]
+    if (others := len(claims) - MOST_CLAIMS) > 0:
+        said.append(f"{others} more claim{'' if others == 1 else 's'}.")
+    first = next((part for part in paragraphs[1:] if part[0] not in "!|#"), "")
+    return title.lstrip("# "), where, " ".join(said) or first
 
 
 def read_match_rates(folder: Path) -> Entry:

@@ -59,7 +59,7 @@ def curve(label: str, values: Sequence[Place], marked: Sequence[Place] = ()) -> 
         return None
     beside = [place for place in marked if all(map(math.isfinite, place))]
     x, y = _fitted([*kept, *beside])
-    step = max(1, len(kept) // MOST_DOTS)
+    step = -(-len(kept) // MOST_DOTS)
     line = Line("curve", [(x(at), y(value)) for at, value in [*kept[:-1:step], kept[-1]]])
     return _rounded(Picture(label, [line], [Dot(x(at), y(value), _CURVE) for at, value in beside]))
 
@@ -75,7 +75,7 @@ def intervals(label: str, ratios: Sequence[tuple[float, float, float]]) -> Pictu
     lines = [Line("base", [(x(0.0), EDGE), (x(0.0), HEIGHT - EDGE)])]
     dots = []
     for (low, value, high), row in zip(kept, rows, strict=True):
-        lines.append(Line("bar", [(x(math.log(low)), row), (x(math.log(high)), row)]))
+        lines.append(Line("interval", [(x(math.log(low)), row), (x(math.log(high)), row)]))
         dots.append(Dot(x(math.log(value)), row, _CURVE, not low <= 1 <= high))
     return _rounded(Picture(label, lines, dots))
 

@@ -84,14 +84,13 @@ def _state(folder: Path, results: Sequence[Result], failures: Sequence[Failure])
 
 
 def _chosen(groups: Sequence[Group]) -> tuple[list[dict[str, Any]], int]:
-    """The points to compare by, and how many are left out; the notable ones and the front never are."""
-    chosen, left_out = [], 0
+    """The points to compare by, and how many are left out: first those that are neither notable nor on the front."""
+    chosen = []
     for index, group in enumerate(groups):
-        results = [*group.selected(), *(one for one in group.results if one not in group.selected())]
-        room = max(MOST_POINTS - len(chosen), len(group.selected()))
-        chosen += [_point(index, group, one) for one in results[:room]]
-        left_out += len(results[room:])
-    return chosen, left_out
+        selected = group.selected()
+        others = [one for one in group.results if not any(one is each for each in selected)]
+        chosen += [_point(index, group, one) for one in [*selected, *others][: MOST_POINTS - len(chosen)]]
+    return chosen, sum(len(group.results) for group in groups) - len(chosen)
 
 
 def _point(index: int, group: Group, one: Result) -> dict[str, Any]:

@@ -10,12 +10,6 @@ const chosen = [];
 document.querySelector(".tools").hidden = false;
 document.getElementById("howto").hidden = picks.length < 2;
 for (const pick of picks) pick.closest(".pick").hidden = false;
-for (const time of document.querySelectorAll(".side time")) {
-  const at = new Date(time.dateTime);
-  if (!isNaN(at)) time.textContent = `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())} ${two(at.getHours())}:${two(at.getMinutes())}`;
-}
-
-function two(value) { return String(value).padStart(2, "0"); }
 
 function filter() {
   const wanted = words.value.toLowerCase().split(/\s+/).filter(Boolean);
