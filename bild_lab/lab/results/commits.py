@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bild_lab.errors import UserError
 from bild_lab.lab.config import typed
+from bild_lab.lab.data.examples import DatasetSpec, Example, load_examples
+from bild_lab.lab.hashing import data_hash
 from bild_lab.lab.results.records import CONFIG, Sweep
 from bild_lab.lab.schema.result import Result
-
-if TYPE_CHECKING:
-    from bild_lab.lab.data.examples import Example
 
 Key = tuple[str, int]  # of an example: its id and turn
 
@@ -54,48 +54,56 @@ def read_results(name: str) -> list[Result]:
 def shared_texts(a: Result, b: Result) -> SharedTexts:
     """The examples that both results decoded, with their references.
 
-    Results hold no references: they are read again from the dataset of the configuration, and checked by its hash.
     Of equal data one side's will do. Raises UserError if the data differ, for example in `dataset.limit`, and one
     side's cannot be read: equal ids may then belong to different texts.
     """
-    equal = a.setting.data == b.setting.data or None in (a.setting.data, b.setting.data)
-    known, why = [], ""
-    for result in (a, b):
-        examples, reason = _read_again(result)
-        why = why or reason
-        if examples is not None:
-            known.append({(str(one.id), one.turn): one for one in examples})
-        if known and equal:
-            return SharedTexts({key: tuple(one.references) for key, one in known[0].items()})
-    if equal:
-        return SharedTexts(None, why=why)
-    if len(known) < 2:
+    if a.setting.data == b.setting.data or None in (a.setting.data, b.setting.data):
+        known, why = examples_of([a, b])
+        return SharedTexts(None if known is None else _references(known), why=why)
+    sides = [examples_of([one]) for one in (a, b)]
+    if why := next((why for known, why in sides if known is None), ""):
         raise UserError(
             f"A and B have different data, and which examples they share cannot be checked: {why}; "
             "measure one of them again with the dataset keys of the other"
         )
-    same = {key: one for key, one in known[0].items() if _text(known[1].get(key)) == _text(one)}
-    return SharedTexts({key: tuple(one.references) for key, one in same.items()}, frozenset(same))
+    (ours, _), (theirs, _) = sides
+    same = {key: one for key, one in ours.items() if key in theirs and _text(theirs[key]) == _text(one)}
+    return SharedTexts(_references(same), frozenset(same))
 
 
-def _text(example: Example | None) -> tuple | None:
-    """What makes two examples the same."""
-    return example and (example.prompt, tuple(example.references), example.continues)
+def _references(examples: Mapping[Key, Example]) -> dict[Key, tuple[str, ...]]:
+    return {key: tuple(one.references) for key, one in examples.items()}
 
 
-def _read_again(result: Result) -> tuple[Sequence[Example] | None, str]:
-    """The examples that a result was measured on; None and the reason if they cannot be had."""
-    from bild_lab.lab.data.examples import DatasetSpec, load_examples
-    from bild_lab.lab.hashing import data_hash
+def _text(example: Example) -> tuple[Any, ...]:
+    """What makes two examples the same: what the hash of the data is over."""
+    return example.prompt, tuple(example.references), example.continues
 
-    try:
-        config = OmegaConf.load(result.folder / CONFIG)
-        examples = load_examples(typed(DatasetSpec, config.dataset, "dataset"), unanswered=True)
-    except (UserError, OSError, TypeError, OmegaConfBaseException) as error:
-        return None, str(error)
-    if result.setting.data not in (None, data_hash(examples)):
-        return None, f"dataset {config.dataset.name} has changed since"
-    return examples, ""
+
+def examples_of(results: Sequence[Result]) -> tuple[dict[tuple[str, int], Example] | None, str]:
+    """The dataset's examples by id and turn, from the first of these results whose dataset can be read as it was.
+
+    Results hold no references, and few prompts: they are read again from the dataset of the configuration. If that
+    fails, returns None and the reason.
+    """
+    why = ""
+    for result in results:
+        try:
+            config = OmegaConf.load(result.folder / CONFIG)
+            examples = _examples(typed(DatasetSpec, config.dataset, "dataset"))
+        except (UserError, OSError, TypeError, OmegaConfBaseException) as error:
+            why = why or str(error)
+            continue
+        if result.setting.data in (None, data_hash(examples)):
+            return {(str(one.id), one.turn): one for one in examples}, ""
+        why = why or f"dataset {config.dataset.name} has changed since"
+    return None, why
+
+
+@lru_cache(maxsize=4)
+def _examples(spec: DatasetSpec) -> tuple[Example, ...]:
+    """Read once for all points of a sweep."""
+    return load_examples(spec, unanswered=True)
 
 
 def _versions(result: Result) -> list[str]:
