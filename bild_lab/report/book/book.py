@@ -89,6 +89,7 @@ def write_book(outputs: Path) -> list[Entry]:
             written=datetime.now(UTC).isoformat(timespec="seconds"),
             compared=_comparable(outputs, entries),
             words=_words,
+            target=_target,
             day=day,
             bytes=told_bytes,
         )
@@ -119,6 +120,11 @@ def _comparable(outputs: Path, entries: Sequence[Entry]) -> dict[str, Any]:
 def matching(entries: Sequence[Entry], words: Sequence[str]) -> list[Entry]:
     """The entries that contain all of the words, in whatever case."""
     return [one for one in entries if all(word.lower() in _words(one).lower() for word in words)]
+
+
+def _target(entry: Entry) -> str:
+    """What a click on the entry opens: its report if there is one, else its folder."""
+    return entry.links[0].path if entry.links else f"{entry.name}/"
 
 
 def _words(entry: Entry) -> str:

@@ -200,7 +200,7 @@ def test_what_came_from_outside_is_escaped(outputs: Path) -> None:
 
 
 def test_every_link_and_picture_is_there_and_nothing_comes_from_the_network(outputs: Path) -> None:
-    for name in ("50% of #1?", "ä ö"):
+    for name in ("50% of #1?", "ä ö", "a&b<c"):
         write_sweep(outputs / name, [sample_result("bild", {}, 1.5)])
         (outputs / name / "report.html").write_text("a report")
     write_book(outputs)
