@@ -4,8 +4,9 @@ const byName = new Map(sweeps.sweeps.map((sweep) => [sweep.name, sweep]));
 const entries = [...document.querySelectorAll(".entry")];
 const words = document.getElementById("words"), state = document.getElementById("state"), order = document.getElementById("order");
 const picks = [...document.querySelectorAll(".pick input")];
-const panel = document.getElementById("comparison"), told = document.getElementById("told"), title = document.getElementById("compared");
+const panel = document.getElementById("beside"), told = document.getElementById("told"), title = document.getElementById("compared");
 const chosen = [];
+const hashes = ["data", "weights", "code"]; // of a setting: they say whether something differs, not how
 
 document.querySelector(".tools").hidden = false;
 document.getElementById("howto").hidden = picks.length < 2;
@@ -90,13 +91,14 @@ class Title {
 function compare(a, b) {
   title.replaceChildren(side("A", a.name), " and ", side("B", b.name));
   const differing = keys(a, b).filter((key) => values(a, key) !== values(b, key));
-  const varying = keys(a, b).filter((key) => !["data", "weights", "code", "hardware"].includes(key) && (several(a, key) || several(b, key)));
+  const varying = keys(a, b).filter((key) => !hashes.includes(key) && key !== "hardware" && (several(a, key) || several(b, key)));
   const find = new Map(b.points.map((point) => [identity(b, point, varying), point]));
   const pairs = a.points.map((point) => [point, find.get(identity(a, point, varying))]).filter((pair) => pair[1]);
   const parts = [];
   const constant = differing.filter((key) => !varying.includes(key));
   if (constant.length) {
-    parts.push(element("p", { class: "note" }, `They differ in ${constant.map((key) => `${key} (A ${values(a, key)}, B ${values(b, key)})`).join("; ")}.`));
+    const words = constant.map((key) => hashes.includes(key) ? key : `${key} (A ${values(a, key)}, B ${values(b, key)})`);
+    parts.push(element("p", { class: "note" }, `They differ in ${words.join("; ")}.`));
   }
   const same = ["dataset", "split", "metric", "n_examples", "data"].every((key) => values(a, key) === values(b, key));
   if (same) parts.push(...plane(a, b, pairs));
@@ -122,8 +124,10 @@ function identity(sweep, point, varying) {
   return JSON.stringify([point.policy, Object.entries(point.knobs).sort(), varying.map((key) => setting[key] ?? null)]);
 }
 
-function label(point) {
-  const knobs = Object.entries(point.knobs).map(([knob, value]) => `${knob} ${value}`).join(", ");
+function label(point, peers) {
+  const own = peers.filter((one) => one.policy === point.policy);
+  const shown = Object.entries(point.knobs).filter(([knob]) => own.length < 2 || new Set(own.map((one) => one.knobs[knob])).size > 1);
+  const knobs = shown.map(([knob, value]) => `${knob} ${value}`).join(", ");
   return knobs ? `${point.policy} (${knobs})` : point.policy;
 }
 
@@ -140,7 +144,7 @@ function table(pairs) {
   for (const text of ["point", "speedup A", "speedup B", "quality A", "quality B"]) head.append(element("th", { scope: "col" }, text));
   const body = element("tbody");
   for (const pair of pairs) {
-    const row = element("tr", {}, element("td", {}, label(pair[0])));
+    const row = element("tr", {}, element("td", {}, label(pair[0], pairs.map((one) => one[0]))));
     for (const one of pair) row.append(cell(one.speedup == null ? "–" : `${number(one.speedup)}×`, bounds(one.speedup_low, one.speedup_high, number)));
     for (const one of pair) {
       row.append(cell(number(one.quality), one.difference == null ? "" : `${signed(one.difference)} ${bounds(one.difference_low, one.difference_high, signed)}`));
@@ -181,7 +185,7 @@ function plane(a, b, pairs) {
   for (const [sweep, kind] of [[a, "a"], [b, "b"]]) {
     for (const point of drawn(sweep)) {
       const [cx, cy] = place(point);
-      svg.append(element("circle", { class: kind, cx, cy, r: kind === "a" ? 5 : 4 }, new Title(`${kind.toUpperCase()}: ${label(point)}: ${number(point.speedup)}×, ${point.metric} ${number(point.quality)}`)));
+      svg.append(element("circle", { class: kind, cx, cy, r: kind === "a" ? 5 : 4 }, new Title(`${kind.toUpperCase()}: ${label(point, sweep.points)}: ${number(point.speedup)}×, ${point.metric} ${number(point.quality)}`)));
     }
   }
   const key = element("p", { class: "note" }, "Rings are ", side("A", a.name), ", dots are ", side("B", b.name), "; a line joins the same point of both.");

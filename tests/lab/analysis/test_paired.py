@@ -109,13 +109,14 @@ def test_the_latency_ratio_is_total_time_over_total_time_on_shared_examples() ->
 
 def test_only_examples_with_the_same_text_count_and_numbers_are_theirs() -> None:
     a, b = decoded([1.0, 2.0, 4.0]), decoded([1.0, 1.0, 1.0], ["the same words", "the same words", "other words"])
-    found = compare_pair(Pair(bild(), bild(), {}), a, b, references(3), same={("0", 1), ("2", 1)})
+    pair = Pair(bild(setting={"metric": "rouge"}), bild(setting={"metric": "rouge"}), {})
+    found = compare_pair(pair, a, b, references(3), same={("0", 1), ("2", 1)})
     assert (found.n_examples, found.decoded) == (2, (3, 3))
     assert found.latency.value == pytest.approx(2 / 5)
     assert [one.value for one in found.speedups] == pytest.approx([4 / 5, 4 / 2])
-    assert found.qualities[0] == pytest.approx(100) and found.qualities[1] < 70
-    with pytest.raises(UserError, match=r"no example in common, of 3 and 3"):
-        compare_pair(Pair(bild(), bild(), {}), a, b, references(3), same=set())
+    assert found.qualities[0] == pytest.approx(100) and found.qualities[1] < 80
+    with pytest.raises(UserError, match="no example in common, of 3 and 3"):
+        compare_pair(pair, a, b, references(3), same=set())
 
 
 def test_of_all_examples_speedup_and_quality_are_those_of_the_results() -> None:
@@ -181,7 +182,7 @@ def test_without_references_quality_is_not_compared() -> None:
 
 def test_points_without_a_shared_example_are_refused() -> None:
     apart = [sample_example("other")]
-    with pytest.raises(UserError, match=r"no example in common; give them the same dataset\.limit"):
+    with pytest.raises(UserError, match="no example in common, of 1 and 1; measure one"):
         compared(decoded([1.0]), apart)
 
 

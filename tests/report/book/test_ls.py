@@ -28,7 +28,7 @@ def test_it_lists_kinds_apart_with_state_date_and_size_and_writes_the_page(comma
     titles = ["Sweeps (2)", "Screenings and searches (1)", "Trainings (2)", "Comparisons (1)", "Figures (2)"]
     assert [line for line in lines if line in titles] == titles
     (bita,) = [line for line in lines if line.startswith("bita ")]
-    assert "finished 2026-11-20 " in bita and bita.endswith(" kB")
+    assert "finished 2026-11-20 " in bita and bita.endswith(" bytes")
     assert "interrupted, 3 of 9 points" in printed and "BiTA adapter: 400 steps" in printed
     assert "outputs/index.html shows them with pictures" in lines
     assert "half" in (outputs / "index.html").read_text()
