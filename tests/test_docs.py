@@ -17,6 +17,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
+import bild_lab
 from bild_lab.engine.acceptance import ExactMatch
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.drafters import NoDraft
@@ -62,6 +63,9 @@ def code_in(page: Path) -> list[str]:
 
 
 def is_module(name: str) -> bool:
+    """Whether there is such a module, or such a name in the package itself, as `bild_lab.load`."""
+    if name.removeprefix("bild_lab.") in bild_lab.__all__:
+        return True
     try:
         return find_spec(name) is not None
     except ModuleNotFoundError:  # of the package that it would be in
