@@ -8,9 +8,10 @@ from PIL import Image
 
 from bild_lab.errors import UserError
 from bild_lab.lab.results.groups import by_setting
+from bild_lab.report.axes import front_corners, log_ticks, speedup_ticks
 from bild_lab.report.labels import place_labels
 from bild_lab.report.page.interactive import acceptance_figure, hover_text, pareto_figure, stages_figure
-from bild_lab.report.pareto_figure import draw_pareto, front_corners, log_ticks, speedup_ticks
+from bild_lab.report.pareto_figure import draw_pareto
 from bild_lab.report.style import marks
 from tests.report.sample import sample_baseline, sample_result, sample_sweep
 
