@@ -78,8 +78,8 @@ def measure_point(cfg: DictConfig) -> float:
     Returns the speedup. A point that fails is recorded and does not end the sweep. A signal does.
     """
     try:
-        _report_between(cfg)
         with _signals.measuring():
+            _report_between(cfg)
             speedup, crashed = _measure_or_reuse(cfg)
         if crashed and launched().count > 1:  # the other processes may wait for this one inside a forward
             _finish(cfg, FAILED_POINTS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from omegaconf import OmegaConf
@@ -10,6 +11,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bild_lab.errors import UserError
 from bild_lab.lab.config import typed
+from bild_lab.lab.data.examples import DatasetSpec, Example, load_examples
+from bild_lab.lab.hashing import data_hash
 from bild_lab.lab.results.records import CONFIG, Sweep
 from bild_lab.lab.schema.result import Result
 
@@ -33,26 +36,35 @@ def read_results(name: str) -> list[Result]:
 
 
 def references_of(results: Sequence[Result]) -> tuple[dict[tuple[str, int], tuple[str, ...]] | None, str]:
-    """The references by example, from the first of these results whose dataset can be read and has not changed.
+    """The references by example, as `examples_of` finds them, or None and the reason."""
+    known, why = examples_of(results)
+    return None if known is None else {key: tuple(one.references) for key, one in known.items()}, why
 
-    Results hold no references: they are read again from the dataset of the configuration. If that fails, returns
-    None and the reason.
+
+def examples_of(results: Sequence[Result]) -> tuple[dict[tuple[str, int], Example] | None, str]:
+    """The dataset's examples by id and turn, from the first of these results whose dataset can be read as it was.
+
+    Results hold no references, and few prompts: they are read again from the dataset of the configuration. If that
+    fails, returns None and the reason.
     """
-    from bild_lab.lab.data.examples import DatasetSpec, load_examples
-    from bild_lab.lab.hashing import data_hash
-
     why = ""
     for result in results:
         try:
             config = OmegaConf.load(result.folder / CONFIG)
-            examples = load_examples(typed(DatasetSpec, config.dataset, "dataset"), unanswered=True)
+            examples = _examples(typed(DatasetSpec, config.dataset, "dataset"))
         except (UserError, OSError, TypeError, OmegaConfBaseException) as error:
             why = why or str(error)
             continue
         if result.setting.data in (None, data_hash(examples)):
-            return {(str(one.id), one.turn): tuple(one.references) for one in examples}, ""
+            return {(str(one.id), one.turn): one for one in examples}, ""
         why = why or f"dataset {config.dataset.name} has changed since"
     return None, why
+
+
+@lru_cache(maxsize=4)
+def _examples(spec: DatasetSpec) -> tuple[Example, ...]:
+    """Read once for all points of a sweep."""
+    return load_examples(spec, unanswered=True)
 
 
 def _versions(result: Result) -> list[str]:

@@ -7,16 +7,10 @@ from difflib import SequenceMatcher
 from statistics import median
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
-from bild_lab.errors import UserError
-from bild_lab.lab.config import typed
-from bild_lab.lab.data.examples import DatasetSpec, Example
+from bild_lab.lab.data.examples import Example
 from bild_lab.lab.formatting import point_label
-from bild_lab.lab.hashing import data_hash
+from bild_lab.lab.results.commits import examples_of
 from bild_lab.lab.results.groups import Group, setting_title
-from bild_lab.lab.results.records import CONFIG
 from bild_lab.lab.schema.measured_examples import MeasuredExample
 from bild_lab.report.page.tables import name_of
 
@@ -42,9 +36,9 @@ def text_browser(group: Group, stored: Mapping[str, Sequence[MeasuredExample]]) 
     if not measured:
         return None
     labels = {name_of(one): point_label(one, group.knobs(one)) for one in group.results if name_of(one) in measured}
-    known, missing = _sources(group)
+    known, missing = examples_of([one for one in group.results if one.folder is not None])
     keys = list(dict.fromkeys(key for examples in measured.values() for key in examples))
-    rows = [_row(place, key, measured, known.get(key)) for place, key in enumerate(keys)]
+    rows = [_row(place, key, measured, (known or {}).get(key)) for place, key in enumerate(keys)]
     shown = _within(sorted(rows, key=lambda row: -max(row["changes"])))
     return {
         "title": setting_title(group.setting),
@@ -100,22 +94,3 @@ def _within(rows: Sequence[dict]) -> list[dict]:
             break
         kept.append(row)
     return kept
-
-
-def _sources(group: Group) -> tuple[dict[Key, Example], str]:
-    """The data set's examples by their keys, or none and the reason. They are read again, as results hold none."""
-    from bild_lab.lab.point import cached_examples  # torch: loaded where points are measured
-
-    why = "the points are not in a folder"
-    for result in group.results[:1]:
-        if result.folder is None:
-            break
-        try:
-            config = OmegaConf.load(result.folder / CONFIG)
-            examples = cached_examples(typed(DatasetSpec, config.dataset, "dataset"))
-        except (UserError, OSError, TypeError, AttributeError, OmegaConfBaseException) as error:
-            return {}, str(error)
-        if result.setting.data in (None, data_hash(examples)):
-            return {(str(one.id), one.turn): one for one in examples}, ""
-        why = "the data set has changed since"
-    return {}, why

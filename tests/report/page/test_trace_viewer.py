@@ -7,7 +7,9 @@ import pytest
 
 from bild_lab.lab.results.groups import by_setting
 from bild_lab.lab.results.records import Sweep
+from bild_lab.lab.schema.measured_examples import read_examples
 from bild_lab.report.page.html import write_html
+from bild_lab.report.page.tables import name_of
 from bild_lab.report.page.trace_viewer import viewer_data
 from tests.report.sample import sample_drafted, sample_example
 
@@ -33,11 +35,16 @@ def stored(folder, *examples):
     return Sweep(folder).newest(result.point)
 
 
+def shown_of(*results):
+    """What the viewer shows of these results."""
+    (group,) = by_setting(results)
+    return viewer_data(group, {name_of(one): read_examples(one.folder) for one in results})
+
+
 @pytest.fixture
 def shown(tmp_path):
     def rounds_of(rounds, token_ids):
-        (group,) = by_setting([stored(tmp_path, an_example(rounds, token_ids))])
-        (point,) = viewer_data(group)
+        (point,) = shown_of(stored(tmp_path, an_example(rounds, token_ids)))
         return point["examples"][0]["rounds"]
 
     return rounds_of
@@ -65,10 +72,8 @@ def test_a_tree_of_drafts_is_shown_whole(shown):
 
 
 def test_points_without_traced_texts_are_not_shown(tmp_path):
-    (group,) = by_setting([stored(tmp_path, sample_example(rounds=[a_round([10], 1, 11)]))])
-    assert viewer_data(group) == []
-    (group,) = by_setting([sample_drafted("bild", KNOBS, 1.5, 0.0, (0.8, 1.0))])  # which lies in no folder
-    assert viewer_data(group) == []
+    assert shown_of(stored(tmp_path, sample_example(rounds=[a_round([10], 1, 11)]))) == []
+    assert shown_of(sample_drafted("bild", KNOBS, 1.5, 0.0, (0.8, 1.0))) == []  # which lies in no folder
 
 
 @pytest.fixture(scope="module")
