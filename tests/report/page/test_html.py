@@ -98,7 +98,7 @@ def test_the_contents_lead_to_every_heading(page):
 
 
 def test_every_figure_and_scrolling_table_says_what_it_is(page):
-    for tag, attrs in page.tags:
+    for _, attrs in page.tags:
         kinds = attrs.get("class", "").split()
         if {"figure", "scroll"} & set(kinds):
             assert attrs["aria-label"] and attrs["role"] in ("img", "region"), attrs
