@@ -43,7 +43,6 @@ from bild_lab.lab.stop_signals import Stopped, StopSignals
 from bild_lab.lab.torchrun import require_basic_launcher
 
 FAILED_POINTS = 1
-BUSY_PERCENT = 10  # of all cores' time
 MOST_CHECKED_BEFORE = 64  # points prepared before a sweep, until one can run
 
 
@@ -222,8 +221,8 @@ def _measure_with_progress(point: Point, sweep: Sweep) -> Result:
     speedup, quality = result.speedup.value, result.quality
     faster = "" if speedup is None else f", {speedup:.2f}x"
     console.print(f"{escape(_title(point))}: {quality.metric} {quality.value:.2f}{faster}")
-    busy = result.environment.busy_elsewhere_percent
-    if busy > BUSY_PERCENT:
+    if result.environment.busy:
+        busy = result.environment.busy_elsewhere_percent
         console.print(f"[bold red]{busy:.0f} % of the machine was busy with something else[/bold red]: timings suffer")
     return result
 

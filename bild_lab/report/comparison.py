@@ -19,6 +19,7 @@ from bild_lab.lab.results.groups import varying_knobs
 from bild_lab.lab.schema.result import Result, Speedup
 from bild_lab.report.page.html import page_environment
 from bild_lab.report.page.tables import TableCell
+from bild_lab.report.provenance import unreliable
 from bild_lab.report.terminal import WIDTH
 
 DRIFT = 0.1  # of the baseline's latency, beyond which the machine, not the method, may have changed
@@ -65,6 +66,8 @@ def notes(
             f"{len(drifted)} of {len(compared)} points: compare the speedups rather than the latencies, unless the "
             "baseline's code is what changed."
         )
+    for name, results in (("A", [one.pair.a for one in compared]), ("B", [one.pair.b for one in compared])):
+        remarks += [f"{name}: {remark}" for remark in unreliable(results)]
     for name, results in alone.items():
         if results:
             policies = ", ".join(dict.fromkeys(result.policy for result in results))

@@ -23,6 +23,7 @@ from bild_lab.lab.schema.result import Result
 from bild_lab.report.axes import front_corners, log_ticks, speedups_on_axis
 from bild_lab.report.bars import cut_at, with_bars
 from bild_lab.report.labels import Box, place_labels, segment_boxes
+from bild_lab.report.provenance import caption
 from bild_lab.report.style import FIGURE_STYLE, HAIRLINE, INK, MUTED, Mark, marks
 
 _PANEL_INCHES = (8.0, 5.0)
@@ -166,7 +167,8 @@ def _draw_texts(panel: _Panel) -> None:
     draft = f"drafter {short_name(setting.draft)}, " if setting.draft else ""
     measured = f"{draft}{setting.n_examples} examples, {setting.dtype} on {setting.device}"
     bars = f"speedup and difference in {group.metric}" if group.relative else group.metric
-    subtitle = f"{measured}. Bars: 95 % intervals of {bars}; arrows: they go on."
+    parts = [measured, f"Bars: 95 % intervals of {bars}; arrows: they go on", caption(group.results)]
+    subtitle = " ".join(f"{part}." for part in parts if part)
     for share, text, font in (
         (0.952, title, {"size": 11.5, "weight": "bold"}),
         (0.908, subtitle, {"color": MUTED}),

@@ -14,7 +14,7 @@ from bild_lab.report.page.interactive import acceptance_figure, hover_text, stag
 from bild_lab.report.page.pareto_plot import OTHERS, pareto_figure
 from bild_lab.report.pareto_figure import draw_pareto
 from bild_lab.report.style import marks
-from tests.report.sample import sample_baseline, sample_result, sample_sweep, with_quality
+from tests.report.sample import ENVIRONMENT, sample_baseline, sample_result, sample_sweep, with_quality
 
 
 def test_the_static_figure_is_a_small_png_of_the_promised_size(tmp_path):
@@ -42,6 +42,17 @@ def test_a_lone_point_without_a_baseline_is_drawn(tmp_path):
 def test_a_figure_of_nothing_is_refused_with_a_remedy(tmp_path):
     with pytest.raises(UserError, match="a point with latency and quality, got none; run a point first"):
         draw_pareto([], tmp_path / "pareto.png")
+
+
+def test_points_timed_on_a_busy_machine_are_told_below_the_title(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = []
+    monkeypatch.setattr("matplotlib.figure.Figure.text", lambda *given, **_: texts.append(given[3]))
+    busy = sample_result("bild", {}, 1.5, environment={**ENVIRONMENT, "busy_elsewhere_percent": 74.4})
+    draw_pareto([sample_baseline(), busy], tmp_path / "pareto.png")
+    draw_pareto([sample_baseline()], tmp_path / "pareto.png")
+    assert [text.endswith(". 1 of 2 points timed on a busy machine.") for text in texts] == [False, True, False, False]
 
 
 def test_speedup_ticks_are_round_and_within_the_axis():

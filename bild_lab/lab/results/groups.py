@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bild_lab.lab.analysis.pareto import best_at_loss, pareto_front
+from bild_lab.lab.analysis.statistics import ENOUGH_EXAMPLES
 from bild_lab.lab.formatting import short_name
 from bild_lab.lab.hashing import plain_numbers
 from bild_lab.lab.schema.json_values import to_json
@@ -48,6 +49,11 @@ class Group:
     def relative(self) -> bool:
         """Whether latency can be given relative to a baseline."""
         return not self.in_seconds and any(result.speedup.value is not None for result in self.results)
+
+    @property
+    def enough(self) -> bool:
+        """Whether there are enough examples to say which point is best."""
+        return self.setting.n_examples >= ENOUGH_EXAMPLES
 
     @property
     def baseline_quality(self) -> float | None:

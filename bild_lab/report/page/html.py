@@ -20,6 +20,7 @@ from bild_lab.lab.schema.measured_examples import read_examples
 from bild_lab.lab.schema.result import Failure, Result
 from bild_lab.report.bars import with_bars
 from bild_lab.report.categories import category_table
+from bild_lab.report.headline import headline
 from bild_lab.report.overlay import overlays
 from bild_lab.report.page.costs import cost_table, prediction_table
 from bild_lab.report.page.heat import heat_maps
@@ -45,8 +46,8 @@ from bild_lab.report.page.tables import (
 from bild_lab.report.page.texts import text_browser
 from bild_lab.report.page.trace_viewer import viewer_data
 from bild_lab.report.provenance import notes, sources
+from bild_lab.report.reasons import reason_lines
 from bild_lab.report.style import Mark, marks
-from bild_lab.report.terminal import headline
 
 _TEMPLATES = Path(__file__).parent
 
@@ -148,6 +149,7 @@ def _section(group: Group, colours: dict[str, Mark], index: int, figures: dict[s
         "relative": group.relative,
         "best": best_rows(group),
         "best_columns": best_columns(group),
+        "reasons": reason_lines(group),
         "hypervolumes": hypervolumes(group),
         "margin": MARGIN,
         "columns": columns,

@@ -20,6 +20,7 @@ from bild_lab.lab.results.groups import Group
 from bild_lab.lab.schema.columns import COLUMNS
 from bild_lab.lab.schema.result import Result
 from bild_lab.report.page.plots import Figure, figure_of
+from bild_lab.report.provenance import disturbance
 from bild_lab.report.style import MUTED, STAGE_COLOURS, Mark
 
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
@@ -108,6 +109,7 @@ def hover_text(result: Result) -> str:
     lines = [(knob, knob_value(value)) for knob, value in result.knobs.items()]
     lines += [
         (COLUMNS["speedup"].words, f"{times(speedup.value)} {interval(speedup.low, speedup.high)}"),
+        ("do not rely on it", disturbance(result.environment) or MISSING),
         (quality.metric, f"{number(quality.value)} {interval(quality.low, quality.high)}"),
         (COLUMNS["quality_difference"].title, f"{signed(quality.difference)} {bounds}"),
         ("latency, median", duration(result.latency_s.median)),

@@ -24,7 +24,8 @@ from bild_lab.lab.formatting import (
 from bild_lab.lab.results.groups import Group
 from bild_lab.lab.schema.column import Column
 from bild_lab.lab.schema.columns import CERTIFICATE, COLUMNS
-from bild_lab.lab.schema.result import Counts, Latency, Quality, Result, Speedup
+from bild_lab.lab.schema.result import Category, Counts, Latency, Quality, Result, Speedup
+from bild_lab.report.provenance import disturbance
 
 MARGIN = 1.0  # points of quality that a hypervolume's reference point is below the baseline
 # the columns after those with an interval; each shows its value alone, except the latency
@@ -220,7 +221,10 @@ def front_points(group: Group) -> list[FrontPoint]:
         change = f", {signed(quality.difference)} {bounds}" if quality.difference is not None else ""
         speed = times(result.speedup.value) if group.relative else duration(result.latency_s.mean)
         label = point_label(result, group.knobs(result))
-        found.append(FrontPoint(name_of(result), label, f"{speed}, {group.metric} {number(quality.value)}{change}"))
+        numbers = f"{speed}, {group.metric} {number(quality.value)}{change}"
+        if why := disturbance(result.environment):
+            numbers += f"; {why}"
+        found.append(FrontPoint(name_of(result), label, numbers))
     return found
 
 
@@ -251,11 +255,11 @@ def best_columns(group: Group) -> list[TableColumn]:
 
 
 def best_rows(group: Group) -> list[BestRow]:
-    """Return the rows "best speedup at no loss" and "at one point of loss"; none without a baseline."""
-    if not group.relative:
+    """Return the rows "no loss measured" and "one point of loss"; none without a baseline or with few examples."""
+    if not group.relative or not group.enough:
         return []
     rows = []
-    for title, loss in (("no loss", 0.0), ("one point of loss", 1.0)):
+    for title, loss in (("no loss measured", 0.0), ("one point of loss", 1.0)):
         best = group.best(loss)
         knobs = [] if best is None else [(knob, knob_value(value)) for knob, value in best.knobs.items()]
         cells = [] if best is None else [column.cell(best) for column in best_columns(group)]
@@ -309,10 +313,12 @@ def environments(results: Sequence[Result]) -> list[tuple[str, str]]:
     return lines
 
 
-def speedup_cell(measured: Any) -> TableCell:
-    """The speedup of a result, or of a category of it, with its interval."""
-    speedup = measured.speedup
-    return TableCell(times(speedup.value), interval(speedup.low, speedup.high), speedup.value)
+def speedup_cell(result: Result, category: Category | None = None) -> TableCell:
+    """The speedup of a result, or of a category of it, with its interval and what disturbed the timing."""
+    speedup = (category or result).speedup
+    bounds = interval(speedup.low, speedup.high)
+    detail = ", ".join(text for text in (bounds, disturbance(result.environment)) if text)
+    return TableCell(times(speedup.value), detail, speedup.value)
 
 
 def _knob_cell(knob: str) -> Callable[[Result], TableCell]:

@@ -10,7 +10,7 @@ import pytest
 
 from bild_lab.lab.schema.result import CertificateCounts, Failure, Result
 from bild_lab.report.page.html import write_html
-from tests.report.sample import sample_baseline, sample_failure, sample_result, sample_sweep
+from tests.report.sample import ENVIRONMENT, sample_baseline, sample_failure, sample_result, sample_sweep
 
 ATTACK = "</script><script>alert(1)</script><img src=http://evil.example/x onerror=alert(2)>"
 
@@ -59,7 +59,7 @@ def page(tmp_path_factory):
 
 
 def test_the_report_opens_with_the_finding(page):
-    assert "At no loss of BLEU, bild (fallback 0.3, rollback 1) decodes 1.55\u00d7 as fast as vanilla" in page.text
+    assert "No loss of BLEU measured: bild (fallback 0.3, rollback 1) decodes 1.55\u00d7 [1.50, 1.60]" in page.text
     assert "20 points measured in 23.6 min, 1 failed" in page.text
 
 
@@ -75,7 +75,8 @@ def test_the_report_names_failed_points_with_their_message(page):
     "heading",
     [
         "Quality against latency",
-        "Best speedup at no loss, at one point of loss",
+        "Fastest where no loss was measured, and within one point of loss",
+        "Why this speed",
         "Every point",
         "Where an example\u2019s time goes",
         "Acceptance by draft position",
@@ -243,3 +244,37 @@ def test_the_legend_explains_every_column_and_stage(page):
     titles = {title for table in page.tables for title in table} - knobs
     assert {"speedup", "tokens/call", "none accepted", "gflop/token", "+ prefill", "hypervolume"} <= titles
     assert [title for title in sorted(titles) if title.strip("+ ") not in legend] == []
+
+
+def test_a_speedup_of_a_busy_machine_is_told_with_it_in_every_table(tmp_path):
+    own = {"environment": {**ENVIRONMENT, "busy_elsewhere_percent": 74.4}}
+    category = {
+        "n_examples": 9,
+        "tokens": 9,
+        "tokens_per_s": 5.0,
+        "baseline_tokens_per_s": 2.0,
+        "tokens_per_s_ratio": 2.5,
+    }
+    category |= {
+        "tokens_per_target_call": 2.0,
+        "acceptance_rate": 0.5,
+        "speedup": {"value": 1.4, "low": 1.3, "high": 1.5},
+    }
+    busy = sample_result("bild", {}, 1.5, categories={"news": category}, **own)
+    text = report(tmp_path, [busy], []).text
+    assert (
+        text.count("1.50\u00d7 [1.45, 1.55], machine 74 % busy") == 3
+    )  # the fastest, every point, the category overall
+    assert "1.40\u00d7 [1.30, 1.50], machine 74 % busy" in text
+    assert "1 of 1 point was timed while other programs used 74 % of the machine" in text
+    assert "do not rely on it: machine 74 % busy" in (tmp_path / "report.html").read_text()
+
+
+def test_few_examples_have_no_fastest_points(tmp_path):
+    text = report(tmp_path, sample_sweep(setting={"n_examples": 19}), []).text
+    assert "19 examples are too few" in text and "Fastest where no loss was measured" not in text
+
+
+def test_every_policy_that_was_traced_is_explained(page):
+    assert "speculative (window 4), 1.38\u00d7 3.37 tokens a call (\u03b1 74 %); a drafter step costs" in page.text
+    assert page.text.count("Most would help: ") == 2
