@@ -51,8 +51,8 @@ def _verdict(group: Group) -> str:
     if not group.enough:
         return _too_few(group, candidates)
     sentences = _claims(group, candidates)
-    if len(candidates) > 1 and (sentence := _selection(group, len(candidates))):
-        sentences.append(sentence)
+    if len(candidates) > 1 and group.best(1.0) is not None:
+        sentences.append(_selection(group, len(candidates)))
     return " ".join(sentences)
 
 

@@ -58,8 +58,8 @@ def _gained(result: Result) -> list[str]:
 def _spent(why: Reasons) -> list[str]:
     costs = []
     if why.drafter_cost is not None and why.verification is not None:
-        costs = [f"a drafter step costs {_share(why.drafter_cost)} of a target token (c), checking a draft "]
-        costs[0] += f"{number(why.verification)} tokens"
+        step, check = _share(why.drafter_cost), number(why.verification)
+        costs = [f"a drafter step costs {step} of a target token (c), checking a draft {check} tokens"]
     stages = [f"{stage} {percent(share)}" for stage, share in why.shares.items() if share >= 0.005]
     return [*costs, f"time: {', '.join(stages)}"]
 
@@ -70,10 +70,10 @@ def _helpful(why: Reasons) -> str:
         return "No part of it, made cheaper, would help."
     best = why.changes[0]
     text = f"Most would help: {_NAMES[best.what](best)}, {times(best.speedup)}"
-    others = [change for change in why.changes[1:] if change.what == WINDOW]
-    return (
-        "; ".join([text, *(f"{_NAMES[change.what](change)} alone, {times(change.speedup)}" for change in others)]) + "."
-    )
+    for change in why.changes[1:]:
+        if change.what == WINDOW:
+            text += f"; {_NAMES[WINDOW](change)} alone, {times(change.speedup)}"
+    return f"{text}."
 
 
 def _share(value: float | None) -> str:

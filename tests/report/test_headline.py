@@ -68,6 +68,8 @@ def test_a_choice_is_named_with_what_to_do_instead():
     ]
     assert headline(on_validation).endswith("(validation): measure the choice on test data.")
     assert "Best of" not in headline([sample_baseline(), on_test[0]])  # a single point was not chosen
+    lossy = [sample_result("bild", {"fallback": fallback}, 1.5, -3.0) for fallback in (0.3, 0.5)]
+    assert "Best of" not in headline(lossy)  # nothing was chosen
 
 
 def test_a_speedup_of_a_busy_machine_is_told_with_it():
