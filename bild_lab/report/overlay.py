@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from bild_lab.lab.analysis.paired import flat_setting
+from bild_lab.lab.analysis.paired import DERIVED_KEYS, flat_setting
 from bild_lab.lab.formatting import knob_value, short_name
 from bild_lab.lab.hashing import plain_numbers
 from bild_lab.lab.results.groups import Group
@@ -73,18 +73,14 @@ def _overlay(members: Sequence[tuple[int, Group]]) -> Overlay:
     keys = dict.fromkeys(key for one in flat.values() for key in one)
     differing = [key for key in keys if len({str(one.get(key)) for one in flat.values()}) > 1]
     relative = set(differing) <= set(_BESIDE_THE_BASELINE) and all(group.relative for _, group in members)
-    parts = []
-    for number, group in members:
-        label = ", ".join(_value(key, flat[number].get(key)) for key in differing)
-        own = group if relative else replace(group, in_seconds=True)
-        parts.append(
-            Part(
-                number,
-                label if len(label) <= _LONGEST_LABEL else f"setting {number}",
-                own,
-                None if relative else _baseline_s(group),
-            )
-        )
+    named = [key for key in differing if key not in DERIVED_KEYS]
+    labels = {number: ", ".join(_value(key, flat[number].get(key)) for key in named) for number, _ in members}
+    if len(set(labels.values())) < len(members) or max(map(len, labels.values())) > _LONGEST_LABEL:
+        labels = {number: f"setting {number}" for number, _ in members}
+    parts = [
+        Part(number, labels[number], replace(group, in_seconds=not relative), None if relative else _baseline_s(group))
+        for number, group in members
+    ]
     everything = sorted((one for part in parts for one in part.group.results), key=lambda one: one.latency_s.mean)
     return Overlay(parts, Group(members[0][1].setting, everything, in_seconds=not relative), differing)
 

@@ -11,7 +11,7 @@ from bild_lab.lab.results.groups import by_setting
 from bild_lab.report.axes import front_corners, log_ticks, speedup_ticks
 from bild_lab.report.labels import place_labels
 from bild_lab.report.page.interactive import acceptance_figure, hover_text, stages_figure
-from bild_lab.report.page.pareto_plot import OTHERS, pareto_figure
+from bild_lab.report.page.pareto_plot import FRONT, OTHERS, pareto_figure
 from bild_lab.report.pareto_figure import draw_pareto
 from bild_lab.report.style import marks
 from tests.report.sample import ENVIRONMENT, sample_baseline, sample_result, sample_sweep, with_quality
@@ -118,9 +118,9 @@ def test_each_mark_opens_its_point_and_the_front_is_numbered():
     figure = pareto_figure(group, marks(group.policies))
     opened = {name for trace in figure["data"] for name in trace.get("customdata", ())}
     assert opened == {result.point for result in group.results}
-    (numbers,) = [trace for trace in figure["data"] if trace.get("mode") == "text"]
-    assert numbers["text"] == [f"<b>{place}</b>" for place in range(1, 7)]
-    assert numbers["x"] == [group.position(result).x for result in group.front()]
+    numbers = [note for note in figure["layout"]["annotations"] if note.get("name") == FRONT]
+    assert [note["text"] for note in numbers] == [f"<b>{place}</b>" for place in range(1, 7)]
+    assert [note["x"] for note in numbers] == [group.position(result).x for result in group.front()]
 
 
 def test_bars_of_other_points_wait_to_be_asked_for():

@@ -89,20 +89,21 @@ class Group:
 
         For intervals that leave a range, it is widened by at most half of its length on either side.
         """
-        drawn = [position for result in self.results if (position := self.position(result)) is not None]
-        xs, ys = [position.x for position in drawn], [position.y for position in drawn]
+        placed = [(result, at) for result in self.results if (at := self.position(result)) is not None]
+        xs, ys = [at.x for _, at in placed], [at.y for _, at in placed]
+        barred = [at for result, at in placed if not result.is_baseline]
         if self.relative:
             xs.append(1.0)
             if self.baseline_quality is not None:
                 ys += [self.baseline_quality + 0.4, self.baseline_quality - 1.0]
         y_room = max(0.11 * (max(ys) - min(ys)), 0.15)
-        ends = [end for position in drawn for end in (position.y_low, position.y_high)]
+        ends = [end for at in barred for end in (at.y_low, at.y_high)]
         vertical = _widened(min(ys) - y_room, max(ys) + y_room, ends)
         if self.wide:
             room = (max(xs) / min(xs)) ** 0.06
             return (min(xs) / room, max(xs) * room), vertical
         x_room = max(0.09 * (max(xs) - min(xs)), 0.03 * max(xs))
-        ends = [end for position in drawn for end in (position.x_low, position.x_high)]
+        ends = [end for at in barred for end in (at.x_low, at.x_high)]
         left, right = _widened(min(xs) - x_room, max(xs) + x_room, ends)
         return (max(left, 0.1 * min(xs)), right), vertical  # a latency is positive
 

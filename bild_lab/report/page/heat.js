@@ -22,6 +22,7 @@ function heatTable({ title, colour, across, up, cells }) {
   const [least, most] = [Math.min(...known), Math.max(...known)];
   const reach = Math.max(Math.abs(least), Math.abs(most), 1e-9);
   const share = (value) => (colour === "around" ? (value + reach) / (2 * reach) : most > least ? (value - least) / (most - least) : 0.5);
+  const written = (value) => `${colour === "around" && value > 0 ? "+" : ""}${value.toFixed(2)}`.replace("-", "\u2212");
   const table = element("table", undefined, "cells");
   table.append(element("caption", title));
   const body = element("tbody");
@@ -31,12 +32,12 @@ function heatTable({ title, colour, across, up, cells }) {
     for (const [column, cell] of cells[row].entries()) {
       const holder = element("td");
       if (cell && cell.value !== null) {
-        const made = element("button", cell.value.toFixed(2).replace("-", "\u2212"));
+        const made = element("button", written(cell.value));
         made.type = "button";
         const ground = colourAt(COLOURS[colour], share(cell.value));
         made.style.background = `rgb(${ground.join(",")})`;
         made.style.color = onColour(ground);
-        made.setAttribute("aria-label", `${across.name} ${across.values[column]}, ${up.name} ${up.values[row]}: ${cell.value.toFixed(2)}`);
+        made.setAttribute("aria-label", `${across.name} ${across.values[column]}, ${up.name} ${up.values[row]}: ${written(cell.value)}`);
         if (cell.chosen) made.setAttribute("aria-current", "true");
         made.addEventListener("click", cell.pick);
         holder.append(made);

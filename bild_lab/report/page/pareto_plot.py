@@ -19,6 +19,7 @@ from bild_lab.report.page.plots import Figure, Trace, figure_of
 from bild_lab.report.page.tables import name_of
 from bild_lab.report.style import COLOURS, MUTED, Mark
 
+FRONT = "front"  # the `name` of the numbers of the front
 OTHERS = "others"  # the `meta` of traces that the page shows on demand: the bars of points that are not selected
 _HOVER = "%{text}<extra></extra>"
 _ARROWS = {"left": "triangle-left", "right": "triangle-right", "down": "triangle-down", "up": "triangle-up"}
@@ -45,7 +46,9 @@ def pareto_figure(group: Group, colours: dict[str, Mark]) -> Figure:
         _Series(group, group.of_policy(name), barred, escape(name), colours[name].colour, colours[name].plotly_symbol)
         for name in group.policies
     ]
-    return _figure(group, [_front_line(group, MUTED, "Pareto front"), *_drawn(group, series), _front_numbers(group)])
+    figure = _figure(group, [_front_line(group, MUTED, "Pareto front"), *_drawn(group, series)])
+    figure["layout"].setdefault("annotations", []).extend(_front_numbers(group))
+    return figure
 
 
 def overlay_figure(overlay: Overlay) -> Figure:
@@ -155,7 +158,7 @@ def _bars(series: _Series, placed: Sequence[tuple], limits: Limits, look: Trace)
         "text": [_reaching(series.group, one, cut.end) for one, cut in cuts],
         "hovertemplate": _HOVER,
         "customdata": [name_of(one) for one, _ in cuts],
-        "marker": {"symbol": [_ARROWS[cut.direction] for _, cut in cuts], "size": 9, "color": series.colour},
+        "marker": {"symbol": [_ARROWS[cut.direction] for _, cut in cuts], "size": 11, "color": series.colour},
         **look,
     }
     return [trace for trace in (bars, arrows) if trace["x"]]
@@ -187,19 +190,14 @@ def _front_line(group: Group, colour: str, name: str | None) -> Trace:
     }
 
 
-def _front_numbers(group: Group) -> Trace:
+def _front_numbers(group: Group) -> list[dict]:
     """The place of each point in the front, beside its mark."""
+    across = math.log10 if group.wide else float
     positions = [group.position(result) for result in group.front()]
-    return {
-        "type": "scatter",
-        "mode": "text",
-        "x": [at.x for at in positions],
-        "y": [at.y for at in positions],
-        "text": [f"<b>{place}</b>" for place in range(1, len(positions) + 1)],
-        "textposition": "bottom left",
-        "hoverinfo": "skip",
-        "showlegend": False,
-    }
+    look = {"name": FRONT, "showarrow": False, "xshift": -12, "yshift": -12}
+    return [
+        {**look, "x": across(at.x), "y": at.y, "text": f"<b>{place}</b>"} for place, at in enumerate(positions, start=1)
+    ]
 
 
 def _baseline(x: float, y: float, colour: str, name: str, text: str, own: Result | None = None) -> Trace:

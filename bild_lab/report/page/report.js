@@ -23,6 +23,7 @@ function inked(layout) {
   for (const axis of Object.keys(look).filter((key) => /^[xy]axis/.test(key))) {
     look[axis] = { gridcolor: value("--grid"), linecolor: value("--line"), ...look[axis] };
   }
+  for (const note of (look.annotations ?? []).filter(({ name }) => name === "front")) note.bgcolor = value("--page");
   return look;
 }
 
@@ -38,7 +39,9 @@ function fitted(holder, figure) {
   if (!narrow.matches) return { data: figure.data, layout };
   layout.margin = { ...layout.margin, l: 46, r: 14 };
   layout.font.size = 11;
-  for (const note of layout.annotations ?? []) Object.assign(note, { xanchor: "right", xshift: 0, yanchor: "bottom" });
+  for (const note of (layout.annotations ?? []).filter(({ xref }) => xref === "paper")) {
+    Object.assign(note, { xanchor: "right", xshift: 0, yanchor: "bottom" });
+  }
   for (const key of ["xaxis", "yaxis"]) layout[key] = { ...layout[key], nticks: 6 };
   if (layout.xaxis.title) layout.xaxis.title.text = layout.xaxis.title.text.replace(/ \(.*\)$/, "");
   const bars = figure.data.some((trace) => trace.type === "bar");

@@ -58,7 +58,7 @@ def test_change_is_the_share_of_words_that_differ() -> None:
 
 
 def test_only_the_most_changed_examples_are_kept_if_the_texts_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(texts, "MOST_CHARACTERS", 100)
+    monkeypatch.setattr(texts, "MOST_CHARACTERS", 110)
     examples = [example(number, TARGET if number != 7 else "another text") for number in range(9)]
     page = browsed((FAST, examples))
     assert page["count"] == 9
