@@ -82,7 +82,7 @@ def run_missing(name: str, outputs: Path) -> None:
 
 
 def draw(wanted: Wanted) -> list[str]:
-    """Draw every figure. If there are several, returns the messages of those that could not be drawn."""
+    """Draw every figure. If there are several, returns the first line of what each that could not be drawn needs."""
     from bild_lab.papers.figures import draw_figure  # imported late: pandas and matplotlib take a second
 
     failed = []
@@ -95,7 +95,7 @@ def draw(wanted: Wanted) -> list[str]:
         except UserError as error:
             if len(wanted.figures) == 1:
                 raise
-            failed.append(str(error))
+            failed.append(str(error).partition("\n")[0])  # without the commands
     return failed
 
 
@@ -105,7 +105,9 @@ def main() -> None:
         failed = draw(wanted)
     for message in failed:
         console.print(f"[dim]{escape(message)}[/dim]")
-    if len(failed) == len(wanted.figures):
+    if failed:
+        console.print("[dim]A figure alone lists its commands; `scale=small run=true` runs the small ones.[/dim]")
+    if failed and len(failed) == len(wanted.figures):
         raise UserError("no figure was drawn; the messages above say what each one needs")
 
 

@@ -10,7 +10,7 @@ from bild_lab.lab.cli import run_application
 from bild_lab.lab.formatting import MISSING, percent
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.result import Result
-from bild_lab.report.terminal import headline
+from bild_lab.report.headline import headline
 
 HEADER = "policy|knobs|quality|difference|speedup|ms (median, p95)|tokens/s|tokens/call|kept|same".split("|")
 

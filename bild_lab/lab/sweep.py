@@ -35,6 +35,7 @@ from bild_lab.lab.config import knob_values
 from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.load import load_model
 from bild_lab.lab.point import Point, prepare, sweep_folder
+from bild_lab.lab.results.commands import PointsDone, record_command
 from bild_lab.lab.results.course import RunningCourse
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.runner import run_point
@@ -43,22 +44,25 @@ from bild_lab.lab.stop_signals import Stopped, StopSignals
 from bild_lab.lab.torchrun import require_basic_launcher
 
 FAILED_POINTS = 1
-BUSY_PERCENT = 10  # of all cores' time
 MOST_CHECKED_BEFORE = 64  # points prepared before a sweep, until one can run
 
 
 @dataclass
 class Run:
-    """The state of the run in this process. Only the process that the user started has jobs and report.
+    """The state of the run in this process. Only the process that the user started has jobs, report and live.
 
-    jobs: every job's configuration. report: writes the sweep's table, figure and report. failed: points that failed
-    in this process, stored or not. ended_s: when the last point of this process ended, on the clock of
-    `process_age_s`. course: how far the run is, for who looks from outside.
+    jobs: every job's configuration. report: writes the sweep's table, figure and report. live: writes the report
+    between points. failed: points that failed in this process, stored or not. done: how many points have ended. news:
+    whether one was stored since `live` was last called. ended_s: when the last point of this process ended, on the
+    clock of `process_age_s`. course: how far the run is, for who looks from outside.
     """
 
     jobs: list[DictConfig] = field(default_factory=list)
     report: Callable[[Sweep], None] = lambda sweep: None
+    live: Callable[[Sweep, PointsDone], None] = lambda sweep, done: None
     failed: set[str] = field(default_factory=set)
+    done: int = 0
+    news: bool = False
     ended_s: float = 0.0
     course: RunningCourse | None = None
 
@@ -76,6 +80,7 @@ def measure_point(cfg: DictConfig) -> float:
     """
     try:
         with _signals.measuring():
+            _report_between(cfg)
             speedup, crashed = _measure_or_reuse(cfg)
         if crashed and launched().count > 1:  # the other processes may wait for this one inside a forward
             _finish(cfg, FAILED_POINTS)
@@ -87,8 +92,17 @@ def measure_point(cfg: DictConfig) -> float:
     except Stopped as stop:
         _finish(cfg, stop.code)
     finally:
+        _run.done += 1
         _run.ended_s = process_age_s()
     raise AssertionError("unreachable: a stopped run exits")
+
+
+def _report_between(cfg: DictConfig) -> None:
+    """Write the report of the points so far. What it takes counts as setup of the next point."""
+    if _run.news and launched().first:
+        _run.news = False
+        several = HydraConfig.get().mode == RunMode.MULTIRUN
+        _run.live(Sweep(sweep_folder(cfg)), PointsDone(_run.done, len(_run.jobs) if several else None))
 
 
 def _measure_or_reuse(cfg: DictConfig) -> tuple[float | None, bool]:
@@ -102,6 +116,7 @@ def _measure_or_reuse(cfg: DictConfig) -> tuple[float | None, bool]:
             console.print(f"[dim]{escape(_title(point))}: finished before[/dim]")
         else:
             result = _measure_with_progress(point, sweep)
+            _run.news = True
             if ranks.first:
                 _log_point(cfg, sweep, result)
         if ranks.first and failure not in _run.failed:
@@ -115,11 +130,11 @@ def _measure_or_reuse(cfg: DictConfig) -> tuple[float | None, bool]:
 class SweepCallback(Callback):
     """Refuses a run that cannot work before any file is written, and reports when all points are done.
 
-    report: writes the sweep's table, figure and report.
+    report: writes the sweep's table, figure and report. live: writes the report between points.
     """
 
-    def __init__(self, report: Callable[[Sweep], None]) -> None:
-        self._report = report
+    def __init__(self, report: Callable[[Sweep], None], live: Callable[[Sweep, PointsDone], None]) -> None:
+        self._report, self._live = report, live
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
         self._start(config, [config])
@@ -138,9 +153,11 @@ class SweepCallback(Callback):
         job_return.cfg = job_return.hydra_cfg = None
 
     def _start(self, config: DictConfig, jobs: list[DictConfig]) -> None:
-        _run.jobs, _run.failed, _run.report, _run.course = jobs, set(), self._report, None
+        _run.jobs, _run.failed, _run.done, _run.news = jobs, set(), 0, False
+        _run.report, _run.live, _run.course = self._report, self._live, None
         _check(jobs[:MOST_CHECKED_BEFORE])
         if launched().first:
+            record_command(sweep_folder(config))
             measures_here = config.hydra.launcher._target_.endswith(".BasicLauncher")
             _run.course = RunningCourse(sweep_folder(config), len(jobs), counts=measures_here)
         _signals.install(lambda code: _finish(config, code))
@@ -210,8 +227,8 @@ def _measure_with_progress(point: Point, sweep: Sweep) -> Result:
     speedup, quality = result.speedup.value, result.quality
     faster = "" if speedup is None else f", {speedup:.2f}x"
     console.print(f"{escape(_title(point))}: {quality.metric} {quality.value:.2f}{faster}")
-    busy = result.environment.busy_elsewhere_percent
-    if busy > BUSY_PERCENT:
+    if result.environment.busy:
+        busy = result.environment.busy_elsewhere_percent
         console.print(f"[bold red]{busy:.0f} % of the machine was busy with something else[/bold red]: timings suffer")
     return result
 
@@ -254,6 +271,7 @@ def _record_failure(cfg: DictConfig, sweep: Sweep, error: Exception, what: str =
             raise
         folder = Path(f"not written ({fault})")
     _run.failed.add(failure.point)
+    _run.news = True
     console.print(f"[bold red]{what}[/bold red] {failure.policy} {knobs}: {escape(plain_message(error))}")
     if not isinstance(error, UserError):
         trace = f"traceback in {folder / 'failed.json'}" if launched().first else cause.traceback

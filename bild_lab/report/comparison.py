@@ -22,6 +22,7 @@ from bild_lab.lab.schema.result import Result, Speedup
 from bild_lab.report.page.forest import forest
 from bild_lab.report.page.tables import TableCell
 from bild_lab.report.page.templates import page_environment
+from bild_lab.report.provenance import unreliable
 from bild_lab.report.terminal import WIDTH
 
 DRIFT = 0.1  # of the baseline's latency, beyond which the machine, not the method, may have changed
@@ -75,6 +76,8 @@ def notes(
                 f"Compared over the {decoded[0]} examples that both have: A decoded {decoded[1]}, B {decoded[2]}. "
                 "Speedups and qualities are of these examples too."
             )
+    for name, results in (("A", [one.pair.a for one in compared]), ("B", [one.pair.b for one in compared])):
+        remarks += [f"{name}: {remark}" for remark in unreliable(results)]
     for name, results in alone.items():
         if results:
             policies = ", ".join(dict.fromkeys(result.policy for result in results))

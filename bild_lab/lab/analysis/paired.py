@@ -20,7 +20,7 @@ SIGNIFICANT = 0.05
 SACREBLEU_SEED = 12345  # with it, intervals of BLEU are those of `sacrebleu --paired-bs`
 NOT_COMPARED, SAME = "not compared", "no difference"
 # keys of the setting that the user does not choose, so they never distinguish two points of a sweep
-_DERIVED_KEYS = ("data", "weights", "code", "hardware")
+DERIVED_KEYS = ("data", "weights", "code", "hardware")
 _TASK_KEYS = ("dataset", "split", "metric")
 
 
@@ -258,7 +258,7 @@ def _key(result: Result, knobs: Mapping[str, set[str]], varying: Sequence[str]) 
 
 def _setting_keys(results: Sequence[Result]) -> list[str]:
     return [
-        key for key in dict.fromkeys(key for one in results for key in flat_setting(one)) if key not in _DERIVED_KEYS
+        key for key in dict.fromkeys(key for one in results for key in flat_setting(one)) if key not in DERIVED_KEYS
     ]
 
 

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from bild_lab.lab.schema.result import Latency, Speedup
 
 RESAMPLES = 2000
+ENOUGH_EXAMPLES = 20  # with fewer, intervals called 95 % hold in fewer than nine of ten cases (docs/design.md)
 
 
 def paired_speedup(

@@ -17,7 +17,7 @@ from bild_lab.lab.schema.result import Failure, Result
 from bild_lab.lab.screening.rows import SUMMARY
 from bild_lab.report.book.entry import DAMAGED, FAILED, FINISHED, INTERRUPTED, RUNNING, SCREENING, SWEEP, Entry
 from bild_lab.report.book.pictures import plane
-from bild_lab.report.terminal import headline
+from bild_lab.report.headline import headline, leading
 
 MOST_POINTS = 100  # of a sweep on the page, to compare it by
 STUDY, TUNED = "study.sqlite", "tuned.json"  # of a search
@@ -36,7 +36,7 @@ def read_sweep(folder: Path) -> Entry:
     groups = by_setting(results)
     chosen, left_out = _chosen(groups)
     state, progress = _state(folder, results, failures)
-    largest = max(groups, key=lambda group: len(group.results), default=None)
+    leader = leading(groups)
     return Entry(
         name=folder.name,
         kind=SCREENING if any((folder / name).is_file() for name in (SUMMARY, STUDY, TUNED)) else SWEEP,
@@ -46,7 +46,7 @@ def read_sweep(folder: Path) -> Entry:
         date=max((one.stored_at or one.environment.started for one in results), default=""),
         state=state,
         progress=progress,
-        picture=None if largest is None else plane(largest),
+        picture=None if leader is None else plane(leader),
         settings=[_flat(group) for group in groups],
         points=chosen,
         points_left_out=left_out,
