@@ -70,12 +70,13 @@ def test_a_third_tick_replaces_the_first_and_escape_closes(dom_of: Dom, page: Pa
 
 @pytest.mark.slow
 def test_words_and_states_filter_and_the_order_changes(dom_of: Dom, page: Path) -> None:
-    names = "[...document.querySelectorAll('.kind:not([hidden]) .entry:not([hidden])')].map((one) => one.dataset.name).join()"
+    shown = ".kind:not([hidden]) .entry:not([hidden])"
+    names = f"[...document.querySelectorAll('{shown}')].map((one) => one.dataset.name).join()"
     change = "const change = (one, value) => { one.value = value; for (const kind of ['input', 'change']) "
     change += "one.dispatchEvent(new Event(kind)); };"
     steps = [("words", "INTERRUPTED training"), ("words", ""), ("state", "interrupted"), ("order", "name")]
-    acts = "".join(f"change({what}, '{value}'); told.push({names});" for what, value in steps)
-    dom = dom_of(page, f"{change} const said = []; {acts.replace('told.', 'said.')} document.title = said.join(' | ');")
+    acts = "".join(f"change({what}, '{value}'); said.push({names});" for what, value in steps)
+    dom = dom_of(page, f"{change} const said = []; {acts} document.title = said.join(' | ');")
     title = dom.split("<title>", 1)[1].split("</title>", 1)[0].split(" | ")
     assert title[0] == "half" and len(title[1].split(",")) == 16
     assert sorted(title[2].split(",")) == ["answers", "half", "stopped"] and title[3] == "stopped,half,answers"
