@@ -80,6 +80,8 @@ def measure_point(cfg: DictConfig) -> float:
     """
     try:
         with _signals.measuring():
+            if _run.course is None and _run.jobs and launched().first:  # a single point, or one of a search
+                _run.course = RunningCourse(sweep_folder(cfg), None)
             _report_between(cfg)
             speedup, crashed = _measure_or_reuse(cfg)
         if crashed and launched().count > 1:  # the other processes may wait for this one inside a forward
@@ -158,8 +160,9 @@ class SweepCallback(Callback):
         _check(jobs[:MOST_CHECKED_BEFORE])
         if launched().first:
             record_command(sweep_folder(config))
-            measures_here = config.hydra.launcher._target_.endswith(".BasicLauncher")
-            _run.course = RunningCourse(sweep_folder(config), len(jobs), counts=measures_here)
+            if config.hydra.mode == RunMode.MULTIRUN:
+                measures_here = config.hydra.launcher._target_.endswith(".BasicLauncher")
+                _run.course = RunningCourse(sweep_folder(config), len(jobs), counts=measures_here)
         _signals.install(lambda code: _finish(config, code))
 
 

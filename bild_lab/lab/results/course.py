@@ -17,25 +17,29 @@ COURSE, _LOCK = ".course.json", ".course.lock"
 class Course:
     """What a command wants to measure in a folder, and how much of it is done.
 
-    done: points that were measured, found finished or failed; None where other processes measure them. ended: whether
-    the command came to its end. One that was stopped or killed did not.
+    total: None if it is not known, as in a search. done: points that were measured, found finished or failed; None
+    where other processes measure them. ended: whether the command came to its end. One that was stopped or killed did
+    not.
     """
 
-    total: int
+    total: int | None
     done: int | None = 0
     ended: bool = False
 
     @property
     def told(self) -> str:
         """`3 of 9 points`."""
-        points = f"{self.total} point{'' if self.total == 1 else 's'}"
+        count = self.done if self.total is None else self.total
+        points = f"{count} point{'' if count == 1 else 's'}"
+        if self.total is None:
+            return f"{points} so far"
         return points if self.done is None else f"{self.done} of {points}"
 
 
 class RunningCourse:
     """The course of this process's command, on the disk while it runs. counts: whether this process measures."""
 
-    def __init__(self, folder: Path, total: int, counts: bool = True) -> None:
+    def __init__(self, folder: Path, total: int | None, counts: bool = True) -> None:
         self._folder, self._held = folder, ExitStack()
         self._course = Course(total, 0 if counts else None)
         self._write()

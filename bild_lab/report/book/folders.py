@@ -108,6 +108,7 @@ def read_comparison(folder: Path) -> Entry:
     return Entry(
         name=folder.name,
         kind=COMPARISON,
+        date=said.get("compared", ""),
         headline=said.get("summary") or f"{len(rows)} points compared.",
         pair=" and ".join(Path(side).name for side in sides),
         sides=sides,

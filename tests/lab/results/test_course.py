@@ -26,7 +26,7 @@ def test_one_that_ended_does_not_run(tmp_path: Path) -> None:
     course.advance()
     course.stop(ended=True)
     assert read_course(tmp_path) == (Course(1, 1, ended=True), False)
-    assert Course(1, 1).told == "1 of 1 point"
+    assert Course(1, 1).told == "1 of 1 point" and Course(None, 1).told == "1 point so far"
 
 
 def test_points_of_other_processes_are_not_counted(tmp_path: Path) -> None:
