@@ -11,6 +11,7 @@ from bild_lab.lab.results.commands import PointsDone
 from bild_lab.lab.results.records import Sweep
 from bild_lab.report import live
 from bild_lab.report.live import SHARE, LiveReport
+from bild_lab.report.page import html
 from tests.report.sample import sample_result
 
 
@@ -42,11 +43,11 @@ def test_writing_takes_a_small_share_of_the_time_at_most(sweep: Sweep, monkeypat
     clock, written = Clock(), []
     monkeypatch.setattr(live, "time", clock)
 
-    def write(self: LiveReport, sweep: Sweep, done: PointsDone) -> None:
-        written.append(done.done)
+    def write(*_: object, progress: PointsDone) -> None:
+        written.append(progress.done)
         clock.now_s += 0.5
 
-    monkeypatch.setattr(LiveReport, "_write", write)
+    monkeypatch.setattr(html, "write_html", write)
     report = LiveReport()
     for done in range(100):  # a point a second
         report(sweep, PointsDone(done, 100))
