@@ -38,6 +38,7 @@ from bild_lab.lab.measure.bench.costs import drafter_rows, forward_costs
 from bild_lab.lab.measure.bench.rounds import run
 from bild_lab.lab.measure.bench.shapes import DRAFTERS, SHAPES
 from bild_lab.lab.measure.environment import environment
+from bild_lab.report.book.after import update
 
 BUSY_PERCENT = 15
 ROUNDS = {"t5_large": 7, "llama_12": 9}
@@ -174,6 +175,7 @@ def main() -> None:
     write_atomically(path, json.dumps(found, indent=2).encode() + os.linesep.encode())
     Console(width=140).print(table(rows))
     output.print(f"{path} contains these rows, and the cost of a forward by query and context length")
+    update()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from bild_lab.lab.cli import output, run_application
 from bild_lab.papers.ppd_curves import draw_compute_per_time_unit, draw_compute_per_token
+from bild_lab.report.book.after import update
 
 FOLDER = Path("outputs/ppd_theory")
 
@@ -15,6 +16,7 @@ def main() -> None:
     for name, draw in drawn.items():
         draw(FOLDER / f"{name}.png")
     output.print(f"{FOLDER} contains {' and '.join(drawn)}: each as PNG, with its numbers as CSV")
+    update()
 
 
 if __name__ == "__main__":

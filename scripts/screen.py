@@ -23,6 +23,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.cli import console, escape, output, refuse, run_application
 from bild_lab.lab.config import config_dir, typed
 from bild_lab.lab.screening.space import as_overrides, given_lists
+from bild_lab.report.book.after import in_lab_book
 
 if TYPE_CHECKING:
     from bild_lab.lab.screening.found import Confirmed, Found
@@ -80,7 +81,8 @@ def confirmed(one: Confirmed, spec: ScreenSpec) -> str:
 def main(cfg: DictConfig) -> None:
     """One screening."""
     try:
-        run(cfg)
+        with in_lab_book():
+            run(cfg)
     except (UserError, HydraException, OmegaConfBaseException) as error:
         refuse(error, "screen")  # here: Hydra prints a line of its own before an error that passes through it
 

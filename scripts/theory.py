@@ -16,6 +16,7 @@ from bild_lab.papers.speculative_curves import (
     draw_speed_and_operations,
     without_facts,
 )
+from bild_lab.report.book.after import update
 
 FOLDER = Path("outputs/theory")
 
@@ -46,6 +47,7 @@ def main() -> None:
     for name, draw in drawn.items():
         draw(FOLDER / f"{name}.png")
     output.print(f"{FOLDER} contains {', '.join([*drawn, *names])}: each as PNG, with its numbers as CSV")
+    update()
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.cli import escape, output, refuse, run_application
 from bild_lab.lab.config import config_dir, typed
 from bild_lab.lab.screening.space import as_overrides, given_lists
+from bild_lab.report.book.after import in_lab_book
 
 
 def search(cfg: DictConfig) -> None:
@@ -54,7 +55,8 @@ def search(cfg: DictConfig) -> None:
 def main(cfg: DictConfig) -> None:
     """One search."""
     try:
-        search(cfg)
+        with in_lab_book():
+            search(cfg)
     except (UserError, HydraException, OmegaConfBaseException) as error:
         refuse(error, "tune")  # here: Hydra prints a line of its own before an error that passes through it
 

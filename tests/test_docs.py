@@ -17,6 +17,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
+import bild_lab
 from bild_lab.engine.acceptance import ExactMatch
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.drafters import NoDraft
@@ -24,8 +25,10 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
 from bild_lab.lab.cli import quote_free_text
 from bild_lab.lab.config import compose_config, policy_names
+from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.screening.candidates import grid_of
 from tests.policies import is_lossless
+from tests.report.sample import sample_sweep
 from tests.stubs import StubModel
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -60,6 +63,9 @@ def code_in(page: Path) -> list[str]:
 
 
 def is_module(name: str) -> bool:
+    """Whether there is such a module, or such a name in the package itself, as `bild_lab.load`."""
+    if name.removeprefix("bild_lab.") in bild_lab.__all__:
+        return True
     try:
         return find_spec(name) is not None
     except ModuleNotFoundError:  # of the package that it would be in
@@ -112,7 +118,7 @@ def test_the_policy_of_the_contributing_guide_has_the_shape_of_a_policy() -> Non
 def test_the_python_of_the_page_prints_texts_and_rounds(
     checkpoints: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rounds, stream, chat = blocks("docs/python.md", "python")
+    rounds, stream, chat, _ = blocks("docs/python.md", "python")
     names: dict = {}
 
     def printed(example: str) -> str:
@@ -131,6 +137,18 @@ def test_the_python_of_the_page_prints_texts_and_rounds(
     monkeypatch.setattr("builtins.input", lambda _: next(prompts))
     answer = printed(chat)
     assert answer == f"{names['decoder'].generate('w5 w9 w30 w12', max_new_tokens=256).text}\n" != "\n"
+
+
+def test_the_python_of_the_page_prints_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for result in sample_sweep():
+        Sweep(Path("outputs/quickstart")).write_point(result.point, "", result, [])
+    exec(blocks("docs/python.md", "python")[-1], {})  # the page's own code
+    title, fastest, *others = capsys.readouterr().out.splitlines()
+    assert title.split() == "fallback rollback speedup speedup_low speedup_high quality_difference".split()
+    assert fastest.split() == "0.3 5.0 1.83 1.78 1.88 -1.31".split() and len(others) == 2
 
 
 def test_the_readme_is_short() -> None:

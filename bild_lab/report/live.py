@@ -6,7 +6,6 @@ import math
 import time
 
 from bild_lab.lab.cli import console, escape
-from bild_lab.lab.results.commands import PointsDone
 from bild_lab.lab.results.records import Sweep
 
 SHARE = 0.02  # of the time since the page was last written, at most, that writing it may take
@@ -22,8 +21,11 @@ class LiveReport:
         self._cost_s = 0.0
         self._written_s = -math.inf
 
-    def __call__(self, sweep: Sweep, progress: PointsDone) -> None:
-        """Write the page if it is due. A fault is told and does not end the sweep: the last report is still to come."""
+    def __call__(self, sweep: Sweep, progress: str) -> None:
+        """Write the page, with how far the sweep is, if it is due.
+
+        A fault is told and does not end the sweep: the last report is still to come.
+        """
         if self._cost_s > SHARE * (time.perf_counter() - self._written_s):
             return
         from bild_lab.report.page import html  # imported once, which says nothing of what writing costs

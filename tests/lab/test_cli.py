@@ -16,6 +16,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from markupsafe import escape
 from safetensors.torch import load_file, save_file
 
 import run
@@ -23,6 +24,7 @@ from bild_lab.lab.cli import quote_free_text
 from bild_lab.lab.load import load_model
 from bild_lab.lab.measure.device_use import DeviceUse
 from bild_lab.lab.point import DEFAULT_THREADS
+from bild_lab.report.book.book import read_entries
 from tests.thinned import thinned
 
 Command = Callable[..., tuple[int, str]]
@@ -73,6 +75,8 @@ def test_a_sweep_leaves_everything_it_promises(command: Command, base: list[str]
     assert (frame["speedup_low"] <= frame["speedup"]).all() and (frame["speedup"] <= frame["speedup_high"]).all()
     assert Path("outputs/tested/pareto.png").stat().st_size > 10_000
     assert Path("outputs/tested/report.html").stat().st_size > 1_000_000  # plotly travels inside
+    (entry,) = read_entries(Path("outputs"))
+    assert entry.told_state == "finished, 4 points" and escape(entry.headline) in Path("outputs/index.html").read_text()
     assert {folder.name for folder in points()} == set(frame["point"])
     for folder in points():
         assert sorted(file.name for file in folder.iterdir()) == ["config.yaml", "examples.jsonl", "result.json"]
@@ -119,6 +123,7 @@ def test_a_failing_point_does_not_end_a_sweep(command: Command, base: list[str],
     (failure,) = Path("outputs/tested/points").glob("*/failed.json")
     assert "no checkpoint folder" in json.loads(failure.read_text())["error"]["message"]
     assert "no checkpoint folder" in Path("outputs/tested/report.html").read_text()
+    assert [one.told_state for one in read_entries(Path("outputs"))] == ["failed, 1 of 3 points"]
 
 
 @pytest.mark.slow

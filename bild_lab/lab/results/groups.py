@@ -188,9 +188,17 @@ def differing_keys(groups: Sequence[Group]) -> list[str]:
 
 def setting_title(setting: Setting) -> str:
     """Return a title of the setting: `t5-large drafted by t5-tiny, multi30k test, 100 examples`."""
-    drafted = f" drafted by {short_name(setting.draft)}" if setting.draft else ""
-    data = f"{short_name(setting.dataset)} {setting.split}"
-    return f"{short_name(setting.target)}{drafted}, {data}, {setting.n_examples} examples"
+    return f"{pair_title(setting)}, {data_title(setting)}"
+
+
+def pair_title(setting: Setting) -> str:
+    """Return the models of the setting: `t5-large drafted by t5-tiny`."""
+    return short_name(setting.target) + (f" drafted by {short_name(setting.draft)}" if setting.draft else "")
+
+
+def data_title(setting: Setting) -> str:
+    """Return the data of the setting: `multi30k test, 100 examples`."""
+    return f"{short_name(setting.dataset)} {setting.split}, {setting.n_examples} examples"
 
 
 def varying_knobs(results: Sequence[Result]) -> list[str]:

@@ -7,13 +7,12 @@ from datetime import datetime
 from pathlib import Path
 
 import pandas as pd
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from bild_lab.files import write_atomically
 from bild_lab.lab.formatting import duration, knob_label, knob_value
 from bild_lab.lab.glossary import TERMS
-from bild_lab.lab.results.commands import PointsDone, read_commands
+from bild_lab.lab.results.commands import read_commands
 from bild_lab.lab.results.groups import FEW, Group, by_setting, differing_keys, setting_title
 from bild_lab.lab.schema.columns import SETTING
 from bild_lab.lab.schema.measured_examples import read_examples
@@ -43,13 +42,12 @@ from bild_lab.report.page.tables import (
     point_rows,
     time_shares,
 )
+from bild_lab.report.page.templates import page_environment
 from bild_lab.report.page.texts import text_browser
 from bild_lab.report.page.trace_viewer import viewer_data
 from bild_lab.report.provenance import notes, sources
 from bild_lab.report.reasons import reason_lines
 from bild_lab.report.style import Mark, marks
-
-_TEMPLATES = Path(__file__).parent
 
 
 def write_html(
@@ -58,12 +56,12 @@ def write_html(
     failures: Sequence[Failure],
     path: Path,
     older: int = 0,
-    progress: PointsDone | None = None,
+    progress: str | None = None,
 ) -> None:
     """Write the report of the sweep `name`, and `hypervolume.csv` beside it.
 
     Everything that came from outside the package is escaped. older: how many earlier results of the same points are
-    not shown. progress: of the command that is still measuring; the page then reloads itself until it is touched.
+    not shown. progress: how far the running command is; the page then reloads itself until it is touched.
     """
     groups = by_setting(results)
     folder = path.parent
@@ -115,17 +113,6 @@ def _examples(groups: Sequence[Group]) -> tuple[list[dict], list[dict]]:
         if points := viewer_data(group, stored):
             traces.append({"title": setting_title(group.setting), "points": points})
     return texts, traces
-
-
-def page_environment() -> Environment:
-    """The templates of the package's pages. They escape every value."""
-    return Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
 
 
 def _section(group: Group, colours: dict[str, Mark], index: int, figures: dict[str, dict]) -> dict:
