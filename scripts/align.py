@@ -94,6 +94,8 @@ def compared_table(compared: dict[str, Any], job: Alignment) -> Table:
     """The measurements before and after the alignment."""
     metric = job.calibration.dataset.metric.upper()
     window = "" if job.comparison is None else job.comparison.window
+    select = None if job.comparison is None else job.comparison.select
+    chosen = "" if select is None else f" on {select}"
     rows = {
         "token_agreement": ("target's tokens predicted, %", 100),
         "text_agreement": ("target's texts reproduced, %", 100),
@@ -102,8 +104,10 @@ def compared_table(compared: dict[str, Any], job: Alignment) -> Table:
         "acceptance_rate": (f"acceptance rate, speculative window {window}, %", 100),
         "tokens_per_target_call": ("its tokens per target call", 1),
         "speculative_speedup": ("its speedup", 1),
-        "bild_speedup_at_no_loss": ("speedup of BiLD at no loss", 1),
-        "bild_speedup_at_one_point": ("speedup of BiLD within one point of loss", 1),
+        "bild_speedup_at_no_loss": (f"speedup of BiLD at no loss{chosen}", 1),
+        "bild_difference_at_no_loss": (f"its {metric} against the target's", 1),
+        "bild_speedup_at_one_point": (f"speedup of BiLD within one point of loss{chosen}", 1),
+        "bild_difference_at_one_point": (f"its {metric} against the target's", 1),
     }
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("")

@@ -72,8 +72,8 @@ def confirmed(one: Confirmed, spec: ScreenSpec) -> str:
     return (
         f"chosen on {spec.select}, measured on {spec.confirm}: {row.policy} {knobs}: {speedup.value:.2f}x "
         f"[{speedup.low:.2f}, {speedup.high:.2f}], predicted {one.predicted_speedup:.2f}x (on {spec.select} "
-        f"{row.predicted_speedup:.2f}x); {quality.metric} {quality.difference:+.2f} (on {spec.select} "
-        f"{row.quality_difference:+.2f})"
+        f"{row.predicted_speedup:.2f}x; vanilla took {one.baseline_drift:+.0%} against its prediction); "
+        f"{quality.metric} {quality.difference:+.2f} (on {spec.select} {row.quality_difference:+.2f})"
     )
 
 

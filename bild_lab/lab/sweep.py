@@ -35,7 +35,7 @@ from bild_lab.lab.config import knob_values
 from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.load import load_model
 from bild_lab.lab.point import Point, prepare, sweep_folder
-from bild_lab.lab.results.commands import PointsDone, record_command
+from bild_lab.lab.results.commands import record_command
 from bild_lab.lab.results.course import RunningCourse
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.runner import run_point
@@ -52,16 +52,15 @@ class Run:
     """The state of the run in this process. Only the process that the user started has jobs, report and live.
 
     jobs: every job's configuration. report: writes the sweep's table, figure and report. live: writes the report
-    between points. failed: points that failed in this process, stored or not. done: how many points have ended. news:
-    whether one was stored since `live` was last called. ended_s: when the last point of this process ended, on the
-    clock of `process_age_s`. course: how far the run is, for who looks from outside.
+    between points. failed: points that failed in this process, stored or not. ended_s: when the last point of this
+    process ended, on the clock of `process_age_s`. course: how far the run is, for who looks from outside. news:
+    whether a point was stored since `live` was last called.
     """
 
     jobs: list[DictConfig] = field(default_factory=list)
     report: Callable[[Sweep], None] = lambda sweep: None
-    live: Callable[[Sweep, PointsDone], None] = lambda sweep, done: None
+    live: Callable[[Sweep, str], None] = lambda sweep, progress: None
     failed: set[str] = field(default_factory=set)
-    done: int = 0
     news: bool = False
     ended_s: float = 0.0
     course: RunningCourse | None = None
@@ -81,7 +80,7 @@ def measure_point(cfg: DictConfig) -> float:
     try:
         with _signals.measuring():
             if _run.course is None and _run.jobs and launched().first:  # a single point, or one of a search
-                _run.course = RunningCourse(sweep_folder(cfg), None)
+                _begin(sweep_folder(cfg), None)
             _report_between(cfg)
             speedup, crashed = _measure_or_reuse(cfg)
         if crashed and launched().count > 1:  # the other processes may wait for this one inside a forward
@@ -94,17 +93,23 @@ def measure_point(cfg: DictConfig) -> float:
     except Stopped as stop:
         _finish(cfg, stop.code)
     finally:
-        _run.done += 1
         _run.ended_s = process_age_s()
     raise AssertionError("unreachable: a stopped run exits")
 
 
+def _begin(folder: Path, total: int | None, counts: bool = True) -> None:
+    """What a run writes before its first point: its command line, and how far it is. A search, which checks more than
+    `SweepCallback` does, has its turn with its first point.
+    """
+    record_command(folder)
+    _run.course = RunningCourse(folder, total, counts)
+
+
 def _report_between(cfg: DictConfig) -> None:
     """Write the report of the points so far. What it takes counts as setup of the next point."""
-    if _run.news and launched().first:
+    if _run.news and _run.course is not None:
         _run.news = False
-        several = HydraConfig.get().mode == RunMode.MULTIRUN
-        _run.live(Sweep(sweep_folder(cfg)), PointsDone(_run.done, len(_run.jobs) if several else None))
+        _run.live(Sweep(sweep_folder(cfg)), _run.course.told)
 
 
 def _measure_or_reuse(cfg: DictConfig) -> tuple[float | None, bool]:
@@ -135,7 +140,7 @@ class SweepCallback(Callback):
     report: writes the sweep's table, figure and report. live: writes the report between points.
     """
 
-    def __init__(self, report: Callable[[Sweep], None], live: Callable[[Sweep, PointsDone], None]) -> None:
+    def __init__(self, report: Callable[[Sweep], None], live: Callable[[Sweep, str], None]) -> None:
         self._report, self._live = report, live
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
@@ -155,14 +160,12 @@ class SweepCallback(Callback):
         job_return.cfg = job_return.hydra_cfg = None
 
     def _start(self, config: DictConfig, jobs: list[DictConfig]) -> None:
-        _run.jobs, _run.failed, _run.done, _run.news = jobs, set(), 0, False
-        _run.report, _run.live, _run.course = self._report, self._live, None
+        _run.jobs, _run.failed, _run.course, _run.news = jobs, set(), None, False
+        _run.report, _run.live = self._report, self._live
         _check(jobs[:MOST_CHECKED_BEFORE])
-        if launched().first:
-            record_command(sweep_folder(config))
-            if config.hydra.mode == RunMode.MULTIRUN:
-                measures_here = config.hydra.launcher._target_.endswith(".BasicLauncher")
-                _run.course = RunningCourse(sweep_folder(config), len(jobs), counts=measures_here)
+        if launched().first and config.hydra.mode == RunMode.MULTIRUN:
+            measures_here = config.hydra.launcher._target_.endswith(".BasicLauncher")
+            _begin(sweep_folder(config), len(jobs), measures_here)
         _signals.install(lambda code: _finish(config, code))
 
 

@@ -70,14 +70,14 @@ def notes(
             f"{len(drifted)} of {len(compared)} points: compare the speedups rather than the latencies, unless the "
             "baseline's code is what changed."
         )
+    for name, results in (("A", [one.pair.a for one in compared]), ("B", [one.pair.b for one in compared])):
+        remarks += [f"{name}: {remark}" for remark in unreliable(results)]
     for decoded in dict.fromkeys((one.n_examples, *one.decoded) for one in compared):
         if set(decoded) != {decoded[0]}:
             remarks.append(
                 f"Compared over the {decoded[0]} examples that both have: A decoded {decoded[1]}, B {decoded[2]}. "
                 "Speedups and qualities are of these examples too."
             )
-    for name, results in (("A", [one.pair.a for one in compared]), ("B", [one.pair.b for one in compared])):
-        remarks += [f"{name}: {remark}" for remark in unreliable(results)]
     for name, results in alone.items():
         if results:
             policies = ", ".join(dict.fromkeys(result.policy for result in results))

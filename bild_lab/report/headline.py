@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bild_lab.lab.analysis.pareto import best_at_loss
-from bild_lab.lab.analysis.statistics import ENOUGH_EXAMPLES
+from bild_lab.lab.analysis.statistics import ENOUGH_DIFFERENT, ENOUGH_EXAMPLES
 from bild_lab.lab.formatting import (
     duration,
     interval,
@@ -99,8 +99,17 @@ def _compared(group: Group, best: Result) -> str:
     if quality.difference_high is not None and quality.difference_high < 0:
         text += ", a loss beyond chance"
     if same is not None:
-        text += f"; {percent(same, 0 if same < 0.995 else 1)} of the texts are the target’s own"
+        text += f"; {_different(same, group.setting.n_examples)}"
     return text + _caution(best)
+
+
+def _different(same: float, count: int) -> str:
+    """How many texts are the target's own; if few are not, that the interval of the difference rests on these few."""
+    different = round((1 - same) * count)
+    if different < ENOUGH_DIFFERENT:
+        texts = "1 text differs" if different == 1 else f"{different} texts differ"
+        return f"only {texts} from the target’s, too few to trust this interval"
+    return f"{percent(same, 0 if same < 0.995 else 1)} of the texts are the target’s own"
 
 
 def _caution(best: Result) -> str:

@@ -166,8 +166,7 @@ def _draw_texts(panel: _Panel) -> None:
     title = f"{short_name(setting.target)} on {data}: {group.metric} against latency"
     draft = f"drafter {short_name(setting.draft)}, " if setting.draft else ""
     measured = f"{draft}{setting.n_examples} examples, {setting.dtype} on {setting.device}"
-    bars = f"speedup and difference in {group.metric}" if group.relative else group.metric
-    parts = [measured, f"Bars: 95 % intervals of {bars}; arrows: they go on", caption(group.results)]
+    parts = [measured, "Bars: 95 % intervals", caption(group.results)]
     subtitle = " ".join(f"{part}." for part in parts if part)
     for share, text, font in (
         (0.952, title, {"size": 11.5, "weight": "bold"}),

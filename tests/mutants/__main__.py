@@ -1,7 +1,8 @@
 """Changes the modules that decide tokens and numbers, one small change at a time, and counts what the tests notice.
 
 `python -m tests.mutants` runs every group of groups.yaml; words such as `engine.loop` choose some. A group whose code
-and tests are as they were at its last run is not run again. Results are in outputs/mutants.
+and tests are as they were at its last run is not run again. MUTANT_EVERY=10 (or 5, or 2) takes each function's first
+mutant and every tenth after it. Results are in outputs/mutants.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import chdir
+from fnmatch import fnmatch
 from pathlib import Path
 
 import yaml
@@ -23,6 +25,7 @@ from tests.mutants.prepare import PROJECT, prepare
 
 HERE = Path(__file__).parent
 RESULTS = PROJECT / "outputs" / "mutants"
+EVERY = {1: "", 2: "[13579]", 5: "[16]", 10: "1"}  # the last digit of the mutants that are run
 SURVIVED = (0, 5, 33)  # exit codes: every test passed, or none runs the function; others: failed, died or took too long
 Group = Mapping[str, Sequence[str]]  # its `modules` and `tests`
 
@@ -30,36 +33,37 @@ Group = Mapping[str, Sequence[str]]  # its `modules` and `tests`
 def main() -> None:
     groups: dict[str, Group] = yaml.safe_load((HERE / "groups.yaml").read_text())
     RESULTS.mkdir(parents=True, exist_ok=True)
+    every = int(os.environ.get("MUTANT_EVERY", "1"))
     for name in sys.argv[1:] or groups:
-        measure(name, groups[name])
+        measure(name, groups[name], every)
     known = yaml.safe_load((HERE / "equivalent.yaml").read_text()) or []
     print(report({name: found for name in groups if (found := stored(name)) is not None}, known))
 
 
-def measure(name: str, group: Group) -> None:
-    """Run a group's mutants and store the result, unless that of the same code and tests is there."""
+def measure(name: str, group: Group, every: int) -> None:
+    """Run a group's mutants and store the result, unless that of the same code and tests, and no fewer, is there."""
     modules, tests = (
         [f"{root}/{one}.py" for one in group[kind]] for kind, root in (("modules", "bild_lab"), ("tests", "tests"))
     )
     key = hashlib.sha256(b"".join((PROJECT / path).read_bytes() for path in (*modules, *tests))).hexdigest()
-    if (found := stored(name)) is not None and found["key"] == key:
+    if (found := stored(name)) is not None and found["key"] == key and found["every"] <= every:
         return
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         prepare(folder, modules, tests)
-        run_mutmut(folder)
-        counted = {module: outcome(folder, module) for module in modules}
-    file_of(name).write_text(json.dumps({"key": key, "modules": counted}, indent=1, ensure_ascii=False))
+        run_mutmut(folder, every)
+        counted = {module: outcome(folder, module, every) for module in modules}
+    file_of(name).write_text(json.dumps({"key": key, "every": every, "modules": counted}, indent=1, ensure_ascii=False))
     survivors = sum(len(one["survivors"]) for one in counted.values())
     print(f"{name}: {sum(one['mutants'] for one in counted.values())} mutants, {survivors} survived", flush=True)
 
 
-def run_mutmut(folder: Path) -> None:
+def run_mutmut(folder: Path, every: int) -> None:
     processes = os.environ.get("MUTANT_PROCESSES", str(os.cpu_count()))
     quick = {"OMP_NUM_THREADS": "1", "PYTHONPATH": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     with (RESULTS / "log.txt").open("w") as log:
         subprocess.run(
-            [sys.executable, "-m", "mutmut", "run", "--max-children", processes],
+            [sys.executable, "-m", "mutmut", "run", "--max-children", processes, chosen(every)],
             cwd=folder,
             env={**os.environ, **quick},
             stdout=log,
@@ -68,10 +72,16 @@ def run_mutmut(folder: Path) -> None:
         )
 
 
-def outcome(folder: Path, module: str) -> dict:
-    """How many mutants a module has, and those that survived."""
+def chosen(every: int) -> str:
+    """A pattern of the names of the mutants to run."""
+    return f"*__mutmut_*{EVERY[every]}"
+
+
+def outcome(folder: Path, module: str, every: int) -> dict:
+    """How many of a module's mutants were run, and those that survived."""
     meta = folder / "mutants" / f"{module}.meta"
     codes = json.loads(meta.read_text())["exit_code_by_key"] if meta.is_file() else {}
+    codes = {mutant: code for mutant, code in codes.items() if fnmatch(mutant, chosen(every))}
     if not codes or None in codes.values():
         sys.exit(f"{module}: mutmut ended early; {RESULTS / 'log.txt'} says why")
     with chdir(folder):

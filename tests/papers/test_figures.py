@@ -193,7 +193,7 @@ def test_the_papers_scale_comes_before_the_small_one(tmp_path: Path) -> None:
     assert small.scale == "small" and 0 < agree < len(compared)
     assert small.summary.splitlines() == [
         f"{small.path}.png, .pdf, .md: small scale",
-        "  holds: an aligned drafter is faster at minimal loss (multi30k)",
+        "  within the intervals: an aligned drafter is faster at minimal loss (multi30k)",
         "  within the intervals: an aligned drafter is faster at one point of loss (multi30k)",
         f"  {agree} of {len(compared)} numbers agree with the paper, whose models, data and hardware are others",
     ]

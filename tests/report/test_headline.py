@@ -13,8 +13,9 @@ def test_what_is_certain_comes_before_what_was_only_not_seen():
     assert headline(sample_sweep()) == (
         "bild (fallback 0.3, rollback 0.69) decodes 1.46× [1.41, 1.51] as fast as vanilla, every text the target’s "
         "own. No loss of BLEU measured: bild (fallback 0.3, rollback 1) decodes 1.55× [1.50, 1.60] as fast; "
-        "BLEU +0.05, −0.40 to +0.55 on 100 examples; 93 % of the texts are the target’s own. "
-        "Up to one point of loss measured: bild (fallback 0.5, rollback 5) decodes 1.70× [1.65, 1.75] as fast; "
+        "BLEU +0.05, −0.40 to +0.55 on 100 examples; only 7 texts differ from the target’s, too few to trust this "
+        "interval. Up to one point of loss measured: bild (fallback 0.5, rollback 5) decodes 1.70× [1.65, 1.75] as "
+        "fast; "
         "BLEU −0.74, −1.19 to −0.24 on 100 examples, a loss beyond chance; 66 % of the texts are the target’s own. "
         "Best of 19 points on these examples (test), which flatters them: "
         "choose on validation data, as scripts/screen.py does."
@@ -30,7 +31,20 @@ def test_no_loss_is_told_with_its_interval_and_the_share_of_equal_texts():
 
 
 def test_nearly_all_texts_are_not_rounded_to_all():
-    assert "99.9 % of the texts" in headline([sample_result("bild", {}, 1.7, 0.1, agreement_with_target=0.999)])
+    own = {"agreement_with_target": 0.9985, "setting": {"n_examples": 10_000}}
+    assert "; 99.9 % of the texts are the target’s own" in headline([sample_result("bild", {}, 1.7, 0.1, **own)])
+
+
+@pytest.mark.parametrize(
+    ("same", "told"),
+    [
+        (0.99, "; only 1 text differs from the target’s, too few to trust this interval"),
+        (0.93, "; only 7 texts differ from the target’s, too few"),
+        (0.92, "; 92 % of the texts are the target’s own"),
+    ],
+)
+def test_an_interval_that_rests_on_few_texts_is_not_to_be_trusted(same, told):
+    assert told in headline([sample_result("bild", {}, 1.7, 0.1, agreement_with_target=same)])
 
 
 def test_without_the_targets_own_texts_nothing_is_said_of_them():

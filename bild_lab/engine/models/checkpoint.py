@@ -77,6 +77,13 @@ class Checkpoint:
             return str(self.folder)
         return str(Path(self.path).expanduser()) if self.path.startswith("~") else self.path
 
+    @property
+    def on_hub(self) -> bool:
+        """Whether the path can only be a hub id."""
+        place = Path(self.location)
+        named_as_folder = place.is_absolute() or self.path.startswith((".", "~")) or self.path.count("/") > 1
+        return not place.is_dir() and not named_as_folder
+
     @cached_property
     def config(self) -> PreTrainedConfig:
         return self._read("configuration", AutoConfig.from_pretrained, trust_remote_code=self.trust_remote_code)
@@ -237,7 +244,7 @@ class Checkpoint:
         if ggufs := gguf_files(folder):
             raise UserError(f"{self.path} holds {ggufs[0].name}, weights of llama.cpp; {GGUF_REMEDY}")
         if not folder.is_dir():
-            if folder.is_absolute() or self.path.startswith((".", "~")) or self.path.count("/") > 1:
+            if not self.on_hub:
                 raise UserError(
                     f"no checkpoint folder {self.path}; give a folder with config.json or a hub id such as org/name"
                 )

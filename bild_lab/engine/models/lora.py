@@ -1,4 +1,4 @@
-"""LoRA adapters of the package peft: they load merged into the weights of their base model."""
+"""LoRA adapters of the package peft, in a folder or on the hub: they load merged into their base model."""
 
 from __future__ import annotations
 
@@ -11,24 +11,37 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.peft_utils import find_adapter_config_file
 
 from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.hub import hub_problem
 from bild_lab.errors import UserError
 
 SETTINGS = "adapter_config.json"
+FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")  # of an adapter and its tokenizer
 
 
 def adapter_or_model(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint itself, or, where its folder holds an adapter, one of the merged weights."""
-    if not (Path(checkpoint.location) / SETTINGS).is_file():
+    """The checkpoint itself, or, where it is an adapter, one of the merged weights. Fetches an adapter from the hub."""
+    folder, revision = checkpoint.folder, checkpoint.revision
+    if checkpoint.on_hub:
+        offline = {"revision": revision, "local_files_only": hub_problem() is not None}
+        if find_adapter_config_file(checkpoint.path, **offline) is None:
+            return checkpoint
+        folder = Path(snapshot_download(checkpoint.path, allow_patterns=FILES, **offline))
+    elif not (Path(checkpoint.location) / SETTINGS).is_file():
         return checkpoint
-    return AdapterCheckpoint(checkpoint.path, checkpoint.revision, checkpoint.trust_remote_code, checkpoint.folder)
+    return AdapterCheckpoint(checkpoint.path, revision, checkpoint.trust_remote_code, folder)
 
 
 @dataclass(frozen=True)
 class AdapterCheckpoint(Checkpoint):
-    """A folder of peft. Raises UserError without that package, and for an adapter that names no base."""
+    """An adapter of peft; `folder` has its files.
+
+    Raises UserError without that package, and for an adapter that names no base.
+    """
 
     @cached_property
     def base(self) -> Checkpoint:

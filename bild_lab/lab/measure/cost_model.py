@@ -1,8 +1,9 @@
 """What a text costs on this machine, as a sum over its forwards and rounds, fitted to timed texts.
 
 Seconds are those of a text's start, of its source tokens, of the target's forwards, their rows and their rows times
-context, of the drafter's forwards, and of the policy's rounds. No price is negative. Forwards through some layers
-count as the share of the layers that ran. A round's price holds host, acceptance rule and the drafter's start, so each
+context, of the drafter's forwards, and of the policy's rounds. Forwards of one row have a price of their own, as their
+kernels read weights and do little else. No price is negative. Forwards through some layers count as the share of the
+layers that ran. A round's price holds host, acceptance rule and the drafter's start, so each
 policy has its own.
 """
 
@@ -61,10 +62,15 @@ def features_of(policy: str, trace: Trace, models: Mapping[int, str], depth: int
             counted["source tokens"] += forward.rows
             continue
         share = 1.0 if forward.layers is None else forward.layers / depth
-        counted[f"{model} forwards"] += share
         if model == "target":  # one of a drafter has one row, or two
-            counted["target rows"] += share * forward.rows
+            if forward.rows == 1:
+                counted["target forwards of one row"] += share
+            else:
+                counted["target forwards"] += share
+                counted["target rows"] += share * forward.rows
             counted["target rows x context"] += share * forward.rows * (forward.cached + forward.source)
+        else:
+            counted[f"{model} forwards"] += share
         if forward.layers is not None:
             counted[f"{model} part forwards"] += 1
     return dict(counted)

@@ -21,19 +21,6 @@ class Command:
     line: str
 
 
-@dataclass(frozen=True)
-class PointsDone:
-    """How far a running command is. total: of its points; None if it does not know, as in a search."""
-
-    done: int
-    total: int | None
-
-    def __str__(self) -> str:
-        points = self.done if self.total is None else self.total
-        many = f"point{'' if points == 1 else 's'}"
-        return f"{self.done} {many} so far" if self.total is None else f"{self.done} of {self.total} {many}"
-
-
 def record_command(folder: Path) -> None:
     """Add this process's command line to the sweep in `folder`, unless it is there: the same command resumes."""
     line = this_command()

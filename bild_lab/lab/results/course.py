@@ -28,7 +28,7 @@ class Course:
 
     @property
     def told(self) -> str:
-        """`3 of 9 points`."""
+        """`3 of 9 points`; `3 points so far` where the total is not known."""
         count = self.done if self.total is None else self.total
         points = f"{count} point{'' if count == 1 else 's'}"
         if self.total is None:
@@ -44,6 +44,11 @@ class RunningCourse:
         self._course = Course(total, 0 if counts else None)
         self._write()
         self._held.enter_context(holding(folder / _LOCK))
+
+    @property
+    def told(self) -> str:
+        """How far it is, in words."""
+        return self._course.told
 
     def advance(self) -> None:
         """One point more is done."""

@@ -91,7 +91,10 @@ class Group:
         """
         placed = [(result, at) for result in self.results if (at := self.position(result)) is not None]
         xs, ys = [at.x for _, at in placed], [at.y for _, at in placed]
-        barred = [at for result, at in placed if not result.is_baseline]
+        chosen = {
+            id(result) for result in self.selected() if not result.is_baseline
+        }  # those drawn with their intervals
+        barred = [at for result, at in placed if id(result) in chosen]
         if self.relative:
             xs.append(1.0)
             if self.baseline_quality is not None:

@@ -41,11 +41,16 @@ def to_confirm(rows: Sequence[Row], count: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Confirmed:
-    """A row and the result of its point on the other split. predicted_speedup: for the texts of that split."""
+    """A row and the result of its point on the other split.
+
+    predicted_speedup: for the texts of that split. baseline_drift: how much longer than predicted the target alone took
+    beside this point, relative; below 0 the machine was faster than when the cost model was timed.
+    """
 
     row: Row
     result: Result
     predicted_speedup: float
+    baseline_drift: float
 
 
 @dataclass
@@ -66,32 +71,37 @@ class Found:
         They are decoded over the record too, as other texts have other counts.
         """
         started, sweep = time.perf_counter(), Sweep(self.screening.folder)
-        predicted = self._predicted(split, sweep)
-        for place, speedup in zip(self.chosen, predicted, strict=True):
+        alone_s, *predicted_s = self._predicted_s(split, sweep)
+        for place, seconds in zip(self.chosen, predicted_s, strict=True):
             cfg = self.screening.config(self.screened[place + 1].candidate, split)
             measure(cfg)
             result = sweep.newest(prepare(cfg).id)
             if result is not None:
                 self.rows[place] = replace(self.rows[place], confirmed=result.point)
-                self.confirmed.append(Confirmed(self.rows[place], result, speedup))
-        seconds = {**self.summary.seconds, "confirm": time.perf_counter() - started}
+                self.confirmed.append(compared(self.rows[place], result, alone_s, seconds))
+        stages = {**self.summary.seconds, "confirm": time.perf_counter() - started}
         told = [confirmation(one) for one in self.confirmed]
-        self.summary = replace(self.summary, seconds=seconds, confirmed=told)
+        self.summary = replace(self.summary, seconds=stages, confirmed=told)
         self.write()
 
-    def _predicted(self, split: str, sweep: Sweep) -> list[float]:
-        """The speedups that the cost model gives the chosen points on this split."""
+    def _predicted_s(self, split: str, sweep: Sweep) -> list[float]:
+        """The seconds that the cost model gives the target alone, then the chosen points, on this split."""
         if not self.chosen:
-            return []
+            return [0.0]
         with sweep.search_lock():
             other = replace(self.screening, split=split)
-            alone, *decoded = other.decode([self.screened[place + 1].candidate for place in self.chosen])
-        return [self.model.seconds(alone.features) / self.model.seconds(one.features) for one in decoded]
+            decoded = other.decode([self.screened[place + 1].candidate for place in self.chosen])
+        return [self.model.seconds(one.features) for one in decoded]
 
     def write(self) -> None:
         folder = self.screening.folder
         write_rows(folder, self.rows)
         self.summary.write(folder)
+
+
+def compared(row: Row, result: Result, alone_s: float, seconds: float) -> Confirmed:
+    """A measured point beside the seconds that were predicted for the target alone and for the point."""
+    return Confirmed(row, result, alone_s / seconds, result.baseline_latency_s.total / alone_s - 1)
 
 
 def confirmation(one: Confirmed) -> dict[str, Any]:
@@ -106,6 +116,7 @@ def confirmation(one: Confirmed) -> dict[str, Any]:
         "speedup": result.speedup.value,
         "speedup_low": result.speedup.low,
         "speedup_high": result.speedup.high,
+        "baseline_drift": one.baseline_drift,
         "selected_difference": row.quality_difference,
         "confirmed_difference": result.quality.difference,
     }

@@ -47,7 +47,7 @@ function heatTable({ title, colour, across, up, cells }) {
     body.append(line);
   }
   const foot = element("tr");
-  foot.append(element("th", `${up.name} \u2191  ${across.name} \u2192`), ...across.values.map((value) => Object.assign(element("th", value), { scope: "col" })));
+  foot.append(element("th", `${up.name}\u00a0\u2191 ${across.name}\u00a0\u2192`, "corner"), ...across.values.map((value) => Object.assign(element("th", value), { scope: "col" })));
   body.append(foot);
   table.append(body);
   const scroll = element("div", undefined, "scroll");

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from bild_lab.files import write_atomically
 from bild_lab.lab.formatting import duration, knob_label, knob_value
 from bild_lab.lab.glossary import TERMS
-from bild_lab.lab.results.commands import PointsDone, read_commands
+from bild_lab.lab.results.commands import read_commands
 from bild_lab.lab.results.groups import FEW, Group, by_setting, differing_keys, setting_title
 from bild_lab.lab.schema.columns import SETTING
 from bild_lab.lab.schema.measured_examples import read_examples
@@ -56,12 +56,12 @@ def write_html(
     failures: Sequence[Failure],
     path: Path,
     older: int = 0,
-    progress: PointsDone | None = None,
+    progress: str | None = None,
 ) -> None:
     """Write the report of the sweep `name`, and `hypervolume.csv` beside it.
 
     Everything that came from outside the package is escaped. older: how many earlier results of the same points are
-    not shown. progress: of the command that is still measuring; the page then reloads itself until it is touched.
+    not shown. progress: how far the running command is; the page then reloads itself until it is touched.
     """
     groups = by_setting(results)
     folder = path.parent

@@ -46,9 +46,11 @@ function fitted(holder, figure) {
   if (layout.xaxis.title) layout.xaxis.title.text = layout.xaxis.title.text.replace(/ \(.*\)$/, "");
   const bars = figure.data.some((trace) => trace.type === "bar");
   if (!bars) return { data: figure.data, layout };
-  const split = (label) => label.replace(" (", "<br>(").replaceAll(", ", ",<br>");
-  layout.height += 24 * figure.data[0].y.length;
-  return { data: figure.data.map((trace) => ({ ...trace, y: trace.y.map(split) })), layout };
+  const wrapped = figure.data[0].y.map((label) => label.replace(/(.{12,}?) /g, "$1<br>"));
+  const lines = Math.max(...wrapped.map((label) => label.split("<br>").length));
+  layout.yaxis = { ...layout.yaxis, tickfont: { size: 10 } };
+  layout.height = 200 + wrapped.length * Math.max(30, 14 * lines + 8);
+  return { data: figure.data.map((trace) => ({ ...trace, y: wrapped })), layout };
 }
 
 function draw() {
@@ -102,7 +104,7 @@ function openPoint(name) {
     const [title, meaning] = [headers[index].textContent.trim(), headers[index].title];
     if (index === 0 || cell.textContent.trim() === "\u2013" || !cell.textContent.trim()) return [];
     const detail = cell.querySelector("small")?.textContent ?? "";
-    const shown = element("dd", detail ? `${cell.firstChild.textContent} ${detail}` : cell.textContent.trim());
+    const shown = element("dd", detail ? `${cell.firstChild.textContent}${detail.startsWith("[") ? " " : ", "}${detail}` : cell.textContent.trim());
     return [Object.assign(element("dt", title), { title: meaning }), shown];
   });
   dialog.querySelector("dl").replaceChildren(...facts);
@@ -128,7 +130,9 @@ dialog.addEventListener("close", () => {
 dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
 document.addEventListener("click", (event) => {
   const opener = event.target.closest("[data-open]");
-  if (opener) openPoint(opener.dataset.open);
+  if (!opener) return;
+  event.preventDefault();
+  openPoint(opener.dataset.open);
 });
 
 for (const header of document.querySelectorAll(".points th")) {

@@ -13,14 +13,17 @@ from bild_lab.engine.models.checkpoint import Checkpoint, resolve_device, resolv
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError, require_whole
+from bild_lab.lab.analysis.pareto import best_at_loss
 from bild_lab.lab.config import MeasureSpec, RuntimeSpec
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.metrics import score
 from bild_lab.lab.point import cached_examples, prepare
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.measured_examples import read_examples
+from bild_lab.lab.schema.result import Result
 from bild_lab.training.alignment.agreement import agreement
-from bild_lab.training.alignment.draft_gain import Comparison, gains, measured_points, point_configs
+from bild_lab.training.alignment.choice import LOSSES, screening_of
+from bild_lab.training.alignment.draft_gain import Comparison, best_points, gains, measured_points, point_configs
 from bild_lab.training.batches import spread_evenly
 from bild_lab.training.calibration.data import END, Answer, Calibration, tokenizer_hash
 from bild_lab.training.finetuning.finetune import finetune
@@ -89,8 +92,11 @@ class Alignment:
                 f"the checkpoint {target.path} has changed since it answered; "
                 "make the calibration data again, or set sweep=false"
             )
-        for config in self.points(self.unaligned):
+        configs = self.points(self.unaligned)
+        for config in configs:
             prepare(config)
+        if self.comparison.select is not None:
+            screening_of(configs, self.comparison.select).require_other_examples(self.comparison.split)
 
 
 def require_fits(calibration: Calibration, small: Checkpoint) -> None:
@@ -194,8 +200,7 @@ def _measured(
     if job.comparison is None:
         answers = [(answer.prompt, answer.answer_token_ids) for answer in held_out]
         return agreement(model, answers, longest, limit)[0]
-    sweep = Sweep(job.folder)
-    results = measured_points(job.points(draft), sweep, job.logger, report)
+    results, best = _swept(job, draft, report)
     dataset = job.comparison.dataset(job.calibration)
     compared = cached_examples(dataset)
     decoded = read_examples(results[0].folder)
@@ -204,4 +209,19 @@ def _measured(
     quality = None
     if dataset.metric != "agreement":  # which has no references
         quality = score(dataset.metric, texts, [one.references for one in compared]).value
-    return {**shares, "own_quality": quality, **gains(results)}
+    return {**shares, "own_quality": quality, **gains(results[0], results[1:], best)}
+
+
+def _swept(
+    job: Alignment, draft: Checkpoint, report: Callable[[str], None]
+) -> tuple[list[Result], list[Result | None]]:
+    """The measured points of a drafter, and BiLD's at no loss and within one point."""
+    configs = job.points(draft)
+    chosen = best_points(configs, job.comparison, draft, report)
+    if chosen is None:
+        results = measured_points(configs, Sweep(job.folder), job.logger, report)
+        return results, [best_at_loss(results[1:], loss) for loss in LOSSES]
+    distinct = list({id(config): config for config in chosen if config is not None}.values())
+    results = measured_points([configs[0], *distinct], Sweep(job.folder), job.logger, report)
+    own = {id(config): result for config, result in zip(distinct, results[1:], strict=True)}
+    return results, [own.get(id(config)) for config in chosen]

@@ -11,13 +11,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.errors import UserError, require_whole
-from bild_lab.lab.analysis.pareto import best_at_loss, pareto_front
+from bild_lab.lab.analysis.pareto import pareto_front
 from bild_lab.lab.config import compose_policy
 from bild_lab.lab.data.examples import DatasetSpec
 from bild_lab.lab.point import prepare
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.runner import run_point
 from bild_lab.lab.schema.result import Result
+from bild_lab.training.alignment.choice import choose
 from bild_lab.training.calibration.data import Calibration
 
 if TYPE_CHECKING:
@@ -30,11 +31,14 @@ KNOBS = {"speculative": ("window",), "bild": ("fallback", "rollback")}  # named 
 class Comparison:
     """The points measured with the drafter before and after: the fields of `comparison` in `conf/align.yaml`.
 
-    window: of speculative decoding, whose acceptance rate is compared. fallback, rollback: BiLD's thresholds; every
-    pair of them is a point of the Pareto curves. Raises UserError for values that give no points.
+    split: the examples that are measured. select: the split on which BiLD's thresholds are chosen over a record; None
+    measures every point, and chooses on the measured examples. window: of speculative decoding, whose acceptance rate
+    is compared. fallback, rollback: BiLD's thresholds; every pair of them is a point. Raises UserError for values that
+    give no points.
     """
 
     split: str
+    select: str | None
     path: str | None
     limit: int | None
     window: int
@@ -105,17 +109,29 @@ def measured_points(
     return results
 
 
-def gains(results: Sequence[Result]) -> dict[str, Any]:
-    """The numbers to compare; the first point is speculative decoding, the others are BiLD."""
-    speculative, *bild = results
-    free, cheap = best_at_loss(bild, 0.0), best_at_loss(bild, 1.0)
+def best_points(
+    configs: Sequence[DictConfig], comparison: Comparison, draft: Checkpoint, report: Callable[[str], None]
+) -> list[DictConfig | None] | None:
+    """BiLD's points to measure, at no loss and within one point; None if all of them are to be measured."""
+    if comparison.select is None:
+        return None
+    bild = configs[1:]
+    places = choose(bild, comparison.select, comparison.split, draft.fingerprint, report)
+    return [None if place is None else bild[place] for place in places]
+
+
+def gains(speculative: Result, bild: Sequence[Result], best: Sequence[Result | None]) -> dict[str, Any]:
+    """The numbers to compare. best: BiLD's points at no loss and within one point; None where there is none."""
+    free, cheap = best
     return {
         "target_quality": speculative.quality.baseline,
         "acceptance_rate": speculative.counts.acceptance_rate,
         "tokens_per_target_call": speculative.counts.tokens_per_target_call,
         "speculative_speedup": speculative.speedup.value,
         "bild_speedup_at_no_loss": None if free is None else free.speedup.value,
+        "bild_difference_at_no_loss": None if free is None else free.quality.difference,
         "bild_speedup_at_one_point": None if cheap is None else cheap.speedup.value,
+        "bild_difference_at_one_point": None if cheap is None else cheap.quality.difference,
         "pareto": pareto(bild),
     }
 

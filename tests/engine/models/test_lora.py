@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ import torch
 from bild_lab.engine.models import lora
 from bild_lab.errors import UserError
 from bild_lab.lab.load import load
+from tests.loopback_hub import REPOSITORY, loopback_hub
 from tests.policies import shipped
 from tests.tiny_architectures import build, word_tokenizer
 
@@ -84,3 +88,41 @@ def test_an_adapter_without_a_base_is_refused(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 2}))
     with pytest.raises(UserError, match="names no base_model_name_or_path in its adapter_config.json"):
         load(tmp_path, policy=shipped("vanilla"))
+
+
+_GENERATE = """
+from bild_lab.lab.load import load
+from tests.policies import shipped
+decoder = load("me/adapter", policy=shipped("vanilla"))
+print(decoder.target.checkpoint.fingerprint, decoder.generate([5, 9, 12, 30], 12).token_ids)
+"""
+
+
+@pytest.mark.slow
+def test_an_adapter_on_the_hub_is_fetched_with_its_base_and_serves_without_a_network(
+    adapter: Path, tmp_path: Path
+) -> None:
+    settings = json.loads((adapter / "adapter_config.json").read_text())
+    moved = json.dumps({**settings, "base_model_name_or_path": "me/base"}).encode()
+    models = {
+        "me/base": files(adapter.parent / "base"),
+        "me/adapter": {**files(adapter), "adapter_config.json": moved},
+    }
+    wanted = load(adapter, policy=shipped("vanilla")).generate(PROMPT, 12).token_ids
+    with loopback_hub({}, models) as endpoint:
+        fetched = printed_in_a_fresh_process(_GENERATE, endpoint, tmp_path)
+    assert fetched.endswith(str(wanted))
+    assert printed_in_a_fresh_process(_GENERATE, "http://127.0.0.1:9", tmp_path) == fetched
+
+
+def printed_in_a_fresh_process(code: str, endpoint: str, home: Path) -> str:
+    """The hub's libraries read their variables only once, at import."""
+    switches = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", "PYTHONPATH": str(REPOSITORY)}
+    environment = {**os.environ, **switches}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=home, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip().splitlines()[-1]
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}

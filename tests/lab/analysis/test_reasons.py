@@ -70,15 +70,15 @@ def test_halving_a_cost_gives_the_speedup_of_a_text_that_costs_so_much_less() ->
     assert [change.value for change in why.changes] == pytest.approx([0.1, 1.15, None])
 
 
-def drafted(rate: float, window: int, share: float = 1.0, cost: float = 0.1, **knobs: int) -> Result:
+def drafted(rate: float, length: int, share: float = 1.0, cost: float = 0.1, **knobs: int) -> Result:
     """Drafts of one length in a share of the rounds. The target verifies in the time of one token."""
-    kept = [share * rate**depth for depth in range(1, window + 1)]
+    kept = [share * rate**depth for depth in range(1, length + 1)]
     tokens = 1 + sum(kept)
-    parts = {"prefill": 0.0, "draft": window * cost, "verify": 1.0, "host": 0.0}
-    speedup = tokens / (window * cost + 1)
+    parts = {"prefill": 0.0, "draft": length * cost, "verify": 1.0, "host": 0.0}
+    speedup = tokens / (length * cost + 1)
     names = ("theorem", "rounds", "verify", "host", "prefill", "measured")
-    predicted = {"acceptance_rate": rate, "window": window, "cost_ratio": cost, **dict.fromkeys(names, speedup)}
-    counts = {"acceptance_by_position": [rate] * window, "accepted_by_depth": kept, "acceptance_rate": rate}
+    predicted = {"acceptance_rate": rate, "window": length, "cost_ratio": cost, **dict.fromkeys(names, speedup)}
+    counts = {"acceptance_by_position": [rate] * length, "accepted_by_depth": kept, "acceptance_rate": rate}
     return sample_result("speculative", knobs, speedup, stages_s=parts, prediction=predicted, drafted=10, **counts)
 
 

@@ -59,8 +59,9 @@ def test_features_count_what_ran() -> None:
         "rounds of bild": 2,
         "source tokens": 9,
         "drafter 1 forwards": 1,
-        "target forwards": 1.25,
-        "target rows": 4.25,
+        "target forwards": 1,
+        "target forwards of one row": 0.25,
+        "target rows": 4,
         "target rows x context": 56,
         "target part forwards": 1,
     }

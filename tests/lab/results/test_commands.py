@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bild_lab.lab.results.commands import COMMANDS, PointsDone, read_commands, record_command
+from bild_lab.lab.results.commands import COMMANDS, read_commands, record_command
 
 
 def given(monkeypatch: pytest.MonkeyPatch, folder: Path, *words: str) -> None:
@@ -37,11 +37,3 @@ def test_a_line_that_was_cut_short_hides_no_other(tmp_path: Path, monkeypatch: p
 
 def test_a_folder_without_commands_has_none(tmp_path: Path) -> None:
     assert read_commands(tmp_path) == []
-
-
-def test_progress_counts_points_with_their_total_if_it_is_known() -> None:
-    assert [str(PointsDone(*each)) for each in ((3, 9), (1, None), (2, None))] == [
-        "3 of 9 points",
-        "1 point so far",
-        "2 points so far",
-    ]

@@ -26,7 +26,15 @@ def test_one_that_ended_does_not_run(tmp_path: Path) -> None:
     course.advance()
     course.stop(ended=True)
     assert read_course(tmp_path) == (Course(1, 1, ended=True), False)
-    assert Course(1, 1).told == "1 of 1 point" and Course(None, 1).told == "1 point so far"
+    assert Course(1, 1).told == "1 of 1 point"
+
+
+def test_a_search_does_not_know_how_many_points_it_will_have(tmp_path: Path) -> None:
+    course = RunningCourse(tmp_path, None)
+    course.advance()
+    assert course.told == read_course(tmp_path)[0].told == "1 point so far"
+    course.stop(ended=True)
+    assert Course(None, 3).told == "3 points so far"
 
 
 def test_points_of_other_processes_are_not_counted(tmp_path: Path) -> None:

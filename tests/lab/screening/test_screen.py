@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,14 +14,17 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from bild_lab.engine.record import store
 from bild_lab.errors import UserError
 from bild_lab.lab.screening.candidates import grid_of
-from bild_lab.lab.screening.found import to_confirm
+from bild_lab.lab.screening.found import compared, confirmation, to_confirm
 from bild_lab.lab.screening.rows import NUMBERS, Row, with_front, write_rows
 from bild_lab.lab.screening.screen import RecordSpec, ScreenSpec
 from bild_lab.lab.screening.space import as_overrides
 from scripts import screen as script
 from tests.checkpoints import write_data
+from tests.loopback_hub import REPOSITORY
+from tests.report.sample import sample_drafted
 
 Command = Callable[..., tuple[int, str]]
 
@@ -52,21 +59,21 @@ def test_lists_that_no_policy_takes_are_refused(lists: list[str], wanted: str) -
 
 
 @pytest.fixture
-def screen(command: Command, checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Command:
-    """Runs scripts/screen.py on tiny checkpoints in an empty folder; returns its exit code and what it printed."""
+def words(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Of a screening of tiny checkpoints on three sentences."""
     data = write_data(tmp_path_factory.mktemp("splits"), rows=6)
     rows = (data / "test.jsonl").read_text().splitlines(keepends=True)
     (data / "validation.jsonl").write_text("".join(rows[:3]))
     (data / "test.jsonl").write_text("".join(rows[3:]))
-    words = [f"pair.target={checkpoints / 't5'}", f"pair.draft={checkpoints / 't5-draft'}", "dataset=multi30k"]
-    words += [f"dataset.path={data}", "decoding.max_new_tokens=8", "measure.repeats=1", "measure.warmup=0"]
-    words += [
-        "measure.traced_examples=0",
-        "runtime.threads=1",
-        "name=plane",
-        "screen.timed_s=0.2",
-        "screen.sample_texts=2",
-    ]
+    models = [f"pair.target={checkpoints / 't5'}", f"pair.draft={checkpoints / 't5-draft'}"]
+    dataset = ["dataset=multi30k", f"dataset.path={data}", "decoding.max_new_tokens=8", "name=plane"]
+    clock = ["measure.repeats=1", "measure.warmup=0", "measure.traced_examples=0", "runtime.threads=1"]
+    return [*models, *dataset, *clock, "screen.timed_s=0.2", "screen.sample_texts=2"]
+
+
+@pytest.fixture
+def screen(command: Command, words: list[str]) -> Command:
+    """Runs scripts/screen.py on tiny checkpoints in an empty folder; returns its exit code and what it printed."""
     return lambda *others: command(script, *as_overrides([*words, *others], "screen.space"), config="screen")
 
 
@@ -104,8 +111,54 @@ def test_a_plane_is_screened_confirmed_and_continued(screen: Command) -> None:
     assert len(pd.read_csv("outputs/plane/screen.csv")) == 9
 
 
+_KILLED = """
+import os, runpy, signal, sys
+from bild_lab.engine.record import store
+write_at, lines = store.write_at, []
+def half(file, start, content):
+    lines.append(file.name)
+    if lines.count(store.INDEX) < 4:  # the drafter's and the target's lines of the first text, and one of the second
+        return write_at(file, start, content)
+    write_at(file, start, content[: len(content) // 2])
+    os.kill(os.getpid(), signal.SIGKILL)
+store.write_at = half
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_a_record_killed_while_it_is_written_keeps_every_finished_text(
+    screen: Command, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plane = ["policy=bild", "policy.fallback=0.2,0.9", "policy.rollback=0.5,3", "screen.confirmations=0"]
+    program = ["-c", _KILLED.replace("sys.argv[1]", repr(script.__file__)), *words, *plane]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run([sys.executable, *program], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    cut = {file: file.read_bytes() for file in Path("outputs/plane/record").glob("*/index.jsonl")}
+    whole = {file: content[: content.rfind(b"\n") + 1] for file, content in cut.items()}
+    assert sum(content.count(b"\n") for content in whole.values()) == 3 and whole != cut
+
+    def behind_what_was_whole(file: Path, start: int, content: bytes) -> int:
+        assert start >= len(whole.get(Path(os.path.relpath(file)), b""))
+        return write_at(file, start, content)
+
+    write_at = store.write_at
+    monkeypatch.setattr(store, "write_at", behind_what_was_whole)
+    code, printed = screen(*plane)
+    assert code == 0, printed
+    assert all(file.read_bytes().startswith(content) for file, content in whole.items())
+    code, printed = screen(*plane, "name=fresh")
+    assert code == 0, printed
+    counted = [json.loads(Path(f"outputs/{name}/screen.json").read_text()) for name in ("plane", "fresh")]
+    assert counted[0]["recorded_target_calls"] == counted[1]["recorded_target_calls"]
+    frames = [pd.read_csv(f"outputs/{name}/screen.csv") for name in ("plane", "fresh")]
+    timed = ["predicted_speedup", "on_front"]
+    assert frames[0].drop(columns=timed).equals(frames[1].drop(columns=timed))
+
+
 @pytest.mark.parametrize(
-    ("words", "wanted"),
+    ("others", "wanted"),
     [
         (["decoding=sample"], "a record replays greedy decoding"),
         (["policy=hf_generate"], "policy hf_generate runs a loop of its own"),
@@ -116,8 +169,8 @@ def test_a_plane_is_screened_confirmed_and_continued(screen: Command) -> None:
     ],
 )
 @pytest.mark.slow
-def test_bad_input_is_refused_in_one_line(screen: Command, words: list[str], wanted: str) -> None:
-    code, printed = screen(*words)
+def test_bad_input_is_refused_in_one_line(screen: Command, others: list[str], wanted: str) -> None:
+    code, printed = screen(*others)
     assert code == 2 and wanted in printed and "Traceback" not in printed
 
 
@@ -150,6 +203,14 @@ def test_rows_of_several_commands_make_one_table_with_one_front(tmp_path: Path) 
     frame = pd.read_csv(tmp_path / "screen.csv")
     assert list(zip(frame.predicted_speedup, frame.on_front, strict=True)) == [(2.0, True), (1.2, True), (1.1, False)]
     assert list(frame.columns[:3]) == ["policy", "fallback", "verify_tail"]
+
+
+def test_a_confirmed_point_says_how_far_the_machine_drifted_from_the_cost_model() -> None:
+    result = sample_drafted("bild", {"fallback": 0.3}, 1.5, 0.0, (0.8, 0.5))
+    predicted_s = result.baseline_latency_s.total / 0.8  # the target alone took a fifth less
+    found = compared(row(2.0, 40.0), result, predicted_s, predicted_s / 2)
+    assert found.predicted_speedup == 2
+    assert confirmation(found)["baseline_drift"] == pytest.approx(-0.2)
 
 
 def test_points_to_confirm_are_ends_and_the_fastest_at_no_loss() -> None:

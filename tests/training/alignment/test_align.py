@@ -86,6 +86,7 @@ def base(pairs: Path, answered: dict[str, Path]) -> list[str]:
         f"calibration={answered['deaf']}",
         "held_out=20",
         "train=paper",
+        "comparison.select=null",
         "comparison.limit=3",
         "comparison.window=4",
         "comparison.fallback=[0.5]",
@@ -176,6 +177,33 @@ def test_an_aligned_model_agrees_more_and_both_are_measured(
     assert json.loads((FOLDER / "metrics.json").read_text())["alignment"] == alignment
 
 
+@pytest.mark.slow
+def test_thresholds_are_chosen_on_validation_once_and_measured_on_test(
+    command: Command, base: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    data = write_data(tmp_path_factory.mktemp("splits"), rows=8)
+    rows = (data / "test.jsonl").read_text().splitlines(keepends=True)
+    (data / "validation.jsonl").write_text("".join(rows[:4]))
+    (data / "test.jsonl").write_text("".join(rows[4:]))
+    words = [*base, f"comparison.path={data}", "comparison.select=validation", "comparison.rollback=[0.3,1,5]"]
+    code, printed = command(*words)
+    assert code == 0, printed
+    assert printed.count("choosing from 3 points on validation") == 2  # with each drafter
+    assert "speedup of BiLD at no loss on validation" in printed
+    frame = pd.read_csv(FOLDER / "sweep.csv")
+    assert set(frame["split"]) == {"test"}
+    bild = frame[frame["policy"] == "bild"]
+    assert 2 <= len(bild) <= 4
+    compared = json.loads((FOLDER / "metrics.json").read_text())["alignment"]["compared"]
+    for key in ("bild_speedup_at_no_loss", "bild_speedup_at_one_point"):
+        assert set(compared[key].values()) <= set(bild["speedup"])
+    chosen = json.loads((FOLDER / "chosen.json").read_text())
+    assert len(chosen) == 2 and all(free is not None for free, _ in chosen.values())  # 0.3 keeps every text
+    code, again = command(*words)
+    assert code == 0 and "choosing" not in again
+    assert len(pd.read_csv(FOLDER / "sweep.csv")) == len(frame)
+
+
 def test_the_tokenizer_gives_the_answers_of_these_tests_back(
     answered: dict[str, Path],
 ) -> None:
@@ -261,6 +289,7 @@ BAD_INPUT = {
     "answers longer than a recipe's": (["train.max_target_tokens=3"], "would cut the target's longest answer of"),
     "no thresholds": (["comparison.fallback=[]"], "comparison.fallback must be a list of thresholds"),
     "threshold out of range": (["comparison.fallback=[1.5]"], "must lie in [0, 1], got 1.5"),
+    "chosen where it is measured": (["comparison.select=test"], "test and test are the same examples"),
     "missing split": (["comparison.split=dev"], "has no split 'validation', only test"),
     "window out of range": (["comparison.window=0"], "comparison.window must be a whole number >= 1"),
     "another baseline": (["measure.baseline=bild"], "measure.baseline must be vanilla, got bild"),

@@ -1,0 +1,85 @@
+"""BiLD's thresholds for a drafter, chosen on other examples than they are measured on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from bild_lab.files import write_atomically
+from bild_lab.lab.config import knob_values
+from bild_lab.lab.hashing import content_hash
+from bild_lab.lab.measure.cost_model import fit
+from bild_lab.lab.results.records import Sweep
+from bild_lab.lab.screening.candidates import Candidate
+from bild_lab.lab.screening.rows import Row
+from bild_lab.lab.screening.screen import RecordSpec, Screening
+
+LOSSES = (0.0, 1.0)  # points of quality below the target's that are allowed
+TIMED_S = 30.0  # of live decoding, from which the cost model learns
+MEMORY_GB = 2.0
+FILE = "chosen.json"
+
+
+@dataclass(frozen=True)
+class Configured:
+    """Points as a screening takes them, from whole configurations. candidates: one for each."""
+
+    configs: tuple[DictConfig, ...]
+    candidates: tuple[Candidate, ...]
+
+    def config(self, candidate: Candidate, split: str, _name: str) -> DictConfig:
+        config = self.configs[self.candidates.index(candidate)].copy()
+        config.dataset.split = split
+        return config
+
+
+def configured(configs: Sequence[DictConfig]) -> Configured:
+    candidates = [
+        Candidate((), config.policy.name, knob_values(OmegaConf.to_container(config.policy)), config.policy)
+        for config in configs
+    ]
+    return Configured(tuple(configs), tuple(candidates))
+
+
+def screening_of(configs: Sequence[DictConfig], select: str) -> Screening:
+    """Of these points on this split."""
+    return Screening(configured(configs), select, RecordSpec(MEMORY_GB), "align")
+
+
+def choose(
+    configs: Sequence[DictConfig], select: str, split: str, fingerprint: str, report: Callable[[str], None]
+) -> list[int | None]:
+    """The places of the fastest points that lose at most so much on `select`, one for each of LOSSES; None without any.
+
+    All are decoded over a record of the models' scores, and their speed is predicted (docs/screening.md). What was
+    chosen is kept in `chosen.json`. split: where the chosen ones are measured. fingerprint: of the drafter's weights.
+    Raises UserError if both splits are the same examples.
+    """
+    screening = screening_of(configs, select)
+    screening.require_other_examples(split)
+    plain = [OmegaConf.to_container(config, resolve=True) for config in configs]
+    key = content_hash({"configs": plain, "select": select, "draft": fingerprint})
+    with Sweep(screening.folder).search_lock():
+        known = stored(screening.folder / FILE)
+        if key not in known:
+            report(f"choosing from {len(configs)} points on {select}")
+            screened = screening.decode(screening.grid.candidates)
+            texts, _, _ = screening.timed(screened, TIMED_S)
+            rows = screening.rows(screened, fit(texts, "0"))
+            known[key] = [fastest(rows, loss) for loss in LOSSES]
+            write_atomically(screening.folder / FILE, (json.dumps(known, indent=2) + "\n").encode())
+    return known[key]
+
+
+def fastest(rows: Sequence[Row], loss: float) -> int | None:
+    """The place of the fastest row that loses at most so many points of quality."""
+    kept = [place for place, row in enumerate(rows) if row.quality_difference >= -loss]
+    return max(kept, key=lambda place: (rows[place].predicted_speedup, rows[place].quality), default=None)
+
+
+def stored(file: Path) -> dict[str, list[int | None]]:
+    return json.loads(file.read_text()) if file.is_file() else {}
