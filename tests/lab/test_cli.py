@@ -67,7 +67,7 @@ def points() -> list[Path]:
 def test_a_sweep_leaves_everything_it_promises(command: Command, base: list[str]) -> None:
     code, printed = command("-m", *base, "policy=bild", "policy.fallback=0.2,0.6", "policy.rollback=1,5")
     assert code == 0, printed
-    assert "as fast as vanilla" in printed or "No point" in printed
+    assert "6 examples are too few to say which point is faster or better" in printed
     frame = pd.read_csv("outputs/tested/sweep.csv")
     assert set(PROMISED_COLUMNS) <= set(frame.columns)
     assert sorted(zip(frame["fallback"], frame["rollback"], strict=True)) == [(0.2, 1), (0.2, 5), (0.6, 1), (0.6, 5)]
