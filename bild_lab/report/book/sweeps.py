@@ -17,7 +17,7 @@ from bild_lab.lab.schema.result import Failure, Result
 from bild_lab.lab.screening.rows import SUMMARY
 from bild_lab.report.book.entry import DAMAGED, FAILED, FINISHED, INTERRUPTED, RUNNING, SCREENING, SWEEP, Entry
 from bild_lab.report.book.pictures import plane
-from bild_lab.report.terminal import headline
+from bild_lab.report.headline import headline
 
 MOST_POINTS = 100  # of a sweep on the page, to compare it by
 STUDY, TUNED = "study.sqlite", "tuned.json"  # of a search

@@ -21,7 +21,7 @@ from bild_lab.report.book import book
 from bild_lab.report.book.book import PAGE, matching, read_entries, write_book
 from bild_lab.report.book.entry import Entry
 from bild_lab.report.book.folders import WORK
-from bild_lab.report.terminal import headline
+from bild_lab.report.headline import headline
 from bild_lab.training.folder import TrainingFolder
 from tests.report.book.folders import write_json, write_outputs, write_sweep
 from tests.report.sample import sample_failure, sample_result, sample_sweep
