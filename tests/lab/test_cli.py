@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -20,11 +21,15 @@ from markupsafe import escape
 from safetensors.torch import load_file, save_file
 
 import run
+from bild_lab.lab import runner
 from bild_lab.lab.cli import quote_free_text
 from bild_lab.lab.load import load_model
 from bild_lab.lab.measure.device_use import DeviceUse
 from bild_lab.lab.point import DEFAULT_THREADS
+from bild_lab.lab.results.commands import read_commands
+from bild_lab.lab.results.records import Sweep
 from bild_lab.report.book.book import read_entries
+from bild_lab.report.live import LiveReport
 from tests.thinned import thinned
 
 Command = Callable[..., tuple[int, str]]
@@ -100,6 +105,33 @@ def test_policies_of_one_folder_share_a_table_and_lossless_ones_agree(command: C
     assert frame.loc["vanilla", "tokens_per_target_call"] == 1
     assert math.isnan(frame.loc["hf_generate", "acceptance_rate"])
     assert frame.loc["speculative", "tokens_per_target_call"] > 1
+
+
+def test_the_report_is_written_between_points_and_never_while_one_is_timed(
+    command: Command, base: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, timing, real = [], [], runner.time_methods
+
+    def timed(*arguments: Any, **named: Any) -> Any:
+        timing.append(True)
+        try:
+            return real(*arguments, **named)
+        finally:
+            timing.pop()
+
+    def live(_: LiveReport, sweep: Sweep, progress: str) -> None:
+        assert not timing
+        seen.append((progress, len(sweep.results())))
+
+    monkeypatch.setattr(runner, "time_methods", timed)
+    monkeypatch.setattr(LiveReport, "__call__", live)
+    words = ["-m", *base, "policy=bild", "policy.fallback=0.2,0.6,0.8", "dataset.limit=2"]
+    assert command(*words)[0] == 0
+    assert seen == [("1 of 3 points", 1), ("2 of 3 points", 2)]  # the last report follows the third
+    assert command(*words)[0] == 0
+    assert len(seen) == 2  # nothing new
+    (given,) = read_commands(Path("outputs/tested"))
+    assert given.line.startswith("python run.py -m pair.target=")
 
 
 def test_a_finished_point_is_not_measured_again(command: Command, base: list[str]) -> None:

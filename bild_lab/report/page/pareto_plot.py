@@ -99,7 +99,8 @@ def _figure(group: Group, traces: list[Trace]) -> Figure:
 
 
 def _drawn(whole: Group, series: Sequence[_Series]) -> list[Trace]:
-    return [trace for each in series for trace in _traces(each, whole.limits())]
+    limits = whole.limits()
+    return [trace for each in series for trace in _traces(each, limits)]
 
 
 def _traces(series: _Series, limits: Limits) -> list[Trace]:

@@ -49,6 +49,17 @@ def test_a_button_opens_everything_about_its_point(dom_of: Dom, page: Path) -> N
 
 
 @pytest.mark.slow
+def test_an_open_point_is_in_the_address_until_it_is_closed(dom_of: Dom, page: Path) -> None:
+    script = """
+document.querySelector('ol.front a').click();
+const opened = location.hash.slice(0, 7);
+document.getElementById('point').close();
+setTimeout(() => { document.title = `${opened} then ${location.hash || 'nothing'} ${faults.join()}.`; }, 9);
+"""
+    assert "<title>#point- then nothing .</title>" in dom_of(page, script)
+
+
+@pytest.mark.slow
 def test_a_mark_of_the_figure_opens_its_point(dom_of: Dom, page: Path) -> None:
     point = next(result.point for result in sample_sweep() if result.policy == "hf_assisted")
     click = f"document.getElementById('pareto-0').emit('plotly_click', {{points: [{{customdata: '{point}'}}]}});"
@@ -76,6 +87,6 @@ def test_a_heat_map_has_a_button_for_every_point(dom_of: Dom, page: Path) -> Non
 @pytest.mark.slow
 def test_a_title_sorts_its_table(dom_of: Dom, page: Path) -> None:
     script = "[...document.querySelectorAll('.tall th button')].find((each) => each.textContent === 'speedup').click();"
-    rows = re.findall(r'<tr class="[^"]*" data-point="(\w+)"', dom_of(page, script))
+    rows = re.findall(r'<tr class="[^"]*" id="point-\w+" data-point="(\w+)"', dom_of(page, script))
     slowest = sorted(sample_sweep(), key=lambda result: result.speedup.value)
     assert rows[:3] == [result.point for result in slowest[:3]]
