@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bild_lab.lab.cli import escape, output
 from bild_lab.lab.results.records import Sweep
+from bild_lab.report.book.after import update
 
 
 def report_sweep(sweep: Sweep) -> None:
@@ -38,3 +39,4 @@ def report_sweep(sweep: Sweep) -> None:
     for remark in notes(results, older):
         output.print(escape(remark))
     output.print(f"{sweep.folder}/report.html, pareto.png and sweep.csv hold the rest")
+    update(sweep.folder.parent)

@@ -6,8 +6,9 @@ from tests.report.sample import ENVIRONMENT, sample_result
 
 
 def compared(**environment: object) -> Compared:
-    b = sample_result("bild", {}, 1.5, environment={**ENVIRONMENT, **environment})
-    return Compared(Pair(sample_result("bild", {}, 1.4), b, {}), 100, None, None, None, None)
+    a, b = sample_result("bild", {}, 1.4), sample_result("bild", {}, 1.5, environment={**ENVIRONMENT, **environment})
+    over = {"n_examples": 100, "decoded": (100, 100), "speedups": (a.speedup, b.speedup), "qualities": (41.0, 41.0)}
+    return Compared(Pair(a, b, {}), **over, latency=None, baseline_latency=None, unfit=None, quality=None)
 
 
 def test_a_side_that_was_timed_on_a_busy_machine_is_named() -> None:

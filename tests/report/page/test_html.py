@@ -90,8 +90,41 @@ def test_the_report_has_the_section(page, heading):
     assert heading in page.text
 
 
+def test_the_contents_lead_to_every_heading(page):
+    ids = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    headings = [attrs["id"] for tag, attrs in page.tags if tag in ("h2", "h3") and attrs.get("id") != "point-title"]
+    listed = [attrs["href"][1:] for tag, attrs in page.tags if tag == "a" and "class" not in attrs]
+    assert [one for one in listed if one in headings][: len(headings)] == headings
+
+
+def test_every_figure_and_scrolling_table_says_what_it_is(page):
+    for _, attrs in page.tags:
+        kinds = attrs.get("class", "").split()
+        if {"figure", "scroll"} & set(kinds):
+            assert attrs["aria-label"] and attrs["role"] in ("img", "region"), attrs
+        if "scroll" in kinds:
+            assert attrs["tabindex"] == "0"
+
+
+def test_the_front_is_listed_with_its_knobs(page):
+    words = page.text.split("Quality against latency")[2].split("Best speedup")[0]
+    assert "bild (fallback 0.3, rollback 5) 1.83\u00d7, BLEU 39.69, \u22121.31 [\u22121.76, \u22120.81]" in words
+    opened = [attrs["data-open"] for _, attrs in page.tags if "data-open" in attrs]
+    rows = {attrs["data-point"] for _, attrs in page.tags if "data-point" in attrs}
+    assert len(opened) == 20 + 6 and set(opened) == rows
+
+
+def test_a_baseline_that_is_no_point_has_a_row_of_what_was_timed_beside(tmp_path):
+    sweep = sample_sweep(baseline_tokens_per_s=150.0)
+    page = report(tmp_path, [one for one in sweep if not one.is_baseline], [])
+    assert [1 for tag, attrs in page.tags if tag == "tr" and "baseline" in attrs.get("class", "")] == [1]
+    assert "vanilla timed beside 19 points 1.00\u00d7 41.00" in page.text
+    assert len([1 for tag, attrs in page.tags if attrs.get("data-point")]) == 19
+
+
 def test_shares_of_time_cover_the_whole(page):
-    table = page.text.split("Where the sweep\u2019s time went")[1].split("How it was measured")[0]
+    table = page.text.split("Where the sweep\u2019s time went")[2].split("How it was measured")[0]
     assert sum(map(float, re.findall(r"([\d.]+) %", table))) == pytest.approx(100, abs=0.3)
 
 
@@ -116,7 +149,7 @@ def test_styles_import_nothing(tmp_path):
 
 def test_plotly_is_inlined_once(tmp_path):
     write_html("first", sample_sweep(), [], tmp_path / "report.html")
-    assert (tmp_path / "report.html").read_text().count("plotly.js v") == 1
+    assert (tmp_path / "report.html").read_text().count("plotly.js (basic") == 1
 
 
 def test_markup_in_names_outputs_and_paths_stays_text(tmp_path):
@@ -230,9 +263,8 @@ def test_a_speedup_of_a_busy_machine_is_told_with_it_in_every_table(tmp_path):
     }
     busy = sample_result("bild", {}, 1.5, categories={"news": category}, **own)
     text = report(tmp_path, [busy], []).text
-    assert (
-        text.count("1.50\u00d7 [1.45, 1.55], machine 74 % busy") == 4
-    )  # the fastest twice, every point, the category overall
+    # the fastest at no loss and at one point of loss, every point, the category overall
+    assert text.count("1.50\u00d7 [1.45, 1.55], machine 74 % busy") == 4
     assert "1.40\u00d7 [1.30, 1.50], machine 74 % busy" in text
     assert "1 of 1 point was timed while other programs used 74 % of the machine" in text
     assert "do not rely on it: machine 74 % busy" in (tmp_path / "report.html").read_text()
