@@ -20,6 +20,7 @@ from rich.table import Table
 from bild_lab.errors import UserError, require_flag
 from bild_lab.lab.cli import console, escape, output, refusing, run_application
 from bild_lab.lab.config import MeasureSpec, RuntimeSpec, config_dir, typed
+from bild_lab.report.book.after import in_lab_book
 
 if TYPE_CHECKING:
     from bild_lab.training.alignment.align import Alignment
@@ -135,7 +136,7 @@ def _number(value: float | None, scale: float, sign: str = "") -> str:
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="align")
 def main(cfg: DictConfig) -> None:
     """One aligned model."""
-    with refusing():
+    with refusing(), in_lab_book():
         run(cfg)
 
 

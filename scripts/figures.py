@@ -22,6 +22,7 @@ from pathlib import Path
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import console, escape, output, run_application, stages
 from bild_lab.papers.published import published_names
+from bild_lab.report.book.after import in_lab_book
 
 ROOT = Path(__file__).resolve().parents[1]
 ALL = "all"
@@ -82,7 +83,7 @@ def run_missing(name: str, outputs: Path) -> None:
 
 
 def draw(wanted: Wanted) -> list[str]:
-    """Draw every figure. If there are several, returns the messages of those that could not be drawn."""
+    """Draw every figure. If there are several, returns the first line of what each that could not be drawn needs."""
     stages.enter("loading libraries")
     from bild_lab.papers.figures import draw_figure  # imported late: pandas and matplotlib take a second
 
@@ -97,16 +98,19 @@ def draw(wanted: Wanted) -> list[str]:
         except UserError as error:
             if len(wanted.figures) == 1:
                 raise
-            failed.append(str(error))
+            failed.append(str(error).partition("\n")[0])  # without the commands
     return failed
 
 
 def main() -> None:
     wanted = parse(sys.argv[1:])
-    failed = draw(wanted)
+    with in_lab_book(wanted.outputs):
+        failed = draw(wanted)
     for message in failed:
         console.print(f"[dim]{escape(message)}[/dim]")
-    if len(failed) == len(wanted.figures):
+    if failed:
+        console.print("[dim]A figure alone lists its commands; `scale=small run=true` runs the small ones.[/dim]")
+    if failed and len(failed) == len(wanted.figures):
         raise UserError("no figure was drawn; the messages above say what each one needs")
 
 

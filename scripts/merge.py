@@ -26,6 +26,7 @@ def merge(cfg: DictConfig) -> None:
     if not cfg.sweeps:
         raise UserError("folders of sweeps are needed, got none; python scripts/merge.py name=all outputs/A outputs/B")
     from bild_lab.lab.point import sweep_folder
+    from bild_lab.lab.results.commands import record_command
     from bild_lab.lab.results.records import Sweep, require_writable  # late: torch takes seconds to load
     from bild_lab.report.sweep import report_sweep
 
@@ -37,6 +38,7 @@ def merge(cfg: DictConfig) -> None:
         if not source.results():
             raise UserError(f"{source.folder} has no finished points; give the folder of a sweep, outputs/NAME")
     require_writable(merged.folder)
+    record_command(merged.folder)
     for source in sources:
         output.print(escape(merged_from(source, merged)))
     report_sweep(merged)

@@ -1,8 +1,8 @@
 """Write the pages of docs/results from the numbers kept beside them: python scripts/results.py [keep outputs/NAME]
 
-    python scripts/results.py                       # or make results: every page that has a template
-    python scripts/results.py keep outputs/NAME     # keep a sweep, a screening or a benchmark in docs/results/data
-    python scripts/results.py keep outputs/NAME as=OTHER
+python scripts/results.py                       # or make results: every page that has a template
+python scripts/results.py keep outputs/NAME     # keep a sweep, a screening or a benchmark in docs/results/data
+python scripts/results.py keep outputs/NAME as=OTHER
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ PAGES = Path(__file__).resolve().parents[1] / "docs" / "results"
 
 
 def main() -> None:
+    stages.enter("loading libraries")
     stages.enter("loading libraries")
     from bild_lab.report.result_pages import DATA, TEMPLATE, keep, page_of, render  # late: pandas takes a second
 

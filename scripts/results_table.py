@@ -38,7 +38,7 @@ def main() -> None:
         raise UserError(f"one folder is needed, got {len(sys.argv) - 1}; give the folder of a sweep, outputs/NAME")
     stages.enter("loading libraries")
     from bild_lab.lab.results.records import Sweep  # late: pandas takes seconds to load
-    from bild_lab.report.terminal import headline
+    from bild_lab.report.headline import headline
 
     results = Sweep(Path(sys.argv[1])).results()
     if not results:

@@ -32,8 +32,10 @@ from bild_lab.engine.trace import Trace
 from bild_lab.lab.cli import quote_free_text
 from bild_lab.lab.config import compose_config, policy_names, typed
 from bild_lab.lab.data.examples import DatasetSpec
+from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.screening.candidates import grid_of
 from tests.policies import EXTERNAL, GREEDY_ONLY, REFUSED, is_lossless
+from tests.report.sample import sample_sweep
 from tests.stubs import StubModel
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -144,7 +146,7 @@ def test_the_data_set_of_ones_own_composes_as_the_page_shows(tmp_path: Path) -> 
 def test_the_python_of_the_page_prints_texts_and_rounds(
     checkpoints: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rounds, stream, chat = blocks("docs/python.md", "python")
+    rounds, stream, chat, _ = blocks("docs/python.md", "python")
     names: dict = {}
 
     def printed(example: str) -> str:
@@ -163,6 +165,18 @@ def test_the_python_of_the_page_prints_texts_and_rounds(
     monkeypatch.setattr("builtins.input", lambda _: next(prompts))
     answer = printed(chat)
     assert answer == f"{names['decoder'].generate('w5 w9 w30 w12', max_new_tokens=256).text}\n" != "\n"
+
+
+def test_the_python_of_the_page_prints_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for result in sample_sweep():
+        Sweep(Path("outputs/quickstart")).write_point(result.point, "", result, [])
+    exec(blocks("docs/python.md", "python")[-1], {})  # the page's own code
+    title, fastest, *others = capsys.readouterr().out.splitlines()
+    assert title.split() == "fallback rollback speedup speedup_low speedup_high quality_difference".split()
+    assert fastest.split() == "0.3 5.0 1.83 1.78 1.88 -1.31".split() and len(others) == 2
 
 
 def test_the_readme_is_short() -> None:

@@ -36,6 +36,8 @@ from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.load import load_model
 from bild_lab.lab.point import Point, prepare, sweep_folder
 from bild_lab.lab.point_progress import PointProgress, remaining, title_of
+from bild_lab.lab.results.commands import record_command
+from bild_lab.lab.results.course import RunningCourse
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.runner import run_point
 from bild_lab.lab.schema.result import Failure, FailureCause, Result
@@ -43,24 +45,27 @@ from bild_lab.lab.stop_signals import Stopped, StopSignals
 from bild_lab.lab.torchrun import require_basic_launcher
 
 FAILED_POINTS = 1
-BUSY_PERCENT = 10  # of all cores' time
 MOST_CHECKED_BEFORE = 64  # points prepared before a sweep, until one can run
 
 
 @dataclass
 class Run:
-    """The state of the run in this process. Only the process that the user started has jobs and report.
+    """The state of the run in this process. Only the process that the user started has jobs, report and live.
 
-    jobs: every job's configuration. report: writes the sweep's table, figure and report. failed: points that failed
-    in this process, stored or not. measured_s: seconds of each point that it measured. ended_s: when its last point
-    ended, on the clock of `process_age_s`.
+    jobs: every job's configuration. report: writes the sweep's table, figure and report. live: writes the report
+    between points. failed: points that failed in this process, stored or not. measured_s: seconds of each point that
+    it measured. ended_s: when its last point ended, on the clock of `process_age_s`. course: how far the run is, for
+    who looks from outside. news: whether a point was stored since `live` was last called.
     """
 
     jobs: list[DictConfig] = field(default_factory=list)
     report: Callable[[Sweep], None] = lambda sweep: None
+    live: Callable[[Sweep, str], None] = lambda sweep, progress: None
     failed: set[str] = field(default_factory=set)
     measured_s: list[float] = field(default_factory=list)
+    news: bool = False
     ended_s: float = 0.0
+    course: RunningCourse | None = None
 
 
 _run = Run()
@@ -76,17 +81,37 @@ def measure_point(cfg: DictConfig) -> float:
     """
     try:
         with _signals.measuring():
+            if _run.course is None and _run.jobs and launched().first:  # a single point, or one of a search
+                _begin(sweep_folder(cfg), None)
+            _report_between(cfg)
             speedup, crashed = _measure_or_reuse(cfg)
         if crashed and launched().count > 1:  # the other processes may wait for this one inside a forward
             _finish(cfg, FAILED_POINTS)
         if crashed:
             _release_models()
+        if _run.course is not None:
+            _run.course.advance()
         return float("nan") if speedup is None else speedup
     except Stopped as stop:
         _finish(cfg, stop.code)
     finally:
         _run.ended_s = process_age_s()
     raise AssertionError("unreachable: a stopped run exits")
+
+
+def _begin(folder: Path, total: int | None, counts: bool = True) -> None:
+    """What a run writes before its first point: its command line, and how far it is. A search, which checks more than
+    `SweepCallback` does, has its turn with its first point.
+    """
+    record_command(folder)
+    _run.course = RunningCourse(folder, total, counts)
+
+
+def _report_between(cfg: DictConfig) -> None:
+    """Write the report of the points so far. What it takes counts as setup of the next point."""
+    if _run.news and _run.course is not None:
+        _run.news = False
+        _run.live(Sweep(sweep_folder(cfg)), _run.course.told)
 
 
 def _measure_or_reuse(cfg: DictConfig) -> tuple[float | None, bool]:
@@ -102,6 +127,7 @@ def _measure_or_reuse(cfg: DictConfig) -> tuple[float | None, bool]:
             console.print(f"[dim]{escape(_title(point))}: finished before[/dim]")
         else:
             result = _measure_with_progress(point, sweep)
+            _run.news = True
         if ranks.first:
             _log_point(cfg, sweep, result)
         if ranks.first and failure not in _run.failed:
@@ -115,11 +141,11 @@ def _measure_or_reuse(cfg: DictConfig) -> tuple[float | None, bool]:
 class SweepCallback(Callback):
     """Refuses a run that cannot work before any file is written, and reports when all points are done.
 
-    report: writes the sweep's table, figure and report.
+    report: writes the sweep's table, figure and report. live: writes the report between points.
     """
 
-    def __init__(self, report: Callable[[Sweep], None]) -> None:
-        self._report = report
+    def __init__(self, report: Callable[[Sweep], None], live: Callable[[Sweep, str], None]) -> None:
+        self._report, self._live = report, live
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
         self._start(config, [config])
@@ -138,9 +164,13 @@ class SweepCallback(Callback):
         job_return.cfg = job_return.hydra_cfg = None
 
     def _start(self, config: DictConfig, jobs: list[DictConfig]) -> None:
-        _run.jobs, _run.failed, _run.measured_s, _run.report = jobs, set(), [], self._report
+        _run.jobs, _run.failed, _run.measured_s, _run.course, _run.news = jobs, set(), [], None, False
+        _run.report, _run.live = self._report, self._live
         stages.enter(f"checking {len(jobs)} point{'s' * (len(jobs) != 1)}")
         _check(jobs[:MOST_CHECKED_BEFORE])
+        if launched().first and config.hydra.mode == RunMode.MULTIRUN:
+            measures_here = config.hydra.launcher._target_.endswith(".BasicLauncher")
+            _begin(sweep_folder(config), len(jobs), measures_here)
         _signals.install(lambda code: _finish(config, code))
 
 
@@ -212,8 +242,8 @@ def _measure_with_progress(point: Point, sweep: Sweep) -> Result:
     faster = "" if speedup is None else f", {times(speedup)}"
     left = "" if place >= points else f"; {remaining((points - place) * sum(measured_s) / len(measured_s))}"
     console.print(f"{escape(title)}: {quality.metric} {quality.value:.2f}{faster}{left}")
-    busy = result.environment.busy_elsewhere_percent
-    if busy > BUSY_PERCENT:
+    if result.environment.busy:
+        busy = result.environment.busy_elsewhere_percent
         console.print(f"[bold red]{busy:.0f} % of the machine was busy with something else[/bold red]: timings suffer")
     return result
 
@@ -273,6 +303,7 @@ def _record_failure(cfg: DictConfig, sweep: Sweep, error: Exception, what: str =
             raise
         folder = Path(f"not written ({fault})")
     _run.failed.add(failure.point)
+    _run.news = True
     console.print(f"[bold red]{what}[/bold red] {failure.policy} {knobs}: {escape(plain_message(error))}")
     if not isinstance(error, UserError):
         trace = f"traceback in {folder / 'failed.json'}" if launched().first else cause.traceback
@@ -296,6 +327,9 @@ def _finish(config: DictConfig, code: int = 0) -> None:
     """Write the table, the figure and the report. Exit non-zero if a point failed or the run was stopped."""
     _signals.restore()
     sweep = Sweep(sweep_folder(config))
+    if _run.course is not None:
+        _run.course.stop(ended=code == 0)
+        _run.course = None
     if code:
         console.print("[bold]stopped[/bold]; finished points are kept, the same command runs the rest")
     try:

@@ -14,6 +14,7 @@ from bild_lab.lab.results.groups import Group, by_setting
 from bild_lab.lab.schema.columns import COLUMNS
 from bild_lab.lab.schema.result import Category, Result
 from bild_lab.report.page.tables import TableCell, TableColumn, TableRow, speedup_cell
+from bild_lab.report.provenance import disturbance
 
 OVERALL = "overall"
 _NUMBERS = ("n_examples", "speedup", "tokens_per_s", "tokens_per_target_call", "acceptance_rate")
@@ -48,7 +49,8 @@ def terminal_table(results: Sequence[Result]) -> Table | None:
         best = group.best(0.0) or group.results[0]
         if not best.categories:
             continue
-        table.add_row(Text(point_label(best, group.knobs(best)), style="bold"))
+        why = disturbance(best.environment)
+        table.add_row(Text(point_label(best, group.knobs(best)) + (f", {why}" if why else ""), style="bold"))
         for one in _categories(group, best):
             numbers, speedup = one.numbers, one.numbers.speedup
             faster = f"{number(speedup.value)} {interval(speedup.low, speedup.high)}".strip()
@@ -85,7 +87,7 @@ def _rate(one: CategoryOfPoint) -> TableCell:
 
 _CELLS = {
     "n_examples": lambda one: TableCell(number(one.numbers.n_examples, 0), "", one.numbers.n_examples),
-    "speedup": lambda one: speedup_cell(one.numbers),
+    "speedup": lambda one: speedup_cell(one.result, one.numbers),
     "tokens_per_s": _rate,
     "tokens_per_target_call": lambda one: TableCell(
         number(one.numbers.tokens_per_target_call), "", one.numbers.tokens_per_target_call

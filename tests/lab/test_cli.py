@@ -15,20 +15,26 @@ from collections.abc import Callable
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 import torch
+from markupsafe import escape
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 import run
-from bild_lab.lab import cli
+from bild_lab.lab import cli, runner
 from bild_lab.lab.cli import quote_free_text, run_application
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.load import load_model
 from bild_lab.lab.measure.device_use import DeviceUse
 from bild_lab.lab.point import DEFAULT_THREADS
+from bild_lab.lab.results.commands import read_commands
+from bild_lab.lab.results.records import Sweep
+from bild_lab.report.book.book import read_entries
+from bild_lab.report.live import LiveReport
 from tests.thinned import thinned
 
 Command = Callable[..., tuple[int, str]]
@@ -78,6 +84,7 @@ def test_a_sweep_leaves_everything_it_promises(command: Command, base: list[str]
         for place, (fallback, rollback) in enumerate(product((0.2, 0.6), (1, 5)), 1)
     ]
     assert [line.endswith(" left") for line in lines] == [True, True, True, False]
+    assert "6 examples are too few to say which point is faster or better" in printed
     frame = pd.read_csv("outputs/tested/sweep.csv")
     assert set(PROMISED_COLUMNS) <= set(frame.columns)
     assert sorted(zip(frame["fallback"], frame["rollback"], strict=True)) == [(0.2, 1), (0.2, 5), (0.6, 1), (0.6, 5)]
@@ -85,6 +92,8 @@ def test_a_sweep_leaves_everything_it_promises(command: Command, base: list[str]
     assert (frame["speedup_low"] <= frame["speedup"]).all() and (frame["speedup"] <= frame["speedup_high"]).all()
     assert Path("outputs/tested/pareto.png").stat().st_size > 10_000
     assert Path("outputs/tested/report.html").stat().st_size > 1_000_000  # plotly travels inside
+    (entry,) = read_entries(Path("outputs"))
+    assert entry.told_state == "finished, 4 points" and escape(entry.headline) in Path("outputs/index.html").read_text()
     assert {folder.name for folder in points()} == set(frame["point"])
     for folder in points():
         assert sorted(file.name for file in folder.iterdir()) == ["config.yaml", "examples.jsonl", "result.json"]
@@ -110,6 +119,33 @@ def test_policies_of_one_folder_share_a_table_and_lossless_ones_agree(command: C
     assert frame.loc["speculative", "tokens_per_target_call"] > 1
 
 
+def test_the_report_is_written_between_points_and_never_while_one_is_timed(
+    command: Command, base: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, timing, real = [], [], runner.time_methods
+
+    def timed(*arguments: Any, **named: Any) -> Any:
+        timing.append(True)
+        try:
+            return real(*arguments, **named)
+        finally:
+            timing.pop()
+
+    def live(_: LiveReport, sweep: Sweep, progress: str) -> None:
+        assert not timing
+        seen.append((progress, len(sweep.results())))
+
+    monkeypatch.setattr(runner, "time_methods", timed)
+    monkeypatch.setattr(LiveReport, "__call__", live)
+    words = ["-m", *base, "policy=bild", "policy.fallback=0.2,0.6,0.8", "dataset.limit=2"]
+    assert command(*words)[0] == 0
+    assert seen == [("1 of 3 points", 1), ("2 of 3 points", 2)]  # the last report follows the third
+    assert command(*words)[0] == 0
+    assert len(seen) == 2  # nothing new
+    (given,) = read_commands(Path("outputs/tested"))
+    assert given.line.startswith("python run.py -m pair.target=")
+
+
 def test_a_finished_point_is_not_measured_again(command: Command, base: list[str]) -> None:
     command(*base)
     (folder,) = points()
@@ -131,6 +167,7 @@ def test_a_failing_point_does_not_end_a_sweep(command: Command, base: list[str],
     (failure,) = Path("outputs/tested/points").glob("*/failed.json")
     assert "no checkpoint folder" in json.loads(failure.read_text())["error"]["message"]
     assert "no checkpoint folder" in Path("outputs/tested/report.html").read_text()
+    assert [one.told_state for one in read_entries(Path("outputs"))] == ["failed, 1 of 3 points"]
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ class DatasetSpec:
     `conf/template/*.yaml`. Raises UserError for values that no dataset can satisfy.
     """
 
-    name: str | None  # what tables and logs call the dataset; null: the name of the file or folder
+    name: str | None  # what tables and logs call the dataset; null: the name of the file, folder or hub id
     hub_id: str | None = None  # of the Hugging Face hub
     hub_config: str | None = None  # the configuration of a dataset of the hub, such as de-en
     hub_data_dir: str | None = None  # a folder inside a dataset of the hub
@@ -49,8 +49,7 @@ class DatasetSpec:
     next_turn_template: str = Template.next_turn  # holds {answer}, to the turn before, and then {question}
     turns: int | None = 1  # how many turns of a conversation, at least 1; null: all
     history: str | None = None  # a file or folder with columns `id` and `answer`, which later turns continue
-    # bleu (translations), rouge (summaries, answers), or agreement (the share of texts that are the baseline's own);
-    # null without references: agreement
+    # bleu, rouge, or agreement (the share of texts that are the baseline's own); null: agreement without references
     metric: str | None
     max_source_tokens: int | None = None  # the tokenizer cuts the prompt to this length, at least 1; null: never
 

@@ -112,7 +112,7 @@ class WandbLogger:
         """
         import wandb
 
-        from bild_lab.report.terminal import headline
+        from bild_lab.report.headline import headline
 
         results = sweep.results()
         if not results:
