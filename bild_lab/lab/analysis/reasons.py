@@ -103,9 +103,7 @@ def _fewer_rejections(result: Result, shares: Mapping[str, float]) -> list[Chang
     if not kept or not rates or result.counts.acceptance_rate in (None, 1.0):
         return []
     total, before, reached = 0.0, 1.0, 1.0  # shares of rounds; `reached` with the better drafter
-    for share, rate in zip(kept, rates, strict=False):
-        if not rate:
-            break
+    for share, rate in zip(kept, rates, strict=False):  # positions at which nothing was accepted have no share
         drafted = share / rate / before  # of the rounds that accepted all tokens before, how many drafted one here
         reached *= drafted * (1 + rate) / 2
         total, before = total + reached, share
@@ -121,12 +119,12 @@ def _other_window(result: Result, shares: Mapping[str, float], verification: flo
     """
     window, kept = None if result.prediction is None else result.prediction.window, result.counts.accepted_by_depth
     rates = result.counts.acceptance_by_position
-    if window is None or not kept or not rates or result.knobs.get("window") != window:
+    if window is None or not kept or not rates or rates[-1] is None or result.knobs.get("window") != window:
         return []
     drafting, host = (verification * shares[stage] / shares["verify"] for stage in ("draft", "host"))
     above_one = max(verification - 1, 0.0)
     depths = [kept[place] if place < len(kept) else 0.0 for place in range(window)]
-    depths += [depths[-1] * (rates[-1] or 0.0) ** extra for extra in range(1, (LONGER - 1) * window + 1)]
+    depths += [depths[-1] * rates[-1] ** extra for extra in range(1, (LONGER - 1) * window + 1)]
 
     def cost_of_token(length: int) -> float:
         round_cost = (drafting + above_one) * length / window + 1 + host

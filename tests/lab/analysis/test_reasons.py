@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -101,6 +101,12 @@ def test_the_window_is_the_one_of_theory_where_theory_holds(rate: float, window:
     found = {change.what: change for change in reasons(drafted(rate, window, window=window)).changes}[WINDOW]
     assert found.value == optimal_window(rate, 0.1, 2 * window)
     assert found.speedup == pytest.approx(walltime_improvement(rate, found.value, 0.1))
+
+
+def test_behind_positions_that_no_draft_reached_no_window_is_proposed() -> None:
+    result = drafted(0.6, 8, window=8)
+    counts = replace(result.counts, acceptance_by_position=[0.6] * 7 + [None], accepted_by_depth=[0.6, 0.36])
+    assert WINDOW not in speedups(replace(result, counts=counts))
 
 
 def test_a_window_that_is_no_knob_is_not_proposed() -> None:
