@@ -1,8 +1,8 @@
 """Write the pages of docs/results from the numbers kept beside them: python scripts/results.py [keep outputs/NAME]
 
-    python scripts/results.py                       # or make results: every page that has a template
-    python scripts/results.py keep outputs/NAME     # keep a sweep, a screening or a benchmark in docs/results/data
-    python scripts/results.py keep outputs/NAME as=OTHER
+python scripts/results.py                       # or make results: every page that has a template
+python scripts/results.py keep outputs/NAME     # keep a sweep, a screening or a benchmark in docs/results/data
+python scripts/results.py keep outputs/NAME as=OTHER
 """
 
 from __future__ import annotations
