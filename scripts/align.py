@@ -1,4 +1,4 @@
-"""Train a small model on a large one's answers: python scripts/align.py name=aligned model.path=SMALL [overrides]
+"""Train a small model on a large one's answers: python scripts/align.py name=aligned model.path=SMALL [KEY=VALUE …]
 
 Several devices train together:
 
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 def run(cfg: DictConfig) -> None:
     """Train, compare, report. Raises UserError for bad input."""
+    from bild_lab.lab.results.records import Sweep
     from bild_lab.training.alignment.align import align  # late: torch takes seconds to load
+    from bild_lab.training.wandb_log import print_closing
 
     job = alignment(cfg)
     metrics = align(job, lambda line: console.print(f"[dim]{escape(line)}[/dim]"))
@@ -38,6 +40,9 @@ def run(cfg: DictConfig) -> None:
         write_report(job.folder)
     output.print(compared_table(metrics["alignment"]["compared"], job))
     output.print(escape(f"{job.folder}/checkpoint is the aligned model; metrics.json holds the table"))
+    if job.logger is not None:
+        job.logger.log_sweep(Sweep(job.folder))
+    print_closing(job.logger)
 
 
 def alignment(cfg: DictConfig) -> Alignment:
@@ -57,18 +62,21 @@ def alignment(cfg: DictConfig) -> Alignment:
     for key, value in {"model.path": cfg.model.path, "calibration": cfg.calibration}.items():
         if not isinstance(value, str) or not value:
             raise UserError(f"{key} must be a folder, got {value!r}")
-    small = named_checkpoint(cfg.model.path, cfg.model.revision)
-    unaligned = small if cfg.unaligned.path is None else named_checkpoint(cfg.unaligned.path, cfg.unaligned.revision)
     comparison = typed(Comparison, cfg.comparison, "comparison")
+    recipe = typed(Recipe, cfg.train, "train")
+    runtime, measure = typed(RuntimeSpec, cfg.runtime, "runtime"), typed(MeasureSpec, cfg.measure, "measure")
+    calibration = read_calibration(Path(cfg.calibration))
+    small = named_checkpoint(cfg.model.path, cfg.model.revision)  # the toy pair is trained now, if it is asked for
+    unaligned = small if cfg.unaligned.path is None else named_checkpoint(cfg.unaligned.path, cfg.unaligned.revision)
     return Alignment(
-        calibration=read_calibration(Path(cfg.calibration)),
+        calibration=calibration,
         small=small,
         unaligned=unaligned,
         held_out=cfg.held_out,
-        recipe=typed(Recipe, cfg.train, "train"),
+        recipe=recipe,
         folder=folder,
-        runtime=typed(RuntimeSpec, cfg.runtime, "runtime"),
-        measure=typed(MeasureSpec, cfg.measure, "measure"),
+        runtime=runtime,
+        measure=measure,
         comparison=comparison if cfg.sweep else None,
         logger=training_logger(cfg.logger),
     )

@@ -12,13 +12,19 @@ import hydra
 from omegaconf import DictConfig
 
 from bild_lab.errors import UserError
-from bild_lab.lab.cli import escape, output, refusing, run_application, words_as_list
+from bild_lab.lab.cli import escape, output, refusing, run_application, stages, words_as_list
 from bild_lab.lab.config import config_dir
 from bild_lab.report.book.after import in_lab_book
 
 
 def compare(cfg: DictConfig) -> None:
     """Compare, print, and write the table and the page. Raises UserError for bad input."""
+    names = tuple(str(name) for name in cfg.sweeps)
+    if len(names) != 2:
+        raise UserError(
+            f"two sweeps are needed, got {len(names)}; python scripts/compare.py outputs/before outputs/after, "
+            "or outputs/NAME@COMMIT outputs/NAME@COMMIT"
+        )
     # imported late: drawing and scoring libraries take seconds, and bad input should not wait for them
     from bild_lab.lab.analysis.paired import compare_pair, differences, match
     from bild_lab.lab.point import sweep_folder
@@ -27,14 +33,9 @@ def compare(cfg: DictConfig) -> None:
     from bild_lab.lab.schema.measured_examples import read_examples
     from bild_lab.report.comparison import comparison_table, notes, summary, write_comparison
 
-    names = tuple(str(name) for name in cfg.sweeps)
-    if len(names) != 2:
-        raise UserError(
-            f"two sweeps are needed, got {len(names)}; python scripts/compare.py outputs/before outputs/after, "
-            "or outputs/NAME@COMMIT outputs/NAME@COMMIT"
-        )
     folder = sweep_folder(cfg)
     require_writable(folder)
+    stages.enter("comparing")
     matching = match(*(read_results(name) for name in names))
     texts: dict[str, SharedTexts] = {}  # by the data of both, which most points share
     compared, why = [], ""

@@ -1,4 +1,4 @@
-"""Draw the papers' tables and figures from outputs, with their numbers: python scripts/figures.py FIGURE [FIGURE ...]
+"""Draw the papers' tables and figures from outputs, with their numbers: python scripts/figures.py FIGURE [FIGURE …]
 
     python scripts/figures.py bild_fig4              # from outputs: at the paper's scale if there, else at small scale
     python scripts/figures.py bild_fig4 scale=small outputs=DIR
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bild_lab.errors import UserError
-from bild_lab.lab.cli import console, escape, output, run_application
+from bild_lab.lab.cli import console, escape, output, run_application, stages
 from bild_lab.papers.published import published_names
 from bild_lab.report.book.after import in_lab_book
 
@@ -75,6 +75,7 @@ def run_missing(name: str, outputs: Path) -> None:
             continue
         console.print(f"[dim]{escape(command)}[/dim]")
         _, script, *words = shlex.split(command)
+        stages.leave()
         if subprocess.run([sys.executable, str(ROOT / script), *words]).returncode != 0:
             raise UserError(f"{name}: this command failed, and the figure needs its results: {command}")
         stamps.mkdir(parents=True, exist_ok=True)
@@ -83,6 +84,7 @@ def run_missing(name: str, outputs: Path) -> None:
 
 def draw(wanted: Wanted) -> list[str]:
     """Draw every figure. If there are several, returns the first line of what each that could not be drawn needs."""
+    stages.enter("loading libraries")
     from bild_lab.papers.figures import draw_figure  # imported late: pandas and matplotlib take a second
 
     failed = []
@@ -90,6 +92,7 @@ def draw(wanted: Wanted) -> list[str]:
         try:
             if wanted.run:
                 run_missing(name, wanted.outputs)
+            stages.enter(f"drawing {name}")
             drawn = draw_figure(name, wanted.outputs, wanted.outputs / "figures", wanted.scale)
             output.print(escape(drawn.summary))
         except UserError as error:
@@ -112,4 +115,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_application(main)
+    run_application(main, None)

@@ -1,4 +1,4 @@
-"""A target's greedy answers to a dataset: python scripts/generate_calibration.py name=calib [overrides]
+"""A target's greedy answers to a dataset: python scripts/generate_calibration.py name=calib [KEY=VALUE …]
 
 Several devices share the work:
 
@@ -38,7 +38,7 @@ def generate(cfg: DictConfig) -> None:
     job = calibration_job(cfg, processes.device if launched().count > 1 else device)
     answered = 0
 
-    with answers_bar(console) as advance:
+    with answers_bar() as advance:
 
         def report(done: int, total: int) -> None:
             nonlocal answered
@@ -69,12 +69,9 @@ def calibration_job(cfg: DictConfig, device: torch.device) -> CalibrationJob:
     if cfg.runtime.threads is not None:
         require_whole("runtime.threads", cfg.runtime.threads, 1)
         torch.set_num_threads(cfg.runtime.threads)
-    target = HuggingFaceModel(
-        named_checkpoint(cfg.model.path, cfg.model.revision), device, resolve_dtype(cfg.runtime.dtype)
-    )
+    examples, dtype, limit = load_examples(dataset), resolve_dtype(cfg.runtime.dtype), cfg.decoding.max_new_tokens
+    target = HuggingFaceModel(named_checkpoint(cfg.model.path, cfg.model.revision), device, dtype)
     target.checkpoint.check()
-    examples = load_examples(dataset)
-    limit = cfg.decoding.max_new_tokens
     return CalibrationJob(target, dataset, examples, limit, cfg.batch_size, cfg.part_size, folder)
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 def merge(cfg: DictConfig) -> None:
     """Copy the points, print where they came from, and write the report. Raises UserError for bad input."""
+    if not cfg.sweeps:
+        raise UserError("folders of sweeps are needed, got none; python scripts/merge.py name=all outputs/A outputs/B")
     from bild_lab.lab.point import sweep_folder
     from bild_lab.lab.results.commands import record_command
     from bild_lab.lab.results.records import Sweep, require_writable  # late: torch takes seconds to load
@@ -30,8 +32,6 @@ def merge(cfg: DictConfig) -> None:
 
     merged = Sweep(sweep_folder(cfg))
     sources = [Sweep(Path(str(folder)).expanduser()) for folder in cfg.sweeps]
-    if not sources:
-        raise UserError("folders of sweeps are needed, got none; python scripts/merge.py name=all outputs/A outputs/B")
     for source in sources:
         if source.folder.resolve() == merged.folder.resolve():
             raise UserError(f"{source.folder} cannot be merged into itself; choose another name=NAME")

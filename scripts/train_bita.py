@@ -1,8 +1,8 @@
-"""Train a BiTA adapter beside a frozen model: python scripts/train_bita.py name=bita model.path=DIR [overrides]
+"""Train a BiTA adapter beside a frozen model: python scripts/train_bita.py name=bita model.path=DIR [KEY=VALUE …]
 
 Several devices train together:
 
-    accelerate launch --multi_gpu --num_processes 2 scripts/train_bita.py name=bita model.path=DIR [overrides]
+    accelerate launch --multi_gpu --num_processes 2 scripts/train_bita.py name=bita model.path=DIR [KEY=VALUE …]
 
 (on CPUs too, with train.device=cpu; with --cpu instead of --multi_gpu Accelerate starts one process).
 """

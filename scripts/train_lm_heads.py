@@ -1,4 +1,4 @@
-"""Train a head for each layer: python scripts/train_lm_heads.py name=heads model.path=DIR layers=[4,6,8] [overrides]
+"""Train a head for each layer: python scripts/train_lm_heads.py name=heads model.path=DIR layers=[4,6,8] [KEY=VALUE …]
 
 Several devices train together:
 
@@ -9,6 +9,7 @@ Several devices train together:
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,13 +32,15 @@ if TYPE_CHECKING:
 
 def train(cfg: DictConfig) -> None:
     """Train, and print how to decode with the heads and compare them. Raises UserError for bad input."""
-    from bild_lab.training.frozen.command import train_and_report  # late: torch takes seconds to load
+    from bild_lab.lab.data.words import dataset_words  # late: torch takes seconds to load
+    from bild_lab.training.frozen.command import train_and_report
 
     job = heads_job(cfg)
     train_and_report(job)
     layers, place = ",".join(map(str, job.spec.layers)), job.folder / job.spec.result_name
-    compared = f"model.path={job.base.path} layers=[{layers}] heads=[shared,{place}]"
-    output.print(escape(f"compare with the shared head: python scripts/match_rates.py name=match {compared}"))
+    words = ["name=match", f"model.path={job.base.path}", f"layers=[{layers}]", f"heads=[shared,{place}]"]
+    compared = shlex.join([*words, *dataset_words(job.calibration.dataset)])
+    output.print(escape(f"compare with the shared head: python scripts/match_rates.py {compared}"))
 
 
 def heads_job(cfg: DictConfig) -> FrozenJob:

@@ -1,8 +1,8 @@
-"""Train Medusa heads on a frozen model: python scripts/train_medusa.py name=medusa model.path=DIR [overrides]
+"""Train Medusa heads on a frozen model: python scripts/train_medusa.py name=medusa model.path=DIR [KEY=VALUE …]
 
 Several devices train together:
 
-    accelerate launch --multi_gpu --num_processes 2 scripts/train_medusa.py name=medusa model.path=DIR [overrides]
+    accelerate launch --multi_gpu --num_processes 2 scripts/train_medusa.py name=medusa model.path=DIR [KEY=VALUE …]
 
 (on CPUs too, with train.device=cpu; with --cpu instead of --multi_gpu Accelerate starts one process).
 """

@@ -1,43 +1,51 @@
-"""Build a Weights & Biases report over groups of runs: python scripts/wandb_report.py GROUP [GROUP …] [overrides]
+"""Build a Weights & Biases report over groups of runs: python scripts/wandb_report.py GROUP [GROUP …] [KEY=VALUE …]
 
-A group is a sweep's name. The report's spec is always written to outputs/NAME. Publishing it in the project needs a
-login (`wandb login`).
+A group is the name of a sweep that was logged. The report's spec is written to outputs/NAME. Publishing it in the
+project needs a login (`wandb login`).
 """
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import hydra
 from omegaconf import DictConfig
 
-from bild_lab.errors import require_flag
-from bild_lab.lab.cli import console, escape, output, refusing, run_application, words_as_list
+from bild_lab.errors import UserError, require_flag
+from bild_lab.lab.cli import escape, output, refusing, run_application, words_as_list
 from bild_lab.lab.config import config_dir
+
+OUTPUTS = Path("outputs")
 
 
 def report(cfg: DictConfig) -> None:
-    """Write the spec, publish it, and print its address. Raises UserError for bad input."""
+    """Write the spec, publish it, and print its address.
+
+    Raises UserError for bad input, for a sweep without runs, and for a report that could not be published.
+    """
+    # imported late: torch and wandb take seconds
     from bild_lab.files import write_atomically
     from bild_lab.lab.point import sweep_folder
     from bild_lab.lab.results.records import require_writable
-    from bild_lab.report.wandb.report import group_report, publish, report_spec  # wandb takes seconds to import
+    from bild_lab.report.wandb.logged import require_logged
+    from bild_lab.report.wandb.report import connect, group_report, publish, report_spec
 
     require_flag("offline", cfg.offline)
     folder = sweep_folder(cfg)
     require_writable(folder)
-    built = group_report([str(group) for group in cfg.groups], cfg.project, cfg.entity, cfg.title)
+    groups = [str(group).removeprefix(f"{OUTPUTS}/").rstrip("/") for group in cfg.groups]
+    built = group_report(groups, cfg.project, cfg.entity, cfg.title)
+    api, why = (None, "") if cfg.offline else connect()
+    require_logged(groups, cfg.project, cfg.entity, OUTPUTS, api)
     path = folder / "report.json"
     write_atomically(path, report_spec(built).encode())
     output.print(escape(f"{path}: the spec of {built.title!r}"))
     if cfg.offline:
         return
-    try:
-        address = publish(built)
-    except Exception as error:  # without a login or a network the client raises errors of many types
-        console.print(f"[bold]not published[/bold]: {escape(str(error))}")
-        console.print("log in with `wandb login` and run the same command, or keep the spec with offline=true")
-        return
+    address, why = (None, why) if api is None else publish(built, api)
+    if address is None:
+        raise UserError(f"not published: {why}; {path} is kept, and the same command publishes it after `wandb login`")
     output.print(escape(f"published at {address}"))
 
 

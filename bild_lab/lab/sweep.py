@@ -25,16 +25,17 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError
 from bild_lab.lab.build import build, policy_label
-from bild_lab.lab.cli import console, escape, plain_message, refuse
+from bild_lab.lab.cli import console, escape, plain_message, refuse, stages
 from bild_lab.lab.config import knob_values
+from bild_lab.lab.formatting import times
 from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.load import load_model
 from bild_lab.lab.point import Point, prepare, sweep_folder
+from bild_lab.lab.point_progress import PointProgress, remaining, title_of
 from bild_lab.lab.results.commands import record_command
 from bild_lab.lab.results.course import RunningCourse
 from bild_lab.lab.results.records import Sweep
@@ -52,15 +53,16 @@ class Run:
     """The state of the run in this process. Only the process that the user started has jobs, report and live.
 
     jobs: every job's configuration. report: writes the sweep's table, figure and report. live: writes the report
-    between points. failed: points that failed in this process, stored or not. ended_s: when the last point of this
-    process ended, on the clock of `process_age_s`. course: how far the run is, for who looks from outside. news:
-    whether a point was stored since `live` was last called.
+    between points. failed: points that failed in this process, stored or not. measured_s: seconds of each point that
+    it measured. ended_s: when its last point ended, on the clock of `process_age_s`. course: how far the run is, for
+    who looks from outside. news: whether a point was stored since `live` was last called.
     """
 
     jobs: list[DictConfig] = field(default_factory=list)
     report: Callable[[Sweep], None] = lambda sweep: None
     live: Callable[[Sweep, str], None] = lambda sweep, progress: None
     failed: set[str] = field(default_factory=set)
+    measured_s: list[float] = field(default_factory=list)
     news: bool = False
     ended_s: float = 0.0
     course: RunningCourse | None = None
@@ -115,6 +117,8 @@ def _report_between(cfg: DictConfig) -> None:
 def _measure_or_reuse(cfg: DictConfig) -> tuple[float | None, bool]:
     """The point's speedup, and whether an error may have left a device's memory full."""
     sweep, ranks = Sweep(sweep_folder(cfg)), launched()
+    if _run.jobs:  # not one of several workers
+        stages.enter("checking the point")
     try:
         point = ranks.run(lambda: _prepare_everywhere(cfg))
         result = ranks.broadcast(sweep.newest(point.id) if cfg.resume else None)
@@ -124,8 +128,8 @@ def _measure_or_reuse(cfg: DictConfig) -> tuple[float | None, bool]:
         else:
             result = _measure_with_progress(point, sweep)
             _run.news = True
-            if ranks.first:
-                _log_point(cfg, sweep, result)
+        if ranks.first:
+            _log_point(cfg, sweep, result)
         if ranks.first and failure not in _run.failed:
             sweep.forget_failure(failure)
         return result.speedup.value, False
@@ -160,8 +164,9 @@ class SweepCallback(Callback):
         job_return.cfg = job_return.hydra_cfg = None
 
     def _start(self, config: DictConfig, jobs: list[DictConfig]) -> None:
-        _run.jobs, _run.failed, _run.course, _run.news = jobs, set(), None, False
+        _run.jobs, _run.failed, _run.measured_s, _run.course, _run.news = jobs, set(), [], None, False
         _run.report, _run.live = self._report, self._live
+        stages.enter(f"checking {len(jobs)} point{'s' * (len(jobs) != 1)}")
         _check(jobs[:MOST_CHECKED_BEFORE])
         if launched().first and config.hydra.mode == RunMode.MULTIRUN:
             measures_here = config.hydra.launcher._target_.endswith(".BasicLauncher")
@@ -175,13 +180,14 @@ def _check(configs: list[DictConfig]) -> None:
     for number, config in enumerate(configs):
         try:
             require_basic_launcher(config.hydra.launcher._target_)
-            _prepare_everywhere(config)
             logger(config)
             Sweep(sweep_folder(config)).all_results()  # raises for results of a newer version
+            _prepare_everywhere(config)  # last: it may train the toy pair
             return
         except (UserError, HydraException, OmegaConfBaseException) as error:
             complaint = error if number == 0 else complaint
         except Exception:  # a bug of ours: Hydra would only warn and continue
+            stages.leave()
             traceback.print_exc()
             sys.exit(FAILED_POINTS)
     refuse(complaint)
@@ -226,13 +232,16 @@ def logger(cfg: DictConfig) -> Any:
 
 
 def _measure_with_progress(point: Point, sweep: Sweep) -> Result:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(escape(_title(point)), total=len(point.examples))
-        result = run_point(point, sweep, since_last_point_s(), lambda: progress.advance(task))
+    place, points = _place()
+    title, measured_s = _title(point), _run.measured_s
+    typical_s = sum(measured_s) / len(measured_s) if measured_s else None
+    with PointProgress(title, len(point.examples), place, points, typical_s) as shown:
+        result = run_point(point, sweep, since_last_point_s(), shown.advance, shown.stage)
+    measured_s.append(result.seconds["total"] - result.seconds["setup"])  # the first point's has the imports
     speedup, quality = result.speedup.value, result.quality
-    faster = "" if speedup is None else f", {speedup:.2f}x"
-    console.print(f"{escape(_title(point))}: {quality.metric} {quality.value:.2f}{faster}")
+    faster = "" if speedup is None else f", {times(speedup)}"
+    left = "" if place >= points else f"; {remaining((points - place) * sum(measured_s) / len(measured_s))}"
+    console.print(f"{escape(title)}: {quality.metric} {quality.value:.2f}{faster}{left}")
     if result.environment.busy:
         busy = result.environment.busy_elsewhere_percent
         console.print(f"[bold red]{busy:.0f} % of the machine was busy with something else[/bold red]: timings suffer")
@@ -249,18 +258,35 @@ def process_age_s() -> float:
     return _age_at_import_s + time.perf_counter() - _imported_s
 
 
-def _title(point: Point) -> str:
+def _place() -> tuple[int, int]:
+    """The point's place in the sweep, from 1, and how many there are; a launcher's worker knows its place alone."""
     number = HydraConfig.get().job.get("num") if HydraConfig.get().mode == RunMode.MULTIRUN else None
-    place = "" if number is None else f"{number + 1}/{len(_run.jobs)} " if _run.jobs else f"{number + 1} "
-    return place + " ".join([point.policy, *(f"{knob}={value}" for knob, value in point.knobs.items())])
+    return (1, 1) if number is None else (number + 1, len(_run.jobs) or number + 1)
+
+
+def _title(point: Point) -> str:
+    return title_of(point, *_place(), HydraConfig.get().overrides.task)
 
 
 def _log_point(cfg: DictConfig, sweep: Sweep, result: Result) -> None:
-    """Log a stored point. If that fails, the point is kept, and the exit code shows the failure."""
+    """Log a stored point unless it was logged. If that fails, the point is kept, and the exit code shows it."""
     try:
         logger(cfg).log_point(result, OmegaConf.to_container(cfg, resolve=True))
     except Exception as error:  # whatever a logging service raises
         _record_failure(cfg, sweep, error, "not logged")
+
+
+def _logged_sweep(cfg: DictConfig, sweep: Sweep, stopped: bool) -> bool:
+    """Log the sweep as a whole unless it was stopped, and say where its runs are. False if that failed."""
+    try:
+        if not stopped:
+            logger(cfg).log_sweep(sweep)
+        for line in logger(cfg).closing():
+            console.print(escape(line))
+    except Exception as error:  # whatever a logging service raises
+        console.print(f"[bold red]the sweep was not logged[/bold red]: {escape(plain_message(error))}")
+        return False
+    return True
 
 
 def _record_failure(cfg: DictConfig, sweep: Sweep, error: Exception, what: str = "failed") -> None:
@@ -308,10 +334,14 @@ def _finish(config: DictConfig, code: int = 0) -> None:
         console.print("[bold]stopped[/bold]; finished points are kept, the same command runs the rest")
     try:
         if launched().first:
+            stages.enter("writing the report")
             _run.report(sweep)
     except Exception as error:  # Hydra turns exceptions of callbacks into warnings
+        stages.leave()
         traceback.print_exc()
         console.print(f"[bold red]the report could not be written[/bold red]: {escape(str(error))}")
+        sys.exit(code or FAILED_POINTS)
+    if launched().first and not _logged_sweep(config, sweep, stopped=bool(code)):
         sys.exit(code or FAILED_POINTS)
     if failed := _run.failed | _failed_elsewhere(sweep):
         console.print(f"[bold red]{len(failed)} point(s) failed[/bold red]")

@@ -112,7 +112,8 @@ class Drawn:
         agree = sum(line.verdict == AGREES for line in beside)
         others = ", whose models, data and hardware are others" if self.scale == "small" else ""
         if beside:
-            lines.append(f"{agree} of {len(beside)} numbers agree with the paper{others}")
+            agrees = "agrees" if agree == 1 else "agree"
+            lines.append(f"{agree} of {len(beside)} numbers {agrees} with the paper{others}")
         return "\n  ".join(lines)
 
 

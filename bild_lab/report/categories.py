@@ -42,7 +42,7 @@ def category_table(group: Group) -> tuple[list[TableColumn], list[TableRow]]:
 def terminal_table(results: Sequence[Result]) -> Table | None:
     """Tabulate each setting's best point at no loss, or its fastest, by category; None without categories."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("category", no_wrap=True)
+    table.add_column("category", overflow="fold")
     for name in _NUMBERS:
         table.add_column(COLUMNS[name].short_title, justify="right", no_wrap=True)
     for group in by_setting(results):

@@ -87,9 +87,9 @@ def notes(
 
 def comparison_table(compared: Sequence[Compared]) -> Table:
     """Tabulate the comparison for the terminal, in A's order."""
-    table = Table(box=SIMPLE_HEAD, width=WIDTH, pad_edge=False, padding=(0, 1, 0, 0), caption_justify="left")
+    table = Table(box=SIMPLE_HEAD, width=WIDTH, pad_edge=False, padding=0, caption_justify="left")
     table.add_column("point", ratio=1, overflow="fold")
-    for title in ("speedup\nA, B", "latency\nB/A", "speed", "quality\nA", "quality\nB minus A", "quality"):
+    for title in ("speedup\nA, B", "latency\nB/A", "speed", "quality A,\nB minus A", "quality"):
         table.add_column(title, justify="left" if title in ("speed", "quality") else "right", no_wrap=True)
     for one, (point, speed, quality) in zip(compared, _rows(compared), strict=True):
         both = TableCell(", ".join(number(speedup.value) for speedup in one.speedups))

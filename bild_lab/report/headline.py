@@ -33,7 +33,8 @@ def headline(results: Sequence[Result]) -> str:
     keys = differing_keys(groups)
     if len(groups) == 1 or not keys:
         return _verdict(leader)
-    named = [f"{key} {short_name(leader.setting.get(key))}" for key in keys if key not in _HASHES][:3]
+    telling = {key: leader.setting.get(key) for key in keys if key not in _HASHES}
+    named = [f"{key} {short_name(value)}" for key, value in telling.items() if value is not None][:3]
     which = "Best of" if leader.enough else "One of"
     told = ", ".join(named) or f"which differ in {', '.join(keys)}"
     return f"{which} {len(groups)} settings ({told}): {_verdict(leader)}"

@@ -166,13 +166,15 @@ def _draw_texts(panel: _Panel) -> None:
     title = f"{short_name(setting.target)} on {data}: {group.metric} against latency"
     draft = f"drafter {short_name(setting.draft)}, " if setting.draft else ""
     measured = f"{draft}{setting.n_examples} examples, {setting.dtype} on {setting.device}"
-    parts = [measured, "Bars: 95 % intervals", caption(group.results)]
-    subtitle = " ".join(f"{part}." for part in parts if part)
+    bars = f"speedup and difference in {group.metric}" if group.relative else group.metric
+    subtitle = f"{measured}. Bars: 95 % intervals of {bars}."
     for share, text, font in (
         (0.952, title, {"size": 11.5, "weight": "bold"}),
         (0.908, subtitle, {"color": MUTED}),
+        (0.872, caption(group.results), {"color": INK}),  # left of the upper axis' title
     ):
-        panel.figure.text(0.09, panel.bottom + share * panel.height, text, va="center", **font)
+        if text:
+            panel.figure.text(0.09, panel.bottom + share * panel.height, text, va="center", **font)
 
 
 def _draw_legend(panel: _Panel) -> None:

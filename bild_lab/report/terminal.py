@@ -1,4 +1,4 @@
-"""What a sweep found, in the terminal: a table of at most 100 columns."""
+"""What a sweep found, in the terminal: a table of at most 80 columns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bild_lab.lab.schema.columns import COLUMNS
 from bild_lab.lab.schema.result import Failure, Result
 from bild_lab.report.provenance import disturbance
 
-WIDTH = 100
+WIDTH = 80
 _ON_FRONT = "\u25cf"
 _CROSS = TIMES
 _DISTURBED = "!"
@@ -47,8 +47,7 @@ def sweep_table(results: Sequence[Result], failures: Sequence[Failure]) -> Table
     """Tabulate every point, fastest first, a section per setting, with the failed points at the end."""
     table = Table(box=SIMPLE_HEAD, width=WIDTH, pad_edge=False, padding=0, caption_justify="left")
     table.add_column("", width=1)
-    table.add_column("policy", max_width=16, overflow="fold")
-    table.add_column("knobs", ratio=1, overflow="fold")
+    table.add_column("policy, knobs", ratio=1, overflow="fold")
     groups = by_setting(results)
     metrics = {group.metric for group in groups}
     metric = metrics.pop() if len(metrics) == 1 else "quality"
@@ -56,12 +55,12 @@ def sweep_table(results: Sequence[Result], failures: Sequence[Failure]) -> Table
         table.add_column(title.replace("/", "/\n"), justify="right", no_wrap=True)
     for group in groups:
         if len(groups) > 1:
-            table.add_row("", Text("setting", style="bold"), Text(_difference(group, groups), style="bold"))
+            table.add_row("", Text(f"setting {_difference(group, groups)}", style="bold"))
         for result in group.results:
             table.add_row(*_cells(group, result), style="dim" if result.is_baseline else "")
         table.add_section()
     for failure in failures:
-        texts = (_CROSS, failure.policy, knob_label(failure, list(failure.knobs)), "failed")
+        texts = (_CROSS, f"{failure.policy} {knob_label(failure, list(failure.knobs), ' ')}", "failed")
         table.add_row(*(Text(text) for text in texts), style="red")
     table.caption = Text(_LEGEND, style="dim", justify="left")
     if any(disturbance(result.environment) for result in results):
@@ -81,8 +80,7 @@ def _cells(group: Group, result: Result) -> list[Text]:
     faster = f"{mark}{number(speedup.value)} {interval(speedup.low, speedup.high)}".strip()
     texts = [
         _ON_FRONT if any(result is other for other in group.front()) else "",
-        result.policy,
-        knob_label(result, group.knobs(result), " "),
+        f"{result.policy} {knob_label(result, group.knobs(result), ' ')}".strip(),
         number(quality.value),
         signed(quality.difference),
         "baseline" if result.is_baseline else faster,

@@ -17,6 +17,7 @@ from transformers.trainer_callback import TrainerState
 from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError
 from bild_lab.files import holding
+from bild_lab.lab.cli import stages
 from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.measure.environment import environment
 from bild_lab.training.folder import METRICS, TrainingFolder
@@ -101,6 +102,8 @@ def run(training: Training) -> dict[str, Any]:
 
 def _train(training: Training) -> dict[str, Any]:
     job, folder = training.job, training.folder
+    if job.progress:
+        stages.enter("preparing model and texts")
     arguments = training_arguments(job.recipe, folder, job.metric if training.evaluates else None)
     try:
         with arguments.main_process_first(local=False):

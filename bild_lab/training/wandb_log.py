@@ -8,7 +8,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from transformers import TrainerCallback
 
-from bild_lab.report.wandb.logger import WandbLogger
+from bild_lab.lab.cli import console, escape
+from bild_lab.report.wandb.logger import TRAINING, WandbLogger
 
 
 class TrainingLogger(WandbLogger):
@@ -20,13 +21,19 @@ class TrainingLogger(WandbLogger):
     def start(self, identity: str, title: str, model: str, config: Mapping[str, Any], environment: Mapping) -> Any:
         """Begin the run; a resumed training continues the run of the same identity."""
         described = {**config, "composition": model, "environment": dict(environment)}
-        return self.begin(identity, f"{title} {identity}", described)
+        return self.begin(identity, title, described, TRAINING)
 
 
 def training_logger(logger: DictConfig) -> TrainingLogger | None:
     """The logger that `conf/logger` describes; None if it has no values."""
     values = {key: value for key, value in OmegaConf.to_container(logger, resolve=True).items() if key != "_target_"}
     return TrainingLogger(**values) if values else None
+
+
+def print_closing(logger: TrainingLogger | None) -> None:
+    """Print where the runs of this process are; nothing without a logger."""
+    for line in [] if logger is None else logger.closing():
+        console.print(escape(line))
 
 
 class LogToWandb(TrainerCallback):

@@ -135,6 +135,10 @@ def test_headline_of_nothing():
 def test_headline_names_the_setting_when_there_are_several():
     both = sample_sweep(setting={"dataset": "data/iwslt"})[:4] + sample_sweep()
     assert headline(both).startswith("Best of 2 settings (dataset multi30k): bild")
+    without = [
+        sample_result("bild", {}, speed, setting={"processors": own}) for speed, own in ((1.5, "none"), (1.7, None))
+    ]
+    assert headline(without).startswith("Best of 2 settings (which differ in processors): bild decodes 1.70×")
     versions = [sample_result("bild", {}, speed, setting={"code": f"code {speed}"}) for speed in (1.5, 1.7)]
     assert headline(versions).startswith("Best of 2 settings (which differ in code): bild decodes 1.70×")
 

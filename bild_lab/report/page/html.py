@@ -149,6 +149,7 @@ def _section(group: Group, colours: dict[str, Mark], index: int, figures: dict[s
         "cost": cost_table(group),
         "trees": tree_drawings(group),
         "count": len(group.results),
+        "candidates": sum(not result.is_baseline for result in group.results),
         "few": FEW,
         "ids": ids,
     }

@@ -1,23 +1,36 @@
-"""Weights & Biases: one run per point, grouped by sweep."""
+"""Weights & Biases: one run per point and one for the sweep as a whole, in one group."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import OmegaConf
 
 from bild_lab.errors import UserError
+from bild_lab.lab.config import config_dir
+from bild_lab.lab.hashing import content_hash
+from bild_lab.lab.results.commits import examples_of
+from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.measured_examples import read_examples
 from bild_lab.lab.schema.result import Result
-from bild_lab.report.wandb.panels import panels
+from bild_lab.report.wandb.logged import OFFLINE, ONLINE, Logged, note, noted, sync_command
+from bild_lab.report.wandb.panels import panels, path_name, sweep_panels, title
 
 if TYPE_CHECKING:
     import wandb
 
 log = logging.getLogger(__name__)
 
+POINT, SWEEP, TRAINING = "point", "sweep", "training"  # types of jobs
 _INIT_TIMEOUT_S = 20
+_LONGEST_TAG = 64  # the service's limit
+_LONGEST_GROUP = 60  # characters of a group's name in the id of a run, which the service limits to 128
+_REPORT_FILES = ("report.html", "pareto.png", "sweep.csv")
 # what identifies a point; everything else in a result was measured
 _NOT_METRICS = (
     "schema",
@@ -39,11 +52,18 @@ class NoLogger:
     def log_point(self, result: Result, config: dict) -> None:
         """Do nothing."""
 
+    def log_sweep(self, sweep: Sweep) -> None:
+        """Do nothing."""
+
+    def closing(self) -> list[str]:
+        """There is nothing to say."""
+        return []
+
 
 class WandbLogger:
     """Log every point as its own Weights & Biases run, with its files under `directory`.
 
-    The run's id is the point's hash, its group the sweep's name. If the server cannot be reached,
+    The run's id is made of the group, which is the sweep's name, and the point's hash. If the server cannot be reached,
     this point and all later ones are written offline, to be sent later with `wandb sync`.
     """
 
@@ -55,59 +75,163 @@ class WandbLogger:
         Raises:
             UserError: the mode is neither online nor offline.
         """
-        if mode not in ("online", "offline"):
+        if mode not in (ONLINE, OFFLINE):
             raise UserError(f"logger mode wants online or offline, got {mode}; to log nowhere use logger=none")
-        self._project, self._entity, self._group = project, entity, group
+        self._project, self._entity, self._group = project, entity, str(group)
         self._mode, self._tags, self._directory = mode, list(tags), Path(directory)
+        self._begun: Counter[str] = Counter()  # runs by mode
+        self._address = ""  # of the last run online
+        self._warned = False
 
-    def log_point(self, result: Result, config: dict) -> None:
+    def log_point(self, result: Result, config: dict, again: bool = False) -> None:
         """Write one result as a finished run: `config` as its configuration, the numbers as its summary.
 
-        Its row, its curves and the examples in its folder become tables and charts.
+        Its row, its curves and its examples become tables and charts. A measurement that is in the project already is
+        left out unless `again` is set.
         """
-        logged = panels(result, read_examples(result.folder))
-        described = {**config, "composition": result.composition, "environment": dict(result.environment)}
-        run = self.begin(result.point, f"{result.policy} {result.point}", described)
+        measured = result.environment.started
+        if not again and self._known(result.point, measured):
+            return
+        examples = read_examples(result.folder)
+        dataset, why = examples_of([result]) if examples else (None, "")
+        if why and not self._warned:
+            self._warned = True
+            log.warning("examples are logged without references, as the dataset cannot be read again: %s", why)
+        logged = panels(result, examples, dataset or {})
+        about = described(result, config)
+        tags = [about[group]["name"][:_LONGEST_TAG] for group in ("pair", "dataset") if about.get(group)]
+        run = self.begin(result.point, title(result), about, POINT, tags=tags)
         run.log(logged)
         run.summary.update(flat_metrics(result))
-        run.finish()
+        self._end(run, result.point, measured)
 
-    def begin(self, run_id: str, title: str, config: dict) -> wandb.Run:
-        """Begin a run, offline if the server cannot be reached."""
+    def log_sweep(self, sweep: Sweep) -> None:
+        """Write a run for the sweep as a whole: its points with the Pareto front, the picture, the headline.
+
+        Report, picture and table are attached as an artifact. A sweep without a finished point is left out.
+        """
+        import wandb
+
+        from bild_lab.report.headline import headline
+
+        results = sweep.results()
+        if not results:
+            return
+        found = headline(results)
+        run = self.begin(SWEEP, self._group, _described_sweep(sweep, results), SWEEP, found)
+        run.log(sweep_panels(results, sweep.folder / "pareto.png"))
+        run.summary.update({"headline": found, "points": len(results), "failed": len(sweep.failures())})
+        artifact = wandb.Artifact(f"sweep-{_plain(self._group, 100)}", "sweep", description=found)
+        for name in _REPORT_FILES:
+            if (sweep.folder / name).is_file():
+                artifact.add_file(str(sweep.folder / name))
+        run.log_artifact(artifact)
+        self._end(run, SWEEP, None)
+
+    def closing(self) -> list[str]:
+        """Where the runs of this process are: their address, and how to send those written offline."""
+        told = []
+        if online := self._begun[ONLINE]:
+            told.append(f"logged to Weights & Biases: {_runs(online)} in group {self._group}. {self._address}".strip())
+        if offline := self._begun[OFFLINE]:
+            told.append(f"logged offline: {_runs(offline)}. Send with: {sync_command(self._directory)}")
+        return told
+
+    def begin(
+        self,
+        identity: str,
+        name: str,
+        config: dict,
+        kind: str,
+        notes: str | None = None,
+        tags: Sequence[str] = (),
+    ) -> wandb.Run:
+        """Begin a run, offline if the server cannot be reached.
+
+        identity: of the run within its group. name: as shown. kind: the type of its job. tags: beside the logger's.
+        """
         import wandb  # takes seconds
 
         self._directory.mkdir(parents=True, exist_ok=True)  # otherwise wandb silently writes to the temporary folder
-        if self._mode == "online":
+        about = {"id": self._id(identity), "name": name, "config": config, "job_type": kind, "notes": notes}
+        about["tags"] = list(dict.fromkeys([*self._tags, *tags]))
+        run = None
+        if self._mode == ONLINE:
             try:
-                return self._init(run_id, title, config)
+                run = self._init(about)
             except (wandb.errors.Error, OSError) as error:
                 wandb.teardown()  # otherwise its service keeps the run's id
-                log.warning(
-                    "Weights & Biases could not be reached (%s); this and later points are logged offline, "
-                    "send them with: wandb sync %s/wandb/offline-run-*",
-                    error,
-                    self._directory,
-                )
-                self._mode = "offline"
-        return self._init(run_id, title, config)
+                log.warning("Weights & Biases could not be reached (%s); this and later runs are logged offline", error)
+                self._mode = OFFLINE
+        run = run or self._init(about)
+        self._begun[self._mode] += 1
+        if self._mode == ONLINE:
+            self._address = run.url
+        return run
 
-    def _init(self, run_id: str, title: str, config: dict) -> wandb.Run:
+    def _init(self, about: Mapping[str, Any]) -> wandb.Run:
         import wandb
 
         return wandb.init(
             project=self._project,
             entity=self._entity,
             group=self._group,
-            id=run_id,
-            name=title,
             dir=str(self._directory.absolute()),  # absolute: wandb's service has its own working folder
             mode=self._mode,
-            tags=self._tags,
-            config=config,
-            resume="allow" if self._mode == "online" else None,  # a point run again replaces its run
+            resume="allow" if self._mode == ONLINE else None,  # a point run again replaces its run
             reinit="finish_previous",
             settings=_settings(),
+            **about,
         )
+
+    def _id(self, identity: str) -> str:
+        return f"{_plain(self._group, _LONGEST_GROUP)}-{identity}"
+
+    def _known(self, identity: str, measured: str) -> bool:
+        wanted = Logged(self._id(identity), measured, self._mode, self._project, self._entity)
+        return wanted in noted(self._directory)
+
+    def _end(self, run: wandb.Run, identity: str, measured: str | None) -> None:
+        run.finish()
+        note(self._directory, Logged(self._id(identity), measured, self._mode, self._project, self._entity))
+
+
+def described(result: Result, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a point's run has as its configuration: the point's own and how it was measured."""
+    own = {key: value for key, value in config.items() if key != "logger"}
+    if pair := own.get("pair"):
+        own["pair"] = {**pair, "name": pair_name(pair)}
+    measured = {"composition": result.composition, "environment": dict(result.environment)}
+    return {**own, "sweep": result.name, "point": result.point, **measured}
+
+
+def pair_name(pair: Mapping[str, Any]) -> str:
+    """The pair's name if its models are those of `conf/pair/NAME.yaml`, or if there is no such file.
+
+    With other models, given as `pair.target=DIR pair.draft=DIR`, the names of their paths: `t5-large + t5-tiny`.
+    """
+    models = [pair.get(key) for key in ("target", "draft", "second_draft")]
+    file = config_dir() / "pair" / f"{pair['name']}.yaml"
+    if not file.is_file() or models == [OmegaConf.load(file).get(key) for key in ("target", "draft", "second_draft")]:
+        return pair["name"]
+    return " + ".join(path_name(model) for model in models if model)
+
+
+def _described_sweep(sweep: Sweep, results: Sequence[Result]) -> dict[str, Any]:
+    """The sweep's policies, and what the settings of all its points share."""
+    first, *others = (dict(result.setting) for result in results)
+    shared = {key: value for key, value in first.items() if all(one.get(key) == value for one in others)}
+    return {"sweep": sweep.name, "policies": sorted({result.policy for result in results}), "setting": shared}
+
+
+def _plain(name: str, longest: int) -> str:
+    """The name where it may be part of an address; else the part of it that may be, with a hash of all."""
+    plain = re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII)
+    return name if plain == name and len(name) <= longest else f"{plain[: longest - 13]}-{content_hash({'name': name})}"
+
+
+def _runs(count: int) -> str:
+    return f"{count} run{'' if count == 1 else 's'}"
 
 
 def flat_metrics(result: Result) -> dict[str, float | str | list]:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 from bild_lab.errors import UserError
 from bild_lab.lab.schema.column import Column
 from bild_lab.lab.schema.columns import COLUMNS
-from bild_lab.report.wandb.panels import ACCEPTANCE, EXAMPLES, POINTS
+from bild_lab.report.wandb.panels import ACCEPTANCE, EXAMPLES, LONGEST_TITLE, POINTS
 
 if TYPE_CHECKING:
+    import wandb
     from wandb_workspaces.reports.v2 import Report
 
-LONGEST_TITLE = 128  # the service's limit
+_TIMEOUT_S = 20
 _BARS = ("speedup", "acceptance_rate", "tokens_per_target_call", "quality_difference")  # one panel for each
 
 
@@ -58,12 +59,29 @@ def report_spec(report: Report) -> str:
     return json.dumps({**names, "description": model.description, "spec": spec}, indent=2) + "\n"
 
 
-def publish(report: Report) -> str:
-    """Save the report to its project and return its address. Without a login, the service's own error is raised."""
+def connect() -> tuple[wandb.Api | None, str]:
+    """The service's interface, if somebody is logged in and it answers; else None and the reason in one line."""
     import wandb
 
-    report.entity = report.entity or wandb.Api().default_entity
-    return report.save().url
+    try:
+        api = wandb.Api(timeout=_TIMEOUT_S)
+        _ = api.default_entity
+    except Exception as error:  # without a login or a network the client raises errors of many types
+        return None, _line(error)
+    return api, ""
+
+
+def publish(report: Report, api: wandb.Api) -> tuple[str | None, str]:
+    """Save the report to its project and return its address; None and the reason in one line if that fails."""
+    report.entity = report.entity or api.default_entity
+    try:
+        return report.save().url, ""
+    except Exception as error:  # as for `connect`
+        return None, _line(error)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".")
 
 
 def _libraries() -> tuple[Any, Any]:

@@ -100,8 +100,8 @@ def measured_points(
         result = sweep.newest(point.id)
         if result is None:
             result = run_point(point, sweep)
-            if logger is not None:
-                logger.log_point(result, OmegaConf.to_container(config, resolve=True))
+        if logger is not None:
+            logger.log_point(result, OmegaConf.to_container(config, resolve=True))
         results.append(result)
         knobs = " ".join(f"{knob}={point.knobs[knob]}" for knob in KNOBS[point.policy])
         quality, speedup = result.quality, result.speedup.value

@@ -1,26 +1,21 @@
 """Tests of the Weights & Biases logger: offline runs, and the way there when nothing can be reached."""
 
 import logging
+import re
 import time
 from dataclasses import replace
 
 import pytest
+from omegaconf import OmegaConf
 
 from bild_lab.errors import UserError
+from bild_lab.lab.config import compose_config
 from bild_lab.lab.results.records import Sweep
-from bild_lab.report.wandb.logger import NoLogger, WandbLogger, flat_metrics
-from bild_lab.report.wandb.panels import panels
+from bild_lab.report.wandb.logged import Logged, note, noted
+from bild_lab.report.wandb.logger import NoLogger, WandbLogger, flat_metrics, pair_name
+from bild_lab.report.wandb.panels import panels, title
 from tests.report.sample import sample_baseline, sample_drafted, sample_example, sample_result
 from tests.report.wandb.wandb_files import OfflineRun, read_run, table
-
-
-@pytest.fixture(autouse=True)
-def _no_account(monkeypatch, tmp_path):
-    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DIR"):
-        monkeypatch.delenv(name, raising=False)
-    for name in ("HOME", "NETRC", "WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
-        monkeypatch.setenv(name, str(tmp_path / "home"))
-    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # nobody listens there
 
 
 def logger(directory, mode):
@@ -28,7 +23,8 @@ def logger(directory, mode):
 
 
 def offline_runs(directory):
-    return sorted(path.name.rsplit("-", 1)[1] for path in (directory / "wandb").glob("offline-run-*"))
+    """The ids of the runs: the names of their folders without the word offline and the time."""
+    return sorted(path.name.split("-", 3)[3] for path in (directory / "wandb").glob("offline-run-*"))
 
 
 def written_by_the_service(file, awaited, seconds=30.0):
@@ -42,9 +38,9 @@ def written_by_the_service(file, awaited, seconds=30.0):
 def test_every_point_becomes_an_offline_run_under_the_outputs(tmp_path):
     results = [sample_baseline(), sample_result("bild", {"fallback": 0.5}, 1.5)]
     offline = logger(tmp_path / "outputs" / "first", "offline")
-    for result in results:
+    for result in (*results, *results):  # the second time they are known
         offline.log_point(result, {"policy": {"fallback": 0.5}})
-    assert offline_runs(tmp_path / "outputs" / "first") == sorted(result.point for result in results)
+    assert offline_runs(tmp_path / "outputs" / "first") == sorted(f"first-{result.point}" for result in results)
     (written,) = (tmp_path / "outputs" / "first" / "wandb").glob(f"offline-run-*-{results[1].point}/*.wandb")
     content = written_by_the_service(written, b"speedup/value")
     assert b"first" in content
@@ -77,7 +73,8 @@ def test_an_offline_run_read_back_holds_group_config_summary_tables_and_curves(t
     logger(tmp_path, "offline").log_point(result, {"policy": {"fallback": 0.5}})
     (file,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
     run = ended_run(file)
-    assert (run.id, run.group) == (result.point, "first")
+    assert (run.id, run.group) == (f"first-{result.point}", "first")
+    assert (run.name, run.job_type) == ("bild (fallback 0.5, window 3)", "point")
     assert run.config["policy"] == {"fallback": 0.5}
     assert run.config["composition"] == result.composition
     assert (run.summary["relative_latency"], run.summary["quality/value"]) == (1 / 1.6, 41.1)
@@ -86,17 +83,17 @@ def test_an_offline_run_read_back_holds_group_config_summary_tables_and_curves(t
     assert (point["policy"], point["knobs"], point["speedup"]) == ("bild", "fallback 0.5, window 3", 1.6)
     assert table(file, run, "examples") == {
         "columns": [
-            *("id", "prediction", "baseline_prediction", "same_output"),
+            *("id", "prompt", "reference", "prediction", "baseline_prediction", "same_output"),
             *("tokens", "latency_s", "baseline_latency_s"),
         ],
         "data": [
-            ["a", "text of a", "text of a", True, 2, 0.2, 0.3],
-            ["b", "text of b", "text of a", False, 2, 0.2, 0.3],
+            ["a", None, None, "text of a", "text of a", True, 2, 0.2, 0.3],
+            ["b", None, None, "text of b", "text of a", False, 2, 0.2, 0.3],
         ],
     }
     assert table(file, run, "acceptance_by_position_table")["data"] == [[1, 0.86], [2, 0.83], [3, 0.8]]
     place = table(file, run, "quality_against_latency_table")["data"]
-    assert place == [[1 / 1.6, 41.1, "bild fallback 0.5, window 3"]]
+    assert place == [[1 / 1.6, 41.1, "bild (fallback 0.5, window 3)"]]
     charts = {key: chart["panel_config"]["panelDefId"] for key, chart in run.config["_wandb"]["visualize"].items()}
     assert charts == {
         "acceptance_by_position": "wandb/line/v0",
@@ -106,8 +103,8 @@ def test_an_offline_run_read_back_holds_group_config_summary_tables_and_curves(t
 
 def test_what_a_point_does_not_have_is_no_panel():
     alone = sample_result("bild", {}, None, setting={"baseline": None})
-    assert set(panels(alone, [])) == {"points"}
-    assert set(panels(sample_baseline(), [])) == {"points", "quality_against_latency"}
+    assert set(panels(alone, [], {})) == {"points"}
+    assert set(panels(sample_baseline(), [], {})) == {"points", "quality_against_latency"}
 
 
 def test_an_online_run_that_cannot_start_falls_back_to_offline_with_a_warning(tmp_path, caplog):
@@ -125,6 +122,47 @@ def test_metrics_are_flat_and_missing_ones_are_left_out():
     metrics = flat_metrics(sample_baseline())
     assert (metrics["quality/value"], metrics["speedup/value"], metrics["stages_s/draft"]) == (41.0, 1.0, 0.0)
     assert not {"acceptance_rate", "quality/difference", "quality/extra", "policy", "setting/seed"} & set(metrics)
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ([], "toy"),
+        (["pair=t5_xsum"], "t5_xsum"),
+        (["pair.target=/models/big/", "pair.draft=us/small"], "big + small"),
+        (["pair.target=us/big", "pair.draft=null"], "big"),
+        (["pair.draft=outputs/aligned/checkpoint"], "toy:large + aligned"),
+        (["pair.target=a", "pair.draft=b", "pair.second_draft=c"], "a + b + c"),
+        (["pair.name=mine", "pair.target=/models/big"], "mine"),
+    ],
+)
+def test_a_pair_with_models_of_its_own_is_not_called_toy(words, name):
+    assert pair_name(OmegaConf.to_container(compose_config(words).pair)) == name
+
+
+def test_a_run_is_named_by_policy_and_knobs_of_paths_the_last_part_at_most_128_characters():
+    assert title(sample_baseline()) == "vanilla"
+    own = sample_result("medusa", {"heads": "outputs/medusa/heads", "top_k": 3, "tree": "auto"}, 1.5)
+    assert title(own) == "medusa (heads medusa, top_k 3, tree auto)"
+    long = title(sample_result("bild", {f"knob_{number}": number for number in range(40)}, 1.5))
+    assert len(long) == 128 and long.endswith("…")
+
+
+def test_ids_hold_the_sweep_and_differ_where_its_plain_name_does_not(tmp_path):
+    names = ("first", "a b", "a/b", "a-b", "é" * 90, "é" * 91)
+    ids = [WandbLogger("ours", None, name, "offline", [], "x")._id("0123456789ab") for name in names]
+    assert ids[0] == "first-0123456789ab"
+    assert len(set(ids)) == len(ids)
+    assert all(re.fullmatch(r"[\w.-]{1,128}", one, flags=re.ASCII) for one in ids)
+
+
+def test_the_record_of_logged_runs_survives_a_line_that_was_cut(tmp_path):
+    told = Logged("first-1", "2026-11-22T06:00:00Z", "online", "ours", None)
+    note(tmp_path, told)
+    with (tmp_path / "wandb" / "logged.jsonl").open("a") as file:
+        file.write('{"run": "fir\n')
+    note(tmp_path, replace(told, run="first-2"))
+    assert [one.run for one in noted(tmp_path)] == ["first-1", "first-2"]
 
 
 def test_an_unknown_mode_is_refused_with_a_remedy(tmp_path):

@@ -1,4 +1,4 @@
-"""`python scripts/wandb_report.py`: a report over groups, written in any case, sent with a login."""
+"""`python scripts/wandb_report.py`: a report over sweeps that were logged, sent with a login."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from bild_lab.lab.cli import words_as_list
 from bild_lab.report.wandb import report as wandb_report
+from bild_lab.report.wandb.logged import Logged, note
 from scripts import wandb_report as script
 
 Command = Callable[..., tuple[int, str]]
@@ -23,11 +24,22 @@ def command(command: Command) -> Command:
 
 
 @pytest.fixture
-def no_login(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(report: object) -> str:
-        raise RuntimeError("No API key configured. Use `wandb login` to log in.")
+def logged(command: Command) -> Command:
+    """As `command`, but two sweeps were logged before."""
+    for name in ("first", "second"):
+        note(Path("outputs") / name, Logged(f"{name}-1", "2026-11-22", "online", "bild_lab", None))
+    return command
 
-    monkeypatch.setattr(wandb_report, "publish", refuse)
+
+class Service:
+    """Stands in for `wandb.Api()`: a project with one run of the sweep that is called first."""
+
+    default_entity = "our-team"
+
+    def runs(self, path: str, filters: dict, per_page: int) -> list:
+        if path != "our-team/bild_lab":
+            raise ValueError(f"Could not find project {path}")
+        return ["a run"] if filters == {"group": "first"} else []
 
 
 def grids() -> list[dict]:
@@ -35,18 +47,41 @@ def grids() -> list[dict]:
     return [block["metadata"] for block in spec["blocks"] if block["type"] == "panel-grid"]
 
 
-@pytest.mark.usefixtures("no_login")
-def test_without_a_login_the_spec_is_written_and_that_is_said(command: Command) -> None:
-    code, printed = command("first", "second", "project=mine", "entity=us")
-    assert code == 0, printed
+def test_without_a_login_the_spec_is_written_and_the_command_fails_in_one_line(logged: Command) -> None:
+    code, printed = logged("first", "second", "project=mine", "entity=us")
+    assert code == 2
     assert "outputs/wandb_report/report.json: the spec of 'bild_lab: first, second'" in printed
-    assert "not published: No API key configured" in printed and "log in with `wandb login`" in printed
+    (told,) = [line for line in printed.splitlines() if line.startswith("error")]
+    assert told.startswith("error: not published: ") and "the same command publishes it after `wandb login`" in told
     told = json.loads(Path("outputs/wandb_report/report.json").read_text())
     assert (told["project"], told["entity"], told["display_name"]) == ("mine", "us", "bild_lab: first, second")
 
 
-def test_the_report_holds_all_groups_together_and_each_alone(command: Command) -> None:
-    command("first", "second", "offline=true")
+@pytest.mark.parametrize("words", [(), ("offline=true",)])
+def test_a_sweep_that_was_never_logged_is_refused_with_the_command_that_logs_it(
+    logged: Command, words: tuple[str, ...]
+) -> None:
+    code, printed = logged("first", "my third", *words)
+    assert code == 2
+    assert "sweep 'my third' was never logged" in printed
+    assert "python scripts/log_sweep.py 'outputs/my third'" in printed
+    assert not Path("outputs/wandb_report").exists()
+
+
+def test_the_server_knows_which_sweeps_were_logged(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wandb_report, "connect", lambda: (Service(), ""))
+    monkeypatch.setattr(wandb_report, "publish", lambda report, api: ("https://wandb.example/report", ""))
+    assert "published at https://wandb.example/report" in command("first")[1]
+    assert "sweep 'second' was never logged in project 'bild_lab'" in command("second")[1]
+    assert "sweep 'first' was never logged in project 'other'" in command("first", "project=other")[1]
+    note(Path("outputs/second"), Logged("second-1", "2026-11-22", "offline", "bild_lab", None))
+    code, printed = command("second")
+    assert code == 2
+    assert "still offline; send them: wandb sync outputs/second/wandb/offline-run-*" in printed
+
+
+def test_the_report_holds_all_groups_together_and_each_alone(logged: Command) -> None:
+    logged("first", "outputs/second/", "offline=true")
     runsets = [[each["name"] for each in grid["runSets"]] for grid in grids()]
     assert runsets == [["first", "second"], ["first"], ["second"]]
     for grid in grids():
@@ -56,28 +91,13 @@ def test_the_report_holds_all_groups_together_and_each_alone(command: Command) -
             assert (chosen["op"], chosen["value"]) == ("=", runset["name"])
 
 
-def test_the_panels_show_what_runs_log(command: Command) -> None:
-    command("first", "offline=true")
+def test_the_panels_show_what_runs_log(logged: Command) -> None:
+    logged("first", "offline=true")
     together, alone = (json.dumps(grid["panelBankSectionConfig"]["panels"]) for grid in grids())
     for key in ("relative_latency", "quality/value", "speedup/value", "acceptance_rate"):
         assert key in together
     for key in ("acceptance_by_position_table", "points", "examples"):
         assert f'"{key}"' in alone
-
-
-def test_with_a_login_the_report_is_saved_and_its_address_told(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import wandb
-    from wandb_workspaces.reports.v2 import Report
-
-    saved = []
-    monkeypatch.setattr(wandb, "Api", lambda: type("Api", (), {"default_entity": "our-team"}))
-    monkeypatch.setattr(Report, "save", lambda report: saved.append(report.entity) or report)
-    monkeypatch.setattr(Report, "url", property(lambda report: "https://wandb.example/report"))
-    code, printed = command("first")
-    assert (code, saved) == (0, ["our-team"])
-    assert "published at https://wandb.example/report" in printed
 
 
 @pytest.mark.parametrize(
@@ -105,4 +125,6 @@ def test_without_the_library_the_remedy_is_told(command: Command, monkeypatch: p
 
 def test_many_groups_get_a_title_that_fits(command: Command) -> None:
     groups = [f"a_long_name_of_sweep_{number}" for number in range(9)]
+    for name in groups:
+        note(Path("outputs") / name, Logged(f"{name}-1", "2026-11-22", "online", "bild_lab", None))
     assert "the spec of 'bild_lab: 9 sweeps'" in command(*groups, "offline=true")[1]

@@ -21,6 +21,8 @@ class OfflineRun:
 
     id: str = ""
     group: str = ""
+    name: str = ""
+    job_type: str = ""
     config: dict[str, Any] = field(default_factory=dict)
     history: dict[str, Any] = field(default_factory=dict)
     summary: dict[str, Any] = field(default_factory=dict)
@@ -35,6 +37,7 @@ def read_run(file: Path) -> OfflineRun:
         record.ParseFromString(content)
         if record.HasField("run"):
             run.id, run.group = record.run.run_id, record.run.run_group
+            run.name, run.job_type = record.run.display_name, record.run.job_type
             _update(run.config, record.run.config.update)
         _update(run.config, record.config.update)
         _update(run.history, record.history.item)

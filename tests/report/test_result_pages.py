@@ -1,0 +1,80 @@
+"""Pages of results say what the kept numbers say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from bild_lab.errors import UserError
+from bild_lab.lab.results.records import Sweep
+from bild_lab.report.result_pages import DATA, TEMPLATE, Kept, difference, keep, page_of, render
+from tests.report.sample import sample_drafted
+
+PAGES = Path(__file__).parents[2] / "docs" / "results"
+TEMPLATES = sorted(PAGES.glob(f"*{TEMPLATE}"))
+BY_HAND = {"bench", "bita", "early_exit", "figures", "kernels", "multi30k", "ppd", "speculative", "training"}
+MEASURED = re.compile(r"\d\.\d+ ?×|\[−?\d+\.\d+, |\d,\d{3} (target|drafter) forwards|\d\.\d BLEU")
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda file: file.name)
+def test_a_page_is_what_its_template_and_the_kept_numbers_give(template: Path) -> None:
+    assert page_of(template).read_text() == render(template), "run make results"
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda file: file.name)
+def test_a_template_has_no_measured_number_of_its_own(template: Path) -> None:
+    text = re.sub(r"{[{%].*?[}%]}", "", template.read_text())
+    assert not MEASURED.findall(text)
+
+
+def test_every_page_has_a_template_or_is_known_to_be_written_by_hand() -> None:
+    templated = {page_of(file).stem for file in TEMPLATES}
+    assert {file.stem for file in PAGES.glob("*.md")} == templated | BY_HAND
+    assert not templated & BY_HAND
+
+
+def test_kept_numbers_are_small_and_without_texts() -> None:
+    for file in (PAGES / DATA).iterdir():
+        assert file.stat().st_size < 60_000, file
+        assert "/" not in re.sub(r"outputs/[\w/]+|drafter/|km/h", "", file.read_text()), f"a path in {file}"
+
+
+def test_the_readme_says_what_the_register_says() -> None:
+    register = (PAGES / "README.md").read_text()
+    readme = (PAGES.parents[1] / "README.md").read_text()
+    claims = re.search(r"## What was measured\n(.*?)Earlier, with", readme, re.DOTALL)
+    stated = re.findall(r"(\d\.\d\d)× (\[\d\.\d\d, \d\.\d\d\])", claims[1].replace("\n  ", " "))
+    assert len(stated) >= 4
+    assert all(f"{value} {interval}" in register for value, interval in stated)
+
+
+def test_what_is_kept_comes_back(tmp_path: Path) -> None:
+    fast, slow = (
+        sample_drafted("bild", {"fallback": fallback}, speed, lost, (0.8, 0.5))
+        for fallback, speed, lost in ((0.3, 1.61, -0.4), (0.5, 1.4, 0.0))
+    )
+    for result in (fast, slow):
+        Sweep(tmp_path / "swept").write_point(result.point, "name: swept\n", result, [])
+    files = keep(tmp_path / "swept", tmp_path / DATA, "other")
+    assert [file.name for file in files] == ["other.csv", "other.json"]
+    kept = Kept(tmp_path / DATA, "other")
+    point = kept.point(fallback=0.3)
+    assert (point["speedup"], point["target"]) == (pytest.approx(fast.speedup.value, rel=1e-5), "t5-large")
+    assert (kept.measured["first_day"], kept.measured["cpu"]) == ("2026-11-21", ["AMD EPYC 7B13"])
+    with pytest.raises(UserError, match="2 rows of other have"):
+        kept.point(policy="bild")
+    (tmp_path / f"page{TEMPLATE}").write_text('{{ kept("other").point(fallback=0.3) | speedup }}\n')
+    assert render(tmp_path / f"page{TEMPLATE}").startswith("1.61 [")
+
+
+def test_a_folder_without_numbers_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nothing to keep"):
+        keep(tmp_path, tmp_path / DATA)
+
+
+def test_a_difference_without_spread_has_no_interval() -> None:
+    row = {"quality_difference": 0.0, "quality_difference_low": 0.0, "quality_difference_high": 0.0}
+    assert difference(row) == "0.00"
+    assert difference({**row, "quality_difference_low": -0.5}) == "0.00 [−0.50, 0.00]"

@@ -1,0 +1,75 @@
+"""`python scripts/log_sweep.py outputs/NAME`: logs what was measured before, also twice."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from bild_lab.lab.cli import words_as_list
+from bild_lab.lab.config import compose_config
+from bild_lab.lab.results.records import Sweep
+from bild_lab.report.wandb import logger
+from bild_lab.report.wandb.logged import noted
+from scripts import log_sweep as script
+from tests.report.sample import sample_baseline, sample_drafted, sample_example
+
+Command = Callable[..., tuple[int, str]]
+LAST = "logged offline: {} runs. Send with: wandb sync {}/offline-run-*"
+
+
+@pytest.fixture
+def command(command: Command) -> Command:
+    """Runs scripts/log_sweep.py in an empty folder; returns its exit code and everything it printed."""
+    return lambda *words: command(script, *words_as_list(list(words), "sweeps"), config="log_sweep")
+
+
+def sweep(name: str, *overrides: str) -> Sweep:
+    written = Sweep(Path("outputs") / name)
+    for result in (sample_baseline(), sample_drafted("bild", {"fallback": 0.5}, 1.6, 0.1, (0.8, 0.5))):
+        config = compose_config(["policy=vanilla", *overrides])
+        written.write_point(result.point, OmegaConf.to_yaml(config), result, [sample_example("a")])
+    return written
+
+
+def test_a_finished_sweep_is_logged_and_the_last_line_says_how_to_send_it(command: Command) -> None:
+    measured = sweep("my sweep")
+    code, printed = command("outputs/my sweep", "logger.mode=offline")
+    assert code == 0, printed
+    assert printed.splitlines()[-1] == LAST.format(3, "'outputs/my sweep/wandb'")
+    assert "outputs/my sweep: logging point 2 of 2, bild" in printed
+    record = noted(measured.folder)
+    assert [one.run.rpartition("-")[2] for one in record] == [*(one.point for one in measured.results()), "sweep"]
+    assert {(one.mode, one.project, one.entity) for one in record} == {("offline", "bild_lab", None)}
+    assert len(list((measured.folder / "wandb").glob("offline-run-*"))) == 3
+
+
+@pytest.mark.slow
+def test_examples_without_their_dataset_are_logged_with_one_warning(
+    command: Command, caplog: pytest.LogCaptureFixture
+) -> None:
+    sweep("first", "dataset=multi30k", "dataset.path=/nowhere")
+    with caplog.at_level(logging.WARNING, logger=logger.__name__):
+        code, printed = command("outputs/first", "logger.mode=offline")
+    assert code == 0, printed
+    (warning,) = caplog.messages
+    assert "without references" in warning and "/nowhere" in warning
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "folders of sweeps are needed, got none"),
+        (("outputs/first", "outputs/empty"), "outputs/empty has no finished points"),
+        (("outputs/first", "logger.mode=no"), "logger mode wants online or offline, got no"),
+    ],
+)
+def test_bad_input_is_refused_and_logs_nothing(command: Command, words: tuple[str, ...], message: str) -> None:
+    measured = sweep("first")
+    code, printed = command(*words)
+    assert code == 2
+    assert message in printed
+    assert noted(measured.folder) == []
