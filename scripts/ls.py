@@ -1,8 +1,14 @@
-"""List what is in outputs: sweeps, trainings, comparisons, figures, and whether they are finished."""
+"""List everything in outputs, and write the lab book anew: python scripts/ls.py [WORD …] [outputs=DIR]
+
+    python scripts/ls.py                        # sweeps, trainings, comparisons, figures, the newest first
+    python scripts/ls.py multi30k interrupted   # what contains all of these words
+
+A WORD is a name, model, dataset, policy, kind or state.
+"""
 
 from __future__ import annotations
 
-import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,14 +30,10 @@ WIDEST = 110  # columns
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description="List every sweep, training, comparison and figure, the newest first, and write the lab book anew.",
-        epilog="python scripts/ls.py multi30k interrupted    only what contains all of these words",
-    )
-    parser.add_argument("words", nargs="*", metavar="WORD", help="a name, model, dataset, policy, kind or state")
-    parser.add_argument("--outputs", type=Path, default=Path("outputs"), metavar="DIR", help="default: outputs")
-    arguments = parser.parse_args()
-    print_book(arguments.outputs, arguments.words)
+    settings = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
+    if unknown := sorted(set(settings) - {"outputs"}):
+        raise UserError(f"the only setting is outputs=DIR, got {unknown[0]}; leave it out")
+    print_book(Path(settings.get("outputs", "outputs")), [word for word in sys.argv[1:] if "=" not in word])
 
 
 def print_book(outputs: Path, words: Sequence[str] = ()) -> None:
@@ -39,7 +41,9 @@ def print_book(outputs: Path, words: Sequence[str] = ()) -> None:
     from bild_lab.report.book.book import PAGE, TITLES, matching, of_kind, read_entries, write_book
 
     if not outputs.is_dir():
-        raise UserError(f"{outputs} is no folder; run a sweep first, python run.py experiment=quickstart, or give DIR")
+        raise UserError(
+            f"{outputs} is no folder; run a sweep first, python run.py experiment=quickstart, or give outputs=DIR"
+        )
     try:
         entries = write_book(outputs)
         written = f"{outputs / PAGE} shows them with pictures"
@@ -73,4 +77,4 @@ def shown(entry: Entry, width: int) -> Group:
 
 
 if __name__ == "__main__":
-    run_application(main)
+    run_application(main, None)

@@ -77,7 +77,7 @@ def points() -> list[Path]:
 def test_a_sweep_leaves_everything_it_promises(command: Command, base: list[str]) -> None:
     code, printed = command("-m", *base, "policy=bild", "policy.fallback=0.2,0.6", "policy.rollback=1,5")
     assert code == 0, printed
-    assert "as fast as vanilla" in printed or "No point" in printed
+    assert "6 examples are too few to say which point is faster or better" in printed
     lines = [line for line in printed.splitlines() if ": BLEU " in line]
     assert [re.sub(r": BLEU.*", "", line) for line in lines] == [
         f"{place}/4 bild, drafter t5-draft, fallback {fallback} rollback {rollback}"

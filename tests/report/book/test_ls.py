@@ -59,8 +59,10 @@ def test_a_page_that_cannot_be_written_is_told_and_the_list_printed(
 
 
 def test_bad_input_and_help_write_nothing(command: Command) -> None:
-    code, printed = command(ls, "--outputs", "nowhere")
+    code, printed = command(ls, "outputs=nowhere")
     assert (code, printed.count("\n")) == (2, 1) and "nowhere is no folder" in printed
+    code, printed = command(ls, "output=nowhere")
+    assert (code, printed.count("\n")) == (2, 1) and "the only setting is outputs=DIR, got output" in printed
     code, printed = command(ls, "--help")
-    assert code == 0 and printed.startswith("usage: ls.py")
+    assert code == 0 and printed.startswith("usage: python scripts/ls.py [WORD …] [outputs=DIR]")
     assert not Path("outputs").exists()
