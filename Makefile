@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup peers run test test-slow mutants lint format bench figures results clean
+.PHONY: help setup peers run test test-slow mutants lint format bench figures results docs clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -56,6 +56,13 @@ figures: setup ## Run the small experiments that are missing, and draw every tab
 
 results: setup ## Write the pages of docs/results from the numbers kept beside them
 	$(BIN)/python scripts/results.py
+
+docs: .venv/.docs-installed ## Build the site of all pages: open build/site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+.venv/.docs-installed: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
 
 clean: ## Remove the environment and caches; outputs stay
 	rm -rf .venv .venv-peers .ruff_cache .import_linter_cache build *.egg-info

@@ -1,7 +1,9 @@
-"""Where files are kept, and writing one so that a reader never sees half of it."""
+"""Where files are kept, writing one so that a reader never sees half of it, and locks."""
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -34,3 +36,32 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def holding(lock: Path) -> Iterator[None]:
+    """Hold a lock on a file while the block runs. Does nothing if another process holds it, or without locks."""
+    from filelock import FileLock
+
+    held = FileLock(lock, fallback_to_soft=False)
+    with suppress(OSError):  # also its Timeout
+        held.acquire(timeout=1)
+    try:
+        yield
+    finally:
+        held.release()
+
+
+def is_held(lock: Path) -> bool:
+    """Whether a process holds a lock on the file. The system frees the locks of a process that was killed."""
+    from filelock import FileLock, Timeout
+
+    if not lock.is_file():
+        return False
+    try:
+        with FileLock(lock, fallback_to_soft=False).acquire(blocking=False):
+            return False
+    except Timeout:
+        return True
+    except OSError:  # a folder without locks
+        return False

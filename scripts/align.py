@@ -1,4 +1,4 @@
-"""Train a small model on a large one's answers: python scripts/align.py name=aligned model.path=SMALL [overrides]
+"""Train a small model on a large one's answers: python scripts/align.py name=aligned model.path=SMALL [KEY=VALUE …]
 
 Several devices train together:
 
@@ -20,6 +20,7 @@ from rich.table import Table
 from bild_lab.errors import UserError, require_flag
 from bild_lab.lab.cli import console, escape, output, refusing, run_application
 from bild_lab.lab.config import MeasureSpec, RuntimeSpec, config_dir, typed
+from bild_lab.report.book.after import in_lab_book
 
 if TYPE_CHECKING:
     from bild_lab.training.alignment.align import Alignment
@@ -61,18 +62,21 @@ def alignment(cfg: DictConfig) -> Alignment:
     for key, value in {"model.path": cfg.model.path, "calibration": cfg.calibration}.items():
         if not isinstance(value, str) or not value:
             raise UserError(f"{key} must be a folder, got {value!r}")
-    small = named_checkpoint(cfg.model.path, cfg.model.revision)
-    unaligned = small if cfg.unaligned.path is None else named_checkpoint(cfg.unaligned.path, cfg.unaligned.revision)
     comparison = typed(Comparison, cfg.comparison, "comparison")
+    recipe = typed(Recipe, cfg.train, "train")
+    runtime, measure = typed(RuntimeSpec, cfg.runtime, "runtime"), typed(MeasureSpec, cfg.measure, "measure")
+    calibration = read_calibration(Path(cfg.calibration))
+    small = named_checkpoint(cfg.model.path, cfg.model.revision)  # the toy pair is trained now, if it is asked for
+    unaligned = small if cfg.unaligned.path is None else named_checkpoint(cfg.unaligned.path, cfg.unaligned.revision)
     return Alignment(
-        calibration=read_calibration(Path(cfg.calibration)),
+        calibration=calibration,
         small=small,
         unaligned=unaligned,
         held_out=cfg.held_out,
-        recipe=typed(Recipe, cfg.train, "train"),
+        recipe=recipe,
         folder=folder,
-        runtime=typed(RuntimeSpec, cfg.runtime, "runtime"),
-        measure=typed(MeasureSpec, cfg.measure, "measure"),
+        runtime=runtime,
+        measure=measure,
         comparison=comparison if cfg.sweep else None,
         logger=training_logger(cfg.logger),
     )
@@ -132,7 +136,7 @@ def _number(value: float | None, scale: float, sign: str = "") -> str:
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="align")
 def main(cfg: DictConfig) -> None:
     """One aligned model."""
-    with refusing():
+    with refusing(), in_lab_book():
         run(cfg)
 
 

@@ -12,38 +12,42 @@ import hydra
 from omegaconf import DictConfig
 
 from bild_lab.errors import UserError
-from bild_lab.lab.cli import escape, output, refusing, run_application, words_as_list
+from bild_lab.lab.cli import escape, output, refusing, run_application, stages, words_as_list
 from bild_lab.lab.config import config_dir
+from bild_lab.report.book.after import in_lab_book
 
 
 def compare(cfg: DictConfig) -> None:
     """Compare, print, and write the table and the page. Raises UserError for bad input."""
-    # imported late: drawing and scoring libraries take seconds, and bad input should not wait for them
-    from bild_lab.lab.analysis.paired import compare_pair, differences, match
-    from bild_lab.lab.point import sweep_folder
-    from bild_lab.lab.results.commits import read_results, references_of
-    from bild_lab.lab.results.records import require_writable
-    from bild_lab.lab.schema.measured_examples import read_examples
-    from bild_lab.report.comparison import comparison_table, notes, summary, write_comparison
-
     names = tuple(str(name) for name in cfg.sweeps)
     if len(names) != 2:
         raise UserError(
             f"two sweeps are needed, got {len(names)}; python scripts/compare.py outputs/before outputs/after, "
             "or outputs/NAME@COMMIT outputs/NAME@COMMIT"
         )
+    # imported late: drawing and scoring libraries take seconds, and bad input should not wait for them
+    from bild_lab.lab.analysis.paired import compare_pair, differences, match
+    from bild_lab.lab.point import sweep_folder
+    from bild_lab.lab.results.commits import SharedTexts, read_results, shared_texts
+    from bild_lab.lab.results.records import require_writable
+    from bild_lab.lab.schema.measured_examples import read_examples
+    from bild_lab.report.comparison import comparison_table, notes, summary, write_comparison
+
     folder = sweep_folder(cfg)
     require_writable(folder)
+    stages.enter("comparing")
     matching = match(*(read_results(name) for name in names))
-    references: dict[str, tuple] = {}  # by dataset and examples, which most points share
+    texts: dict[str, SharedTexts] = {}  # by the data of both, which most points share
     compared, why = [], ""
     for pair in matching.pairs:
-        asked = str([pair.a.setting.get(key) for key in ("dataset", "split", "data", "n_examples")])
-        if asked not in references:
-            references[asked] = references_of([pair.a, pair.b])
-        known, reason = references[asked]
-        why = why or reason
-        compared.append(compare_pair(pair, read_examples(pair.a.folder), read_examples(pair.b.folder), known))
+        keys = ("dataset", "split", "data", "n_examples")
+        asked = str([one.setting.get(key) for one in (pair.a, pair.b) for key in keys])
+        if asked not in texts:
+            texts[asked] = shared_texts(pair.a, pair.b)
+        shared = texts[asked]
+        why = why or shared.why
+        examples = (read_examples(one.folder) for one in (pair.a, pair.b))
+        compared.append(compare_pair(pair, *examples, shared.references, shared.keys))
     if all(one.quality is not None for one in compared):
         why = ""
     remarks = notes(compared, differences(matching.pairs), {"A": matching.only_a, "B": matching.only_b}, why)
@@ -58,7 +62,7 @@ def compare(cfg: DictConfig) -> None:
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="compare")
 def main(cfg: DictConfig) -> None:
     """One comparison."""
-    with refusing():
+    with refusing(), in_lab_book():
         compare(cfg)
 
 

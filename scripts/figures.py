@@ -1,4 +1,4 @@
-"""Draw the papers' tables and figures from outputs, with their numbers: python scripts/figures.py FIGURE [FIGURE ...]
+"""Draw the papers' tables and figures from outputs, with their numbers: python scripts/figures.py FIGURE [FIGURE …]
 
     python scripts/figures.py bild_fig4              # from outputs: at the paper's scale if there, else at small scale
     python scripts/figures.py bild_fig4 scale=small outputs=DIR
@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bild_lab.errors import UserError
-from bild_lab.lab.cli import console, escape, output, run_application
+from bild_lab.lab.cli import console, escape, output, run_application, stages
 from bild_lab.papers.published import published_names
+from bild_lab.report.book.after import in_lab_book
 
 ROOT = Path(__file__).resolve().parents[1]
 ALL = "all"
@@ -74,6 +75,7 @@ def run_missing(name: str, outputs: Path) -> None:
             continue
         console.print(f"[dim]{escape(command)}[/dim]")
         _, script, *words = shlex.split(command)
+        stages.leave()
         if subprocess.run([sys.executable, str(ROOT / script), *words]).returncode != 0:
             raise UserError(f"{name}: this command failed, and the figure needs its results: {command}")
         stamps.mkdir(parents=True, exist_ok=True)
@@ -81,7 +83,8 @@ def run_missing(name: str, outputs: Path) -> None:
 
 
 def draw(wanted: Wanted) -> list[str]:
-    """Draw every figure. If there are several, returns the messages of those that could not be drawn."""
+    """Draw every figure. If there are several, returns the first line of what each that could not be drawn needs."""
+    stages.enter("loading libraries")
     from bild_lab.papers.figures import draw_figure  # imported late: pandas and matplotlib take a second
 
     failed = []
@@ -89,23 +92,27 @@ def draw(wanted: Wanted) -> list[str]:
         try:
             if wanted.run:
                 run_missing(name, wanted.outputs)
+            stages.enter(f"drawing {name}")
             drawn = draw_figure(name, wanted.outputs, wanted.outputs / "figures", wanted.scale)
             output.print(escape(drawn.summary))
         except UserError as error:
             if len(wanted.figures) == 1:
                 raise
-            failed.append(str(error))
+            failed.append(str(error).partition("\n")[0])  # without the commands
     return failed
 
 
 def main() -> None:
     wanted = parse(sys.argv[1:])
-    failed = draw(wanted)
+    with in_lab_book(wanted.outputs):
+        failed = draw(wanted)
     for message in failed:
         console.print(f"[dim]{escape(message)}[/dim]")
-    if len(failed) == len(wanted.figures):
+    if failed:
+        console.print("[dim]A figure alone lists its commands; `scale=small run=true` runs the small ones.[/dim]")
+    if failed and len(failed) == len(wanted.figures):
         raise UserError("no figure was drawn; the messages above say what each one needs")
 
 
 if __name__ == "__main__":
-    run_application(main)
+    run_application(main, None)

@@ -1,14 +1,15 @@
-"""Fine-tune a checkpoint, or train a fresh one: python scripts/finetune.py name=NAME [overrides]
+"""Fine-tune a checkpoint, or train a fresh one: python scripts/finetune.py name=NAME [KEY=VALUE …]
 
 Several devices train together:
 
-    accelerate launch --multi_gpu --num_processes 2 scripts/finetune.py name=NAME [overrides]
+    accelerate launch --multi_gpu --num_processes 2 scripts/finetune.py name=NAME [KEY=VALUE …]
 
 (on CPUs too, with train.device=cpu; with --cpu instead of --multi_gpu Accelerate starts one process).
 """
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError, require_whole
-from bild_lab.lab.cli import escape, output, refusing, run_application
+from bild_lab.lab.cli import escape, output, refusing, run_application, stages
 from bild_lab.lab.config import config_dir, typed
+from bild_lab.report.book.after import in_lab_book
 
 if TYPE_CHECKING:
     from bild_lab.lab.data.examples import DatasetSpec, Example
@@ -41,10 +43,13 @@ class ValidationSpec:
 
 def run(cfg: DictConfig) -> None:
     """Train, and print where the checkpoint is. Raises UserError for bad input."""
+    from bild_lab.lab.data.examples import DatasetSpec
+    from bild_lab.lab.data.words import dataset_words
     from bild_lab.training.finetuning.finetune import finetune  # late: torch takes seconds to load
     from bild_lab.training.folder import TrainingFolder
     from bild_lab.training.wandb_log import print_closing
 
+    stages.enter("reading the data")
     job = finetuning_job(cfg)
     metrics = finetune(job)
     if launched().first:
@@ -52,7 +57,9 @@ def run(cfg: DictConfig) -> None:
     best = metrics["best"]
     scored = f", {metrics['metric']} {best[metrics['metric']]:.2f} on validation" if best else ""
     output.print(escape(f"{job.folder}/checkpoint: {metrics['steps']:,} steps, loss {metrics['loss']:.3f}{scored}"))
-    output.print(escape(f"decode with: python run.py pair.target={job.folder}/checkpoint policy=vanilla"))
+    words = [f"pair.target={job.folder}/checkpoint", "pair.draft=null", "policy=vanilla"]
+    data = dataset_words(DatasetSpec(**job.provenance["dataset"]))
+    output.print(escape(f"decode with it: python run.py {shlex.join([*words, *data])}"))
     print_closing(job.logger)
 
 
@@ -119,7 +126,7 @@ def examples(dataset: DatasetSpec, validation: ValidationSpec) -> tuple[tuple[Ex
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="finetune")
 def main(cfg: DictConfig) -> None:
     """One checkpoint."""
-    with refusing():
+    with refusing(), in_lab_book():
         run(cfg)
 
 

@@ -1,4 +1,4 @@
-"""Fit a tree or a window to this machine: python scripts/fit_shape.py name=fitted policy=medusa [overrides]
+"""Fit a tree or a window to this machine: python scripts/fit_shape.py name=fitted policy=medusa [KEY=VALUE …]
 
 It decodes texts of the chosen split, measures how often candidates are accepted by depth and rank and what a round
 costs by rows, and writes the tree or window with the most expected tokens per second to outputs/NAME/shape.json.
@@ -6,14 +6,17 @@ costs by rows, and writes the tree or window with the most expected tokens per s
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from bild_lab.errors import UserError, require_whole
-from bild_lab.lab.cli import escape, output, refusing, run_application
+from bild_lab.lab.cli import escape, output, refusing, run_application, stages
 from bild_lab.lab.config import config_dir
+from bild_lab.report.book.after import in_lab_book
 
 
 def fit(cfg: DictConfig) -> None:
@@ -38,7 +41,9 @@ def fit(cfg: DictConfig) -> None:
         raise UserError("a sweep's examples hold no ranks of candidates, which trees need; set fit.sweep=null")
     rounds = rounds_of_sweep(Path(cfg.fit.sweep), point) if cfg.fit.sweep is not None else []
     torch.set_num_threads(point.setting["threads"])
+    stages.enter("loading models")
     decoder.load_weights()
+    stages.enter("decoding texts and timing rounds")
     requests, facts = requests_of(point, point.examples), told(point, point.setting["split"])
     if trees:
         found = fit_tree(decoder, requests, effort, facts)
@@ -49,13 +54,16 @@ def fit(cfg: DictConfig) -> None:
     output.print(budget_table(found))
     output.print(escape(f"chosen: {summary(found)}"))
     knob = f"policy.tree={path}" if trees else f"policy.window={found.content['window']}"
-    output.print(escape(f"{path}: decode with: python run.py policy={point.policy} {knob} …"))
+    own = ("name=", "fit.", "dataset.split=", "dataset.limit=", "policy.tree=", "policy.window=", "hydra")
+    given = [word for word in HydraConfig.get().overrides.task if not word.startswith((*own, "policy="))]
+    words = shlex.join([f"policy={point.policy}", *given, knob])
+    output.print(escape(f"{path}: decode with it: python run.py {words}"))
 
 
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="fit_shape")
 def main(cfg: DictConfig) -> None:
     """One fit."""
-    with refusing("fit_shape"):
+    with refusing("fit_shape"), in_lab_book():
         fit(cfg)
 
 

@@ -1,4 +1,4 @@
-"""A target's greedy answers to a dataset: python scripts/generate_calibration.py name=calib [overrides]
+"""A target's greedy answers to a dataset: python scripts/generate_calibration.py name=calib [KEY=VALUE …]
 
 Several devices share the work:
 
@@ -19,6 +19,7 @@ from bild_lab.engine.models.ranks import launched, process_group
 from bild_lab.errors import require_model_path, require_whole
 from bild_lab.lab.cli import console, escape, output, refusing, run_application
 from bild_lab.lab.config import config_dir, typed
+from bild_lab.report.book.after import in_lab_book
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +38,7 @@ def generate(cfg: DictConfig) -> None:
     job = calibration_job(cfg, processes.device if launched().count > 1 else device)
     answered = 0
 
-    with answers_bar(console) as advance:
+    with answers_bar() as advance:
 
         def report(done: int, total: int) -> None:
             nonlocal answered
@@ -68,12 +69,9 @@ def calibration_job(cfg: DictConfig, device: torch.device) -> CalibrationJob:
     if cfg.runtime.threads is not None:
         require_whole("runtime.threads", cfg.runtime.threads, 1)
         torch.set_num_threads(cfg.runtime.threads)
-    target = HuggingFaceModel(
-        named_checkpoint(cfg.model.path, cfg.model.revision), device, resolve_dtype(cfg.runtime.dtype)
-    )
+    examples, dtype, limit = load_examples(dataset), resolve_dtype(cfg.runtime.dtype), cfg.decoding.max_new_tokens
+    target = HuggingFaceModel(named_checkpoint(cfg.model.path, cfg.model.revision), device, dtype)
     target.checkpoint.check()
-    examples = load_examples(dataset)
-    limit = cfg.decoding.max_new_tokens
     return CalibrationJob(target, dataset, examples, limit, cfg.batch_size, cfg.part_size, folder)
 
 
@@ -92,7 +90,7 @@ def print_summary(job: CalibrationJob, answered: int) -> None:
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="calibration")
 def main(cfg: DictConfig) -> None:
     """One folder of answers."""
-    with refusing():
+    with refusing(), in_lab_book():
         generate(cfg)
 
 

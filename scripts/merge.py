@@ -23,20 +23,22 @@ if TYPE_CHECKING:
 
 def merge(cfg: DictConfig) -> None:
     """Copy the points, print where they came from, and write the report. Raises UserError for bad input."""
+    if not cfg.sweeps:
+        raise UserError("folders of sweeps are needed, got none; python scripts/merge.py name=all outputs/A outputs/B")
     from bild_lab.lab.point import sweep_folder
+    from bild_lab.lab.results.commands import record_command
     from bild_lab.lab.results.records import Sweep, require_writable  # late: torch takes seconds to load
     from bild_lab.report.sweep import report_sweep
 
     merged = Sweep(sweep_folder(cfg))
     sources = [Sweep(Path(str(folder)).expanduser()) for folder in cfg.sweeps]
-    if not sources:
-        raise UserError("folders of sweeps are needed, got none; python scripts/merge.py name=all outputs/A outputs/B")
     for source in sources:
         if source.folder.resolve() == merged.folder.resolve():
             raise UserError(f"{source.folder} cannot be merged into itself; choose another name=NAME")
         if not source.results():
             raise UserError(f"{source.folder} has no finished points; give the folder of a sweep, outputs/NAME")
     require_writable(merged.folder)
+    record_command(merged.folder)
     for source in sources:
         output.print(escape(merged_from(source, merged)))
     report_sweep(merged)

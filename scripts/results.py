@@ -1,4 +1,4 @@
-"""Write the pages of docs/results from the numbers that are kept beside them: python scripts/results.py
+"""Write the pages of docs/results from the numbers kept beside them: python scripts/results.py [keep outputs/NAME]
 
 python scripts/results.py                       # or make results: every page that has a template
 python scripts/results.py keep outputs/NAME     # keep a sweep, a screening or a benchmark in docs/results/data
@@ -11,12 +11,14 @@ import sys
 from pathlib import Path
 
 from bild_lab.errors import UserError
-from bild_lab.lab.cli import escape, output, run_application
+from bild_lab.lab.cli import escape, output, run_application, stages
 
 PAGES = Path(__file__).resolve().parents[1] / "docs" / "results"
 
 
 def main() -> None:
+    stages.enter("loading libraries")
+    stages.enter("loading libraries")
     from bild_lab.report.result_pages import DATA, TEMPLATE, keep, page_of, render  # late: pandas takes a second
 
     match sys.argv[1:]:
@@ -32,4 +34,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_application(main)
+    run_application(main, None)

@@ -6,11 +6,9 @@ import sys
 from pathlib import Path
 
 from bild_lab.errors import UserError
-from bild_lab.lab.cli import run_application
+from bild_lab.lab.cli import run_application, stages
 from bild_lab.lab.formatting import MISSING, percent
-from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.result import Result
-from bild_lab.report.terminal import headline
 
 HEADER = "policy|knobs|quality|difference|speedup|ms (median, p95)|tokens/s|tokens/call|kept|same".split("|")
 
@@ -38,14 +36,19 @@ def row(result: Result) -> tuple[str, ...]:
 def main() -> None:
     if len(sys.argv) != 2:
         raise UserError(f"one folder is needed, got {len(sys.argv) - 1}; give the folder of a sweep, outputs/NAME")
+    stages.enter("loading libraries")
+    from bild_lab.lab.results.records import Sweep  # late: pandas takes seconds to load
+    from bild_lab.report.headline import headline
+
     results = Sweep(Path(sys.argv[1])).results()
     if not results:
         raise UserError(f"{sys.argv[1]} has no finished points; give the folder of a sweep, outputs/NAME")
-    print(headline(results) + "\n")
     rows = [HEADER, ("---",) * len(HEADER)]
     rows += [row(result) for result in sorted(results, key=lambda result: result.latency_s.mean)]
+    stages.leave()
+    print(headline(results) + "\n")
     print("\n".join("| " + " | ".join(cells) + " |" for cells in rows))
 
 
 if __name__ == "__main__":
-    run_application(main)
+    run_application(main, None)

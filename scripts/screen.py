@@ -1,6 +1,6 @@
-"""Screen a plane of knobs at the cost of a few decodings, measure the best live: python scripts/screen.py [overrides]
+"""Screen a plane of knobs at the cost of a few decodings, measure the best live: python scripts/screen.py [KEY=VALUE …]
 
-    python scripts/screen.py name=plane pair.target=DIR pair.draft=DIR dataset=multi30k dataset.path=DIR \
+    python scripts/screen.py name=plane pair.target=DIR pair.draft=DIR dataset=multi30k dataset.path=DIR \\
       policy=bild policy.fallback='range(0.05,1,0.05)' policy.rollback=0.5,1,2,5
 
 Give lists of values as for a sweep; policy=bild,typical_acceptance screens several policies, each with the lists of the
@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 
-from bild_lab.errors import UserError
-from bild_lab.lab.cli import console, escape, output, refuse, run_application
+from bild_lab.lab.cli import escape, output, refusing, run_application
 from bild_lab.lab.config import config_dir, typed
 from bild_lab.lab.screening.space import as_overrides, given_lists
+from bild_lab.report.book.after import in_lab_book
 
 if TYPE_CHECKING:
     from bild_lab.lab.screening.found import Confirmed, Found
@@ -31,9 +29,7 @@ if TYPE_CHECKING:
 
 def run(cfg: DictConfig) -> None:
     """Screen, choose, confirm and print. Raises UserError for bad input."""
-    from rich.progress import Progress  # late: torch takes seconds to load
-
-    from bild_lab.lab.screening.candidates import grid_of
+    from bild_lab.lab.screening.candidates import grid_of  # late: torch takes seconds to load
     from bild_lab.lab.screening.found import screen
     from bild_lab.lab.screening.screen import RecordSpec, Screening, ScreenSpec
     from bild_lab.lab.sweep import measure_point
@@ -43,9 +39,7 @@ def run(cfg: DictConfig) -> None:
     screening = Screening(grid_of(task, [*lists, *spec.space], "screen"), spec.select, record, "screen")
     if spec.confirmations:
         screening.require_other_examples(spec.confirm)
-    with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task("recording and replaying", total=len(screening.point.examples))
-        found = screen(screening, spec, lambda: progress.advance(bar))
+    found = screen(screening, spec)
     output.print(escape(told(found)))
     found.confirm(spec.confirm, measure_point)
     for one in found.confirmed:
@@ -79,10 +73,8 @@ def confirmed(one: Confirmed, spec: ScreenSpec) -> str:
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="screen")
 def main(cfg: DictConfig) -> None:
     """One screening."""
-    try:
+    with refusing("screen"), in_lab_book():
         run(cfg)
-    except (UserError, HydraException, OmegaConfBaseException) as error:
-        refuse(error, "screen")  # here: Hydra prints a line of its own before an error that passes through it
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Measure many points in one process and draw its memory after each point: python scripts/soak.py [overrides]
+"""Measure many points in one process and draw its memory after each point: python scripts/soak.py [KEY=VALUE …]
 
 The points are 500 of policy bild on the toy pair, measured as by `python run.py -m`. Writes `memory.png` and
 `memory.csv` next to the sweep's report in outputs/soak. Finished points are not measured again, so start a stopped

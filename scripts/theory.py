@@ -1,4 +1,4 @@
-"""Draw Figures 2 to 4 of speculative decoding, and points of sweeps: python scripts/theory.py [outputs/NAME ...]"""
+"""Draw Figures 2 to 4 of speculative decoding, and points of sweeps: python scripts/theory.py [outputs/NAME …]"""
 
 from __future__ import annotations
 
@@ -6,22 +6,17 @@ import sys
 from pathlib import Path
 
 from bild_lab.errors import UserError
-from bild_lab.lab.cli import output, run_application
-from bild_lab.lab.results.records import Sweep
+from bild_lab.lab.cli import output, run_application, stages
 from bild_lab.lab.schema.result import Result
-from bild_lab.papers.speculative_curves import (
-    draw_expected_tokens,
-    draw_measured,
-    draw_optimal_window,
-    draw_speed_and_operations,
-    without_facts,
-)
+from bild_lab.report.book.after import update
 
 FOLDER = Path("outputs/theory")
 
 
 def measured(folders: list[str]) -> list[Result]:
     """Every finished point of the sweeps."""
+    from bild_lab.lab.results.records import Sweep  # late: torch takes seconds to load
+
     results: list[Result] = []
     for folder in folders:
         found = Sweep(Path(folder)).results()
@@ -32,6 +27,16 @@ def measured(folders: list[str]) -> list[Result]:
 
 
 def main() -> None:
+    stages.enter("loading libraries")
+    from bild_lab.papers.speculative_curves import (
+        draw_expected_tokens,
+        draw_measured,
+        draw_optimal_window,
+        draw_speed_and_operations,
+        without_facts,
+    )
+
+    stages.enter("drawing")
     names = []
     if folders := sys.argv[1:]:  # first, because bad folders raise an error
         results = measured(folders)
@@ -46,7 +51,8 @@ def main() -> None:
     for name, draw in drawn.items():
         draw(FOLDER / f"{name}.png")
     output.print(f"{FOLDER} contains {', '.join([*drawn, *names])}: each as PNG, with its numbers as CSV")
+    update()
 
 
 if __name__ == "__main__":
-    run_application(main)
+    run_application(main, None)

@@ -1,27 +1,36 @@
-"""Draw when the models ran in one example, for each point of a sweep: python scripts/trace_diagram.py outputs/NAME"""
+"""Draw when the models ran in one example, by point: python scripts/trace_diagram.py outputs/NAME [KEY=VALUE …]
+
+example=ID    a traced example; default: the one of median length
+output=FILE   default: trace.png in the folder
+"""
 
 from __future__ import annotations
 
-import argparse
+import sys
 from pathlib import Path
 
-from bild_lab.lab.cli import output, run_application
-from bild_lab.lab.results.records import Sweep
-from bild_lab.papers.timeline_figure import draw_trace, timelines_of
+from bild_lab.errors import UserError
+from bild_lab.lab.cli import output, run_application, stages
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Draw each point's calls on one traced example, as a PNG.")
-    parser.add_argument("folder", type=Path, help="the folder of a sweep, outputs/NAME")
-    parser.add_argument("--example", metavar="ID", help="a traced example; default: the one of median length")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="default: trace.png in the folder")
-    arguments = parser.parse_args()
-    timelines = timelines_of(Sweep(arguments.folder), arguments.example)
-    file = arguments.output or arguments.folder / "trace.png"
+    settings = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
+    folders = [word for word in sys.argv[1:] if "=" not in word]
+    if unknown := sorted(set(settings) - {"example", "output"}):
+        raise UserError(f"settings are example=ID and output=FILE, got {unknown[0]}; leave it out")
+    if len(folders) != 1:
+        raise UserError(f"one folder is needed, got {len(folders)}; give the folder of a sweep, outputs/NAME")
+    stages.enter("loading libraries")
+    from bild_lab.lab.results.records import Sweep  # late: torch takes seconds to load
+    from bild_lab.papers.timeline_figure import draw_trace, timelines_of
+
+    folder = Path(folders[0])
+    timelines = timelines_of(Sweep(folder), settings.get("example"))
+    file = Path(settings.get("output", folder / "trace.png"))
     draw_trace(timelines, file)
     others = f"; {timelines.left_out} more traced points have no lane" if timelines.left_out else ""
     output.print(f"{file} shows example {timelines.example}{others}")
 
 
 if __name__ == "__main__":
-    run_application(main)
+    run_application(main, None)

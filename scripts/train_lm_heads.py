@@ -1,4 +1,4 @@
-"""Train a head for each layer: python scripts/train_lm_heads.py name=heads model.path=DIR layers=[4,6,8] [overrides]
+"""Train a head for each layer: python scripts/train_lm_heads.py name=heads model.path=DIR layers=[4,6,8] [KEY=VALUE …]
 
 Several devices train together:
 
@@ -9,6 +9,7 @@ Several devices train together:
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.cli import escape, output, refusing, run_application
 from bild_lab.lab.config import config_dir, typed
+from bild_lab.report.book.after import in_lab_book
 
 if TYPE_CHECKING:
     from bild_lab.engine.models.checkpoint import Checkpoint
@@ -30,13 +32,15 @@ if TYPE_CHECKING:
 
 def train(cfg: DictConfig) -> None:
     """Train, and print how to decode with the heads and compare them. Raises UserError for bad input."""
-    from bild_lab.training.frozen.command import train_and_report  # late: torch takes seconds to load
+    from bild_lab.lab.data.words import dataset_words  # late: torch takes seconds to load
+    from bild_lab.training.frozen.command import train_and_report
 
     job = heads_job(cfg)
     train_and_report(job)
     layers, place = ",".join(map(str, job.spec.layers)), job.folder / job.spec.result_name
-    compared = f"model.path={job.base.path} layers=[{layers}] heads=[shared,{place}]"
-    output.print(escape(f"compare with the shared head: python scripts/match_rates.py name=match {compared}"))
+    words = ["name=match", f"model.path={job.base.path}", f"layers=[{layers}]", f"heads=[shared,{place}]"]
+    compared = shlex.join([*words, *dataset_words(job.calibration.dataset)])
+    output.print(escape(f"compare with the shared head: python scripts/match_rates.py {compared}"))
 
 
 def heads_job(cfg: DictConfig) -> FrozenJob:
@@ -92,7 +96,7 @@ def recipe_for(cfg: DictConfig, answers: int) -> Recipe:
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train_lm_heads")
 def main(cfg: DictConfig) -> None:
     """One folder of heads."""
-    with refusing():
+    with refusing(), in_lab_book():
         train(cfg)
 
 

@@ -1,8 +1,8 @@
-"""Train Medusa heads on a frozen model: python scripts/train_medusa.py name=medusa model.path=DIR [overrides]
+"""Train Medusa heads on a frozen model: python scripts/train_medusa.py name=medusa model.path=DIR [KEY=VALUE …]
 
 Several devices train together:
 
-    accelerate launch --multi_gpu --num_processes 2 scripts/train_medusa.py name=medusa model.path=DIR [overrides]
+    accelerate launch --multi_gpu --num_processes 2 scripts/train_medusa.py name=medusa model.path=DIR [KEY=VALUE …]
 
 (on CPUs too, with train.device=cpu; with --cpu instead of --multi_gpu Accelerate starts one process).
 """
@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 
 from bild_lab.lab.cli import refusing, run_application
 from bild_lab.lab.config import config_dir, typed
+from bild_lab.report.book.after import in_lab_book
 
 
 def train(cfg: DictConfig) -> None:
@@ -27,7 +28,7 @@ def train(cfg: DictConfig) -> None:
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train_medusa")
 def main(cfg: DictConfig) -> None:
     """One set of heads."""
-    with refusing():
+    with refusing(), in_lab_book():
         train(cfg)
 
 

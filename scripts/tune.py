@@ -13,14 +13,13 @@ import sys
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 
 from bild_lab.errors import UserError
-from bild_lab.lab.cli import escape, output, refuse, run_application
+from bild_lab.lab.cli import escape, output, refusing, run_application
 from bild_lab.lab.config import config_dir, typed
 from bild_lab.lab.screening.space import as_overrides, given_lists
+from bild_lab.report.book.after import in_lab_book
 
 
 def search(cfg: DictConfig) -> None:
@@ -53,10 +52,8 @@ def search(cfg: DictConfig) -> None:
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="tune")
 def main(cfg: DictConfig) -> None:
     """One search."""
-    try:
+    with refusing("tune"), in_lab_book():
         search(cfg)
-    except (UserError, HydraException, OmegaConfBaseException) as error:
-        refuse(error, "tune")  # here: Hydra prints a line of its own before an error that passes through it
 
 
 if __name__ == "__main__":

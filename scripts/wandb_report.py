@@ -1,4 +1,4 @@
-"""Build a Weights & Biases report over groups of runs: python scripts/wandb_report.py GROUP [GROUP …] [overrides]
+"""Build a Weights & Biases report over groups of runs: python scripts/wandb_report.py GROUP [GROUP …] [KEY=VALUE …]
 
 A group is the name of a sweep that was logged. The report's spec is written to outputs/NAME. Publishing it in the
 project needs a login (`wandb login`).

@@ -33,6 +33,7 @@ REFUSED = {
     *DECODER_ONLY,
 }  # the first is what Transformers cannot do (tests/engine/test_hf_generation.py)
 EXTERNAL = ("ctranslate2", "openvino", "openvino_speculative")  # need `make peers`, and seconds (tests/engine/peers)
+GREEDY_ONLY = {"beam", "speculative_beam", "synthetic", "synthetic_with_cost", *EXTERNAL}  # they refuse to sample
 RUNNABLE = [
     (policy, family)
     for policy in policy_names()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import re
 import shlex
 from collections.abc import Iterator
@@ -13,19 +15,27 @@ from textwrap import dedent
 
 import pytest
 import torch
+import yaml
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.utils import get_object
 from omegaconf import OmegaConf
 
+import bild_lab
 from bild_lab.engine.acceptance import ExactMatch
 from bild_lab.engine.decode import DraftThenVerify
+from bild_lab.engine.draft import Draft
 from bild_lab.engine.drafters import NoDraft
 from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import Trace
 from bild_lab.lab.cli import quote_free_text
-from bild_lab.lab.config import compose_config, policy_names
+from bild_lab.lab.config import compose_config, policy_names, typed
+from bild_lab.lab.data.examples import DatasetSpec
+from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.screening.candidates import grid_of
-from tests.policies import is_lossless
+from tests.policies import EXTERNAL, GREEDY_ONLY, REFUSED, is_lossless
+from tests.report.sample import sample_sweep
 from tests.stubs import StubModel
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,7 +46,7 @@ PAGES = [
     ROOT / "notebooks/README.md",
 ]
 PLACES = (ROOT, ROOT / "bild_lab", ROOT / "tests", ROOT / "scripts")  # what paths in documents are relative to
-TO_BE_WRITTEN = {"bild_lab/engine/drafters/repeat.py", "conf/policy/repeat.yaml"}  # by who follows CONTRIBUTING.md
+TO_BE_WRITTEN = {"bild_lab/engine/drafters/repeat.py", "conf/policy/repeat.yaml"}  # by who follows docs/adding.md
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 
 
@@ -60,6 +70,9 @@ def code_in(page: Path) -> list[str]:
 
 
 def is_module(name: str) -> bool:
+    """Of a module, or of what the package offers by its own name, such as `bild_lab.load`."""
+    if name.removeprefix("bild_lab.") in bild_lab.__all__:
+        return True
     try:
         return find_spec(name) is not None
     except ModuleNotFoundError:  # of the package that it would be in
@@ -76,6 +89,8 @@ def command_lines(page: Path) -> list[str]:
 def commands(page: Path) -> Iterator[tuple[Path, list[str]]]:
     """Every script that a command line of the page runs, with its words."""
     for line in command_lines(page):
+        if "--config-dir" in line:  # which has files of the reader's own
+            continue
         if found := re.match(r"(?:python|torchrun|accelerate launch)\b[^#]* ((?:scripts/\w+|run)\.py)\b(.*)", line):
             words = shlex.split(found[2], comments=True)
             yield ROOT / found[1], [word for word in words if "…" not in word]
@@ -92,9 +107,9 @@ def composed(name: str, overrides: tuple[str, ...]) -> None:
             compose_config(job, name)
 
 
-def test_the_drafter_of_the_contributing_guide_is_lossless() -> None:
+def test_the_drafter_of_the_page_on_methods_is_lossless() -> None:
     names: dict = {}
-    exec(blocks("CONTRIBUTING.md", "python")[0], names)  # the guide's own code
+    exec(blocks("docs/adding.md", "python")[0], names)  # the page's own code
     table = torch.randn(7, 7, generator=torch.Generator().manual_seed(0)) + 2 * torch.eye(7)
     target = StubModel(lambda tokens: table[tokens[-1]])
     request = Request(Source((3,)), Limits(1, 20))
@@ -104,15 +119,34 @@ def test_the_drafter_of_the_contributing_guide_is_lossless() -> None:
     assert trace.accepted > 0
 
 
-def test_the_policy_of_the_contributing_guide_has_the_shape_of_a_policy() -> None:
-    policy = OmegaConf.create({"policy": OmegaConf.create(blocks("CONTRIBUTING.md", "yaml")[0])}).policy
+def test_the_policy_of_the_page_on_methods_has_the_shape_of_a_policy() -> None:
+    policy = OmegaConf.create({"policy": OmegaConf.create(blocks("docs/adding.md", "yaml")[0])}).policy
     assert policy.decoder.drafter.window == policy.window == 4
+
+
+def test_the_rule_of_the_page_on_methods_accepts_what_is_among_the_likeliest() -> None:
+    names: dict = {}
+    exec(blocks("docs/adding.md", "python")[1], names)  # the page's own code
+    rule, draft = names["AmongLikeliest"](2), Draft(torch.tensor([1, 0, 0]))
+    logits = torch.tensor([[0.0, 2.0, 1.0], [3.0, 1.0, 2.0], [1.0, 2.0, 3.0], [0.0, 1.0, 2.0]])
+    verdict = rule(draft, logits, None)
+    assert (verdict.path, verdict.next_token) == ((0, 1), 2)  # the last drafted token is the least likely
+    assert [names["AmongLikeliest"](k).lossless(Sampling()) for k in (1, 2)] == [True, False]
+
+
+def test_the_data_set_of_ones_own_composes_as_the_page_shows(tmp_path: Path) -> None:
+    (block,) = blocks("docs/own.md", "yaml")
+    (tmp_path / "dataset").mkdir()
+    (tmp_path / "dataset/faq.yaml").write_text(block)
+    config = compose_config([f"hydra.searchpath=[file://{tmp_path}]", "dataset=faq", "policy=bild"])
+    spec = typed(DatasetSpec, config.dataset, "dataset")
+    assert (spec.name, spec.path, spec.source_column, spec.metric) == ("faq", "/data/faq", ("question",), "rouge")
 
 
 def test_the_python_of_the_page_prints_texts_and_rounds(
     checkpoints: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rounds, stream, chat = blocks("docs/python.md", "python")
+    rounds, stream, chat, _ = blocks("docs/python.md", "python")
     names: dict = {}
 
     def printed(example: str) -> str:
@@ -131,6 +165,18 @@ def test_the_python_of_the_page_prints_texts_and_rounds(
     monkeypatch.setattr("builtins.input", lambda _: next(prompts))
     answer = printed(chat)
     assert answer == f"{names['decoder'].generate('w5 w9 w30 w12', max_new_tokens=256).text}\n" != "\n"
+
+
+def test_the_python_of_the_page_prints_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for result in sample_sweep():
+        Sweep(Path("outputs/quickstart")).write_point(result.point, "", result, [])
+    exec(blocks("docs/python.md", "python")[-1], {})  # the page's own code
+    title, fastest, *others = capsys.readouterr().out.splitlines()
+    assert title.split() == "fallback rollback speedup speedup_low speedup_high quality_difference".split()
+    assert fastest.split() == "0.3 5.0 1.83 1.78 1.88 -1.31".split() and len(others) == 2
 
 
 def test_the_readme_is_short() -> None:
@@ -155,14 +201,57 @@ def test_the_page_of_commands_has_every_script_and_every_target_of_make() -> Non
     assert {line for line in told if line.startswith("make ")} == {f"make {target}" for target in targets}
 
 
-@pytest.mark.parametrize("group", ["pair", "dataset", "template", "decoding", "runtime", "measure", "logger"])
-def test_the_table_of_groups_has_every_file_of_a_group(group: str) -> None:
-    page = (ROOT / "docs/configuration.md").read_text()
-    (row,) = re.findall(rf"^\|[^|]*`{group}`[^|]*\| (.*) \|$", page.partition("## Keys")[0], flags=re.M)
-    told = set(re.findall(r"`(\w+)`", row))
-    files = {file.stem for file in (ROOT / "conf" / group).glob("*.yaml")}
-    assert told - {"_aligned"} == {name for name in files if name.removesuffix("_aligned") not in files - {name}}
-    assert ("_aligned" in told) == any(name.endswith("_aligned") for name in files)
+def needs() -> dict[str, list[str]]:
+    """The cells of the page that says which policy fits which needs, by policy."""
+    table = (ROOT / "docs/choosing.md").read_text().partition("## By needs")[2]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| `")]
+    return {row[0].strip("`"): row[1:] for row in rows}
+
+
+def test_the_table_of_needs_has_each_policy() -> None:
+    assert sorted(needs()) == sorted(policy_names())
+
+
+def test_the_table_of_needs_says_which_policies_draft_with_a_model() -> None:
+    models = {"speculative_hierarchy": "yes, two"}
+    asking = {policy: asks(policy_file(policy)["decoder"]) for policy in policy_names()}
+    wants = {policy: models.get(policy, "yes") if asked else "no" for policy, asked in asking.items()}
+    assert {policy: cells[0] for policy, cells in needs().items()} == wants
+
+
+def policy_file(policy: str) -> dict:
+    return yaml.safe_load((ROOT / f"conf/policy/{policy}.yaml").read_text())
+
+
+def asks(part: object) -> bool:
+    """Whether a part of a decoder has a parameter for the draft model, which is not given in its place."""
+    if not isinstance(part, dict):
+        return False
+    own = "_target_" in part and "draft" in inspect.signature(get_object(part["_target_"])).parameters
+    return (own and "draft" not in part) or any(asks(value) for value in part.values())
+
+
+def test_the_table_of_needs_says_what_must_be_made_first() -> None:
+    command = re.compile(r"`(scripts/\w+\.py|make \w+)`")
+    made = {policy: cells[1] for policy, cells in needs().items() if command.fullmatch(cells[1])}
+    scripts = {"adapter": "train_bita", "heads": "train_medusa", "table": "build_ngrams"}
+    files = {
+        policy: f"`scripts/{scripts[knob]}.py`"
+        for policy in policy_names()
+        for knob, value in policy_file(policy).items()
+        if knob in scripts and value is None
+    }
+    assert made == {**files, **dict.fromkeys(EXTERNAL, "`make peers`")}
+
+
+def test_the_table_of_needs_says_what_is_lossless_what_samples_and_which_models_fit() -> None:
+    told = needs()
+    assert [policy for policy, cells in told.items() if cells[2].startswith(("yes", "at")) != is_lossless(policy)] == []
+    assert {policy for policy, cells in told.items() if cells[3] == "no"} == GREEDY_ONLY
+    assert {policy for policy, cells in told.items() if cells[4].startswith("decoder-only")} == {
+        *(policy for policy, _ in REFUSED),
+        "openvino_speculative",
+    }
 
 
 @every_page
@@ -213,12 +302,14 @@ def test_command_lines_of_the_documents_compose(page: Path) -> None:
 def test_overrides_that_the_documents_name_compose(page: Path) -> None:
     """Every `group=choice` and every `group.key=` of a document exists."""
     config = compose_config([])
+    keys = {group: set(config[group]) for group in ("dataset", "decoding", "runtime", "measure", "pair")}
+    keys["dataset"] |= {field.name for field in dataclasses.fields(DatasetSpec)}  # some files have fewer
     text = page.read_text()
     for group, choice in re.findall(r"`(pair|dataset|policy|decoding|logger|experiment)=([a-z0-9_]+)`", text):
         assert (ROOT / "conf" / group / f"{choice}.yaml").is_file(), f"{group}={choice}"
     for key in re.findall(r"\b((?:dataset|decoding|runtime|measure|pair)\.[a-z_]+)=", text):
         group, name = key.split(".")
-        assert name in config[group], key
+        assert name in keys[group], key
 
 
 def test_the_documents_name_enough_for_these_checks() -> None:

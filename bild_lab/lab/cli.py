@@ -15,12 +15,15 @@ from typing import Any, NoReturn
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from rich.console import Console
+from rich.console import Console, ConsoleRenderable
+from rich.live import Live
 from rich.logging import RichHandler
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.spinner import Spinner
 
 from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError
-from bild_lab.lab.glossary import terms_text
+from bild_lab.lab.usage import usage
 
 BAD_INPUT, INTERRUPTED = 2, 130
 console = Console(stderr=True, soft_wrap=True, highlight=False)
@@ -44,12 +47,54 @@ SECRET_NAME = re.compile(r"(?i)(token|secret|password|passwd|api_?key|credential
 SECRET_VALUE = re.compile(r"\bhf_[A-Za-z0-9]{16,}")  # an access token of the hub
 
 
-def run_application(main: Callable[[], Any], config_name: str = "config") -> NoReturn:
-    """Run a Hydra application and exit with its code. Bad input gives one message and no traceback.
+class Stages:
+    """The line on a terminal that says what the command is doing now.
 
-    config_name: the application's configuration. Its keys are suggested for misspelt ones.
+    It goes when something is printed on the output, and when the command ends. In a file or a pipe there is none.
     """
-    OmegaConf.register_new_resolver("terms", terms_text, replace=True)  # for --help, in conf/config.yaml
+
+    def __init__(self) -> None:
+        self._live: Live | None = None
+
+    def enter(self, name: str) -> None:
+        """From now on the command is doing this."""
+        self.leave()
+        if console.is_terminal and not console.quiet:
+            line = Spinner("dots", f"[dim]{escape(name)} …[/dim]")
+            self._live = Live(line, console=console, transient=True, refresh_per_second=5, redirect_stdout=False)
+            self._live.start(refresh=True)
+
+    def leave(self) -> None:
+        """Remove the line."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        """Called by `output` before it prints (a render hook of rich)."""
+        self.leave()
+        return renderables
+
+
+stages = Stages()
+output.push_render_hook(stages)
+
+
+def progress(*columns: ProgressColumn, shown: bool = True) -> Progress:
+    """A bar of what is done, with the time left, in place of the stage. It goes when its block ends."""
+    stages.leave()
+    every = (TextColumn("{task.description}"), BarColumn(None), MofNCompleteColumn(), *columns, TimeRemainingColumn())
+    return Progress(*every, console=console, transient=True, expand=True, disable=not shown, refresh_per_second=4)
+
+
+def run_application(main: Callable[[], Any], config_name: str | None = "config") -> NoReturn:
+    """Run an application and exit with its code. Bad input gives one message and no traceback.
+
+    config_name: the application's configuration, None without one. `--help` shows its keys, and they are suggested
+    for misspelt ones.
+    """
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        show(usage(sys.modules[main.__module__].__doc__ or "", config_name))
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its exceptions instead of printing them
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console)])
     logging.captureWarnings(True)
@@ -58,11 +103,13 @@ def run_application(main: Callable[[], Any], config_name: str = "config") -> NoR
     sys.argv[1:] = [*multirun[:1], *(quote_free_text(word) for word in sys.argv[1:] if word not in multirun)]
     try:
         require_no_secrets(sys.argv[1:])
+        if launched().first and all(word[:1] != "-" or word in multirun for word in sys.argv[1:]):
+            stages.enter("reading the configuration")  # options make Hydra itself print
         main()
         sys.stdout.flush()
     except (UserError, HydraException, OmegaConfBaseException) as error:
         refuse(error, config_name)
-    except BrokenPipeError:  # `--help | head`: the reader has stopped reading
+    except BrokenPipeError:  # `--cfg job | head`: the reader has stopped reading
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception as error:
         if not raised_by_hydra(error):
@@ -71,6 +118,18 @@ def run_application(main: Callable[[], Any], config_name: str = "config") -> NoR
     except KeyboardInterrupt:
         console.print("[bold]stopped[/bold]; finished points are kept, the same command runs the rest")
         sys.exit(INTERRUPTED)
+    finally:
+        stages.leave()
+    sys.exit(0)
+
+
+def show(text: str) -> NoReturn:
+    """Print a text on standard output and exit, also if the reader stops early: `--help | head`."""
+    with suppress(BrokenPipeError):
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+        sys.exit(0)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(0)
 
 
@@ -122,27 +181,30 @@ def words_as_list(words: list[str], key: str) -> list[str]:
     return [*others, f"{key}=[{values}]"] if listed else others
 
 
-def refuse(error: BaseException, config_name: str = "config") -> NoReturn:
+def refuse(error: BaseException, config_name: str | None = "config") -> NoReturn:
     """Print what is wrong with the input and exit with code 2."""
+    stages.leave()
     console.print(f"[bold red]error[/bold red]: {escape(plain_message(error, config_name))}")
     sys.exit(BAD_INPUT)
 
 
 @contextmanager
 def refusing(config_name: str = "config") -> Iterator[None]:
-    """Turn a UserError in the block into one message and exit code 2. With several processes, only the first prints.
+    """Turn bad input in the block into one message and exit code 2. With several processes, only the first prints.
 
     Use it inside the function that Hydra calls: Hydra prints an extra line before an error that passes through it.
+    The block loads its libraries itself, late, so that bad words of the command line are refused at once.
     """
     if not launched().first:
         console.quiet = output.quiet = True
+    stages.enter("loading libraries")
     try:
         yield
-    except UserError as error:
+    except (UserError, HydraException, OmegaConfBaseException) as error:
         refuse(error, config_name)
 
 
-def plain_message(error: BaseException, config_name: str = "config") -> str:
+def plain_message(error: BaseException, config_name: str | None = "config") -> str:
     """The error in words that a user can act on. config_name: the configuration whose keys are suggested."""
     if isinstance(error, UserError):
         return str(error)
@@ -151,7 +213,7 @@ def plain_message(error: BaseException, config_name: str = "config") -> str:
         causes.append(cause)
     text = "\n".join(str(each) for each in causes)
     if match := re.search(r"Could not override '([^']+)'", text):
-        return unknown_key(match[1], config_name)
+        return unknown_key(match[1], config_name or "config")
     if match := re.search(r"Could not find '([^']+)'", text):
         options = re.findall(r"^\t(\S+)$", text, flags=re.MULTILINE)
         return unknown_choice(match[1], options)
@@ -169,22 +231,26 @@ def unknown_key(key: str, config_name: str) -> str:
 
 
 def unknown_choice(choice: str, options: list[str]) -> str:
-    """A message about a file that is not in its config group."""
+    """A message about a file that is not in its config group, or that is a folder there.
+
+    options: what Hydra found in the group, a user's own files included.
+    """
     from bild_lab.lab.config import config_dir
 
-    group, _, name = choice.rpartition("/")
+    group, _, name = choice.partition("/")
     folder = config_dir() / group
-    if group and not folder.is_dir() and "/" in group:  # a folder inside the group, such as experiment/bild_fig4
-        group, _, rest = group.partition("/")
-        name, folder = f"{rest}/{name}", config_dir() / group
-        files = (file.relative_to(folder) for file in folder.rglob("*.yaml"))
-        options = sorted(file.with_suffix("").as_posix() for file in files) or options
-    elif "/" in group:
-        options = sorted(file.stem for file in folder.glob("*.yaml"))
-    near = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
-    meant = f"; did you mean {near[0]}?" if near else ""
-    known = f" {group or 'the configuration'} can be {', '.join(options)}" if options else ""
-    return f"there is no {group or 'config'} {name!r}{meant}{known}"
+    files = [file.relative_to(folder).with_suffix("").as_posix() for file in sorted(folder.rglob("*.yaml"))]
+    if inside := [file for file in files if file.startswith(f"{name}/")]:
+        return f"{group}={name} is a folder; choose one of its files: {', '.join(inside)}"
+    place = name.rpartition("/")[0]
+    beside = [file for file in files if file.rpartition("/")[0] == place]
+    beside = beside or [file for file in files if "/" not in file] or options
+    folders = sorted({file.partition("/")[0] for file in files if "/" in file})
+    near = difflib.get_close_matches(name, [*files, *options], n=1, cutoff=0.5)
+    said = f"there is no {group or 'config'} {name!r}" + (f"; did you mean {near[0]}?" if near else ".")
+    there = f" There are {', '.join(beside)}" if beside else ""
+    more = f", and the folders {', '.join(folders)}" if folders and "/" not in "".join(beside) else ""
+    return f"{said}{there}{more}"
 
 
 def known_keys(config_name: str) -> list[str]:

@@ -40,22 +40,18 @@ def config_dir() -> Path:
 
 @dataclass(frozen=True)
 class PairSpec:
-    """Checkpoints. Each is a folder, a hub id, toy:large or toy:small.
+    """Checkpoints: the keys of `pair`. `Languages` checks the last two."""
 
-    second_draft: drafts for the draft model. aligned: the draft model was aligned with the target (BiLD §3.5.1).
-    source_language, target_language: of a translation model. `Languages` checks them.
-    """
-
-    name: str
-    target: str
-    draft: str | None = None
-    second_draft: str | None = None
-    target_revision: str | None = None
-    draft_revision: str | None = None
-    second_draft_revision: str | None = None
-    aligned: bool = False
-    source_language: str | None = None
-    target_language: str | None = None
+    name: str  # what tables and logs call the pair
+    target: str  # the large model: a folder, a hub id, toy:large or toy:small
+    draft: str | None = None  # the small model, likewise; null: the policy drafts without one
+    second_draft: str | None = None  # drafts for the draft model, likewise
+    target_revision: str | None = None  # branch, tag or commit of the hub
+    draft_revision: str | None = None  # branch, tag or commit of the hub
+    second_draft_revision: str | None = None  # branch, tag or commit of the hub
+    aligned: bool = False  # whether the draft model was aligned with the target (BiLD §3.5.1); BiLD's figures need it
+    source_language: str | None = None  # of mBART, mBART-50, M2M-100 or NLLB: the tokenizer's code
+    target_language: str | None = None  # to translate into: the tokenizer's code, such as de_DE, de or deu_Latn
 
     def __post_init__(self) -> None:
         for key in ("target", "draft", "second_draft"):
@@ -220,7 +216,7 @@ def require_policy(policy: Any) -> None:
         raise UserError(f"policy must be one of {', '.join(policy_names())}, with a name, got {policy!r}")
     if not OmegaConf.is_dict(policy.get("decoder")) or not isinstance(policy.decoder.get("_target_"), str):
         raise UserError(f"policy.decoder must name its class in _target_, got {policy.get('decoder')!r}")
-    shipped = _shipped_knobs(policy.name)
+    shipped = shipped_knobs(policy.name)
     if shipped is None:
         return
     values = knob_values(OmegaConf.to_container(policy, resolve=False))
@@ -236,7 +232,7 @@ def require_policy(policy: Any) -> None:
 
 
 @lru_cache
-def _shipped_knobs(name: str) -> dict[str, Any] | None:
+def shipped_knobs(name: str) -> dict[str, Any] | None:
     """The knobs in a policy's file with their values; None if there is no such file."""
     if name not in policy_names():
         return None

@@ -70,8 +70,9 @@ def duration(seconds: float | None) -> str:
 
 
 def short_name(name: str, limit: int = 28) -> str:
-    """Write the name of a model or dataset without its folders or owner."""
-    last = str(name).rstrip("/").rsplit("/", 1)[-1]
+    """Write the name of a model or dataset without folders or owner; a folder `checkpoint` has the name above it."""
+    *folders, last = str(name).rstrip("/").split("/")
+    last = folders[-1] if last == "checkpoint" and folders else last
     return last if len(last) <= limit else f"{last[: limit - 1]}\u2026"
 
 

@@ -71,6 +71,11 @@ TERMS = (
         "than allowed.",
     ),
     Term(
+        "No loss measured",
+        "A score at least as high as the baseline’s on these examples. If the interval of the difference reaches below "
+        "zero, a loss of that size is not excluded.",
+    ),
+    Term(
         "Pareto front",
         "The points that are not beaten: no other point, and not the baseline, is faster without losing quality.",
     ),
@@ -115,6 +120,12 @@ TERMS = (
         "Prefill, draft, verify, host",
         "The parts of an example’s time: reading the input, the drafter, the target’s forward passes, and the code "
         "around them.",
+    ),
+    Term(
+        "Why this speed",
+        "What a policy’s speedup is made of: tokens per call, the cost of a drafter step (c) and of checking a draft "
+        "in tokens of the target alone, and the parts of the time. Then the change that would help most, with the "
+        "speedup that it would give: half of one cost, half as many rejections, or another window.",
     ),
     *(explained(column.name) for column in PREDICTION),
     explained("traced_acceptance_rate"),

@@ -77,6 +77,7 @@ def load(
     Weights load at the first decoding, and later decoders share them.
     Raises UserError if the parts do not fit together.
     """
+    require_engine(engine)
     if knobs and not isinstance(policy, str):
         raise UserError(f"knobs need a policy's name, got a composed policy; set {', '.join(knobs)} in it instead")
     node = compose_policy(policy, knobs) if isinstance(policy, str) else policy
@@ -140,6 +141,12 @@ def load(
     return Decoder(target_model, method, (target_model, *drafts), chosen, languages)
 
 
+def require_engine(engine: str) -> None:
+    """Raise UserError for an unknown engine."""
+    if engine not in ENGINES:
+        raise UserError(f"runtime.engine must be one of {', '.join(ENGINES)}, got {engine!r}")
+
+
 def fits_twice(checkpoint: Checkpoint, dtype: torch.dtype) -> bool:
     """Whether this machine has room for two copies of the weights."""
     numbers = sum(weight.numel() for weight in weightless(checkpoint).parameters())
@@ -162,8 +169,7 @@ def load_model(
     Raises UserError for an unknown engine, for a model that the native engine cannot run, and for a placement that
     the model does not allow.
     """
-    if engine not in ENGINES:
-        raise UserError(f"runtime.engine must be one of {', '.join(ENGINES)}, got {engine!r}")
+    require_engine(engine)
     checkpoint = adapter_or_model(named_checkpoint(path, revision, trust_remote_code))
     if engine in ("kernels", "native") and placement.spread:
         raise UserError("a target that is spread over devices runs on hf; set runtime.engine=hf or auto")

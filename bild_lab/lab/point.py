@@ -17,6 +17,7 @@ from bild_lab.engine.protocols import External
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
 from bild_lab.errors import UserError, require_flag
+from bild_lab.files import cache_folder
 from bild_lab.lab.build import describe_decoder, policy_label
 from bild_lab.lab.config import (
     TOP_LEVEL,
@@ -34,10 +35,11 @@ from bild_lab.lab.data.examples import DatasetSpec, Example, load_examples
 from bild_lab.lab.decoder import Decoder
 from bild_lab.lab.facts import facts_of, named_paths
 from bild_lab.lab.hashing import content_hash, data_hash, file_hash
-from bild_lab.lab.load import load
+from bild_lab.lab.load import load, require_engine
 from bild_lab.lab.measure.environment import environment, placement_setting
 from bild_lab.lab.measure.timing import BASELINE, METHOD
 from bild_lab.lab.results.records import require_writable
+from bild_lab.lab.toy_pair import named_checkpoint, stand_in, untrained
 
 SCORERS = ("sacrebleu", "rouge-score")  # packages whose version can change a quality
 LONGEST_NAME = 200  # bytes; file systems allow 255, and our temporary names are longer than the folder's
@@ -102,9 +104,12 @@ def prepare(cfg: DictConfig) -> Point:
     policies = {METHOD: cfg.policy}
     if measure.baseline is not None:
         policies[BASELINE] = compose_policy(measure.baseline)
+    examples = cached_examples(dataset)
+    if _needs_training((pair.target, pair.draft, pair.second_draft), cache_folder()):
+        for policy in policies.values():
+            require_decodable(policy, pair, decoding, runtime)
     decoders = {name: decoder_of(policy, pair, decoding, runtime) for name, policy in policies.items()}
     vanilla = decoder_of(compose_policy("vanilla"), pair, decoding, runtime)
-    examples = cached_examples(dataset)
     setting = _setting(pair, dataset, decoding, runtime, measure)
     target = decoders.get(BASELINE, decoders[METHOD]).target
     setting |= {
@@ -159,6 +164,35 @@ def sweep_folder(cfg: DictConfig) -> Path:
 def cached_examples(spec: DatasetSpec) -> tuple[Example, ...]:
     """The dataset's examples, read once per process. Later turns may still lack the earlier answers."""
     return load_examples(spec, unanswered=True)
+
+
+@lru_cache(maxsize=4)
+def _needs_training(names: tuple[str | None, ...], cache: Path) -> bool:
+    """Whether one of the models belongs to the toy pair and is not in the cache."""
+    return bool([name for name in names if untrained(name)])  # a wrong name must not wait for another's training
+
+
+def require_decodable(policy: DictConfig, pair: PairSpec, decoding: DecodingSpec, runtime: RuntimeSpec) -> None:
+    """Raise UserError for a policy that the toy pair cannot decode with, before it is trained, which takes minutes.
+
+    The pair's architecture is enough for that. A policy that reads a file waits for the pair, which the file is of.
+    """
+    require_engine(runtime.engine)
+    models = {"target": pair.target, "draft": pair.draft, "second_draft": pair.second_draft}
+    for path in models.values():
+        if path is not None and not path.startswith("toy:"):
+            named_checkpoint(path, trust_remote_code=runtime.trust_remote_code).check()
+    if named_paths(OmegaConf.to_container(policy, resolve=False)):
+        return
+    load(
+        **{name: None if path is None else stand_in(path) for name, path in models.items()},
+        policy=policy,
+        dtype=runtime.dtype,
+        device=runtime.device,
+        processors=decoding.processors,
+        source_language=pair.source_language,
+        target_language=pair.target_language,
+    )
 
 
 def decoder_of(

@@ -30,14 +30,35 @@ from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.setting import Environment, Setting
 from bild_lab.lab.shapes.command import with_fitted_tree
 
+DECODING = "decoding"  # the part whose examples are counted
+PARTS = {  # of a measurement: their names in a result's `seconds`, and on the screen
+    "load": "loading models",
+    "fit": "fitting the tree",
+    "history": "preparing texts",
+    "warmup": "warming up",
+    "decode": DECODING,
+    "trace": "tracing",
+    "certify": "certifying",
+    "check": "checking",
+    "metrics": "scoring",
+}
 
-def run_point(point: Point, sweep: Sweep, setup_s: float = 0.0, advance: Callable[[], None] = lambda: None) -> Result:
+
+def run_point(
+    point: Point,
+    sweep: Sweep,
+    setup_s: float = 0.0,
+    advance: Callable[[], None] = lambda: None,
+    stage: Callable[[str], None] = lambda name: None,
+) -> Result:
     """Measure a point, store its result and return it.
 
     setup_s: seconds spent on the point before this call; they become part of its `seconds`. advance: called after
-    every example. If several processes share the target, the first one stores its result.
+    every example. stage: called with the name of each part of the measurement when it begins. If several processes
+    share the target, the first one stores its result.
     """
-    clock = Clock()
+    clock = Clock(stage)
+    clock.begin("load")
     torch.set_num_threads(point.setting["threads"])
     decoder = point.decoders[METHOD]
     device, synchronize, ranks = decoder.target.device, decoder.synchronize, decoder.ranks
@@ -46,20 +67,20 @@ def run_point(point: Point, sweep: Sweep, setup_s: float = 0.0, advance: Callabl
     ranks.run(lambda: [each.load_weights() for each in point.decoders.values()])
     if (parts := decoder.target.transformers.parts) is not None:
         surroundings["parts"] = parts
-    clock.lap("load")
+    clock.begin("fit")
     point = with_fitted_tree(point)
     decoder = point.decoders[METHOD]
-    clock.lap("fit")
+    clock.begin("history")
     limit = point.decoding.max_new_tokens
     examples = with_history(point.examples, point.vanilla, point.setting, limit, sweep.folder / "history")
     requests = [_request(point, example) for example in examples]
-    clock.lap("history")
+    clock.begin("warmup")
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     require_no_nan(decoder.running, requests[0])
     methods = {name: each.method for name, each in point.decoders.items()}
     warm_up(methods, requests, point.measure.warmup, point.seed)
-    clock.lap("warmup")
+    clock.begin("decode")
     external = [method for method in methods.values() if isinstance(method, External)]
     others, ours = OtherLoad(lambda: sum(each.cpu_seconds() for each in external)), RanksLoad(ranks)
     timed = time_methods(
@@ -69,15 +90,15 @@ def run_point(point: Point, sweep: Sweep, setup_s: float = 0.0, advance: Callabl
     surroundings["shared_device"] = any(ranks.gather(use is not None and use.shared()))
     if use is not None:
         use.close()
-    clock.lap("decode")
+    clock.begin("trace")
     ranks.require_equal("tokens", {name: [one.token_ids for one in several] for name, several in timed.items()})
     stages = _trace_stages(point, requests, timed)
-    clock.lap("trace")
+    clock.begin("certify")
     certificates = certify_all(point, requests, timed) if point.measure.certify else None
-    clock.lap("certify")
+    clock.begin("check")
     for request, one in zip(requests, timed[METHOD], strict=True):
         require_no_nan(decoder.running, request, one.token_ids)
-    clock.lap("check")
+    clock.begin("metrics")
     texts = {name: [decoder.text(one.token_ids).strip() for one in several] for name, several in timed.items()}
     result = Result(
         point=point.id,
@@ -97,7 +118,7 @@ def run_point(point: Point, sweep: Sweep, setup_s: float = 0.0, advance: Callabl
         environment=Environment(surroundings),
         seconds={},
     )
-    clock.lap("metrics")
+    clock.end()
     result = replace(result, seconds={"setup": setup_s, **clock.laps, "total": setup_s + sum(clock.laps.values())})
     measured = measured_examples(examples, timed, texts, certificates or ())
     spans = iter(() if stages is None else stages.spans)
@@ -148,16 +169,23 @@ def compiled_steps(point: Point) -> int:
 
 
 class Clock:
-    """Wall-clock seconds of each part of a measurement."""
+    """Wall-clock seconds of each part of a measurement. stage: called with a part's name on the screen."""
 
-    def __init__(self) -> None:
-        self._last = time.perf_counter()
+    def __init__(self, stage: Callable[[str], None] = lambda name: None) -> None:
+        self._stage, self._part, self._since = stage, "", 0.0
         self.laps: dict[str, float] = {}
 
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self.laps[name] = now - self._last
-        self._last = now
+    def begin(self, part: str) -> None:
+        """End the part before, and begin this one of `PARTS`."""
+        self.end()
+        self._part, self._since = part, time.perf_counter()
+        self._stage(PARTS[part])
+
+    def end(self) -> None:
+        """End the part that has begun."""
+        if self._part:
+            self.laps[self._part] = time.perf_counter() - self._since
+        self._part = ""
 
 
 def _request(point: Point, example: Example) -> Request:

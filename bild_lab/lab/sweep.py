@@ -25,16 +25,19 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError
 from bild_lab.lab.build import build, policy_label
-from bild_lab.lab.cli import console, escape, plain_message, refuse
+from bild_lab.lab.cli import console, escape, plain_message, refuse, stages
 from bild_lab.lab.config import knob_values
+from bild_lab.lab.formatting import times
 from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.load import load_model
 from bild_lab.lab.point import Point, prepare, sweep_folder
+from bild_lab.lab.point_progress import PointProgress, remaining, title_of
+from bild_lab.lab.results.commands import record_command
+from bild_lab.lab.results.course import RunningCourse
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.runner import run_point
 from bild_lab.lab.schema.result import Failure, FailureCause, Result
@@ -42,23 +45,27 @@ from bild_lab.lab.stop_signals import Stopped, StopSignals
 from bild_lab.lab.torchrun import require_basic_launcher
 
 FAILED_POINTS = 1
-BUSY_PERCENT = 10  # of all cores' time
 MOST_CHECKED_BEFORE = 64  # points prepared before a sweep, until one can run
 
 
 @dataclass
 class Run:
-    """The state of the run in this process. Only the process that the user started has jobs and report.
+    """The state of the run in this process. Only the process that the user started has jobs, report and live.
 
-    jobs: every job's configuration. report: writes the sweep's table, figure and report. failed: points that failed
-    in this process, stored or not. ended_s: when the last point of this process ended, on the clock of
-    `process_age_s`.
+    jobs: every job's configuration. report: writes the sweep's table, figure and report. live: writes the report
+    between points. failed: points that failed in this process, stored or not. measured_s: seconds of each point that
+    it measured. ended_s: when its last point ended, on the clock of `process_age_s`. course: how far the run is, for
+    who looks from outside. news: whether a point was stored since `live` was last called.
     """
 
     jobs: list[DictConfig] = field(default_factory=list)
     report: Callable[[Sweep], None] = lambda sweep: None
+    live: Callable[[Sweep, str], None] = lambda sweep, progress: None
     failed: set[str] = field(default_factory=set)
+    measured_s: list[float] = field(default_factory=list)
+    news: bool = False
     ended_s: float = 0.0
+    course: RunningCourse | None = None
 
 
 _run = Run()
@@ -74,11 +81,16 @@ def measure_point(cfg: DictConfig) -> float:
     """
     try:
         with _signals.measuring():
+            if _run.course is None and _run.jobs and launched().first:  # a single point, or one of a search
+                _begin(sweep_folder(cfg), None)
+            _report_between(cfg)
             speedup, crashed = _measure_or_reuse(cfg)
         if crashed and launched().count > 1:  # the other processes may wait for this one inside a forward
             _finish(cfg, FAILED_POINTS)
         if crashed:
             _release_models()
+        if _run.course is not None:
+            _run.course.advance()
         return float("nan") if speedup is None else speedup
     except Stopped as stop:
         _finish(cfg, stop.code)
@@ -87,9 +99,26 @@ def measure_point(cfg: DictConfig) -> float:
     raise AssertionError("unreachable: a stopped run exits")
 
 
+def _begin(folder: Path, total: int | None, counts: bool = True) -> None:
+    """What a run writes before its first point: its command line, and how far it is. A search, which checks more than
+    `SweepCallback` does, has its turn with its first point.
+    """
+    record_command(folder)
+    _run.course = RunningCourse(folder, total, counts)
+
+
+def _report_between(cfg: DictConfig) -> None:
+    """Write the report of the points so far. What it takes counts as setup of the next point."""
+    if _run.news and _run.course is not None:
+        _run.news = False
+        _run.live(Sweep(sweep_folder(cfg)), _run.course.told)
+
+
 def _measure_or_reuse(cfg: DictConfig) -> tuple[float | None, bool]:
     """The point's speedup, and whether an error may have left a device's memory full."""
     sweep, ranks = Sweep(sweep_folder(cfg)), launched()
+    if _run.jobs:  # not one of several workers
+        stages.enter("checking the point")
     try:
         point = ranks.run(lambda: _prepare_everywhere(cfg))
         result = ranks.broadcast(sweep.newest(point.id) if cfg.resume else None)
@@ -98,6 +127,7 @@ def _measure_or_reuse(cfg: DictConfig) -> tuple[float | None, bool]:
             console.print(f"[dim]{escape(_title(point))}: finished before[/dim]")
         else:
             result = _measure_with_progress(point, sweep)
+            _run.news = True
         if ranks.first:
             _log_point(cfg, sweep, result)
         if ranks.first and failure not in _run.failed:
@@ -111,11 +141,11 @@ def _measure_or_reuse(cfg: DictConfig) -> tuple[float | None, bool]:
 class SweepCallback(Callback):
     """Refuses a run that cannot work before any file is written, and reports when all points are done.
 
-    report: writes the sweep's table, figure and report.
+    report: writes the sweep's table, figure and report. live: writes the report between points.
     """
 
-    def __init__(self, report: Callable[[Sweep], None]) -> None:
-        self._report = report
+    def __init__(self, report: Callable[[Sweep], None], live: Callable[[Sweep, str], None]) -> None:
+        self._report, self._live = report, live
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
         self._start(config, [config])
@@ -134,8 +164,13 @@ class SweepCallback(Callback):
         job_return.cfg = job_return.hydra_cfg = None
 
     def _start(self, config: DictConfig, jobs: list[DictConfig]) -> None:
-        _run.jobs, _run.failed, _run.report = jobs, set(), self._report
+        _run.jobs, _run.failed, _run.measured_s, _run.course, _run.news = jobs, set(), [], None, False
+        _run.report, _run.live = self._report, self._live
+        stages.enter(f"checking {len(jobs)} point{'s' * (len(jobs) != 1)}")
         _check(jobs[:MOST_CHECKED_BEFORE])
+        if launched().first and config.hydra.mode == RunMode.MULTIRUN:
+            measures_here = config.hydra.launcher._target_.endswith(".BasicLauncher")
+            _begin(sweep_folder(config), len(jobs), measures_here)
         _signals.install(lambda code: _finish(config, code))
 
 
@@ -145,13 +180,14 @@ def _check(configs: list[DictConfig]) -> None:
     for number, config in enumerate(configs):
         try:
             require_basic_launcher(config.hydra.launcher._target_)
-            _prepare_everywhere(config)
             logger(config)
             Sweep(sweep_folder(config)).all_results()  # raises for results of a newer version
+            _prepare_everywhere(config)  # last: it may train the toy pair
             return
         except (UserError, HydraException, OmegaConfBaseException) as error:
             complaint = error if number == 0 else complaint
         except Exception:  # a bug of ours: Hydra would only warn and continue
+            stages.leave()
             traceback.print_exc()
             sys.exit(FAILED_POINTS)
     refuse(complaint)
@@ -196,15 +232,18 @@ def logger(cfg: DictConfig) -> Any:
 
 
 def _measure_with_progress(point: Point, sweep: Sweep) -> Result:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(escape(_title(point)), total=len(point.examples))
-        result = run_point(point, sweep, since_last_point_s(), lambda: progress.advance(task))
+    place, points = _place()
+    title, measured_s = _title(point), _run.measured_s
+    typical_s = sum(measured_s) / len(measured_s) if measured_s else None
+    with PointProgress(title, len(point.examples), place, points, typical_s) as shown:
+        result = run_point(point, sweep, since_last_point_s(), shown.advance, shown.stage)
+    measured_s.append(result.seconds["total"] - result.seconds["setup"])  # the first point's has the imports
     speedup, quality = result.speedup.value, result.quality
-    faster = "" if speedup is None else f", {speedup:.2f}x"
-    console.print(f"{escape(_title(point))}: {quality.metric} {quality.value:.2f}{faster}")
-    busy = result.environment.busy_elsewhere_percent
-    if busy > BUSY_PERCENT:
+    faster = "" if speedup is None else f", {times(speedup)}"
+    left = "" if place >= points else f"; {remaining((points - place) * sum(measured_s) / len(measured_s))}"
+    console.print(f"{escape(title)}: {quality.metric} {quality.value:.2f}{faster}{left}")
+    if result.environment.busy:
+        busy = result.environment.busy_elsewhere_percent
         console.print(f"[bold red]{busy:.0f} % of the machine was busy with something else[/bold red]: timings suffer")
     return result
 
@@ -219,10 +258,14 @@ def process_age_s() -> float:
     return _age_at_import_s + time.perf_counter() - _imported_s
 
 
-def _title(point: Point) -> str:
+def _place() -> tuple[int, int]:
+    """The point's place in the sweep, from 1, and how many there are; a launcher's worker knows its place alone."""
     number = HydraConfig.get().job.get("num") if HydraConfig.get().mode == RunMode.MULTIRUN else None
-    place = "" if number is None else f"{number + 1}/{len(_run.jobs)} " if _run.jobs else f"{number + 1} "
-    return place + " ".join([point.policy, *(f"{knob}={value}" for knob, value in point.knobs.items())])
+    return (1, 1) if number is None else (number + 1, len(_run.jobs) or number + 1)
+
+
+def _title(point: Point) -> str:
+    return title_of(point, *_place(), HydraConfig.get().overrides.task)
 
 
 def _log_point(cfg: DictConfig, sweep: Sweep, result: Result) -> None:
@@ -260,6 +303,7 @@ def _record_failure(cfg: DictConfig, sweep: Sweep, error: Exception, what: str =
             raise
         folder = Path(f"not written ({fault})")
     _run.failed.add(failure.point)
+    _run.news = True
     console.print(f"[bold red]{what}[/bold red] {failure.policy} {knobs}: {escape(plain_message(error))}")
     if not isinstance(error, UserError):
         trace = f"traceback in {folder / 'failed.json'}" if launched().first else cause.traceback
@@ -283,12 +327,17 @@ def _finish(config: DictConfig, code: int = 0) -> None:
     """Write the table, the figure and the report. Exit non-zero if a point failed or the run was stopped."""
     _signals.restore()
     sweep = Sweep(sweep_folder(config))
+    if _run.course is not None:
+        _run.course.stop(ended=code == 0)
+        _run.course = None
     if code:
         console.print("[bold]stopped[/bold]; finished points are kept, the same command runs the rest")
     try:
         if launched().first:
+            stages.enter("writing the report")
             _run.report(sweep)
     except Exception as error:  # Hydra turns exceptions of callbacks into warnings
+        stages.leave()
         traceback.print_exc()
         console.print(f"[bold red]the report could not be written[/bold red]: {escape(str(error))}")
         sys.exit(code or FAILED_POINTS)

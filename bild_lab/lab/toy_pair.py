@@ -13,17 +13,28 @@ import signal
 import subprocess
 import sys
 from dataclasses import asdict
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from omegaconf import OmegaConf
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import (
+    AutoConfig,
+    AutoModelForSeq2SeqLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError
 from bild_lab.files import cache_folder
-from bild_lab.lab.cli import BAD_INPUT, INTERRUPTED, console
+from bild_lab.lab.cli import BAD_INPUT, INTERRUPTED, console, stages
 from bild_lab.lab.config import config_dir, typed
 from bild_lab.lab.data.examples import DatasetSpec, Example, load_examples
 
@@ -73,10 +84,36 @@ def toy_folder(name: str) -> Path:
     return cache_folder() / f"{name.replace(':', '-')}-{digest}"
 
 
+def untrained(name: object) -> bool:
+    """Whether this names a member of the toy pair that would be trained now. Raises UserError for another member."""
+    return isinstance(name, str) and name.startswith("toy:") and not (toy_folder(name) / "checkpoint").exists()
+
+
+@lru_cache
+def stand_in(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A member's architecture without weights, and a tokenizer without words: enough to check what uses them."""
+    values = toy_config(f"model/{MEMBERS.get(name, MEMBERS['toy:large'])}")
+    special = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+    config = AutoConfig.for_model(**values["config"], vocab_size=values["vocabulary"], **special)
+    with torch.device("meta"):
+        module = AutoModelForSeq2SeqLM.from_config(config)
+    pieces = {"<pad>": 0, "</s>": 1, "<unk>": 2}
+    words = Tokenizer(WordLevel(pieces, unk_token="<unk>"))
+    return module, PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
+    )
+
+
 def toy_examples() -> tuple[DatasetSpec, tuple[Example, ...]]:
     """The dataset that the pair is trained on, and its examples."""
     spec = typed(DatasetSpec, OmegaConf.create(toy_config("dataset/toy") | {"split": "train"}), "dataset")
-    return spec, load_examples(spec)
+    return spec, _examples(spec)
+
+
+@lru_cache(maxsize=1)
+def _examples(spec: DatasetSpec) -> tuple[Example, ...]:
+    """Read once in a process: that takes a second, and each member's folder is named after them."""
+    return load_examples(spec)
 
 
 def toy_config(name: str) -> dict[str, Any]:
@@ -98,7 +135,8 @@ def _train(name: str) -> None:
         )
     path = os.pathsep.join([str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-P", "-m", TRAIN, name]  # -P: modules in the working folder must not shadow libraries
-    console.print(f"training {name}, once; the cache {cache_folder()} keeps it")
+    stages.leave()
+    console.print(f"training {name}, once; the cache {cache_folder()} keeps it. A few minutes: the time left follows")
     ended = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True, check=False
     )

@@ -25,8 +25,8 @@ from bild_lab.papers.finished_points import RowOf, read_points
 from bild_lab.papers.match_rates import Rate, read_rates
 from bild_lab.papers.mixed_texts import draw_texts, texts_as_markdown
 from bild_lab.papers.published import SCALES, Published, load_published
-from bild_lab.papers.verdicts import AGREES, Comparison, compare, markdown
-from bild_lab.report.provenance import notes
+from bild_lab.papers.verdicts import AGREES, UNKNOWN, Comparison, compare, markdown
+from bild_lab.report.provenance import caption, notes
 
 
 @dataclass(frozen=True)
@@ -100,11 +100,21 @@ class Drawn:
 
     @property
     def summary(self) -> str:
-        """One line: how many numbers stand beside printed ones, not beside formulas, and how many agree."""
+        """The files, then a line for each claim, those that hold first, and one that counts the numbers that agree.
+
+        Numbers beside a formula are not counted.
+        """
+        lines = [f"{self.path}.png, .pdf, .md: {self.scale} scale"]
+        for one in self.comparison.claims:
+            where = "" if one.verdict == UNKNOWN else f" ({one.panel})"
+            lines.append(f"{one.verdict}: {one.order.claim}{where}")
         beside = [one for one in self.comparison.lines if one.beside is not None and one.cell.formula is None]
         agree = sum(line.verdict == AGREES for line in beside)
-        counted = f", {agree} of {len(beside)} numbers agree with the paper" if beside else ""
-        return f"{self.path}.png, .pdf, .md: {self.scale} scale{counted}"
+        others = ", whose models, data and hardware are others" if self.scale == "small" else ""
+        if beside:
+            agrees = "agrees" if agree == 1 else "agree"
+            lines.append(f"{agree} of {len(beside)} numbers {agrees} with the paper{others}")
+        return "\n  ".join(lines)
 
 
 def draw_figure(name: str, outputs: Path, folder: Path, scale: str | None = None) -> Drawn:
@@ -138,7 +148,8 @@ def _drawn(name: str, figure: PaperFigure, published: Published, points: list[An
     path = folder / (name if scale == "paper" else f"{name}_small")
     beside = published.stands_for.panel if scale == "small" else None
     title = f"{published.item} ({published.paper.partition(',')[0]})"
-    picture = Picture(title, _where(points), points, figure.row, comparison, published, beside)
+    subtitle = ", ".join(filter(None, (_where(points), caption([one for one in points if isinstance(one, Result)]))))
+    picture = Picture(title, subtitle, points, figure.row, comparison, published, beside)
     figure.draw(picture, path.with_suffix(".png"))
     drawn = Drawn(name, scale, path, comparison)
     parts = [_heading(published, points, drawn), markdown(comparison), figure.texts(points)]
@@ -189,12 +200,16 @@ def _listed(values: Any) -> str:
 
 
 def _nothing(name: str, published: Published, outputs: Path, scale: str | None) -> str:
+    """What the figure needs, and the commands that make it, one a line."""
     scales = SCALES if scale is None else (scale,)
     folders = dict.fromkeys(str(outputs / each) for one in scales for each in published.folders[one])
-    ways = []
-    if "paper" in scales:
-        ways.append(f"at the paper's scale {'; '.join(published.commands['paper'])}")
-    if "small" in scales:
-        commands = published.commands["small"] or [f"the one of conf/experiment named {published.folders['small'][0]}"]
-        ways.append(f"at small scale {'; '.join(commands)}")
-    return f"{name} wants finished points in {' or '.join(folders)}, got none; run {', or '.join(ways)}"
+    lines = [f"{name} wants finished points in {' or '.join(folders)}, got none"]
+    for one in scales:
+        commands = published.commands[one]
+        if one == "small" and not commands:
+            commands = [f"the one of conf/experiment named {published.folders['small'][0]}"]
+        lines.append("at the paper's scale run" if one == "paper" else "at small scale run")
+        lines += [f"  {command}" for command in commands]
+    if published.commands["small"] and "small" in scales:
+        lines += ["or let this command run them", f"  python scripts/figures.py {name} scale=small run=true"]
+    return "\n".join(lines)

@@ -10,14 +10,13 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 from rich.box import SIMPLE_HEAD
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from bild_lab.engine.models.checkpoint import resolve_device, resolve_dtype
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.session import LoadedModel
 from bild_lab.errors import UserError, require_model_path, require_whole
-from bild_lab.lab.cli import console, escape, output
+from bild_lab.lab.cli import escape, output, progress
 from bild_lab.lab.config import typed
 from bild_lab.lab.data.examples import DatasetSpec, load_examples
 from bild_lab.lab.formatting import short_name
@@ -42,9 +41,9 @@ def match_rates(cfg: DictConfig) -> None:
     spec = typed(MatchSpec, OmegaConf.create(node), "the configuration")
     dataset = typed(DatasetSpec, cfg.dataset, "dataset")
     require_whole("decoding.max_new_tokens", cfg.decoding.max_new_tokens, 1)
+    examples = load_examples(dataset)
     target = target_of(cfg)
     layers = layers_of(spec, target)
-    examples = load_examples(dataset)
     settings = {
         **settings_of(spec, layers, target, cfg.decoding.max_new_tokens),
         **{f"dataset.{key}": value for key, value in asdict(dataset).items()},
@@ -52,8 +51,7 @@ def match_rates(cfg: DictConfig) -> None:
     }
     require_same_rates(folder, settings)
     requests = [request_for(target, one.prompt, dataset, cfg.decoding.max_new_tokens) for one in examples]
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    with progress() as bar:
         task = bar.add_task("texts", total=len(requests))
         found = measure_match_rates(target, requests, spec, lambda: bar.advance(task))
     write(found, folder, settings, target)

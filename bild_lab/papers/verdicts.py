@@ -15,6 +15,7 @@ QUALITY = "quality"  # comparable only between texts of the same data set
 
 AGREES, HIGHER, LOWER = "agrees", "higher", "lower"
 HOLDS, WITHIN, FAILS, UNKNOWN = "holds", "within the intervals", "does not hold", "not measured"
+VERDICTS = (HOLDS, WITHIN, FAILS, UNKNOWN)  # on claims, in the order of reports
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,9 @@ class ClaimLine:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One figure at one scale, compared. missing: how many of the paper's numbers were not measured."""
+    """One figure at one scale, compared: claims that hold first. missing: how many of the paper's numbers were not
+    measured.
+    """
 
     lines: list[Line]
     claims: list[ClaimLine]
@@ -81,6 +84,7 @@ def compare(cells: Sequence[Cell], published: Published, scale: str) -> Comparis
             used.add(key)
         lines.append(Line(cell, beside, tolerance))
     claims = [line for order in published.orders for line in claim_lines(order, cells)]
+    claims.sort(key=lambda line: VERDICTS.index(line.verdict))
     return Comparison(lines, claims, len(published.printed) - len(used))
 
 
@@ -112,12 +116,8 @@ def overlapping(one: Cell, other: Cell) -> bool:
 
 
 def markdown(comparison: Comparison) -> str:
-    """Both tables as Markdown; empty if neither has rows."""
+    """Both tables as Markdown, that of the claims first; empty if neither has rows."""
     parts = []
-    if comparison.lines:
-        rows = [("panel", "row", "quantity", "here", "paper", "tolerance", "verdict"), ("---",) * 7]
-        rows += [_cells(line) for line in comparison.lines]
-        parts.append("\n".join("| " + " | ".join(row) + " |" for row in rows))
     if comparison.claims:
         rows = [("claim of the paper", "panel", "rows, none below the next", "quantity", "here"), ("---",) * 5]
         rows += [
@@ -125,6 +125,10 @@ def markdown(comparison: Comparison) -> str:
             for one in comparison.claims
         ]
         parts.append("\n".join("| " + " | ".join(_safe(cell) for cell in row) + " |" for row in rows))
+    if comparison.lines:
+        rows = [("panel", "row", "quantity", "here", "paper", "tolerance", "verdict"), ("---",) * 7]
+        rows += [_cells(line) for line in comparison.lines]
+        parts.append("\n".join("| " + " | ".join(row) + " |" for row in rows))
     return "\n\n".join(parts)
 
 

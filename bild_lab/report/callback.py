@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from bild_lab.lab.sweep import SweepCallback
-from bild_lab.report.sweep import report_sweep
+from hydra.experimental.callback import Callback
+
+from bild_lab.lab.cli import stages
 
 
-class ReportedSweep(SweepCallback):
-    """Writes the table, figure and report of a sweep when it ends, however it ends."""
+def reported_sweep() -> Callback:
+    """A callback that writes the table, figure and report of a sweep when it ends, however it ends."""
+    stages.enter("loading PyTorch")
+    from bild_lab.lab.sweep import SweepCallback  # late: torch takes seconds to load
+    from bild_lab.report.live import LiveReport
+    from bild_lab.report.sweep import report_sweep
 
-    def __init__(self) -> None:
-        super().__init__(report_sweep)
+    return SweepCallback(report_sweep, LiveReport())

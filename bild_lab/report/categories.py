@@ -14,6 +14,7 @@ from bild_lab.lab.results.groups import Group, by_setting
 from bild_lab.lab.schema.columns import COLUMNS
 from bild_lab.lab.schema.result import Category, Result
 from bild_lab.report.page.tables import TableCell, TableColumn, TableRow, speedup_cell
+from bild_lab.report.provenance import disturbance
 
 OVERALL = "overall"
 _NUMBERS = ("n_examples", "speedup", "tokens_per_s", "tokens_per_target_call", "acceptance_rate")
@@ -41,14 +42,15 @@ def category_table(group: Group) -> tuple[list[TableColumn], list[TableRow]]:
 def terminal_table(results: Sequence[Result]) -> Table | None:
     """Tabulate each setting's best point at no loss, or its fastest, by category; None without categories."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("category", no_wrap=True)
+    table.add_column("category", overflow="fold")
     for name in _NUMBERS:
         table.add_column(COLUMNS[name].short_title, justify="right", no_wrap=True)
     for group in by_setting(results):
         best = group.best(0.0) or group.results[0]
         if not best.categories:
             continue
-        table.add_row(Text(point_label(best, group.knobs(best)), style="bold"))
+        why = disturbance(best.environment)
+        table.add_row(Text(point_label(best, group.knobs(best)) + (f", {why}" if why else ""), style="bold"))
         for one in _categories(group, best):
             numbers, speedup = one.numbers, one.numbers.speedup
             faster = f"{number(speedup.value)} {interval(speedup.low, speedup.high)}".strip()
@@ -85,7 +87,7 @@ def _rate(one: CategoryOfPoint) -> TableCell:
 
 _CELLS = {
     "n_examples": lambda one: TableCell(number(one.numbers.n_examples, 0), "", one.numbers.n_examples),
-    "speedup": lambda one: speedup_cell(one.numbers),
+    "speedup": lambda one: speedup_cell(one.result, one.numbers),
     "tokens_per_s": _rate,
     "tokens_per_target_call": lambda one: TableCell(
         number(one.numbers.tokens_per_target_call), "", one.numbers.tokens_per_target_call

@@ -1,9 +1,11 @@
-"""Two sweeps or commits, A and B, compared: a table in the terminal, `compare.csv`, and a page."""
+"""Two sweeps or commits, A and B, compared: a table in the terminal, `compare.csv`, `compare.json`, and a page."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,10 @@ from bild_lab.lab.analysis.paired import NOT_COMPARED, SAME, SIGNIFICANT, Compar
 from bild_lab.lab.formatting import MISSING, interval, knob_label, number, short_name, signed, signed_interval, times
 from bild_lab.lab.results.groups import varying_knobs
 from bild_lab.lab.schema.result import Result, Speedup
-from bild_lab.report.page.html import page_environment
+from bild_lab.report.page.forest import forest
 from bild_lab.report.page.tables import TableCell
+from bild_lab.report.page.templates import page_environment
+from bild_lab.report.provenance import unreliable
 from bild_lab.report.terminal import WIDTH
 
 DRIFT = 0.1  # of the baseline's latency, beyond which the machine, not the method, may have changed
@@ -28,7 +32,8 @@ _LEGEND = (
     f"paired by example. A quality differs where p < {SIGNIFICANT}, paired."
 )
 _BASE = "baseline B/A: the same of the baselines timed beside them, which should be 1 where only the method changed."
-TITLES = "policy|knobs|speedup A|speedup B|latency B/A|baseline B/A|speed|A|B minus A|p|quality".split("|")
+_SPEED = ("A", "B", "latency B/A", "baseline B/A", "verdict")
+_QUALITY = ("A", "B", "B minus A", "p", "verdict")
 
 
 def summary(compared: Sequence[Compared]) -> str:
@@ -65,6 +70,14 @@ def notes(
             f"{len(drifted)} of {len(compared)} points: compare the speedups rather than the latencies, unless the "
             "baseline's code is what changed."
         )
+    for name, results in (("A", [one.pair.a for one in compared]), ("B", [one.pair.b for one in compared])):
+        remarks += [f"{name}: {remark}" for remark in unreliable(results)]
+    for decoded in dict.fromkeys((one.n_examples, *one.decoded) for one in compared):
+        if set(decoded) != {decoded[0]}:
+            remarks.append(
+                f"Compared over the {decoded[0]} examples that both have: A decoded {decoded[1]}, B {decoded[2]}. "
+                "Speedups and qualities are of these examples too."
+            )
     for name, results in alone.items():
         if results:
             policies = ", ".join(dict.fromkeys(result.policy for result in results))
@@ -74,16 +87,14 @@ def notes(
 
 def comparison_table(compared: Sequence[Compared]) -> Table:
     """Tabulate the comparison for the terminal, in A's order."""
-    table = Table(box=SIMPLE_HEAD, width=WIDTH, pad_edge=False, padding=(0, 1, 0, 0), caption_justify="left")
+    table = Table(box=SIMPLE_HEAD, width=WIDTH, pad_edge=False, padding=0, caption_justify="left")
     table.add_column("point", ratio=1, overflow="fold")
-    for title in ("speedup\nA, B", "latency\nB/A", "speed", "quality\nA", "quality\nB minus A", "quality"):
+    for title in ("speedup\nA, B", "latency\nB/A", "speed", "quality A,\nB minus A", "quality"):
         table.add_column(title, justify="left" if title in ("speed", "quality") else "right", no_wrap=True)
-    for one, row in zip(compared, _rows(compared), strict=True):
-        knobs = " ".join(filter(None, (row["knobs"].text, row["knobs"].detail)))
-        cells = {**row, "policy": TableCell(row["policy"].text, knobs)}
-        cells["speedup A"] = TableCell(f"{number(one.pair.a.speedup.value)}, {number(one.pair.b.speedup.value)}")
-        shown = ("policy", "speedup A", "latency B/A", "speed", "A", "B minus A", "quality")
-        table.add_row(*(_text(cells[title]) for title in shown))
+    for one, (point, speed, quality) in zip(compared, _rows(compared), strict=True):
+        both = TableCell(", ".join(number(speedup.value) for speedup in one.speedups))
+        shown = (point, both, speed[2], speed[4], quality[0], quality[2], quality[4])
+        table.add_row(*(_text(cell) for cell in shown))
     table.caption = Text(_LEGEND, style="dim", justify="left")
     return table
 
@@ -98,15 +109,17 @@ def comparison_frame(compared: Sequence[Compared]) -> pd.DataFrame:
             "point_a": one.pair.a.point,
             "point_b": one.pair.b.point,
             "compared_examples": one.n_examples,
-            "speedup_a": one.pair.a.speedup.value,
-            "speedup_b": one.pair.b.speedup.value,
+            "examples_a": one.decoded[0],
+            "examples_b": one.decoded[1],
+            "speedup_a": one.speedups[0].value,
+            "speedup_b": one.speedups[1].value,
             **_estimate("latency_ratio", one.latency),
             **_estimate("baseline_latency_ratio", one.baseline_latency),
             "speed": one.speed_verdict,
             "why_not_compared": one.unfit,
             "quality_metric": one.pair.a.quality.metric,
-            "quality_a": one.pair.a.quality.value,
-            "quality_b": one.pair.b.quality.value,
+            "quality_a": one.qualities[0],
+            "quality_b": one.qualities[1],
             **_estimate("quality_difference", one.quality),
             "p_value": None if one.quality is None else one.quality.p_value,
             "quality": one.quality_verdict,
@@ -119,25 +132,31 @@ def comparison_frame(compared: Sequence[Compared]) -> pd.DataFrame:
 def write_comparison(
     folder: Path, names: tuple[str, str], compared: Sequence[Compared], remarks: Sequence[str]
 ) -> None:
-    """Write `compare.csv` and `compare.html`. Everything that came from outside the package is escaped."""
+    """Write `compare.csv`, `compare.json` (what the lab book says) and `compare.html`.
+
+    Everything that came from outside the package is escaped.
+    """
+    rows, said = _rows(compared), summary(compared)
+    about = {"names": names, "summary": said, "notes": remarks, "compared": datetime.now(UTC).isoformat()}
     write_atomically(folder / "compare.csv", comparison_frame(compared).to_csv(index=False).encode())
-    text = (
-        page_environment()
-        .get_template("compare.html.j2")
-        .render(
-            names=names,
-            summary=summary(compared),
-            notes=remarks,
-            legend=f"{_LEGEND} {_BASE}",
-            titles=TITLES,
-            rows=[[(cell, cell.text in _COLOURS) for cell in row.values()] for row in _rows(compared)],
-        )
+    write_atomically(folder / "compare.json", json.dumps(about, indent=2, ensure_ascii=False).encode())
+    page = page_environment().get_template("compare.html.j2")
+    text = page.render(
+        names=names,
+        summary=said,
+        notes=remarks,
+        legend=f"{_LEGEND} {_BASE}",
+        speed=_SPEED,
+        metric="quality" if len(metrics := {one.pair.a.quality.metric for one in compared}) > 1 else metrics.pop(),
+        quality=_QUALITY,
+        rows=rows,
+        forest=forest(compared, [" ".join(filter(None, (point.text, point.detail))) for point, _, _ in rows]),
     )
     write_atomically(folder / "compare.html", text.encode())
 
 
-def _rows(compared: Sequence[Compared]) -> list[dict[str, TableCell]]:
-    """The cells of each point by their titles. Knobs that all points of a policy share are left out."""
+def _rows(compared: Sequence[Compared]) -> list[tuple[TableCell, list[TableCell], list[TableCell]]]:
+    """The cells of each point: its name, its speed and its quality. Knobs that a policy's points share are left out."""
     return [_row(one, _distinguishing([other.pair.a for other in compared], one.pair.a)) for one in compared]
 
 
@@ -146,26 +165,25 @@ def _distinguishing(results: Sequence[Result], own: Result) -> list[str]:
     return [knob for knob in varying_knobs(peers) if knob in own.knobs] if len(peers) > 1 else list(own.knobs)
 
 
-def _row(one: Compared, knobs: list[str]) -> dict[str, TableCell]:
-    a, b, quality = one.pair.a, one.pair.b, one.quality
+def _row(one: Compared, knobs: list[str]) -> tuple[TableCell, list[TableCell], list[TableCell]]:
+    latency, base, quality = one.latency, one.baseline_latency, one.quality
     setting = ", ".join(f"{key} {short_name(value)}" for key, value in one.pair.distinct.items())
-    latency, base = one.latency, one.baseline_latency
-    cells = (
-        TableCell(a.policy),
-        TableCell(knob_label(a, knobs), setting),
-        TableCell(times(a.speedup.value)),
-        TableCell(times(b.speedup.value)),
+    point = TableCell(one.pair.a.policy, ", ".join(filter(None, (knob_label(one.pair.a, knobs), setting))))
+    speed = [
+        *(TableCell(times(each.value), _bounds(each)) for each in one.speedups),
         TableCell(MISSING) if latency is None else TableCell(number(latency.value, 3), _bounds(latency)),
         TableCell(MISSING) if base is None else TableCell(number(base.value, 3), _bounds(base)),
         TableCell(one.speed_verdict),
-        TableCell(number(a.quality.value), a.quality.metric),
+    ]
+    qualities = [
+        *(TableCell(number(value)) for value in one.qualities),
         TableCell(MISSING)
         if quality is None
         else TableCell(signed(quality.value), signed_interval(quality.low, quality.high)),
         TableCell(MISSING if quality is None else number(quality.p_value, 3)),
         TableCell(one.quality_verdict),
-    )
-    return dict(zip(TITLES, cells, strict=True))
+    ]
+    return point, speed, qualities
 
 
 def _text(cell: TableCell) -> Text:

@@ -20,12 +20,16 @@ from bild_lab.files import write_atomically
 from bild_lab.lab.formatting import MINUS, TIMES, knob_label, short_name
 from bild_lab.lab.results.groups import Group, by_setting
 from bild_lab.lab.schema.result import Result
+from bild_lab.report.axes import front_corners, log_ticks, speedups_on_axis
+from bild_lab.report.bars import cut_at, with_bars
 from bild_lab.report.labels import Box, place_labels, segment_boxes
+from bild_lab.report.provenance import caption
 from bild_lab.report.style import FIGURE_STYLE, HAIRLINE, INK, MUTED, Mark, marks
 
 _PANEL_INCHES = (8.0, 5.0)
 _DPI = 150
 _LABELS_AT_MOST = 6
+_ARROWS = {"left": "<", "right": ">", "down": "v", "up": "^"}
 
 
 @dataclass(frozen=True)
@@ -65,31 +69,6 @@ def draw_pareto(results: Sequence[Result], path: Path) -> None:
     write_atomically(path, image.getvalue())
 
 
-def speedup_ticks(low: float, high: float) -> list[float]:
-    """Return round speedups whose latencies, one over the speedup, lie between `low` and `high`."""
-    fastest, slowest = 1 / max(low, 0.01), 1 / high
-    step = next((step for step in (0.1, 0.25, 0.5, 1.0, 2.0, 5.0) if (fastest - slowest) / step <= 10), 10.0)
-    spread = (high - low) / 13  # ticks that are closer would overlap
-    kept: list[float] = []
-    for index in range(1, int(fastest / step) + 1):
-        tick = round(index * step, 2)
-        if tick >= slowest and (not kept or 1 / kept[-1] - 1 / tick >= spread):
-            kept.append(tick)
-    return kept
-
-
-def log_ticks(low: float, high: float) -> list[float]:
-    """Return 1, 2 and 5 times every power of ten between `low` and `high`."""
-    series = [digit * 10.0**power for power in range(-3, 4) for digit in (1, 2, 5)]
-    return [tick for tick in series if low <= tick <= high]
-
-
-def speedups_on_axis(group: Group) -> list[float]:
-    """Return the speedups that the upper axis names."""
-    low, high = group.limits()[0]
-    return log_ticks(1 / high, 1 / low) if group.wide else speedup_ticks(low, high)
-
-
 def _draw_panel(panel: _Panel) -> None:
     panel.axes.grid(color=HAIRLINE, linewidth=0.7)
     panel.axes.set_axisbelow(True)
@@ -106,38 +85,36 @@ def _draw_panel(panel: _Panel) -> None:
     _label_front(panel)
 
 
-def front_corners(group: Group) -> list[tuple[float, float]]:
-    """Return the corners of the front; the baseline is the last one unless something faster is as good."""
-    positions = [group.position(result) for result in group.front()]
-    corners = [(position.x, position.y) for position in positions if position is not None]
-    quality = group.baseline_quality
-    if group.relative and quality is not None and not any(x <= 1.0 and y >= quality - 1e-9 for x, y in corners):
-        corners = sorted([*corners, (1.0, quality)])
-    return corners
-
-
 def _draw_points(panel: _Panel) -> None:
+    """The marks; bars and arrows where bars are cut for the points that `with_bars` selects."""
     front = {id(result) for result in panel.group.front()}
+    barred = {id(result) for result in with_bars(panel.group)}
+    limits = panel.group.limits()
     for result in reversed(panel.group.results):
-        at = panel.group.position(result)
-        if at is None or result.is_baseline:  # it has its own mark
+        position = panel.group.position(result)
+        if position is None or result.is_baseline:  # it has its own mark
             continue
         mark = panel.colours[result.policy]
         chosen = id(result) in front
-        panel.axes.errorbar(
-            at.x,
-            at.y,
-            xerr=[[max(0.0, at.x - at.x_low)], [max(0.0, at.x_high - at.x)]],
-            yerr=[[max(0.0, at.y - at.y_low)], [max(0.0, at.y_high - at.y)]],
-            fmt="none",
-            ecolor=mark.colour,
-            elinewidth=0.9,
-            alpha=0.55 if chosen else 0.2,
-            zorder=2,
-        )
+        if id(result) in barred:
+            at, cuts = cut_at(position, limits)
+            panel.axes.errorbar(
+                at.x,
+                at.y,
+                xerr=[[max(0.0, at.x - at.x_low)], [max(0.0, at.x_high - at.x)]],
+                yerr=[[max(0.0, at.y - at.y_low)], [max(0.0, at.y_high - at.y)]],
+                fmt="none",
+                ecolor=mark.colour,
+                elinewidth=0.9,
+                zorder=2,
+            )
+            for each in cuts:
+                panel.axes.plot(
+                    each.x, each.y, _ARROWS[each.direction], color=mark.colour, ms=4.5, clip_on=False, zorder=3
+                )
         fill = mark.colour if chosen else "white"
         order = 5 if chosen else 4
-        panel.axes.plot(at.x, at.y, mark.marker, ms=6.5, mfc=fill, mec=mark.colour, mew=1.3, zorder=order)
+        panel.axes.plot(position.x, position.y, mark.marker, ms=6.5, mfc=fill, mec=mark.colour, mew=1.3, zorder=order)
 
 
 def _frame(axes: Axes, group: Group) -> None:
@@ -194,8 +171,10 @@ def _draw_texts(panel: _Panel) -> None:
     for share, text, font in (
         (0.952, title, {"size": 11.5, "weight": "bold"}),
         (0.908, subtitle, {"color": MUTED}),
+        (0.872, caption(group.results), {"color": INK}),  # left of the upper axis' title
     ):
-        panel.figure.text(0.09, panel.bottom + share * panel.height, text, va="center", **font)
+        if text:
+            panel.figure.text(0.09, panel.bottom + share * panel.height, text, va="center", **font)
 
 
 def _draw_legend(panel: _Panel) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from bild_lab.lab.formatting import MISSING
+from bild_lab.lab.formatting import MISSING, number, percent
 from bild_lab.lab.schema.result import Result
+from bild_lab.lab.schema.setting import Environment
 
 # what can differ between two sources of points
 _SOURCE = ("sweep", "host", "hardware", "cores", "bild_lab", "code", "git", "torch", "transformers", "tokenizers", "os")
@@ -14,14 +15,7 @@ _SOURCE = ("sweep", "host", "hardware", "cores", "bild_lab", "code", "git", "tor
 
 def notes(results: Sequence[Result], older: int = 0) -> list[str]:
     """Return what a reader must know before trusting the numbers, a sentence each; usually none."""
-    remarks = []
-    shared = sum(bool(result.environment.shared_device) for result in results)
-    if shared:
-        remarks.append(
-            f"{shared} of {_many(len(results), 'point')} {_were(shared)} timed beside other jobs on the same device: "
-            "do not rely on their latencies and speedups; their quality is valid. "
-            "Alone, with resume=false, they can be timed anew."
-        )
+    remarks = unreliable(results)
     if older:
         remarks.append(
             f"{_many(older, 'older measurement')} of these points {_are(older)} kept in the folder, not shown."
@@ -30,6 +24,44 @@ def notes(results: Sequence[Result], older: int = 0) -> list[str]:
         differing = ", ".join(key for key in found[0] if key != "points")
         remarks.append(f"The points come from {len(found)} sources, which differ in {differing}.")
     return remarks
+
+
+def unreliable(results: Sequence[Result]) -> list[str]:
+    """Return which timings cannot be relied on, a sentence for each reason; usually none."""
+    remarks = []
+    shared = sum(bool(result.environment.shared_device) for result in results)
+    if shared:
+        remarks.append(
+            f"{shared} of {_many(len(results), 'point')} {_were(shared)} timed beside other jobs on the same device: "
+            "do not rely on their latencies and speedups; their quality is valid. "
+            "Alone, with resume=false, they can be timed anew."
+        )
+    busy = [result.environment.busy_elsewhere_percent for result in results if result.environment.busy]
+    if busy:
+        low, high = number(min(busy), 0), number(max(busy), 0)
+        used = low if low == high else f"{low} to {high}"
+        remarks.append(
+            f"{len(busy)} of {_many(len(results), 'point')} {_were(len(busy))} timed while other programs used "
+            f"{used} % of the machine: do not rely on their latencies and speedups; "
+            "their quality is valid. On an idle machine, with resume=false, they can be timed anew."
+        )
+    return remarks
+
+
+def disturbance(environment: Environment) -> str:
+    """Return what else ran while a point was timed: `machine 74 % busy`; empty if the timings can be relied on."""
+    words = []
+    if environment.busy:
+        words.append(f"machine {percent((environment.busy_elsewhere_percent or 0.0) / 100)} busy")
+    if environment.shared_device:
+        words.append("device shared")
+    return ", ".join(words)
+
+
+def caption(results: Sequence[Result]) -> str:
+    """Return the caution for a figure: `3 of 12 points timed on a busy machine`; empty if it needs none."""
+    disturbed = sum(bool(disturbance(result.environment)) for result in results)
+    return f"{disturbed} of {_many(len(results), 'point')} timed on a busy machine" if disturbed else ""
 
 
 def sources(results: Sequence[Result]) -> list[dict[str, str]]:

@@ -1,14 +1,18 @@
-"""Colours and markers of policies, the same in every figure (Okabe and Ito's colour-blind safe set)."""
+"""Colours and markers of policies, the same in every figure.
+
+Okabe and Ito's colour-blind safe set, with orange and sky blue darker: every colour stands out from a white and from a
+dark page by 3 to 1.
+"""
 
 from dataclasses import dataclass
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B97F00", "#2E93CC")
 _MARKERS = (("o", "circle"), ("s", "square"), ("^", "triangle-up"), ("D", "diamond"), ("v", "triangle-down"))
 
 INK = "#1c1e21"
-MUTED = "#6b7280"
+MUTED = "#777c86"
 HAIRLINE = "#e5e7eb"
-STAGE_COLOURS = {"prefill": "#999999", "draft": "#56B4E9", "verify": "#0072B2", "host": "#E69F00"}
+STAGE_COLOURS = {"prefill": "#8a8a8a", "draft": "#2E93CC", "verify": "#0072B2", "host": "#B97F00"}
 
 FIGURE_STYLE = {
     "font.family": "DejaVu Sans",
@@ -35,6 +39,6 @@ class Mark:
 def marks(policies: list[str]) -> dict[str, Mark]:
     """Give each policy its colour and marker; no two of thirty policies get the same pair."""
     return {
-        policy: Mark(_COLOURS[index % len(_COLOURS)], *_MARKERS[index % len(_MARKERS)])
+        policy: Mark(COLOURS[index % len(COLOURS)], *_MARKERS[index % len(_MARKERS)])
         for index, policy in enumerate(policies)
     }

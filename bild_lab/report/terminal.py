@@ -1,4 +1,4 @@
-"""What a sweep found, in the terminal: a headline and a table of at most 100 columns."""
+"""What a sweep found, in the terminal: a table of at most 80 columns."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ from rich.text import Text
 
 from bild_lab.lab.formatting import (
     TIMES,
-    duration,
     interval,
     knob_label,
     number,
     percent,
-    point_label,
     signed,
-    times,
 )
 from bild_lab.lab.results.groups import Group, by_setting, differing_keys
 from bild_lab.lab.schema.columns import COLUMNS
 from bild_lab.lab.schema.result import Failure, Result
+from bild_lab.report.provenance import disturbance
 
-WIDTH = 100
+WIDTH = 80
 _ON_FRONT = "\u25cf"
 _CROSS = TIMES
+_DISTURBED = "!"
 _NUMBERS = (  # the columns after the quality
     "quality_difference",
     "speedup",
@@ -40,31 +39,15 @@ _LEGEND = (
     + "; ".join(f"{column.short}: {column.words}" for column in _SHORTENED)
     + "."
 )
+_UNRELIABLE = "timed while the machine was busy with something else: do not rely on this speedup"
 _MESSAGE_AT_MOST = 300
-
-
-def headline(results: Sequence[Result]) -> str:
-    """Return what the sweep found, in one or two sentences, with intervals.
-
-    Of several settings it names the one with the greatest speedup at no loss.
-    """
-    groups = by_setting(results)
-    if not groups:
-        return "No point finished, so there is nothing to report."
-    leader = max(groups, key=_speed_at_no_loss)
-    keys = differing_keys(groups)
-    if len(groups) == 1 or not keys:
-        return _verdict(leader)
-    named = ", ".join(f"{key} {leader.setting.get(key)}" for key in keys[:3])
-    return f"Best of {len(groups)} settings ({named}): {_verdict(leader)}"
 
 
 def sweep_table(results: Sequence[Result], failures: Sequence[Failure]) -> Table:
     """Tabulate every point, fastest first, a section per setting, with the failed points at the end."""
     table = Table(box=SIMPLE_HEAD, width=WIDTH, pad_edge=False, padding=0, caption_justify="left")
     table.add_column("", width=1)
-    table.add_column("policy", max_width=16, overflow="fold")
-    table.add_column("knobs", ratio=1, overflow="fold")
+    table.add_column("policy, knobs", ratio=1, overflow="fold")
     groups = by_setting(results)
     metrics = {group.metric for group in groups}
     metric = metrics.pop() if len(metrics) == 1 else "quality"
@@ -72,71 +55,19 @@ def sweep_table(results: Sequence[Result], failures: Sequence[Failure]) -> Table
         table.add_column(title.replace("/", "/\n"), justify="right", no_wrap=True)
     for group in groups:
         if len(groups) > 1:
-            table.add_row("", Text("setting", style="bold"), Text(_difference(group, groups), style="bold"))
+            table.add_row("", Text(f"setting {_difference(group, groups)}", style="bold"))
         for result in group.results:
             table.add_row(*_cells(group, result), style="dim" if result.is_baseline else "")
         table.add_section()
     for failure in failures:
-        texts = (_CROSS, failure.policy, knob_label(failure, list(failure.knobs)), "failed")
+        texts = (_CROSS, f"{failure.policy} {knob_label(failure, list(failure.knobs), ' ')}", "failed")
         table.add_row(*(Text(text) for text in texts), style="red")
     table.caption = Text(_LEGEND, style="dim", justify="left")
+    if any(disturbance(result.environment) for result in results):
+        table.caption.append(f"\n{_DISTURBED} {_UNRELIABLE}", style="red")
     for failure in failures:
         table.caption.append(f"\n{_CROSS} {_message(failure)}", style="red")
     return table
-
-
-def _verdict(group: Group) -> str:
-    candidates = [result for result in group.results if not result.is_baseline]
-    if not group.relative or not candidates or group.baseline_quality is None:
-        return _without_comparison(group)
-    free, cheap = group.best(0.0), group.best(1.0)
-    baseline = f"{group.setting.baseline} ({number(group.baseline_quality)})"
-    if cheap is None:
-        return f"No point came within one point of the {group.metric} of {baseline}."
-    if free is None:
-        fast = f"{_fast(group, cheap)} as fast ({_bounds(group, cheap)})"
-        return f"No point kept the {group.metric} of {baseline}. Within one point of loss, {fast}."
-    bounds = f"({_bounds(group, free)} against {number(free.quality.baseline)})"
-    faster = f"{_fast(group, free)} as fast as {group.setting.baseline} {bounds}{_caution(free)}"
-    first = f"At no loss of {group.metric}, {faster}."
-    if cheap is free:
-        return f"{first} Allowing one point of loss finds nothing faster."
-    return f"{first} Within one point of loss, {_fast(group, cheap)} as fast ({_bounds(group, cheap)})."
-
-
-def _fast(group: Group, best: Result) -> str:
-    return f"{point_label(best, group.knobs(best))} decodes {times(best.speedup.value)}"
-
-
-def _bounds(group: Group, best: Result) -> str:
-    speedup = best.speedup
-    bounds = f"95 % interval {number(speedup.low)} to {number(speedup.high)}; " if speedup.low is not None else ""
-    return f"{bounds}{group.metric} {number(best.quality.value)}"
-
-
-def _caution(best: Result) -> str:
-    """Return a warning if the point is not faster than the baseline, or if its interval includes 1."""
-    speedup = best.speedup
-    if speedup.value <= 1:
-        return ": nothing was faster than the baseline"
-    if speedup.low is not None and speedup.low <= 1:
-        return ": not clearly faster, as the interval holds 1"
-    return ""
-
-
-def _without_comparison(group: Group) -> str:
-    fastest = min(group.results, key=lambda result: result.latency_s.median)
-    label = point_label(fastest, group.knobs(fastest))
-    quality = f"{group.metric} {number(fastest.quality.value)}"
-    reason = "Only the baseline was measured" if group.relative else "No baseline was measured"
-    latency = duration(fastest.latency_s.median)
-    fact = f"{label}, {latency} an example (median), {quality}"
-    return f"{reason}, so there is no speedup to report. Fastest: {fact}."
-
-
-def _speed_at_no_loss(group: Group) -> float:
-    best = group.best(0.0)
-    return best.speedup.value if best is not None else 0.0
 
 
 def _difference(group: Group, groups: list[Group]) -> str:
@@ -145,11 +76,11 @@ def _difference(group: Group, groups: list[Group]) -> str:
 
 def _cells(group: Group, result: Result) -> list[Text]:
     speedup, quality = result.speedup, result.quality
-    faster = f"{number(speedup.value)} {interval(speedup.low, speedup.high)}".strip()
+    mark = _DISTURBED if disturbance(result.environment) else ""
+    faster = f"{mark}{number(speedup.value)} {interval(speedup.low, speedup.high)}".strip()
     texts = [
         _ON_FRONT if any(result is other for other in group.front()) else "",
-        result.policy,
-        knob_label(result, group.knobs(result), " "),
+        f"{result.policy} {knob_label(result, group.knobs(result), ' ')}".strip(),
         number(quality.value),
         signed(quality.difference),
         "baseline" if result.is_baseline else faster,

@@ -40,6 +40,11 @@ class TrainingFolder:
         return self.root / self.result_name
 
     @property
+    def lock(self) -> Path:
+        """Held while a process trains, so that the lab book can tell a running training from an interrupted one."""
+        return self.work / ".running.lock"
+
+    @property
     def tokenizer(self) -> Path:
         """Where a tokenizer made by this training is kept until the training ends."""
         return self.work / "tokenizer"

@@ -9,6 +9,9 @@ from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 
+from bild_lab.lab.data.examples import DatasetSpec
+from bild_lab.lab.data.words import dataset_words
+
 _TEMPLATE = Path(__file__).with_name("model_card.md.j2")
 _LEFT_OUT = ("name", "device", "threads", "log_every")  # of the recipe: they do not change the weights
 
@@ -28,7 +31,7 @@ def checkpoint_card(metrics: Mapping[str, Any], folder: Path) -> ModelCard:
         scores |= {key.replace("_", " "): f"{best[key]:.3f}" for key in best if key.startswith("loss")}
     usage = _commands(
         "As the target, or as the drafter of a target that has the same tokenizer:",
-        f"python run.py policy=vanilla pair.target={checkpoint} {dataset}",
+        f"python run.py policy=vanilla pair.target={checkpoint} pair.draft=null {dataset}",
         f"python run.py -m policy=bild pair.target=LARGE pair.draft={checkpoint} "
         f"policy.fallback=0.3,0.5,0.8 policy.rollback=1,2,5 {dataset}",
     )
@@ -63,8 +66,7 @@ def module_card(metrics: Mapping[str, Any], command: str) -> ModelCard:
         data=f"{metrics['data']}; {metrics['dropped_examples']:,} answers were too short.",
         evaluation=evaluation,
         scores=scores,
-        usage=f"{_commands('', command)}\n\nIt takes `dataset=NAME` and `dataset.path=DIR`, as the training did; "
-        "`metrics.json` has every number.\n",
+        usage=f"{_commands('', command)}\n\n`metrics.json` has every number.\n",
     )
 
 
@@ -89,10 +91,5 @@ def _commands(sentence: str, *commands: str) -> str:
 
 def _dataset_words(metrics: Mapping[str, Any]) -> str:
     """The overrides that choose the dataset of the training; placeholders if the metrics name none."""
-    data = metrics.get("dataset") or {"name": "NAME", "path": "DIR"}
-    words = [f"dataset={data['name']}"]
-    if data["path"] is not None:
-        words.append(f"dataset.path={shlex.quote(data['path'])}")
-    if data.get("prompt_template", "{source}") != "{source}":
-        words.append(f"dataset.prompt_template={shlex.quote(data['prompt_template'])}")
-    return " ".join(words)
+    data = metrics.get("dataset")
+    return "dataset=NAME dataset.path=DIR" if data is None else shlex.join(dataset_words(DatasetSpec(**data)))

@@ -28,25 +28,25 @@ class Recipe:
     one is chosen; None leaves all three out.
     """
 
-    name: str
-    max_steps: int
+    name: str  # of the recipe
+    max_steps: int  # steps of the optimizer, at least 1
     batch_size: int  # examples of one step, over all processes
-    accumulate: int = 1  # forward and backward passes of one step
-    optimizer: str = "adafactor"
-    learning_rate: float
+    accumulate: int = 1  # forward and backward passes of one step: more need less memory
+    optimizer: str = "adafactor"  # or adamw
+    learning_rate: float  # the highest of the schedule, above 0
     scale_parameter: bool = False  # Adafactor: the rate is relative to each parameter's scale
-    schedule: str = "constant"
-    warmup_steps: int = 0
-    clip_norm: float | None = None  # of the gradient; Adafactor clips its own updates
-    label_smoothing: float = 0.0
-    loss: str = "last"
-    precision: str = "auto"  # auto: bfloat16 autocast if the device is fast at it
+    schedule: str = "constant"  # or linear, cosine
+    warmup_steps: int = 0  # steps in which the rate rises, at least 0
+    clip_norm: float | None = None  # of the gradient, above 0; null: never; Adafactor clips its own updates
+    label_smoothing: float = 0.0  # at least 0, below 1
+    loss: str = "last"  # early_exit: mean of the first and last layer's; calm: layer i weighs i / Σj (BiLD §7.2.1)
+    precision: str = "auto"  # float32 or bfloat16; auto: bfloat16 autocast if the device is fast at it
     max_target_tokens: int = 128  # longer answers are cut; evaluations decode no more than this
-    evaluate_every: int | None = 500  # steps
-    log_every: int = 50  # steps
-    device: str = "auto"
-    threads: int | None = None  # CPU threads; None: PyTorch chooses
-    seed: int = 0
+    evaluate_every: int | None = 500  # steps to the next evaluation, checkpoint and choice of the best; null: none
+    log_every: int = 50  # steps to the next line of the log, of which evaluate_every is a multiple
+    device: str = "auto"  # or cpu
+    threads: int | None = None  # CPU threads, at least 1; null: PyTorch chooses
+    seed: int = 0  # of weights and of the order of examples, at least 0
 
     def __post_init__(self) -> None:
         for key in ("max_steps", "batch_size", "accumulate", "max_target_tokens", "log_every"):

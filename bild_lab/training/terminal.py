@@ -11,8 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformers import TrainerCallback
 
 from bild_lab.engine.models.ranks import launched
-
-_BAR = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+from bild_lab.lab.cli import progress, stages
 
 
 class TerminalLog(TrainerCallback):
@@ -65,16 +64,17 @@ class TerminalLog(TrainerCallback):
 @contextmanager
 def progress_bar(shown: bool) -> Iterator[Progress]:
     """A bar of training steps while the block runs."""
+    stages.leave()
     console = Console(stderr=True, soft_wrap=True, highlight=False, quiet=not shown)
-    columns = (*_BAR, TextColumn("{task.fields[loss]}"), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not shown) as bar:
+    counted = (TextColumn("{task.description}"), BarColumn(None), MofNCompleteColumn())
+    columns = (*counted, TextColumn("{task.fields[loss]}"), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not shown, expand=True) as bar:
         yield bar
 
 
 @contextmanager
-def answers_bar(console: Console) -> Iterator[Callable[[int, int], None]]:
+def answers_bar() -> Iterator[Callable[[int, int], None]]:
     """A bar of the first process's answers while the block runs; the block reports (answered, to answer)."""
-    columns = (*_BAR, TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not launched().first) as bar:
+    with progress(shown=launched().first) as bar:
         task = bar.add_task("answers", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +16,8 @@ from transformers.trainer_callback import TrainerState
 
 from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError
+from bild_lab.files import holding
+from bild_lab.lab.cli import stages
 from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.measure.environment import environment
 from bild_lab.training.folder import METRICS, TrainingFolder
@@ -100,6 +102,8 @@ def run(training: Training) -> dict[str, Any]:
 
 def _train(training: Training) -> dict[str, Any]:
     job, folder = training.job, training.folder
+    if job.progress:
+        stages.enter("preparing model and texts")
     arguments = training_arguments(job.recipe, folder, job.metric if training.evaluates else None)
     try:
         with arguments.main_process_first(local=False):
@@ -113,7 +117,8 @@ def _train(training: Training) -> dict[str, Any]:
     with _logs(training, arguments) as logs:
         callbacks = [*logs, *job.callbacks]
         trainer = ResumableTrainer(prepared.model, job.recipe, prepared.task, folder, arguments, callbacks)
-        trainer.train(resume_from_checkpoint=None if last is None else str(last))
+        with holding(folder.lock) if launched().first else nullcontext():
+            trainer.train(resume_from_checkpoint=None if last is None else str(last))
     metrics = {
         "start": training.start,
         **prepared.facts,

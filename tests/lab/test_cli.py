@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 import torch
+from markupsafe import escape
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 import run
-from bild_lab.lab.cli import quote_free_text
+from bild_lab.lab import cli, runner
+from bild_lab.lab.cli import quote_free_text, run_application
+from bild_lab.lab.config import compose_config
 from bild_lab.lab.load import load_model
 from bild_lab.lab.measure.device_use import DeviceUse
 from bild_lab.lab.point import DEFAULT_THREADS
+from bild_lab.lab.results.commands import read_commands
+from bild_lab.lab.results.records import Sweep
+from bild_lab.report.book.book import read_entries
+from bild_lab.report.live import LiveReport
 from tests.thinned import thinned
 
 Command = Callable[..., tuple[int, str]]
@@ -66,6 +78,13 @@ def test_a_sweep_leaves_everything_it_promises(command: Command, base: list[str]
     code, printed = command("-m", *base, "policy=bild", "policy.fallback=0.2,0.6", "policy.rollback=1,5")
     assert code == 0, printed
     assert "as fast as vanilla" in printed or "No point" in printed
+    lines = [line for line in printed.splitlines() if ": BLEU " in line]
+    assert [re.sub(r": BLEU.*", "", line) for line in lines] == [
+        f"{place}/4 bild, drafter t5-draft, fallback {fallback} rollback {rollback}"
+        for place, (fallback, rollback) in enumerate(product((0.2, 0.6), (1, 5)), 1)
+    ]
+    assert [line.endswith(" left") for line in lines] == [True, True, True, False]
+    assert "6 examples are too few to say which point is faster or better" in printed
     frame = pd.read_csv("outputs/tested/sweep.csv")
     assert set(PROMISED_COLUMNS) <= set(frame.columns)
     assert sorted(zip(frame["fallback"], frame["rollback"], strict=True)) == [(0.2, 1), (0.2, 5), (0.6, 1), (0.6, 5)]
@@ -73,6 +92,8 @@ def test_a_sweep_leaves_everything_it_promises(command: Command, base: list[str]
     assert (frame["speedup_low"] <= frame["speedup"]).all() and (frame["speedup"] <= frame["speedup_high"]).all()
     assert Path("outputs/tested/pareto.png").stat().st_size > 10_000
     assert Path("outputs/tested/report.html").stat().st_size > 1_000_000  # plotly travels inside
+    (entry,) = read_entries(Path("outputs"))
+    assert entry.told_state == "finished, 4 points" and escape(entry.headline) in Path("outputs/index.html").read_text()
     assert {folder.name for folder in points()} == set(frame["point"])
     for folder in points():
         assert sorted(file.name for file in folder.iterdir()) == ["config.yaml", "examples.jsonl", "result.json"]
@@ -98,6 +119,33 @@ def test_policies_of_one_folder_share_a_table_and_lossless_ones_agree(command: C
     assert frame.loc["speculative", "tokens_per_target_call"] > 1
 
 
+def test_the_report_is_written_between_points_and_never_while_one_is_timed(
+    command: Command, base: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, timing, real = [], [], runner.time_methods
+
+    def timed(*arguments: Any, **named: Any) -> Any:
+        timing.append(True)
+        try:
+            return real(*arguments, **named)
+        finally:
+            timing.pop()
+
+    def live(_: LiveReport, sweep: Sweep, progress: str) -> None:
+        assert not timing
+        seen.append((progress, len(sweep.results())))
+
+    monkeypatch.setattr(runner, "time_methods", timed)
+    monkeypatch.setattr(LiveReport, "__call__", live)
+    words = ["-m", *base, "policy=bild", "policy.fallback=0.2,0.6,0.8", "dataset.limit=2"]
+    assert command(*words)[0] == 0
+    assert seen == [("1 of 3 points", 1), ("2 of 3 points", 2)]  # the last report follows the third
+    assert command(*words)[0] == 0
+    assert len(seen) == 2  # nothing new
+    (given,) = read_commands(Path("outputs/tested"))
+    assert given.line.startswith("python run.py -m pair.target=")
+
+
 def test_a_finished_point_is_not_measured_again(command: Command, base: list[str]) -> None:
     command(*base)
     (folder,) = points()
@@ -119,6 +167,7 @@ def test_a_failing_point_does_not_end_a_sweep(command: Command, base: list[str],
     (failure,) = Path("outputs/tested/points").glob("*/failed.json")
     assert "no checkpoint folder" in json.loads(failure.read_text())["error"]["message"]
     assert "no checkpoint folder" in Path("outputs/tested/report.html").read_text()
+    assert [one.told_state for one in read_entries(Path("outputs"))] == ["failed, 1 of 3 points"]
 
 
 @pytest.mark.slow
@@ -362,7 +411,18 @@ BAD_INPUT = {
     "unknown key": (["flavour=sweet"], "no configuration key flavour"),
     "unknown group": (["polcy=bild"], "polcy"),
     "misspelt policy": (["policy=blid"], "no policy 'blid'; did you mean bild?"),
-    "misspelt file of an experiment": (["experiment=bild_fig4/smal"], "did you mean small?"),
+    "misspelt file of an experiment": (
+        ["experiment=bild_fig4/smal"],
+        "there is no experiment 'bild_fig4/smal'; did you mean bild_fig4/small? There are bild_fig4/cnn_dailymail, ",
+    ),
+    "unknown experiment": (
+        ["experiment=xyz"],
+        "there is no experiment 'xyz'. There are bita_fig8, ",
+    ),
+    "folder of experiments": (
+        ["experiment=bild_fig2"],
+        "experiment=bild_fig2 is a folder; choose one of its files: bild_fig2/paper, bild_fig2/small",
+    ),
     "fallback out of range": (["policy.fallback=1.5"], r"must lie in [0, 1], got 1.5"),
     "rollback out of range": (["policy.rollback=0"], "rollback threshold must be > 0 nats, got 0"),
     "threshold is a word": (["policy.rollback=much"], "rollback threshold must be > 0 nats, got 'much'"),
@@ -456,3 +516,73 @@ def test_the_script_runs_as_a_process_and_tells_its_exit_code(base: list[str], t
     assert done.returncode == 2
     assert "did you mean policy.fallback?" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_without_a_word_a_first_experiment_runs_and_ends_with_a_hint(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["run.py"])
+    monkeypatch.setattr(run, "run_application", lambda main: sys.exit(print(sys.argv[1:])))
+    with pytest.raises(SystemExit):
+        run.run()
+    shown = capfd.readouterr()
+    assert shown.out == f"{['experiment=first_run']}\n"
+    assert shown.err.startswith("no arguments: experiment=first_run\n")
+    assert "next: python run.py experiment=quickstart" in shown.err
+    for words in (["run.py", "policy=vanilla"], ["run.py", "experiment=first_run"]):
+        monkeypatch.setattr(sys, "argv", list(words))
+        with pytest.raises(SystemExit):
+            run.run()
+        assert "next:" not in capfd.readouterr().err and sys.argv == words
+
+
+def test_the_first_experiment_is_small() -> None:
+    config = compose_config(["experiment=first_run"])
+    assert config.dataset.limit <= 24 and config.pair.name == "toy" and config.runtime.dtype == "bfloat16"
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Console:
+    """The error stream as a terminal that keeps what it was sent."""
+    console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    monkeypatch.setattr(cli, "console", console)
+    return console
+
+
+def test_a_stage_is_shown_at_once_and_goes_before_output(
+    terminal: Console, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli.stages.enter("loading libraries")
+    assert "loading libraries …" in terminal.file.getvalue()
+    before = len(terminal.file.getvalue())
+    cli.output.print("a result")
+    assert capsys.readouterr().out == "a result\n"
+    assert "\x1b[2K" in terminal.file.getvalue()[before:]  # the line is erased
+    cli.stages.leave()  # nothing is left to leave
+
+
+def test_a_progress_bar_takes_the_place_of_the_stage(terminal: Console) -> None:
+    cli.stages.enter("loading libraries")
+    with cli.progress() as bar:
+        bar.add_task("texts", total=2)
+        before = len(terminal.file.getvalue())
+        bar.refresh()
+    shown = terminal.file.getvalue()[before:]
+    assert "texts" in shown and "0/2" in shown and "loading" not in shown
+
+
+def test_an_application_names_its_first_stage_before_its_main_runs(
+    terminal: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = []
+    for words in ([], ["-m", "policy=bild"], ["--cfg", "job"]):
+        monkeypatch.setattr(sys, "argv", ["run.py", *words])
+        terminal.file.truncate(0)
+        with pytest.raises(SystemExit):
+            run_application(lambda: shown.append(terminal.file.getvalue()))
+    assert ["reading the configuration" in each for each in shown] == [True, True, False]  # the last prints itself
+
+
+def test_in_a_file_there_are_no_stages(command: Command, base: list[str]) -> None:
+    code, printed = command(*base, "dataset.limit=2")
+    assert code == 0 and " …" not in printed, printed

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,9 +34,16 @@ def sweep(data: Path) -> Callable[..., Sweep]:
     """Writes a sweep of two points over six examples of a local dataset."""
 
     def write(
-        name: str, latency_s: float, right: int = 6, git: str = "aaa1111", data: Path = data, **setting: str
+        name: str,
+        latency_s: float,
+        right: int = 6,
+        git: str = "aaa1111",
+        data: Path = data,
+        limit: int | None = None,
+        **setting: str,
     ) -> Sweep:
-        config = compose_config(["dataset=multi30k", f"dataset.path={data}"])
+        limited = [] if limit is None else [f"dataset.limit={limit}"]
+        config = compose_config(["dataset=multi30k", f"dataset.path={data}", *limited])
         examples = load_examples(DatasetSpec(**OmegaConf.to_container(config.dataset)))
         for fallback in FALLBACKS:
             told = {"data": data_hash(examples), "n_examples": len(examples), "code": git, **setting}
@@ -73,7 +82,70 @@ def test_two_sweeps_stand_side_by_side(command: Command, sweep: Callable[..., Sw
     assert frame["compared_examples"].tolist() == [6, 6]
     assert (frame["quality_difference"] < -50).all()
     page = Path("outputs/compare/compare.html").read_text()
-    assert "<b>faster</b>" in page and "<b>worse</b>" in page and "://" not in page
+    assert '<b class="good">faster</b>' in page and '<b class="bad">worse</b>' in page and "://" not in page
+
+
+def test_the_page_has_a_plot_with_a_row_per_point_and_says_what_the_lab_book_says(
+    command: Command, sweep: Callable[..., Sweep]
+) -> None:
+    sweep("before", 1.0)
+    sweep("after", 0.8, right=1)
+    command("outputs/before", "outputs/after")
+    page = Path("outputs/compare/compare.html").read_text()
+    plot = page[page.index("<svg") : page.index("</svg>")]
+    assert plot.count('<g class="good">') == 2 and plot.count('<g class="bad">') == 2  # faster, worse
+    assert plot.count('class="label"') == 2 and "bild fallback 0.3" in plot
+    said = json.loads(Path("outputs/compare/compare.json").read_text())
+    assert said["names"] == ["outputs/before", "outputs/after"]
+    assert said["summary"].startswith("2 points compared. B against A: 2 faster in speed; 2 worse in quality.")
+
+
+def test_sweeps_of_more_and_fewer_examples_are_compared_over_those_that_both_have(
+    command: Command, sweep: Callable[..., Sweep]
+) -> None:
+    sweep("all", 1.0, right=3)
+    sweep("few", 0.5, right=2, limit=3)
+    for a, b in (("all", "few"), ("few", "all")):
+        code, printed = command(f"outputs/{a}", f"outputs/{b}")
+        assert code == 0, printed
+        first, second = (6, 3) if a == "all" else (3, 6)
+        assert f"Compared over the 3 examples that both have: A decoded {first}, B {second}." in printed
+        frame = table()
+        assert frame["compared_examples"].tolist() == [3, 3]
+        assert (frame["examples_a"][0], frame["examples_b"][0]) == (first, second)
+    # the six examples have a speedup of 1.5 and a BLEU of their own; of the three, all are right and none is faster
+    assert frame["speedup_b"].tolist() == pytest.approx([1 / 1.3, 1 / 1.6]) and frame["speedup_a"].tolist() == [1.5] * 2
+    assert frame["quality_b"].tolist() == pytest.approx([100, 100])
+    assert frame["latency_ratio"].tolist() == pytest.approx([2, 2])
+    assert "n_examples" not in printed and "data:" not in printed
+
+
+def test_an_example_whose_text_differs_is_not_shared(
+    command: Command, sweep: Callable[..., Sweep], data: Path, tmp_path: Path
+) -> None:
+    other = Path(shutil.copytree(data, tmp_path / "other"))
+    (file,) = other.glob("*test*")
+    first, *rest = file.read_text().splitlines(keepends=True)
+    file.write_text(first.replace(json.loads(first)["de"], "ganz etwas anderes") + "".join(rest))
+    sweep("before", 1.0)
+    sweep("after", 0.5, data=other)
+    code, printed = command("outputs/before", "outputs/after")
+    assert code == 0, printed
+    assert "Compared over the 5 examples that both have: A decoded 6, B 6." in printed
+    assert table()["compared_examples"].tolist() == [5, 5]
+
+
+def test_different_data_that_cannot_be_read_again_are_refused(
+    command: Command, sweep: Callable[..., Sweep], data: Path, tmp_path: Path
+) -> None:
+    moved = tmp_path / "moved"
+    moved.symlink_to(data)
+    sweep("before", 1.0)
+    sweep("after", 1.0, data=moved, limit=3)
+    moved.unlink()
+    code, printed = command("outputs/before", "outputs/after")
+    assert code == 2 and "which examples they share cannot be checked" in printed
+    assert not Path("outputs/compare").exists()
 
 
 def test_two_commits_of_one_folder_stand_side_by_side(command: Command, sweep: Callable[..., Sweep]) -> None:

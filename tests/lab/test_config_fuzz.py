@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
-import re
 import sys
 import time
 from collections.abc import Iterator
@@ -17,17 +15,11 @@ import run
 from bild_lab.lab.cli import run_application
 from bild_lab.lab.config import (
     TOP_LEVEL,
-    DecodingSpec,
-    MeasureSpec,
-    PairSpec,
-    RuntimeSpec,
     compose_config,
     config_dir,
     knob_values,
     policy_names,
 )
-from bild_lab.lab.data import DatasetSpec
-from bild_lab.lab.tuning.search import TuneSpec
 from tests.policies import shipped
 
 HANG_S = 60  # where the machine is busy too
@@ -155,20 +147,6 @@ def _leaves(node: DictConfig, prefix: str = "") -> Iterator[str]:
 
 MALFORMED = malformed()
 SAMPLE, REST = MALFORMED[:8], pytest.param(MALFORMED[8:], id="rest", marks=pytest.mark.slow)
-
-
-PAGE = Path(run.__file__).parent / "docs" / "configuration.md"
-SPECS = {"pair": PairSpec, "dataset": DatasetSpec, "decoding": DecodingSpec, "runtime": RuntimeSpec}
-SPECS |= {"measure": MeasureSpec, "tune": TuneSpec}
-
-
-def test_the_page_of_keys_has_every_key_of_every_group_and_every_knob() -> None:
-    told = set(re.findall(r"`([a-z]+\.[a-z_]+)`", PAGE.read_text()))
-    keys = {f"{group}.{field.name}" for group, spec in SPECS.items() for field in dataclasses.fields(spec)}
-    keys |= {f"policy.{knob}" for policy in policy_names() for knob in knob_values(shipped(policy))}
-    keys |= {f"logger.{key}" for key in compose_config(["logger=wandb"]).logger if key != "_target_"}
-    documented = {key for key in told if key.partition(".")[0] in {*SPECS, "policy", "logger"}}
-    assert documented == keys
 
 
 @pytest.fixture

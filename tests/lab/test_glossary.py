@@ -30,6 +30,6 @@ def test_help_explains_the_terms(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         run_application(run.main)
     printed = capsys.readouterr().out
     assert ended.value.code in (0, None)
-    assert terms_text() in printed
+    assert terms_text(80) in printed
     assert "policy.fallback=0.3,0.5" in printed  # an example to start from
-    assert "bild_early_exit" in printed  # and Hydra's list of choices
+    assert "bild_early_exit" in printed  # and the choices

@@ -17,11 +17,10 @@ from bild_lab.lab import config
 from bild_lab.lab.build import describe_decoder, policy_label
 from bild_lab.lab.config import compose_policy, config_dir, policy_names
 from tests.checkpoints import SHARED, needs_shared
-from tests.policies import EXTERNAL, RUNNABLE, is_lossless, load
+from tests.policies import GREEDY_ONLY, RUNNABLE, is_lossless, load
 from tests.thinned import thinned
 
 PROMPT = "w5 w9 w30 w12"
-GREEDY_ONLY = {"beam", "speculative_beam", "synthetic", "synthetic_with_cost", *EXTERNAL}  # they refuse to sample
 
 
 def transformers_greedy(folder: Path, prompt: str, max_new_tokens: int) -> list[int]:

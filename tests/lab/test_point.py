@@ -8,12 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from bild_lab.errors import UserError
 from bild_lab.lab import point as module
 from bild_lab.lab.config import DecodingSpec, MeasureSpec, PairSpec, RuntimeSpec, compose_config, typed
 from bild_lab.lab.data.examples import DatasetSpec
 from bild_lab.lab.point import prepare
 from tests.engine.adapters.tiny import random_adapter
+from tests.policies import RUNNABLE
+from tests.thinned import thinned
 from tests.tiny import tiny_llama
+
+OWN_WORDS = {"speculative_hierarchy": ["pair.second_draft=toy:small"], "ngram": ["policy.table=table.safetensors"]}
 
 
 @pytest.fixture
@@ -167,3 +172,51 @@ def test_categories_count_as_results_are_told_for_each(base: list[str], tmp_path
     file.write_text(json.dumps({"de": "w5 w6", "en": "w7", "kind": "short"}) + "\n")
     rows = [*base, f"dataset.path={file}"]
     assert name_of(*rows, "dataset.category_column=kind") != name_of(*rows)
+
+
+BEFORE_TRAINING = [
+    (["policy.fallback=1.5"], r"must lie in \[0, 1\], got 1.5"),
+    (["policy.rollback=0"], "rollback threshold must be > 0"),
+    (["policy.window=0"], "window must be a whole number >= 1, got 0"),
+    (["policy=medusa"], "policy.heads|decoder-only"),
+    (["pair.draft=/nowhere/model"], "no checkpoint folder /nowhere/model"),
+    (["pair.draft=toy:medium"], "the toy pair has the members"),
+    (["pair.draft=null"], "policy bild drafts with a small model"),
+    (["dataset.split=dev2"], "the toy corpus has splits"),
+    (["dataset=multi30k", "dataset.path=/nowhere"], "does not exist"),
+    (["runtime.engine=abacus"], "runtime.engine must be one of"),
+    (["runtime.device=abacus"], "runtime.device must be auto"),
+    (["runtime.dtype=int3"], "runtime.dtype must be one of"),
+    (["decoding.processors=much"], "decoding.processors must be"),
+    (["pair.target_language=de"], "pair.target_language names a language"),
+]
+
+
+class Trained(Exception):
+    """The toy pair would be trained now."""
+
+
+@pytest.fixture
+def untrained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty cache, and a training that says so instead of running."""
+
+    def train(name: str) -> None:
+        raise Trained
+
+    monkeypatch.setenv("BILD_LAB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("bild_lab.lab.toy_pair._train", train)
+    module.cached_examples.cache_clear()
+
+
+@pytest.mark.parametrize(("words", "message"), thinned(BEFORE_TRAINING, 3))
+def test_bad_input_is_refused_before_the_toy_pair_is_trained(untrained: None, words: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        prepare(compose_config(["dataset.limit=1", *words]))
+
+
+@pytest.mark.parametrize("policy", thinned((policy for policy, family in RUNNABLE if family == "t5"), 6))
+def test_a_policy_that_the_toy_pair_can_decode_with_is_not_refused_before_it_is_trained(
+    untrained: None, policy: str
+) -> None:
+    with pytest.raises(Trained):
+        prepare(compose_config(["dataset.limit=1", f"policy={policy}", *OWN_WORDS.get(policy, [])]))

@@ -15,7 +15,7 @@ from bild_lab.lab.measure.timing import time_methods, warm_up
 from bild_lab.lab.metrics.quality import score
 from bild_lab.lab.point import Point, prepare
 from bild_lab.lab.results.records import Sweep
-from bild_lab.lab.runner import Clock, run_point
+from bild_lab.lab.runner import PARTS, Clock, run_point
 from bild_lab.lab.schema.measured_examples import MeasuredExample, read_examples
 from bild_lab.lab.schema.result import Result
 
@@ -66,7 +66,8 @@ def measured(point: Point, tmp_path_factory: pytest.TempPathFactory) -> tuple[Re
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "time_methods", noted("time", time_methods))
         patch.setattr(runner, "warm_up", noted("warm up", warm_up))
-        result = run_point(point, Sweep(tmp_path_factory.mktemp("sweep")), setup_s=1000.0)
+        folder = tmp_path_factory.mktemp("sweep")
+        result = run_point(point, Sweep(folder), setup_s=1000.0, stage=passed.setdefault("stages", []).append)
     return result, read_examples(result.folder), passed
 
 
@@ -107,6 +108,12 @@ def test_methods_are_warmed_up_and_timed_as_the_configuration_says(point: Point,
     assert result.seconds["setup"] == 1000.0
 
 
+def test_every_part_of_a_measurement_is_named_when_it_begins(measured: tuple) -> None:
+    result, _, passed = measured
+    assert passed["stages"] == list(PARTS.values())
+    assert list(result.seconds) == ["setup", *PARTS, "total"]
+
+
 def test_only_the_traced_examples_have_a_timeline(measured: tuple) -> None:
     result, examples, _ = measured
     assert [bool(one.spans) for one in examples] == [True, False, False, False]
@@ -114,9 +121,11 @@ def test_only_the_traced_examples_have_a_timeline(measured: tuple) -> None:
 
 
 def test_a_clock_tells_each_lap(monkeypatch: pytest.MonkeyPatch) -> None:
-    moments = iter([10.0, 11.0, 15.0])
+    moments, named = iter([10.0, 11.0, 11.5, 15.5]), []
     monkeypatch.setattr(runner.time, "perf_counter", lambda: next(moments))
-    clock = Clock()
-    clock.lap("load")
-    clock.lap("decode")
+    clock = Clock(named.append)
+    clock.begin("load")
+    clock.begin("decode")
+    clock.end()
     assert clock.laps == {"load": 1.0, "decode": 4.0}
+    assert named == ["loading models", "decoding"]

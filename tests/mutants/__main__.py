@@ -34,10 +34,17 @@ def main() -> None:
     groups: dict[str, Group] = yaml.safe_load((HERE / "groups.yaml").read_text())
     RESULTS.mkdir(parents=True, exist_ok=True)
     every = int(os.environ.get("MUTANT_EVERY", "1"))
+    failed = []
     for name in sys.argv[1:] or groups:
-        measure(name, groups[name], every)
+        try:
+            measure(name, groups[name], every)
+        except RuntimeError as error:
+            failed.append(name)
+            print(f"{name}: {error}", flush=True)
     known = yaml.safe_load((HERE / "equivalent.yaml").read_text()) or []
     print(report({name: found for name in groups if (found := stored(name)) is not None}, known))
+    if failed:
+        sys.exit(f"not measured: {', '.join(failed)}")
 
 
 def measure(name: str, group: Group, every: int) -> None:
@@ -51,17 +58,17 @@ def measure(name: str, group: Group, every: int) -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         prepare(folder, modules, tests)
-        run_mutmut(folder, every)
+        run_mutmut(folder, every, file_of(name).with_suffix(".log"))
         counted = {module: outcome(folder, module, every) for module in modules}
     file_of(name).write_text(json.dumps({"key": key, "every": every, "modules": counted}, indent=1, ensure_ascii=False))
     survivors = sum(len(one["survivors"]) for one in counted.values())
     print(f"{name}: {sum(one['mutants'] for one in counted.values())} mutants, {survivors} survived", flush=True)
 
 
-def run_mutmut(folder: Path, every: int) -> None:
+def run_mutmut(folder: Path, every: int, log_file: Path) -> None:
     processes = os.environ.get("MUTANT_PROCESSES", str(os.cpu_count()))
     quick = {"OMP_NUM_THREADS": "1", "PYTHONPATH": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    with (RESULTS / "log.txt").open("w") as log:
+    with log_file.open("w") as log:
         subprocess.run(
             [sys.executable, "-m", "mutmut", "run", "--max-children", processes, chosen(every)],
             cwd=folder,
@@ -83,7 +90,7 @@ def outcome(folder: Path, module: str, every: int) -> dict:
     codes = json.loads(meta.read_text())["exit_code_by_key"] if meta.is_file() else {}
     codes = {mutant: code for mutant, code in codes.items() if fnmatch(mutant, chosen(every))}
     if not codes or None in codes.values():
-        sys.exit(f"{module}: mutmut ended early; {RESULTS / 'log.txt'} says why")
+        raise RuntimeError(f"mutmut ended early in {module}; outputs/mutants says why")
     with chdir(folder):
         survivors = [difference(mutant, module) for mutant, code in codes.items() if code in SURVIVED]
     return {"mutants": len(codes), "survivors": survivors}

@@ -116,6 +116,7 @@ def test_the_notebook_runs_in_a_kernel(name: str, tmp_path: Path, monkeypatch: p
             toy_checkpoint(member)  # trained once per machine, beyond a cell's time
     notebook = read(name)
     NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(ROOT / "notebooks")}}).execute()
+    assert [output.text for output in outputs(notebook) if output.get("name") == "stderr"] == []  # no warning either
     kinds = {kind for output in outputs(notebook) for kind in output.get("data", {})}
     assert ({"text/html"} if name == "tour" else {"image/png", "text/html"}) <= kinds
 

@@ -21,11 +21,12 @@ from bild_lab.lab.schema.measured_examples import MeasuredExample
 from bild_lab.lab.schema.result import Result
 from bild_lab.papers import finished_points as rows
 from bild_lab.papers.cells import Cell, Cells
+from bild_lab.papers.drawings import Picture
 from bild_lab.papers.figures import FIGURES, draw_figure
 from bild_lab.papers.finished_points import read_points
 from bild_lab.papers.published import Order, load_published, published_names
-from bild_lab.papers.verdicts import AGREES, FAILS, HIGHER, HOLDS, LOWER, UNKNOWN, WITHIN, compare, judged
-from tests.report.sample import BASELINE_QUALITY, sample_drafted, sample_example, sample_result
+from bild_lab.papers.verdicts import AGREES, FAILS, HIGHER, HOLDS, LOWER, UNKNOWN, WITHIN, compare, judged, markdown
+from tests.report.sample import BASELINE_QUALITY, ENVIRONMENT, sample_drafted, sample_example, sample_result
 from tests.thinned import thinned
 
 PIPELINE = {"match_rate": 0.5, "latency_units": 4.6, "compute_units": 9.0, "predicted_latency_units": 4.5}
@@ -170,6 +171,18 @@ def test_a_figure_is_a_png_and_a_pdf_with_a_table_that_ends_in_verdicts(name: st
     assert name == "bild_fig10" or "| panel | row | quantity | here | paper | tolerance | verdict |" in table
 
 
+def test_points_timed_on_a_busy_machine_are_told_below_the_title_and_in_the_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet, busy = bild(1.5), bild(1.7, 1.0, 5.0, environment={**ENVIRONMENT, "busy_elsewhere_percent": 74.4})
+    store(tmp_path / load_published("bild_fig4").folders["small"][0], [("toy", quiet, ()), ("toy", busy, ())])
+    drawn: list[Picture] = []
+    monkeypatch.setitem(FIGURES, "bild_fig4", replace(FIGURES["bild_fig4"], draw=lambda one, _: drawn.append(one)))
+    text = draw_figure("bild_fig4", tmp_path, tmp_path).path.with_suffix(".md").read_text()
+    assert drawn[0].subtitle.endswith(", 1 of 2 points timed on a busy machine")
+    assert "1 of 2 points was timed while other programs used 74 % of the machine" in text
+
+
 def test_the_papers_scale_comes_before_the_small_one(tmp_path: Path) -> None:
     for scale in ("small", "paper"):
         outputs_of("bild_fig4", tmp_path, scale)
@@ -178,7 +191,12 @@ def test_the_papers_scale_comes_before_the_small_one(tmp_path: Path) -> None:
     compared = [line for line in small.comparison.lines if line.beside is not None]
     agree = [line.verdict for line in compared].count(AGREES)
     assert small.scale == "small" and 0 < agree < len(compared)
-    assert small.summary.endswith(f": small scale, {agree} of {len(compared)} numbers agree with the paper")
+    assert small.summary.splitlines() == [
+        f"{small.path}.png, .pdf, .md: small scale",
+        "  within the intervals: an aligned drafter is faster at minimal loss (multi30k)",
+        "  within the intervals: an aligned drafter is faster at one point of loss (multi30k)",
+        f"  {agree} of {len(compared)} numbers agree with the paper, whose models, data and hardware are others",
+    ]
 
 
 @pytest.mark.parametrize("name", published_names())
@@ -186,9 +204,11 @@ def test_without_outputs_the_message_names_what_to_run(name: str, tmp_path: Path
     with pytest.raises(UserError, match=f"{name} wants finished points in {tmp_path}/") as refused:
         draw_figure(name, tmp_path, tmp_path / "figures")
     commands = load_published(name).commands
+    lines = str(refused.value).splitlines()
     for command in [*commands["paper"], *commands["small"]]:
-        assert command in str(refused.value)
+        assert f"  {command}" in lines
     assert commands["paper"] != []
+    assert (f"  python scripts/figures.py {name} scale=small run=true" in lines) == bool(commands["small"])
     assert not (tmp_path / "figures").exists()
 
 
@@ -347,6 +367,20 @@ def test_a_claim_is_judged_by_values_and_intervals(first: Cell, second: Cell, ve
     assert judged(Order("a is above b", "q", ["a", "b"]), "p", [second, first]) == verdict
 
 
+def test_claims_that_hold_come_first_and_before_the_numbers() -> None:
+    orders = [Order(f"{row} is above b", "q", [row, "b"]) for row in "xca"]
+    published = replace(load_published("bild_fig4"), orders=orders)
+    cells = [Cell("p", row, "q", value) for row, value in (("a", 2.0), ("b", 1.0), ("c", 0.5))]
+    comparison = compare(cells, published, "paper")
+    assert [(line.order.rows[0], line.verdict) for line in comparison.claims] == [
+        ("a", HOLDS),
+        ("c", FAILS),
+        ("x", UNKNOWN),
+    ]
+    text = markdown(comparison)
+    assert text.index("a is above b") < text.index("c is above b") < text.index("| panel | row |")
+
+
 @pytest.mark.parametrize(("values", "verdict"), [((3, 1, 2), FAILS), ((1, 3, 2), FAILS), ((3, 2, 1), HOLDS)])
 def test_a_claim_of_several_steps_fails_with_any_of_them(values: Sequence[float], verdict: str) -> None:
     cells = [Cell("p", row, "q", value) for row, value in zip("abc", values, strict=True)]
@@ -394,7 +428,9 @@ def test_the_script_draws_into_outputs(
     assert (tmp_path / "figures" / "spec_tab4_small.png").is_file()
     assert capsys.readouterr().out.endswith(": small scale\n")  # numbers beside a formula are not counted
     assert script(["spec_tab4", "bild_fig4", f"outputs={tmp_path}"], monkeypatch) == 0  # what there is
-    assert "bild_fig4 wants finished points" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "bild_fig4 wants finished points" in told and "scale=small run=true" in told
+    assert "experiment=" not in told  # of several figures no commands
     assert script(["bild_fig4", f"outputs={tmp_path}"], monkeypatch) == 2
 
 

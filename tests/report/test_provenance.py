@@ -1,7 +1,7 @@
 """Tests of what the report says about where points came from."""
 
 from bild_lab.lab.schema.result import Result
-from bild_lab.report.provenance import notes, sources
+from bild_lab.report.provenance import caption, disturbance, notes, sources
 from tests.report.sample import ENVIRONMENT, sample_result
 
 
@@ -37,3 +37,33 @@ def test_shared_devices_and_older_measurements_are_told():
     first, second = notes(results, older=3)
     assert first.startswith("1 of 3 points was timed beside other jobs on the same device")
     assert second == "3 older measurements of these points are kept in the folder, not shown."
+
+
+def test_points_timed_on_a_busy_machine_are_counted():
+    results = [measured(0.2, busy_elsewhere_percent=74.4), measured(0.4, busy_elsewhere_percent=10), measured(0.6)]
+    assert notes(results) == [
+        "1 of 3 points was timed while other programs used 74 % of the machine: do not rely on their latencies and "
+        "speedups; their quality is valid. On an idle machine, with resume=false, they can be timed anew."
+    ]
+    (note,) = notes([measured(0.2, busy_elsewhere_percent=74.4), measured(0.4, busy_elsewhere_percent=12)])
+    assert note.startswith("2 of 2 points were timed while other programs used 12 to 74 % of the machine")
+
+
+def test_a_disturbance_is_told_in_a_few_words():
+    told = [
+        disturbance(measured(0.2, **own).environment)
+        for own in (
+            {},
+            {"busy_elsewhere_percent": 10.0},
+            {"busy_elsewhere_percent": 74.4},
+            {"shared_device": True},
+            {"busy_elsewhere_percent": 50, "shared_device": True},
+        )
+    ]
+    assert told == ["", "", "machine 74 % busy", "device shared", "machine 50 % busy, device shared"]
+
+
+def test_a_figure_is_captioned_with_how_many_of_its_points_were_disturbed():
+    busy, quiet = measured(0.2, busy_elsewhere_percent=74.4), measured(0.4)
+    assert caption([busy, quiet]) == "1 of 2 points timed on a busy machine"
+    assert caption([quiet]) == "" == caption([])

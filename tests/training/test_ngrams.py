@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 import run
 from bild_lab.engine.drafters.ngram_table import read_table
 from scripts import build_ngrams
+from tests.training.printed import printed_point
 
 Command = Callable[..., tuple[int, str]]
 
@@ -31,7 +32,9 @@ def test_a_table_that_was_built_drafts_losslessly(
     tokenizer = AutoTokenizer.from_pretrained(checkpoints / "t5")
     tokens = sum(len(tokenizer(row["en"])["input_ids"]) for row in rows)
     assert f"outputs/counted/table.safetensors: multi30k test, 6 texts, {tokens} tokens" in printed
-    assert "python run.py policy=ngram policy.table=outputs/counted/table.safetensors" in printed
+    point = printed_point(printed)
+    assert point.policy == "ngram" and point.knobs["table"] == "outputs/counted/table.safetensors"
+    assert point.setting["target"] == str(checkpoints / "t5") and len(point.examples) == 6
     code, printed = command(
         run,
         *base,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.statistics import paired_speedup
 from bild_lab.lab.hashing import plain_numbers
-from bild_lab.lab.metrics import Difference, compare
+from bild_lab.lab.metrics import Difference, compare, score
 from bild_lab.lab.schema.measured_examples import MeasuredExample
 from bild_lab.lab.schema.result import Result, Speedup
 
@@ -20,8 +20,8 @@ SIGNIFICANT = 0.05
 SACREBLEU_SEED = 12345  # with it, intervals of BLEU are those of `sacrebleu --paired-bs`
 NOT_COMPARED, SAME = "not compared", "no difference"
 # keys of the setting that the user does not choose, so they never distinguish two points of a sweep
-_DERIVED_KEYS = ("data", "weights", "code", "hardware")
-_TASK_KEYS = ("dataset", "split", "metric", "data")
+DERIVED_KEYS = ("data", "weights", "code", "hardware")
+_TASK_KEYS = ("dataset", "split", "metric")
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,17 @@ class Matching:
 class Compared:
     """A pair compared over the examples that both sides decoded.
 
-    latency: B's total latency divided by A's; below 1 if B is faster. baseline_latency: the same ratio for the
-    baselines timed with them; it shows how much the machine itself changed. unfit: why latencies are not compared.
-    quality: B minus A.
+    n_examples: how many these are; decoded: how many A and B have. speedups, qualities: of A and B over these examples,
+    with a value of None if it is not known. latency: B's total latency divided by A's; below 1 if B is faster.
+    baseline_latency: the same ratio for the baselines timed with them; it shows how much the machine itself changed.
+    unfit: why latencies are not compared. quality: B minus A.
     """
 
     pair: Pair
     n_examples: int
+    decoded: tuple[int, int]
+    speedups: tuple[Speedup, Speedup]
+    qualities: tuple[float | None, float | None]
     latency: Speedup | None
     baseline_latency: Speedup | None
     unfit: str | None
@@ -80,7 +84,7 @@ def match(a: Sequence[Result], b: Sequence[Result]) -> Matching:
 
     Values that are constant within A and within B may differ between them, such as the precision or the code: they are
     what is compared. A knob that only one version of a policy has distinguishes points only if it varies. Of equal
-    points the newest counts. Raises UserError if nothing matches, or if matching points have different data or metrics.
+    points the newest counts. Raises UserError if nothing matches, or if matching points have other datasets or metrics.
     """
     varying = [key for key in _setting_keys([*a, *b]) if _varies(a, key) or _varies(b, key)]
     knobs = {policy: _matched_knobs(policy, a, b) for policy in {result.policy for result in [*a, *b]}}
@@ -104,13 +108,16 @@ def match(a: Sequence[Result], b: Sequence[Result]) -> Matching:
 
 
 def differences(pairs: Iterable[Pair]) -> dict[str, tuple[str, str]]:
-    """What else differs between A and B: each such key of the setting, or the commit, with the values of both."""
+    """What else differs between A and B: each such key of the setting, or the commit, with the values of both.
+
+    Which examples they have is left out: `Compared` counts them.
+    """
     found: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
     for pair in pairs:
         settings = [{**flat_setting(one), "commit": one.environment.git} for one in (pair.a, pair.b)]
         for key in dict.fromkeys([*settings[0], *settings[1]]):
             values = [plain_numbers(setting.get(key)) for setting in settings]
-            if key not in pair.distinct and values[0] != values[1]:
+            if key not in (*pair.distinct, "data", "n_examples") and values[0] != values[1]:
                 for several, value in zip(found.setdefault(key, ({}, {})), values, strict=True):
                     several[str(value)] = None
     return {key: (", ".join(a), ", ".join(b)) for key, (a, b) in found.items()}
@@ -121,28 +128,37 @@ def compare_pair(
     examples_a: Sequence[MeasuredExample],
     examples_b: Sequence[MeasuredExample],
     references: Mapping[tuple[str, int], Sequence[str]] | None,
+    same: Collection[tuple[str, int]] | None = None,
 ) -> Compared:
     """Compare a pair over the examples that A and B both have, paired by their keys.
 
     references: of each example, by its key; None if they are not known. Agreement with the baseline's outputs needs
-    none. Raises UserError without a shared example.
+    none. same: the keys that stand for the same text in both; None if all do. Raises UserError without a shared
+    example.
     """
     first, second = ({one.key: one for one in examples} for examples in (examples_a, examples_b))
-    keys = [key for key in first if key in second]
+    keys = [key for key in first if key in second and (same is None or key in same)]
     if not keys:
-        raise UserError(f"{_name(pair.a)}: A and B have no example in common; give them the same dataset.limit")
+        raise UserError(
+            f"{_name(pair.a)}: A and B have no example in common, of {len(first)} and {len(second)}; "
+            "measure one of them again with the dataset keys of the other"
+        )
     a, b = ([examples[key] for key in keys] for examples in (first, second))
+    known = None if references is None else [references[key] for key in keys]
     unfit = _why_not_comparable(pair)
     baselines = all(one.baseline_latency_s is not None for one in [*a, *b])
     return Compared(
         pair,
         len(keys),
+        (len(first), len(second)),
+        (_speedup(pair.a, a, len(first)), _speedup(pair.b, b, len(second))),
+        (_value(pair.a, a, len(first), known), _value(pair.b, b, len(second), known)),
         _ratio([one.latency_s for one in a], [one.latency_s for one in b]) if unfit is None else None,
         _ratio([one.baseline_latency_s for one in a], [one.baseline_latency_s for one in b])
         if unfit is None and baselines
         else None,
         unfit,
-        _quality(pair.a.setting.metric, a, b, None if references is None else [references[key] for key in keys]),
+        _quality(pair.a.setting.metric, a, b, known),
     )
 
 
@@ -154,20 +170,42 @@ def flat_setting(result: Result) -> dict[str, Any]:
     return flat
 
 
+def _speedup(result: Result, examples: Sequence[MeasuredExample], decoded: int) -> Speedup:
+    """The result's own speedup, or that over these examples alone if it decoded more."""
+    if len(examples) == decoded:
+        return result.speedup
+    if any(one.baseline_latency_s is None for one in examples):
+        return Speedup()
+    return _ratio([one.latency_s for one in examples], [one.baseline_latency_s for one in examples])
+
+
+def _value(
+    result: Result, examples: Sequence[MeasuredExample], decoded: int, references: Sequence[Sequence[str]] | None
+) -> float | None:
+    """The result's own quality, or that of these examples alone if it decoded more."""
+    if len(examples) == decoded:
+        return result.quality.value
+    outputs, expected = _scored(result.setting.metric, examples, references)
+    return None if expected is None else score(result.setting.metric, outputs, expected).value
+
+
 def _quality(
     metric: str,
     a: Sequence[MeasuredExample],
     b: Sequence[MeasuredExample],
     references: Sequence[Sequence[str]] | None,
 ) -> Difference | None:
+    (ours, expected), (theirs, _) = (_scored(metric, examples, references) for examples in (a, b))
+    return None if expected is None else compare(metric, theirs, ours, expected, seed=SACREBLEU_SEED)
+
+
+def _scored(
+    metric: str, examples: Sequence[MeasuredExample], references: Sequence[Sequence[str]] | None
+) -> tuple[list[str], Sequence[Sequence[str]] | None]:
+    """What the metric compares: outputs, and what is expected of them."""
     if metric == "agreement":  # each example equals its own baseline's output or not
-        outputs = [[str(one.prediction == one.baseline_prediction) for one in examples] for examples in (a, b)]
-        references = [[str(True)]] * len(a)
-    else:
-        outputs = [[one.prediction for one in examples] for examples in (a, b)]
-    if references is None:
-        return None
-    return compare(metric, outputs[1], outputs[0], references, seed=SACREBLEU_SEED)
+        return [str(one.prediction == one.baseline_prediction) for one in examples], [[str(True)]] * len(examples)
+    return [one.prediction for one in examples], references
 
 
 def _ratio(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]) -> Speedup:
@@ -194,10 +232,9 @@ def _hardware(result: Result) -> str:
 def _require_same_task(pair: Pair) -> None:
     for key in _TASK_KEYS:
         a, b = (one.setting.get(key) for one in (pair.a, pair.b))
-        if a != b and (key != "data" or None not in (a, b)):
-            sizes = f" ({pair.a.setting.n_examples} and {pair.b.setting.n_examples} examples)" if key == "data" else ""
+        if a != b:
             raise UserError(
-                f"A and B must have the same {key} to be compared, got {a} and {b}{sizes} at {_name(pair.a)}; "
+                f"A and B must have the same {key} to be compared, got {a} and {b} at {_name(pair.a)}; "
                 "measure one of them again with the dataset keys of the other"
             )
 
@@ -221,7 +258,7 @@ def _key(result: Result, knobs: Mapping[str, set[str]], varying: Sequence[str]) 
 
 def _setting_keys(results: Sequence[Result]) -> list[str]:
     return [
-        key for key in dict.fromkeys(key for one in results for key in flat_setting(one)) if key not in _DERIVED_KEYS
+        key for key in dict.fromkeys(key for one in results for key in flat_setting(one)) if key not in DERIVED_KEYS
     ]
 
 

@@ -8,6 +8,9 @@ from jaxtyping import Float
 from bild_lab.lab.schema.result import Latency, Speedup
 
 RESAMPLES = 2000
+# with fewer, intervals that are called 95 % hold clearly less often than nine times in ten (docs/design.md)
+ENOUGH_EXAMPLES = 20  # for the speedup's interval
+ENOUGH_DIFFERENT = 8  # texts that are not the baseline's, for the interval of the quality difference
 
 
 def paired_speedup(

@@ -10,7 +10,7 @@ from pathlib import Path
 from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.data.conversations import Example, Template, conversation, fill_template, with_answers
 from bild_lab.lab.data.hub_datasets import hub_rows
-from bild_lab.lab.data.local_files import Row, canonical_split, local_rows
+from bild_lab.lab.data.local_files import SPLIT_WORDS, SUFFIXES, Row, canonical_split, local_rows
 from bild_lab.lab.metrics import METRICS
 
 BUILTIN = ("toy",)
@@ -21,40 +21,48 @@ WITHHELD = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # SPEED-Bench has this inste
 class DatasetSpec:
     """Where a dataset is and which of its columns are used: the fields of `conf/dataset/*.yaml`.
 
+    A `name` that is None becomes that of the data's file, folder or hub id. A `metric` that is None becomes agreement,
+    if there are no references.
     `path` overrides `hub_id`, which overrides `builtin`. A column is a dotted path ("translation.de"), or a list of
-    paths: the first one that a row has is used. If the source is a list, it holds the turns of a conversation.
-    The value of `input_column` replaces {input} in `prompt_template`, or is added below the source. `prompt_template`
-    states the task. `chat_template` and `next_turn_template` belong to a chat model, as in `conf/template/*.yaml`;
-    with several chat templates each question is asked in all of them.
-    Raises UserError for values that no dataset can satisfy.
+    paths: the first one that a row has is used. `chat_template` and `next_turn_template` belong to a chat model, as in
+    `conf/template/*.yaml`. Raises UserError for values that no dataset can satisfy.
     """
 
-    name: str
-    hub_id: str | None = None
-    hub_config: str | None = None
-    hub_data_dir: str | None = None
-    hub_revision: str | None = None
-    path: str | None = None
-    builtin: str | None = None  # "toy": the corpus embedded in the package
-    split: str = "test"
-    limit: int | None = None  # the first rows only
-    source_column: str | Sequence[str]
-    input_column: str | Sequence[str] | None = None  # the text that an instruction refers to; may be empty
-    reference_column: str | Sequence[str] | None = None
-    id_column: str | Sequence[str] | None = None
-    category_column: str | Sequence[str] | None = None
-    prompt_template: str = "{source}"
-    chat_template: str | Sequence[str] = "{question}"
-    next_turn_template: str = Template.next_turn
-    turns: int | None = 1  # how many turns of a conversation; None: all
+    name: str | None  # what tables and logs call the dataset; null: the name of the file, folder or hub id
+    hub_id: str | None = None  # of the Hugging Face hub
+    hub_config: str | None = None  # the configuration of a dataset of the hub, such as de-en
+    hub_data_dir: str | None = None  # a folder inside a dataset of the hub
+    hub_revision: str | None = None  # branch, tag or commit of the hub
+    path: str | None = None  # a folder or a file (.jsonl .json .csv .tsv .parquet), used instead of the hub
+    builtin: str | None = None  # toy: the corpus embedded in the package
+    split: str = "test"  # train, validation, test, or another split of the dataset
+    limit: int | None = None  # the first rows only, at least 1; null: all
+    # the text to decode from; of a list the turns of a conversation. Columns: a name, a.b for a field inside one, or a
+    # list of which the first one that a row has is taken
+    source_column: str | Sequence[str] | None
+    input_column: str | Sequence[str] | None = None  # for {input} of the prompt, else below the source
+    reference_column: str | Sequence[str] | None = None  # one or several references; null: dataset.metric=agreement
+    id_column: str | Sequence[str] | None = None  # null: examples are numbered
+    category_column: str | Sequence[str] | None = None  # the dataset's own division; reports have a table by it
+    prompt_template: str = "{source}"  # states the task; must hold {source}
+    chat_template: str | Sequence[str] = "{question}"  # holds {question}; with several, each question is asked in all
+    next_turn_template: str = Template.next_turn  # holds {answer}, to the turn before, and then {question}
+    turns: int | None = 1  # how many turns of a conversation, at least 1; null: all
     history: str | None = None  # a file or folder with columns `id` and `answer`, which later turns continue
-    metric: str
-    max_source_tokens: int | None = None  # the tokenizer cuts the prompt to this length
+    # bleu, rouge, or agreement (the share of texts that are the baseline's own); null: agreement without references
+    metric: str | None
+    max_source_tokens: int | None = None  # the tokenizer cuts the prompt to this length, at least 1; null: never
 
     def __post_init__(self) -> None:
         for field in ("source_column", "input_column", "reference_column", "id_column", "category_column"):
             object.__setattr__(self, field, _column_names(field, getattr(self, field)))
         self._require_kinds()
+        if self.name is None:
+            object.__setattr__(self, "name", _name_of(self.path, self.hub_id))
+        if self.metric is None:
+            if self.reference_column:
+                raise UserError("dataset.metric must be bleu (translations) or rouge (summaries, answers), got none")
+            object.__setattr__(self, "metric", "agreement")
         chat = (self.chat_template,) if isinstance(self.chat_template, str) else tuple(self.chat_template or ())
         if not chat or not all(isinstance(one, str) for one in chat):
             raise UserError(f"dataset.chat_template must be text or several texts, got {self.chat_template!r}")
@@ -84,7 +92,7 @@ class DatasetSpec:
                 require_whole(f"dataset.{field}", value, 1, remedy="use null for no limit")
         if not self.split:
             raise UserError("dataset.split must name a split (train, validation, test), got an empty one")
-        if not self.source_column:
+        if not self.source_column and not self.path:  # for a path, the columns that there are can be named
             raise UserError("dataset.source_column must name the column to decode from, got none")
         if self.prompt_template is None or "{source}" not in self.prompt_template:
             raise UserError(f"dataset.prompt_template must contain {{source}}, got {self.prompt_template!r}")
@@ -224,6 +232,10 @@ def _references(spec: DatasetSpec, where: str, row: Row) -> tuple[str, ...]:
 
 def _required(spec: DatasetSpec, where: str, row: Row, field: str) -> object:
     columns = getattr(spec, field)
+    if not columns:
+        raise UserError(
+            f"{where} has columns {', '.join(_column_paths(row))}; say which one to decode from: dataset.{field}=COLUMN"
+        )
     present, value = _first(row, columns)
     if not present:
         raise UserError(
@@ -262,6 +274,15 @@ def _column_paths(row: Mapping[str, object], prefix: str = "") -> list[str]:
         nested = isinstance(value, Mapping) and value
         paths += _column_paths(value, f"{prefix}{key}.") if nested else [f"{prefix}{key}"]
     return paths
+
+
+def _name_of(path: str | None, hub_id: str | None) -> str:
+    """The name of data without one: that of the file or folder, or of the folder of a file named after its split."""
+    if not path:
+        return (hub_id or "local").rpartition("/")[2]
+    place = Path(path).expanduser().resolve()
+    stem = place.stem if place.suffix.lower() in SUFFIXES else place.name
+    return place.parent.name if stem.lower() in SPLIT_WORDS else stem
 
 
 def _column_names(field: str, columns: object) -> tuple[str, ...] | None:

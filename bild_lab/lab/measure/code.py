@@ -44,6 +44,7 @@ NOT_MEASURING = (
     "lab/analysis/__init__.py",
     "lab/analysis/paired.py",  # compares stored results
     "lab/analysis/pareto.py",
+    "lab/analysis/reasons.py",  # explains stored results
     "lab/cli.py",
     "lab/config.py",  # its values are part of the point's name
     "lab/data/__init__.py",
@@ -62,7 +63,9 @@ NOT_MEASURING = (
     "lab/measure/code.py",
     "lab/measure/cost_model.py",  # predicts, and measures nothing
     "lab/results/__init__.py",
+    "lab/results/commands.py",
     "lab/results/commits.py",
+    "lab/results/course.py",
     "lab/results/groups.py",
     "lab/results/records.py",  # stores what it is given
     "lab/results/table.py",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -15,6 +17,20 @@ from bild_lab.lab.data.examples import DatasetSpec, Example, load_examples
 from bild_lab.lab.hashing import data_hash
 from bild_lab.lab.results.records import CONFIG, Sweep
 from bild_lab.lab.schema.result import Result
+
+Key = tuple[str, int]  # of an example: its id and turn
+
+
+@dataclass(frozen=True)
+class SharedTexts:
+    """What A and B may be compared by. references: by example; None if they cannot be read, and `why`.
+
+    keys: the examples whose prompt and references are the same in both; None if all of them are.
+    """
+
+    references: dict[Key, tuple[str, ...]] | None
+    keys: frozenset[Key] | None = None
+    why: str = ""
 
 
 def read_results(name: str) -> list[Result]:
@@ -35,10 +51,33 @@ def read_results(name: str) -> list[Result]:
     return chosen
 
 
-def references_of(results: Sequence[Result]) -> tuple[dict[tuple[str, int], tuple[str, ...]] | None, str]:
-    """The references by example, as `examples_of` finds them, or None and the reason."""
-    known, why = examples_of(results)
-    return None if known is None else {key: tuple(one.references) for key, one in known.items()}, why
+def shared_texts(a: Result, b: Result) -> SharedTexts:
+    """The examples that both results decoded, with their references.
+
+    Of equal data one side's will do. Raises UserError if the data differ, for example in `dataset.limit`, and one
+    side's cannot be read: equal ids may then belong to different texts.
+    """
+    if a.setting.data == b.setting.data or None in (a.setting.data, b.setting.data):
+        known, why = examples_of([a, b])
+        return SharedTexts(None if known is None else _references(known), why=why)
+    sides = [examples_of([one]) for one in (a, b)]
+    if why := next((why for known, why in sides if known is None), ""):
+        raise UserError(
+            f"A and B have different data, and which examples they share cannot be checked: {why}; "
+            "measure one of them again with the dataset keys of the other"
+        )
+    (ours, _), (theirs, _) = sides
+    same = {key: one for key, one in ours.items() if key in theirs and _text(theirs[key]) == _text(one)}
+    return SharedTexts(_references(same), frozenset(same))
+
+
+def _references(examples: Mapping[Key, Example]) -> dict[Key, tuple[str, ...]]:
+    return {key: tuple(one.references) for key, one in examples.items()}
+
+
+def _text(example: Example) -> tuple[Any, ...]:
+    """What makes two examples the same: what the hash of the data is over."""
+    return example.prompt, tuple(example.references), example.continues
 
 
 def examples_of(results: Sequence[Result]) -> tuple[dict[tuple[str, int], Example] | None, str]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bild_lab.lab.analysis.pareto import best_at_loss, pareto_front
+from bild_lab.lab.analysis.statistics import ENOUGH_EXAMPLES
 from bild_lab.lab.formatting import short_name
 from bild_lab.lab.hashing import plain_numbers
 from bild_lab.lab.schema.json_values import to_json
@@ -33,10 +34,11 @@ class Position:
 
 @dataclass(frozen=True)
 class Group:
-    """All results that share one setting, fastest first."""
+    """All results that share one setting, fastest first. in_seconds: draw latencies in seconds, beside any baseline."""
 
     setting: Setting
     results: list[Result]
+    in_seconds: bool = False
 
     @property
     def metric(self) -> str:
@@ -46,7 +48,12 @@ class Group:
     @property
     def relative(self) -> bool:
         """Whether latency can be given relative to a baseline."""
-        return any(result.speedup.value is not None for result in self.results)
+        return not self.in_seconds and any(result.speedup.value is not None for result in self.results)
+
+    @property
+    def enough(self) -> bool:
+        """Whether there are enough examples to say which point is best."""
+        return self.setting.n_examples >= ENOUGH_EXAMPLES
 
     @property
     def baseline_quality(self) -> float | None:
@@ -78,27 +85,37 @@ class Group:
         return Position(*x, y, *_vertical_interval(result))
 
     def limits(self) -> tuple[tuple[float, float], tuple[float, float]]:
-        """Return ranges of x and y that show every result, the baseline and the line one point below it."""
-        drawn = [position for result in self.results if (position := self.position(result)) is not None]
-        xs, ys = [position.x for position in drawn], [position.y for position in drawn]
+        """Return ranges of x and y that show every result, the baseline and the line one point below it.
+
+        For intervals that leave a range, it is widened by at most half of its length on either side.
+        """
+        placed = [(result, at) for result in self.results if (at := self.position(result)) is not None]
+        xs, ys = [at.x for _, at in placed], [at.y for _, at in placed]
+        chosen = {
+            id(result) for result in self.selected() if not result.is_baseline
+        }  # those drawn with their intervals
+        barred = [at for result, at in placed if id(result) in chosen]
         if self.relative:
             xs.append(1.0)
             if self.baseline_quality is not None:
                 ys += [self.baseline_quality + 0.4, self.baseline_quality - 1.0]
         y_room = max(0.11 * (max(ys) - min(ys)), 0.15)
-        vertical = (min(ys) - y_room, max(ys) + y_room)
+        ends = [end for at in barred for end in (at.y_low, at.y_high)]
+        vertical = _widened(min(ys) - y_room, max(ys) + y_room, ends)
         if self.wide:
             room = (max(xs) / min(xs)) ** 0.06
             return (min(xs) / room, max(xs) * room), vertical
         x_room = max(0.09 * (max(xs) - min(xs)), 0.03 * max(xs))
-        left = max(min(xs) - x_room, 0.1 * min(xs))  # a latency is positive
-        return (left, max(xs) + x_room), vertical
+        ends = [end for at in barred for end in (at.x_low, at.x_high)]
+        left, right = _widened(min(xs) - x_room, max(xs) + x_room, ends)
+        return (max(left, 0.1 * min(xs)), right), vertical  # a latency is positive
 
     @property
     def wide(self) -> bool:
-        """Whether the latencies, the baseline's included, differ so much that their axis must be logarithmic."""
+        """Whether the latencies, also a baseline's of 1, differ so much that their axis must be logarithmic."""
         xs = [position.x for result in self.results if (position := self.position(result)) is not None]
-        return self.relative and max([*xs, 1.0]) / min([*xs, 1.0]) > WIDE
+        xs += [1.0] if self.relative else []
+        return bool(xs) and max(xs) / min(xs) > WIDE
 
     def front(self) -> list[Result]:
         """Return the undominated results, cheapest first; the baseline competes as well."""
@@ -171,9 +188,17 @@ def differing_keys(groups: Sequence[Group]) -> list[str]:
 
 def setting_title(setting: Setting) -> str:
     """Return a title of the setting: `t5-large drafted by t5-tiny, multi30k test, 100 examples`."""
-    drafted = f" drafted by {short_name(setting.draft)}" if setting.draft else ""
-    data = f"{short_name(setting.dataset)} {setting.split}"
-    return f"{short_name(setting.target)}{drafted}, {data}, {setting.n_examples} examples"
+    return f"{pair_title(setting)}, {data_title(setting)}"
+
+
+def pair_title(setting: Setting) -> str:
+    """Return the models of the setting: `t5-large drafted by t5-tiny`."""
+    return short_name(setting.target) + (f" drafted by {short_name(setting.draft)}" if setting.draft else "")
+
+
+def data_title(setting: Setting) -> str:
+    """Return the data of the setting: `multi30k test, 100 examples`."""
+    return f"{short_name(setting.dataset)} {setting.split}, {setting.n_examples} examples"
 
 
 def varying_knobs(results: Sequence[Result]) -> list[str]:
@@ -185,6 +210,12 @@ def varying_knobs(results: Sequence[Result]) -> list[str]:
 def _slowness(result: Result) -> tuple[float, float]:
     speedup = 1.0 if result.is_baseline else result.speedup.value
     return (-speedup if speedup is not None else 0.0, result.latency_s.mean)
+
+
+def _widened(low: float, high: float, ends: Sequence[float]) -> tuple[float, float]:
+    most, room = (high - low) / 2, 0.02 * (high - low)
+    below, above = low - min([low, *ends]), max([high, *ends]) - high
+    return low - min(most, below + room * (below > 0)), high + min(most, above + room * (above > 0))
 
 
 def _vertical_interval(result: Result) -> tuple[float, float]:

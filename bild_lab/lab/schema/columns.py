@@ -49,6 +49,15 @@ CIRCUMSTANCES = (
         "environment.shared_device",
         "Whether another process of bild_lab used the device meanwhile. Do not rely on the timings then.",
     ),
+    Column(
+        "busy_elsewhere_percent",
+        "environment.busy_elsewhere_percent",
+        "How much of all cores’ time other processes used while the point was timed. Above 10 % do not rely on the "
+        "timings.",
+        label="machine busy elsewhere",
+        unit="%",
+        digits=0,
+    ),
 )
 QUALITY = (
     Column("quality_metric", "quality.metric", "The quality metric, on a scale of 0 to 100."),

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+BUSY_PERCENT = 10  # of all cores' time; more than this used by others changes the timings
+
 
 @dataclass(frozen=True, eq=False)
 class Record(Mapping[str, Any]):
@@ -112,6 +114,11 @@ class Environment(Record):
         return self.get("shared_device")
 
     @property
-    def busy_elsewhere_percent(self) -> float:
-        """Percent of all cores' time that other processes used while the point was timed."""
-        return self.get("busy_elsewhere_percent", 0.0)
+    def busy_elsewhere_percent(self) -> float | None:
+        """Percent of all cores' time that other processes used while the point was timed; None in older results."""
+        return self.get("busy_elsewhere_percent")
+
+    @property
+    def busy(self) -> bool:
+        """Whether other processes used more than `BUSY_PERCENT` of the machine while the point was timed."""
+        return (self.busy_elsewhere_percent or 0.0) > BUSY_PERCENT

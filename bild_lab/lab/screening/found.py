@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig
 
+from bild_lab.lab.cli import stages
 from bild_lab.lab.measure.cost_model import CostModel, fit
 from bild_lab.lab.measure.timing import METHOD
 from bild_lab.lab.point import prepare
@@ -122,19 +123,21 @@ def confirmation(one: Confirmed) -> dict[str, Any]:
     }
 
 
-def screen(screening: Screening, spec: ScreenSpec, advance: Callable[[], None] = lambda: None) -> Found:
+def screen(screening: Screening, spec: ScreenSpec) -> Found:
     """Decode the whole plane over the record, predict its speeds, and write what was found.
 
     Raises UserError if another process searches or screens under the same name.
     """
     with Sweep(screening.folder).search_lock():
         candidates, replay = screening.grid.candidates, screening.replay
-        screened = screening.decode(candidates, advance)
+        screened = screening.decode(candidates)
         clock = time.perf_counter()
+        stages.enter("timing a few points live")
         texts, both, different = screening.timed(screened, spec.timed_s)
         model = fit(texts, "0")
         replay.seconds["cost model"] = time.perf_counter() - clock
         clock = time.perf_counter()
+        stages.enter("scoring")
         rows = screening.rows(screened, model)
         replay.seconds["quality"] = time.perf_counter() - clock
         live = sum((one.counts for one in screened[1:]), Counter())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError, require_whole
+from bild_lab.lab.cli import progress
 from bild_lab.lab.config import PairSpec, RuntimeSpec, typed
 from bild_lab.lab.data.local_files import canonical_split
 from bild_lab.lab.measure.cost_model import CostModel, TimedText
@@ -120,9 +121,12 @@ class Screening:
         """The first examples' sources."""
         return [one.source for one in self.point.examples[:count]]
 
-    def decode(self, candidates: Sequence[Candidate], advance: Callable[[], None] = lambda: None) -> list[Screened]:
+    def decode(self, candidates: Sequence[Candidate]) -> list[Screened]:
         """The target alone, then these points, decoded over the record."""
-        return self.replay.run([vanilla(), *candidates], self.cfg, advance)
+        examples = len(self.point.examples)
+        with progress() as bar:
+            task = bar.add_task(f"recording and replaying {len(candidates)} points", total=examples)
+            return self.replay.run([vanilla(), *candidates], self.cfg, lambda: bar.advance(task))
 
     def timed(self, screened: Sequence[Screened], timed_s: float) -> tuple[list[TimedText], int, int]:
         """Texts of a few points decoded live, with vanilla's first, for so many seconds.

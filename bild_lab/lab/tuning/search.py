@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from bild_lab.errors import UserError, require_flag, require_whole
 from bild_lab.files import write_atomically
 from bild_lab.lab.analysis.pareto import best_at_loss
+from bild_lab.lab.cli import stages
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.data.local_files import canonical_split
 from bild_lab.lab.hashing import content_hash
@@ -230,7 +231,9 @@ class Study:
         """Measure until there are enough trials. Returns the results of all trials, with those of earlier processes."""
         tuning, space = self._tuning, self._tuning.space
         failed: dict[tuple[int, ...], None] = {}  # in this process; the next process tries them again
-        while len(seen := {**self.finished_trials(), **failed}) < min(tuning.spec.trials, space.size):
+        most = min(tuning.spec.trials, space.size)
+        while len(seen := {**self.finished_trials(), **failed}) < most:
+            stages.enter(f"trial {len(seen) + 1} of {most}")
             trial = self._study.ask()
             for number, values in enumerate(space.lists):
                 trial.suggest_int(self._name(number), 0, len(values) - 1)

@@ -2,63 +2,87 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 
 import pandas as pd
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 
 from bild_lab.files import write_atomically
 from bild_lab.lab.formatting import duration, knob_label, knob_value
 from bild_lab.lab.glossary import TERMS
+from bild_lab.lab.results.commands import read_commands
 from bild_lab.lab.results.groups import FEW, Group, by_setting, differing_keys, setting_title
 from bild_lab.lab.schema.columns import SETTING
+from bild_lab.lab.schema.measured_examples import read_examples
 from bild_lab.lab.schema.result import Failure, Result
+from bild_lab.report.bars import with_bars
 from bild_lab.report.categories import category_table
+from bild_lab.report.headline import headline
+from bild_lab.report.overlay import overlays
 from bild_lab.report.page.costs import cost_table, prediction_table
-from bild_lab.report.page.interactive import acceptance_figure, pareto_figure, stages_figure
+from bild_lab.report.page.heat import heat_maps
+from bild_lab.report.page.interactive import acceptance_figure, stages_figure
+from bild_lab.report.page.pareto_plot import overlay_figure, pareto_figure
 from bild_lab.report.page.plane import planes, screened_policies
+from bild_lab.report.page.plots import Figure, plotly_js
 from bild_lab.report.page.shapes import budget_figure, tree_drawings
 from bild_lab.report.page.tables import (
     MARGIN,
+    baseline_row,
     best_columns,
     best_rows,
     environments,
     fixed_knobs,
+    front_points,
     hypervolumes,
+    name_of,
     point_columns,
     point_rows,
     time_shares,
 )
+from bild_lab.report.page.templates import page_environment
+from bild_lab.report.page.texts import text_browser
 from bild_lab.report.page.trace_viewer import viewer_data
 from bild_lab.report.provenance import notes, sources
+from bild_lab.report.reasons import reason_lines
 from bild_lab.report.style import Mark, marks
-from bild_lab.report.terminal import headline
-
-_TEMPLATES = Path(__file__).parent
 
 
-def write_html(name: str, results: Sequence[Result], failures: Sequence[Failure], path: Path, older: int = 0) -> None:
+def write_html(
+    name: str,
+    results: Sequence[Result],
+    failures: Sequence[Failure],
+    path: Path,
+    older: int = 0,
+    progress: str | None = None,
+) -> None:
     """Write the report of the sweep `name`, and `hypervolume.csv` beside it.
 
     Everything that came from outside the package is escaped. older: how many earlier results of the same points are
-    not shown.
+    not shown. progress: how far the running command is; the page then reloads itself until it is touched.
     """
     groups = by_setting(results)
     folder = path.parent
     measured = {policy for group in groups for policy in group.policies}
     colours = marks(sorted(measured | set(screened_policies(folder))))
-    figures: dict[str, dict] = {}
-    traces = [{"title": setting_title(group.setting), "points": viewer_data(group)} for group in groups]
+    figures: dict[str, Figure] = {}
+    heat = [heat_maps(group) for group in groups]
+    texts, traces = _examples(groups)
+    pictures, apart = overlays(groups)
+    figures.update({f"overlay-{index}": overlay_figure(one) for index, one in enumerate(pictures)})
     page = page_environment().get_template("report.html.j2")
     text = page.render(
         name=name,
         headline=headline(results),
+        progress=progress,
+        written=datetime.now().astimezone().strftime("%H:%M:%S"),
+        commands=read_commands(folder),
         sections=[_section(group, colours, index, figures) for index, group in enumerate(groups)],
         differing=_differing(groups),
+        pictures=pictures,
+        apart=apart,
         count=len(results),
         failures=[(failure, knob_label(failure, list(failure.knobs))) for failure in failures],
         shares=time_shares(results),
@@ -67,38 +91,42 @@ def write_html(name: str, results: Sequence[Result], failures: Sequence[Failure]
         notes=notes(results, older),
         sources=sources(results),
         figures=figures,
+        heat=heat,
         planes=planes(folder, results, colours),
-        traces=[trace for trace in traces if trace["points"]],
+        texts=texts,
+        traces=traces,
         terms=TERMS,
-        plotly=Markup(get_plotlyjs()),  # the library itself: no part of it comes from a result
+        plotly=Markup(plotly_js()),  # the library itself: no part of it comes from a result
     )
     write_atomically(path, text.encode())
     if volumes := [row for group in groups for row in _volume_rows(group)]:
         write_atomically(path.with_name("hypervolume.csv"), pd.DataFrame(volumes).to_csv(index=False).encode())
 
 
-def page_environment() -> Environment:
-    """The templates of the package's pages. They escape every value."""
-    return Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+def _examples(groups: Sequence[Group]) -> tuple[list[dict], list[dict]]:
+    """What the example browser and the trace viewer show; each point's examples are read once, and not kept."""
+    texts, traces = [], []
+    for group in groups:
+        stored = {name_of(result): read_examples(result.folder) for result in group.selected()}
+        if (browser := text_browser(group, stored)) is not None:
+            texts.append(browser)
+        if points := viewer_data(group, stored):
+            traces.append({"title": setting_title(group.setting), "points": points})
+    return texts, traces
 
 
 def _section(group: Group, colours: dict[str, Mark], index: int, figures: dict[str, dict]) -> dict:
     """Collect what the page shows of one setting, and add its figures to `figures` by their id."""
-    drawn = {
+    drawn: dict[str, Figure | None] = {
         "pareto": pareto_figure(group, colours) if any(group.position(result) for result in group.results) else None,
         "stages": stages_figure(group),
         "acceptance": acceptance_figure(group, colours),
         "budgets": budget_figure(group, colours),
     }
     ids = {kind: f"{kind}-{index}" for kind, figure in drawn.items() if figure is not None}
-    figures.update({ids[kind]: json.loads(drawn[kind].to_json()) for kind in ids})
+    figures.update({ids[kind]: drawn[kind] for kind in ids})
     columns = point_columns(group)
+    rows, beside = point_rows(group, columns), baseline_row(group, columns)
     return {
         "title": setting_title(group.setting),
         "setting": group.setting,
@@ -108,16 +136,20 @@ def _section(group: Group, colours: dict[str, Mark], index: int, figures: dict[s
         "relative": group.relative,
         "best": best_rows(group),
         "best_columns": best_columns(group),
+        "reasons": reason_lines(group),
         "hypervolumes": hypervolumes(group),
         "margin": MARGIN,
         "columns": columns,
-        "rows": point_rows(group, columns),
+        "rows": rows if beside is None else [*rows, beside],
+        "front": front_points(group),
+        "others": len(with_bars(group)) < sum(not result.is_baseline for result in group.results),
         "fixed": fixed_knobs(group),
         "categories": category_table(group),
         "prediction": prediction_table(group),
         "cost": cost_table(group),
         "trees": tree_drawings(group),
         "count": len(group.results),
+        "candidates": sum(not result.is_baseline for result in group.results),
         "few": FEW,
         "ids": ids,
     }

@@ -11,13 +11,6 @@ function startPlane(box, plane) {
   const label = (point) => policies[point.policy].knobs.filter((knob) => knob.values.length > 1)
     .map((knob) => `${knob.name} ${knob.values[point.at[policies[point.policy].knobs.indexOf(knob)]]}`).join(", ");
 
-  function element(name, text, kind) {
-    const made = document.createElement(name);
-    if (text !== undefined) made.textContent = text;
-    if (kind) made.className = kind;
-    return made;
-  }
-
   function nearest(knob, value) { // the point with this value whose other knobs moved least
     const distance = (point) => point.at.reduce((sum, at, index) => sum + (index === knob ? 0 : Math.abs(at - chosen.point.at[index])), 0);
     return own().filter((point) => point.at[knob] === value).sort((one, other) => distance(one) - distance(other))[0];
@@ -100,8 +93,8 @@ function startPlane(box, plane) {
       text: points.map((point) => `${point.policy}, ${label(point)}<br>${signed(point.quality_difference)}, `
         + `${point.predicted_speedup.toFixed(2)}\u00d7 predicted`), hovertemplate: "%{text}<extra></extra>", ...more });
     const front = plane.points.filter((point) => point.front).sort((one, other) => other.predicted_speedup - one.predicted_speedup);
-    const data = [at(plane.points, { name: "screened", marker: { color: "#999", size: 5, opacity: 0.45 } }),
-      at(front, { name: "front", mode: "lines+markers", line: { color: "#999", width: 1.5, shape: "hv" },
+    const data = [at(plane.points, { name: "screened", marker: { color: "#8a8a8a", size: 5 } }),
+      at(front, { name: "front", mode: "lines+markers", line: { color: "#8a8a8a", width: 1.5, shape: "hv" },
         marker: { size: 8, color: front.map((point) => policies[point.policy].colour) } })];
     for (const { name, colour } of plane.policies) {
       const live = plane.points.filter((point) => point.policy === name && point.live);
@@ -117,33 +110,24 @@ function startPlane(box, plane) {
     return { data, layout: { height: 430, margin: { l: 64, r: 24, t: 16, b: 84 }, paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)", hovermode: "closest", legend: { orientation: "h", yref: "container", yanchor: "bottom", y: 0.01, x: 0 },
       xaxis: { title: { text: "Latency relative to vanilla (further left is faster)" }, zeroline: false },
-      yaxis: { title: { text: `${plane.metric}, difference` }, zeroline: true, zerolinecolor: "#999" } } };
+      yaxis: { title: { text: `${plane.metric}, difference` }, zeroline: true, zerolinecolor: "#8a8a8a" } } };
   }
 
-  function map(key, title, look) {
+  function map(key, title, colour) {
     const [first, second] = chosen.axes.map((axis) => moving()[axis]);
     const others = moving().filter((knob) => knob.index !== first.index && knob.index !== second.index);
     const shown = own().filter((point) => others.every((knob) => point.at[knob.index] === chosen.point.at[knob.index]));
     const cells = second.values.map(() => first.values.map(() => null));
-    const indices = second.values.map(() => first.values.map(() => null));
     for (const point of shown) {
-      cells[point.at[second.index]][point.at[first.index]] = point[key];
-      indices[point.at[second.index]][point.at[first.index]] = plane.points.indexOf(point);
+      cells[point.at[second.index]][point.at[first.index]] = { value: point[key], chosen: point === chosen.point, pick: () => choose(point) };
     }
-    const ink = getComputedStyle(document.documentElement).getPropertyValue("--ink").trim();
-    const axis = (knob) => ({ title: { text: knob.name }, type: "category", categoryorder: "array", categoryarray: knob.values, zeroline: false,
-      automargin: true });
-    return { data: [{ type: "heatmap", x: first.values, y: second.values, z: cells, customdata: indices, colorbar: { thickness: 10 },
-      hovertemplate: `${first.name} %{x}, ${second.name} %{y}: %{z:.2f}<extra></extra>`, ...look },
-    { type: "scatter", mode: "markers", x: [first.values[chosen.point.at[first.index]]], y: [second.values[chosen.point.at[second.index]]],
-      marker: { symbol: "circle-open", size: 16, color: ink, line: { width: 3 } }, hoverinfo: "skip" }],
-    layout: { height: 330, title: { text: title, font: { size: 14 } }, showlegend: false, margin: { l: 56, r: 8, t: 40, b: 48 },
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", xaxis: axis(first), yaxis: axis(second) } };
+    return heatTable({ title, colour, across: first, up: second, cells });
   }
 
   function drawn(selector, figure) {
     const holder = find(selector);
-    Plotly.react(holder, figure.data, inked(figure.layout), { responsive: true, displaylogo: false, displayModeBar: false });
+    const { data, layout } = fitted(holder, figure);
+    Plotly.react(holder, data, layout, { responsive: true, displaylogo: false, displayModeBar: false });
     if (holder.dataset.listens) return;
     holder.dataset.listens = "yes";
     holder.on("plotly_click", (event) => {
@@ -158,9 +142,13 @@ function startPlane(box, plane) {
     find(".maps").hidden = !several;
     find(".axes").hidden = moving().length < 3;
     if (!several) return;
-    drawn(".quality-map", map("quality_difference", `${plane.metric}, difference`,
-      { colorscale: [[0, "#d55e00"], [0.5, "#eeeeee"], [1, "#0072b2"]], zmid: 0 }));
-    drawn(".speed-map", map("predicted_speedup", "Predicted speedup", { colorscale: "Cividis" }));
+    const maps = [[".quality-map", "quality_difference", `${plane.metric}, difference`, "around"],
+      [".speed-map", "predicted_speedup", "Predicted speedup", "rising"]];
+    for (const [selector, key, title, colour] of maps) {
+      const focused = find(selector).contains(document.activeElement);
+      find(selector).replaceChildren(map(key, title, colour));
+      if (focused) find(`${selector} [aria-current]`)?.focus();
+    }
   }
 
   function axesChoices() {
@@ -217,7 +205,7 @@ function startPlane(box, plane) {
     if (found) choose(found);
   };
   budget.addEventListener("input", spend);
-  dark.addEventListener("change", figuresOf);
+  for (const media of [dark, narrow]) media.addEventListener("change", figuresOf);
   choose(within(0) ?? plane.points[0]);
   spend();
 }

@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-import plotly.graph_objects as go
-
 from bild_lab.engine.draft import ROOT
 from bild_lab.engine.drafters.tree_file import trees_in
 from bild_lab.engine.drafters.trees import ProbedTree
 from bild_lab.lab.formatting import number, percent, point_label
 from bild_lab.lab.results.groups import Group
 from bild_lab.lab.schema.result import Result
-from bild_lab.report.page.interactive import finished
+from bild_lab.report.page.plots import Figure, figure_of
 from bild_lab.report.style import Mark
 
 STEP, ROW, MARGIN = 110, 22, 24  # pixels between depths, between nodes, and around
@@ -83,35 +81,43 @@ def draw(label: str, content: Mapping[str, Any]) -> TreeDrawing:
     return TreeDrawing(label, summary, width, height, nodes, lines)
 
 
-def budget_figure(group: Group, colours: Mapping[str, Mark]) -> go.Figure | None:
+def budget_figure(group: Group, colours: Mapping[str, Mark]) -> Figure | None:
     """Draw the tokens per second that were expected of each number of rows; None without a fitted tree."""
     found = fitted_trees(group)
     if not found:
         return None
-    figure = go.Figure()
+    traces = []
     for one, content in found:
         mark, label = colours[one.policy], escape(point_label(one, group.knobs(one)))
         budgets, chosen = content["budgets"], content["chosen"]
-        figure.add_scatter(
-            x=[each["rows"] for each in budgets],
-            y=[1000 * each["tokens"] / each["ms"] for each in budgets],
-            customdata=[f"{each['tokens']:.2f} tokens in {each['ms']:.2f} ms" for each in budgets],
-            name=label,
-            mode="lines",
-            line={"color": mark.colour, "width": 1.8},
-            hovertemplate="%{x} rows: %{y:.0f} tokens/s<br>%{customdata}<extra></extra>",
+        traces.append(
+            {
+                "type": "scatter",
+                "x": [each["rows"] for each in budgets],
+                "y": [1000 * each["tokens"] / each["ms"] for each in budgets],
+                "customdata": [f"{each['tokens']:.2f} tokens in {each['ms']:.2f} ms" for each in budgets],
+                "name": label,
+                "mode": "lines",
+                "line": {"color": mark.colour, "width": 1.8},
+                "hovertemplate": "%{x} rows: %{y:.0f} tokens/s<br>%{customdata}<extra></extra>",
+            }
         )
-        figure.add_scatter(
-            x=[chosen["rows"]],
-            y=[1000 * chosen["tokens"] / chosen["ms"]],
-            name=f"{label}, chosen",
-            mode="markers",
-            marker={"color": mark.colour, "symbol": mark.plotly_symbol, "size": 11},
-            hovertemplate="chosen: %{x:.1f} rows, %{y:.0f} tokens/s<extra></extra>",
+        traces.append(
+            {
+                "type": "scatter",
+                "x": [chosen["rows"]],
+                "y": [1000 * chosen["tokens"] / chosen["ms"]],
+                "name": f"{label}, chosen",
+                "mode": "markers",
+                "marker": {"color": mark.colour, "symbol": mark.plotly_symbol, "size": 11},
+                "hovertemplate": "chosen: %{x:.1f} rows, %{y:.0f} tokens/s<extra></extra>",
+            }
         )
-    figure.update_xaxes(title="Rows of the target’s forward")
-    figure.update_yaxes(title="Expected tokens per second", rangemode="tozero")
-    return finished(figure, height=380)
+    layout = {
+        "xaxis": {"title": "Rows of the target’s forward"},
+        "yaxis": {"title": "Expected tokens per second", "rangemode": "tozero"},
+    }
+    return figure_of(traces, layout, height=380)
 
 
 def _node(depth: int, height: float, reached: float, rank: str, title: str, probes: int) -> DrawnNode:

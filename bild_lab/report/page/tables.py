@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from statistics import median
 from typing import Any
 
 from bild_lab.lab.analysis.pareto import hypervolume
@@ -15,6 +16,7 @@ from bild_lab.lab.formatting import (
     knob_value,
     number,
     percent,
+    point_label,
     signed,
     signed_interval,
     times,
@@ -22,7 +24,8 @@ from bild_lab.lab.formatting import (
 from bild_lab.lab.results.groups import Group
 from bild_lab.lab.schema.column import Column
 from bild_lab.lab.schema.columns import CERTIFICATE, COLUMNS
-from bild_lab.lab.schema.result import Result
+from bild_lab.lab.schema.result import Category, Counts, Latency, Quality, Result, Speedup
+from bild_lab.report.provenance import disturbance
 
 MARGIN = 1.0  # points of quality that a hypervolume's reference point is below the baseline
 # the columns after those with an interval; each shows its value alone, except the latency
@@ -56,12 +59,26 @@ class TableCell:
 
 @dataclass(frozen=True)
 class TableRow:
-    """One point: the name of its folder, its cells, and whether to highlight it."""
+    """One point: the name of its folder, its cells, and whether to highlight it.
+
+    point: empty for a baseline that is no point of its own. label: policy and all knobs. composition: its parts.
+    """
 
     point: str
     cells: list[TableCell]
     on_front: bool = False
     is_baseline: bool = False
+    label: str = ""
+    composition: str = ""
+
+
+@dataclass(frozen=True)
+class FrontPoint:
+    """A point of the Pareto front in the list beside the figure."""
+
+    point: str
+    label: str
+    numbers: str
 
 
 @dataclass(frozen=True)
@@ -158,13 +175,62 @@ def point_rows(group: Group, columns: Sequence[TableColumn], results: Sequence[R
     front = {id(result) for result in group.front()}
     return [
         TableRow(
-            result.point if result.folder is None else result.folder.name,
+            name_of(result),
             [column.cell(result) for column in columns],
             id(result) in front,
             result.is_baseline,
+            point_label(result, list(result.knobs)),
+            result.composition,
         )
         for result in (group.results if results is None else results)
     ]
+
+
+def baseline_row(group: Group, columns: Sequence[TableColumn]) -> TableRow | None:
+    """Return the row of a baseline that was timed beside the points but is none itself; else None."""
+    beside = [one for one in group.results if one.baseline_latency_s is not None and one.baseline_tokens_per_s]
+    if not beside or any(one.is_baseline for one in group.results):
+        return None
+    latencies = [one.baseline_latency_s for one in beside]
+    typical = Latency(*(median(getattr(each, field.name) for each in latencies) for field in fields(Latency)))
+    result = replace(
+        beside[0],
+        policy=str(group.setting.baseline),
+        knobs={},
+        quality=Quality(metric=group.metric, value=group.baseline_quality, low=None, high=None),
+        latency_s=typical,
+        speedup=Speedup(value=1.0),
+        tokens=round(beside[0].baseline_tokens_per_s * beside[0].baseline_latency_s.total),
+        tokens_per_s=median(one.baseline_tokens_per_s for one in beside),
+        counts=Counts(),
+        agreement_with_target=None,
+        certificate=None,
+        peak_memory_mb=None,
+    )
+    name, *numbers = [column.cell(result) for column in columns]
+    points = f"{len(beside)} point{'' if len(beside) == 1 else 's'}"
+    return TableRow("", [replace(name, detail=f"timed beside {points}"), *numbers], is_baseline=True)
+
+
+def front_points(group: Group) -> list[FrontPoint]:
+    """Return the Pareto front, fastest first, in words."""
+    found = []
+    for result in group.front():
+        quality = result.quality
+        bounds = signed_interval(quality.difference_low, quality.difference_high)
+        change = f", {signed(quality.difference)} {bounds}" if quality.difference is not None else ""
+        speed = times(result.speedup.value) if group.relative else duration(result.latency_s.mean)
+        label = point_label(result, group.knobs(result))
+        numbers = f"{speed}, {group.metric} {number(quality.value)}{change}"
+        if why := disturbance(result.environment):
+            numbers += f"; {why}"
+        found.append(FrontPoint(name_of(result), label, numbers))
+    return found
+
+
+def name_of(result: Result) -> str:
+    """The name of the point's folder."""
+    return result.point if result.folder is None else result.folder.name
 
 
 def fixed_knobs(group: Group) -> list[str]:
@@ -189,11 +255,11 @@ def best_columns(group: Group) -> list[TableColumn]:
 
 
 def best_rows(group: Group) -> list[BestRow]:
-    """Return the rows "best speedup at no loss" and "at one point of loss"; none without a baseline."""
-    if not group.relative:
+    """Return the rows "no loss measured" and "one point of loss"; none without a baseline or with few examples."""
+    if not group.relative or not group.enough:
         return []
     rows = []
-    for title, loss in (("no loss", 0.0), ("one point of loss", 1.0)):
+    for title, loss in (("no loss measured", 0.0), ("one point of loss", 1.0)):
         best = group.best(loss)
         knobs = [] if best is None else [(knob, knob_value(value)) for knob, value in best.knobs.items()]
         cells = [] if best is None else [column.cell(best) for column in best_columns(group)]
@@ -247,10 +313,12 @@ def environments(results: Sequence[Result]) -> list[tuple[str, str]]:
     return lines
 
 
-def speedup_cell(measured: Any) -> TableCell:
-    """The speedup of a result, or of a category of it, with its interval."""
-    speedup = measured.speedup
-    return TableCell(times(speedup.value), interval(speedup.low, speedup.high), speedup.value)
+def speedup_cell(result: Result, category: Category | None = None) -> TableCell:
+    """The speedup of a result, or of a category of it, with its interval and what disturbed the timing."""
+    speedup = (category or result).speedup
+    bounds = interval(speedup.low, speedup.high)
+    detail = ", ".join(text for text in (bounds, disturbance(result.environment)) if text)
+    return TableCell(times(speedup.value), detail, speedup.value)
 
 
 def _knob_cell(knob: str) -> Callable[[Result], TableCell]:

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 from bild_lab.lab.formatting import point_label
 from bild_lab.lab.results.groups import Group
-from bild_lab.lab.schema.measured_examples import MeasuredExample, read_examples
+from bild_lab.lab.schema.measured_examples import MeasuredExample
+from bild_lab.report.page.tables import name_of
 
 MOST_EXAMPLES = 20  # per point, to keep the page small
 THRESHOLDS = ("fallback", "rollback", "window")
 
 
-def viewer_data(group: Group) -> list[dict[str, Any]]:
-    """Return what the viewer shows of a setting: the selected points that have traced texts, fastest first."""
+def viewer_data(group: Group, stored: Mapping[str, Sequence[MeasuredExample]]) -> list[dict[str, Any]]:
+    """Return what the viewer shows of a setting: the selected points that have traced texts, fastest first.
+
+    stored: the examples of each selected point, by its name.
+    """
     shown = []
     for result in group.selected():
-        traced = [one for one in read_examples(result.folder) if one.pieces and one.rounds]
+        traced = [one for one in stored[name_of(result)] if one.pieces and one.rounds]
         if traced:
             thresholds = {knob: result.knobs[knob] for knob in THRESHOLDS if knob in result.knobs}
             label = point_label(result, group.knobs(result))
             examples = [_text(one) for one in traced[:MOST_EXAMPLES]]
-            shown.append({"label": label, "thresholds": thresholds, "examples": examples})
+            shown.append({"point": name_of(result), "label": label, "thresholds": thresholds, "examples": examples})
     return shown
 
 

@@ -6,18 +6,6 @@ function startViewer(box) {
   const point = () => points[chosen.point];
   const example = () => point().examples[chosen.example];
 
-  function element(name, text, kind) {
-    const made = document.createElement(name);
-    if (text !== undefined) made.textContent = text;
-    if (kind) made.className = kind;
-    return made;
-  }
-
-  function choices(select, labels, value) {
-    select.replaceChildren(...labels.map((label, index) => Object.assign(element("option", label), { value: index })));
-    select.value = value;
-  }
-
   const pieceOf = (token) => example().pieces[token];
   const visible = (token) => pieceOf(token).replaceAll("\n", "\u21b5\n");
 
@@ -89,7 +77,7 @@ function startViewer(box) {
       return node;
     };
     const [left, width, lanes] = [58, 940, { draft: 6, verify: 32, prefill: 32 }];
-    const colours = { prefill: "#999999", draft: "#56B4E9", verify: "#0072B2" };
+    const colours = { prefill: "#8a8a8a", draft: "#2E93CC", verify: "#0072B2" };
     const end = Math.max(...spans.map((span) => span[2]));
     const svg = make("svg", { viewBox: `0 0 ${left + width + 2} 74`, preserveAspectRatio: "none" });
     const label = (text, x, y, anchor) => {
@@ -155,6 +143,16 @@ function startViewer(box) {
     if (!(event.key in moves)) return;
     event.preventDefault();
     moves[event.key]();
+  });
+  const place = (name) => points.findIndex((each) => each.point === name);
+  showsOf.push({
+    title: "round by round",
+    id: "viewer",
+    has: (name) => place(name) >= 0,
+    show: (name) => {
+      find("[data-choose=point]").value = place(name);
+      open({ point: place(name) });
+    },
   });
   open({ point: 0, example: 0, round: Infinity });
 }

@@ -111,7 +111,8 @@ class WandbLogger:
         Report, picture and table are attached as an artifact. A sweep without a finished point is left out.
         """
         import wandb
-        from bild_lab.report.terminal import headline
+
+        from bild_lab.report.headline import headline
 
         results = sweep.results()
         if not results:

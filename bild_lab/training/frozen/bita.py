@@ -74,8 +74,8 @@ class BitaSpec:
     def context_score(self, hits: Bool[Tensor, "n predictors"]) -> Float[Tensor, " n"]:
         return leading_hits(hits)
 
-    def command(self, base: str, folder: Path) -> str:
-        return f"python run.py -m pair.target={base} policy=bita policy.adapter={folder} policy.top_k=1,3,5"
+    def words(self, folder: Path) -> list[str]:
+        return ["-m", "policy=bita", f"policy.adapter={folder}", "policy.top_k=1,3,5"]
 
     def _fresh(self, config: PreTrainedConfig, origin: Mapping[str, Any], seed: int) -> BitaAdapter:
         return BitaAdapter.fresh(config, origin, self.prompt, self.prompt_tokens, self.mask_tokens, seed)

@@ -13,12 +13,12 @@ from bild_lab.engine.models.checkpoint import Checkpoint, resolve_dtype
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.ranks import launched, process_group
 from bild_lab.errors import require_model_path
-from bild_lab.lab.cli import console, escape, output
+from bild_lab.lab.cli import escape, output, stages
 from bild_lab.lab.config import typed
 from bild_lab.lab.data.examples import DatasetSpec, load_examples
 from bild_lab.lab.point import sweep_folder
 from bild_lab.lab.results.records import require_writable
-from bild_lab.lab.toy_pair import named_checkpoint
+from bild_lab.lab.toy_pair import named_checkpoint, stand_in, untrained
 from bild_lab.training.calibration.data import Calibration, read_calibration, read_calibrations
 from bild_lab.training.calibration.generate import LONGEST_WAIT, CalibrationJob, generate_calibration
 from bild_lab.training.folder import TrainingFolder
@@ -49,7 +49,7 @@ def train_and_report(job: FrozenJob) -> None:
         TrainingFolder(job.folder).write_metrics(metrics)
     course = f"{metrics['steps']:,} steps, loss {metrics['loss']:.3f}{_scores(metrics)}"
     output.print(escape(f"{place}: {course}"))
-    output.print(escape(f"decode with: {job.spec.command(job.base.path, place)}"))
+    output.print(escape(f"decode with it: {job.command(place)}"))
     print_closing(job.logger)
 
 
@@ -95,6 +95,8 @@ def frozen_job(
 def _frozen_base(cfg: DictConfig, spec: ModuleSpec, kind: type[Checkpoint]) -> Checkpoint:
     """The frozen model. Raises UserError if it cannot be read, or the module cannot be trained for it."""
     require_model_path("model.path", cfg.model.path)
+    if untrained(cfg.model.path):
+        spec.check(stand_in(cfg.model.path)[0].config)  # before minutes of training
     base = named_checkpoint(cfg.model.path, cfg.model.revision, kind=kind)
     base.check()
     spec.check(base.config)
@@ -115,12 +117,13 @@ def own_answers(cfg: DictConfig, base: Checkpoint, recipe: Recipe, folder: Path)
     dataset = typed(DatasetSpec, cfg.dataset, "dataset")
     settings = typed(AnswerSpec, cfg.answers, "answers")
     examples = load_examples(dataset)
+    stages.enter("loading the model")
     with isolated(recipe.seed, recipe.threads):
         target = HuggingFaceModel(
             base, process_group(recipe.on_cpu, LONGEST_WAIT).device, resolve_dtype(settings.dtype)
         )
         sizes = (settings.max_new_tokens, settings.batch_size, settings.part_size)
         job = CalibrationJob(target, dataset, examples, *sizes, folder)
-        with answers_bar(console) as report:
+        with answers_bar() as report:
             generate_calibration(job, report)
     return read_calibration(folder)

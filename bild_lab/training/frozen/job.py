@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, TrainerCallback
 
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.errors import UserError, require_whole
+from bild_lab.lab.data.words import dataset_words
 from bild_lab.training.batches import spread_evenly
 from bild_lab.training.calibration.data import Calibration
 from bild_lab.training.fit_checks import require_room
@@ -79,8 +81,8 @@ class ModuleSpec(Protocol):
     def context_score(self, hits: Bool[Tensor, "n predictors"]) -> Float[Tensor, " n"]:
         """The metric of every context. hits: which predictors' first choices are right."""
 
-    def command(self, base: str, folder: Path) -> str:
-        """A command that decodes with the module."""
+    def words(self, folder: Path) -> list[str]:
+        """The words after `python run.py` that choose the policy with the module."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +154,13 @@ class FrozenJob:
         chosen = spread_evenly(self.held_out, len(self.rows))
         train = [row for index, row in enumerate(self.rows) if index not in set(chosen)]
         return train, [self.rows[index] for index in chosen]
+
+    def command(self, place: Path) -> str:
+        """A command that decodes with the module at this place, on the dataset that it was trained on."""
+        revision = [] if self.base.revision is None else [f"pair.target_revision={self.base.revision}"]
+        pair = [f"pair.target={self.base.path}", *revision, "pair.draft=null"]
+        words = [*self.spec.words(place), *pair, *dataset_words(self.calibration.dataset)]
+        return f"python run.py {shlex.join(words)}"
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -92,8 +92,8 @@ class LayerHeadsSpec:
     def context_score(self, hits: Bool[Tensor, "n predictors"]) -> Float[Tensor, " n"]:
         return hits.float().mean(-1)
 
-    def command(self, base: str, folder: Path) -> str:
-        return f"python run.py pair.target={base} policy=ppd policy.exit_layer={self.layers[-1]} policy.heads={folder}"
+    def words(self, folder: Path) -> list[str]:
+        return ["policy=ppd", f"policy.exit_layer={self.layers[-1]}", f"policy.heads={folder}"]
 
 
 @dataclass(frozen=True)

@@ -67,8 +67,8 @@ class MedusaSpec:
     def context_score(self, hits: Bool[Tensor, "n predictors"]) -> Float[Tensor, " n"]:
         return leading_hits(hits)
 
-    def command(self, base: str, folder: Path) -> str:
-        return f"python run.py pair.target={base} policy=medusa policy.heads={folder}"
+    def words(self, folder: Path) -> list[str]:
+        return ["policy=medusa", f"policy.heads={folder}"]
 
 
 class MedusaModule(nn.Module):

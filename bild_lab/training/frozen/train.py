@@ -75,7 +75,7 @@ def _prepare(job: FrozenJob, folder: TrainingFolder, arguments: TrainingArgument
         task=ContextTask(train, RandomContexts(train, job.chooser), PredictionLoss(spec.weights), evaluator),
         facts=_facts(job, module),
         save=module.save,
-        card=lambda metrics: module_card(metrics, spec.command(job.base.path, folder.result)),
+        card=lambda metrics: module_card(metrics, job.command(folder.result)),
     )
 
 

@@ -21,7 +21,7 @@ from bild_lab.engine.request import Source
 from bild_lab.engine.session import Feed
 from bild_lab.errors import UserError
 from bild_lab.lab.load import load
-from scripts.models_tried import in_memory, try_architecture
+from tests.models_tried import in_memory, try_architecture
 from tests.policies import shipped
 from tests.stubs import uncached
 from tests.tiny_architectures import ALL, build, word_tokenizer

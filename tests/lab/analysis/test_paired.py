@@ -83,7 +83,7 @@ def test_a_knob_that_only_one_version_has_matches_unless_it_varies() -> None:
         match([bild()], known)
 
 
-def test_another_dataset_metric_or_other_examples_are_refused() -> None:
+def test_another_dataset_metric_or_split_is_refused() -> None:
     changes = [
         ({"dataset": "iwslt"}, "same dataset"),
         ({"metric": "rouge"}, "same metric"),
@@ -92,8 +92,11 @@ def test_another_dataset_metric_or_other_examples_are_refused() -> None:
     for setting, message in changes:
         with pytest.raises(UserError, match=message):
             match([bild()], [bild(setting=setting)])
-    with pytest.raises(UserError, match=r"same data .* got x and y \(100 and 60 examples\) at bild fallback=0.5"):
-        match([bild(setting={"data": "x"})], [bild(setting={"data": "y", "n_examples": 60})])
+
+
+def test_other_examples_match_and_are_no_difference_of_the_setting() -> None:
+    matching = match([bild(setting={"data": "x"})], [bild(setting={"data": "y", "n_examples": 60})])
+    assert len(matching.pairs) == 1 and differences(matching.pairs) == {}
 
 
 def test_the_latency_ratio_is_total_time_over_total_time_on_shared_examples() -> None:
@@ -102,6 +105,23 @@ def test_the_latency_ratio_is_total_time_over_total_time_on_shared_examples() ->
     assert found.latency.value == pytest.approx(0.5)
     assert found.speed_verdict == "faster"
     assert found.baseline_latency.value == pytest.approx(1.1)
+
+
+def test_only_examples_with_the_same_text_count_and_numbers_are_theirs() -> None:
+    a, b = decoded([1.0, 2.0, 4.0]), decoded([1.0, 1.0, 1.0], ["the same words", "the same words", "other words"])
+    pair = Pair(bild(setting={"metric": "rouge"}), bild(setting={"metric": "rouge"}), {})
+    found = compare_pair(pair, a, b, references(3), same={("0", 1), ("2", 1)})
+    assert (found.n_examples, found.decoded) == (2, (3, 3))
+    assert found.latency.value == pytest.approx(2 / 5)
+    assert [one.value for one in found.speedups] == pytest.approx([4 / 5, 4 / 2])
+    assert found.qualities[0] == pytest.approx(100) and found.qualities[1] < 80
+    with pytest.raises(UserError, match="no example in common, of 3 and 3"):
+        compare_pair(pair, a, b, references(3), same=set())
+
+
+def test_of_all_examples_speedup_and_quality_are_those_of_the_results() -> None:
+    found = compared(decoded([1.0, 2.0]), decoded([1.0, 2.0]))
+    assert [one.value for one in found.speedups] == [1.5, 1.5] and found.qualities == (41.0, 41.0)
 
 
 def test_the_verdict_needs_the_whole_interval() -> None:
@@ -162,7 +182,7 @@ def test_without_references_quality_is_not_compared() -> None:
 
 def test_points_without_a_shared_example_are_refused() -> None:
     apart = [sample_example("other")]
-    with pytest.raises(UserError, match=r"no example in common; give them the same dataset\.limit"):
+    with pytest.raises(UserError, match="no example in common, of 1 and 1; measure one"):
         compared(decoded([1.0]), apart)
 
 

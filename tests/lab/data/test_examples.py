@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -217,7 +218,7 @@ def test_an_empty_dataset_is_refused(tmp_path: Path) -> None:
         ({"prompt_template": "summarize:"}, "must contain {source}, got 'summarize:'"),
         ({"metric": "meteor"}, "dataset.metric must be one of bleu, rouge, agreement, got 'meteor'"),
         ({"reference_column": None}, "dataset.metric=bleu needs references"),
-        ({"source_column": None}, "dataset.source_column must name the column"),
+        ({"source_column": None, "path": None, "builtin": "toy"}, "dataset.source_column must name the column"),
         ({"source_column": []}, "dataset.source_column must be a column's name or a list of names, got []"),
         ({"id_column": 3}, "dataset.id_column must be a column's name or a list of names, got 3"),
         ({"split": ""}, "dataset.split must name a split"),
@@ -242,7 +243,8 @@ def test_a_spec_that_no_dataset_could_satisfy_is_refused(fields: dict[str, objec
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
 def test_every_dataset_config_is_a_valid_spec_named_after_its_file(config: Path) -> None:
-    assert DatasetSpec(**yaml.safe_load(config.read_text())).name == config.stem
+    own = {"path": "local.jsonl"} if config.stem == "local" else {}
+    assert from_config(config.stem, **own).name == config.stem
     assert config.read_text().startswith("# ")
     assert f"python run.py dataset={config.stem}" in config.read_text().splitlines()[0]
 
@@ -391,3 +393,42 @@ def test_the_start_token_comes_once_before_a_conversation_and_where_a_template_s
     ids = [tiny_tokenizer(False)(one.prompt)["input_ids"] for one in with_answers(turns, {"7": "w9"})]
     assert [one.count(START) for one in ids] == [1, starts]
     assert all(one[0] == START for one in ids)
+
+
+def local(path: str | Path, **fields: object) -> DatasetSpec:
+    return from_config("local", path=str(path), **fields)
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [("reviews.jsonl", "reviews"), ("faq/test.csv", "faq"), ("faq/Dev.tsv", "faq"), ("my.data", "my.data")],
+)
+def test_own_data_are_called_as_their_file_or_folder_is(file: str, name: str, tmp_path: Path) -> None:
+    assert local(tmp_path / file).name == name
+    assert replace(local(tmp_path / file), name="mine").name == "mine"
+
+
+def test_own_data_without_references_are_scored_by_agreement(rows_file) -> None:
+    (example,) = load_examples(local(rows_file({"question": "Who?"}), source_column="question"))
+    assert (example.source, example.references) == ("Who?", ())
+    assert local("a.jsonl").metric == "agreement"
+
+
+def test_own_data_with_references_need_a_metric(rows_file) -> None:
+    path = rows_file({"question": "Who?", "answer": "Me."})
+    with pytest.raises(UserError, match="dataset.metric must be bleu .* or rouge .*, got none"):
+        local(path, source_column="question", reference_column="answer")
+    spec = local(path, source_column="question", reference_column="answer", metric="rouge")
+    assert load_examples(spec)[0].references == ("Me.",)
+
+
+def test_own_data_without_a_column_name_those_that_there_are(rows_file) -> None:
+    with pytest.raises(UserError, match=r"rows.jsonl line 1 has columns question, meta.by; .*: dataset.source_column="):
+        load_examples(local(rows_file({"question": "Who?", "meta": {"by": 1}})))
+
+
+def test_own_data_without_a_path_are_refused() -> None:
+    with pytest.raises(UserError, match="dataset.source_column must name the column to decode from, got none"):
+        from_config("local")
+    with pytest.raises(UserError, match="dataset 'local' has no data: set dataset.path=DIR"):
+        from_config("local", source_column="text")

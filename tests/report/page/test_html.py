@@ -10,7 +10,7 @@ import pytest
 
 from bild_lab.lab.schema.result import CertificateCounts, Failure, Result
 from bild_lab.report.page.html import write_html
-from tests.report.sample import sample_baseline, sample_failure, sample_result, sample_sweep
+from tests.report.sample import ENVIRONMENT, sample_baseline, sample_failure, sample_result, sample_sweep
 
 ATTACK = "</script><script>alert(1)</script><img src=http://evil.example/x onerror=alert(2)>"
 
@@ -59,7 +59,7 @@ def page(tmp_path_factory):
 
 
 def test_the_report_opens_with_the_finding(page):
-    assert "At no loss of BLEU, bild (fallback 0.3, rollback 1) decodes 1.55\u00d7 as fast as vanilla" in page.text
+    assert "No loss of BLEU measured: bild (fallback 0.3, rollback 1) decodes 1.55\u00d7 [1.50, 1.60]" in page.text
     assert "20 points measured in 23.6 min, 1 failed" in page.text
 
 
@@ -75,7 +75,8 @@ def test_the_report_names_failed_points_with_their_message(page):
     "heading",
     [
         "Quality against latency",
-        "Best speedup at no loss, at one point of loss",
+        "Fastest where no loss was measured, and within one point of loss",
+        "Why this speed",
         "Every point",
         "Where an example\u2019s time goes",
         "Acceptance by draft position",
@@ -89,8 +90,41 @@ def test_the_report_has_the_section(page, heading):
     assert heading in page.text
 
 
+def test_the_contents_lead_to_every_heading(page):
+    ids = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    headings = [attrs["id"] for tag, attrs in page.tags if tag in ("h2", "h3") and attrs.get("id") != "point-title"]
+    listed = [attrs["href"][1:] for tag, attrs in page.tags if tag == "a" and "class" not in attrs]
+    assert [one for one in listed if one in headings][: len(headings)] == headings
+
+
+def test_every_figure_and_scrolling_table_says_what_it_is(page):
+    for _, attrs in page.tags:
+        kinds = attrs.get("class", "").split()
+        if {"figure", "scroll"} & set(kinds):
+            assert attrs["aria-label"] and attrs["role"] in ("img", "region"), attrs
+        if "scroll" in kinds:
+            assert attrs["tabindex"] == "0"
+
+
+def test_the_front_is_listed_with_its_knobs(page):
+    words = page.text.split("Quality against latency")[2].split("Best speedup")[0]
+    assert "bild (fallback 0.3, rollback 5) 1.83\u00d7, BLEU 39.69, \u22121.31 [\u22121.76, \u22120.81]" in words
+    opened = [attrs["data-open"] for _, attrs in page.tags if "data-open" in attrs]
+    rows = {attrs["data-point"] for _, attrs in page.tags if "data-point" in attrs}
+    assert len(opened) == 20 + 6 and set(opened) == rows
+
+
+def test_a_baseline_that_is_no_point_has_a_row_of_what_was_timed_beside(tmp_path):
+    sweep = sample_sweep(baseline_tokens_per_s=150.0)
+    page = report(tmp_path, [one for one in sweep if not one.is_baseline], [])
+    assert [1 for tag, attrs in page.tags if tag == "tr" and "baseline" in attrs.get("class", "")] == [1]
+    assert "vanilla timed beside 19 points 1.00\u00d7 41.00" in page.text
+    assert len([1 for tag, attrs in page.tags if attrs.get("data-point")]) == 19
+
+
 def test_shares_of_time_cover_the_whole(page):
-    table = page.text.split("Where the sweep\u2019s time went")[1].split("How it was measured")[0]
+    table = page.text.split("Where the sweep\u2019s time went")[2].split("How it was measured")[0]
     assert sum(map(float, re.findall(r"([\d.]+) %", table))) == pytest.approx(100, abs=0.3)
 
 
@@ -115,7 +149,7 @@ def test_styles_import_nothing(tmp_path):
 
 def test_plotly_is_inlined_once(tmp_path):
     write_html("first", sample_sweep(), [], tmp_path / "report.html")
-    assert (tmp_path / "report.html").read_text().count("plotly.js v") == 1
+    assert (tmp_path / "report.html").read_text().count("plotly.js (basic") == 1
 
 
 def test_markup_in_names_outputs_and_paths_stays_text(tmp_path):
@@ -211,3 +245,36 @@ def test_the_legend_explains_every_column_and_stage(page):
     titles = {title for table in page.tables for title in table} - knobs
     assert {"speedup", "tokens/call", "none accepted", "gflop/token", "+ prefill", "hypervolume"} <= titles
     assert [title for title in sorted(titles) if title.strip("+ ") not in legend] == []
+
+
+def test_a_speedup_of_a_busy_machine_is_told_with_it_in_every_table(tmp_path):
+    own = {"environment": {**ENVIRONMENT, "busy_elsewhere_percent": 74.4}}
+    category = {
+        "n_examples": 9,
+        "tokens": 9,
+        "tokens_per_s": 5.0,
+        "baseline_tokens_per_s": 2.0,
+        "tokens_per_s_ratio": 2.5,
+    }
+    category |= {
+        "tokens_per_target_call": 2.0,
+        "acceptance_rate": 0.5,
+        "speedup": {"value": 1.4, "low": 1.3, "high": 1.5},
+    }
+    busy = sample_result("bild", {}, 1.5, categories={"news": category}, **own)
+    text = report(tmp_path, [busy], []).text
+    # the fastest at no loss and at one point of loss, every point, the category overall
+    assert text.count("1.50\u00d7 [1.45, 1.55], machine 74 % busy") == 4
+    assert "1.40\u00d7 [1.30, 1.50], machine 74 % busy" in text
+    assert "1 of 1 point was timed while other programs used 74 % of the machine" in text
+    assert "do not rely on it: machine 74 % busy" in (tmp_path / "report.html").read_text()
+
+
+def test_few_examples_have_no_fastest_points(tmp_path):
+    text = report(tmp_path, sample_sweep(setting={"n_examples": 19}), []).text
+    assert "19 examples are too few" in text and "Fastest where no loss was measured" not in text
+
+
+def test_every_policy_that_was_traced_is_explained(page):
+    assert "speculative (window 4), 1.38\u00d7 3.37 tokens a call (\u03b1 74 %); a drafter step costs" in page.text
+    assert page.text.count("Most would help: ") == 2

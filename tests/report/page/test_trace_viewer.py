@@ -1,13 +1,12 @@
 """Tests of the trace viewer: who wrote which token, and what a browser makes of it."""
 
-import shutil
-import subprocess
-
 import pytest
 
 from bild_lab.lab.results.groups import by_setting
 from bild_lab.lab.results.records import Sweep
+from bild_lab.lab.schema.measured_examples import read_examples
 from bild_lab.report.page.html import write_html
+from bild_lab.report.page.tables import name_of
 from bild_lab.report.page.trace_viewer import viewer_data
 from tests.report.sample import sample_drafted, sample_example
 
@@ -33,11 +32,16 @@ def stored(folder, *examples):
     return Sweep(folder).newest(result.point)
 
 
+def shown_of(*results):
+    """What the viewer shows of these results."""
+    (group,) = by_setting(results)
+    return viewer_data(group, {name_of(one): read_examples(one.folder) for one in results})
+
+
 @pytest.fixture
 def shown(tmp_path):
     def rounds_of(rounds, token_ids):
-        (group,) = by_setting([stored(tmp_path, an_example(rounds, token_ids))])
-        (point,) = viewer_data(group)
+        (point,) = shown_of(stored(tmp_path, an_example(rounds, token_ids)))
         return point["examples"][0]["rounds"]
 
     return rounds_of
@@ -65,21 +69,11 @@ def test_a_tree_of_drafts_is_shown_whole(shown):
 
 
 def test_points_without_traced_texts_are_not_shown(tmp_path):
-    (group,) = by_setting([stored(tmp_path, sample_example(rounds=[a_round([10], 1, 11)]))])
-    assert viewer_data(group) == []
-    (group,) = by_setting([sample_drafted("bild", KNOBS, 1.5, 0.0, (0.8, 1.0))])  # which lies in no folder
-    assert viewer_data(group) == []
+    assert shown_of(stored(tmp_path, sample_example(rounds=[a_round([10], 1, 11)]))) == []
+    assert shown_of(sample_drafted("bild", KNOBS, 1.5, 0.0, (0.8, 1.0))) == []  # which lies in no folder
 
 
-@pytest.fixture(scope="module")
-def browser():
-    program = shutil.which("chromium") or shutil.which("google-chrome")
-    if program is None:
-        pytest.skip("needs Chromium, which is not installed")
-    return program
-
-
-def rendered(browser, folder, script):
+def rendered(dom_of, folder, script):
     """The page's DOM after a browser without a network ran it, and then this script."""
     rounds = [
         a_round([10, 13], 1, 11, confidence=[0.9, 0.7], distance=[0.1, 2.5]),
@@ -87,20 +81,15 @@ def rendered(browser, folder, script):
     ]
     examples = [an_example(rounds, [10, 11, 14, 12], example=name) for name in ("test-0", "test-1")]
     write_html("first", [stored(folder, *examples)], [], folder / "report.html")
-    page = (folder / "report.html").read_text()
-    (folder / "report.html").write_text(page.replace("</body>", f"<script>{script}</script></body>"))
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=4000", "--dump-dom"]
-    address = (folder / "report.html").as_uri()
-    done = subprocess.run([browser, *options, address], capture_output=True, text=True, timeout=120, check=True)
-    return done.stdout.split('<div class="viewer"')[1].split("</section>")[0]
+    return dom_of(folder / "report.html", script).split('<div class="viewer"')[1].split("</section>")[0]
 
 
 PRESS = "const press = (key) => document.querySelector('.viewer').dispatchEvent(new KeyboardEvent('keydown', {key}));"
 
 
 @pytest.mark.slow
-def test_a_browser_shows_the_whole_text_first(browser, tmp_path):
-    page = rendered(browser, tmp_path, "")
+def test_a_browser_shows_the_whole_text_first(dom_of, tmp_path):
+    page = rendered(dom_of, tmp_path, "")
     assert "round 2 of 2" in page
     assert '<span class="accepted"> a</span><span class="replacement"> red</span>' in page
     assert '<span class="accepted now">&lt;script&gt;alert(1)&lt;/script&gt;</span>' in page
@@ -108,8 +97,8 @@ def test_a_browser_shows_the_whole_text_first(browser, tmp_path):
 
 
 @pytest.mark.slow
-def test_keys_step_through_rounds_and_examples(browser, tmp_path):
-    page = rendered(browser, tmp_path, PRESS + "press('ArrowDown'); press('End'); press('ArrowLeft');")
+def test_keys_step_through_rounds_and_examples(dom_of, tmp_path):
+    page = rendered(dom_of, tmp_path, PRESS + "press('ArrowDown'); press('End'); press('ArrowLeft');")
     assert "round 1 of 2" in page
     assert '<span class="dropped now"> bus</span><span class="replacement now"> red</span>' in page
     assert "distance, nats (rollback above 1)" in page

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from bild_lab.training.finetuning import finetune as finetuning
 from bild_lab.training.finetuning.finetune import finetune
 from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.model_card import checkpoint_card
+from tests.lab.data.test_examples import from_config
 from tests.thinned import thinned
 from tests.training.jobs import LLAMA, T5, Kill, job, losses, sentences
 
@@ -81,15 +82,17 @@ def test_the_model_card_has_data_recipe_scores_and_commands(whole: tuple[Path, d
     card = (folder / "checkpoint" / "README.md").read_text()
     assert "examples given by the caller" in card and "| learning_rate | 0.05 |" in card
     assert f"| validation bleu | {metrics['best']['bleu']:.2f} (95 %:" in card
-    assert f"python run.py policy=vanilla pair.target={folder}/checkpoint dataset=NAME dataset.path=DIR" in card
+    words = f"pair.target={folder}/checkpoint pair.draft=null dataset=NAME dataset.path=DIR"
+    assert f"python run.py policy=vanilla {words}" in card
 
 
 def test_the_model_card_names_the_dataset_as_a_command_takes_it(whole: tuple[Path, dict]) -> None:
-    data = {"name": "multi30k", "path": "my data", "prompt_template": "German: {source} English:"}
+    data = asdict(from_config("multi30k", path="my data", prompt_template="German: {source} English:", split="train"))
     card = str(checkpoint_card({**whole[1], "dataset": data}, Path("outputs/small")))
-    words = "dataset=multi30k dataset.path='my data' dataset.prompt_template='German: {source} English:'"
-    assert f"pair.target=outputs/small/checkpoint {words}" in card
-    toy = {**whole[1], "dataset": {"name": "toy", "path": None}}
+    template = "'dataset.prompt_template=German: {source} English:'"
+    words = f"dataset=multi30k 'dataset.path=my data' dataset.split=train {template}"
+    assert f"pair.target=outputs/small/checkpoint pair.draft=null {words}" in card
+    toy = {**whole[1], "dataset": asdict(from_config("toy"))}
     assert "dataset.path" not in str(checkpoint_card(toy, Path("outputs/small")))
 
 

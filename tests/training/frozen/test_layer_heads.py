@@ -230,7 +230,7 @@ def test_trained_heads_match_more_often_than_the_shared_one(family: str, command
     code, printed = command(train_lm_heads, *line)
     assert code == 0, printed
     assert "outputs/heads/heads: 40 steps, loss" in printed and "policy.heads=outputs/heads/heads" in printed
-    assert f"model.path={targets / family} layers=[1] heads=[shared,outputs/heads/heads]" in printed
+    assert f"model.path={targets / family} 'layers=[1]' 'heads=[shared,outputs/heads/heads]'" in printed
     assert sorted(path.name for path in Path("outputs/heads").iterdir()) == ["calibration", "heads", "metrics.json"]
     metrics = json.loads(Path("outputs/heads/metrics.json").read_text())
     assert metrics["data"].startswith("greedy answers of") and metrics["recipe"]["warmup_steps"] == 2

@@ -20,6 +20,7 @@ from bild_lab.training.frozen.train import train_module
 from scripts import train_bita, train_medusa
 from tests.training.frozen.frozen_jobs import BITA, answers, calibration, frozen_job
 from tests.training.jobs import Kill, losses
+from tests.training.printed import printed_point
 
 Command = Callable[..., tuple[int, str]]
 
@@ -135,6 +136,9 @@ def test_the_answers_are_generated_first_and_kept(command: Command, checkpoints:
     assert code == 0, printed
     assert "outputs/bita/adapter: 2 steps, loss" in printed and "policy.adapter=outputs/bita/adapter" in printed
     assert "top-1 accuracy: mask_1 " in printed
+    for_target = printed_point(printed)
+    assert for_target.policy == "bita" and for_target.setting["target"] == str(checkpoints / "llama")
+    assert for_target.examples[0].prompt.startswith("German: ") and for_target.setting["dataset"] == "multi30k"
     metrics = json.loads(Path("outputs/bita/metrics.json").read_text())
     assert metrics["answers"]["folder"] == "outputs/bita/calibration"
     code, printed = command(train_bita, *line)
@@ -143,6 +147,7 @@ def test_the_answers_are_generated_first_and_kept(command: Command, checkpoints:
     code, printed = command(train_medusa, *heads, "medusa.heads=1", "dataset.path=nowhere")
     assert code == 0, printed
     assert "policy=medusa policy.heads=outputs/medusa/heads" in printed
+    assert printed_point(printed).examples == for_target.examples  # of the answers, not of the path that is nowhere
     assert sorted(path.name for path in Path("outputs/medusa").iterdir()) == ["heads", "metrics.json"]
 
 

@@ -1,0 +1,40 @@
+"""What every figure of quality against latency shares: ticks, and the corners of the front."""
+
+from __future__ import annotations
+
+from bild_lab.lab.results.groups import Group
+
+
+def speedup_ticks(low: float, high: float) -> list[float]:
+    """Return round speedups whose latencies, one over the speedup, lie between `low` and `high`."""
+    fastest, slowest = 1 / max(low, 0.01), 1 / high
+    step = next((step for step in (0.1, 0.25, 0.5, 1.0, 2.0, 5.0) if (fastest - slowest) / step <= 10), 10.0)
+    spread = (high - low) / 13  # ticks that are closer would overlap
+    kept: list[float] = []
+    for index in range(1, int(fastest / step) + 1):
+        tick = round(index * step, 2)
+        if tick >= slowest and (not kept or 1 / kept[-1] - 1 / tick >= spread):
+            kept.append(tick)
+    return kept
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Return 1, 2 and 5 times every power of ten between `low` and `high`."""
+    series = [digit * 10.0**power for power in range(-3, 4) for digit in (1, 2, 5)]
+    return [tick for tick in series if low <= tick <= high]
+
+
+def speedups_on_axis(group: Group) -> list[float]:
+    """Return the speedups that the upper axis names."""
+    low, high = group.limits()[0]
+    return log_ticks(1 / high, 1 / low) if group.wide else speedup_ticks(low, high)
+
+
+def front_corners(group: Group) -> list[tuple[float, float]]:
+    """Return the corners of the front; the baseline is the last one unless something faster is as good."""
+    positions = [group.position(result) for result in group.front()]
+    corners = [(position.x, position.y) for position in positions if position is not None]
+    quality = group.baseline_quality
+    if group.relative and quality is not None and not any(x <= 1.0 and y >= quality - 1e-9 for x, y in corners):
+        corners = sorted([*corners, (1.0, quality)])
+    return corners

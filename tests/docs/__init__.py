@@ -1,0 +1,1 @@
+"""Tests of docs/hooks, which make pages of the site."""

@@ -1,0 +1,151 @@
+"""Tests of the headline: it says no more than the intervals do."""
+
+import pytest
+
+from bild_lab.report.headline import headline
+from tests.report.sample import ENVIRONMENT, sample_baseline, sample_result, sample_sweep, with_quality
+
+EXACT = {"agreement_with_target": 1.0}
+CHANGED = {"agreement_with_target": 0.3}
+
+
+def test_what_is_certain_comes_before_what_was_only_not_seen():
+    assert headline(sample_sweep()) == (
+        "bild (fallback 0.3, rollback 0.69) decodes 1.46× [1.41, 1.51] as fast as vanilla, every text the target’s "
+        "own. No loss of BLEU measured: bild (fallback 0.3, rollback 1) decodes 1.55× [1.50, 1.60] as fast; "
+        "BLEU +0.05, −0.40 to +0.55 on 100 examples; only 7 texts differ from the target’s, too few to trust this "
+        "interval. Up to one point of loss measured: bild (fallback 0.5, rollback 5) decodes 1.70× [1.65, 1.75] as "
+        "fast; "
+        "BLEU −0.74, −1.19 to −0.24 on 100 examples, a loss beyond chance; 66 % of the texts are the target’s own. "
+        "Best of 19 points on these examples (test), which flatters them: "
+        "choose on validation data, as scripts/screen.py does."
+    )
+
+
+def test_no_loss_is_told_with_its_interval_and_the_share_of_equal_texts():
+    result = with_quality(sample_result("bild", {}, 1.7, 0.87, **CHANGED), difference_low=-2.88, difference_high=4.92)
+    assert headline([result]) == (
+        "No loss of BLEU measured: bild decodes 1.70× [1.65, 1.75] as fast as vanilla; BLEU +0.87, −2.88 to +4.92 on "
+        "100 examples; 30 % of the texts are the target’s own. Allowing one point of loss finds nothing faster."
+    )
+
+
+def test_nearly_all_texts_are_not_rounded_to_all():
+    own = {"agreement_with_target": 0.9985, "setting": {"n_examples": 10_000}}
+    assert "; 99.9 % of the texts are the target’s own" in headline([sample_result("bild", {}, 1.7, 0.1, **own)])
+
+
+@pytest.mark.parametrize(
+    ("same", "told"),
+    [
+        (0.99, "; only 1 text differs from the target’s, too few to trust this interval"),
+        (0.93, "; only 7 texts differ from the target’s, too few"),
+        (0.92, "; 92 % of the texts are the target’s own"),
+    ],
+)
+def test_an_interval_that_rests_on_few_texts_is_not_to_be_trusted(same, told):
+    assert told in headline([sample_result("bild", {}, 1.7, 0.1, agreement_with_target=same)])
+
+
+def test_without_the_targets_own_texts_nothing_is_said_of_them():
+    text = headline([sample_result("bild", {}, 1.7, 0.1, agreement_with_target=None)])
+    assert "No loss of BLEU measured" in text and "own" not in text
+
+
+@pytest.mark.parametrize("count", [1, 2, 19])
+def test_few_examples_get_no_superlative(count):
+    results = [
+        sample_result("bild", {"fallback": fallback}, speedup, 0.5, setting={"n_examples": count})
+        for fallback, speedup in ((0.3, 3.45), (0.5, 2.0))
+    ]
+    text = headline(results)
+    examples = "1 example is" if count == 1 else f"{count} examples are"
+    assert text == (
+        f"{examples} too few to say which point is faster or better, as intervals are too narrow below 20. "
+        "Measured: bild (fallback 0.3) 3.45× [3.40, 3.50], BLEU +0.50 [+0.05, +1.00], and 1 more in the table."
+    )
+
+
+def test_twenty_examples_are_enough():
+    assert headline([sample_result("bild", {}, 1.5, setting={"n_examples": 20})]).startswith("bild decodes 1.50×")
+
+
+def test_a_choice_is_named_with_what_to_do_instead():
+    on_test = [sample_result("bild", {"fallback": fallback}, 1.5, **EXACT) for fallback in (0.3, 0.5)]
+    assert headline(on_test).endswith(
+        "Best of 2 points on these examples (test), which flatters them: "
+        "choose on validation data, as scripts/screen.py does."
+    )
+    validation = {"split": "validation"}
+    on_validation = [
+        sample_result("bild", {"fallback": fallback}, 1.5, **EXACT, setting=validation) for fallback in (0.3, 0.5)
+    ]
+    assert headline(on_validation).endswith("(validation): measure the choice on test data.")
+    assert "Best of" not in headline([sample_baseline(), on_test[0]])  # a single point was not chosen
+    lossy = [sample_result("bild", {"fallback": fallback}, 1.5, -3.0) for fallback in (0.3, 0.5)]
+    assert "Best of" not in headline(lossy)  # nothing was chosen
+
+
+def test_a_speedup_of_a_busy_machine_is_told_with_it():
+    busy = {**ENVIRONMENT, "busy_elsewhere_percent": 74.4}
+    text = headline([sample_result("bild", {}, 1.5, environment=busy)])
+    assert "own: machine 74 % busy, so time it again before relying on the speedup." in text
+    shared = headline(
+        [sample_result("bild", {}, 1.5, 0.5, **CHANGED, environment={**ENVIRONMENT, "shared_device": True})]
+    )
+    assert "own: device shared, so time it again" in shared
+    assert "time it again" not in headline([sample_result("bild", {}, 1.5)])
+
+
+def test_headline_says_so_when_loss_buys_nothing():
+    assert headline([sample_result("bild", {}, 1.5)]).endswith("Allowing one point of loss finds nothing faster.")
+
+
+def test_headline_does_not_sell_a_slowdown():
+    assert ": not faster than the baseline." in headline([sample_result("bild", {}, 0.9)])
+
+
+def test_headline_does_not_sell_what_may_be_chance():
+    assert ": not clearly faster, as the interval holds 1." in headline([sample_result("bild", {}, 1.04)])
+
+
+def test_headline_says_when_no_point_kept_the_quality():
+    assert headline([sample_result("bild", {}, 2.0, -0.5)]).startswith(
+        "No point kept the BLEU of vanilla (41.00). Up to one point of loss measured: bild decodes 2.00×"
+    )
+    assert (
+        headline([sample_result("bild", {}, 2.0, -3)])
+        == "No point came within one point of the BLEU of vanilla (41.00)."
+    )
+
+
+def test_headline_without_a_comparison_gives_the_latency():
+    assert headline([sample_baseline()]).startswith("Only the baseline was measured, so there is no speedup to report.")
+    alone = sample_result("bild", {}, None, setting={"baseline": None})
+    assert headline([alone]) == (
+        "No baseline was measured, so there is no speedup to report. "
+        "Measured: bild, 102.3 ms an example (median), BLEU 41.00."
+    )
+
+
+def test_headline_of_nothing():
+    assert headline([]) == "No point finished, so there is nothing to report."
+
+
+def test_headline_names_the_setting_when_there_are_several():
+    both = sample_sweep(setting={"dataset": "data/iwslt"})[:4] + sample_sweep()
+    assert headline(both).startswith("Best of 2 settings (dataset multi30k): bild")
+    without = [
+        sample_result("bild", {}, speed, setting={"processors": own}) for speed, own in ((1.5, "none"), (1.7, None))
+    ]
+    assert headline(without).startswith("Best of 2 settings (which differ in processors): bild decodes 1.70×")
+    versions = [sample_result("bild", {}, speed, setting={"code": f"code {speed}"}) for speed in (1.5, 1.7)]
+    assert headline(versions).startswith("Best of 2 settings (which differ in code): bild decodes 1.70×")
+
+
+def test_a_setting_with_enough_examples_leads_even_if_another_was_faster():
+    few = sample_result("bild", {}, 3.45, setting={"n_examples": 2})
+    assert headline([few, sample_result("bild", {}, 1.5)]).startswith(
+        "Best of 2 settings (n_examples 100): bild decodes"
+    )
+    assert headline([few, sample_result("bild", {}, 1.5, setting={"n_examples": 3})]).startswith("One of 2 settings")
