@@ -35,8 +35,8 @@ def sweep(name: str, *overrides: str) -> Sweep:
     return written
 
 
-def test_a_finished_sweep_is_logged_and_the_last_line_says_how_to_send_it(command: Command) -> None:
-    measured = sweep("my sweep")
+def test_a_finished_sweep_is_logged_and_the_last_line_says_how_to_send_it(command: Command, data: Path) -> None:
+    measured = sweep("my sweep", "dataset=multi30k", f"dataset.path={data}")
     code, printed = command("outputs/my sweep", "logger.mode=offline")
     assert code == 0, printed
     assert printed.splitlines()[-1] == LAST.format(3, "'outputs/my sweep/wandb'")
