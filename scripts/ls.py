@@ -1,7 +1,7 @@
 """List everything in outputs, and write the lab book anew: python scripts/ls.py [WORD …] [outputs=DIR]
 
-    python scripts/ls.py                        # sweeps, trainings, comparisons, figures, the newest first
-    python scripts/ls.py multi30k interrupted   # what contains all of these words
+    python scripts/ls.py                        # the newest of each kind first
+    python scripts/ls.py multi30k interrupted   # what contains all these words
 
 A WORD is a name, model, dataset, policy, kind or state.
 """

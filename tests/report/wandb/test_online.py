@@ -148,7 +148,7 @@ def test_the_printed_command_sends_what_was_logged_offline(server: LoopbackWandb
     assert line.startswith("logged offline: 2 runs. Send with: wandb sync ")
     assert server.runs == {}
     command = line.partition("Send with: ")[2].replace("wandb", f"{shlex.quote(sys.executable)} -m wandb", 1)
-    subprocess.run(command, shell=True, check=True, timeout=120)
+    subprocess.run(command, shell=True, check=True, timeout=120, cwd=tmp_path)  # where wandb writes its logs
     assert sorted(run.about["jobType"] for run in server.runs.values()) == ["point", "sweep"]
     artifact = report_of(server)
     assert artifact.about["artifactCollectionName"].startswith("sweep-my-sweep-")
