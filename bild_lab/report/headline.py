@@ -26,10 +26,15 @@ _HASHES = ("code", "data", "weights")  # keys of the setting whose values tell a
 
 def headline(results: Sequence[Result]) -> str:
     """Return what the sweep found, with intervals. Of several settings it is about the leading one."""
+    return " ".join(sentences(results))
+
+
+def sentences(results: Sequence[Result]) -> list[str]:
+    """The headline, a sentence each: what is certain comes first."""
     groups = by_setting(results)
     leader = leading(groups)
     if leader is None:
-        return "No point finished, so there is nothing to report."
+        return ["No point finished, so there is nothing to report."]
     keys = differing_keys(groups)
     if len(groups) == 1 or not keys:
         return _verdict(leader)
@@ -37,7 +42,8 @@ def headline(results: Sequence[Result]) -> str:
     named = [f"{key} {short_name(value)}" for key, value in telling.items() if value is not None][:3]
     which = "Best of" if leader.enough else "One of"
     told = ", ".join(named) or f"which differ in {', '.join(keys)}"
-    return f"{which} {len(groups)} settings ({told}): {_verdict(leader)}"
+    first, *others = _verdict(leader)
+    return [f"{which} {len(groups)} settings ({told}): {first}", *others]
 
 
 def leading(groups: Sequence[Group]) -> Group | None:
@@ -45,16 +51,16 @@ def leading(groups: Sequence[Group]) -> Group | None:
     return max(groups, key=lambda group: (group.enough, _speed_at_no_loss(group)), default=None)
 
 
-def _verdict(group: Group) -> str:
+def _verdict(group: Group) -> list[str]:
     candidates = [result for result in group.results if not result.is_baseline]
     if not group.relative or not candidates or group.baseline_quality is None:
-        return _without_comparison(group)
+        return [_without_comparison(group)]
     if not group.enough:
-        return _too_few(group, candidates)
-    sentences = _claims(group, candidates)
+        return [_too_few(group, candidates)]
+    claims = _claims(group, candidates)
     if len(candidates) > 1 and group.best(1.0) is not None:
-        sentences.append(_selection(group, len(candidates)))
-    return " ".join(sentences)
+        claims.append(_selection(group, len(candidates)))
+    return claims
 
 
 def _claims(group: Group, candidates: list[Result]) -> list[str]:
@@ -67,21 +73,19 @@ def _claims(group: Group, candidates: list[Result]) -> list[str]:
     baseline = f"{group.setting.baseline} ({number(group.baseline_quality)})"
     if cheap is None:
         return [f"No point came within one point of the {group.metric} of {baseline}."]
-    sentences = []
+    claims = []
     if same is not None:
-        sentences.append(
-            f"{_fast(group, same)} as {group.setting.baseline}, every text the target’s own{_caution(same)}."
-        )
+        claims.append(f"{_fast(group, same)} as {group.setting.baseline}, every text the target’s own{_caution(same)}.")
     if free is None:
-        sentences.append(f"No point kept the {group.metric} of {baseline}.")
+        claims.append(f"No point kept the {group.metric} of {baseline}.")
     elif free is not same:
-        than = "" if sentences else f" as {group.setting.baseline}"
-        sentences.append(f"No loss of {group.metric} measured: {_fast(group, free)}{than}; {_compared(group, free)}.")
+        than = "" if claims else f" as {group.setting.baseline}"
+        claims.append(f"No loss of {group.metric} measured: {_fast(group, free)}{than}; {_compared(group, free)}.")
     if cheap is free:
-        sentences.append("Allowing one point of loss finds nothing faster.")
+        claims.append("Allowing one point of loss finds nothing faster.")
     else:
-        sentences.append(f"Up to one point of loss measured: {_fast(group, cheap)}; {_compared(group, cheap)}.")
-    return sentences
+        claims.append(f"Up to one point of loss measured: {_fast(group, cheap)}; {_compared(group, cheap)}.")
+    return claims
 
 
 def _fast(group: Group, best: Result) -> str:

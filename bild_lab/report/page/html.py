@@ -19,7 +19,7 @@ from bild_lab.lab.schema.measured_examples import read_examples
 from bild_lab.lab.schema.result import Failure, Result
 from bild_lab.report.bars import with_bars
 from bild_lab.report.categories import category_table
-from bild_lab.report.headline import headline
+from bild_lab.report.headline import sentences
 from bild_lab.report.overlay import overlays
 from bild_lab.report.page.costs import cost_table, prediction_table
 from bild_lab.report.page.heat import heat_maps
@@ -75,7 +75,7 @@ def write_html(
     page = page_environment().get_template("report.html.j2")
     text = page.render(
         name=name,
-        headline=headline(results),
+        headline=sentences(results),
         progress=progress,
         written=datetime.now().astimezone().strftime("%H:%M:%S"),
         commands=read_commands(folder),
