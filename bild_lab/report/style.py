@@ -12,7 +12,7 @@ _MARKERS = (("o", "circle"), ("s", "square"), ("^", "triangle-up"), ("D", "diamo
 INK = "#1c1e21"
 MUTED = "#777c86"
 HAIRLINE = "#e5e7eb"
-STAGE_COLOURS = {"prefill": "#8a8a8a", "draft": "#2E93CC", "verify": "#0072B2", "host": "#B97F00"}
+STAGE_COLOURS = {"prefill": "#8A8A8A", "draft": "#2E93CC", "verify": "#0072B2", "host": "#B97F00"}
 
 FIGURE_STYLE = {
     "font.family": "DejaVu Sans",

@@ -84,7 +84,7 @@ def test_timings_of_different_hardware_never_share_a_curve(command: Command) -> 
         {"EPYC"},
         {"H200, EPYC"},
     ]
-    assert Path("outputs/all/report.html").read_text().count('class="figure" id="pareto') == 2
+    assert Path("outputs/all/report.html").read_text().count('class="figure" data-figure="pareto') == 2
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,7 @@ def test_policies_of_one_folder_share_a_table_and_lossless_ones_agree(command: C
     assert frame.loc["speculative", "tokens_per_target_call"] > 1
 
 
+@pytest.mark.slow
 def test_the_report_is_written_between_points_and_never_while_one_is_timed(
     command: Command, base: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,6 +200,7 @@ def test_an_experiment_file_sweeps_without_being_asked(command: Command, base: l
     assert len(frame) == 2 * frame["rollback"].nunique() >= 4
 
 
+@pytest.mark.slow
 def test_a_policy_with_another_drafter_is_labelled_so(command: Command, base: list[str]) -> None:
     code, printed = command(*base, "policy.decoder.drafter={_target_:bild_lab.engine.drafters.NoDraft}")
     assert code == 2  # the file's window and stop rule are still there
@@ -252,6 +254,7 @@ def test_a_whole_number_is_the_same_point_however_it_is_written(command: Command
     assert len(points()) == 1
 
 
+@pytest.mark.slow
 def test_a_certified_run_judges_every_text(command: Command, base: list[str]) -> None:
     sweep = ["-m", "policy=speculative,bild_no_fallback", "policy.window=3"]
     code, printed = command(*base, *sweep, "measure.certify=true")

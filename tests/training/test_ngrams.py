@@ -23,6 +23,7 @@ def base(checkpoints: Path, data: Path) -> list[str]:
     return [f"pair.target={checkpoints / 't5'}", "dataset=multi30k", f"dataset.path={data}", "dataset.split=test"]
 
 
+@pytest.mark.slow
 def test_a_table_that_was_built_drafts_losslessly(
     command: Command, base: list[str], checkpoints: Path, data: Path
 ) -> None:
@@ -86,6 +87,7 @@ def test_bad_input_gives_one_line_and_leaves_nothing(case: str, command: Command
     assert list(Path().iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_policy_without_its_table_says_how_to_build_one(command: Command, base: list[str]) -> None:
     code, printed = command(run, *base, "policy=ngram")
     assert code == 2

@@ -35,6 +35,7 @@ def sweep(name: str, *overrides: str) -> Sweep:
     return written
 
 
+@pytest.mark.slow
 def test_a_finished_sweep_is_logged_and_the_last_line_says_how_to_send_it(command: Command, data: Path) -> None:
     measured = sweep("my sweep", "dataset=multi30k", f"dataset.path={data}")
     code, printed = command("outputs/my sweep", "logger.mode=offline")
