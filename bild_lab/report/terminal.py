@@ -71,7 +71,18 @@ def sweep_table(results: Sequence[Result], failures: Sequence[Failure]) -> Table
 
 
 def _difference(group: Group, groups: list[Group]) -> str:
-    return ", ".join(f"{key} {group.setting.get(key)}" for key in differing_keys(groups)) or group.metric
+    """What tells the setting from the others. Of the versions of code and packages only those that differ."""
+    told = [f"{key} {group.setting.get(key)}" for key in differing_keys(groups) if key != "code"]
+    versions = [_versions(one) for one in groups]
+    differing = [name for name in versions[0] if len({one.get(name) for one in versions}) > 1]
+    told += [f"{name} {_versions(group).get(name)}" for name in differing]
+    return ", ".join(told) or group.metric
+
+
+def _versions(group: Group) -> dict[str, str]:
+    """By name: the setting has them as `code HASH torch 2.13.0 …`."""
+    words = str(group.setting.get("code")).split()
+    return dict(zip(words[::2], words[1::2], strict=False))
 
 
 def _cells(group: Group, result: Result) -> list[Text]:
