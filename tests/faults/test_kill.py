@@ -27,6 +27,7 @@ def killed_and_resumed(ground: Ground, fault: Callable[[], None]) -> int:
     return len(kept)
 
 
+@pytest.mark.slow
 def test_a_sweep_killed_in_the_write_of_its_second_point_loses_that_point_alone(ground: Ground, note: Note) -> None:
     assert killed_and_resumed(ground, KillHalfWritten("result.json", nth=2)) == 1
     assert len(list(ground.sweep.points.glob(".*"))) == 1  # what the killed write left, which nobody reads

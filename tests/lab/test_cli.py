@@ -470,7 +470,7 @@ BAD_INPUT = {
 }
 
 
-@pytest.mark.parametrize("case", thinned(BAD_INPUT, 2))
+@pytest.mark.parametrize("case", thinned(BAD_INPUT, 4))
 def test_bad_input_gives_one_message_and_leaves_nothing(
     case: str, command: Command, base: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

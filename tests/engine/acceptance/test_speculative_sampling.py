@@ -59,6 +59,7 @@ def test_trees_are_emitted_with_exactly_the_targets_probabilities() -> None:
     assert any(len(text) == 3 for text in law)  # a whole branch can stand
 
 
+@pytest.mark.slow
 def test_independent_siblings_are_lossless_too() -> None:
     p, q = table(11, 4), table(10, 4)
     proposals = drafts([ROOT, ROOT, ROOT], lambda last, _: q[last], 4, chain=False)

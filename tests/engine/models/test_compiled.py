@@ -40,6 +40,7 @@ def decoders(checkpoints: Path, family: str, device: str = "cpu", **options: obj
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "policy"),
     thinned(
@@ -47,7 +48,7 @@ def decoders(checkpoints: Path, family: str, device: str = "cpu", **options: obj
             *itertools.product(FAMILIES, ("speculative", "vanilla", "bild")),
             *((family, "speculative") for family in WINDOWED),
         ],
-        3,
+        5,
     ),
 )
 def test_fixed_shapes_decode_the_same_text(checkpoints: Path, traced: None, family: str, policy: str) -> None:

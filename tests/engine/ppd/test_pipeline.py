@@ -67,7 +67,7 @@ def decoded(target: LoadedModel, request: Request, exit_layer: int | None, top_k
     return PredictivePipeline(target, exit_layer, top_k).decode(request, trace), trace
 
 
-@pytest.mark.parametrize(("family", "exit_layer", "top_k"), thinned(product(FAMILIES, EXITS, [1, 2, 3, VOCABULARY]), 5))
+@pytest.mark.parametrize(("family", "exit_layer", "top_k"), thinned(product(FAMILIES, EXITS, [1, 2, 3, VOCABULARY]), 9))
 def test_the_text_is_the_targets_own(targets: dict[str, LoadedModel], family: str, exit_layer: int, top_k: int) -> None:
     matches = []
     for request in requests_of(family, 5):

@@ -122,7 +122,7 @@ def compare(policy: str, family: str, engine: str, settings: int, folder: Path, 
             assert counted(traces[0], engine) == counted(traces[1], engine), (policy, node)
 
 
-@pytest.mark.parametrize(("engine", "policy"), thinned(product(("native", "hf"), RECORDED), 5))
+@pytest.mark.parametrize(("engine", "policy"), thinned(product(("native", "hf"), RECORDED), 8))
 def test_what_is_decoded_over_a_record_is_what_is_decoded_live(policy: str, engine: str, tmp_path: Path) -> None:
     for family in FAMILIES:
         if (policy, family) not in REFUSED:

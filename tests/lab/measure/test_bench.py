@@ -37,6 +37,7 @@ def benches(monkeypatch: pytest.MonkeyPatch) -> dict[str, Bench]:
 KERNELS = why_no_kernels(torch.device("cpu"), torch.float32) is None
 
 
+@pytest.mark.slow
 def test_every_arm_of_a_shape_emits_the_same_tokens(benches: dict[str, Bench]) -> None:
     for each in benches.values():
         texts = {arm: method.decode(each.requests[0], Trace()) for arm, method in each.methods.items()}

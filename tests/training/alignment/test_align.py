@@ -307,7 +307,7 @@ def places(checkpoints: Path, answered: dict[str, Path], tmp_path_factory: pytes
     return {"checkpoints": checkpoints, "answered": answered["llama"].parent, "shards": shards}
 
 
-@pytest.mark.parametrize("case", thinned(BAD_INPUT, 3))
+@pytest.mark.parametrize("case", thinned(BAD_INPUT, 5))
 def test_bad_input_gives_one_message_and_leaves_nothing(
     case: str, command: Command, base: list[str], places: dict[str, Path]
 ) -> None:
