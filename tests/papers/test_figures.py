@@ -155,7 +155,7 @@ def test_every_published_figure_can_be_drawn_and_every_drawing_has_its_numbers()
     assert sorted(FIGURES) == published_names()
 
 
-@pytest.mark.parametrize("name", thinned(published_names(), 3))
+@pytest.mark.parametrize("name", thinned(published_names(), 5))
 def test_a_figure_is_a_png_and_a_pdf_with_a_table_that_ends_in_verdicts(name: str, tmp_path: Path) -> None:
     outputs_of(name, tmp_path, "small")
     drawn = draw_figure(name, tmp_path, tmp_path / "figures")

@@ -111,6 +111,7 @@ def test_a_tree_with_one_branch_has_the_law_of_a_chain() -> None:
     assert laws[0] == pytest.approx(laws[1], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_real_draws_over_trees_are_distributed_as_the_targets() -> None:
     p, request, rule, count = TARGET, sampled(), SpeculativeSampling(), 4000
     draft = Draft(torch.tensor([1, 0, 2, 0]), torch.tensor([ROOT, ROOT, 0, 0]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ from tests.engine.test_decode import (
     random_pair,
 )
 from tests.stubs import SESSION, ModuleModel, StubModel, uncached
+from tests.thinned import thinned
 from tests.tiny import relative_of
 
 INNER: dict[str, Callable[[ModuleModel], Drafter]] = {
@@ -37,8 +39,7 @@ INNER: dict[str, Callable[[ModuleModel], Drafter]] = {
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize(("family", "inner"), thinned(product(FAMILIES, INNER), 3))
 def test_a_hierarchy_is_lossless(family: str, inner: str) -> None:
     accepted = 0
     for seed in range(3):

@@ -42,7 +42,7 @@ TREES = ("speculative_tree", "bild_tree", "bita", "medusa", "ppd", "beam", "spec
 
 
 @pytest.mark.parametrize(
-    "policy", thinned([*FILLING, "speculative_hierarchy", "early_exit_speculative", "bild", *TREES], 2)
+    "policy", thinned([*FILLING, "speculative_hierarchy", "early_exit_speculative", "bild", *TREES], 4)
 )
 def test_a_text_fills_every_position(policy: str, tmp_path: Path) -> None:
     module = short_gpt2()

@@ -377,7 +377,7 @@ PARTIAL: list[tuple[str, dict[str, object]]] = [
 ]
 
 
-@pytest.mark.parametrize("name", thinned(["t5 gated", "llama with wide heads", "qwen2", "gemma3", "llama", "qwen3"], 3))
+@pytest.mark.parametrize("name", thinned(["t5 gated", "llama with wide heads", "qwen2", "gemma3", "llama", "qwen3"], 6))
 @pytest.mark.parametrize(("policy", "knobs"), PARTIAL)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_flops_of_layers_run_apart_are_those_that_pytorch_counts(
