@@ -136,6 +136,7 @@ def point_of(words: list[str], *more: str) -> Point:
     return prepare(compose_config([*words, *more]))
 
 
+@pytest.mark.slow
 def test_a_map_is_part_of_a_points_setting_and_its_absence_is_not(configured: list[str]) -> None:
     plain, spread = point_of(configured), point_of(configured, "runtime.device_map=auto")
     assert {"device_map", "tensor_parallel"} & set(plain.setting) == set()

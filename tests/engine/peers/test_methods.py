@@ -98,6 +98,7 @@ def test_a_peer_starts_again_after_its_process_died(checkpoints: Path) -> None:
     method.close()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fake_engines")
 def test_the_versions_of_a_peer_are_part_of_a_points_name(
     checkpoints: Path, data: Path, monkeypatch: pytest.MonkeyPatch
