@@ -39,9 +39,9 @@ FOUND = ("git", "cpu", "gpu", "cores", "threads", "torch", "transformers")  # in
 
 
 def keep(folder: Path, data: Path, name: str | None = None) -> list[Path]:
-    """Write what pages need of a sweep, a screening or a benchmark (outputs/NAME) to `data`. Returns the files.
+    """Write what pages need of a sweep or a screening (outputs/NAME) to `data`. Returns the files.
 
-    Raises UserError for a folder that holds none of them.
+    Raises UserError for a folder that holds neither.
     """
     name, contents = name or folder.name, {}
     results = Sweep(folder).results() if (folder / "points").is_dir() else []
@@ -56,10 +56,8 @@ def keep(folder: Path, data: Path, name: str | None = None) -> list[Path]:
     if (folder / "screen.json").is_file():
         screen = json.loads((folder / "screen.json").read_text())
         summary["screen"] = {key: screen.get(key) for key in SCREEN_SUMMARY}
-    if (folder / "bench.json").is_file():
-        summary["bench"] = json.loads((folder / "bench.json").read_text())
     if not summary:
-        raise UserError(f"{folder} has nothing to keep; give the folder of a sweep, a screening or a benchmark")
+        raise UserError(f"{folder} has nothing to keep; give the folder of a sweep or a screening")
     contents[f"{name}.json"] = json.dumps(summary, indent=1) + "\n"
     for file, content in contents.items():
         write_atomically(data / file, content.encode())
@@ -84,7 +82,7 @@ def _csv(frame: pd.DataFrame, columns: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Kept:
-    """What is kept of one sweep, screening or benchmark."""
+    """What is kept of one sweep or screening."""
 
     data: Path
     name: str
@@ -108,10 +106,6 @@ class Kept:
     @property
     def screen(self) -> Mapping[str, Any]:
         return self._summary["screen"]
-
-    @property
-    def bench(self) -> Sequence[Mapping[str, Any]]:
-        return self._summary["bench"]
 
     def point(self, **wanted: Any) -> dict[str, Any]:
         """The one measured point with these values."""
@@ -144,7 +138,6 @@ def render(template: Path) -> str:
     )  # fmt: skip
     environment.filters |= {
         "speedup": lambda row: f"{number(row['speedup'])} {interval(row['speedup_low'], row['speedup_high'])}",
-        "quality": lambda row: f"{number(row['quality'])} {interval(row['quality_low'], row['quality_high'])}",
         "difference": difference,
         "number": number,
         "signed": signed,

@@ -3,8 +3,7 @@
 Seconds are those of a text's start, of its source tokens, of the target's forwards, their rows and their rows times
 context, of the drafter's forwards, and of the policy's rounds. Forwards of one row have a price of their own, as their
 kernels read weights and do little else. No price is negative. Forwards through some layers count as the share of the
-layers that ran. A round's price holds host, acceptance rule and the drafter's start, so each
-policy has its own.
+layers that ran. A round's price holds host, acceptance rule and the drafter's start, so each policy has its own.
 """
 
 from __future__ import annotations
