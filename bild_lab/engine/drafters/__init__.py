@@ -1,6 +1,7 @@
 """Drafters: one module for each way to propose tokens."""
 
 from bild_lab.engine.drafters.bita import MaskTokenDrafter
+from bild_lab.engine.drafters.eagle import EagleDrafter
 from bild_lab.engine.drafters.hierarchy import SpeculativeDrafter
 from bild_lab.engine.drafters.medusa import MedusaDrafter
 from bild_lab.engine.drafters.model import LowConfidence, ModelDrafter
@@ -14,6 +15,7 @@ from bild_lab.engine.drafters.windows import AdaptiveWindow
 
 __all__ = [
     "AdaptiveWindow",
+    "EagleDrafter",
     "LowConfidence",
     "MaskTokenDrafter",
     "MedusaDrafter",

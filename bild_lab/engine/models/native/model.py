@@ -99,7 +99,11 @@ class NativeModel:
         self.load()
 
     def text_logits(self, text: Source) -> Float[Tensor, "n vocab"]:
-        return self.start(text, 1).extend([text.prompt[-1]], Want(prompt=True)).logits
+        want = Want(logits=len(text.prompt), prompt=True)
+        return self.start(text, 1).extend([text.prompt[-1]], want).logits
+
+    def vocabulary_weights(self) -> tuple[Float[Tensor, "vocab dim"], Float[Tensor, "vocab dim"]]:
+        return self.decoder.embedding, self.decoder.head
 
     def source(self, prompt: Prompt, max_tokens: int | None = None) -> Source:
         return self.transformers.source(prompt, max_tokens)
@@ -235,10 +239,11 @@ class NativeLayers:
             x = decoder.run(x, rows, self.cache, *self.memory, layers=layers, hidden=states)
         behind = self._behind(work)
         hidden = tuple(states[behind.index(depth)] for depth in work.hidden) if states else ()
-        if not work.logits:
+        if not work.read:
             return Scores(None, hidden=hidden)
-        head_input = decoder.final(x[-work.logits :])
-        return Scores(linear(head_input, decoder.head), head_input, hidden)
+        head_input = decoder.final(x[-work.read :])
+        logits = linear(head_input[-work.logits :], decoder.head) if work.logits else None
+        return Scores(logits, head_input, hidden)
 
     def _run_packed(self, packed: PackedDecoder, work: Pass) -> Scores:
         """The same by the CPU kernels. Logits and hidden states are float32 whatever the precision of the weights."""
@@ -255,7 +260,7 @@ class NativeLayers:
             work.start,
             self.cache,
             self._cross(),
-            scored=work.logits,
+            scored=work.read,
             layers=work.layers,
             placed=placed,
             reserved=self.reserved,
@@ -269,7 +274,8 @@ class NativeLayers:
             behind = self._behind(work)
             hidden = tuple(states[behind.index(depth)] for depth in work.hidden)
         head_input = None if found.head_input is None else found.head_input.to(self.cache.keys.dtype)
-        return Scores(found.logits, head_input, hidden)
+        logits = found.logits if work.read == work.logits else found.logits[-work.logits :]
+        return Scores(logits, head_input, hidden)
 
     def _behind(self, work: Pass) -> tuple[int, ...]:
         """After how many layers each state of a pass stands: what the first layer reads, then each layer's output."""
@@ -309,7 +315,8 @@ class NativeLayers:
         return [(start, count)]
 
     def scored(self, work: Pass) -> int:
-        return work.logits
+        """The kernels run the head wherever its input is asked for."""
+        return work.logits if self._packed is None else work.read
 
     def gather(self, start: int, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
         self.cache.gather(start, rows, slice(None) if layers is None else slice(layers[0], layers[-1] + 1))
