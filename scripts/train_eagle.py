@@ -9,9 +9,6 @@ Several devices train together:
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
-
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
@@ -19,28 +16,15 @@ from bild_lab.lab.cli import refusing, run_application
 from bild_lab.lab.config import config_dir, typed
 from bild_lab.report.book.after import in_lab_book
 
-if TYPE_CHECKING:
-    from bild_lab.engine.models.checkpoint import Checkpoint
-    from bild_lab.training.calibration.data import Calibration
-    from bild_lab.training.recipe import Recipe
-
 
 def train(cfg: DictConfig) -> None:
     """Raises UserError for bad input."""
-    from bild_lab.training.frozen.command import frozen_job, train_and_report  # late: torch takes seconds to load
+    from bild_lab.training.frozen.command import frozen_job, own_prompts, train_and_report  # late: torch is slow
     from bild_lab.training.frozen.eagle import EagleSpec
     from bild_lab.training.frozen.states import OneRowCheckpoint
 
     spec = typed(EagleSpec, OmegaConf.create({"variant": cfg.variant, **cfg.eagle}), "eagle")
-    train_and_report(frozen_job(cfg, spec, OneRowCheckpoint, recipe_and_answers))
-
-
-def recipe_and_answers(cfg: DictConfig, base: Checkpoint, folder: Path) -> tuple[Recipe, Calibration]:
-    """How to train, and the model's own answers, which are generated from its own prompts."""
-    from bild_lab.lab.toy_pair import named_checkpoint
-    from bild_lab.training.frozen.command import recipe_and_own_answers
-
-    return recipe_and_own_answers(cfg, named_checkpoint(base.path, base.revision), folder)
+    train_and_report(frozen_job(cfg, spec, OneRowCheckpoint, own_prompts))
 
 
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train_eagle")

@@ -1,4 +1,4 @@
-"""Small modules beside a frozen model, each in a folder of its own: BiTA's adapter, heads (Medusa, per layer), EAGLE.
+"""Small modules beside a frozen model, each in a folder of its own: adapters (BiTA), heads (Medusa, Hydra, PPD), EAGLE.
 
 `bita_target` is a model with BiTA's adapter.
 """
@@ -6,6 +6,7 @@
 from bild_lab.engine.adapters.bita import BitaAdapter, BitaConfig, bita_config, load_bita
 from bild_lab.engine.adapters.eagle import Eagle, EagleConfig
 from bild_lab.engine.adapters.eagle_files import load_eagle
+from bild_lab.engine.adapters.hydra import HydraHeads, load_hydra
 from bild_lab.engine.adapters.medusa import MedusaConfig, MedusaHeads, load_medusa
 
 __all__ = [
@@ -13,10 +14,12 @@ __all__ = [
     "BitaConfig",
     "Eagle",
     "EagleConfig",
+    "HydraHeads",
     "MedusaConfig",
     "MedusaHeads",
     "bita_config",
     "load_bita",
     "load_eagle",
+    "load_hydra",
     "load_medusa",
 ]

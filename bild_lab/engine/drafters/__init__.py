@@ -3,6 +3,7 @@
 from bild_lab.engine.drafters.bita import MaskTokenDrafter
 from bild_lab.engine.drafters.eagle import EagleDrafter
 from bild_lab.engine.drafters.hierarchy import SpeculativeDrafter
+from bild_lab.engine.drafters.hydra import HydraDrafter
 from bild_lab.engine.drafters.medusa import MedusaDrafter
 from bild_lab.engine.drafters.model import LowConfidence, ModelDrafter
 from bild_lab.engine.drafters.model_tree import ModelTreeDrafter
@@ -16,6 +17,7 @@ from bild_lab.engine.drafters.windows import AdaptiveWindow
 __all__ = [
     "AdaptiveWindow",
     "EagleDrafter",
+    "HydraDrafter",
     "LowConfidence",
     "MaskTokenDrafter",
     "MedusaDrafter",

@@ -57,7 +57,7 @@ def scores(eagle: Eagle) -> torch.Tensor:
 
 @pytest.mark.parametrize("variant", [EAGLE, EAGLE3])
 def test_own_folders_have_the_names_of_the_releases(variant: str, tmp_path: Path) -> None:
-    saved = random_eagle(variant, MODEL.config, known=25 if variant == EAGLE3 else None)
+    saved = random_eagle(variant, MODEL.config, known=20 if variant == EAGLE3 else None)
     save_eagle(saved, tmp_path)
     assert set(load_file(tmp_path / "model.safetensors")) == NAMES[variant]
     again = read_eagle(tmp_path, 3)
@@ -108,10 +108,10 @@ def test_safeailabs_layouts(pickled: bool, tmp_path: Path) -> None:
     eagle = read_eagle(written(tmp_path / "eagle", released_config(bias=True), tensors, pickled), 3)
     assert eagle.config.variant == EAGLE and torch.equal(scores(eagle), scores(first))
 
-    third = random_eagle(EAGLE3, MODEL.config, known=25)
+    third = random_eagle(EAGLE3, MODEL.config, known=20)
     save_eagle(third, tmp_path / "own3")
     tensors = {**load_file(tmp_path / "own3" / "model.safetensors"), "t2d": torch.zeros(40, dtype=torch.bool)}
-    config = released_config(draft_vocab_size=25, rope_theta=10000.0)
+    config = released_config(draft_vocab_size=20, rope_theta=10000.0)
     eagle = read_eagle(written(tmp_path / "eagle3", config, tensors, pickled), 3)
     assert eagle.config.variant == EAGLE3 and torch.equal(scores(eagle), scores(third))
     assert eagle.config.target_layers == spread_layers(3)
@@ -135,14 +135,14 @@ def test_speculators_layouts(tmp_path: Path) -> None:
     eagle = read_eagle(written(tmp_path / "eagle", config, renamed), 3)
     assert eagle.config.variant == EAGLE and torch.equal(scores(eagle), scores(first))
 
-    third = random_eagle(EAGLE3, MODEL.config, known=25, embeds=True, normed_residual=True)
+    third = random_eagle(EAGLE3, MODEL.config, known=20, embeds=True, normed_residual=True)
     save_eagle(third, tmp_path / "own3")
     tensors = load_file(tmp_path / "own3" / "model.safetensors")
     renamed = {name.replace("midlayer.", "layers.0."): tensors[name] for name in tensors}
     config = {
         "architectures": ["Eagle3Speculator"],
         "speculators_model_type": "eagle3",
-        "draft_vocab_size": 25,
+        "draft_vocab_size": 20,
         "norm_before_residual": True,
         "eagle_aux_hidden_state_layer_ids": [0, 1, 2],
         "transformer_layer_config": released_config(),

