@@ -17,7 +17,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from bild_lab.engine.models.native.llama import rotate
 from bild_lab.errors import UserError
@@ -158,7 +157,9 @@ class Eagle(nn.Module):
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
     @cached_property
-    def _rotary(self) -> LlamaRotaryEmbedding:
+    def _rotary(self) -> nn.Module:
+        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding  # late: takes a while to load
+
         return LlamaRotaryEmbedding(self.config.layer).to(self.fc.weight.device)
 
     def _joined(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:

@@ -42,6 +42,8 @@ class EagleDrafter(StateTreeDrafter):
         knobs = TreeKnobs(tree, window, top_k, nodes, width, children, least)
         super().__init__(target, knobs, heads.config.vocabulary)
         self._eagle, third = heads, heads.config.variant == EAGLE3
+        if third:
+            target.require_layers("EAGLE-3")
         self.wants = Want(head_input=not third, hidden=heads.config.target_layers, prompt=True)
 
     def opened(self, request: Request, target: Session) -> EagleSession:

@@ -201,7 +201,9 @@ def named_nodes(tree: str, top_k: int | Sequence[int], window: int, vocabulary: 
     if isinstance(tree, str) and tree in GROWTHS:
         return GROWTHS[tree](widths_of(top_k, window, vocabulary))
     if isinstance(tree, str) and Path(tree).expanduser().is_file():
-        return read_trees(tree, window, 0, vocabulary)[-1].nodes
+        if not (nodes := read_trees(tree, window, 0, vocabulary)[-1].nodes):
+            raise UserError(f"{tree} has no tree with nodes; give another file, or one of {DYNAMIC}, {PUBLISHED}")
+        return nodes
     kinds = ", ".join([DYNAMIC, CHAIN, PUBLISHED, *GROWTHS])
     raise UserError(f"tree must be one of {kinds} or a file of scripts/fit_shape.py, got {tree!r}")
 

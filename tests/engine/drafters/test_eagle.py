@@ -17,12 +17,11 @@ from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import ROOT
 from bild_lab.engine.drafters import EagleDrafter
 from bild_lab.engine.drafters.model_tree import grow
-from bild_lab.engine.drafters.state_trees import named_nodes, published_tree
+from bild_lab.engine.drafters.state_trees import named_nodes
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import EVERYTHING, Growth, Rows, Scores, Want, as_rows
 from bild_lab.engine.trace import Trace
-from bild_lab.errors import UserError
 from tests.engine.adapters.tiny import random_eagle
 from tests.engine.models.test_states import ENCODED
 from tests.engine.test_decode import NEVER, autoregressive, finished
@@ -157,13 +156,6 @@ def test_proposals_are_those_of_the_papers_layer_without_a_cache(
     assert trace.accepted > 0 or tree == "chain"
 
 
-def test_the_published_tree_has_25_nodes_and_is_5_deep() -> None:
-    nodes = published_tree()
-    by_depth = [sum(node.depth == depth for node in nodes) for depth in range(6)]
-    assert by_depth == [4, 8, 8, 3, 2, 0]
-    assert sum(node.rank for node in nodes if node.depth == 2) == 0 + 1 + 2 + 0 + 1 + 0 + 1 + 0
-
-
 def test_forwards_of_the_layer_are_counted() -> None:
     module = tiny_llama(4)
     eagle = random_eagle(EAGLE, module.config).requires_grad_(False)
@@ -174,16 +166,3 @@ def test_forwards_of_the_layer_are_counted() -> None:
     ours = [one for one in trace.forwards if one.config is eagle.config.layer]
     assert [(one.rows, one.cached, one.scored) for one in ours[:2]] == [(3, 0, 1), (2, 3, 2)]
     assert sum(each.draft_calls for each in trace.rounds) == len(ours)
-
-
-def test_unknown_trees_and_knobs_are_refused() -> None:
-    module = tiny_llama(4)
-    target, eagle = in_memory(module, "native"), random_eagle(EAGLE, module.config)
-    with pytest.raises(UserError, match="tree must be one of dynamic, chain, eagle_tree, efficient_tree, full_tree or"):
-        EagleDrafter(target, eagle, "broad", 4)
-    with pytest.raises(UserError, match="window must be a whole number >= 1, got 0"):
-        EagleDrafter(target, eagle, "dynamic", 0)
-    with pytest.raises(UserError, match=r"least is a probability and must lie in \[0, 1\], got 2"):
-        EagleDrafter(target, eagle, "dynamic", 4, least=2)
-    with pytest.raises(UserError, match="top_k must give a width for 1 to 2 depths"):
-        EagleDrafter(target, eagle, "full_tree", 2, [1, 1, 1])
