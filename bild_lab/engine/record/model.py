@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from bild_lab.engine.models.native.model import KERNEL_ROWS
+from bild_lab.engine.models.native.layers import KERNEL_ROWS
 from bild_lab.engine.models.processed_session import processed
 from bild_lab.engine.record.store import Store
 from bild_lab.engine.record.text import HEAD_INPUT, LOGITS, Node, RecordedText
