@@ -41,12 +41,18 @@ class Ended(Generic[Result]):
 
 
 class Loop(greenlet.greenlet):
-    """The loop of one text."""
+    """The loop of one text of a batch."""
+
+    batch: Batch
 
 
-def in_a_batch() -> bool:
-    """Whether the caller is the loop of a text of some batch. Such a loop must not hand work to another thread."""
-    return isinstance(greenlet.getcurrent(), Loop)
+def current_batch() -> Batch | None:
+    """The batch whose text's loop the caller is; None outside of batches.
+
+    Such a loop must not hand work to another thread, which could not wait with it.
+    """
+    loop = greenlet.getcurrent()
+    return loop.batch if isinstance(loop, Loop) else None
 
 
 @dataclass(eq=False)
@@ -74,11 +80,6 @@ class Batch:
         self.size = size
         self.sizes: list[tuple[Hashable, int]] = []
         self._hub: greenlet.greenlet | None = None
-
-    @property
-    def inside(self) -> bool:
-        """Whether the caller is the loop of one of the texts."""
-        return self._hub is not None and greenlet.getcurrent().parent is self._hub
 
     def wait(self, wanted: Wanted) -> Any:
         """What the work gives. Called inside a loop; other loops run meanwhile."""
@@ -142,6 +143,7 @@ class _Run:
         index, self.begun = self.begun, self.begun + 1
         loop = self.loops[index]
         text = _Text(index, self.slots.pop(), Loop(lambda slot: _Return(loop(slot)), self.batch._hub))
+        text.loop.batch = self.batch
         started = time.perf_counter()
         self._switch(text, text.slot)
         text.before_s += time.perf_counter() - started

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from bild_lab.engine.batch import in_a_batch
+from bild_lab.engine.batch import current_batch
 
 First = TypeVar("First")
 Second = TypeVar("Second")
@@ -23,7 +23,7 @@ def two_lanes(device: torch.device) -> Iterator[Together]:
 
     In a batch they run one after the other, each together with the rows of other texts.
     """
-    if in_a_batch():
+    if current_batch() is not None:
         yield in_turn
         return
     if device.type == "cuda":

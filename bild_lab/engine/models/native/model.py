@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 import weakref
 from functools import cached_property
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from bild_lab.engine.batch import Batch
+from bild_lab.engine.batch import current_batch
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.checkpoint import Checkpoint, Prompt, quantization
 from bild_lab.engine.models.hf import HuggingFaceModel
@@ -136,10 +135,8 @@ class NativeModel:
         forwards: list[Forward] | None = None,
         target: Session | None = None,
         prefix: Prefix | None = None,
-        batch: Batch | None = None,
     ) -> Session:
-        """batch: whose texts' rows run together; the caller is the loop of one of them."""
-        workspace, pool = None, None
+        batch, workspace, pool = current_batch(), None, None
         if self.compiled and prefix is None:
             workspace = self._workspace(len(source.prompt) + room + SPARE_ROWS, source)
         if batch is not None and not self.kernels:
@@ -179,29 +176,6 @@ class NativeModel:
 
     def _count_step(self) -> None:
         self.compiled_steps += 1
-
-
-class BatchedModel:
-    """A native model whose sessions run together with those of other texts, where a batch runs the caller.
-
-    All else, such as the checkpoint, is the model's own.
-    """
-
-    def __init__(self, model: NativeModel, batch: Batch) -> None:
-        self.model, self.batch = model, batch
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
-
-    def start(
-        self,
-        source: Source,
-        room: int,
-        forwards: list[Forward] | None = None,
-        target: Session | None = None,
-        prefix: Prefix | None = None,
-    ) -> Session:
-        return self.model.start(source, room, forwards, target, prefix, self.batch if self.batch.inside else None)
 
 
 def why_not_native(config: PreTrainedConfig, dtype: torch.dtype) -> str | None:
