@@ -34,10 +34,15 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Ended(Generic[Result]):
-    """A text that has ended. latency_s: seconds from its place in the batch to its end, waits for others included."""
+    """A text that has ended.
+
+    latency_s: seconds from its place in the batch to its end, waits for others included. share_s: its part of the
+    batch's seconds: what ran for it alone, and an equal part of what ran for several.
+    """
 
     result: Result
     latency_s: float
+    share_s: float
 
 
 class Loop(greenlet.greenlet):
@@ -63,6 +68,7 @@ class _Text:
     wanted: Wanted | None = None
     joined: float | None = None  # when it got its place
     before_s: float = 0.0  # of work that ran for it before that
+    share_s: float = 0.0
 
 
 class Batch:
@@ -72,12 +78,13 @@ class Batch:
     the others want. A text takes its place as soon as another has ended (continuous batching). size: texts that
     decode at once. As many more may have begun, so that their encoders run together.
 
-    sizes: of every run, its key and how many texts took part.
+    synchronize: waits until the device has done its work, so that seconds go to those whose work it was. sizes: of
+    every run, its key and how many texts took part.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, synchronize: Callable[[], None] = lambda: None) -> None:
         require_whole("the batch size", size, 1)
-        self.size = size
+        self.size, self.synchronize = size, synchronize
         self.sizes: list[tuple[Hashable, int]] = []
         self._hub: greenlet.greenlet | None = None
 
@@ -144,9 +151,8 @@ class _Run:
         loop = self.loops[index]
         text = _Text(index, self.slots.pop(), Loop(lambda slot: _Return(loop(slot)), self.batch._hub))
         text.loop.batch = self.batch
-        started = time.perf_counter()
         self._switch(text, text.slot)
-        text.before_s += time.perf_counter() - started
+        text.before_s = text.share_s
         return text
 
     def _step(self) -> None:
@@ -162,8 +168,10 @@ class _Run:
         self.batch.sizes.append((key, len(group)))
         started = time.perf_counter()
         found = group[0].wanted.run([text.wanted.work for text in group])
+        self.batch.synchronize()
         seconds = time.perf_counter() - started
         for text, each in zip(group, found, strict=True):
+            text.share_s += seconds / len(group)
             if text.joined is None:
                 text.before_s += seconds
             self._switch(text, each)
@@ -177,18 +185,20 @@ class _Run:
 
     def _switch(self, text: _Text, value: Any) -> None:
         """Let a text's loop go on until it waits again or ends."""
+        started = time.perf_counter()
         try:
             answer = text.loop.switch(value)
         except UserError:
             raise
         except Exception as error:
             raise RuntimeError(f"example {text.index}: {error}") from error
+        now = time.perf_counter()
+        text.share_s += now - started
         if isinstance(answer, Wanted):
             text.wanted = answer
             return
-        now = time.perf_counter()
-        since = now if text.joined is None else text.joined
-        self.results[text.index] = Ended(answer.value, now - since + text.before_s)
+        latency_s = text.before_s + (0.0 if text.joined is None else now - text.joined)
+        self.results[text.index] = Ended(answer.value, latency_s, text.share_s)
         self.slots.append(text.slot)
         self.ended(text.index)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import TypeVar
 
 from bild_lab.engine.batch import Batch
 from bild_lab.engine.drafters.windows import Window
-from bild_lab.engine.protocols import Method
+from bild_lab.engine.protocols import DecodesTogether, Method
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import Trace
@@ -21,11 +22,12 @@ CONTAINERS = (list, dict, set, deque)
 
 @dataclass(frozen=True)
 class BatchedText:
-    """One text of a batch. token_ids: as emitted. latency_s: from its place in the batch to its end."""
+    """One text of a batch. token_ids: as emitted. latency_s, share_s: as in `Ended`."""
 
     token_ids: list[int]
     trace: Trace
     latency_s: float
+    share_s: float
 
 
 def decode_batch(
@@ -36,6 +38,8 @@ def decode_batch(
     Each text has a copy of the method's state. Random numbers come from the generator of its request, so a text does
     not depend on those beside it. Models must be those of `why_not_in_batches`.
     """
+    if isinstance(method, DecodesTogether):
+        return _together(method, requests, batch.size, ended)
     copies: dict[int, Method] = {}
 
     def loop_of(request: Request) -> Callable[[int], tuple[list[int], Trace]]:
@@ -47,11 +51,29 @@ def decode_batch(
         return loop
 
     texts = batch.run([loop_of(request) for request in requests], ended)
-    return [BatchedText(*text.result, text.latency_s) for text in texts]
+    return [BatchedText(*text.result, text.latency_s, text.share_s) for text in texts]
+
+
+def _together(
+    method: DecodesTogether, requests: Sequence[Request], size: int, ended: Callable[[int], None]
+) -> list[BatchedText]:
+    """So many texts at a time, in order; the next ones begin when all of them have ended."""
+    texts: list[BatchedText] = []
+    for start in range(0, len(requests), size):
+        some = requests[start : start + size]
+        began = time.perf_counter()
+        found = method.decode_together(some)
+        seconds = time.perf_counter() - began
+        for one, tokens in zip(some, found, strict=True):
+            ended(len(texts))
+            texts.append(BatchedText(tokens[one.limits.prompt_length :], Trace(), seconds, seconds / len(some)))
+    return texts
 
 
 def why_not_in_batches(method: Method, models: Sequence[LoadedModel]) -> str | None:
     """Why this method over these models decodes one text at a time, or None if it decodes batches."""
+    if isinstance(method, DecodesTogether):
+        return None
     if method.feeds is None:
         return f"it is a loop of its own, on {method.engine}"
     if any(model.engine not in ("native", "kernels") for model in models):

@@ -25,6 +25,7 @@ T = TypeVar("T")
 
 MOST_WHOLE = 2**63 - 1
 MOST_THREADS = 4096
+MOST_BATCH = 4096
 MOST_TOKENS = 2**20
 TOP_LEVEL = "name resume pair dataset policy decoding runtime measure logger".split()  # of conf/config.yaml
 CHECKED_ELSEWHERE = {"checked": "elsewhere"}  # by the code that uses the value, so Python users get the same message
@@ -81,7 +82,8 @@ class RuntimeSpec:
     """Where models run, and in which precision.
 
     compile_drafter: draft a window as one program: auto (where there is one), true (or refuse), false (step by step).
-    threads: null keeps PyTorch's choice. trust_remote_code: run Python code that comes with a checkpoint.
+    threads: null keeps PyTorch's choice. trust_remote_code: run Python code that comes with a checkpoint. batch: texts
+    that decode at once.
     device_map, tensor_parallel: how the target is spread over devices. `Placement` checks them.
     """
 
@@ -95,9 +97,11 @@ class RuntimeSpec:
     trust_remote_code: bool = False
     device_map: str | None = None
     tensor_parallel: bool = False
+    batch: int = 1
 
     def __post_init__(self) -> None:
         require_flag("runtime.compile", self.compile)
+        require_whole("runtime.batch", self.batch, 1, MOST_BATCH)
         if self.compile_drafter not in (True, False, "auto"):
             raise UserError(f"runtime.compile_drafter must be auto, true or false, got {self.compile_drafter!r}")
         require_flag("runtime.trust_remote_code", self.trust_remote_code)

@@ -36,6 +36,7 @@ from bild_lab.lab.decoder import Decoder
 from bild_lab.lab.facts import facts_of, named_paths
 from bild_lab.lab.hashing import content_hash, data_hash, file_hash
 from bild_lab.lab.load import load, require_engine
+from bild_lab.lab.measure.batches import require_batches
 from bild_lab.lab.measure.environment import environment, placement_setting
 from bild_lab.lab.measure.timing import BASELINE, METHOD
 from bild_lab.lab.results.records import require_writable
@@ -68,6 +69,11 @@ class Point:
     seed: int
     max_source_tokens: int | None
     resume: bool  # False: measure again even if the point is finished
+
+    @property
+    def batch(self) -> int:
+        """How many texts decode at once."""
+        return self.setting.get("batch", 1)
 
     @property
     def baseline_is_target(self) -> bool:
@@ -110,6 +116,9 @@ def prepare(cfg: DictConfig) -> Point:
             require_decodable(policy, pair, decoding, runtime)
     decoders = {name: decoder_of(policy, pair, decoding, runtime) for name, policy in policies.items()}
     vanilla = decoder_of(compose_policy("vanilla"), pair, decoding, runtime)
+    if runtime.batch > 1:
+        for name, policy in policies.items():
+            require_batches(policy.name, decoders[name].method, decoders[name].models)
     setting = _setting(pair, dataset, decoding, runtime, measure)
     target = decoders.get(BASELINE, decoders[METHOD]).target
     setting |= {
@@ -250,6 +259,7 @@ def _setting(
         "dtype": runtime.dtype,
         "compile": runtime.compile,
         **({} if runtime.compile_drafter == "auto" else {"compile_drafter": runtime.compile_drafter}),
+        **({} if runtime.batch == 1 else {"batch": runtime.batch}),
         "device": str(device),
         **placement_setting(Placement(runtime.device_map, runtime.tensor_parallel), device),
         "threads": runtime.threads or DEFAULT_THREADS,

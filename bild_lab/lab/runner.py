@@ -17,6 +17,7 @@ from bild_lab.lab.analysis.pipeline import pipeline_summary
 from bild_lab.lab.analysis.prediction import predict
 from bild_lab.lab.conversation_history import with_history
 from bild_lab.lab.data.examples import Example
+from bild_lab.lab.measure.batches import require_room, time_batches
 from bild_lab.lab.measure.certificate import Certificate, certify, count_verdicts
 from bild_lab.lab.measure.device_use import DeviceUse
 from bild_lab.lab.measure.environment import OtherLoad, RanksLoad, environment, peak_memory_mb
@@ -79,13 +80,21 @@ def run_point(
         torch.cuda.reset_peak_memory_stats(device)
     require_no_nan(decoder.running, requests[0])
     methods = {name: each.method for name, each in point.decoders.items()}
+    batch = point.batch
+    if batch > 1:
+        require_room(
+            {id(one): one for each in point.decoders.values() for one in each.models}.values(), requests, batch
+        )
     warm_up(methods, requests, point.measure.warmup, point.seed)
     clock.begin("decode")
     external = [method for method in methods.values() if isinstance(method, External)]
     others, ours = OtherLoad(lambda: sum(each.cpu_seconds() for each in external)), RanksLoad(ranks)
-    timed = time_methods(
-        methods, requests, point.measure.repeats, point.seed, synchronize, advance, lambda: compiled_steps(point)
-    )
+    if batch > 1:
+        timed = time_batches(methods, requests, batch, point.measure.repeats, point.seed, synchronize, advance)
+    else:
+        timed = time_methods(
+            methods, requests, point.measure.repeats, point.seed, synchronize, advance, lambda: compiled_steps(point)
+        )
     surroundings["busy_elsewhere_percent"] = round(max(0.0, others.percent() - ours.percent()), 1)
     surroundings["shared_device"] = any(ranks.gather(use is not None and use.shared()))
     if use is not None:
@@ -132,9 +141,9 @@ def run_point(
 
 
 def _trace_stages(point: Point, requests: list[Request], timed: dict[str, list[Timed]]) -> Stages | None:
-    """The time of the first examples by stage; None for a method without rounds."""
+    """The time of the first examples by stage; None without rounds, and in a batch, where stages overlap."""
     decoder, count = point.decoders[METHOD], point.measure.traced_examples
-    if not count or not timed[METHOD][0].trace.rounds:
+    if not count or point.batch > 1 or not timed[METHOD][0].trace.rounds:
         return None
     return trace_stages(decoder.method, requests[:count], point.seed, decoder.synchronize)
 

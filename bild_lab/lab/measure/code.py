@@ -23,6 +23,7 @@ MEASURING = (
     "lab/generation_settings.py",  # chooses the processors that scores pass through
     "lab/languages.py",  # adds to prompts
     "lab/load.py",  # chooses the engine
+    "lab/measure/batches.py",
     "lab/measure/certificate.py",
     "lab/measure/device_use.py",  # detects timings that shared a device
     "lab/measure/environment.py",  # peak memory and other load

@@ -36,8 +36,8 @@ def summarize(
     baseline = timed.get(BASELINE)
     return {
         "quality": quality(metric, examples, texts, seed),
-        "latency_s": latency_summary(latencies(timed[METHOD])),
-        "baseline_latency_s": None if baseline is None else latency_summary(latencies(baseline)),
+        "latency_s": latency_summary(waits(timed[METHOD])),
+        "baseline_latency_s": None if baseline is None else latency_summary(waits(baseline)),
         **speed(timed, seed),
         "counts": counts(timed[METHOD]),
         "categories": by_category(examples, timed, seed),
@@ -46,6 +46,11 @@ def summarize(
 
 def latencies(several: Sequence[Timed]) -> Float[np.ndarray, "examples repeats"]:
     return np.array([one.latency_s for one in several])
+
+
+def waits(several: Sequence[Timed]) -> Float[np.ndarray, "examples repeats"]:
+    """Seconds from the first to the last token of each text, in a batch with its waits for others."""
+    return np.array([one.waited_s or one.latency_s for one in several])
 
 
 def speed(timed: Mapping[str, Sequence[Timed]], seed: int) -> dict[str, Any]:

@@ -39,7 +39,10 @@ class Quality:
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds per example; the median of an example's repeats counts. total: of all examples."""
+    """Seconds per example; the median of an example's repeats counts. total: of all examples.
+
+    In a batch an example's seconds are those from its place to its end, so they overlap with those of others.
+    """
 
     median: float
     p95: float

@@ -67,6 +67,11 @@ class Setting(Record):
         return self["device"]
 
     @property
+    def batch(self) -> int:
+        """How many texts decoded at once."""
+        return self.get("batch", 1)
+
+    @property
     def hardware(self) -> str | None:
         """The processors that timings depend on."""
         return self.get("hardware")

@@ -6,8 +6,10 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from transformers import PreTrainedConfig
 
 from bild_lab.engine.batch import Batch, Wanted
 from bild_lab.engine.models.cached_session import Pass
@@ -25,6 +27,16 @@ SPARE_ROWS = 64  # for the branches of a tree and drafts beyond the length limit
 KERNEL_ROWS = 64  # a longer prompt runs by itself, and by PyTorch, whose matrix products are faster there
 
 Decoder = llama.LlamaDecoder | t5.T5Decoder
+
+
+def cache_bytes(config: PreTrainedConfig, dtype: torch.dtype, tokens: int, source: int) -> int:
+    """Of one text's cache, for so many tokens of prompt and answer, and of its source's keys and values."""
+    if config.is_encoder_decoder:
+        layers, width = config.num_decoder_layers, config.num_heads * config.d_kv
+    else:
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        layers, width, source = config.num_hidden_layers, config.num_key_value_heads * head_dim, 0
+    return 2 * layers * width * (tokens + SPARE_ROWS + source) * dtype.itemsize
 
 
 class NativeLayers:
