@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from bild_lab.engine.batch_room import require_batches
 from bild_lab.engine.models.checkpoint import resolve_device
 from bild_lab.engine.models.placement import Placement
 from bild_lab.engine.protocols import External
@@ -36,7 +37,6 @@ from bild_lab.lab.decoder import Decoder
 from bild_lab.lab.facts import facts_of, named_paths
 from bild_lab.lab.hashing import content_hash, data_hash, file_hash
 from bild_lab.lab.load import load, require_engine
-from bild_lab.lab.measure.batches import require_batches
 from bild_lab.lab.measure.environment import environment, placement_setting
 from bild_lab.lab.measure.timing import BASELINE, METHOD
 from bild_lab.lab.results.records import require_writable

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from bild_lab.engine.batch_room import require_room
 from bild_lab.engine.models.checkpoint import DTYPES
 from bild_lab.engine.protocols import External
 from bild_lab.engine.request import Request
@@ -17,7 +18,7 @@ from bild_lab.lab.analysis.pipeline import pipeline_summary
 from bild_lab.lab.analysis.prediction import predict
 from bild_lab.lab.conversation_history import with_history
 from bild_lab.lab.data.examples import Example
-from bild_lab.lab.measure.batches import require_room, time_batches
+from bild_lab.lab.measure.batches import time_batches
 from bild_lab.lab.measure.certificate import Certificate, certify, count_verdicts
 from bild_lab.lab.measure.device_use import DeviceUse
 from bild_lab.lab.measure.environment import OtherLoad, RanksLoad, environment, peak_memory_mb

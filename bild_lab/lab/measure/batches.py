@@ -1,25 +1,16 @@
-"""Timing of methods that decode several texts at once, and whether a batch fits into memory."""
+"""Timing of methods that decode several texts at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-import psutil
-import torch
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from bild_lab.engine.batch import Batch
-from bild_lab.engine.batched import BatchedText, decode_batch, why_not_in_batches
-from bild_lab.engine.models.native.layers import cache_bytes
+from bild_lab.engine.batched import BatchedText, decode_batch
 from bild_lab.engine.protocols import Method, Prepares
 from bild_lab.engine.request import Request
-from bild_lab.engine.session import LoadedModel
-from bild_lab.errors import UserError
-from bild_lab.lab.formatting import number
 from bild_lab.lab.measure.timing import Timed, no_garbage_collection, seeded
 
 BLOCK = 8  # batches of texts that are decoded by one method before the other: a batch drains at the end of each
-QUIET_BATCH = 16  # texts at once where no clock runs
-SPARE = 0.9  # of the free memory that caches may take
 
 
 def time_batches(
@@ -70,41 +61,3 @@ def blocks(count: int, size: int) -> Iterator[range]:
     if len(starts) > 1 and count - starts[-1] < size // 2:
         starts.pop()
     yield from (range(start, stop) for start, stop in zip(starts, [*starts[1:], count], strict=True))
-
-
-def require_batches(name: str, method: Method, models: Sequence[LoadedModel]) -> None:
-    """Raise UserError for a policy that decodes one text at a time."""
-    if (reason := why_not_in_batches(method, models)) is not None:
-        raise UserError(
-            f"policy {name} decodes no batches: {reason}; set runtime.batch=1, or runtime.engine=auto for a model that "
-            "runs natively"
-        )
-
-
-def require_room(models: Iterable[LoadedModel], requests: Sequence[Request], batch: int) -> None:
-    """Raise UserError, with the batch that fits, if the caches of a batch would not fit into the free memory.
-
-    A batch holds as many texts again whose encoders have run ahead. The longest text counts for each.
-    """
-    native = [model for model in models if model.engine in ("native", "kernels")]
-    longest = max(requests, key=lambda one: len(one.source.prompt) + one.limits.max_new_tokens)
-    room = len(longest.source.prompt) + longest.limits.max_new_tokens
-    source = max(0 if one.source.encoder_ids is None else one.source.encoder_ids.shape[1] for one in requests)
-    each = 2 * sum(cache_bytes(model.checkpoint.config, model.dtype, room, source) for model in native)
-    if not each:
-        return
-    free = free_bytes(native[0].device)
-    fits = int(SPARE * free / each)
-    if batch > fits:
-        remedy = f"at most {fits} fit: set runtime.batch={fits}" if fits else "not even one text fits"
-        raise UserError(
-            f"a batch of {batch} texts of up to {room} tokens needs {number(batch * each / 2**30, 2)} GiB for its "
-            f"caches, and {number(free / 2**30, 2)} GiB are free; {remedy}, or lower decoding.max_new_tokens"
-        )
-
-
-def free_bytes(device: torch.device) -> int:
-    """Memory that nobody uses."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return psutil.virtual_memory().available

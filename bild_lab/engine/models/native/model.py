@@ -59,10 +59,14 @@ class NativeModel:
     def dtype(self) -> torch.dtype:
         return self.transformers.dtype
 
+    @property
+    def family(self) -> type[Decoder]:
+        """What decodes this architecture, made of a module of Transformers."""
+        return t5.T5Decoder if self.checkpoint.encoder_decoder else llama.LlamaDecoder
+
     @cached_property
     def decoder(self) -> Decoder:
-        family = t5.T5Decoder if self.checkpoint.encoder_decoder else llama.LlamaDecoder
-        return family(self.checkpoint.weights(self.dtype).to(self.device).eval())
+        return self.family(self.checkpoint.weights(self.dtype).to(self.device).eval())
 
     @cached_property
     def packed(self) -> PackedDecoder | None:
