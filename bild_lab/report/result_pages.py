@@ -16,16 +16,21 @@ from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from transformers import PreTrainedConfig
 
+from bild_lab.engine.models.checkpoint import DTYPES
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
+from bild_lab.lab.analysis.cost import dimensions
 from bild_lab.lab.formatting import interval, number, percent, short_name, signed, signed_interval
+from bild_lab.lab.results.batches import BatchCurve, batch_curves, device_speedup, roofline
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.results.table import to_frame
 from bild_lab.lab.schema.result import Result
+from bild_lab.lab.toy_pair import named_checkpoint
 
 DATA, TEMPLATE = "data", ".md.j2"
-POINT_COLUMNS = """policy target draft dataset split n_examples dtype engine quality quality_low quality_high
+POINT_COLUMNS = """policy target draft dataset split n_examples dtype batch engine quality quality_low quality_high
 quality_difference quality_difference_low quality_difference_high latency_s_median latency_s_p95 latency_s_mean speedup
 speedup_low speedup_high tokens_per_s baseline_tokens_per_s tokens_per_target_call acceptance_rate drafted accepted
 draft_calls target_calls fallbacks rollbacks exit_layer_mean agreement_with_target certificate_equal certificate_ties
@@ -35,6 +40,8 @@ acceptance_rate on_front""".split()
 SCREEN_SUMMARY = """points live_target_calls live_draft_calls recorded_target_calls recorded_draft_calls
 vanilla_target_calls record_bytes seconds cost_model_error cost_model_worst replayed_live replayed_differently confirmed
 prediction_error_median prediction_error_largest""".split()
+# bytes and bfloat16 operations per second, of the manufacturer's data sheets (SXM modules, dense)
+DEVICES = {"A100": (2.039e12, 312e12), "H100": (3.35e12, 989e12)}
 FOUND = ("git", "cpu", "gpu", "cores", "threads", "torch", "transformers")  # in the environment of every point
 
 
@@ -50,6 +57,8 @@ def keep(folder: Path, data: Path, name: str | None = None) -> list[Path]:
         for model in ("target", "draft"):
             frame[model] = frame[model].map(short_name, na_action="ignore")
         contents[f"{name}.csv"] = _csv(frame, POINT_COLUMNS)
+    if curves := batch_curves(results):
+        contents[f"{name}.batches.csv"] = pd.DataFrame(batch_table(curves)).to_csv(index=False, float_format="%.6g")
     if (folder / "screen.csv").is_file():
         contents[f"{name}.screen.csv"] = _csv(pd.read_csv(folder / "screen.csv"), SCREEN_COLUMNS)
     summary = {"measured": measured(results)} if results else {}
@@ -62,6 +71,51 @@ def keep(folder: Path, data: Path, name: str | None = None) -> list[Path]:
     for file, content in contents.items():
         write_atomically(data / file, content.encode())
     return [data / file for file in contents]
+
+
+def batch_table(curves: Sequence[BatchCurve]) -> list[dict[str, Any]]:
+    """A row for every point of the curves, with the speedups that devices would have by their bandwidth and speed."""
+    rows = []
+    for curve in curves:
+        alone = next((one.result for one in curve.points if one.batch == 1), None)
+        for one in curve.points:
+            result = one.result
+            rows.append(
+                {
+                    "policy": curve.label,
+                    "batch": one.batch,
+                    "speedup": result.speedup.value,
+                    "speedup_low": result.speedup.low,
+                    "speedup_high": result.speedup.high,
+                    "predicted": one.predicted,
+                    "tokens_per_s": result.tokens_per_s,
+                    "baseline_tokens_per_s": result.baseline_tokens_per_s,
+                    "latency_s_median": result.latency_s.median,
+                    "latency_s_p95": result.latency_s.p95,
+                    "agreement_with_target": result.agreement_with_target,
+                    "break_even": curve.break_even,
+                    **{name: on_device(alone, one.batch, *speeds) for name, speeds in DEVICES.items()},
+                }
+            )
+    return rows
+
+
+def on_device(alone: Result | None, batch: int, bandwidth: float, flops: float) -> float | None:
+    """The speedup at a batch that a device would have; None without rounds at batch 1."""
+    if alone is None or not alone.counts.target_calls:
+        return None
+    width = DTYPES[alone.setting.dtype].itemsize
+    seconds = [
+        None if path is None else roofline(decoder_weights(named_checkpoint(path).config), width, bandwidth, flops)
+        for path in (alone.setting.target, alone.setting.draft if alone.counts.draft_calls else None)
+    ]
+    return device_speedup(alone, batch, *seconds)
+
+
+def decoder_weights(config: PreTrainedConfig) -> int:
+    """Numbers in the matrices that a forward of the decoder reads."""
+    sizes = dimensions(config)
+    return sizes.layers.values + sizes.head.values
 
 
 def measured(results: Sequence[Result]) -> dict[str, Any]:
@@ -94,6 +148,11 @@ class Kept:
     @cached_property
     def screened(self) -> list[dict[str, Any]]:
         return _rows(self.data / f"{self.name}.screen.csv")
+
+    @cached_property
+    def batches(self) -> list[dict[str, Any]]:
+        """Every point of the curves over the batch."""
+        return _rows(self.data / f"{self.name}.batches.csv")
 
     @cached_property
     def _summary(self) -> Mapping[str, Any]:

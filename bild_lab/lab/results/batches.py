@@ -133,7 +133,7 @@ def roofline(weights: int, bytes_per_value: int, bandwidth: float, flops: float)
 
 
 def device_speedup(alone: Result, batch: int, target_s: Seconds, drafter_s: Seconds | None) -> float:
-    """The same on a device of which only these two costs are known, without a host."""
+    """`predicted_speedup` on a device of which only these two costs are known, without a host."""
     counts = alone.counts
     rows, steps = 1 + counts.drafted / counts.target_calls, counts.draft_calls / counts.target_calls
     drafting = 0.0 if drafter_s is None else steps * drafter_s(batch)
