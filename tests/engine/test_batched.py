@@ -36,7 +36,6 @@ FAST = {
     ("speculative_tree", "llama"),
     ("early_exit_speculative", "t5"),
     ("bita", "llama"),
-    ("calm", "t5"),
 }
 SOUND = {("speculative", "t5"), ("ngram", "llama")}  # of those that sample
 
@@ -64,7 +63,7 @@ class Case:
 
     @property
     def may_differ(self) -> set[str]:
-        """Beams that lose in the end may be others where scores are rounded in another way, as in PyTorch's products."""
+        """Beams that lose in the end may be others where scores round in another way, as in PyTorch."""
         return {"forwards"} if "beam" in self.policy and self.engine == "native" else set()
 
     def requests(self) -> list[Request]:
