@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -19,18 +22,22 @@ from bild_lab.engine.models.native import passes
 from bild_lab.engine.models.native.cpu import Behind
 from bild_lab.engine.models.native.layers import NativeLayers
 from bild_lab.engine.models.native.side_by_side import SideBySide, side_by_side
-from bild_lab.engine.request import Request
+from bild_lab.engine.protocols import Method
+from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import Trace
 from tests.checkpoints import tiny_checkpoints
+from tests.engine.lossless.greedy import Models, table_of
+from tests.engine.lossless.test_random_models import models_of
 from tests.policies import GREEDY_ONLY, RUNNABLE, is_lossless, is_peer, load
 from tests.sessions import needs_kernels
-from tests.tiny import WORDS
+from tests.tiny import END, PAD, START, VOCABULARY
 
 ENGINES = ["native", pytest.param("kernels", marks=needs_kernels)]
 POLICIES = [(policy, family) for policy, family in RUNNABLE if not is_peer(policy)]
 SAMPLED = [(policy, family) for policy, family in POLICIES if policy not in GREEDY_ONLY]
 STOCHASTIC = 0.8  # a temperature
+LONGEST = 24  # tokens of a source and of an answer
 FAST = {
     ("bild", "t5"),
     ("speculative_tree", "llama"),
@@ -45,50 +52,69 @@ def some(cases: Sequence[tuple[str, str]], fast: set[tuple[str, str]]) -> list:
     return [pytest.param(*case, marks=[] if case in fast else pytest.mark.slow) for case in cases]
 
 
+@lru_cache(maxsize=8)
+def models_for(family: str, engine: str, dtype: torch.dtype) -> Models:
+    """Models whose texts vary, with a table of n-grams of what the target writes."""
+    folder = TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    models = models_of(family, 0, engine, Path(folder.name) / "table.safetensors", dtype)
+    vanilla, texts = models.method("vanilla", 1), []
+    for request in requests_for(family, 6, 0.0):
+        texts.append(vanilla.decode(request, Trace())[request.limits.prompt_length - 1 :])
+    table_of(texts, models.target, models.table)
+    return models
+
+
+def requests_for(family: str, count: int, temperature: float) -> list[Request]:
+    """Sources, limits and ends of every kind, in an order that lets texts join and leave anyhow."""
+    chance, made = random.Random(count), []
+    for seed in range(count):
+        words = chance.choices(range(3, VOCABULARY), k=chance.randint(1, LONGEST))
+        source = Source((PAD,), torch.tensor([[*words, END]])) if family == "t5" else Source((START, *words))
+        ends = frozenset([END, *chance.sample(range(3, VOCABULARY), chance.randint(0, 1))])
+        limits = Limits(len(source.prompt), chance.randint(1, LONGEST), ends)
+        generator = torch.Generator().manual_seed(seed) if temperature else None
+        made.append(Request(source, limits, Sampling(temperature), generator))
+    return made
+
+
 @dataclass(frozen=True)
 class Case:
-    """Some texts: prompts and limits of every length, in an order that lets them join and leave anyhow."""
+    """Some texts to decode with a policy, one by one and together."""
 
     policy: str
     family: str
     engine: str
     temperature: float = 0.0
     count: int = 9
-    dtype: str = "float32"
-    longest: int = 24
+    dtype: torch.dtype = torch.float32
 
     @property
-    def decoder(self):
-        return _decoder(self.policy, self.family, self.engine, self.dtype)
+    def models(self) -> Models:
+        return models_for(self.family, self.engine, self.dtype)
+
+    @cached_property
+    def method(self) -> Method:
+        return self.models.method(self.policy, 3)
+
+    @property
+    def requests(self) -> list[Request]:
+        return requests_for(self.family, self.count, self.temperature)
 
     @property
     def may_differ(self) -> set[str]:
         """Beams that lose in the end may be others where scores round in another way, as in PyTorch."""
         return {"forwards"} if "beam" in self.policy and self.engine == "native" else set()
 
-    def requests(self) -> list[Request]:
-        chance = random.Random(self.count)
-        made = []
-        for seed in range(self.count):
-            prompt = " ".join(chance.choices(WORDS, k=chance.randint(1, self.longest)))
-            sampling = Sampling(self.temperature)
-            made.append(self.decoder.request(prompt, chance.randint(1, self.longest), sampling, seed))
-        return made
-
     def alone(self) -> list[tuple[list[int], Trace]]:
         found = []
-        for request in self.requests():
+        for request in self.requests:
             trace = Trace()
-            found.append((self.decoder.method.decode(request, trace)[request.limits.prompt_length :], trace))
+            found.append((self.method.decode(request, trace)[request.limits.prompt_length :], trace))
         return found
 
     def together(self, size: int) -> list[BatchedText]:
-        return decode_batch(self.decoder.method, self.requests(), Batch(size))
-
-
-@lru_cache(maxsize=4)
-def _decoder(policy: str, family: str, engine: str, dtype: str):
-    return load(tiny_checkpoints(), family, policy, engine=engine, dtype=dtype)
+        return decode_batch(self.method, self.requests, Batch(size))
 
 
 def differences(alone: Sequence[tuple[list[int], Trace]], together: Sequence[BatchedText]) -> set[str]:
@@ -139,7 +165,7 @@ def test_many_texts_in_batches_of_2_to_32_are_those_of_batch_1(
 @needs_kernels
 @pytest.mark.parametrize(("policy", "family"), some(POLICIES, {("bild", "t5")}))
 def test_the_kernels_are_exact_in_bfloat16_too(policy: str, family: str) -> None:
-    case = Case(policy, family, "kernels", dtype="bfloat16")
+    case = Case(policy, family, "kernels", dtype=torch.bfloat16)
     assert differences(case.alone(), case.together(5)) == set()
 
 
@@ -156,20 +182,6 @@ def test_long_prompts_run_by_themselves(family: str, engine: str, monkeypatch: p
     monkeypatch.setattr(native_layers, "KERNEL_ROWS", 6)
     case = Case("speculative", family, engine)
     assert differences(case.alone(), case.together(4)) == set()
-
-
-def by_kernels(change: Callable[[NativeLayers, Behind], Behind]) -> Callable[[pytest.MonkeyPatch], None]:
-    """A fault in where the kernels find a text's rows."""
-    behind = NativeLayers.behind
-
-    def plant(patch: pytest.MonkeyPatch) -> None:
-        def wrong(self: NativeLayers, *arguments: object) -> Behind:
-            found = behind(self, *arguments)
-            return found if current_batch() is None else change(self, found)
-
-        patch.setattr(NativeLayers, "behind", wrong)
-
-    return plant
 
 
 def by_torch(change: Callable[[SideBySide], SideBySide]) -> Callable[[pytest.MonkeyPatch], None]:
@@ -218,20 +230,24 @@ def test_planted_faults_change_texts(fault: str, family: str, monkeypatch: pytes
 def test_a_stale_length_of_the_drafter_keeps_the_texts_and_is_noticed(
     engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its cache keeps the rows of rejected tokens: the target corrects the drafts, which are accepted less often."""
+    """Its cache keeps a rejected row: the target corrects the drafts, which are accepted less often."""
     case = Case("speculative", "llama", engine)
-    alone, drafter = case.alone(), case.decoder.models[1]
-    rollback = CachedSession.rollback
+    alone, drafter = case.alone(), case.models.draft
+    rollback, length = CachedSession.rollback, CachedSession.length.fget
 
-    def stale(self: CachedSession, length: int) -> None:
-        kept = self._cached
-        rollback(self, length)
-        if current_batch() is not None and self.layers.decoder is drafter.decoder and kept > self._cached:
-            rows = [0, *range(kept - self._cached - 1)]  # what was rejected stays where the next rows would be
-            self.layers.gather(self._cached - 1, rows)
+    def stale(self: CachedSession, to: int) -> None:
+        kept, before = vars(self).get("stale", 0), self._cached
+        rollback(self, to + kept)
+        drafts = current_batch() is not None and self.layers.decoder is drafter.decoder
+        if drafts and not kept and self._cached < before:
+            self._cached, self.stale = self._cached + 1, 1
 
     monkeypatch.setattr(CachedSession, "rollback", stale)
-    assert differences(alone, case.together(4)) == {"drafts", "forwards"}
+    monkeypatch.setattr(CachedSession, "length", property(lambda self: length(self) - vars(self).get("stale", 0)))
+    found = differences(alone, case.together(4))
+    assert "drafts" in found and "texts" not in found
+    accepted = sum(one.trace.accepted for one in case.together(4))
+    assert accepted < sum(trace.accepted for _, trace in alone)
 
 
 @needs_kernels
@@ -288,8 +304,11 @@ def test_what_runs_one_text_at_a_time_says_why() -> None:
 
 @pytest.mark.parametrize("family", ["t5", "llama"])
 def test_generate_in_batches_gives_the_texts_of_vanilla(family: str) -> None:
-    case, peer = Case("vanilla", family, "native"), Case("hf_generate", family, "auto")
-    assert [one.token_ids for one in peer.together(4)] == [tokens for tokens, _ in case.alone()]
+    case, peer = Case("vanilla", family, "native"), Case("hf_generate", family, "native")
+    requests = [replace(one, limits=replace(one.limits, end_tokens=frozenset([END]))) for one in case.requests]
+    found = decode_batch(peer.method, requests, Batch(4))
+    vanilla = decode_batch(case.method, requests, Batch(4))
+    assert [one.token_ids for one in found] == [one.token_ids for one in vanilla]
 
 
 def test_policies_stay_lossless_in_batches() -> None:
