@@ -47,12 +47,14 @@ def require_room(
     )
 
 
-def quiet_batch(method: Method, models: Sequence[LoadedModel], requests: Sequence[Request]) -> int:
+def quiet_batch(
+    method: Method, models: Sequence[LoadedModel], requests: Sequence[Request], most: int = QUIET_BATCH
+) -> int:
     """How many texts to decode at once where no clock runs: 1 for what decodes no batches."""
-    if why_not_in_batches(method, models) is not None or not all(one.sampling.greedy for one in requests):
+    if why_not_in_batches(method, models) is not None:
         return 1
     fits = most_texts(models, requests)
-    return QUIET_BATCH if fits is None else max(1, min(QUIET_BATCH, fits))
+    return most if fits is None else max(1, min(most, fits))
 
 
 def most_texts(models: Iterable[LoadedModel], requests: Sequence[Request]) -> int | None:

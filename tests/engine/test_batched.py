@@ -19,6 +19,7 @@ from bild_lab.engine.drafters import AdaptiveWindow, ModelDrafter
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.native import layers as native_layers
 from bild_lab.engine.models.native import passes
+from bild_lab.engine.models.native.attention import PlacedRows
 from bild_lab.engine.models.native.cpu import Behind
 from bild_lab.engine.models.native.layers import NativeLayers
 from bild_lab.engine.models.native.side_by_side import SideBySide, side_by_side
@@ -271,7 +272,11 @@ def test_planted_faults_in_the_kernels_change_texts(fault: str, family: str, mon
             if fault == "another text's cache":
                 return replace(own, cache=texts[(seen.index(own) + 1) % len(texts)].cache)
             if fault == "wrong positions":
-                return replace(own, reserved=own.reserved - (longest - start))
+                stop, late = start + count, int(start < longest)
+                slots = torch.arange(stop)
+                positions = slots[start:] + late
+                visible = slots <= slots[start:, None]
+                return replace(own, placed=PlacedRows(slice(start, stop), stop, positions, visible, slots))
             return replace(own, start=min(longest, self.cache.capacity - count))
 
         with pytest.MonkeyPatch.context() as patch:

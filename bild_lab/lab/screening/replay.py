@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from bild_lab.engine.batch import Batch
-from bild_lab.engine.batch_room import quiet_batch
+from bild_lab.engine.batch_room import QUIET_BATCH, quiet_batch
 from bild_lab.engine.batched import apart
 from bild_lab.engine.protocols import External
 from bild_lab.engine.record import RecordedModel, Store
@@ -114,17 +114,18 @@ class Screened:
 class Replay:
     """Decodes candidates over the record of a point's models and examples.
 
-    point: any point with these models and examples. history: the folder of conversations' answers.
+    point: any point with these models and examples. history: the folder of conversations' answers. batch: how many
+    examples at once, where the models decode batches and that many fit.
     Raises UserError for sampled decoding and for a policy that opens no sessions.
     """
 
-    def __init__(self, point: Point, records: Records, history: Path) -> None:
+    def __init__(self, point: Point, records: Records, history: Path, batch: int = QUIET_BATCH) -> None:
         if not point.sampling.greedy:
             raise UserError(
                 f"a record replays greedy decoding, got decoding.temperature={point.decoding.temperature}; "
                 "set decoding=greedy, or measure sampled points with run.py"
             )
-        self.point, self.records, self._history = point, records, history
+        self.point, self.records, self._history, self._batch = point, records, history, batch
         self._requests: list[Request] | None = None
         self.seconds: Counter[str] = Counter()
 
@@ -206,7 +207,7 @@ class Replay:
 
             return loop
 
-        size = min(quiet_batch(one.method, one.models, requests) for one in decoders)
+        size = min(quiet_batch(one.method, one.models, requests, self._batch) for one in decoders)
         Batch(size).run([loop_over(indices) for indices in alike.values()])
         self.seconds["replay"] += time.perf_counter() - started
         return [Screened(one, list(own)) for one, own in zip(candidates, zip(*texts, strict=True), strict=True)]

@@ -12,6 +12,7 @@ from statistics import median
 import numpy as np
 from omegaconf import DictConfig
 
+from bild_lab.engine.batch_room import QUIET_BATCH
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.cli import progress
@@ -61,11 +62,16 @@ class ScreenSpec:
 
 @dataclass(frozen=True)
 class RecordSpec:
-    """memory_gb: rows that wait in memory before they go to disk, from where a memory map reads them."""
+    """memory_gb: rows that wait in memory before they go to disk, from where a memory map reads them.
+
+    batch: examples that are recorded at once, where the models decode batches.
+    """
 
     memory_gb: float
+    batch: int = QUIET_BATCH
 
     def __post_init__(self) -> None:
+        require_whole("record.batch", self.batch, 1)
         number = isinstance(self.memory_gb, int | float) and not isinstance(self.memory_gb, bool)
         if not number or not 0 <= self.memory_gb < float("inf"):
             raise UserError(f"record.memory_gb must be gibibytes >= 0, got {self.memory_gb!r}")
@@ -107,7 +113,7 @@ class Screening:
     @cached_property
     def replay(self) -> Replay:
         records = Records(self.folder / FOLDER, self.record.memory_gb * GIB, versions())
-        return Replay(self.point, records, self.folder / "history")
+        return Replay(self.point, records, self.folder / "history", self.record.batch)
 
     def require_other_examples(self, split: str) -> None:
         """Raise UserError if this split has the examples that points are chosen on."""
