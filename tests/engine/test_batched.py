@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import atexit
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -30,27 +31,36 @@ from bild_lab.engine.trace import Trace
 from tests.checkpoints import tiny_checkpoints
 from tests.engine.lossless.greedy import Models, table_of
 from tests.engine.lossless.test_random_models import models_of
-from tests.policies import GREEDY_ONLY, RUNNABLE, is_lossless, is_peer, load
+from tests.policies import FAMILIES, GREEDY_ONLY, RUNNABLE, is_peer, load
 from tests.sessions import needs_kernels
+from tests.thinned import thinned
 from tests.tiny import END, PAD, START, VOCABULARY
 
-ENGINES = ["native", pytest.param("kernels", marks=needs_kernels)]
+ENGINES = ("native", "kernels")
 POLICIES = [(policy, family) for policy, family in RUNNABLE if not is_peer(policy)]
 SAMPLED = [(policy, family) for policy, family in POLICIES if policy not in GREEDY_ONLY]
 STOCHASTIC = 0.8  # a temperature
 LONGEST = 24  # tokens of a source and of an answer
 FAST = {
-    ("bild", "t5"),
-    ("speculative_tree", "llama"),
-    ("early_exit_speculative", "t5"),
-    ("bita", "llama"),
+    ("bild", "t5", "kernels"),
+    ("bita", "llama", "kernels"),
+    ("speculative_tree", "llama", "native"),
+    ("early_exit_speculative", "t5", "native"),
 }
-SOUND = {("speculative", "t5"), ("ngram", "llama")}  # of those that sample
+SOUND = {("speculative", "t5", "kernels"), ("ngram", "llama", "native")}  # of those that sample
 
 
-def some(cases: Sequence[tuple[str, str]], fast: set[tuple[str, str]]) -> list:
+def some(cases: Iterable[tuple], fast: set[tuple]) -> list:
     """These as fast tests, the others as slow ones."""
-    return [pytest.param(*case, marks=[] if case in fast else pytest.mark.slow) for case in cases]
+    marks = {"kernels": [needs_kernels]}
+    return [
+        pytest.param(*case, marks=[*marks.get(case[-1], []), *([] if case in fast else [pytest.mark.slow])])
+        for case in cases
+    ]
+
+
+def on(engines: Sequence[str], cases: Iterable[tuple[str, str]]) -> list[tuple[str, str, str]]:
+    return [(*case, engine) for case in cases for engine in engines]
 
 
 @lru_cache(maxsize=8)
@@ -87,7 +97,7 @@ class Case:
     family: str
     engine: str
     temperature: float = 0.0
-    count: int = 9
+    count: int = 8
     dtype: torch.dtype = torch.float32
 
     @property
@@ -133,25 +143,21 @@ def differences(alone: Sequence[tuple[list[int], Trace]], together: Sequence[Bat
     return found
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(("policy", "family"), some(POLICIES, FAST))
+@pytest.mark.parametrize(("policy", "family", "engine"), some(on(ENGINES, POLICIES), FAST))
 def test_greedy_texts_and_drafts_are_those_of_batch_1(policy: str, family: str, engine: str) -> None:
     case = Case(policy, family, engine)
     assert differences(case.alone(), case.together(4)) <= case.may_differ
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(("policy", "family"), some(SAMPLED, SOUND))
+@pytest.mark.parametrize(("policy", "family", "engine"), some(on(ENGINES, SAMPLED), SOUND))
 def test_sampled_texts_and_drafts_are_those_of_batch_1(policy: str, family: str, engine: str) -> None:
     """Random numbers belong to the text, whoever is beside it."""
     case = Case(policy, family, engine, STOCHASTIC)
     assert differences(case.alone(), case.together(3)) == set()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, STOCHASTIC])
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(("policy", "family"), POLICIES)
+@pytest.mark.parametrize(("policy", "family", "engine"), some(on(ENGINES, POLICIES), set()))
 def test_many_texts_in_batches_of_2_to_32_are_those_of_batch_1(
     policy: str, family: str, engine: str, temperature: float
 ) -> None:
@@ -164,21 +170,19 @@ def test_many_texts_in_batches_of_2_to_32_are_those_of_batch_1(
 
 
 @needs_kernels
-@pytest.mark.parametrize(("policy", "family"), some(POLICIES, {("bild", "t5")}))
+@pytest.mark.parametrize(("policy", "family"), some(POLICIES, {("speculative", "t5")}))
 def test_the_kernels_are_exact_in_bfloat16_too(policy: str, family: str) -> None:
     case = Case(policy, family, "kernels", dtype=torch.bfloat16)
     assert differences(case.alone(), case.together(5)) == set()
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("family", ["qwen3", "gemma3"])
+@pytest.mark.parametrize(("family", "engine"), some(on(ENGINES, [("qwen3",), ("gemma3",)]), {("gemma3", "native")}))
 def test_windowed_layers_are_exact(family: str, engine: str) -> None:
     case = Case("speculative", family, engine)
     assert differences(case.alone(), case.together(4)) == set()
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("family", ["t5", "llama"])
+@pytest.mark.parametrize(("family", "engine"), some(on(ENGINES, [("t5",), ("llama",)]), {("llama", "kernels")}))
 def test_long_prompts_run_by_themselves(family: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_layers, "KERNEL_ROWS", 6)
     case = Case("speculative", family, engine)
@@ -217,8 +221,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("family", ["t5", "llama"])
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(("fault", "family"), some(product(FAULTS, FAMILIES), {(one, "llama") for one in FAULTS}))
 def test_planted_faults_change_texts(fault: str, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case("vanilla", family, "native")
     alone = case.alone()
@@ -227,7 +230,9 @@ def test_planted_faults_change_texts(fault: str, family: str, monkeypatch: pytes
     assert "texts" in differences(alone, case.together(4))
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "engine", [pytest.param("native", marks=pytest.mark.slow), pytest.param("kernels", marks=needs_kernels)]
+)
 def test_a_stale_length_of_the_drafter_keeps_the_texts_and_is_noticed(
     engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,8 +257,7 @@ def test_a_stale_length_of_the_drafter_keeps_the_texts_and_is_noticed(
 
 
 @needs_kernels
-@pytest.mark.parametrize("family", ["t5", "llama"])
-@pytest.mark.parametrize("fault", ["another text's cache", "wrong positions", "zeroed keys that weigh in the softmax"])
+@pytest.mark.parametrize(("fault", "family"), some(product(FAULTS, FAMILIES), {(one, "t5") for one in FAULTS}))
 def test_planted_faults_in_the_kernels_change_texts(fault: str, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case("vanilla", family, "kernels")
     alone = case.alone()
@@ -270,7 +274,7 @@ def test_planted_faults_in_the_kernels_change_texts(fault: str, family: str, mon
             own = Behind(count, start, self.cache, self._cross(), scored, placed, self.reserved)
             seen.append(own)
             if fault == "another text's cache":
-                return replace(own, cache=texts[(seen.index(own) + 1) % len(texts)].cache)
+                return replace(own, cache=texts[len(seen) % len(texts)].cache)
             if fault == "wrong positions":
                 stop, late = start + count, int(start < longest)
                 slots = torch.arange(stop)
@@ -307,16 +311,10 @@ def test_what_runs_one_text_at_a_time_says_why() -> None:
     assert "compiled" in reason("vanilla", engine="native", compile=True)
 
 
-@pytest.mark.parametrize("family", ["t5", "llama"])
+@pytest.mark.parametrize("family", thinned(FAMILIES, 2))
 def test_generate_in_batches_gives_the_texts_of_vanilla(family: str) -> None:
     case, peer = Case("vanilla", family, "native"), Case("hf_generate", family, "native")
     requests = [replace(one, limits=replace(one.limits, end_tokens=frozenset([END]))) for one in case.requests]
     found = decode_batch(peer.method, requests, Batch(4))
     vanilla = decode_batch(case.method, requests, Batch(4))
     assert [one.token_ids for one in found] == [one.token_ids for one in vanilla]
-
-
-def test_policies_stay_lossless_in_batches() -> None:
-    vanilla = [one.token_ids for one in Case("vanilla", "llama", "native").together(4)]
-    assert is_lossless("speculative_tree")
-    assert [one.token_ids for one in Case("speculative_tree", "llama", "native").together(4)] == vanilla
