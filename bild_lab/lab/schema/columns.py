@@ -38,6 +38,7 @@ SETTING = (
     Column("dtype", "setting.dtype", "The precision of the weights."),
     Column("device", "setting.device", "The device that decoded."),
     Column("batch", "setting.batch", "How many texts decoded at once.", digits=0),
+    Column("temperature", "setting.temperature", "The temperature of sampling; 0: the likeliest token.", digits=1),
 )
 CIRCUMSTANCES = (
     Column(
