@@ -14,6 +14,7 @@ import torch
 from bild_lab.errors import UserError, require_whole
 
 Result = TypeVar("Result")
+MOST_AHEAD = 16  # sources that are encoded at once: more would pay no better, and their keys and values are large
 
 
 @dataclass(frozen=True)
@@ -163,8 +164,8 @@ class _Run:
         group = min(groups.values(), key=lambda texts: (texts[0].wanted.size, -len(texts)))
         key = group[0].wanted.key
         if group[0].wanted.ahead:
-            self._begin_early(self.batch.size - len(group))
-            group += [text for text in self.early if text.wanted.key == key]
+            self._begin_early(min(self.batch.size, MOST_AHEAD) - len(group))
+            group = [*group, *(text for text in self.early if text.wanted.key == key)][:MOST_AHEAD]
         self.batch.sizes.append((key, len(group)))
         started = time.perf_counter()
         found = group[0].wanted.run([text.wanted.work for text in group])

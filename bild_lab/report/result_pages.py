@@ -28,8 +28,8 @@ from bild_lab.report.batch_table import batch_table
 
 DATA, TEMPLATE = "data", ".md.j2"
 POINT_COLUMNS = """policy target draft dataset split n_examples dtype batch temperature engine quality
-quality_low quality_high quality_difference quality_difference_low quality_difference_high latency_s_median latency_s_p95
-latency_s_mean speedup speedup_low speedup_high tokens_per_s baseline_tokens_per_s tokens_per_target_call
+quality_low quality_high quality_difference quality_difference_low quality_difference_high latency_s_median
+latency_s_p95 latency_s_mean speedup speedup_low speedup_high tokens_per_s baseline_tokens_per_s tokens_per_target_call
 acceptance_rate drafted accepted draft_calls target_calls fallbacks rollbacks exit_layer_mean agreement_with_target
 certificate_equal certificate_ties certificate_defects predicted_cost_ratio predicted_theorem
 predicted_rounds""".split()
