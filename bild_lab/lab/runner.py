@@ -18,7 +18,7 @@ from bild_lab.lab.analysis.pipeline import pipeline_summary
 from bild_lab.lab.analysis.prediction import predict
 from bild_lab.lab.conversation_history import with_history
 from bild_lab.lab.data.examples import Example
-from bild_lab.lab.measure.batches import time_batches
+from bild_lab.lab.measure.batches import time_batches, warm_up_batches
 from bild_lab.lab.measure.certificate import Certificate, certify, count_verdicts
 from bild_lab.lab.measure.device_use import DeviceUse
 from bild_lab.lab.measure.environment import OtherLoad, RanksLoad, environment, peak_memory_mb
@@ -86,7 +86,10 @@ def run_point(
         require_room(
             {id(one): one for each in point.decoders.values() for one in each.models}.values(), requests, batch
         )
-    warm_up(methods, requests, point.measure.warmup, point.seed)
+    if batch > 1 and point.measure.warmup:
+        warm_up_batches(methods, requests, batch, point.seed)
+    else:
+        warm_up(methods, requests, point.measure.warmup, point.seed)
     clock.begin("decode")
     external = [method for method in methods.values() if isinstance(method, External)]
     others, ours = OtherLoad(lambda: sum(each.cpu_seconds() for each in external)), RanksLoad(ranks)

@@ -13,6 +13,13 @@ from bild_lab.lab.measure.timing import Timed, no_garbage_collection, seeded
 BLOCK = 8  # batches of texts that are decoded by one method before the other: a batch drains at the end of each
 
 
+def warm_up_batches(methods: Mapping[str, Method], requests: Sequence[Request], batch: int, seed: int) -> None:
+    """Decode one batch of examples with every method. Nothing is recorded."""
+    for method in methods.values():
+        own = [seeded(request, seed, index) for index, request in enumerate(requests[:batch])]
+        _time_block(method, own, batch, lambda: None)
+
+
 def time_batches(
     methods: Mapping[str, Method],
     requests: Sequence[Request],
