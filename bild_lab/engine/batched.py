@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from bild_lab.engine.batch import Batch
 from bild_lab.engine.drafters.windows import Window
@@ -81,17 +81,21 @@ def why_not_in_batches(method: Method, models: Sequence[LoadedModel]) -> str | N
     return "compiled steps hold one text" if any(model.compiled for model in models) else None
 
 
-def apart(part: Part) -> Part:
+def apart(part: Part, copies: dict[int, Any] | None = None) -> Part:
     """A copy of a method for one more text: what keeps state of a text is copied, models and tables are shared.
 
-    State is kept by methods, drafters and windows, and by the lists, dictionaries and sets that they hold.
+    State is kept by methods, drafters and windows, and by the lists, dictionaries and sets that they hold. copies: of
+    parts that were met before, by id.
     """
+    copies = {} if copies is None else copies
+    if id(part) in copies:
+        return copies[id(part)]
     if type(part) in CONTAINERS:
         return copy.copy(part)
     method = hasattr(part, "decode") and hasattr(part, "lossless")
     if isinstance(part, type) or not (method or hasattr(part, "propose") or isinstance(part, Window)):
         return part
-    other = copy.copy(part)
+    other = copies[id(part)] = copy.copy(part)
     for name, value in vars(part).items():
-        object.__setattr__(other, name, apart(value))  # some are frozen
+        object.__setattr__(other, name, apart(value, copies))  # some are frozen
     return other

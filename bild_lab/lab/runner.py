@@ -164,7 +164,8 @@ def _stages_and_costs(point: Point, timed: dict[str, list[Timed]], stages: Stage
         "stages_s": seconds,
         "prediction": prediction,
         "pipeline": pipeline_summary(timed, seconds, count),
-        "cost": decoding_costs(timed, DTYPES[point.setting["dtype"]].itemsize),
+        # in a batch several texts share what a forward reads
+        "cost": None if point.batch > 1 else decoding_costs(timed, DTYPES[point.setting["dtype"]].itemsize),
     }
 
 

@@ -274,14 +274,14 @@ def test_planted_faults_in_the_kernels_change_texts(fault: str, family: str, mon
             own = Behind(count, start, self.cache, self._cross(), scored, placed, self.reserved)
             seen.append(own)
             if fault == "another text's cache":
-                return replace(own, cache=texts[len(seen) % len(texts)].cache)
+                return own._replace(cache=texts[len(seen) % len(texts)].cache)
             if fault == "wrong positions":
                 stop, late = start + count, int(start < longest)
                 slots = torch.arange(stop)
                 positions = slots[start:] + late
                 visible = slots <= slots[start:, None]
-                return replace(own, placed=PlacedRows(slice(start, stop), stop, positions, visible, slots))
-            return replace(own, start=min(longest, self.cache.capacity - count))
+                return own._replace(placed=PlacedRows(slice(start, stop), stop, positions, visible, slots))
+            return own._replace(start=min(longest, self.cache.capacity - count))
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(NativeLayers, "behind", changed)

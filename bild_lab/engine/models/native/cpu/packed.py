@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from ctypes import Structure, c_double, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -87,8 +88,7 @@ class _Growth(Structure):
     )
 
 
-@dataclass(frozen=True)
-class Behind:
+class Behind(NamedTuple):
     """Where a pass's rows of one text stand: `count` rows at the cache's slots from `start` on.
 
     scored: for how many of the last rows there are logits. memory: cross-attention keys and values, each
