@@ -69,6 +69,8 @@ def bytes_of_text(models: Iterable[LoadedModel], requests: Sequence[Request]) ->
 
     The longest text counts for each.
     """
+    if not requests:
+        return 0
     tokens = max(len(one.source.prompt) + one.limits.max_new_tokens for one in requests)
     sources = [0 if one.source.encoder_ids is None else one.source.encoder_ids.shape[1] for one in requests]
     native = [model for model in models if model.engine in ("native", "kernels")]
