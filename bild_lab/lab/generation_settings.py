@@ -1,4 +1,4 @@
-"""`decoding.processors`: how much of what a checkpoint says about generation is followed."""
+"""What is told about a pair, and `decoding.processors`: how much of what a checkpoint says about generation counts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,17 @@ from transformers import LogitsProcessor
 
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.processors import Processors, asked_for
+from bild_lab.engine.session import LoadedModel
+from bild_lab.engine.vocabularies import INTERSECTION, STRINGS, TranslatedModel
 from bild_lab.errors import UserError
 from bild_lab.lab.build import build
 from bild_lab.lab.languages import Languages, languages_of
 
 CHECKPOINT, NONE = "checkpoint", "none"
+DRAFTED = {
+    INTERSECTION: f"the tokens that both have (pair.vocabularies={INTERSECTION})",
+    STRINGS: f"its text, tokenized anew (pair.vocabularies={STRINGS})",
+}
 MOST_SHOWN = 60  # characters of a value in a message
 log = logging.getLogger(__name__)
 
@@ -71,6 +77,17 @@ def tell_precision(checkpoint: Checkpoint, dtype: torch.dtype) -> None:
             f"{checkpoint.path} is stored in {names[0]} and loads in {names[1]}, with {times} times "
             f"the memory; runtime.dtype={names[0]} loads it as it is"
         )
+
+
+def tell_vocabularies(drafts: Sequence[LoadedModel]) -> None:
+    """Log, once for each draft model of another vocabulary than the target's, what they share and how it drafts."""
+    for model in drafts:
+        if isinstance(model, TranslatedModel):
+            one = model.facts
+            warn(
+                f"{one['draft']} ({one['draft_pieces']:,} pieces) has another vocabulary than the target "
+                f"({one['target_pieces']:,}) and shares {one['shared']:,} of its pieces: it drafts by {DRAFTED[model.how]}"
+            )
 
 
 def _short(value: Any) -> str:
