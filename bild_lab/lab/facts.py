@@ -12,7 +12,6 @@ from bild_lab.engine.drafters.candidates import AUTO, STRAIGHTFORWARD
 from bild_lab.engine.drafters.trees import GROWTHS
 from bild_lab.engine.ppd.pipeline import SHARED
 from bild_lab.engine.protocols import External
-from bild_lab.engine.vocabularies import TranslatedModel
 from bild_lab.lab.config import PairSpec
 from bild_lab.lab.decoder import Decoder
 
@@ -35,14 +34,13 @@ def facts_of(pair: PairSpec, policy: Mapping[str, Any], decoder: Decoder) -> dic
         knob: json.loads(Path(path).expanduser().read_text()) if knob == "tree" else trained_facts(path)
         for knob, path in named_paths(policy).items()
     }
-    translated = [model for model in decoder.models if isinstance(model, TranslatedModel)]
     return {
         "pair": pair.name,
         "aligned": pair.aligned,
         "acceptance": None if rule is None else rule.rpartition(".")[2],
         "trained": {knob: told for knob, told in folders.items() if told is not None},
         **({"versions": dict(decoder.method.versions)} if isinstance(decoder.method, External) else {}),
-        **({"vocabularies": [one.facts for one in translated]} if translated else {}),
+        **({"vocabularies": decoder.vocabularies} if decoder.vocabularies else {}),
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -12,16 +12,17 @@ from transformers import LogitsProcessor
 
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.processors import Processors, asked_for
-from bild_lab.engine.session import LoadedModel
-from bild_lab.engine.vocabularies import INTERSECTION, STRINGS, TranslatedModel
+from bild_lab.engine.vocabularies import INTERSECTION, STRINGS
 from bild_lab.errors import UserError
 from bild_lab.lab.build import build
+from bild_lab.lab.decoder import UNIVERSAL
 from bild_lab.lab.languages import Languages, languages_of
 
 CHECKPOINT, NONE = "checkpoint", "none"
 DRAFTED = {
     INTERSECTION: f"the tokens that both have (pair.vocabularies={INTERSECTION})",
     STRINGS: f"its text, tokenized anew (pair.vocabularies={STRINGS})",
+    UNIVERSAL: "universal assisted generation of transformers",
 }
 MOST_SHOWN = 60  # characters of a value in a message
 log = logging.getLogger(__name__)
@@ -79,15 +80,14 @@ def tell_precision(checkpoint: Checkpoint, dtype: torch.dtype) -> None:
         )
 
 
-def tell_vocabularies(drafts: Sequence[LoadedModel]) -> None:
+def tell_vocabularies(vocabularies: Sequence[Mapping[str, Any]]) -> None:
     """Log, once for each draft model of another vocabulary than the target's, what they share and how it drafts."""
-    for model in drafts:
-        if isinstance(model, TranslatedModel):
-            one = model.facts
-            warn(
-                f"{one['draft']} ({one['draft_pieces']:,} pieces) has another vocabulary than the target "
-                f"({one['target_pieces']:,}) and shares {one['shared']:,} of its pieces: it drafts by {DRAFTED[model.how]}"
-            )
+    for one in vocabularies:
+        warn(
+            f"{one['draft']} ({one['draft_pieces']:,} pieces) has another vocabulary than the target "
+            f"({one['target_pieces']:,}) and shares {one['shared']:,} of its pieces: it drafts by "
+            f"{DRAFTED[one['chosen']]}"
+        )
 
 
 def _short(value: Any) -> str:

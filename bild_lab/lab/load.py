@@ -110,7 +110,9 @@ def load(
     target_model = wrap(any_model(target, target_revision, placement))
     drafts: list[LoadedModel] = []
 
-    def loading(key: str, path: str | Path | Loaded | None, revision: str | None, how: str) -> Callable[[], LoadedModel]:
+    def loading(
+        key: str, path: str | Path | Loaded | None, revision: str | None, how: str
+    ) -> Callable[[], LoadedModel]:
         def load_draft() -> LoadedModel:
             if path is None:
                 raise UserError(f"policy {node.name} drafts with a small model; give one with pair.{key} ({key}=)")
@@ -145,7 +147,6 @@ def load(
     for model in (target_model, *drafts):
         model.checkpoint.check()
         tell_precision(model.checkpoint, precision)
-    tell_vocabularies(drafts)
     checkpoint, languages = target_model.checkpoint, Languages(source_language, target_language)
     languages.check(checkpoint)
     chosen = processors_of(processors, checkpoint)
@@ -155,7 +156,9 @@ def load(
             "pair.target_language=null, or use policy=hf_generate"
         )
     tell_what_is_left_out(processors, languages, checkpoint)
-    return Decoder(target_model, method, (target_model, *drafts), chosen, languages)
+    decoder = Decoder(target_model, method, (target_model, *drafts), chosen, languages)
+    tell_vocabularies(decoder.vocabularies)
+    return decoder
 
 
 def require_engine(engine: str) -> None:

@@ -145,7 +145,7 @@ def flat(step: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def byte_characters() -> dict[str, bytes]:
-    """The character that stands for each byte in byte-level BPE (GPT-2): its own if it can be seen, else from 256 on."""
+    """The character that stands for each byte in byte-level BPE (GPT-2): its own if one sees it, else from 256 on."""
     seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(0x100) if byte not in seen]
     characters = {**{byte: chr(byte) for byte in seen}, **{byte: chr(256 + at) for at, byte in enumerate(hidden)}}

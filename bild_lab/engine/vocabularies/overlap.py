@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from bild_lab.engine.models.checkpoint import Checkpoint
-from bild_lab.engine.request import Source
 from bild_lab.engine.models.pieces import Pieces
+from bild_lab.engine.request import Source
 from bild_lab.errors import UserError
 
 AUTO, INTERSECTION, STRINGS = CHOICES = ("auto", "intersection", "strings")
@@ -67,8 +67,7 @@ class Overlap:
         ours, theirs = self.target, self.draft
         unknown = {ours.tokenizer.unk_token_id}
         pairs = [(ours.tokenizer.eos_token_id, theirs.tokenizer.eos_token_id)]
-        named = self.pieces.special.items()
-        pairs += [(token, self.draft_pieces.special[name]) for name, token in named if name in self.draft_pieces.special]
+        pairs += [(token, self.draft_pieces.special.get(name)) for name, token in self.pieces.special.items()]
         roles = ("bos_token_id", "pad_token_id")
         pairs += [(getattr(ours.tokenizer, role), getattr(theirs.tokenizer, role)) for role in roles]
         pairs += [(token, min(theirs.end_tokens, default=None)) for token in sorted(ours.end_tokens)]
@@ -146,19 +145,18 @@ def chosen(overlap: Overlap, wanted: str) -> str:
 
     Raises UserError for a pair that can do neither, or not what was asked for.
     """
-    if wanted != AUTO:
-        possible = overlap.count > 0 if wanted == INTERSECTION else writable(overlap)
-    elif overlap.share >= ENOUGH:
+    if wanted == AUTO and overlap.share >= ENOUGH:
         return INTERSECTION
-    else:
-        wanted = STRINGS if writable(overlap) else INTERSECTION
-        possible = overlap.count > 0 or wanted == STRINGS
-    if possible:
-        return wanted
-    lacking = "share no piece" if wanted == INTERSECTION else "cannot write each other's text"
+    ways = {STRINGS: lambda: writable(overlap), INTERSECTION: lambda: overlap.count > 0}
+    ways = ways if wanted == AUTO else {wanted: ways[wanted]}
+    for way, possible in ways.items():
+        if possible():
+            return way
+    lacking = {INTERSECTION: "share no piece", STRINGS: "cannot write each other's text"}
     raise UserError(
         f"{overlap.target.path} ({len(overlap.pieces.written)} pieces) and {overlap.draft.path} "
-        f"({len(overlap.draft_pieces.written)} pieces) have different vocabularies that {lacking}; "
+        f"({len(overlap.draft_pieces.written)} pieces) have different vocabularies that "
+        f"{' and '.join(lacking[way] for way in reversed(ways))}; "
         "choose a draft model that reads and writes the target's language"
     )
 

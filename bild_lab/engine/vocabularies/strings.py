@@ -49,7 +49,6 @@ class StringsSession:
 
     def __init__(self, session: Session, overlap: Overlap, source: Source, own: Source, positions: int | None) -> None:
         self._session, self._overlap, self._positions = session, overlap, positions
-        self._device = own.device
         self._begins = source.encoder_ids is not None  # a decoder's text begins behind its start token
         self._first, self._prompt = len(source.prompt) - 1, list(own.prompt)
         self._tokens: list[int] = []  # the target's, from the prompt's last one on

@@ -17,6 +17,8 @@ from bild_lab.engine.request import Request
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
+from bild_lab.lab.analysis.cost import kinds_of
+from bild_lab.lab.analysis.machine import Machine
 from bild_lab.lab.config import PairSpec, RuntimeSpec, typed
 from bild_lab.lab.conversation_history import with_history
 from bild_lab.lab.hashing import content_hash
@@ -29,6 +31,7 @@ from bild_lab.lab.point import Point, decoder_of
 from bild_lab.lab.screening.candidates import Candidate
 
 FOLDER = "record"  # in the folder of a sweep
+SECONDS = "seconds of a declared machine"
 
 
 @dataclass
@@ -110,7 +113,8 @@ class Screened:
 class Replay:
     """Decodes candidates over the record of a point's models and examples.
 
-    point: any point with these models and examples. history: the folder of conversations' answers.
+    point: any point with these models and examples. history: the folder of conversations' answers. machine: whose
+    seconds the features hold too, under SECONDS.
     Raises UserError for sampled decoding and for a policy that opens no sessions.
     """
 
@@ -122,6 +126,7 @@ class Replay:
             )
         self.point, self.records, self._history = point, records, history
         self._requests: list[Request] | None = None
+        self.machine: Machine | None = None
         self.seconds: Counter[str] = Counter()
 
     @property
@@ -184,14 +189,14 @@ class Replay:
         screened = [Screened(one) for one in candidates]
         for request in requests:
             for one, decoder in zip(screened, decoders, strict=True):
-                one.texts.append(decoded(one.candidate.name, decoder, request))
+                one.texts.append(decoded(one.candidate.name, decoder, request, self.machine))
             self.records.save()
             advance()
         self.seconds["replay"] += time.perf_counter() - started
         return screened
 
 
-def decoded(policy: str, decoder: Decoder, request: Request) -> Text:
+def decoded(policy: str, decoder: Decoder, request: Request, machine: Machine | None = None) -> Text:
     """One example over the record."""
     trace = Trace()
     try:
@@ -201,6 +206,10 @@ def decoded(policy: str, decoder: Decoder, request: Request) -> Text:
     names = {id(model.checkpoint.config): f"drafter {place}" for place, model in enumerate(decoder.models)}
     names[id(decoder.target.checkpoint.config)] = "target"
     features = features_of(policy, trace, names, decoder.target.depth)
+    if machine is not None:
+        kinds = kinds_of(trace.forwards, decoder.target.dtype.itemsize)
+        dtype = str(decoder.target.dtype).removeprefix("torch.")
+        features[SECONDS] = machine.seconds(kinds, len(trace.rounds), dtype)
     return Text(tuple(tokens), drafted_flags(trace, len(tokens)), counts_of(trace, len(tokens)), features)
 
 
