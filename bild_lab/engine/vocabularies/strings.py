@@ -89,7 +89,7 @@ class StringsSession:
         if self._positions is not None and len(own) + growth.depth * growth.width > self._positions:
             return GrownTree([], [], [], [])
         feed = self._behind_cached(own)
-        growth_of_text = replace(growth, end_tokens=self._overlap.draft.end_tokens, plain=True)
+        growth_of_text = replace(growth, end_tokens=self._overlap.draft.end_tokens, temperature=1.0, plain=True)
         grown = self._session.grow(feed, growth_of_text) or grow(self._session, feed, growth_of_text, Sampling())
         self._cached = own
         self._grown = (len(own), grown) if len(grown.forwards) > 1 else None

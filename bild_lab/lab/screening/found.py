@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig
 
-from bild_lab.lab.analysis.machine import read_machine
+from bild_lab.errors import UserError
+from bild_lab.lab.analysis.machine import Machine
 from bild_lab.lab.cli import stages
 from bild_lab.lab.measure.cost_model import CostModel, fit
 from bild_lab.lab.measure.timing import METHOD
@@ -124,17 +125,23 @@ def confirmation(one: Confirmed) -> dict[str, Any]:
     }
 
 
-def screen(screening: Screening, spec: ScreenSpec) -> Found:
+def screen(screening: Screening, spec: ScreenSpec, machine: Machine | None = None) -> Found:
     """Decode the whole plane over the record, predict its speeds, and write what was found.
 
-    Raises UserError if another process searches or screens under the same name.
+    machine: for which speeds are predicted; None: this one, which is timed. Raises UserError if another process searches
+    or screens under the same name, and for a declared machine with points to confirm.
     """
+    if machine is not None and spec.confirmations:
+        raise UserError(
+            f"speeds are predicted for {machine.name}, where nothing can be measured from here; "
+            "set screen.confirmations=0"
+        )
     with Sweep(screening.folder).search_lock():
         candidates, replay = screening.grid.candidates, screening.replay
-        replay.machine = None if spec.machine is None else read_machine(spec.machine)
+        replay.machine = machine
         screened = screening.decode(candidates)
         clock = time.perf_counter()
-        if replay.machine is None:
+        if machine is None:
             stages.enter("timing a few points live")
             texts, both, different = screening.timed(screened, spec.timed_s)
             model = fit(texts, "0")

@@ -37,7 +37,6 @@ class ScreenSpec:
 
     select, confirm: splits. confirmations: how many points of the front are measured live. timed_s: seconds of live
     decoding for the cost model. sample_texts: examples whose texts the report can show. space: lists of values.
-    machine: a file of a declared machine, for which speeds are predicted; None: this machine, which is timed.
     """
 
     select: str
@@ -46,16 +45,10 @@ class ScreenSpec:
     timed_s: float
     sample_texts: int
     space: Sequence[str]
-    machine: str | None = None
 
     def __post_init__(self) -> None:
         require_whole("screen.confirmations", self.confirmations, 0)
         require_whole("screen.sample_texts", self.sample_texts, 0)
-        if self.machine is not None and self.confirmations:
-            raise UserError(
-                f"screen.machine={self.machine} predicts speeds of another machine, where nothing can be measured; "
-                "set screen.confirmations=0"
-            )
         number = isinstance(self.timed_s, int | float) and not isinstance(self.timed_s, bool)
         if not number or not 0 < self.timed_s < float("inf"):
             raise UserError(f"screen.timed_s must be seconds > 0, got {self.timed_s!r}")
