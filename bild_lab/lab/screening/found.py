@@ -128,8 +128,8 @@ def confirmation(one: Confirmed) -> dict[str, Any]:
 def screen(screening: Screening, spec: ScreenSpec, machine: Machine | None = None) -> Found:
     """Decode the whole plane over the record, predict its speeds, and write what was found.
 
-    machine: for which speeds are predicted; None: this one, which is timed. Raises UserError if another process searches
-    or screens under the same name, and for a declared machine with points to confirm.
+    machine: for which speeds are predicted; None: this one, which is timed. Raises UserError if another process
+    searches or screens under the same name, and for a declared machine with points to confirm.
     """
     if machine is not None and spec.confirmations:
         raise UserError(
