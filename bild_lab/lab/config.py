@@ -41,7 +41,7 @@ def config_dir() -> Path:
 
 @dataclass(frozen=True)
 class PairSpec:
-    """Checkpoints: the keys of `pair`. `Languages` checks the last two."""
+    """Checkpoints: the keys of `pair`. `Languages` checks the languages."""
 
     name: str  # what tables and logs call the pair
     target: str  # the large model: a folder, a hub id, toy:large or toy:small
@@ -53,6 +53,7 @@ class PairSpec:
     aligned: bool = False  # whether the draft model was aligned with the target (BiLD §3.5.1); BiLD's figures need it
     source_language: str | None = None  # of mBART, mBART-50, M2M-100 or NLLB: the tokenizer's code
     target_language: str | None = None  # to translate into: the tokenizer's code, such as de_DE, de or deu_Latn
+    vocabularies: str = "auto"  # a draft model with another vocabulary drafts by intersection, strings, or auto
 
     def __post_init__(self) -> None:
         for key in ("target", "draft", "second_draft"):

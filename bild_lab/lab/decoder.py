@@ -21,9 +21,11 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import StageTrace, Trace
+from bild_lab.engine.vocabularies import TranslatedModel
 from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.languages import Languages
 
+UNIVERSAL = "universal"  # how Transformers drafts with another vocabulary
 SPACE = "▁"  # how SentencePiece writes a space, of which decoding drops the first
 
 
@@ -54,6 +56,15 @@ class Decoder:
         Of a peer in a process of its own these are the same checkpoints, as our loop would run them.
         """
         return tuple(each.transformers if self.method.engine == "hf" else each for each in self.models)
+
+    @property
+    def vocabularies(self) -> list[dict[str, Any]]:
+        """Of each draft model with another vocabulary than the target's: how it drafts, and what the two share.
+
+        Transformers' own loop drafts in its own way, whatever was chosen for ours.
+        """
+        facts = [model.facts for model in self.models if isinstance(model, TranslatedModel)]
+        return facts if self.method.feeds is not None else [{**one, "chosen": UNIVERSAL} for one in facts]
 
     @property
     def ranks(self) -> Ranks:

@@ -146,7 +146,7 @@ def prepare(cfg: DictConfig) -> Point:
         knobs=knob_values(OmegaConf.to_container(cfg.policy, resolve=True)),
         composition=describe_decoder(OmegaConf.to_container(cfg.policy.decoder, resolve=True)),
         setting=setting,
-        facts=facts_of(pair, OmegaConf.to_container(cfg.policy, resolve=True), decoders[METHOD].method),
+        facts=facts_of(pair, OmegaConf.to_container(cfg.policy, resolve=True), decoders[METHOD]),
         same_as_baseline=contents.get(BASELINE) == contents[METHOD],
         config_yaml=OmegaConf.to_yaml(cfg, resolve=False),
         decoders=decoders,
@@ -201,6 +201,7 @@ def require_decodable(policy: DictConfig, pair: PairSpec, decoding: DecodingSpec
         processors=decoding.processors,
         source_language=pair.source_language,
         target_language=pair.target_language,
+        vocabularies=pair.vocabularies,
     )
 
 
@@ -231,6 +232,7 @@ def decoder_of(
         processors=decoding.processors,
         source_language=pair.source_language,
         target_language=pair.target_language,
+        vocabularies=pair.vocabularies,
         wrap=wrap,
     )
 
@@ -250,6 +252,7 @@ def _setting(
         "second_draft": pair.second_draft,
         "source_language": pair.source_language,
         "target_language": pair.target_language,
+        **({} if pair.vocabularies == "auto" else {"vocabularies": pair.vocabularies}),
         "dataset": dataset.name,
         "split": dataset.split,
         "prompt_template": dataset.prompt_template,

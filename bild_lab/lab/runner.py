@@ -27,7 +27,7 @@ from bild_lab.lab.measure.timing import BASELINE, METHOD, Stages, Timed, time_me
 from bild_lab.lab.point import Point
 from bild_lab.lab.results.example_rows import measured_examples, with_trace
 from bild_lab.lab.results.records import Sweep
-from bild_lab.lab.results.summary import agreement, decoding_costs, summarize
+from bild_lab.lab.results.summary import agreement, decoding_costs, summarize, work_of
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.setting import Environment, Setting
 from bild_lab.lab.shapes.command import with_fitted_tree
@@ -166,6 +166,7 @@ def _stages_and_costs(point: Point, timed: dict[str, list[Timed]], stages: Stage
         "pipeline": pipeline_summary(timed, seconds, count),
         # in a batch several texts share what a forward reads
         "cost": None if point.batch > 1 else decoding_costs(timed, DTYPES[point.setting["dtype"]].itemsize),
+        "work": None if point.batch > 1 else work_of(timed, DTYPES[point.setting["dtype"]].itemsize),
     }
 
 

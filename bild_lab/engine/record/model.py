@@ -152,7 +152,7 @@ class RecordedSession:
     def draft(self, rows: Sequence[int], chain: Chain) -> DraftedChain | None:
         """A greedy chain, from each node's likeliest token and its probability, which are computed once."""
         blind = chain.threshold is None and self._device.type != "cpu"  # drafts behind an end token too
-        if chain.temperature or blind:
+        if chain.temperature or blind or not chain.plain:
             return None
         feed, nodes, confidences, fallback = list(rows), [], [], False
         while len(nodes) < chain.steps and not (nodes and feed[0] in chain.end_tokens):

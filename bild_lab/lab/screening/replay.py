@@ -21,6 +21,8 @@ from bild_lab.engine.request import Request
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
+from bild_lab.lab.analysis.cost import kinds_of
+from bild_lab.lab.analysis.machine import Machine
 from bild_lab.lab.config import PairSpec, RuntimeSpec, typed
 from bild_lab.lab.conversation_history import with_history
 from bild_lab.lab.hashing import content_hash
@@ -33,6 +35,7 @@ from bild_lab.lab.point import Point, decoder_of
 from bild_lab.lab.screening.candidates import Candidate
 
 FOLDER = "record"  # in the folder of a sweep
+SECONDS = "seconds of a declared machine"
 
 
 @dataclass
@@ -115,7 +118,8 @@ class Replay:
     """Decodes candidates over the record of a point's models and examples.
 
     point: any point with these models and examples. history: the folder of conversations' answers. batch: how many
-    examples at once, where the models decode batches and that many fit.
+    examples at once, where the models decode batches and that many fit. machine: whose seconds the features hold too,
+    under SECONDS.
     Raises UserError for sampled decoding and for a policy that opens no sessions.
     """
 
@@ -127,6 +131,7 @@ class Replay:
             )
         self.point, self.records, self._history, self._batch = point, records, history, batch
         self._requests: list[Request] | None = None
+        self.machine: Machine | None = None
         self.seconds: Counter[str] = Counter()
 
     @property
@@ -201,7 +206,9 @@ class Replay:
                     copies[slot] = [replace(one, method=apart(one.method)) for one in decoders]
                 for index in indices:
                     pairs = zip(candidates, copies[slot], strict=True)
-                    texts[index] = [decoded(one.name, decoder, requests[index]) for one, decoder in pairs]
+                    texts[index] = [
+                        decoded(one.name, decoder, requests[index], self.machine) for one, decoder in pairs
+                    ]
                     self.records.save()
                     advance()
 
@@ -213,7 +220,7 @@ class Replay:
         return [Screened(one, list(own)) for one, own in zip(candidates, zip(*texts, strict=True), strict=True)]
 
 
-def decoded(policy: str, decoder: Decoder, request: Request) -> Text:
+def decoded(policy: str, decoder: Decoder, request: Request, machine: Machine | None = None) -> Text:
     """One example over the record."""
     trace = Trace()
     try:
@@ -223,6 +230,10 @@ def decoded(policy: str, decoder: Decoder, request: Request) -> Text:
     names = {id(model.checkpoint.config): f"drafter {place}" for place, model in enumerate(decoder.models)}
     names[id(decoder.target.checkpoint.config)] = "target"
     features = features_of(policy, trace, names, decoder.target.depth)
+    if machine is not None:
+        kinds = kinds_of(trace.forwards, decoder.target.dtype.itemsize)
+        dtype = str(decoder.target.dtype).removeprefix("torch.")
+        features[SECONDS] = machine.seconds(kinds, len(trace.rounds), dtype)
     return Text(tuple(tokens), drafted_flags(trace, len(tokens)), counts_of(trace, len(tokens)), features)
 
 
