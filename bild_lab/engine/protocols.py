@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Protocol, runtime_checkable
 
 from jaxtyping import Float
@@ -104,3 +104,11 @@ class Streams(Protocol):
 
     def stream(self, request: Request, trace: Trace) -> Iterator[list[int]]:
         """The emitted tokens, round by round."""
+
+
+@runtime_checkable
+class DecodesTogether(Protocol):
+    """A method with batches of its own, such as Transformers' `generate`: its texts begin and end together."""
+
+    def decode_together(self, requests: Sequence[Request]) -> list[list[int]]:
+        """The prompt and the emitted tokens of each request."""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from bild_lab.engine.batch_room import require_batches
 from bild_lab.engine.models.checkpoint import resolve_device
 from bild_lab.engine.models.placement import Placement
 from bild_lab.engine.protocols import External
@@ -70,6 +71,11 @@ class Point:
     resume: bool  # False: measure again even if the point is finished
 
     @property
+    def batch(self) -> int:
+        """How many texts decode at once."""
+        return self.setting.get("batch", 1)
+
+    @property
     def baseline_is_target(self) -> bool:
         """Whether the baseline's outputs are the target's own greedy decoding."""
         return self.measure.baseline == "vanilla" and self.sampling.greedy
@@ -110,6 +116,9 @@ def prepare(cfg: DictConfig) -> Point:
             require_decodable(policy, pair, decoding, runtime)
     decoders = {name: decoder_of(policy, pair, decoding, runtime) for name, policy in policies.items()}
     vanilla = decoder_of(compose_policy("vanilla"), pair, decoding, runtime)
+    if runtime.batch > 1:
+        for name, policy in policies.items():
+            require_batches(policy.name, decoders[name].method, decoders[name].models)
     setting = _setting(pair, dataset, decoding, runtime, measure)
     target = decoders.get(BASELINE, decoders[METHOD]).target
     setting |= {
@@ -137,7 +146,7 @@ def prepare(cfg: DictConfig) -> Point:
         knobs=knob_values(OmegaConf.to_container(cfg.policy, resolve=True)),
         composition=describe_decoder(OmegaConf.to_container(cfg.policy.decoder, resolve=True)),
         setting=setting,
-        facts=facts_of(pair, OmegaConf.to_container(cfg.policy, resolve=True), decoders[METHOD].method),
+        facts=facts_of(pair, OmegaConf.to_container(cfg.policy, resolve=True), decoders[METHOD]),
         same_as_baseline=contents.get(BASELINE) == contents[METHOD],
         config_yaml=OmegaConf.to_yaml(cfg, resolve=False),
         decoders=decoders,
@@ -192,6 +201,7 @@ def require_decodable(policy: DictConfig, pair: PairSpec, decoding: DecodingSpec
         processors=decoding.processors,
         source_language=pair.source_language,
         target_language=pair.target_language,
+        vocabularies=pair.vocabularies,
     )
 
 
@@ -222,6 +232,7 @@ def decoder_of(
         processors=decoding.processors,
         source_language=pair.source_language,
         target_language=pair.target_language,
+        vocabularies=pair.vocabularies,
         wrap=wrap,
     )
 
@@ -241,6 +252,7 @@ def _setting(
         "second_draft": pair.second_draft,
         "source_language": pair.source_language,
         "target_language": pair.target_language,
+        **({} if pair.vocabularies == "auto" else {"vocabularies": pair.vocabularies}),
         "dataset": dataset.name,
         "split": dataset.split,
         "prompt_template": dataset.prompt_template,
@@ -250,6 +262,7 @@ def _setting(
         "dtype": runtime.dtype,
         "compile": runtime.compile,
         **({} if runtime.compile_drafter == "auto" else {"compile_drafter": runtime.compile_drafter}),
+        **({} if runtime.batch == 1 else {"batch": runtime.batch}),
         "device": str(device),
         **placement_setting(Placement(runtime.device_map, runtime.tensor_parallel), device),
         "threads": runtime.threads or DEFAULT_THREADS,

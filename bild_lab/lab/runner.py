@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from bild_lab.engine.batch_room import require_room
 from bild_lab.engine.models.checkpoint import DTYPES
 from bild_lab.engine.protocols import External
 from bild_lab.engine.request import Request
@@ -17,6 +18,7 @@ from bild_lab.lab.analysis.pipeline import pipeline_summary
 from bild_lab.lab.analysis.prediction import predict
 from bild_lab.lab.conversation_history import with_history
 from bild_lab.lab.data.examples import Example
+from bild_lab.lab.measure.batches import time_batches, warm_up_batches
 from bild_lab.lab.measure.certificate import Certificate, certify, count_verdicts
 from bild_lab.lab.measure.device_use import DeviceUse
 from bild_lab.lab.measure.environment import OtherLoad, RanksLoad, environment, peak_memory_mb
@@ -25,7 +27,7 @@ from bild_lab.lab.measure.timing import BASELINE, METHOD, Stages, Timed, time_me
 from bild_lab.lab.point import Point
 from bild_lab.lab.results.example_rows import measured_examples, with_trace
 from bild_lab.lab.results.records import Sweep
-from bild_lab.lab.results.summary import agreement, decoding_costs, summarize
+from bild_lab.lab.results.summary import agreement, decoding_costs, summarize, work_of
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.setting import Environment, Setting
 from bild_lab.lab.shapes.command import with_fitted_tree
@@ -79,13 +81,24 @@ def run_point(
         torch.cuda.reset_peak_memory_stats(device)
     require_no_nan(decoder.running, requests[0])
     methods = {name: each.method for name, each in point.decoders.items()}
-    warm_up(methods, requests, point.measure.warmup, point.seed)
+    batch = point.batch
+    if batch > 1:
+        require_room(
+            {id(one): one for each in point.decoders.values() for one in each.models}.values(), requests, batch
+        )
+    if batch > 1 and point.measure.warmup:
+        warm_up_batches(methods, requests, batch, point.seed)
+    else:
+        warm_up(methods, requests, point.measure.warmup, point.seed)
     clock.begin("decode")
     external = [method for method in methods.values() if isinstance(method, External)]
     others, ours = OtherLoad(lambda: sum(each.cpu_seconds() for each in external)), RanksLoad(ranks)
-    timed = time_methods(
-        methods, requests, point.measure.repeats, point.seed, synchronize, advance, lambda: compiled_steps(point)
-    )
+    if batch > 1:
+        timed = time_batches(methods, requests, batch, point.measure.repeats, point.seed, synchronize, advance)
+    else:
+        timed = time_methods(
+            methods, requests, point.measure.repeats, point.seed, synchronize, advance, lambda: compiled_steps(point)
+        )
     surroundings["busy_elsewhere_percent"] = round(max(0.0, others.percent() - ours.percent()), 1)
     surroundings["shared_device"] = any(ranks.gather(use is not None and use.shared()))
     if use is not None:
@@ -132,9 +145,9 @@ def run_point(
 
 
 def _trace_stages(point: Point, requests: list[Request], timed: dict[str, list[Timed]]) -> Stages | None:
-    """The time of the first examples by stage; None for a method without rounds."""
+    """The time of the first examples by stage; None without rounds, and in a batch, where stages overlap."""
     decoder, count = point.decoders[METHOD], point.measure.traced_examples
-    if not count or not timed[METHOD][0].trace.rounds:
+    if not count or point.batch > 1 or not timed[METHOD][0].trace.rounds:
         return None
     return trace_stages(decoder.method, requests[:count], point.seed, decoder.synchronize)
 
@@ -151,7 +164,9 @@ def _stages_and_costs(point: Point, timed: dict[str, list[Timed]], stages: Stage
         "stages_s": seconds,
         "prediction": prediction,
         "pipeline": pipeline_summary(timed, seconds, count),
-        "cost": decoding_costs(timed, DTYPES[point.setting["dtype"]].itemsize),
+        # in a batch several texts share what a forward reads
+        "cost": None if point.batch > 1 else decoding_costs(timed, DTYPES[point.setting["dtype"]].itemsize),
+        "work": None if point.batch > 1 else work_of(timed, DTYPES[point.setting["dtype"]].itemsize),
     }
 
 

@@ -54,6 +54,7 @@ def name_of(*words: str) -> str:
         "runtime.dtype=bfloat16",
         "runtime.engine=hf",
         "runtime.compile_drafter=false",
+        "pair.vocabularies=strings",
         "runtime.threads=2",
         "runtime.seed=1",
     ],

@@ -38,15 +38,19 @@ def texts(checkpoints: Path) -> dict[str, list[str]]:
 
 
 @pytest.fixture(scope="module")
-def point(checkpoints: Path, texts: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory) -> Point:
-    """The same as a point. The references are the target's texts."""
+def words(checkpoints: Path, texts: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The same as a configuration. The references are the target's texts."""
     file = tmp_path_factory.mktemp("data") / "test.jsonl"
     rows = zip(PROMPTS, texts["baseline"], strict=True)
     file.write_text("".join(json.dumps({"de": prompt, "en": text}) + "\n" for prompt, text in rows))
     words = [f"pair.target={checkpoints / 'llama'}", f"pair.draft={checkpoints / 'llama-draft'}"]
     words += ["dataset=multi30k", f"dataset.path={file}", f"decoding.max_new_tokens={NEW}"]
     words += ["policy=bild", "policy.fallback=0.1", "policy.rollback=inf", "runtime.threads=1", "runtime.seed=3"]
-    words += ["measure.repeats=2", "measure.warmup=1", "measure.traced_examples=1"]
+    return [*words, "measure.repeats=2", "measure.warmup=1", "measure.traced_examples=1"]
+
+
+@pytest.fixture(scope="module")
+def point(words: list[str]) -> Point:
     points.cached_examples.cache_clear()
     return prepare(compose_config(words))
 
@@ -118,6 +122,23 @@ def test_only_the_traced_examples_have_a_timeline(measured: tuple) -> None:
     result, examples, _ = measured
     assert [bool(one.spans) for one in examples] == [True, False, False, False]
     assert examples[0].prompt and set(result.stages_s) == {"prefill", "draft", "verify", "host"}
+
+
+def test_a_point_in_batches_has_the_texts_of_batch_1_and_certificates(
+    words: list[str], measured: tuple, tmp_path: Path
+) -> None:
+    alone, examples, _ = measured
+    point = prepare(compose_config([*words, "runtime.batch=3", "measure.certify=true", "measure.repeats=1"]))
+    result = run_point(point, Sweep(tmp_path))
+    found = read_examples(result.folder)
+    assert (result.setting.batch, alone.setting.batch) == (3, 1) and point.id != alone.point
+    assert [one.token_ids for one in found] == [one.token_ids for one in examples]
+    assert [one.rounds for one in found] == [one.rounds for one in examples]
+    assert result.quality == alone.quality and result.counts == alone.counts
+    assert result.certificate.equal + result.certificate.ties + result.certificate.defects == 4
+    assert sum(one.certificate["verdict"] == "equal" for one in found) == result.certificate.equal
+    assert result.stages_s is result.cost is None  # what texts share is nobody's
+    assert result.latency_s.total > sum(one.latency_s[0] for one in found)  # texts wait for one another
 
 
 def test_a_clock_tells_each_lap(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from bild_lab.engine.draft import Tree
 from bild_lab.engine.drafters.state_trees import StateTreeDrafter, TreeKnobs
 from bild_lab.engine.models.native.attention import place_rows
 from bild_lab.engine.models.native.cache import KeyValueCache
-from bild_lab.engine.models.native.model import SPARE_ROWS
+from bild_lab.engine.models.native.layers import SPARE_ROWS
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import EVERYTHING, LoadedModel, Rows, Scores, Session, Want, as_rows, on_device
 from bild_lab.engine.trace import Forward

@@ -23,6 +23,7 @@ MEASURING = (
     "lab/generation_settings.py",  # chooses the processors that scores pass through
     "lab/languages.py",  # adds to prompts
     "lab/load.py",  # chooses the engine
+    "lab/measure/batches.py",
     "lab/measure/certificate.py",
     "lab/measure/device_use.py",  # detects timings that shared a device
     "lab/measure/environment.py",  # peak memory and other load
@@ -42,6 +43,7 @@ NOT_MEASURING = (
     "files.py",
     "lab/__init__.py",
     "lab/analysis/__init__.py",
+    "lab/analysis/machine.py",  # predicts from stored results
     "lab/analysis/paired.py",  # compares stored results
     "lab/analysis/pareto.py",
     "lab/analysis/reasons.py",  # explains stored results
@@ -65,6 +67,7 @@ NOT_MEASURING = (
     "lab/measure/cost_model.py",  # predicts, and measures nothing
     "lab/point_progress.py",
     "lab/results/__init__.py",
+    "lab/results/batches.py",
     "lab/results/commands.py",
     "lab/results/commits.py",
     "lab/results/course.py",

@@ -32,4 +32,5 @@ def text_logits(model: LoadedModel, request: Request, emitted: Sequence[int]) ->
     """The scores after the prompt and after every emitted token except the last, in one forward."""
     source = request.source
     text = Source((*source.prompt, *emitted[:-1]), source.encoder_ids, source.device)  # a prompt is never compiled
-    return model.text_logits(text)[len(source.prompt) - 1 :]
+    # a model of another vocabulary has another number of rows
+    return model.text_logits(text)[-max(1, len(emitted)) :]

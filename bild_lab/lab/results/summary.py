@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from bild_lab.engine.trace import Trace
-from bild_lab.lab.analysis.cost import knows, total
+from bild_lab.lab.analysis.cost import kinds_of, knows, total
 from bild_lab.lab.analysis.statistics import (
     acceptance_by_position,
     acceptance_rate,
@@ -22,7 +22,7 @@ from bild_lab.lab.analysis.statistics import (
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.measure.timing import BASELINE, METHOD, Timed
 from bild_lab.lab.metrics import compare, score
-from bild_lab.lab.schema.result import Category, Counts, DecodingCosts, Quality, Speedup
+from bild_lab.lab.schema.result import Category, Counts, DecodingCosts, Quality, Speedup, Work
 
 
 def summarize(
@@ -36,8 +36,8 @@ def summarize(
     baseline = timed.get(BASELINE)
     return {
         "quality": quality(metric, examples, texts, seed),
-        "latency_s": latency_summary(latencies(timed[METHOD])),
-        "baseline_latency_s": None if baseline is None else latency_summary(latencies(baseline)),
+        "latency_s": latency_summary(waits(timed[METHOD])),
+        "baseline_latency_s": None if baseline is None else latency_summary(waits(baseline)),
         **speed(timed, seed),
         "counts": counts(timed[METHOD]),
         "categories": by_category(examples, timed, seed),
@@ -46,6 +46,11 @@ def summarize(
 
 def latencies(several: Sequence[Timed]) -> Float[np.ndarray, "examples repeats"]:
     return np.array([one.latency_s for one in several])
+
+
+def waits(several: Sequence[Timed]) -> Float[np.ndarray, "examples repeats"]:
+    """Seconds from the first to the last token of each text, in a batch with its waits for others."""
+    return np.array([one.waited_s or one.latency_s for one in several])
 
 
 def speed(timed: Mapping[str, Sequence[Timed]], seed: int) -> dict[str, Any]:
@@ -147,6 +152,17 @@ def mean_statistic(traces: Sequence[Trace], name: str) -> float | None:
     recorded = [each.stats.get(name) for trace in traces for each in trace.rounds]
     known = [value for value in recorded if value is not None]
     return sum(known) / len(known) if known else None
+
+
+def work_of(timed: Mapping[str, Sequence[Timed]], bytes_per_value: int) -> Work | None:
+    """The forwards and rounds of method and baseline; None if they were not recorded, or their cost is unknown."""
+    kinds, rounds = {}, {}
+    for name, several in timed.items():
+        kinds[name] = kinds_of((each for one in several for each in one.trace.forwards), bytes_per_value)
+        rounds[name] = sum(len(one.trace.rounds) for one in several)
+    if not kinds[METHOD]:
+        return None
+    return Work(kinds[METHOD], kinds.get(BASELINE, []), rounds[METHOD], rounds.get(BASELINE, 0))
 
 
 def decoding_costs(timed: Mapping[str, Sequence[Timed]], bytes_per_value: int) -> DecodingCosts | None:

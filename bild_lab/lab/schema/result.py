@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,10 @@ class Quality:
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds per example; the median of an example's repeats counts. total: of all examples."""
+    """Seconds per example; the median of an example's repeats counts. total: of all examples.
+
+    In a batch an example's seconds are those from its place to its end, so they overlap with those of others.
+    """
 
     median: float
     p95: float
@@ -174,6 +177,27 @@ class DecodingCosts:
     intensity_ratio: float | None = None
 
 
+@dataclass(frozen=True)
+class ForwardKind:
+    """Forwards of one model that had as many rows. model: 0 has most weights. flops, bytes_moved: of all of them."""
+
+    model: int
+    rows: int
+    count: int
+    flops: int
+    bytes_moved: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """All forwards and rounds of the method, and of the baseline: what a declared machine's speed is predicted from."""
+
+    method: Sequence[ForwardKind]
+    baseline: Sequence[ForwardKind]
+    rounds: int
+    baseline_rounds: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """The result of one point.
@@ -183,9 +207,9 @@ class Result:
     results. same_as_baseline: whether the policy is the baseline's with the same knobs; None in older results, where
     the policy's name decides. tokens_per_s_ratio: to the baseline's. agreement_with_target: the share of examples whose
     tokens all equal the target's own greedy text. categories: by name; None if the dataset has none. peak_memory_mb: of
-    method and baseline together. stages_s: seconds in prefill, draft, verify and host over the traced examples.
-    seconds: of each part of measuring the point, with "total". stored_at: ISO date and time. folder: of the files; it
-    is not stored in them.
+    method and baseline together. work: None in older results, and where forwards were not recorded. stages_s: seconds
+    in prefill, draft, verify and host over the traced examples. seconds: of each part of measuring the point, with
+    "total". stored_at: ISO date and time. folder: of the files; it is not stored in them.
     """
 
     point: str
@@ -214,6 +238,7 @@ class Result:
     prediction: Prediction | None = None
     pipeline: Pipeline | None = None
     cost: DecodingCosts | None = None
+    work: Work | None = None
     environment: Environment
     seconds: Mapping[str, float]
     stored_at: str | None = None

@@ -12,6 +12,7 @@ from markupsafe import Markup
 from bild_lab.files import write_atomically
 from bild_lab.lab.formatting import duration, knob_label, knob_value
 from bild_lab.lab.glossary import TERMS
+from bild_lab.lab.results.batches import batch_curves
 from bild_lab.lab.results.commands import read_commands
 from bild_lab.lab.results.groups import FEW, Group, by_setting, differing_keys, setting_title
 from bild_lab.lab.schema.columns import SETTING
@@ -21,6 +22,7 @@ from bild_lab.report.bars import with_bars
 from bild_lab.report.categories import category_table
 from bild_lab.report.headline import sentences
 from bild_lab.report.overlay import overlays
+from bild_lab.report.page.batches import batch_figure, batch_rows
 from bild_lab.report.page.costs import cost_table, prediction_table
 from bild_lab.report.page.heat import heat_maps
 from bild_lab.report.page.interactive import acceptance_figure, stages_figure
@@ -72,6 +74,9 @@ def write_html(
     texts, traces = _examples(groups)
     pictures, apart = overlays(groups)
     figures.update({f"overlay-{index}": overlay_figure(one) for index, one in enumerate(pictures)})
+    curves = batch_curves(results)
+    if (drawn := batch_figure(curves, colours)) is not None:
+        figures["batches"] = drawn
     page = page_environment().get_template("report.html.j2")
     text = page.render(
         name=name,
@@ -83,6 +88,7 @@ def write_html(
         differing=_differing(groups),
         pictures=pictures,
         apart=apart,
+        batches=batch_rows(curves),
         count=len(results),
         failures=[(failure, knob_label(failure, list(failure.knobs))) for failure in failures],
         shares=time_shares(results),
