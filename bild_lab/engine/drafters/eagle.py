@@ -110,7 +110,7 @@ class EagleSession:
         cache, placed = self._cache, place_rows(start, count, tokens.device, tree)
 
         def store(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-            cache.write(0, placed.slots, keys[0].transpose(0, 1), values[0].transpose(0, 1))
+            cache.write(0, placed, keys[0].transpose(0, 1), values[0].transpose(0, 1))
             return cache.keys[:, :, : placed.stop], cache.values[:, :, : placed.stop]
 
         mask = None if placed.visible is None else placed.visible[None, None]

@@ -135,7 +135,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("variant", "family", "engine", "tree"), thinned(CASES, 5))
+@pytest.mark.parametrize(("variant", "family", "engine", "tree"), thinned(CASES, 9))
 def test_proposals_are_those_of_the_papers_layer_without_a_cache(
     variant: str, family: str, engine: str, tree: str
 ) -> None:

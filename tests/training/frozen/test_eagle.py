@@ -86,16 +86,18 @@ def test_eagle_1_learns_states_and_a_tenth_of_the_tokens_at_the_first_step() -> 
     with torch.no_grad():
         final = base.model(rows).last_hidden_state[0]
         own = base.lm_head(final).softmax(-1)
-    naive = NaiveSession(eagle.eagle, rows[0, :4].tolist(), list(final[:3]))
-    logits = naive.behind([])
-    drafted = torch.linalg.lstsq(base.lm_head.weight, logits[:, None]).solution[:, 0]  # the state behind these scores
-    expected = smooth_l1_loss(drafted, final[3]) - 0.1 * (own[3] * logits.log_softmax(-1)).sum()
+        naive = NaiveSession(eagle.eagle, rows[0, :4].tolist(), list(final[:3]))
+        logits = naive.behind([])
+        # the state behind these scores
+        drafted = torch.linalg.lstsq(base.lm_head.weight, logits[:, None]).solution[:, 0]
+        expected = smooth_l1_loss(drafted, final[3]) - 0.1 * (own[3] * logits.log_softmax(-1)).sum()
     torch.testing.assert_close(found.losses[0, 0, 0], expected, rtol=1e-3, atol=1e-3)
     total = PredictionLoss(spec().weights)(found, labels)
     torch.testing.assert_close(total, found.losses.mean())  # whatever the number of steps it is scored on
 
 
-@pytest.mark.parametrize("variant", [EAGLE, pytest.param(EAGLE3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", [EAGLE, EAGLE3])
 def test_a_training_leaves_an_eagle_that_learned(variant: str, tmp_path: Path, checkpoints: Path) -> None:
     base = Checkpoint(str(checkpoints / "llama"))
     changes = {"spec": spec(variant=variant), "max_steps": 60, "evaluate_every": 20, "log_every": 5}
@@ -110,6 +112,7 @@ def test_a_training_leaves_an_eagle_that_learned(variant: str, tmp_path: Path, c
     assert f"policy={variant} policy.heads={tmp_path}/heads" in card
 
 
+@pytest.mark.slow
 def test_a_killed_training_resumes_with_the_same_noise(tmp_path: Path, checkpoints: Path) -> None:
     job = partial(frozen_job, base=checkpoints / "llama", spec=spec(noise=0.3))
     whole = train_module(job(tmp_path / "whole"))
