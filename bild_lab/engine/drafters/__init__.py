@@ -2,6 +2,8 @@
 
 from bild_lab.engine.drafters.bita import MaskTokenDrafter
 from bild_lab.engine.drafters.hierarchy import SpeculativeDrafter
+from bild_lab.engine.drafters.hybrid import HybridDrafter
+from bild_lab.engine.drafters.lookahead import LookaheadDrafter
 from bild_lab.engine.drafters.medusa import MedusaDrafter
 from bild_lab.engine.drafters.model import LowConfidence, ModelDrafter
 from bild_lab.engine.drafters.model_tree import ModelTreeDrafter
@@ -9,11 +11,15 @@ from bild_lab.engine.drafters.ngram import NGramDrafter
 from bild_lab.engine.drafters.ngram_table import NGramTable
 from bild_lab.engine.drafters.none import NoDraft
 from bild_lab.engine.drafters.prompt_lookup import PromptLookup
+from bild_lab.engine.drafters.suffix import SuffixDrafter
 from bild_lab.engine.drafters.synthetic import SyntheticDrafter
+from bild_lab.engine.drafters.token_recycling import TokenRecycling
 from bild_lab.engine.drafters.windows import AdaptiveWindow
 
 __all__ = [
     "AdaptiveWindow",
+    "HybridDrafter",
+    "LookaheadDrafter",
     "LowConfidence",
     "MaskTokenDrafter",
     "MedusaDrafter",
@@ -24,5 +30,7 @@ __all__ = [
     "NoDraft",
     "PromptLookup",
     "SpeculativeDrafter",
+    "SuffixDrafter",
     "SyntheticDrafter",
+    "TokenRecycling",
 ]

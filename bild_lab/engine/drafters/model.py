@@ -153,6 +153,12 @@ class ModelDrafter(Drafter):
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         self._window.observe(len(draft), len(verdict.path))
 
+    def observe_other(self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Nothing to learn: the window follows this drafter's own acceptance."""
+
+    def forget(self, length: int) -> None:
+        self._session.rollback(length)
+
 
 def read(confidence: Float[Tensor, " 1"], token: Int[Tensor, " 1"]) -> tuple[float, int]:
     """Both values on the host, in one transfer."""
