@@ -1,5 +1,6 @@
 """Drafters: one module for each way to propose tokens."""
 
+from bild_lab.engine.drafters.adaptive_skip import AdaptiveSkipDrafter
 from bild_lab.engine.drafters.bita import MaskTokenDrafter
 from bild_lab.engine.drafters.hierarchy import SpeculativeDrafter
 from bild_lab.engine.drafters.hybrid import HybridDrafter
@@ -17,6 +18,7 @@ from bild_lab.engine.drafters.token_recycling import TokenRecycling
 from bild_lab.engine.drafters.windows import AdaptiveWindow
 
 __all__ = [
+    "AdaptiveSkipDrafter",
     "AdaptiveWindow",
     "HybridDrafter",
     "LookaheadDrafter",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 
-import torch
-
 from bild_lab.engine.draft import ROOT, Draft, Tree, Verdict
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request

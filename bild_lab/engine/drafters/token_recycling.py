@@ -5,8 +5,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-import torch
-
 from bild_lab.engine.draft import ROOT, Draft, Verdict, empty_draft
 from bild_lab.engine.drafters.memory import Memory
 from bild_lab.engine.drafters.trees import MOST_NODES, Node

@@ -1,4 +1,4 @@
-"""A hybrid asks its second drafter where the first drafts too little, and leaves no trace of drafts that were dropped."""
+"""A hybrid asks its second drafter where the first drafts too little, and forgets drafts that were dropped."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from bild_lab.engine.draft import Draft, Verdict
-from bild_lab.engine.drafters import AdaptiveWindow, HybridDrafter, LookaheadDrafter, ModelDrafter, NoDraft, PromptLookup
+from bild_lab.engine.drafters import (
+    AdaptiveWindow,
+    HybridDrafter,
+    LookaheadDrafter,
+    ModelDrafter,
+    NoDraft,
+    PromptLookup,
+)
 from bild_lab.engine.drafters.hybrid import both_wants
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.protocols import Drafter

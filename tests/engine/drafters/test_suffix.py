@@ -208,9 +208,10 @@ def test_greedy_decoding_is_the_targets_own_in_fewer_calls() -> None:
     target, request = StubModel(after), Request(Source((3,)), Limits(1, 40))
     expected = DraftThenVerify(target, NoDraft(target), SpeculativeSampling()).decode(request, Trace())
     trace = Trace()
-    assert DraftThenVerify(target, SuffixDrafter(target, 8, 2, 0.1), SpeculativeSampling()).decode(
-        request, trace
-    ) == expected
+    assert (
+        DraftThenVerify(target, SuffixDrafter(target, 8, 2, 0.1), SpeculativeSampling()).decode(request, trace)
+        == expected
+    )
     assert trace.target_calls < 30
 
 

@@ -34,7 +34,7 @@ def recycling(nodes: int = 6, top_k: int = 2, keep: bool = False) -> TokenRecycl
 
 
 def seen(drafter: TokenRecycling, text: list[int], rows: list[list[int]]) -> None:
-    """Let the target read the last token of a text, and the draft behind it. rows: each row's tokens, likeliest first."""
+    """Let the target read the last token of a text, and the draft behind it. rows: of each, the likeliest tokens."""
     draft = drafter.propose(text)
     assert len(rows) == len(draft) + 1
     logits = torch.zeros(len(rows), VOCABULARY)

@@ -16,7 +16,7 @@ import torch
 from transformers import LogitsProcessorList, NoRepeatNGramLogitsProcessor
 
 from bild_lab.engine.draft import Tree
-from bild_lab.engine.models.views import View
+from bild_lab.engine.models.views import TargetLayers, View
 from bild_lab.engine.protocols import Method
 from bild_lab.engine.record import RecordedModel, Store
 from bild_lab.engine.request import Limits, Request, Source
@@ -52,6 +52,14 @@ KNOBS: dict[str, Callable[[random.Random], Any]] = {
     "least": lambda chance: chance.choice([0.0, 0.05, 0.3]),
     "exit_layer": lambda chance: chance.randint(1, 2),
     "skipped_layers": lambda chance: chance.choice([[0], [1], [1, 2]]),
+    "skipped_attention": lambda chance: chance.choice([[], [0]]),
+    "skipped_feed_forward": lambda chance: chance.choice([[], [2]]),
+    "ratio": lambda chance: chance.choice([0.2, 0.4]),
+    "context": lambda chance: chance.randint(1, 4),
+    "ngram": lambda chance: chance.randint(2, 4),
+    "guesses": lambda chance: chance.randint(1, 4),
+    "factor": lambda chance: chance.choice([1, 2, 4]),
+    "shortest": lambda chance: chance.randint(1, 3),
     "acceptance_rate": lambda chance: chance.random(),
     "longest_match": lambda chance: chance.randint(1, 3),
     "cost_ratio": lambda chance: chance.uniform(0.01, 0.5),
@@ -224,7 +232,7 @@ def test_rows_of_a_view_are_those_behind_the_text_as_far_as_it_has_come(layers: 
     (live, *_) = models("llama", "native")
     source = Source((2, 7, 9))
     both = live.start(source, 20), RecordedModel(live).start(source, 20)
-    views = [View(session, layers) for session in both]
+    views = [View(session, TargetLayers(None, layers)) for session in both]
     for session, view in zip(both, views, strict=True):
         session.extend([9])
         view.extend([5], LAST)

@@ -107,6 +107,8 @@ class NativeModel:
     def require_layers(self, what: str) -> None:
         """Nothing to check: every native decoder can run its layers one by one."""
 
+    require_blocks = require_layers
+
     def as_compiled(self) -> NativeModel:
         """The same weights, run in compiled steps."""
         return self._again(compiled=True)
@@ -232,7 +234,7 @@ class NativeLayers:
             return Scores(None)
         states: list[Tensor] | None = [x] if work.hidden else None
         if len(layers):
-            x = decoder.run(x, rows, self.cache, *self.memory, layers=layers, hidden=states)
+            x = decoder.run(x, rows, self.cache, *self.memory, layers=layers, hidden=states, skipped=work.skipped)
         behind = self._behind(work)
         hidden = tuple(states[behind.index(depth)] for depth in work.hidden) if states else ()
         if not work.logits:
@@ -261,6 +263,7 @@ class NativeLayers:
             reserved=self.reserved,
             hidden=bool(work.hidden),
             fill=work.fill,
+            skipped=work.skipped,
         )
         hidden: tuple[Tensor, ...] = ()
         if work.hidden:

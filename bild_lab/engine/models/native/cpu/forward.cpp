@@ -124,6 +124,7 @@ struct Pass {
     const int64_t* tokens;        // [count], or null with states
     float* x;                     // [count][dim]: states in, the last layer's output out
     const int32_t* layer;         // [layers]
+    const int32_t* skipped;       // [layers], or null: 1 for no attention, 2 for no feed-forward, 3 for neither
     const uint8_t* visible;       // [count][start + count], or null for a chain without a prefix
     const int64_t* positions;     // [count], with visible
     const int64_t* key_positions; // [start + count], with visible
@@ -460,72 +461,77 @@ void forward(const Model& model, const Pass& pass, Buffers& b) {  // by every th
         const int64_t cached = int64_t(index) * kv_heads * pass.capacity * head_dim;
         T *keys = static_cast<T*>(pass.keys) + cached, *values = static_cast<T*>(pass.values) + cached;
 
-        product<T>(layer.qkv, normed(layer.norm, 0, m), dim, m, b, [&](int row, int panel, vec left, vec right) {
-            put(b.qkv + row * features, panel, layer.qkv.outputs, left, right);
-        });
-        #pragma omp barrier
-        Span mine = share(m * (both + kv_heads));
-        for (int task = mine.first; task < mine.last; ++task) {
-            int row = task / (both + kv_heads), head = task % (both + kv_heads);
-            float* from = b.qkv + row * features + int64_t(head) * head_dim;
-            if (head < both) place(model, layer, pass, row, head, from);
-            if (head < heads) continue;
-            T* to = (head < both ? keys : values) +
-                    (int64_t(head < both ? head - heads : head - both) * pass.capacity + pass.start + row) * head_dim;
-            for (int i = 0; i < head_dim; ++i) narrow(from[i], to + i);
-        }
-        #pragma omp barrier
-        if (pass.fill) continue;
-        mine = share(m * heads);
-        for (int task = mine.first; task < mine.last; ++task) {
-            int head = task / m, row = task % m;
-            const uint8_t* visible = pass.visible ? pass.visible + int64_t(row) * stop : nullptr;
-            int64_t position = visible ? pass.positions[row] : pass.start - pass.reserved + row;
-            const int64_t farthest = model.farthest, nearest = model.bidirectional ? -farthest : 0;
-            const float* table = model.distance_bias ? model.distance_bias + head * (farthest - nearest + 1) : nullptr;
-            auto sees = [&](int slot, float& bias) {
-                int64_t key = visible ? pass.key_positions[slot] : slot - pass.reserved;
-                if (visible && !visible[slot]) return false;
-                int64_t distance = position - key;
-                if (layer.window && key >= 0 && distance >= layer.window) return false;
-                bias = table ? table[std::min(std::max(distance, nearest), farthest) - nearest] : 0.0f;
-                return true;
-            };
-            int64_t at = int64_t(head / (heads / kv_heads)) * pass.capacity * head_dim;
-            const int end = visible || model.bidirectional ? stop : pass.start + row + 1;
-            attend(b.qkv + row * features + int64_t(head) * head_dim, keys + at, values + at, end, head_dim, model.scale, sees,
-                   b.scores, b.seen, b.mixed + row * sizes.mixed + int64_t(head) * head_dim);
-        }
-        #pragma omp barrier
-        residual(layer.out, b.mixed, sizes.mixed, layer.out_norm);
-
-        if (pass.source) {
-            product<T>(layer.cross_query, normed(layer.cross_norm, 0, m), dim, m, b, [&](int row, int panel, vec left, vec right) {
-                put(b.qkv + row * features, panel, layer.cross_query.outputs, left, right);
+        const int skipped = pass.skipped ? pass.skipped[l] : 0;
+        if (!(skipped & 1)) {
+            product<T>(layer.qkv, normed(layer.norm, 0, m), dim, m, b, [&](int row, int panel, vec left, vec right) {
+                put(b.qkv + row * features, panel, layer.qkv.outputs, left, right);
             });
             #pragma omp barrier
+            Span mine = share(m * (both + kv_heads));
             for (int task = mine.first; task < mine.last; ++task) {
-                int head = task / m, row = task % m;
-                int64_t at = (int64_t(index) * heads + head) * pass.source * head_dim;
-                auto sees = [](int, float& bias) { bias = 0.0f; return true; };
-                attend(b.qkv + row * features + int64_t(head) * head_dim, static_cast<const T*>(pass.memory_keys) + at,
-                       static_cast<const T*>(pass.memory_values) + at, pass.source, head_dim, model.scale, sees, b.scores,
-                       b.seen, b.mixed + row * sizes.mixed + int64_t(head) * head_dim);
+                int row = task / (both + kv_heads), head = task % (both + kv_heads);
+                float* from = b.qkv + row * features + int64_t(head) * head_dim;
+                if (head < both) place(model, layer, pass, row, head, from);
+                if (head < heads) continue;
+                T* to = (head < both ? keys : values) +
+                        (int64_t(head < both ? head - heads : head - both) * pass.capacity + pass.start + row) * head_dim;
+                for (int i = 0; i < head_dim; ++i) narrow(from[i], to + i);
             }
             #pragma omp barrier
-            residual(layer.cross_out, b.mixed, sizes.mixed, nullptr);
+            if (pass.fill) continue;
+            mine = share(m * heads);
+            for (int task = mine.first; task < mine.last; ++task) {
+                int head = task / m, row = task % m;
+                const uint8_t* visible = pass.visible ? pass.visible + int64_t(row) * stop : nullptr;
+                int64_t position = visible ? pass.positions[row] : pass.start - pass.reserved + row;
+                const int64_t farthest = model.farthest, nearest = model.bidirectional ? -farthest : 0;
+                const float* table = model.distance_bias ? model.distance_bias + head * (farthest - nearest + 1) : nullptr;
+                auto sees = [&](int slot, float& bias) {
+                    int64_t key = visible ? pass.key_positions[slot] : slot - pass.reserved;
+                    if (visible && !visible[slot]) return false;
+                    int64_t distance = position - key;
+                    if (layer.window && key >= 0 && distance >= layer.window) return false;
+                    bias = table ? table[std::min(std::max(distance, nearest), farthest) - nearest] : 0.0f;
+                    return true;
+                };
+                int64_t at = int64_t(head / (heads / kv_heads)) * pass.capacity * head_dim;
+                const int end = visible || model.bidirectional ? stop : pass.start + row + 1;
+                attend(b.qkv + row * features + int64_t(head) * head_dim, keys + at, values + at, end, head_dim, model.scale, sees,
+                       b.scores, b.seen, b.mixed + row * sizes.mixed + int64_t(head) * head_dim);
+            }
+            #pragma omp barrier
+            residual(layer.out, b.mixed, sizes.mixed, layer.out_norm);
+
+            if (pass.source) {
+                product<T>(layer.cross_query, normed(layer.cross_norm, 0, m), dim, m, b, [&](int row, int panel, vec left, vec right) {
+                    put(b.qkv + row * features, panel, layer.cross_query.outputs, left, right);
+                });
+                #pragma omp barrier
+                for (int task = mine.first; task < mine.last; ++task) {
+                    int head = task / m, row = task % m;
+                    int64_t at = (int64_t(index) * heads + head) * pass.source * head_dim;
+                    auto sees = [](int, float& bias) { bias = 0.0f; return true; };
+                    attend(b.qkv + row * features + int64_t(head) * head_dim, static_cast<const T*>(pass.memory_keys) + at,
+                           static_cast<const T*>(pass.memory_values) + at, pass.source, head_dim, model.scale, sees, b.scores,
+                           b.seen, b.mixed + row * sizes.mixed + int64_t(head) * head_dim);
+                }
+                #pragma omp barrier
+                residual(layer.cross_out, b.mixed, sizes.mixed, nullptr);
+            }
         }
-        const int kind = model.activation;
-        if (model.gated)  // a panel holds 16 columns of the gate, then the same 16 of what it gates
-            product<T>(layer.inner, normed(layer.feed_norm, 0, m), dim, m, b, [&](int row, int panel, vec gate, vec up) {
-                store(b.inner + row * sizes.inner + panel * LANES, activate(gate, kind) * up);
-            });
-        else
-            product<T>(layer.inner, normed(layer.feed_norm, 0, m), dim, m, b, [&](int row, int panel, vec left, vec right) {
-                put(b.inner + row * sizes.inner, panel, layer.inner.outputs, activate(left, kind), activate(right, kind));
-            });
-        #pragma omp barrier
-        residual(layer.outer, b.inner, sizes.inner, layer.feed_out_norm);
+        if (!(skipped & 2)) {
+            const int kind = model.activation;
+            if (model.gated)  // a panel holds 16 columns of the gate, then the same 16 of what it gates
+                product<T>(layer.inner, normed(layer.feed_norm, 0, m), dim, m, b, [&](int row, int panel, vec gate, vec up) {
+                    store(b.inner + row * sizes.inner + panel * LANES, activate(gate, kind) * up);
+                });
+            else
+                product<T>(layer.inner, normed(layer.feed_norm, 0, m), dim, m, b, [&](int row, int panel, vec left, vec right) {
+                    put(b.inner + row * sizes.inner, panel, layer.inner.outputs, activate(left, kind), activate(right, kind));
+                });
+            #pragma omp barrier
+            residual(layer.outer, b.inner, sizes.inner, layer.feed_out_norm);
+        }
         if (pass.hidden) {
             Span rows = share(m * dim);
             std::memcpy(pass.hidden + int64_t(l) * m * dim + rows.first, x + rows.first, 4 * (rows.last - rows.first));

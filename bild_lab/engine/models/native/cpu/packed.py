@@ -16,7 +16,7 @@ from bild_lab.engine.models.native.attention import PlacedRows
 from bild_lab.engine.models.native.cache import KeyValueCache
 from bild_lab.engine.models.native.cpu.library import library
 from bild_lab.engine.models.native.cpu.outline import ACTIVATIONS, DecoderOutline, LayerOutline, Weight
-from bild_lab.engine.session import Chain, DraftedChain, GrownTree, Growth
+from bild_lab.engine.session import NOTHING, Chain, DraftedChain, GrownTree, Growth, Skipped
 
 LANES, PANEL = 16, 32  # columns of a vector, and of a panel of weights
 
@@ -55,7 +55,7 @@ class _Pass(Structure):
     _fields_ = (
         *((name, c_int32) for name in "count start reserved scored layers source threads fill".split()),
         ("capacity", c_int64),
-        *((name, c_void_p) for name in "tokens x layer visible positions key_positions keys values".split()),
+        *((name, c_void_p) for name in "tokens x layer skipped visible positions key_positions keys values".split()),
         *((name, c_void_p) for name in ("memory_keys", "memory_values", "cos", "sin")),
         ("table", c_int64),
         *((name, c_void_p) for name in ("hidden", "head_input", "logits")),
@@ -154,12 +154,14 @@ class PackedDecoder:
         reserved: int = 0,
         hidden: bool = False,
         fill: bool = False,
+        skipped: Skipped = NOTHING,
     ) -> PackedScores:
         """Rows at the cache's slots from `start` on, as token ids or as the states that the first layer reads.
 
         memory: cross-attention keys and values, [layers heads s dim] each. scored: for how many of the last rows
         there are logits. layers: indices; None: all. placed: where the rows stand; None: a chain without a prefix.
         reserved: slots of a prefix. fill: only the keys and values of these layers, each from the same states.
+        skipped: blocks that are left out.
         """
         rows, m = rows.contiguous(), rows.shape[0]
         chosen = self._every_layer if layers is None else torch.tensor(list(layers), dtype=torch.int32)
@@ -170,6 +172,10 @@ class PackedDecoder:
         work = self._pass(m, start, cache, memory, (cos, sin))
         work.reserved, work.scored, work.layers, work.fill = reserved, scored, len(chosen), fill
         work.layer = chosen.data_ptr()
+        if skipped:
+            marks = [(at in skipped.attention) + 2 * (at in skipped.feed_forward) for at in chosen.tolist()]
+            left_out = torch.tensor(marks, dtype=torch.int32)
+            work.skipped = left_out.data_ptr()
         if rows.is_floating_point():
             x = rows.float().clone()
         else:
