@@ -115,13 +115,12 @@ class AdaptiveSkipDrafter(Drafter):
         self._drafter.observe(draft, scores, verdict)
         if self._guessed is None:
             return
-        right = likeliest(precise(scores.logits[: len(draft)])).to(self._guessed.device)
+        guessed = self._guessed[: len(draft)]
+        right = likeliest(precise(scores.logits[: len(draft)])).to(guessed.device)
         drafted = draft.tokens if draft.probs is None else likeliest(draft.probs)
         self._judged += len(draft)
-        self._matches = tuple(
-            before + int((guessed == right).sum())
-            for before, guessed in zip(self._matches, (drafted, self._guessed), strict=True)
-        )
+        used, candidate = self._matches
+        self._matches = used + int((drafted == right).sum()), candidate + int((guessed == right).sum())
         if self._judged >= self._context:
             self._decide()
 
