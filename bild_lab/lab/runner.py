@@ -20,12 +20,14 @@ from bild_lab.lab.data.examples import Example
 from bild_lab.lab.measure.certificate import Certificate, certify, count_verdicts
 from bild_lab.lab.measure.device_use import DeviceUse
 from bild_lab.lab.measure.environment import OtherLoad, RanksLoad, environment, peak_memory_mb
+from bild_lab.lab.measure.likelihood import log_probabilities
 from bild_lab.lab.measure.nan_check import require_no_nan
 from bild_lab.lab.measure.timing import BASELINE, METHOD, Stages, Timed, time_methods, trace_stages, warm_up
 from bild_lab.lab.point import Point
+from bild_lab.lab.results.change import change_of
 from bild_lab.lab.results.example_rows import measured_examples, with_trace
 from bild_lab.lab.results.records import Sweep
-from bild_lab.lab.results.summary import agreement, decoding_costs, summarize
+from bild_lab.lab.results.summary import agreement, decoding_costs, qualities, summarize
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.setting import Environment, Setting
 from bild_lab.lab.shapes.command import with_fitted_tree
@@ -40,6 +42,7 @@ PARTS = {  # of a measurement: their names in a result's `seconds`, and on the s
     "trace": "tracing",
     "certify": "certifying",
     "check": "checking",
+    "likelihood": "scoring by the target",
     "metrics": "scoring",
 }
 
@@ -98,8 +101,15 @@ def run_point(
     clock.begin("check")
     for request, one in zip(requests, timed[METHOD], strict=True):
         require_no_nan(decoder.running, request, one.token_ids)
+    clock.begin("likelihood")
+    likelihoods = None
+    if point.measure.target_log_probability:
+        tokens = {name: [one.token_ids for one in several] for name, several in timed.items()}
+        likelihoods = log_probabilities(decoder.running[0], requests, tokens)
     clock.begin("metrics")
-    texts = {name: [decoder.text(one.token_ids).strip() for one in several] for name, several in timed.items()}
+    # what a program begins with counts; a space at its end does not
+    texts = {name: [decoder.text(one.token_ids).rstrip() for one in several] for name, several in timed.items()}
+    judged, scores = qualities(point.scoring, examples, texts, point.seed)
     result = Result(
         point=point.id,
         name=point.name,
@@ -110,7 +120,10 @@ def run_point(
         setting=Setting(point.setting),
         facts=point.facts,
         same_as_baseline=point.same_as_baseline,
-        **summarize(point.metric, examples, timed, texts, point.seed),
+        quality=judged.pop(point.scoring.lead),
+        further_qualities=judged,
+        change=change_of(timed, likelihoods, point.sampling.greedy, point.seed),
+        **summarize(examples, timed, point.seed),
         agreement_with_target=agreement(timed) if point.baseline_is_target else None,
         certificate=None if certificates is None else count_verdicts(certificates),
         peak_memory_mb=peak_memory_mb(device),
@@ -120,7 +133,7 @@ def run_point(
     )
     clock.end()
     result = replace(result, seconds={"setup": setup_s, **clock.laps, "total": setup_s + sum(clock.laps.values())})
-    measured = measured_examples(examples, timed, texts, certificates or ())
+    measured = measured_examples(examples, timed, texts, certificates or (), scores, likelihoods)
     spans = iter(() if stages is None else stages.spans)
     for index, example in enumerate(examples[: point.measure.traced_examples]):
         measured[index] = with_trace(measured[index], example.prompt, next(spans, ()), decoder.pieces)
