@@ -97,14 +97,11 @@ def test_a_metric_that_is_no_mean_is_computed_for_every_resample(metric) -> None
 
 
 def test_a_list_of_values_is_a_mean_and_a_key_chooses_among_several_results(metric) -> None:
-    metric(
-        lambda predictions, references: {
-            "f1": list(map(str.__eq__, predictions, references))
-            and [1.0 * (one == other) for one, other in zip(predictions, references, strict=True)],
-            "other": 0.5,
-            "words": "no number",
-        }
-    )
+    def several(predictions: list[str], references: list[str]) -> dict[str, object]:
+        each = [1.0 * (one == other) for one, other in zip(predictions, references, strict=True)]
+        return {"f1": each, "other": 0.5, "words": "no number"}
+
+    metric(several)
     assert isinstance(evaluate_measure("evaluate:share@f1", PREDICTIONS, REFERENCES), Mean)
     assert score("evaluate:share@f1", PREDICTIONS, REFERENCES).metric == "f1"
     with pytest.raises(UserError, match=r"evaluate:share gives f1, other, words; choose .* evaluate:share@KEY"):
