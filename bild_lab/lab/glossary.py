@@ -60,9 +60,9 @@ TERMS = (
     Term(
         "BLEU, chrF, ROUGE-L, agreement",
         "Quality metrics, from 0 to 100. BLEU counts the sequences of one to four words that outputs share with the "
-        "references, chrF those of one to six characters. ROUGE-L uses the longest common subsequence of words, TER "
-        "the edits that lead to the reference (shown as 100 minus them). Agreement is the share of outputs that equal the "
-        "baseline’s. A metric’s signature lists the options that it was computed with.",
+        "references, chrF those of one to six characters. ROUGE-L uses the longest common subsequence of words, and "
+        "TER the edits that lead to the reference (shown as 100 minus them). Agreement is the share of outputs that "
+        "equal the baseline’s. A metric’s signature lists the options that it was computed with.",
     ),
     explained("quality_difference"),
     Term(

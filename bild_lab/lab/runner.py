@@ -20,7 +20,7 @@ from bild_lab.lab.data.examples import Example
 from bild_lab.lab.measure.certificate import Certificate, certify, count_verdicts
 from bild_lab.lab.measure.device_use import DeviceUse
 from bild_lab.lab.measure.environment import OtherLoad, RanksLoad, environment, peak_memory_mb
-from bild_lab.lab.measure.likelihood import log_probabilities
+from bild_lab.lab.measure.likelihood import log_probabilities, log_probability
 from bild_lab.lab.measure.nan_check import require_no_nan
 from bild_lab.lab.measure.timing import BASELINE, METHOD, Stages, Timed, time_methods, trace_stages, warm_up
 from bild_lab.lab.point import Point
@@ -99,13 +99,16 @@ def run_point(
     clock.begin("certify")
     certificates = certify_all(point, requests, timed) if point.measure.certify else None
     clock.begin("check")
+    likelihoods: dict[str, list[float]] = {METHOD: []}
     for request, one in zip(requests, timed[METHOD], strict=True):
-        require_no_nan(decoder.running, request, one.token_ids)
+        logits = require_no_nan(decoder.running, request, one.token_ids)  # the target's, whose forward serves twice
+        if point.measure.target_log_probability:
+            likelihoods[METHOD].append(log_probability(logits, one.token_ids))
     clock.begin("likelihood")
-    likelihoods = None
-    if point.measure.target_log_probability:
-        tokens = {name: [one.token_ids for one in several] for name, several in timed.items()}
-        likelihoods = log_probabilities(decoder.running[0], requests, tokens)
+    if point.measure.target_log_probability and BASELINE in timed:
+        ours, theirs = ([one.token_ids for one in timed[name]] for name in (METHOD, BASELINE))
+        target = decoder.running[0]
+        likelihoods[BASELINE] = log_probabilities(target, requests, theirs, ours, likelihoods[METHOD])
     clock.begin("metrics")
     # what a program begins with counts; a space at its end does not
     texts = {name: [decoder.text(one.token_ids).rstrip() for one in several] for name, several in timed.items()}
@@ -122,7 +125,7 @@ def run_point(
         same_as_baseline=point.same_as_baseline,
         quality=judged.pop(point.scoring.lead),
         further_qualities=judged,
-        change=change_of(timed, likelihoods, point.sampling.greedy, point.seed),
+        change=change_of(timed, likelihoods if likelihoods[METHOD] else None, point.sampling.greedy, point.seed),
         **summarize(examples, timed, point.seed),
         agreement_with_target=agreement(timed) if point.baseline_is_target else None,
         certificate=None if certificates is None else count_verdicts(certificates),

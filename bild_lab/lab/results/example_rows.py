@@ -36,7 +36,7 @@ def measured_examples(
             rounds=[measured_round(each) for each in one.trace.rounds],
             certificate=asdict(certificates[index]) if certificates else None,
             scores=scores[index] or None if scores else None,
-            log_probability=likely[METHOD][index] if METHOD in likely else None,
+            log_probability=likely[METHOD][index] if likely.get(METHOD) else None,
         )
         if BASELINE in timed:
             other = timed[BASELINE][index]
@@ -45,7 +45,7 @@ def measured_examples(
                 baseline_prediction=texts[BASELINE][index],
                 baseline_token_ids=other.token_ids,
                 baseline_latency_s=other.latency_s,
-                baseline_log_probability=likely[BASELINE][index] if BASELINE in likely else None,
+                baseline_log_probability=likely[BASELINE][index] if likely.get(BASELINE) else None,
             )
         found.append(measured)
     return found

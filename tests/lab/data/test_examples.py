@@ -216,7 +216,10 @@ def test_an_empty_dataset_is_refused(tmp_path: Path) -> None:
         ({"limit": 1.5}, "dataset.limit must be a whole number >= 1, got 1.5"),
         ({"max_source_tokens": -1}, "dataset.max_source_tokens must be a whole number >= 1, got -1"),
         ({"prompt_template": "summarize:"}, "must contain {source}, got 'summarize:'"),
-        ({"metric": "meteor"}, "dataset.metric must be one of bleu, rouge, agreement, got 'meteor'"),
+        (
+            {"metric": "meteor"},
+            "rouge, exact_match, numeric, pass_at_1, agreement, evaluate:NAME_OR_PATH, got 'meteor'",
+        ),
         ({"reference_column": None}, "dataset.metric=bleu needs references"),
         ({"source_column": None, "path": None, "builtin": "toy"}, "dataset.source_column must name the column"),
         ({"source_column": []}, "dataset.source_column must be a column's name or a list of names, got []"),

@@ -10,6 +10,7 @@ import torch
 from bild_lab.lab.load import load
 from bild_lab.lab.measure import likelihood
 from bild_lab.lab.measure.likelihood import log_probabilities, log_probability
+from bild_lab.lab.measure.nan_check import text_logits
 
 
 @pytest.mark.parametrize("engine", ["native", "hf"])
@@ -30,12 +31,13 @@ def test_it_is_the_sum_over_the_tokens_of_the_text(
         with torch.no_grad():
             expected += float(module(**given).logits[0, -1].log_softmax(-1)[token])
     monkeypatch.setattr(likelihood, "ROWS", 3)  # also across parts
-    assert log_probability(decoder.target, request, emitted) == pytest.approx(expected, abs=1e-3)
-    assert log_probability(decoder.target, request, []) == 0.0
+    assert log_probability(text_logits(decoder.target, request, emitted), emitted) == pytest.approx(expected, abs=1e-3)
+    assert log_probability(text_logits(decoder.target, request, []), []) == 0.0
 
 
-def test_equal_texts_of_a_request_are_scored_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    scored: list[tuple[int, ...]] = []
-    monkeypatch.setattr(likelihood, "log_probability", lambda target, request, text: scored.append(text) or -len(text))
-    found = log_probabilities(None, [0, 1], {"method": [[1, 2], [3]], "baseline": [[1, 2], [4, 4, 4]]})
-    assert found == {"method": [-2, -1], "baseline": [-2, -3]} and scored == [(1, 2), (3,), (4, 4, 4)]
+def test_a_text_whose_value_is_known_is_not_scored_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    scored: list[list[int]] = []
+    monkeypatch.setattr(likelihood, "text_logits", lambda target, request, text: scored.append(text))
+    monkeypatch.setattr(likelihood, "log_probability", lambda logits, text: -len(text))
+    found = log_probabilities(None, [0, 1], [[1, 2], [4, 4, 4]], [[1, 2], [3]], [-0.5, -0.25])
+    assert found == [-0.5, -3] and scored == [[4, 4, 4]]
