@@ -151,3 +151,22 @@ def test_a_clock_tells_each_lap(monkeypatch: pytest.MonkeyPatch) -> None:
     clock.end()
     assert clock.laps == {"load": 1.0, "decode": 4.0}
     assert named == ["loading models", "decoding"]
+
+
+@pytest.mark.slow
+def test_programs_are_run_for_the_policy_and_the_baseline_and_their_verdicts_are_stored(
+    checkpoints: Path, texts: dict[str, list[str]], tmp_path: Path
+) -> None:
+    """The test of each program is that it holds what the target says."""
+    file = tmp_path / "test.jsonl"
+    rows = zip(PROMPTS, texts["baseline"], strict=True)
+    file.write_text("".join(json.dumps({"de": prompt, "test": repr(text)}) + "\n" for prompt, text in rows))
+    words = [f"pair.target={checkpoints / 'llama'}", f"pair.draft={checkpoints / 'llama-draft'}", "dataset=local"]
+    words += [f"dataset.path={file}", "dataset.source_column=de", f"decoding.max_new_tokens={NEW}"]
+    words += ["+dataset.reference_template='assert \"{answer}\".strip() == {test}'", "dataset.metric=pass_at_1"]
+    words += ["policy=bild", "policy.fallback=0.1", "policy.rollback=inf", "measure.repeats=1", "measure.run_code=true"]
+    points.cached_examples.cache_clear()
+    result = run_point(prepare(compose_config(words)), Sweep(tmp_path / "sweep"))
+    same = [mine == theirs for mine, theirs in zip(texts["method"], texts["baseline"], strict=True)]
+    assert (result.quality.metric, result.quality.value, result.quality.baseline) == ("pass@1", 25 * sum(same), 100)
+    assert [one.scores["pass_at_1"] for one in read_examples(result.folder)] == [100.0 * equal for equal in same]

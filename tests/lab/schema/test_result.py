@@ -98,6 +98,7 @@ def test_the_table_of_version_1_is_the_table_of_today(tmp_path: Path) -> None:
     write_table([Result.from_json(version_1(policy)) for policy in POLICIES], tmp_path / "sweep.csv")
     old, new = pd.read_csv(VERSION_1 / "sweep.csv"), pd.read_csv(tmp_path / "sweep.csv")
     assert new.pop("busy_elsewhere_percent").tolist() == [90.6, 91.1, 87.8]
+    assert new.pop("temperature").tolist() == [0, 0, 0]
     later = new[[column.name for column in CHANGE]]
     assert later.isna().all(axis=None)
     pd.testing.assert_frame_equal(new.drop(columns=later.columns), old)
