@@ -13,6 +13,7 @@ from bild_lab.lab.metrics import require_metric
 from bild_lab.lab.metrics.programs import ANSWER
 
 BUILTIN = ("toy",)
+SHOT = "{source}\n{reference}\n\n"
 _TEXTS = (
     *("path", "split", "prompt_template", "metric", "hub_id", "history", "next_turn_template"),
     *("reference_template", "shot_split", "shot_template"),
@@ -59,9 +60,9 @@ class DatasetSpec:
     cut: Sequence[str] | None = None  # the text that is scored ends before the first of these; agreement compares all
     # a reference made of columns, {NAME} each; pass_at_1 wants a program with its tests, and {answer} for the output
     reference_template: str | None = None
-    shots: int = 0  # solved examples before every question: the first ones of the split shot_split
-    shot_split: str = "train"
-    shot_template: str = "{source}\n{reference}\n\n"  # of a solved example; must hold both
+    shots: int = 0  # how many solved examples stand before every question
+    shot_split: str = "train"  # the first examples of this split; it must be another one than split
+    shot_template: str = SHOT  # of a solved example; must hold both
     max_source_tokens: int | None = None  # the tokenizer cuts the prompt to this length, at least 1; null: never
 
     def __post_init__(self) -> None:
@@ -141,7 +142,7 @@ class DatasetSpec:
         held = self.shot_template or ""
         if self.shots and not ("{source}" in held and "{reference}" in held):
             raise UserError(f"dataset.shot_template must hold {{source}} and {{reference}}, got {self.shot_template!r}")
-        if self.shots and canonical_split(self.shot_split) == canonical_split(self.split):
+        if self.shots and canonical_split(self.shot_split or "") == canonical_split(self.split):
             raise UserError(
                 f"dataset.shot_split must be another split than dataset.split, got {self.split!r} twice: the prompt "
                 "would show the answers"
