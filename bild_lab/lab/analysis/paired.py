@@ -15,8 +15,8 @@ from bild_lab.lab.hashing import plain_numbers
 from bild_lab.lab.metrics import Difference, Judged, cut_text, judge, judge_values
 from bild_lab.lab.metrics.scoring import AGREEMENT
 from bild_lab.lab.schema.measured_examples import MeasuredExample
+from bild_lab.lab.schema.quality import Quality
 from bild_lab.lab.schema.result import Result, Speedup
-from bild_lab.lab.schema.setting import Setting
 
 SIGNIFICANT = 0.05
 SACREBLEU_SEED = 12345  # with it, intervals of BLEU are those of `sacrebleu --paired-bs`
@@ -210,34 +210,44 @@ def _qualities(
     references: Sequence[Sequence[str]] | None,
 ) -> list[ComparedQuality]:
     """Every metric that A and B both have, the leading one first, over these examples."""
-    sides = (pair.a, pair.b)
     further = [name for name in pair.a.further_qualities if name in pair.b.further_qualities]
     found = []
     for metric in (pair.a.setting.metric, *further):
-        own = [one.further_qualities.get(metric, one.quality) for one in sides]
-        difference = _judged(pair.b.setting, metric, own[1].metric, examples[1], examples[0], references)
-        values = [
-            # the result's own quality, or that of these examples alone if it decoded more
-            one.value
-            if len(several) == count
-            else None
-            if (judged := _judged(side.setting, metric, one.metric, several, None, references)) is None
-            else judged.score.value
-            for side, one, several, count in zip(sides, own, examples, decoded, strict=True)
-        ]
-        found.append(ComparedQuality(own[0].metric, tuple(values), difference and difference.difference))
+        sides = zip((pair.a, pair.b), examples, decoded, strict=True)
+        values = tuple(_value(side, metric, several, count, references) for side, several, count in sides)
+        judged = _judged(pair.b, metric, examples[1], examples[0], references)
+        shown = _quality(pair.a, metric).metric
+        found.append(ComparedQuality(shown, values, None if judged is None else judged.difference))
     return found
 
 
-def _judged(
-    setting: Setting,
+def _quality(result: Result, metric: str) -> Quality:
+    return result.further_qualities.get(metric, result.quality)
+
+
+def _value(
+    result: Result,
     metric: str,
-    shown: str,
+    examples: Sequence[MeasuredExample],
+    decoded: int,
+    references: Sequence[Sequence[str]] | None,
+) -> float | None:
+    """The result's own quality, or that of these examples alone if it decoded more."""
+    if len(examples) == decoded:
+        return _quality(result, metric).value
+    judged = _judged(result, metric, examples, None, references)
+    return None if judged is None else judged.score.value
+
+
+def _judged(
+    result: Result,
+    metric: str,
     outputs: Sequence[MeasuredExample],
     baseline: Sequence[MeasuredExample] | None,
     references: Sequence[Sequence[str]] | None,
 ) -> Judged | None:
-    """Outputs, beside others if there are any, from their stored values or else from their texts."""
+    """A result's outputs, beside others if there are any, from their stored values or else from their texts."""
+    shown, cut = _quality(result, metric).metric, result.setting.get("cut") or ()
     sides = [outputs] if baseline is None else [outputs, baseline]
     if all(metric in (one.scores or {}) for side in sides for one in side):
         return judge_values(shown, *([one.scores[metric] for one in side] for side in sides), seed=SACREBLEU_SEED)
@@ -246,7 +256,7 @@ def _judged(
         return judge_values(shown, *equal, seed=SACREBLEU_SEED)
     if references is None:
         return None
-    texts = [[cut_text(one.prediction, setting.get("cut") or ()) for one in side] for side in sides]
+    texts = [[cut_text(one.prediction, cut) for one in side] for side in sides]
     return judge(metric, texts[0], texts[1] if len(texts) > 1 else None, references, seed=SACREBLEU_SEED)
 
 
