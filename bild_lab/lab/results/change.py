@@ -26,11 +26,12 @@ def change_of(
     tokens = {name: [one.token_ids for one in several] for name, several in timed.items()}
     found: dict[str, Any] = {}
     if BASELINE in tokens:
+        pairs = list(zip(tokens[METHOD], tokens[BASELINE], strict=True))
         if greedy:
-            shared = [_shared(*pair) for pair in zip(tokens[METHOD], tokens[BASELINE], strict=True)]
+            shared = [_shared(own, base) for own, base in pairs]
             changed = [length for length in shared if length is not None]
             found |= {"changed": len(changed) / len(shared), "first_difference": median(changed) if changed else None}
-        lengths = np.array([[len(own), len(base)] for own, base in zip(*_both(tokens), strict=True)], dtype=float)
+        lengths = np.array([[len(own), len(base)] for own, base in pairs], dtype=float)
         found |= _estimate("length_ratio", _ratio(lengths.sum(axis=0)), _ratio(resampled_sums(lengths, seed)))
     if log_probabilities is not None:
         found |= _likelihood(tokens, log_probabilities, seed)
@@ -58,10 +59,6 @@ def _shared(own: Sequence[int], base: Sequence[int]) -> int | None:
         return None
     pairs = enumerate(zip(own, base, strict=False))
     return next((place for place, (one, other) in pairs if one != other), min(len(own), len(base)))
-
-
-def _both(tokens: Mapping[str, Any]) -> tuple[Any, Any]:
-    return tokens[METHOD], tokens[BASELINE]
 
 
 def _ratio(sums: np.ndarray) -> np.ndarray:

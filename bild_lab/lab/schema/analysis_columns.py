@@ -21,7 +21,7 @@ CHANGE = (
         label="tokens before the first difference",
         heading="first difference",
         unit="tokens",
-        digits=0,
+        digits=1,
     ),
     Column(
         "length_ratio",
