@@ -39,7 +39,7 @@ from bild_lab.lab.hashing import content_hash, data_hash, file_hash
 from bild_lab.lab.load import load, require_engine
 from bild_lab.lab.measure.environment import environment, placement_setting
 from bild_lab.lab.measure.timing import BASELINE, METHOD
-from bild_lab.lab.metrics.evaluate_module import PREFIX, script_of
+from bild_lab.lab.metrics.evaluate_module import PREFIX, require_loadable, script_of
 from bild_lab.lab.metrics.programs import require_permission
 from bild_lab.lab.metrics.scoring import AGREEMENT, Scoring
 from bild_lab.lab.results.records import require_writable
@@ -170,6 +170,8 @@ def _require_scorable(scoring: Scoring, measure: MeasureSpec, runtime: RuntimeSp
                 f"{metric} is no local folder, and a community metric is Python code from the hub; correct the path, "
                 "or allow it with runtime.trust_remote_code=true"
             )
+        if metric.startswith(PREFIX):
+            require_loadable(metric)
 
 
 def _further(scoring: Scoring) -> dict[str, str]:

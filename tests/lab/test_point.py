@@ -225,7 +225,11 @@ def test_a_policy_that_the_toy_pair_can_decode_with_is_not_refused_before_it_is_
         prepare(compose_config(["dataset.limit=1", f"policy={policy}", *OWN_WORDS.get(policy, [])]))
 
 
-def test_another_script_of_a_local_metric_gives_another_name(base: list[str], tmp_path: Path) -> None:
+def test_another_script_of_a_local_metric_gives_another_name(
+    base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[str] = []
+    monkeypatch.setattr(module, "require_loadable", loaded.append)
     (tmp_path / "own").mkdir()
     (script := tmp_path / "own" / "own.py").write_text("first")
     words = [*base, f"dataset.metric=evaluate:{tmp_path / 'own'}"]
@@ -233,9 +237,11 @@ def test_another_script_of_a_local_metric_gives_another_name(base: list[str], tm
     assert name_of(*words) == before
     script.write_text("second")
     assert name_of(*words) != before
+    assert loaded == [f"evaluate:{tmp_path / 'own'}"] * 3  # before anything is decoded
 
 
-def test_what_runs_code_is_refused_unless_it_was_allowed(base: list[str]) -> None:
+def test_what_runs_code_is_refused_unless_it_was_allowed(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "require_loadable", lambda metric: None)
     program = "+dataset.reference_template='{answer}'"
     with pytest.raises(UserError, match=r"allow it with measure\.run_code=true"):
         name_of(*base, "dataset.metric=pass_at_1", program)

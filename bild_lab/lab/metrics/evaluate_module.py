@@ -43,6 +43,11 @@ def evaluate_measure(asked: str, predictions: Sequence[str], references: Sequenc
     return Corpora(name, len(outputs), compute, signature)
 
 
+def require_loadable(asked: str) -> None:
+    """Raise UserError, before anything is decoded, for a metric that cannot be loaded or compares no texts."""
+    _references(asked, _module(asked.removeprefix(PREFIX).partition("@")[0]), [])
+
+
 def script_of(asked: str) -> Path | None:
     """The script of a metric in a local folder; None for one of the hub."""
     path = Path(asked.removeprefix(PREFIX).partition("@")[0]).expanduser()

@@ -11,7 +11,7 @@ import pytest
 
 from bild_lab.errors import UserError
 from bild_lab.lab.metrics import compare, evaluate_module, judge, score
-from bild_lab.lab.metrics.evaluate_module import evaluate_measure, script_of
+from bild_lab.lab.metrics.evaluate_module import evaluate_measure, require_loadable, script_of
 from bild_lab.lab.metrics.measures import Corpora, Mean
 
 SCRIPT = """
@@ -125,9 +125,11 @@ def test_a_metric_gets_one_reference_or_all_as_it_asks(metric, monkeypatch: pyte
     module.features = [texts("Sequence"), texts()]
     module.compute = lambda predictions, references: share(predictions, [one[-1] for one in references])
     assert score("evaluate:share", ["b", "d"], [["a", "b"], ["d"]]).value == 100
+    require_loadable("evaluate:share@key")
     module.features = {"predictions": None}
-    with pytest.raises(UserError, match="compares no predictions with references"):
-        score("evaluate:share", ["a"], [["a"]])
+    for refused in (lambda: score("evaluate:share", ["a"], [["a"]]), lambda: require_loadable("evaluate:share")):
+        with pytest.raises(UserError, match="compares no predictions with references"):
+            refused()
 
 
 def test_a_local_metric_is_a_folder_or_its_script(tmp_path: Path) -> None:
