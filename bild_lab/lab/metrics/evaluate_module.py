@@ -120,12 +120,14 @@ def _scale(
 
 
 def _means(compute: Callable[[Sequence[int]], float], count: int) -> list[float] | None:
-    """The value of each example, if their mean is the value of all; else None."""
+    """The value of each example, if their mean is the value of all, and of some resamples; else None."""
     for size in (min(LOOKED_AT, count), count):
         try:
-            values = [compute([at]) for at in range(size)]
+            values = np.array([compute([at]) for at in range(size)])
         except UserError:  # some metrics have no value for a single text
             return None
-        if not np.isclose(np.mean(values), compute(range(size)), rtol=1e-6, atol=1e-6):
-            return None
-    return values
+        generator = np.random.default_rng(0)
+        for picks in (np.arange(size), *generator.integers(size, size=(LOOKED_AT, size))):
+            if not np.isclose(values[picks].mean(), compute(picks.tolist()), rtol=1e-6, atol=1e-6):
+                return None
+    return values.tolist()

@@ -164,7 +164,9 @@ def _judged(ours: Measure, theirs: Measure | None, seed: int) -> Judged:
     scored = _score(ours, seed, values)
     if theirs is None:
         return Judged(scored, None, ours.per_example)
-    value, differences = scored.value - theirs.value(), values - theirs.resampled(seed)
+    others = theirs.resampled(seed)
+    count = min(len(values), len(others))  # one may be a mean where the other is not; their first draws are the same
+    value, differences = scored.value - theirs.value(), values[:count] - others[:count]
     difference = Difference(ours.metric, value, *interval(differences), p_value(differences, value))
     return Judged(scored, difference, ours.per_example)
 

@@ -92,8 +92,20 @@ def test_a_metric_that_is_no_mean_is_computed_for_every_resample(metric) -> None
     one = distinct([predictions[at] for at in drawn], [references[at][0] for at in drawn])["share"]
     resampled = measure.resampled(7)
     assert len(resampled) == 100 and resampled[0] == pytest.approx(100 * one)
-    difference = compare("evaluate:share", ["b", "a", "b", "x", "y", "z"], predictions, references, seed=7)
-    assert 0 < difference.low <= difference.value == pytest.approx(60) <= difference.high
+    right = [several[0] for several in references]  # whose every value is 100, as that of a mean would be
+    assert evaluate_measure("evaluate:share", right, references).per_example is not None
+    difference = compare("evaluate:share", right, predictions, references, seed=7)
+    resampled = 100 - measure.resampled(7)
+    assert difference.value == pytest.approx(60)
+    assert (difference.low, difference.high) == pytest.approx((sorted(resampled)[2], sorted(resampled)[-3]))
+
+
+def test_a_metric_that_is_a_mean_by_chance_is_none(metric) -> None:
+    """Four of five references are there, as four of five texts are right, but of other examples it is not so."""
+    metric(distinct)
+    predictions, references = ["a", "b", "c", "d", "x"], [["a"], ["b"], ["c"], ["d"], ["e"]]
+    assert evaluate_measure("evaluate:share", predictions, references).value() == pytest.approx(80)
+    assert evaluate_measure("evaluate:share", predictions, references).per_example is None
 
 
 def test_a_list_of_values_is_a_mean_and_a_key_chooses_among_several_results(metric) -> None:
