@@ -12,7 +12,7 @@ from bild_lab.engine.request import Request
 from bild_lab.engine.session import LoadedModel
 from bild_lab.lab.measure.nan_check import text_logits
 
-ROWS = 1024  # of which the log-softmax is taken at once
+ROWS = 256  # of which the log-softmax is taken at once
 
 
 def log_probability(logits: Float[Tensor, "m vocab"], emitted: Sequence[int]) -> float:
