@@ -53,9 +53,17 @@ def test_files_can_be_read_but_not_changed(tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.iterdir()] == ["kept"] and file.read_text() == "here"
 
 
-@pytest.mark.parametrize("attempt", ["os.fork()", "os.kill(os.getppid(), 0)", "threading.Thread(target=print).start()"])
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        "os.fork()",
+        "os.kill(os.getppid(), 0)",
+        "fcntl.fcntl(1, fcntl.F_SETOWN, 1)",
+        "threading.Thread(target=print).start()",
+    ],
+)
 def test_there_are_no_other_processes_and_threads(attempt: str) -> None:
-    assert ends_well("import os, threading\n" + REFUSED.format(attempt=attempt))
+    assert ends_well("import fcntl, os, threading\n" + REFUSED.format(attempt=attempt))
 
 
 def test_memory_and_time_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
