@@ -113,16 +113,23 @@ class RuntimeSpec:
 
 @dataclass(frozen=True)
 class MeasureSpec:
-    """How often to time. baseline: the policy to compare with, or null. certify: check outputs against the target's."""
+    """How often to time. baseline: the policy to compare with, or null. certify: check outputs against the target's.
+
+    target_log_probability: score every text by the target. run_code: let dataset.metric=pass_at_1 run programs.
+    """
 
     warmup: int
     repeats: int
     baseline: str | None
     traced_examples: int
     certify: bool
+    target_log_probability: bool = True
+    run_code: bool = False
 
     def __post_init__(self) -> None:
         require_flag("measure.certify", self.certify)
+        require_flag("measure.target_log_probability", self.target_log_probability)
+        require_flag("measure.run_code", self.run_code)
         require_whole("measure.warmup", self.warmup, 0)
         require_whole("measure.repeats", self.repeats, 1)
         require_whole("measure.traced_examples", self.traced_examples, 0)

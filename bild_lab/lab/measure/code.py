@@ -27,10 +27,12 @@ MEASURING = (
     "lab/measure/certificate.py",
     "lab/measure/device_use.py",  # detects timings that shared a device
     "lab/measure/environment.py",  # peak memory and other load
+    "lab/measure/likelihood.py",
     "lab/measure/nan_check.py",  # decides which results are stored at all
     "lab/measure/timing.py",
     "lab/metrics",
     "lab/point.py",  # passes the configuration to the measuring code
+    "lab/results/change.py",
     "lab/results/example_rows.py",
     "lab/results/summary.py",
     "lab/runner.py",
@@ -52,7 +54,9 @@ NOT_MEASURING = (
     "lab/data/__init__.py",
     "lab/data/hub_datasets.py",  # all prompts, references and categories are part of the point's name
     "lab/data/local_files.py",
+    "lab/data/dataset_spec.py",
     "lab/data/examples.py",
+    "lab/data/row_values.py",
     "lab/data/toy.py",
     "lab/data/toy_lexicon.py",
     "lab/data/toy_phrases.py",

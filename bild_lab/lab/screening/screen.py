@@ -22,6 +22,7 @@ from bild_lab.lab.data.local_files import canonical_split
 from bild_lab.lab.measure.cost_model import CostModel, TimedText
 from bild_lab.lab.measure.timing import METHOD, time_methods
 from bild_lab.lab.metrics import score_pool
+from bild_lab.lab.metrics.scoring import AGREEMENT
 from bild_lab.lab.point import Point, decoder_of, prepare, sweep_folder
 from bild_lab.lab.screening.candidates import Candidate, Grid, vanilla
 from bild_lab.lab.screening.replay import FOLDER, Records, Replay, Screened, versions
@@ -171,7 +172,9 @@ class Screening:
     def rows(self, screened: Sequence[Screened], model: CostModel) -> list[Row]:
         """The points' rows. screened: the target alone first."""
         pool, references, picks = self._pool(screened)
-        scores = score_pool(self.point.metric, pool, references, picks, picks[0], seed=self.point.seed)
+        scoring, seed = self.point.scoring, self.point.seed
+        judged = (scoring.lead, pool, references, picks, picks[0])
+        scores = score_pool(*judged, seed=seed, run_code=scoring.run_code)
         baseline_s = model.seconds(screened[0].features)
         rows = []
         for one, (score, difference) in zip(screened[1:], scores[1:], strict=True):
@@ -203,6 +206,7 @@ class Screening:
         place: dict[tuple[int, tuple[int, ...]], int] = {}
         pool: list[str] = []
         references: list[tuple[str, ...]] = []
+        scoring = self.point.scoring
         own = [decoder.text(list(text.token_ids)) for text in screened[0].texts]
         picks = []
         for one in screened:
@@ -211,8 +215,8 @@ class Screening:
                 key = (index, text.token_ids)
                 if key not in place:
                     place[key] = len(pool)
-                    pool.append(decoder.text(list(text.token_ids)))
-                    agreement = self.point.metric == "agreement"
+                    pool.append(scoring.scored_text(scoring.lead, decoder.text(list(text.token_ids))))
+                    agreement = scoring.lead == AGREEMENT
                     references.append((own[index],) if agreement else examples[index].references)
                 chosen.append(place[key])
             picks.append(chosen)

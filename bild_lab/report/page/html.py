@@ -23,6 +23,7 @@ from bild_lab.report.categories import category_table
 from bild_lab.report.headline import sentences
 from bild_lab.report.overlay import overlays
 from bild_lab.report.page.batches import batch_figure, batch_rows
+from bild_lab.report.page.change import change_table
 from bild_lab.report.page.costs import cost_table, prediction_table
 from bild_lab.report.page.heat import heat_maps
 from bild_lab.report.page.interactive import acceptance_figure, stages_figure
@@ -137,7 +138,7 @@ def _section(group: Group, colours: dict[str, Mark], index: int, figures: dict[s
         "title": setting_title(group.setting),
         "setting": group.setting,
         "details": [(key, _plain(value)) for key, value in group.setting.items()],
-        "signature": group.results[0].quality.signature,
+        "signatures": _signatures(group),
         "metric": group.metric,
         "relative": group.relative,
         "best": best_rows(group),
@@ -153,12 +154,20 @@ def _section(group: Group, colours: dict[str, Mark], index: int, figures: dict[s
         "categories": category_table(group),
         "prediction": prediction_table(group),
         "cost": cost_table(group),
+        "change": change_table(group),
         "trees": tree_drawings(group),
         "count": len(group.results),
         "candidates": sum(not result.is_baseline for result in group.results),
         "few": FEW,
         "ids": ids,
     }
+
+
+def _signatures(group: Group) -> list[tuple[str, str]]:
+    """How each metric was computed."""
+    first = group.results[0]
+    qualities = (first.quality, *first.further_qualities.values())
+    return [(one.metric, one.signature) for one in qualities if one.signature]
 
 
 def _volume_rows(group: Group) -> list[dict]:
