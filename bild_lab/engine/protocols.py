@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Protocol, runtime_checkable
 
 from jaxtyping import Float
@@ -55,6 +55,19 @@ class Acceptance(Protocol):
         """Whether the output is the target's own: token for token if greedy, else in distribution."""
 
     def __call__(self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict: ...
+
+
+@runtime_checkable
+class ReadsRound(Protocol):
+    """An acceptance rule that reads more of a round than the logits.
+
+    wants: what it needs of the target's forward, besides what the drafter wants.
+    """
+
+    wants: Want
+
+    def in_round(self, tokens: Sequence[int], scores: Scores) -> Acceptance:
+        """The rule for this round. tokens: all committed ones, prompt included. scores: of the target's forward."""
 
 
 @runtime_checkable
