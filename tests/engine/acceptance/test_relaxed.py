@@ -71,7 +71,7 @@ def test_the_emitted_token_has_exactly_the_law_of_the_rule(top_k: int, ratio: fl
 
 def test_in_a_tree_a_token_that_lossless_decoding_keeps_comes_before_one_that_is_forgiven() -> None:
     """Two siblings drawn without replacement, for every pattern of coins: the second is tried against the residual."""
-    p, q, rule = TARGET[0], DRAFTER[0], RelaxedAcceptance(1, 1.0)
+    p, q, rule = DRAFTER[0], TARGET[0], RelaxedAcceptance(1, 1.0)  # p has more of one token alone
     best = int(p.argmax())
 
     def without(_: int, siblings: tuple[int, ...]) -> Tensor:
@@ -93,7 +93,7 @@ def test_in_a_tree_a_token_that_lossless_decoding_keeps_comes_before_one_that_is
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(torch, "rand", dice.rand)
                 patch.setattr(torch, "multinomial", dice.multinomial)
-                verdict = rule(draft, torch.stack([p, *TARGET[[first, other]]]).log(), sampled())
+                verdict = rule(draft, torch.stack([p, *DRAFTER[[first, other]]]).log(), sampled())
             node = (
                 0 if keeps[0] else 1 if keeps[1] else draft.token_list.index(best) if best in (first, other) else None
             )
