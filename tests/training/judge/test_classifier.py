@@ -61,7 +61,5 @@ def test_mismatches_of_one_kind_teach_nothing(value: bool) -> None:
     part = labels(20, 1)
     alike = Labels(part.hidden, torch.full_like(part.important, value))
     for parts, name in (((alike, part), "to learn from"), ((part, alike), "held out")):
-        with pytest.raises(
-            UserError, match=f"of the 20 mismatches {name}, {20 * value} change the outcome.*both kinds"
-        ):
+        with pytest.raises(UserError, match=f"of the 20 mismatches {name}, {20 * value} change .* both kinds"):
             fit(*parts, 0.9, {}, {})
