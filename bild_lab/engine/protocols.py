@@ -58,6 +58,19 @@ class Acceptance(Protocol):
 
 
 @runtime_checkable
+class ReadsRound(Protocol):
+    """An acceptance rule that reads more of a round than the logits.
+
+    wants: what it needs of the target's forward, besides what the drafter wants.
+    """
+
+    wants: Want
+
+    def in_round(self, tokens: Sequence[int], scores: Scores) -> Acceptance:
+        """The rule for this round. tokens: all committed ones, prompt included. scores: of the target's forward."""
+
+
+@runtime_checkable
 class Prepares(Protocol):
     """A method or drafter that must prepare for a request, outside the timed decoding.
 
