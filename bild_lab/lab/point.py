@@ -95,10 +95,9 @@ def prepare(cfg: DictConfig) -> Point:
     require_writable(sweep_folder(cfg))
     if dataset.metric == "agreement" and measure.baseline is None:
         raise UserError("dataset.metric=agreement compares with a baseline; set measure.baseline=vanilla")
-    if measure.certify and (measure.baseline != "vanilla" or decoding.temperature != 0):
+    if measure.certify and measure.baseline != "vanilla" and decoding.temperature == 0:
         raise UserError(
-            "measure.certify compares with the target's own greedy text; "
-            "set measure.baseline=vanilla and decoding=greedy"
+            "measure.certify compares greedy text with the target's own; set measure.baseline=vanilla, or decoding=sample"
         )
     require_flag("resume", cfg.resume)
     policies = {METHOD: cfg.policy}

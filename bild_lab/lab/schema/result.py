@@ -99,11 +99,26 @@ class Category:
 
 @dataclass(frozen=True, kw_only=True)
 class CertificateCounts:
-    """How many examples have the target's own text, differ by a numerical tie, or differ by more."""
+    """How many examples are the target's own, differ by rounding, or differ by more.
+
+    Greedy: equal texts, numerical ties, and defects. Sampled: examples whose distributions are the target's own in
+    every context, within 1e-6 of total variation; those that rounding moves; and defects. unjudged: sampled examples
+    of a rule whose distribution has no closed form. law: the largest total variation between what the rule emits and
+    the target's distribution. rounding: by the number of rows in a forward, the largest total variation between the
+    target's distribution in it and one row after another. Both None for greedy texts.
+    """
 
     equal: int
     ties: int
     defects: int
+    unjudged: int = 0
+    law: float | None = None
+    rounding: Mapping[str, float] | None = None
+
+    @property
+    def most_rounding(self) -> float | None:
+        """Over all numbers of rows."""
+        return max(self.rounding.values()) if self.rounding else None
 
 
 @dataclass(frozen=True, kw_only=True)
