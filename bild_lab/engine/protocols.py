@@ -61,7 +61,7 @@ class Acceptance(Protocol):
 
 @runtime_checkable
 class HasLaw(Protocol):
-    """An acceptance rule whose output distribution under sampling is known in closed form: a certificate computes it."""
+    """An acceptance rule whose output distribution under sampling has a closed form, which certificates compute."""
 
     def law(
         self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request, drawn: Float[Tensor, "n vocab"]

@@ -97,7 +97,8 @@ def prepare(cfg: DictConfig) -> Point:
         raise UserError("dataset.metric=agreement compares with a baseline; set measure.baseline=vanilla")
     if measure.certify and measure.baseline != "vanilla" and decoding.temperature == 0:
         raise UserError(
-            "measure.certify compares greedy text with the target's own; set measure.baseline=vanilla, or decoding=sample"
+            "measure.certify compares greedy text with the target's own; "
+            "set measure.baseline=vanilla, or decoding=sample"
         )
     require_flag("resume", cfg.resume)
     policies = {METHOD: cfg.policy}

@@ -18,7 +18,7 @@ from bild_lab.engine.models.admission import tolerance
 from bild_lab.engine.protocols import Method
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import precise
-from bild_lab.engine.session import Feed, LoadedModel, Rows
+from bild_lab.engine.session import LAST, Feed, LoadedModel, Rows
 from bild_lab.lab.measure.witness import OneRow, largest, visited, witnessed
 from bild_lab.lab.schema.result import CertificateCounts
 
@@ -108,9 +108,7 @@ class Verification:
     logits: tuple[Float[Tensor, " vocab"], ...]
 
 
-def verification(
-    target: LoadedModel, request: Request, emitted: Sequence[int], method: Method | None
-) -> Verification:
+def verification(target: LoadedModel, request: Request, emitted: Sequence[int], method: Method | None) -> Verification:
     """Score the context behind these tokens with the rows of the round that verified it, else in one forward."""
     found: list[tuple[list[int], Draft, int, Float[Tensor, " vocab"]]] = []
 
@@ -126,7 +124,7 @@ def verification(
         text = [*prompt, *emitted]
         session = target.start(request.source, request.limits.max_new_tokens)
         rows = text[len(prompt) - 1 :]
-        return Verification(len(rows), (precise(session.extend(rows).logits[-1]),))
+        return Verification(len(rows), (precise(session.extend(rows, LAST).logits[0]),))
     text, draft, row, used = found[0]
     session = target.start(request.source, request.limits.max_new_tokens)
     for token in text[len(prompt) - 1 : -1]:

@@ -57,7 +57,7 @@ def visited(text: Sequence[int], verdict: Verdict, request: Request) -> list[tup
 
 
 class OneRow:
-    """A model's logits behind any text of one request, one row after another. What a text shares with the last stays."""
+    """A model's logits behind texts of one request, one row after another. What a text shares with the last stays."""
 
     def __init__(self, model: Model, request: Request) -> None:
         self._session = model.start(request.source, request.limits.max_new_tokens)

@@ -66,6 +66,8 @@ class Counts:
 
     acceptance_by_position: the share of drafts accepted at a position, among those accepted at all positions before.
     accepted_by_depth: the share of rounds with at least one accepted token, at least two, and so on.
+    judged_by_position: how many drafts had a token accepted at each position, rejected, and dropped unobserved behind a
+    rejection; None in older results.
     exit_layer_mean: after how many layers a token was predicted, for methods that exit early.
     """
 
@@ -81,6 +83,7 @@ class Counts:
     exit_layer_mean: float | None = None
     acceptance_by_position: list[float | None] | None = None
     accepted_by_depth: list[float] | None = None
+    judged_by_position: list[list[int]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
