@@ -1,8 +1,8 @@
 """Compare two sweeps, or two commits of one: python scripts/compare.py A B, each FOLDER or FOLDER@COMMIT
 
-With names=[vllm,sglang,tensorrt_llm,spec_bench] acceptance is also printed under the names that these use
-(docs/acceptance.md). Points are matched by policy and knobs, examples by their ids, and intervals are paired. For each point the verdict says
-whether B is faster or slower, better or worse than A, or neither.
+Points are matched by policy and knobs, examples by their ids, and intervals are paired. For each point the verdict says
+whether B is faster or slower, better or worse than A, or neither. names=[vllm,sglang,tensorrt_llm,spec_bench] prints
+acceptance too, under the names that these use (docs/acceptance.md).
 """
 
 from __future__ import annotations

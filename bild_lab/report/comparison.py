@@ -102,13 +102,12 @@ def comparison_table(compared: Sequence[Compared]) -> Table:
 
 def serving_table(engine: str, compared: Sequence[Compared]) -> Table:
     """Tabulate the acceptance of both sides under an engine's names, over all examples of each side."""
-    table = Table(
-        box=SIMPLE_HEAD, width=WIDTH, pad_edge=False, padding=(0, 1), title=f"acceptance as {engine} names it"
-    )
-    for place, heading in enumerate(("point", "figure", "A", "B")):
-        table.add_column(
-            heading, ratio=1 if place == 0 else None, overflow="fold", justify="right" if place > 1 else "left"
-        )
+    title = f"acceptance as {engine} names it"
+    table = Table(box=SIMPLE_HEAD, width=WIDTH, pad_edge=False, padding=(0, 1), title=title, title_justify="left")
+    table.add_column("point", ratio=1, overflow="fold")
+    table.add_column("figure")
+    for side in ("A", "B"):
+        table.add_column(side, justify="right", overflow="fold")
     for one, (point, _, _) in zip(compared, _rows(compared), strict=True):
         a, b = (figures(side, engine) for side in (one.pair.a, one.pair.b))
         for place, name in enumerate(a):
