@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Protocol, runtime_checkable
 
 from jaxtyping import Float
@@ -72,6 +72,19 @@ class HasLaw(Protocol):
         children are what is drawn anew; the rows above are accepted. `acceptance/laws.py` adds up accepted and
         replaced tokens.
         """
+
+
+@runtime_checkable
+class ReadsRound(Protocol):
+    """An acceptance rule that reads more of a round than the logits.
+
+    wants: what it needs of the target's forward, besides what the drafter wants.
+    """
+
+    wants: Want
+
+    def in_round(self, tokens: Sequence[int], scores: Scores) -> Acceptance:
+        """The rule for this round. tokens: all committed ones, prompt included. scores: of the target's forward."""
 
 
 @runtime_checkable

@@ -49,6 +49,6 @@ def passing_law(
     return law_of(draft, p, drawn, lambda owed, node: (passes[node].to(p), owed))
 
 
-def acceptance(p: Float[Tensor, " vocab"], q: Float[Tensor, " vocab"]) -> Float[Tensor, " vocab"]:
+def acceptance(p: Float[Tensor, "*n vocab"], q: Float[Tensor, "*n vocab"]) -> Float[Tensor, "*n vocab"]:
     """min(1, p / q): how likely each token is accepted by a uniform number u with u·q < p."""
     return torch.where(q > 0, (p / q).clamp(max=1.0), (p > 0).to(p))

@@ -15,7 +15,7 @@ from torch import Tensor
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft, Tree, Verdict
 from bild_lab.engine.models.admission import tolerance
-from bild_lab.engine.protocols import Method
+from bild_lab.engine.protocols import Acceptance, Method
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import LAST, Feed, LoadedModel, Rows
@@ -112,7 +112,9 @@ def verification(target: LoadedModel, request: Request, emitted: Sequence[int], 
     """Score the context behind these tokens with the rows of the round that verified it, else in one forward."""
     found: list[tuple[list[int], Draft, int, Float[Tensor, " vocab"]]] = []
 
-    def see(text: list[int], draft: Draft, logits: Float[Tensor, "n+1 vocab"], verdict: Verdict) -> None:
+    def see(
+        text: list[int], rule: Acceptance, draft: Draft, logits: Float[Tensor, "n+1 vocab"], verdict: Verdict
+    ) -> None:
         for position, row in visited(text, verdict, request):
             if position == len(emitted):
                 found.append((text, draft, row, precise(logits[row]).clone()))

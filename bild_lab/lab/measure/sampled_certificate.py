@@ -13,7 +13,7 @@ from bild_lab.engine.acceptance.speculative_sampling import as_wide_as, drafter_
 from bild_lab.engine.acceptance.trees import judged_nodes
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft, Verdict
-from bild_lab.engine.protocols import HasLaw, Method
+from bild_lab.engine.protocols import Acceptance, HasLaw, Method
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import LoadedModel
 from bild_lab.lab.measure.certificate import (
@@ -128,21 +128,27 @@ class Rounds:
         if model is not None and (model.engine == "kernels" or model.dtype.itemsize > 2):
             self._drafter = OneRow(model, self.request)
 
-    def see(self, text: list[int], draft: Draft, logits: Float[Tensor, "n+1 vocab"], verdict: Verdict) -> None:
+    def see(
+        self,
+        text: list[int],
+        rule: Acceptance,
+        draft: Draft,
+        logits: Float[Tensor, "n+1 vocab"],
+        verdict: Verdict,
+    ) -> None:
         """One round."""
         places = visited(text, verdict, self.request)
         if not drawn_as_declared(draft):
             self.wrong_draws.append(places[0][0])
-        law = self._law(text, draft, logits.double(), [row for _, row in places])
+        law = self._law(text, rule, draft, logits.double(), [row for _, row in places])
         rows = len(draft) + 1 + (0 if draft.probes is None else len(draft.probes))
         for position, row in places:
             used = logits[row].clone()  # a compiled step reuses its memory
             self.contexts.append(Context(position, rows, used, None if law is None else law[row]))
 
     def _law(
-        self, text: list[int], draft: Draft, logits: Float[Tensor, "n+1 vocab"], rows: Sequence[int]
+        self, text: list[int], rule: Acceptance, draft: Draft, logits: Float[Tensor, "n+1 vocab"], rows: Sequence[int]
     ) -> Float[Tensor, "n+1 vocab"] | None:
-        rule = self.method.acceptance
         if not isinstance(rule, HasLaw):
             return None
         precise = {name: held.double() for name in ("probs", "own_probs") if (held := getattr(draft, name)) is not None}

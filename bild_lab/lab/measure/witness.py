@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -11,33 +11,48 @@ from torch import Tensor
 
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft, Verdict
-from bild_lab.engine.protocols import Acceptance
+from bild_lab.engine.protocols import Acceptance, ReadsRound
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, precise
-from bild_lab.engine.session import LAST, Model
+from bild_lab.engine.session import EVERYTHING, LAST, Model, Scores, Want
 from bild_lab.engine.trace import Trace
 
-# What a round showed: the text before it, with the prompt, the draft, the logits that the rule got, and its verdict.
-See = Callable[[list[int], Draft, Float[Tensor, "n+1 vocab"], Verdict], None]
+# What a round showed: the text before it, with the prompt, the round's rule, the draft, the logits that the rule got, and
+# its verdict.
+See = Callable[[list[int], Acceptance, Draft, Float[Tensor, "n+1 vocab"], Verdict], None]
 
 
+@dataclass(frozen=True)
 class Witness:
-    """An acceptance rule that shows every round before its verdict stands."""
+    """An acceptance rule that shows every round before its verdict stands. text: before the round."""
 
-    def __init__(self, rule: Acceptance, see: See) -> None:
-        self._rule, self._see = rule, see
-        self.accepts_trees, self.needs = rule.accepts_trees, rule.needs
-        self._text: list[int] = []
+    rule: Acceptance
+    see: See
+    text: Sequence[int] = ()
+
+    @property
+    def accepts_trees(self) -> bool:
+        return self.rule.accepts_trees
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return self.rule.needs
+
+    @property
+    def wants(self) -> Want:
+        return self.rule.wants if isinstance(self.rule, ReadsRound) else EVERYTHING
 
     def lossless(self, sampling: Sampling) -> bool:
-        return self._rule.lossless(sampling)
+        return self.rule.lossless(sampling)
+
+    def in_round(self, tokens: Sequence[int], scores: Scores) -> Witness:
+        """The witness of this round."""
+        rule = self.rule.in_round(tokens, scores) if isinstance(self.rule, ReadsRound) else self.rule
+        return replace(self, rule=rule, text=tuple(tokens))
 
     def __call__(self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict:
-        text = self._text or list(request.source.prompt)
-        verdict = self._rule(draft, logits, request)
-        self._see(text, draft, logits, verdict)
-        taken = [draft.token_list[node] for node in verdict.path]
-        self._text = request.limits.append(text, [*taken, verdict.next_token])
+        verdict = self.rule(draft, logits, request)
+        self.see(list(self.text), self.rule, draft, logits, verdict)
         return verdict
 
 
