@@ -17,8 +17,8 @@ from bild_lab.engine.sampling import Sampling, precise
 from bild_lab.engine.session import EVERYTHING, LAST, Model, Scores, Want
 from bild_lab.engine.trace import Trace
 
-# What a round showed: the text before it, with the prompt, the round's rule, the draft, the logits that the rule got, and
-# its verdict.
+# What a round showed: the text before it, prompt included, the round's rule, the draft, the logits that the rule got,
+# and its verdict.
 See = Callable[[list[int], Acceptance, Draft, Float[Tensor, "n+1 vocab"], Verdict], None]
 
 

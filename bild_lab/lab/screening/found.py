@@ -13,6 +13,7 @@ import numpy as np
 from omegaconf import DictConfig
 
 from bild_lab.lab.cli import stages
+from bild_lab.lab.measure.certificate import count_verdicts
 from bild_lab.lab.measure.cost_model import CostModel, fit
 from bild_lab.lab.measure.timing import METHOD
 from bild_lab.lab.point import prepare
@@ -146,7 +147,7 @@ def screen(screening: Screening, spec: ScreenSpec) -> Found:
         screened = screening.decode(candidates)
         clock = time.perf_counter()
         stages.enter("timing a few points live")
-        texts, both, different = screening.timed(screened, spec.timed_s)
+        texts, both, differing = screening.timed(screened, spec.timed_s)
         model = fit(texts, "0")
         replay.seconds["cost model"] = time.perf_counter() - clock
         clock = time.perf_counter()
@@ -168,7 +169,8 @@ def screen(screening: Screening, spec: ScreenSpec) -> Found:
             cost_model_error=model.error,
             cost_model_worst=model.worst,
             replayed_live=both,
-            replayed_differently=different,
+            replayed_differently=len(differing),
+            replayed_ties=count_verdicts(differing).ties,
         )
         found = Found(screening, screened, rows, model, summary, to_confirm(rows, spec))
         found.write()
