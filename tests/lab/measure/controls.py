@@ -1,30 +1,43 @@
-"""Decoders with one fault each, which a certificate must find, and sound ones, on chains and trees."""
+"""Decoders with one fault each, which a certificate must find, and sound ones, on chains and trees.
+
+python -m tests.lab.measure.controls FILE.csv runs them on the trained pairs of shared/, for docs/results/proof.md.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import pandas as pd
 import torch
 from jaxtyping import Bool, Float, Int
+from omegaconf import OmegaConf
 from torch import Tensor
 
+import bild_lab
 from bild_lab.engine.acceptance import ExactMatch, SpeculativeSampling
 from bild_lab.engine.acceptance.laws import acceptance, law_of
 from bild_lab.engine.acceptance.speculative_sampling import drafter_probs
 from bild_lab.engine.acceptance.trees import judged_nodes
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import ROOT, Draft, Tree, Verdict, ancestors
-from bild_lab.engine.drafters import ModelDrafter, ModelTreeDrafter
+from bild_lab.engine.drafters import ModelDrafter, ModelTreeDrafter, NoDraft
 from bild_lab.engine.models.cached_session import CachedSession, Layers, Pass
 from bild_lab.engine.protocols import Acceptance, Drafter
 from bild_lab.engine.request import Request, Source
-from bild_lab.engine.sampling import pick
+from bild_lab.engine.sampling import Sampling, pick
 from bild_lab.engine.session import EVERYTHING, LoadedModel, Model, Rows, Scores, Session, Want
-from bild_lab.engine.trace import Forward
+from bild_lab.engine.trace import Forward, Trace
+from bild_lab.lab.config import compose_config
+from bild_lab.lab.data.examples import DatasetSpec, load_examples
+from bild_lab.lab.measure.certificate import certify, count_verdicts
+from bild_lab.lab.measure.sampled_certificate import certify_sampled
+from bild_lab.lab.measure.timing import seeded
 from bild_lab.lab.measure.witness import OneRow
+from tests.checkpoints import SHARED
 
 WINDOW = 3
 
@@ -203,3 +216,56 @@ def decoder(target: LoadedModel, draft: Model, trees: bool, fault: str | None, g
     if fault in OTHER_FAULTS:
         drafter, rule = OTHER_FAULTS[fault](drafter, rule)
     return DraftThenVerify(FaultyModel(target, fault) if fault in TARGET_FAULTS else target, drafter, rule)
+
+
+PAIRS = {
+    "t5": ("t5-large", "t5-tiny", "{source}"),
+    "llama": ("llama-large", "llama-small", "German: {source} English:"),
+}
+TEXTS, LENGTH = 4, 24
+
+
+def on_trained_models(family: str) -> Iterator[dict[str, object]]:
+    """What the certificates say of each control and of the sound decoder, on texts of a trained pair in float32."""
+    large, small, template = PAIRS[family]
+    paths = [str(SHARED / "models" / name) for name in (large, small)]
+    decoded_by = bild_lab.load(*paths, "speculative", dtype="float32", engine="native")
+    words = ["dataset=multi30k", f"dataset.path={SHARED / 'data' / 'multi30k'}", f"dataset.limit={TEXTS}"]
+    spec = OmegaConf.to_container(compose_config([*words, f"dataset.prompt_template='{template}'"]).dataset)
+    prompts = [example.prompt for example in load_examples(DatasetSpec(**spec))]
+    decoded_by.load_weights()
+    target, draft = decoded_by.models
+    for shape in ("chains", "trees"):
+        vanilla = DraftThenVerify(target, NoDraft(target), ExactMatch())
+        for fault in (None, *TARGET_FAULTS, *OTHER_FAULTS):
+            sampled, greedy = [], []
+            for index, prompt in enumerate(prompts):
+                request = decoded_by.request(prompt, LENGTH, Sampling(1.0))
+                method = decoder(target, draft, shape == "trees", fault)
+                text = emitted(method, seeded(request, 0, index))
+                sampled.append(certify_sampled(method, method.target, seeded(request, 0, index), text))
+                if fault in (None, *TARGET_FAULTS):
+                    request = decoded_by.request(prompt, LENGTH)
+                    method = decoder(target, draft, shape == "trees", fault, greedy=True)
+                    text, own = emitted(method, request), emitted(vanilla, request)
+                    greedy.append(certify(method.target, request, text, own, method))
+            counts = [count_verdicts(several) for several in (sampled, greedy)]
+            checks = {found.check for found in sampled if found.check is not None}
+            yield {
+                "control": fault or "none",
+                "family": family,
+                "shape": shape,
+                "texts": len(prompts),
+                "caught": counts[0].defects,
+                "check": " and ".join(sorted(checks)),
+                "caught_greedy": counts[1].defects if greedy else None,
+            }
+
+
+def emitted(method: DraftThenVerify, request: Request) -> list[int]:
+    return method.decode(request, Trace())[request.limits.prompt_length :]
+
+
+if __name__ == "__main__":  # python -m tests.lab.measure.controls docs/results/data/controls.csv
+    torch.set_num_threads(1)
+    pd.DataFrame([row for family in PAIRS for row in on_trained_models(family)]).to_csv(sys.argv[1], index=False)

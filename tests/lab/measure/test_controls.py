@@ -8,16 +8,14 @@ from itertools import product
 
 import pytest
 
-from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
-from bild_lab.engine.trace import Trace
 from bild_lab.lab.measure.certificate import DEFECT, EQUAL, EXACT, SESSION_DEFECT, TIE, Certificate, certify
 from bild_lab.lab.measure.sampled_certificate import DRAWS, LAW, LOGITS, certify_sampled
 from bild_lab.lab.measure.timing import seeded
 from tests.engine.lossless.test_random_models import NEVER, random_source, random_target
-from tests.lab.measure.controls import TARGET_FAULTS, decoder
+from tests.lab.measure.controls import TARGET_FAULTS, decoder, emitted
 from tests.policies import FAMILIES, in_memory
 from tests.thinned import thinned
 from tests.tiny import relative_of
@@ -46,10 +44,6 @@ def requests(family: str, temperature: float, texts: int, length: int) -> list[R
     sources = [random_source(family, chance) for _ in range(texts)]
     limits = [Limits(len(source.prompt), length, NEVER) for source in sources]
     return [Request(*pair, Sampling(temperature)) for pair in zip(sources, limits, strict=True)]
-
-
-def emitted(method: DraftThenVerify, request: Request) -> list[int]:
-    return method.decode(request, Trace())[request.limits.prompt_length :]
 
 
 def sampled(family: str, shape: str, fault: str | None) -> Certificate:
