@@ -139,7 +139,8 @@ TERMS = (
         "Certificate",
         "With measure.certify=true, each text is compared with the target’s own. At the first token that differs, "
         "the target scores both tokens. If its numerical noise explains the difference, it is a tie, otherwise a "
-        "defect. A method that changes outputs on purpose has defects too.",
+        "defect. When sampling, what the acceptance rule emits is compared with the target’s distribution in every "
+        "context. A method that changes outputs on purpose has defects too.",
     ),
     explained("agreement_with_target"),
     Term(

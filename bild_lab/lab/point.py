@@ -105,10 +105,10 @@ def prepare(cfg: DictConfig) -> Point:
     require_writable(sweep_folder(cfg))
     scoring = Scoring(dataset.scored, dataset.cut or (), measure.run_code)
     _require_scorable(scoring, measure, runtime)
-    if measure.certify and (measure.baseline != "vanilla" or decoding.temperature != 0):
+    if measure.certify and measure.baseline != "vanilla" and decoding.temperature == 0:
         raise UserError(
-            "measure.certify compares with the target's own greedy text; "
-            "set measure.baseline=vanilla and decoding=greedy"
+            "measure.certify compares greedy text with the target's own; "
+            "set measure.baseline=vanilla, or decoding=sample"
         )
     require_flag("resume", cfg.resume)
     policies = {METHOD: cfg.policy}

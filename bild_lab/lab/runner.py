@@ -24,7 +24,8 @@ from bild_lab.lab.measure.device_use import DeviceUse
 from bild_lab.lab.measure.environment import OtherLoad, RanksLoad, environment, peak_memory_mb
 from bild_lab.lab.measure.likelihood import log_probabilities, log_probability
 from bild_lab.lab.measure.nan_check import require_no_nan
-from bild_lab.lab.measure.timing import BASELINE, METHOD, Stages, Timed, time_methods, trace_stages, warm_up
+from bild_lab.lab.measure.sampled_certificate import certify_sampled
+from bild_lab.lab.measure.timing import BASELINE, METHOD, Stages, Timed, seeded, time_methods, trace_stages, warm_up
 from bild_lab.lab.point import Point
 from bild_lab.lab.results.change import change_of
 from bild_lab.lab.results.example_rows import measured_examples, with_trace
@@ -187,10 +188,15 @@ def _stages_and_costs(point: Point, timed: dict[str, list[Timed]], stages: Stage
 
 
 def certify_all(point: Point, requests: list[Request], timed: dict[str, list[Timed]]) -> list[Certificate]:
-    """Each example's text compared with the target's own."""
-    target = point.decoders[METHOD].target
-    trios = zip(requests, timed[METHOD], timed[BASELINE], strict=True)
-    return [certify(target, request, one.token_ids, own.token_ids) for request, one, own in trios]
+    """Each example's text compared with the target's own, or when sampling its distributions."""
+    decoder = point.decoders[METHOD]
+    target, method = decoder.target, decoder.method
+    texts = [one.token_ids for one in timed[METHOD]]
+    if not point.sampling.greedy:
+        again = [seeded(request, point.seed, index) for index, request in enumerate(requests)]
+        return [certify_sampled(method, target, *pair) for pair in zip(again, texts, strict=True)]
+    trios = zip(requests, texts, timed[BASELINE], strict=True)
+    return [certify(target, request, text, own.token_ids, method) for request, text, own in trios]
 
 
 def compiled_steps(point: Point) -> int:

@@ -31,13 +31,13 @@ POINT_COLUMNS = """policy target draft dataset split n_examples dtype batch temp
 quality_low quality_high quality_difference quality_difference_low quality_difference_high latency_s_median
 latency_s_p95 latency_s_mean speedup speedup_low speedup_high tokens_per_s baseline_tokens_per_s tokens_per_target_call
 acceptance_rate drafted accepted draft_calls target_calls fallbacks rollbacks exit_layer_mean agreement_with_target
-certificate_equal certificate_ties certificate_defects predicted_cost_ratio predicted_theorem
-predicted_rounds""".split()
+certificate_equal certificate_ties certificate_defects certificate_unjudged
+certificate_law certificate_rounding predicted_cost_ratio predicted_theorem predicted_rounds""".split()
 SCREEN_COLUMNS = """policy split n_examples quality quality_difference predicted_speedup tokens_per_target_call
 acceptance_rate on_front""".split()
 SCREEN_SUMMARY = """points live_target_calls live_draft_calls recorded_target_calls recorded_draft_calls
-vanilla_target_calls record_bytes seconds cost_model_error cost_model_worst replayed_live replayed_differently confirmed
-prediction_error_median prediction_error_largest""".split()
+vanilla_target_calls record_bytes seconds cost_model_error cost_model_worst replayed_live replayed_differently
+replayed_ties confirmed prediction_error_median prediction_error_largest""".split()
 FOUND = ("git", "cpu", "gpu", "cores", "threads", "torch", "transformers")  # in the environment of every point
 
 

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bild_lab.engine.acceptance.exact_match import ExactMatch
+from bild_lab.engine.acceptance.laws import acceptance
 from bild_lab.engine.acceptance.speculative_sampling import drafter_probs, residual
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.request import Request
@@ -54,6 +55,21 @@ class BlockVerification:
         rest = torch.cat([residual(scaled[:-1], q), p[-1:]]).index_select(0, kept)
         (counted, chosen) = draft.to_host(kept, draw(rest, request.generator))
         return Verdict(path=tuple(range(int(counted[0]))), next_token=int(chosen[0]))
+
+    def law(
+        self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request, drawn: Float[Tensor, "n vocab"]
+    ) -> Float[Tensor, "n+1 vocab"]:
+        """Given that the prefix x_1 … x_i stands, which has probability P_i if its tokens are drawn from q.
+
+        A token x follows as drafted with probability P_{i+1} = min(1, P_i p(x) / q(x)); what is left of P_i goes to the
+        residual.
+        """
+        p = request.sampling.probs(logits)
+        q = drafter_probs(draft, p)
+        weights = prefix_weights(p, q, draft)[:-1, None]  # [n, 1]
+        kept = drawn * acceptance(weights * p[:-1], q)
+        rest = (weights - kept.sum(-1, keepdim=True)) * residual(weights * p[:-1], q)
+        return torch.cat([(kept + rest) / weights, p[-1:]])
 
 
 def prefix_weights(p: Float[Tensor, "n+1 vocab"], q: Float[Tensor, "n vocab"], draft: Draft) -> Float[Tensor, " n+1"]:

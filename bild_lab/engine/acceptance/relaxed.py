@@ -11,6 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bild_lab.engine.acceptance.forgiving import forgiving_verdict, judged_probs, own_decisions
+from bild_lab.engine.acceptance.laws import acceptance, law_of
+from bild_lab.engine.acceptance.speculative_sampling import drafter_probs, residual
 from bild_lab.engine.acceptance.trees import judging_rows
 from bild_lab.engine.draft import ROOT, Draft, Verdict
 from bild_lab.engine.protocols import Acceptance
@@ -99,6 +101,22 @@ class RelaxedAcceptance:
     def __call__(self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict:
         """Relaxed everywhere."""
         return self.verdict(draft, logits, request, None)
+
+    def law(
+        self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request, drawn: Float[Tensor, "n vocab"]
+    ) -> Float[Tensor, "n+1 vocab"] | None:
+        if draft.parents is not None:  # forgiven siblings compete
+            return None
+        p = request.sampling.probs(logits)
+        q, likelier = drafter_probs(draft, p), p.sort(-1).values
+        rank = p.shape[-1] - torch.searchsorted(likelier, p)  # how many tokens are as likely or likelier
+        near = (rank <= self._top_k) & (p >= self._ratio * p.amax(-1, keepdim=True))
+
+        def judge(owed: Tensor, node: int) -> tuple[Tensor, Tensor]:
+            kept = torch.where(near[node], 1.0, acceptance(owed, q[node]))
+            return kept, residual(owed[None], q[node][None])[0]
+
+        return law_of(draft, p, drawn, judge)
 
     def verdict(
         self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request, inside: Sequence[bool] | None

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from bild_lab.engine.acceptance.exact_match import ExactMatch
+from bild_lab.engine.acceptance.laws import acceptance, law_of
 from bild_lab.engine.acceptance.trees import judged_nodes, judging_rows, likeliest_path
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.request import Request
@@ -54,6 +55,12 @@ class SpeculativeSampling:
         q = self._lenience * drafter_probs(draft, p)  # [n, vocab]
         verify = verify_chain if draft.parents is None else verify_tree
         return verify(p, q, draft, request.generator)
+
+    def law(
+        self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request, drawn: Float[Tensor, "n vocab"]
+    ) -> Float[Tensor, "n+1 vocab"]:
+        p = request.sampling.probs(logits)
+        return speculative_law(draft, p, self._lenience * drafter_probs(draft, p), drawn)
 
 
 def verify_chain(
@@ -114,6 +121,15 @@ def tried(
         accepted |= (children[rows] == every) & (bar < p[rows, draft.tokens])
         p = residual(p, q[children])
     return accepted, p
+
+
+def speculative_law(
+    draft: Draft, p: Float[Tensor, "n+1 vocab"], q: Float[Tensor, "n vocab"], drawn: Float[Tensor, "n vocab"]
+) -> Float[Tensor, "n+1 vocab"]:
+    """What `verify_chain` and `verify_tree` emit behind each row, if each node is drawn from its row of `drawn`."""
+    return law_of(
+        draft, p, drawn, lambda owed, node: (acceptance(owed, q[node]), residual(owed[None], q[node][None])[0])
+    )
 
 
 def sibling_table(rows: Int[Tensor, " n"], most: int) -> Int[Tensor, "most n+1"]:

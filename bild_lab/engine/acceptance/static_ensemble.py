@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bild_lab.engine.acceptance.speculative_sampling import as_wide_as, drafter_probs, verify_chain
+from bild_lab.engine.acceptance.speculative_sampling import as_wide_as, drafter_probs, speculative_law, verify_chain
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, likeliest, precise
@@ -46,6 +46,13 @@ class StaticEnsemble:
         mixed = torch.cat([self._mixed(p[:n], q), p[n:]])
         expected = 1 - self._weight * (p[:n] - q).abs().sum(-1) / 2  # with the total variation of p and q
         return verify_chain(mixed, q, draft, request.generator, expected_acceptance=expected)
+
+    def law(
+        self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request, drawn: Float[Tensor, "n vocab"]
+    ) -> Float[Tensor, "n+1 vocab"]:
+        n, p = len(draft), request.sampling.probs(logits)
+        q = drafter_probs(draft, p)
+        return speculative_law(draft, torch.cat([self._mixed(p[:n], q), p[n:]]), q, drawn)
 
     def _greedy(self, draft: Draft, logits: Float[Tensor, "n+1 vocab"]) -> Verdict:
         scores, n = precise(logits), len(draft)

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bild_lab.engine.acceptance.exact_match import ExactMatch
-from bild_lab.engine.acceptance.speculative_sampling import drafter_probs, verify_chain, verify_tree
+from bild_lab.engine.acceptance.speculative_sampling import drafter_probs, speculative_law, verify_chain, verify_tree
 from bild_lab.engine.acceptance.typical import entropy
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.request import Request
@@ -66,6 +66,12 @@ class TruncationSampling:
         p = self.probs(logits, request.sampling)
         verify = verify_chain if draft.parents is None else verify_tree
         return verify(p, drafter_probs(draft, p), draft, request.generator)
+
+    def law(
+        self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request, drawn: Float[Tensor, "n vocab"]
+    ) -> Float[Tensor, "n+1 vocab"]:
+        p = self.probs(logits, request.sampling)
+        return speculative_law(draft, p, drafter_probs(draft, p), drawn)
 
     def probs(self, logits: Float[Tensor, "n vocab"], sampling: Sampling) -> Float[Tensor, "n vocab"]:
         """The truncated distribution."""

@@ -28,6 +28,8 @@ MEASURING = (
     "lab/measure/device_use.py",  # detects timings that shared a device
     "lab/measure/environment.py",  # peak memory and other load
     "lab/measure/likelihood.py",
+    "lab/measure/sampled_certificate.py",
+    "lab/measure/witness.py",
     "lab/measure/nan_check.py",  # decides which results are stored at all
     "lab/measure/timing.py",
     "lab/metrics",
@@ -49,6 +51,7 @@ NOT_MEASURING = (
     "lab/analysis/paired.py",  # compares stored results
     "lab/analysis/pareto.py",
     "lab/analysis/reasons.py",  # explains stored results
+    "lab/analysis/serving_names.py",
     "lab/cli.py",
     "lab/config.py",  # its values are part of the point's name
     "lab/data/__init__.py",

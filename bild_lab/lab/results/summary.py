@@ -15,6 +15,7 @@ from bild_lab.lab.analysis.statistics import (
     acceptance_by_position,
     acceptance_rate,
     accepted_by_depth,
+    judged_by_position,
     latency_summary,
     nothing_accepted,
     paired_speedup,
@@ -149,6 +150,7 @@ def counts(method: Sequence[Timed]) -> Counts:
         exit_layer_mean=mean_statistic(traces, "exit_layer"),
         acceptance_by_position=acceptance_by_position(rounds),
         accepted_by_depth=accepted_by_depth([accepted for _, accepted in rounds]),
+        judged_by_position=judged_by_position(rounds),
     )
 
 

@@ -75,9 +75,36 @@ CHANGE = (
     ),
 )
 CERTIFICATE = (
-    Column("certificate_equal", "certificate.equal", "Examples whose text is the target’s own.", digits=0),
-    Column("certificate_ties", "certificate.ties", "Examples that differ from it by a numerical tie.", digits=0),
+    Column(
+        "certificate_equal",
+        "certificate.equal",
+        "Examples whose text is the target’s own; when sampling, whose tokens have its distribution to 1e-6 of total "
+        "variation.",
+        digits=0,
+    ),
+    Column(
+        "certificate_ties",
+        "certificate.ties",
+        "Examples that differ from it by a numerical tie; when sampling, by rounding.",
+        digits=0,
+    ),
     Column("certificate_defects", "certificate.defects", "Examples that differ from it by more.", digits=0),
+    Column(
+        "certificate_unjudged",
+        "certificate.unjudged",
+        "Sampled examples of a rule whose output distribution has no closed form.",
+        digits=0,
+    ),
+    Column(
+        "certificate_law",
+        "certificate.law",
+        "The largest total variation between what the rule emits and the target’s distribution, in any context.",
+    ),
+    Column(
+        "certificate_rounding",
+        "certificate.most_rounding",
+        "The largest total variation between the target’s distribution with many rows in a forward and with one.",
+    ),
 )
 COSTS = (
     Column(

@@ -48,6 +48,8 @@ class Counts:
 
     acceptance_by_position: the share of drafts accepted at a position, among those accepted at all positions before.
     accepted_by_depth: the share of rounds with at least one accepted token, at least two, and so on.
+    judged_by_position: how many drafts had a token accepted at each position, rejected, and dropped unobserved behind a
+    rejection; None in older results.
     exit_layer_mean: after how many layers a token was predicted, for methods that exit early.
     """
 
@@ -63,6 +65,7 @@ class Counts:
     exit_layer_mean: float | None = None
     acceptance_by_position: list[float | None] | None = None
     accepted_by_depth: list[float] | None = None
+    judged_by_position: list[list[int]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,11 +84,26 @@ class Category:
 
 @dataclass(frozen=True, kw_only=True)
 class CertificateCounts:
-    """How many examples have the target's own text, differ by a numerical tie, or differ by more."""
+    """How many examples are the target's own, differ by rounding, or differ by more.
+
+    Greedy: equal texts, numerical ties, and defects. Sampled: examples whose distributions are the target's own in
+    every context, within 1e-6 of total variation; those that rounding moves; and defects. unjudged: sampled examples
+    of a rule whose distribution has no closed form. law: the largest total variation between what the rule emits and
+    the target's distribution. rounding: by the number of rows in a forward, the largest total variation between the
+    target's distribution in it and one row after another. Both None for greedy texts.
+    """
 
     equal: int
     ties: int
     defects: int
+    unjudged: int = 0
+    law: float | None = None
+    rounding: Mapping[str, float] | None = None
+
+    @property
+    def most_rounding(self) -> float | None:
+        """Over all numbers of rows."""
+        return max(self.rounding.values()) if self.rounding else None
 
 
 @dataclass(frozen=True, kw_only=True)

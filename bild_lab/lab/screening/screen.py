@@ -19,6 +19,7 @@ from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.cli import progress
 from bild_lab.lab.config import PairSpec, RuntimeSpec, typed
 from bild_lab.lab.data.local_files import canonical_split
+from bild_lab.lab.measure.certificate import Certificate, certify
 from bild_lab.lab.measure.cost_model import CostModel, TimedText
 from bild_lab.lab.measure.timing import METHOD, time_methods
 from bild_lab.lab.metrics import score_pool
@@ -144,10 +145,11 @@ class Screening:
             task = bar.add_task(f"recording and replaying {len(candidates)} points", total=examples)
             return self.replay.run([vanilla(), *candidates], self.cfg, lambda: bar.advance(task))
 
-    def timed(self, screened: Sequence[Screened], timed_s: float) -> tuple[list[TimedText], int, int]:
+    def timed(self, screened: Sequence[Screened], timed_s: float) -> tuple[list[TimedText], int, list[Certificate]]:
         """Texts of a few points decoded live, with vanilla's first, for so many seconds.
 
-        Also how many texts were decoded both ways, and how many differ.
+        Also how many texts were decoded both ways, and a certificate of each replayed text that differs from the live
+        one.
         """
         chosen = [screened[0], *spread(screened[1:])]
         pair, runtime = typed(PairSpec, self.cfg.pair, "pair"), typed(RuntimeSpec, self.cfg.runtime, "runtime")
@@ -156,18 +158,21 @@ class Screening:
         requests, point = self.replay.requests, self.point
         for method in methods.values():
             method.decode(requests[0], Trace())  # warms up
-        started, texts, both, different = time.perf_counter(), [], 0, 0
+        started, texts, both, differing = time.perf_counter(), [], 0, []
         for index, request in enumerate(requests):
             found = time_methods(methods, [request], REPEATS, point.seed, decoders[0].synchronize)
             for place, one in enumerate(chosen):
                 (live,) = found[str(place)]
                 replayed = one.texts[index]
-                both, different = both + 1, different + (tuple(live.token_ids) != replayed.token_ids)
+                both += 1
                 if tuple(live.token_ids) == replayed.token_ids:
                     texts.append(TimedText(str(place), replayed.features, median(live.latency_s)))
+                else:
+                    target, method = decoders[place].target, decoders[place].method
+                    differing.append(certify(target, request, replayed.token_ids, live.token_ids, method))
             if time.perf_counter() - started > timed_s:
                 break
-        return texts, both, different
+        return texts, both, differing
 
     def rows(self, screened: Sequence[Screened], model: CostModel) -> list[Row]:
         """The points' rows. screened: the target alone first."""

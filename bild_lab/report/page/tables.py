@@ -178,6 +178,10 @@ def certificate_column() -> TableColumn:
         found = result.certificate
         if found is None:
             return TableCell(MISSING)
+        if found.unjudged:
+            return TableCell("no closed form", f"{found.defects} defects", found.defects)
+        if found.rounding is not None:  # sampled
+            return TableCell(f"{found.equal} exact", f"{found.ties} rounding, {found.defects} defects", found.defects)
         return TableCell(f"{found.equal} equal", f"{found.ties} ties, {found.defects} defects", found.defects)
 
     return TableColumn("certificate", " ".join(column.explanation for column in CERTIFICATE), cell)
