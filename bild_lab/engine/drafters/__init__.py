@@ -12,6 +12,7 @@ from bild_lab.engine.drafters.ngram import NGramDrafter
 from bild_lab.engine.drafters.ngram_table import NGramTable
 from bild_lab.engine.drafters.none import NoDraft
 from bild_lab.engine.drafters.prompt_lookup import PromptLookup
+from bild_lab.engine.drafters.steps import StepDrafter
 from bild_lab.engine.drafters.suffix import SuffixDrafter
 from bild_lab.engine.drafters.synthetic import SyntheticDrafter
 from bild_lab.engine.drafters.token_recycling import TokenRecycling
@@ -32,6 +33,7 @@ __all__ = [
     "NoDraft",
     "PromptLookup",
     "SpeculativeDrafter",
+    "StepDrafter",
     "SuffixDrafter",
     "SyntheticDrafter",
     "TokenRecycling",

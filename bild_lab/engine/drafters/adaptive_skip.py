@@ -25,27 +25,23 @@ Blocks = frozenset[Block]
 class AdaptiveSkip(TargetLayers):
     """The target without a share of its blocks, which may be others from one forward to the next (SWIFT §4.2).
 
-    ratio: of all attention and feed-forward blocks, how many are skipped, r there. The first and the last layer run
+    share: of all attention and feed-forward blocks, how many are skipped, r there. The first and the last layer run
     whole, as there, in a target of more than two layers. Skipping begins with blocks at even distances.
     """
 
-    def __init__(self, target: LoadedModel, ratio: float) -> None:
-        if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0.0 < ratio < 1.0:
-            raise UserError(f"ratio must lie between 0 and 1, got {ratio!r}; 0.45 skips almost half of the blocks")
+    def __init__(self, target: LoadedModel, share: float) -> None:
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0.0 < share < 1.0:
+            raise UserError(f"share must lie between 0 and 1, got {share!r}; 0.45 skips almost half of the blocks")
         depth = target.depth
         layers = range(1, depth - 1) if depth > 2 else range(depth)
         self.free: list[Block] = [(layer, fed) for layer in layers for fed in (False, True)]
-        self.count = max(1, min(round(ratio * 2 * depth), len(self.free) - (depth < 3)))
+        self.count = max(1, min(round(share * 2 * depth), len(self.free) - (depth < 3)))
         places = [at * len(self.free) // self.count for at in range(self.count)]
         self.first = frozenset(self.free[place] for place in places)
         super().__init__(target, ())
-        self.skip(self.first)
-        target.require_blocks("skipping attention or feed-forward")
-
-    def skip(self, blocks: Blocks) -> None:
-        """Leave these blocks out from now on."""
-        part = self.without(blocks)
+        part = self.without(self.first)
         self.layers, self.skipped = tuple(part.layers), part.skipped
+        target.require_blocks("skipping attention or feed-forward")
 
     def without(self, blocks: Blocks) -> Want:
         """What runs without these blocks."""
@@ -98,8 +94,8 @@ class AdaptiveSkipDrafter(Drafter):
         else:
             state = (self._used, self._tried, self._candidate, self._judged, self._matches, self._chance.getstate())
             self._begun.put(request.source, state)
-        self._part.skip(self._used)
         self._drafter.start(request, target)
+        self._use(self._used)
 
     def propose(self, tokens: list[int]) -> Draft:
         draft, self._guessed = self._drafter.propose(tokens), None
@@ -141,11 +137,15 @@ class AdaptiveSkipDrafter(Drafter):
         self._candidate: Blocks | None = None
         self._judged, self._matches = 0, (0, 0)  # rows, and matches of the blocks in use and of the candidate
 
+    def _use(self, blocks: Blocks) -> None:
+        """Leave these blocks out from now on."""
+        self._used, part = blocks, self._part.without(blocks)
+        self._drafter.session.run_only(part.layers, part.skipped)
+
     def _decide(self) -> None:
         used, candidate = self._matches
         if candidate > used:
-            self._used = self._candidate
-            self._part.skip(self._used)
+            self._use(self._candidate)
         self._tried = self._candidates if max(used, candidate) == self._judged else self._tried + 1
         self._forget_candidate()
 

@@ -34,10 +34,13 @@ class HybridDrafter(Drafter):
                     "its own that run in every forward of the target; choose another"
                 )
         self._first, self._second, self._shortest = first, second, shortest
-        self._both = (first, second)
         self.drafts_trees = first.drafts_trees or second.drafts_trees
         self.gives = first.gives & second.gives
         self.wants = both_wants(first.wants, second.wants)
+
+    @property
+    def _both(self) -> tuple[Drafter, Drafter]:
+        return self._first, self._second
 
     def prepare(self, request: Request) -> None:
         """Let those prepare that do."""

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.drafters.windows import FixedWindow, Window
+from bild_lab.engine.models.views import TargetLayers
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import pick, precise
-from bild_lab.engine.session import LAST, Chain, Model, Scores, Session
+from bild_lab.engine.session import LAST, Chain, Model, Scores, Session, on_device, require_scores
 from bild_lab.errors import UserError, require_flag
 
 
@@ -66,6 +67,8 @@ class ModelDrafter(Drafter):
         self._window = window if isinstance(window, Window) else FixedWindow(window)
         self._stop = stop
         require_flag("keeps_probs", keeps_probs)
+        if keeps_probs:
+            require_scores(draft, "keeps_probs")
         self._keeps_probs = keeps_probs
         # on an accelerator a fixed window is drafted without reading the tokens, as that would synchronize
         self.looks = stop is not None or draft.device.type == "cpu"
@@ -75,6 +78,15 @@ class ModelDrafter(Drafter):
     def gives(self) -> frozenset[str]:
         """Optional fields that its drafts fill, for rules that need them."""
         return frozenset({"own_probs"} if self._keeps_probs else ())
+
+    @property
+    def draws_from(self) -> Model | None:
+        return None if isinstance(self._model, TargetLayers) else self._model  # a view reads the target's own rows
+
+    @property
+    def session(self) -> Session:
+        """The draft model's session of the text that started last."""
+        return self._session
 
     def start(self, request: Request, target: Session) -> None:
         self._request = request
@@ -122,25 +134,35 @@ class ModelDrafter(Drafter):
             calls=calls,
             own_probs=torch.cat(own_probs[: len(drafted)]) if drafted and own_probs else None,
             stats={} if self._stop is None else {"fallback": fallback, "confidence": tuple(confidences)},
+            uniforms=None if uniforms is None else uniforms[: len(drafted)],
         )
 
     def _whole(self, feed: list[int], window: int, uniforms: Tensor | None) -> Draft | None:
         """The whole chain as one program; None if there is no program for it."""
         limits, sampling = self._request.limits, self._request.sampling
-        if not window or not sampling.plain or not isinstance(self._stop, LowConfidence | None):
+        if not window or not isinstance(self._stop, LowConfidence | None):
             return None
         threshold = None if self._stop is None else self._stop.threshold
-        chain = Chain(window, limits.end_tokens, threshold, sampling.temperature, uniforms, self._keeps_probs)
+        chain = Chain(
+            window,
+            limits.end_tokens,
+            threshold,
+            sampling.temperature,
+            uniforms,
+            self._keeps_probs,
+            sampling.plain,
+        )
         drafted = self._session.draft(feed, chain)
         if drafted is None:
             return None
         stats = {} if self._stop is None else {"fallback": drafted.fallback, "confidence": tuple(drafted.confidences)}
         return Draft(
-            tokens=torch.tensor(drafted.tokens, dtype=torch.long),
+            tokens=on_device(drafted.tokens, self._model.device),
             probs=drafted.probs if drafted.tokens else None,
             calls=drafted.forwards,
             own_probs=drafted.own_probs if drafted.tokens else None,
             stats=stats,
+            uniforms=None if uniforms is None else uniforms[: len(drafted.tokens)],
         )
 
     def _uniforms(self, window: int) -> Float[Tensor, " window"] | None:

@@ -44,6 +44,15 @@ class SuffixAutomaton:
     def __len__(self) -> int:
         return len(self._steps)
 
+    def copied(self) -> SuffixAutomaton:
+        """One of its own, for a text beside this one."""
+        other = SuffixAutomaton()
+        other.follow = [dict(each) for each in self.follow]
+        other.links, other.lengths, other.counts = self.links[:], self.lengths[:], self.counts[:]
+        other.latest, other.whole = self.latest[:], self.whole
+        other._steps, other._boundaries = self._steps[:], self._boundaries
+        return other
+
     def extend(self, tokens: Iterable[int]) -> None:
         for token in tokens:
             self._append(token)

@@ -60,7 +60,7 @@ class TargetLayers:
     ) -> View:
         if target is None:
             raise ValueError("a view of the target starts beside the target's session, got none")
-        return View(target, self)
+        return View(target, self.layers, self.skipped)
 
 
 class EarlyExit(TargetLayers):
@@ -130,9 +130,14 @@ class View:
     tokens continues from them; otherwise it overwrites them.
     """
 
-    def __init__(self, target: Session, part: TargetLayers) -> None:
-        self._target, self._part = target, part
+    def __init__(self, target: Session, layers: tuple[int, ...], skipped: Skipped = NOTHING) -> None:
+        self._target = target
+        self.run_only(layers, skipped)
         self._ahead = 0  # the view's rows after the target's
+
+    def run_only(self, layers: Sequence[int], skipped: Skipped) -> None:
+        """Run these layers without these blocks from now on."""
+        self._layers, self._skipped = tuple(layers), skipped
 
     @property
     def forwards(self) -> list[Forward]:
@@ -144,7 +149,7 @@ class View:
 
     def extend(self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING) -> Scores:
         rows = as_rows(rows)
-        part = replace(want, layers=self._part.layers, skipped=self._part.skipped)
+        part = replace(want, layers=self._layers, skipped=self._skipped)
         scores = self._target.extend(replace(rows, at=self.length), part)
         self._ahead += len(rows.tokens)
         return scores

@@ -6,26 +6,42 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig
 
+from bild_lab.errors import UserError
+from bild_lab.lab.analysis.machine import Machine
 from bild_lab.lab.cli import stages
+from bild_lab.lab.measure.certificate import count_verdicts
 from bild_lab.lab.measure.cost_model import CostModel, fit
 from bild_lab.lab.measure.timing import METHOD
 from bild_lab.lab.point import prepare
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.screening.replay import Screened
-from bild_lab.lab.screening.rows import Row, Summary, identity, write_rows, write_texts
+from bild_lab.lab.screening.replay import SECONDS, Screened
+from bild_lab.lab.screening.rows import Row, Summary, identity, with_front, write_rows, write_texts
 from bild_lab.lab.screening.screen import Screening, ScreenSpec
 
 
-def to_confirm(rows: Sequence[Row], count: int) -> list[int]:
+def to_confirm(rows: Sequence[Row], spec: ScreenSpec) -> list[int]:
+    """The places of the points to measure: of all rows, or of those of each policy."""
+    groups = dict.fromkeys(row.policy if spec.each_policy else "" for row in rows)
+    found = []
+    for policy in groups:
+        places = [place for place, row in enumerate(rows) if not spec.each_policy or row.policy == policy]
+        found += [places[at] for at in along_front(with_front([rows[at] for at in places]), spec)]
+    return found
+
+
+def along_front(rows: Sequence[Row], spec: ScreenSpec) -> list[int]:
     """Up to so many points of the front, evenly from its fastest to its best, with the fastest at no loss."""
+    count, most = spec.confirmations, inf if spec.max_loss is None else spec.max_loss
     front = sorted(
-        (place for place, row in enumerate(rows) if row.on_front), key=lambda at: -rows[at].predicted_speedup
+        (place for place, row in enumerate(rows) if row.on_front and row.quality_difference >= -most),
+        key=lambda at: -rows[at].predicted_speedup,
     )
     distinct = list({(rows[at].predicted_speedup, rows[at].quality): at for at in reversed(front)}.values())[::-1]
     if len(distinct) <= count:
@@ -123,18 +139,28 @@ def confirmation(one: Confirmed) -> dict[str, Any]:
     }
 
 
-def screen(screening: Screening, spec: ScreenSpec) -> Found:
+def screen(screening: Screening, spec: ScreenSpec, machine: Machine | None = None) -> Found:
     """Decode the whole plane over the record, predict its speeds, and write what was found.
 
-    Raises UserError if another process searches or screens under the same name.
+    machine: for which speeds are predicted; None: this one, which is timed. Raises UserError if another process
+    searches or screens under the same name, and for a declared machine with points to confirm.
     """
+    if machine is not None and spec.confirmations:
+        raise UserError(
+            f"speeds are predicted for {machine.name}, where nothing can be measured from here; "
+            "set screen.confirmations=0"
+        )
     with Sweep(screening.folder).search_lock():
         candidates, replay = screening.grid.candidates, screening.replay
+        replay.machine = machine
         screened = screening.decode(candidates)
         clock = time.perf_counter()
-        stages.enter("timing a few points live")
-        texts, both, different = screening.timed(screened, spec.timed_s)
-        model = fit(texts, "0")
+        if machine is None:
+            stages.enter("timing a few points live")
+            texts, both, differing = screening.timed(screened, spec.timed_s)
+            model = fit(texts, "0")
+        else:
+            model, both, differing = CostModel({SECONDS: 1.0}), 0, []
         replay.seconds["cost model"] = time.perf_counter() - clock
         clock = time.perf_counter()
         stages.enter("scoring")
@@ -155,9 +181,10 @@ def screen(screening: Screening, spec: ScreenSpec) -> Found:
             cost_model_error=model.error,
             cost_model_worst=model.worst,
             replayed_live=both,
-            replayed_differently=different,
+            replayed_differently=len(differing),
+            replayed_ties=count_verdicts(differing).ties,
         )
-        found = Found(screening, screened, rows, model, summary, to_confirm(rows, spec.confirmations))
+        found = Found(screening, screened, rows, model, summary, to_confirm(rows, spec))
         found.write()
         samples = sample_texts(screened[1:], rows, spec.sample_texts, screening.point.decoders[METHOD].pieces)
         write_texts(screening.folder, {"sources": screening.sources(spec.sample_texts), **samples})

@@ -6,20 +6,24 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import isfinite
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 from omegaconf import DictConfig
 
+from bild_lab.engine.batch_room import QUIET_BATCH
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.cli import progress
 from bild_lab.lab.config import PairSpec, RuntimeSpec, typed
 from bild_lab.lab.data.local_files import canonical_split
+from bild_lab.lab.measure.certificate import Certificate, certify
 from bild_lab.lab.measure.cost_model import CostModel, TimedText
 from bild_lab.lab.measure.timing import METHOD, time_methods
 from bild_lab.lab.metrics import score_pool
+from bild_lab.lab.metrics.scoring import AGREEMENT
 from bild_lab.lab.point import Point, decoder_of, prepare, sweep_folder
 from bild_lab.lab.screening.candidates import Candidate, Grid, vanilla
 from bild_lab.lab.screening.replay import FOLDER, Records, Replay, Screened, versions
@@ -31,17 +35,25 @@ REPEATS = 3  # of each of these texts; the median counts, as for any point
 GIB = 2**30
 
 
+def finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+
+
 @dataclass(frozen=True)
 class ScreenSpec:
     """What to screen and confirm on: `conf/screen.yaml`.
 
-    select, confirm: splits. confirmations: how many points of the front are measured live. timed_s: seconds of live
-    decoding for the cost model. sample_texts: examples whose texts the report can show. space: lists of values.
+    select, confirm: splits. confirmations: how many points of the front are measured live. max_loss: the quality that a
+    confirmed point may have lost on `select`, in the metric's points; None: any. each_policy: confirm so many points of
+    every policy's own front. timed_s: seconds of live decoding for the cost model. sample_texts: examples whose texts
+    the report can show. space: lists of values.
     """
 
     select: str
     confirm: str
     confirmations: int
+    max_loss: float | None
+    each_policy: bool
     timed_s: float
     sample_texts: int
     space: Sequence[str]
@@ -49,9 +61,10 @@ class ScreenSpec:
     def __post_init__(self) -> None:
         require_whole("screen.confirmations", self.confirmations, 0)
         require_whole("screen.sample_texts", self.sample_texts, 0)
-        number = isinstance(self.timed_s, int | float) and not isinstance(self.timed_s, bool)
-        if not number or not 0 < self.timed_s < float("inf"):
+        if not finite(self.timed_s) or self.timed_s <= 0:
             raise UserError(f"screen.timed_s must be seconds > 0, got {self.timed_s!r}")
+        if self.max_loss is not None and not (finite(self.max_loss) and self.max_loss >= 0):
+            raise UserError(f"screen.max_loss must be points of quality >= 0 or null, got {self.max_loss!r}")
         if canonical_split(str(self.select)) == canonical_split(str(self.confirm)):
             raise UserError(
                 f"screen.select and screen.confirm must be two splits, got {self.select!r} twice: points would be "
@@ -61,13 +74,17 @@ class ScreenSpec:
 
 @dataclass(frozen=True)
 class RecordSpec:
-    """memory_gb: rows that wait in memory before they go to disk, from where a memory map reads them."""
+    """memory_gb: rows that wait in memory before they go to disk, from where a memory map reads them.
+
+    batch: examples that are recorded at once, where the models decode batches.
+    """
 
     memory_gb: float
+    batch: int = QUIET_BATCH
 
     def __post_init__(self) -> None:
-        number = isinstance(self.memory_gb, int | float) and not isinstance(self.memory_gb, bool)
-        if not number or not 0 <= self.memory_gb < float("inf"):
+        require_whole("record.batch", self.batch, 1)
+        if not finite(self.memory_gb) or self.memory_gb < 0:
             raise UserError(f"record.memory_gb must be gibibytes >= 0, got {self.memory_gb!r}")
 
 
@@ -107,7 +124,7 @@ class Screening:
     @cached_property
     def replay(self) -> Replay:
         records = Records(self.folder / FOLDER, self.record.memory_gb * GIB, versions())
-        return Replay(self.point, records, self.folder / "history")
+        return Replay(self.point, records, self.folder / "history", self.record.batch)
 
     def require_other_examples(self, split: str) -> None:
         """Raise UserError if this split has the examples that points are chosen on."""
@@ -128,10 +145,11 @@ class Screening:
             task = bar.add_task(f"recording and replaying {len(candidates)} points", total=examples)
             return self.replay.run([vanilla(), *candidates], self.cfg, lambda: bar.advance(task))
 
-    def timed(self, screened: Sequence[Screened], timed_s: float) -> tuple[list[TimedText], int, int]:
+    def timed(self, screened: Sequence[Screened], timed_s: float) -> tuple[list[TimedText], int, list[Certificate]]:
         """Texts of a few points decoded live, with vanilla's first, for so many seconds.
 
-        Also how many texts were decoded both ways, and how many differ.
+        Also how many texts were decoded both ways, and a certificate of each replayed text that differs from the live
+        one.
         """
         chosen = [screened[0], *spread(screened[1:])]
         pair, runtime = typed(PairSpec, self.cfg.pair, "pair"), typed(RuntimeSpec, self.cfg.runtime, "runtime")
@@ -140,23 +158,28 @@ class Screening:
         requests, point = self.replay.requests, self.point
         for method in methods.values():
             method.decode(requests[0], Trace())  # warms up
-        started, texts, both, different = time.perf_counter(), [], 0, 0
+        started, texts, both, differing = time.perf_counter(), [], 0, []
         for index, request in enumerate(requests):
             found = time_methods(methods, [request], REPEATS, point.seed, decoders[0].synchronize)
             for place, one in enumerate(chosen):
                 (live,) = found[str(place)]
                 replayed = one.texts[index]
-                both, different = both + 1, different + (tuple(live.token_ids) != replayed.token_ids)
+                both += 1
                 if tuple(live.token_ids) == replayed.token_ids:
                     texts.append(TimedText(str(place), replayed.features, median(live.latency_s)))
+                else:
+                    target, method = decoders[place].target, decoders[place].method
+                    differing.append(certify(target, request, replayed.token_ids, live.token_ids, method))
             if time.perf_counter() - started > timed_s:
                 break
-        return texts, both, different
+        return texts, both, differing
 
     def rows(self, screened: Sequence[Screened], model: CostModel) -> list[Row]:
         """The points' rows. screened: the target alone first."""
         pool, references, picks = self._pool(screened)
-        scores = score_pool(self.point.metric, pool, references, picks, picks[0], seed=self.point.seed)
+        scoring, seed = self.point.scoring, self.point.seed
+        judged = (scoring.lead, pool, references, picks, picks[0])
+        scores = score_pool(*judged, seed=seed, run_code=scoring.run_code)
         baseline_s = model.seconds(screened[0].features)
         rows = []
         for one, (score, difference) in zip(screened[1:], scores[1:], strict=True):
@@ -188,6 +211,7 @@ class Screening:
         place: dict[tuple[int, tuple[int, ...]], int] = {}
         pool: list[str] = []
         references: list[tuple[str, ...]] = []
+        scoring = self.point.scoring
         own = [decoder.text(list(text.token_ids)) for text in screened[0].texts]
         picks = []
         for one in screened:
@@ -196,8 +220,8 @@ class Screening:
                 key = (index, text.token_ids)
                 if key not in place:
                     place[key] = len(pool)
-                    pool.append(decoder.text(list(text.token_ids)))
-                    agreement = self.point.metric == "agreement"
+                    pool.append(scoring.scored_text(scoring.lead, decoder.text(list(text.token_ids))))
+                    agreement = scoring.lead == AGREEMENT
                     references.append((own[index],) if agreement else examples[index].references)
                 chosen.append(place[key])
             picks.append(chosen)

@@ -47,9 +47,9 @@ def method(model: LoadedModel, candidates: int, keep: bool = False, context: int
 
 def used(made: DraftThenVerify) -> set[Block]:
     """The blocks that are left out now."""
-    part = made.drafter._part
-    whole = {(at, fed) for at in range(LAYERS) if at not in part.layers for fed in (False, True)}
-    return whole | {(at, False) for at in part.skipped.attention} | {(at, True) for at in part.skipped.feed_forward}
+    view = made.drafter._drafter.session
+    whole = {(at, fed) for at in range(LAYERS) if at not in view._layers for fed in (False, True)}
+    return whole | {(at, False) for at in view._skipped.attention} | {(at, True) for at in view._skipped.feed_forward}
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.7}])
@@ -113,7 +113,7 @@ def test_the_first_and_the_last_layer_run_whole() -> None:
 
 @pytest.mark.parametrize("wrong", [0, 1, 1.5, True, "half"])
 def test_a_share_that_cannot_be_is_refused(wrong: object) -> None:
-    with pytest.raises(UserError, match="ratio must lie between 0 and 1"):
+    with pytest.raises(UserError, match="share must lie between 0 and 1"):
         AdaptiveSkip(target(), wrong)
 
 

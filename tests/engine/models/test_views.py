@@ -18,7 +18,7 @@ from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.native import NativeModel
 from bild_lab.engine.models.native.attention import PlacedRows, place_rows
 from bild_lab.engine.models.native.cache import KeyValueCache
-from bild_lab.engine.models.native.model import NativeLayers
+from bild_lab.engine.models.native.layers import NativeLayers
 from bild_lab.engine.models.views import EarlyExit, LayerSkip
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import LoadedModel, Skipped, Want
@@ -97,15 +97,14 @@ def test_a_layer_skip_reads_the_whole_targets_cache(family: str) -> None:
     target, source = target_of(family, "native"), random_source(family, random.Random(3))
     session = target.start(source, 20)
     session.prefill()
-    part = LayerSkip(target, [0])
-    view = part.start(source, 20, target=session)
+    view = LayerSkip(target, [0]).start(source, 20, target=session)
     decoder, layers = target.decoder, session.layers
     scratch = layers.cache.grown(layers.cache.capacity)
     rows = place_rows(session.length, 1, torch.device("cpu"))
     x = decoder.embed(torch.tensor(source.prompt[-1:]))
-    x = decoder.run(x, rows, scratch, *layers.memory, layers=part.layers)
+    x = decoder.run(x, rows, scratch, *layers.memory, layers=view._layers)
     torch.testing.assert_close(view.extend(source.prompt[-1:]).logits, decoder.logits(x))
-    assert part.layers == tuple(range(1, len(decoder.layers)))
+    assert view._layers == tuple(range(1, len(decoder.layers)))
 
 
 ZEROED = {  # the weights behind which a block adds nothing, by what their names end in
