@@ -228,8 +228,9 @@ def skips_of(params: dict[str, Any], depth: int) -> Skips:
 
 def even_skips(depth: int) -> Sequence[Skips]:
     """Every second layer, its attention alone, its feed-forward alone: where a search begins."""
-    half = tuple(range(1, max(2, depth - 1), 2))
-    return Skips(half, half), Skips(half, ()), Skips((), half)
+    half = tuple(range(1, max(2, depth - 1), 2)) if depth > 1 else (0,)
+    apart = Skips(half, ()), Skips((), half)
+    return (Skips(half, half), *apart) if depth > 1 else apart
 
 
 def random_skips(depth: int, count: int, seed: int) -> Sequence[Skips]:

@@ -72,18 +72,15 @@ def test_a_candidate_is_chosen_if_more_of_its_tokens_are_the_targets() -> None:
     assert len(used(made) & SILENT) >= 3
 
 
-def test_each_candidate_costs_a_forward_a_round_until_the_search_ends() -> None:
-    model = target()
-    for candidates in (0, 2):
+def test_a_candidate_costs_a_forward_over_what_was_drafted_in_each_round_of_the_search() -> None:
+    for candidates in (0, 1):
         trace = Trace()
-        method(model, candidates, context=1).decode(request(40), trace)
-        own = [len(each.drafted) for each in trace.rounds]
-        extra = [each.draft_calls - drafted for each, drafted in zip(trace.rounds, own, strict=True)]
-        assert sum(extra) == candidates
-        parts = [each for each in trace.forwards if each.layers is not None]
-        assert sum(each.rows for each in parts if each.scored > 1) == sum(
-            drafted for drafted, more in zip(own, extra, strict=True) if more and drafted > 1
-        )
+        method(target(), candidates, context=10**6).decode(request(40), trace)  # the comparison never ends
+        drafted = [len(each.drafted) for each in trace.rounds]
+        extra = [each.draft_calls - own for each, own in zip(trace.rounds, drafted, strict=True)]
+        assert extra == [candidates * (own > 0) for own in drafted]
+        several = [each.rows for each in trace.forwards if each.layers is not None and each.scored > 1]
+        assert several == [own for own in drafted if candidates and own > 1]
 
 
 def test_every_text_begins_anew_unless_the_search_is_to_go_on() -> None:

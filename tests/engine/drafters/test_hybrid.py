@@ -123,7 +123,13 @@ PAIRS = [
 def test_texts_of_any_two_are_the_targets_own(checkpoints: Path, first: str, second: str, knobs: dict | None) -> None:
     files = files_of(second, Checkpoint(str(checkpoints / "llama")).config, checkpoints)
     hybrid = load(
-        checkpoints, "llama", "hybrid", first=first, second=second, second_knobs={**(knobs or {}), **files} or None
+        checkpoints,
+        "llama",
+        "hybrid",
+        first=first,
+        second=second,
+        shortest=4,
+        second_knobs={**(knobs or {}), **files} or None,
     )
     vanilla, asked = load(checkpoints, "llama", "vanilla"), set()
     for prompt in ("w5 w9 w30 w12", "w7 w7 w8 w7 w7"):

@@ -33,7 +33,8 @@ def test_parameters_are_sets_and_back() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 10])
 def test_sets_to_begin_with_are_neither_nothing_nor_everything(depth: int) -> None:
-    for skips in random_skips(depth, 8, 1):
+    for skips in (*even_skips(depth), *random_skips(depth, 8, 1)):
+        assert set(skips.attention) | set(skips.feed_forward) <= set(range(depth))
         assert 0 < len(skips.attention) + len(skips.feed_forward) < 2 * depth
 
 
