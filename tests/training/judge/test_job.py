@@ -27,7 +27,9 @@ SPEC = JudgeSpec(tolerance=0.0, held_out=0.4, recall=0.8)
 def score(monkeypatch: pytest.MonkeyPatch) -> None:
     """A made-up metric, by which some of the random models' swaps matter and others do not."""
 
-    def made_up(metric: str, texts: Sequence[str], references: Sequence[Sequence[str]]) -> SimpleNamespace:
+    def made_up(
+        metric: str, texts: Sequence[str], references: Sequence[Sequence[str]], run_code: bool
+    ) -> SimpleNamespace:
         assert metric == "bleu" and references[0][0].startswith("w")
         return SimpleNamespace(value=sum(map(ord, texts[0])) % 3)
 
