@@ -134,3 +134,11 @@ class Streams(Protocol):
 
     def stream(self, request: Request, trace: Trace) -> Iterator[list[int]]:
         """The emitted tokens, round by round."""
+
+
+@runtime_checkable
+class DecodesTogether(Protocol):
+    """A method with batches of its own, such as Transformers' `generate`: its texts begin and end together."""
+
+    def decode_together(self, requests: Sequence[Request]) -> list[list[int]]:
+        """The prompt and the emitted tokens of each request."""

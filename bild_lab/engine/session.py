@@ -14,6 +14,7 @@ from torch import Tensor
 from bild_lab.engine.draft import Tree
 from bild_lab.engine.request import Source
 from bild_lab.engine.trace import Forward
+from bild_lab.errors import UserError
 
 if TYPE_CHECKING:
     from bild_lab.engine.models.checkpoint import Checkpoint, Prompt
@@ -111,7 +112,7 @@ class Chain:
     steps: how many at most. end_tokens: end the chain, and belong to it. threshold: the chain ends before a token if
     the largest probability of its forward, at temperature 1, is smaller; None: never. uniforms: [steps] in [0, 1),
     one for each draw at this temperature; None with temperature 0. keeps_probs: return the distributions at
-    temperature 1 too.
+    temperature 1 too. plain: every token may be drawn, neither top-k nor top-p.
     """
 
     steps: int
@@ -120,6 +121,7 @@ class Chain:
     temperature: float = 0.0
     uniforms: Float[Tensor, " steps"] | None = None
     keeps_probs: bool = False
+    plain: bool = True
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ class Growth:
     the likeliest. depth: of the longest branch. width: how many leaves grow in one forward, the likeliest. children: of
     a leaf, its likeliest next tokens. sure: a leaf whose largest probability, at temperature 1, is not smaller has one
     child; None: never. least: growing ends when no leaf has this chance. end_tokens: have no children. temperature: of
-    the probabilities that are multiplied.
+    the probabilities that are multiplied. plain: as in `Chain`.
     """
 
     nodes: int
@@ -157,6 +159,7 @@ class Growth:
     sure: float | None = None
     least: float = 0.0
     temperature: float = 1.0
+    plain: bool = True
 
 
 @dataclass(frozen=True)
@@ -289,6 +292,18 @@ class LoadedModel(Model, Protocol):
 
     def prompt_cache(self, embeddings: Float[Tensor, "p dim"]) -> Prefix:
         """Keys and values of a shallow prompt (BiTA), [p, dim] embeddings: causal attention, no rotary positions."""
+
+
+class NeedsScoresError(UserError):
+    """A draft model gives text alone, and what drafts with it reads its scores."""
+
+
+def require_scores(draft: Model, what: str) -> None:
+    """Raise NeedsScoresError for a draft model whose drafts come without scores in the target's vocabulary."""
+    if getattr(draft, "writes_text", False):
+        raise NeedsScoresError(
+            f"{what} reads the draft model's scores, and drafted text has none; set pair.vocabularies=intersection"
+        )
 
 
 def as_rows(rows: Rows | Sequence[int] | Int[Tensor, " m"]) -> Rows:

@@ -10,7 +10,7 @@ from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.drafters.windows import FixedWindow
 from bild_lab.engine.protocols import Drafter, Prepares
 from bild_lab.engine.request import Request
-from bild_lab.engine.session import EVERYTHING, Model, Scores, Session, Want, on_device
+from bild_lab.engine.session import EVERYTHING, Model, Scores, Session, Want, on_device, require_scores
 from bild_lab.errors import UserError
 
 
@@ -40,6 +40,7 @@ class SpeculativeDrafter(Drafter):
                 f"the inner drafter must need logits alone, but {type(drafter).__name__} wants more; "
                 "use it on the target itself"
             )
+        require_scores(draft, "a hierarchy's middle model")
         self._model = draft
         self._drafter = drafter
         self._window = FixedWindow(window).size()

@@ -14,7 +14,7 @@ from bild_lab.engine.models.views import TargetLayers
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import pick, precise
-from bild_lab.engine.session import LAST, Chain, Model, Scores, Session
+from bild_lab.engine.session import LAST, Chain, Model, Scores, Session, on_device, require_scores
 from bild_lab.errors import UserError, require_flag
 
 
@@ -67,6 +67,8 @@ class ModelDrafter(Drafter):
         self._window = window if isinstance(window, Window) else FixedWindow(window)
         self._stop = stop
         require_flag("keeps_probs", keeps_probs)
+        if keeps_probs:
+            require_scores(draft, "keeps_probs")
         self._keeps_probs = keeps_probs
         # on an accelerator a fixed window is drafted without reading the tokens, as that would synchronize
         self.looks = stop is not None or draft.device.type == "cpu"
@@ -133,16 +135,24 @@ class ModelDrafter(Drafter):
     def _whole(self, feed: list[int], window: int, uniforms: Tensor | None) -> Draft | None:
         """The whole chain as one program; None if there is no program for it."""
         limits, sampling = self._request.limits, self._request.sampling
-        if not window or not sampling.plain or not isinstance(self._stop, LowConfidence | None):
+        if not window or not isinstance(self._stop, LowConfidence | None):
             return None
         threshold = None if self._stop is None else self._stop.threshold
-        chain = Chain(window, limits.end_tokens, threshold, sampling.temperature, uniforms, self._keeps_probs)
+        chain = Chain(
+            window,
+            limits.end_tokens,
+            threshold,
+            sampling.temperature,
+            uniforms,
+            self._keeps_probs,
+            sampling.plain,
+        )
         drafted = self._session.draft(feed, chain)
         if drafted is None:
             return None
         stats = {} if self._stop is None else {"fallback": drafted.fallback, "confidence": tuple(drafted.confidences)}
         return Draft(
-            tokens=torch.tensor(drafted.tokens, dtype=torch.long),
+            tokens=on_device(drafted.tokens, self._model.device),
             probs=drafted.probs if drafted.tokens else None,
             calls=drafted.forwards,
             own_probs=drafted.own_probs if drafted.tokens else None,

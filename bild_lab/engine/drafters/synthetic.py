@@ -15,7 +15,7 @@ from bild_lab.engine.drafters.none import NoDraft
 from bild_lab.engine.drafters.windows import FixedWindow
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.session import LAST, Model, Session, on_device
+from bild_lab.engine.session import LAST, Model, Session, on_device, require_scores
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 
@@ -46,6 +46,8 @@ class SyntheticDrafter(Drafter):
                 f"a synthetic drafter's acceptance rate must lie in [0, 1], got {acceptance_rate!r}; "
                 "1 drafts no wrong token"
             )
+        if draft is not None:
+            require_scores(draft, "a synthetic drafter with a model's cost")
         self._target = target
         self._acceptance_rate = acceptance_rate
         self._window = FixedWindow(window).size()

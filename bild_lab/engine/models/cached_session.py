@@ -168,6 +168,8 @@ class CachedSession:
 
     @torch.inference_mode()
     def draft(self, rows: Sequence[int], chain: Chain) -> DraftedChain | None:
+        if not chain.plain:
+            return None
         tokens = self._fed(rows)
         drafted = self.layers.draft(self._cached, tokens, chain)
         if drafted is not None:
@@ -176,6 +178,8 @@ class CachedSession:
 
     @torch.inference_mode()
     def grow(self, rows: Sequence[int], growth: Growth) -> GrownTree | None:
+        if not growth.plain:
+            return None
         tokens = self._fed(rows)
         grown = self.layers.grow(self._cached, tokens, growth)
         if grown is not None:

@@ -28,12 +28,14 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from transformers import PreTrainedConfig
 
 from bild_lab.engine.models.native import families, t5
 from bild_lab.engine.trace import Forward
 from bild_lab.errors import UserError
+from bild_lab.lab.schema.result import ForwardKind
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,23 @@ def by_model(forwards: Iterable[Forward], bytes_per_value: int) -> list[tuple[Pr
         costs.append((sizes.weights, group[0].config, Cost(sum(flops for flops, _ in work), moved)))
     costs.sort(key=lambda each: -each[0])
     return [(config, each) for _, config, each in costs]
+
+
+def kinds_of(forwards: Iterable[Forward], bytes_per_value: int) -> list[ForwardKind]:
+    """The forwards, those with as many rows of one model together. Empty if an architecture's cost is unknown."""
+    forwards = list(forwards)
+    if not all(knows(one.config) for one in forwards):
+        return []
+    place = {id(config): at for at, (config, _) in enumerate(by_model(forwards, bytes_per_value))}
+    kinds: dict[tuple[Any, ...], list[Forward]] = {}
+    for one in forwards:
+        key = (place[id(one.config)], one.rows, one.scored, one.layers, one.encoder)
+        kinds.setdefault(key, []).append(one)
+    found = []
+    for (model, rows, *_), several in kinds.items():
+        spent = total(several, bytes_per_value)
+        found.append(ForwardKind(model, rows, len(several), spent.flops, spent.bytes_moved))
+    return sorted(found, key=lambda one: (one.model, one.rows))
 
 
 def _matrices(count: int, *shapes: tuple[int, int]) -> Matrices:

@@ -12,6 +12,7 @@ from markupsafe import Markup
 from bild_lab.files import write_atomically
 from bild_lab.lab.formatting import duration, knob_label, knob_value
 from bild_lab.lab.glossary import TERMS
+from bild_lab.lab.results.batches import batch_curves
 from bild_lab.lab.results.commands import read_commands
 from bild_lab.lab.results.groups import FEW, Group, by_setting, differing_keys, setting_title
 from bild_lab.lab.schema.columns import SETTING
@@ -21,7 +22,9 @@ from bild_lab.report.bars import with_bars
 from bild_lab.report.categories import category_table
 from bild_lab.report.headline import sentences
 from bild_lab.report.overlay import overlays
+from bild_lab.report.page.batches import batch_figure, batch_rows
 from bild_lab.report.page.certificates import divergence_figure, rounding_table
+from bild_lab.report.page.change import change_table
 from bild_lab.report.page.costs import cost_table, prediction_table
 from bild_lab.report.page.heat import heat_maps
 from bild_lab.report.page.interactive import acceptance_figure, stages_figure
@@ -73,6 +76,9 @@ def write_html(
     texts, traces, differing = _examples(groups)
     pictures, apart = overlays(groups)
     figures.update({f"overlay-{index}": overlay_figure(one) for index, one in enumerate(pictures)})
+    curves = batch_curves(results)
+    if (drawn := batch_figure(curves, colours)) is not None:
+        figures["batches"] = drawn
     page = page_environment().get_template("report.html.j2")
     text = page.render(
         name=name,
@@ -84,6 +90,7 @@ def write_html(
         differing=_differing(groups),
         pictures=pictures,
         apart=apart,
+        batches=batch_rows(curves),
         count=len(results),
         failures=[(failure, knob_label(failure, list(failure.knobs))) for failure in failures],
         shares=time_shares(results),
@@ -144,7 +151,7 @@ def _section(
         "title": setting_title(group.setting),
         "setting": group.setting,
         "details": [(key, _plain(value)) for key, value in group.setting.items()],
-        "signature": group.results[0].quality.signature,
+        "signatures": _signatures(group),
         "metric": group.metric,
         "relative": group.relative,
         "best": best_rows(group),
@@ -160,6 +167,7 @@ def _section(
         "categories": category_table(group),
         "prediction": prediction_table(group),
         "cost": cost_table(group),
+        "change": change_table(group),
         "rounding": rounding_table(group),
         "trees": tree_drawings(group),
         "count": len(group.results),
@@ -167,6 +175,13 @@ def _section(
         "few": FEW,
         "ids": ids,
     }
+
+
+def _signatures(group: Group) -> list[tuple[str, str]]:
+    """How each metric was computed."""
+    first = group.results[0]
+    qualities = (first.quality, *first.further_qualities.values())
+    return [(one.metric, one.signature) for one in qualities if one.signature]
 
 
 def _volume_rows(group: Group) -> list[dict]:

@@ -15,6 +15,8 @@ import pytest
 import torch
 from transformers import LogitsProcessorList, NoRepeatNGramLogitsProcessor
 
+from bild_lab.engine.batch import Batch
+from bild_lab.engine.batched import apart
 from bild_lab.engine.draft import Tree
 from bild_lab.engine.models.views import View
 from bild_lab.engine.protocols import Method
@@ -243,3 +245,32 @@ def test_rows_of_a_view_are_those_behind_the_text_as_far_as_it_has_come(layers: 
     ):
         logits = [steps(session, view).logits for session, view in zip(both, views, strict=True)]
         torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("engine", ["native", pytest.param("kernels", marks=[needs_kernels, pytest.mark.slow])])
+def test_examples_recorded_at_once_are_those_recorded_one_by_one(engine: str, tmp_path: Path) -> None:
+    """Each saves its own rows when it ends, while others go on."""
+    target, draft, _ = models("t5", engine)
+    chance = random.Random(4)
+    sources = [random_source("t5", chance) for _ in range(7)]
+    requests = [Request(one, Limits(1, chance.randint(2, 12), frozenset([1]))) for one in sources]
+    rows, texts = [], []
+    for size in (1, 3):
+        folder = tmp_path / str(size)
+        two = [RecordedModel(one, Store(folder / name, {})) for one, name in ((target, "large"), (draft, "small"))]
+        node = shipped("bild")
+        method = build_method(node, {"target": lambda two=two: two[0], "draft": lambda two=two: two[1]})
+
+        def loop(slot: int, request: Request, method: Method = method, two: list = two) -> list[int]:
+            own = [apart(method).decode(request, Trace())[1:] for _ in range(2)]  # again, from the record
+            assert own[0] == own[1]
+            for one in two:
+                one.save()
+            return own[0]
+
+        loops = [lambda slot, request=request, loop=loop: loop(slot, request) for request in requests]
+        texts.append([one.result for one in Batch(size).run(loops)])
+        rows.append([one.forwards(sources) for one in two])
+    live = build_method(node, {"target": lambda: target, "draft": lambda: draft})
+    assert texts[0] == texts[1] == [emitted(live, request, Trace()) for request in requests]
+    assert rows[0] == rows[1] and rows[0][0]["whole"] > len(requests)
