@@ -195,7 +195,7 @@ def test_an_experiment_can_start_and_sweeps_over_knobs_that_are_there(
     for job in others:
         OmegaConf.to_container(configured(experiment, job).policy, resolve=True)
     plain = configured(experiment, last)
-    family = "llama" if experiment.startswith("bita_") else "t5"
+    family = "llama" if experiment.startswith("bita_") or plain.policy.name == "step_cascade" else "t5"
     here = [f"pair.target={checkpoints / family}", f"pair.draft={checkpoints / f'{family}-draft'}"]
     here += [f"dataset.path={rows}"] if plain.dataset.name != "toy" else []
     if "table" in plain.policy:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from torch.nn.utils.rnn import pad_sequence
+from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, PreTrainedModel
 
 from bild_lab.engine.models.checkpoint import Checkpoint, same_vocabulary
 from bild_lab.engine.models.hf import HuggingFaceModel, weightless
@@ -35,6 +37,10 @@ class HuggingFaceGenerate:
     @torch.inference_mode()
     def decode(self, request: Request, trace: Trace) -> list[int]:
         return generate(self._target, request)
+
+    @torch.inference_mode()
+    def decode_together(self, requests: Sequence[Request]) -> list[list[int]]:
+        return generate_together(self._target, requests)
 
 
 class HuggingFaceAssisted:
@@ -199,6 +205,39 @@ def generate(target: HuggingFaceModel, request: Request, **options: Any) -> list
             torch.manual_seed(request.generator.initial_seed())
         out = module.generate(**inputs, **options)[0].tolist()
     return limits.append(out[: limits.prompt_length], out[limits.prompt_length :])
+
+
+def generate_together(target: HuggingFaceModel, requests: Sequence[Request]) -> list[list[int]]:
+    """Call `generate` for several prompts, padded to one length; it ends when the last text ends.
+
+    Returns each prompt and its continuation, cut by its limits. Raises UserError for sampled texts, whose draws would
+    depend on the batch, and for processors.
+    """
+    if any(not one.sampling.greedy or one.source.processors is not None for one in requests):
+        raise UserError(
+            "batched generate decodes greedily and without processors here; set decoding=greedy "
+            "decoding.processors=none, or runtime.batch=1"
+        )
+    sources, module = [one.source for one in requests], target.module
+    longest = max(requests, key=lambda one: one.limits.max_new_tokens)
+    settings = module.generation_config = plain_generation_config(target, longest)
+    options: dict[str, Any] = {}
+    if target.checkpoint.encoder_decoder:
+        rows, first = [source.encoder_ids[0] for source in sources], 1
+        # transformers 5.23 sizes the cache it makes itself by the depth of the encoder
+        options["past_key_values"] = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        options["decoder_input_ids"] = torch.tensor([source.prompt for source in sources], device=target.device)
+        side = "right"
+    else:
+        rows = [torch.tensor(source.prompt) for source in sources]
+        first, side = max(map(len, rows)), "left"
+    ids, seen = (
+        pad_sequence(each, batch_first=True, padding_value=value, padding_side=side).to(target.device)
+        for each, value in ((rows, settings.pad_token_id), ([torch.ones_like(row) for row in rows], 0))
+    )
+    out = module.generate(input_ids=ids, attention_mask=seen, **options).tolist()
+    pairs = zip(requests, out, strict=True)
+    return [one.limits.append(list(one.source.prompt), row[first:]) for one, row in pairs]
 
 
 def plain_generation_config(target: HuggingFaceModel, request: Request) -> GenerationConfig:

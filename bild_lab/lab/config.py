@@ -25,6 +25,7 @@ T = TypeVar("T")
 
 MOST_WHOLE = 2**63 - 1
 MOST_THREADS = 4096
+MOST_BATCH = 4096
 MOST_TOKENS = 2**20
 TOP_LEVEL = "name resume pair dataset policy decoding runtime measure logger".split()  # of conf/config.yaml
 CHECKED_ELSEWHERE = {"checked": "elsewhere"}  # by the code that uses the value, so Python users get the same message
@@ -82,7 +83,8 @@ class RuntimeSpec:
     """Where models run, and in which precision.
 
     compile_drafter: draft a window as one program: auto (where there is one), true (or refuse), false (step by step).
-    threads: null keeps PyTorch's choice. trust_remote_code: run Python code that comes with a checkpoint.
+    threads: null keeps PyTorch's choice. trust_remote_code: run Python code that comes with a checkpoint. batch: texts
+    that decode at once.
     device_map, tensor_parallel: how the target is spread over devices. `Placement` checks them.
     """
 
@@ -96,9 +98,11 @@ class RuntimeSpec:
     trust_remote_code: bool = False
     device_map: str | None = None
     tensor_parallel: bool = False
+    batch: int = 1
 
     def __post_init__(self) -> None:
         require_flag("runtime.compile", self.compile)
+        require_whole("runtime.batch", self.batch, 1, MOST_BATCH)
         if self.compile_drafter not in (True, False, "auto"):
             raise UserError(f"runtime.compile_drafter must be auto, true or false, got {self.compile_drafter!r}")
         require_flag("runtime.trust_remote_code", self.trust_remote_code)
@@ -109,16 +113,23 @@ class RuntimeSpec:
 
 @dataclass(frozen=True)
 class MeasureSpec:
-    """How often to time. baseline: the policy to compare with, or null. certify: check outputs against the target's."""
+    """How often to time. baseline: the policy to compare with, or null. certify: check outputs against the target's.
+
+    target_log_probability: score every text by the target. run_code: let dataset.metric=pass_at_1 run programs.
+    """
 
     warmup: int
     repeats: int
     baseline: str | None
     traced_examples: int
     certify: bool
+    target_log_probability: bool = True
+    run_code: bool = False
 
     def __post_init__(self) -> None:
         require_flag("measure.certify", self.certify)
+        require_flag("measure.target_log_probability", self.target_log_probability)
+        require_flag("measure.run_code", self.run_code)
         require_whole("measure.warmup", self.warmup, 0)
         require_whole("measure.repeats", self.repeats, 1)
         require_whole("measure.traced_examples", self.traced_examples, 0)

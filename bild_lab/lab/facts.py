@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bild_lab.engine.adapters import bita, layer_heads, medusa
+from bild_lab.engine.adapters import bita, judge, layer_heads, medusa
 from bild_lab.engine.drafters.candidates import AUTO, STRAIGHTFORWARD
 from bild_lab.engine.drafters.trees import GROWTHS
 from bild_lab.engine.ppd.pipeline import SHARED
@@ -17,7 +17,7 @@ from bild_lab.lab.decoder import Decoder
 
 PATH_KNOBS = ("adapter", "heads", "table", "tree")  # the knobs that name a file or a folder
 WORDS = {SHARED, *GROWTHS, STRAIGHTFORWARD, AUTO}  # what they may hold instead
-CONFIGS = sorted({one.KIND.config for one in (bita, layer_heads, medusa)})
+CONFIGS = sorted({one.KIND.config for one in (bita, judge, layer_heads, medusa)})
 
 
 def facts_of(pair: PairSpec, policy: Mapping[str, Any], decoder: Decoder) -> dict[str, Any]:

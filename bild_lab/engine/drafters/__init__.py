@@ -9,6 +9,7 @@ from bild_lab.engine.drafters.ngram import NGramDrafter
 from bild_lab.engine.drafters.ngram_table import NGramTable
 from bild_lab.engine.drafters.none import NoDraft
 from bild_lab.engine.drafters.prompt_lookup import PromptLookup
+from bild_lab.engine.drafters.steps import StepDrafter
 from bild_lab.engine.drafters.synthetic import SyntheticDrafter
 from bild_lab.engine.drafters.windows import AdaptiveWindow
 
@@ -24,5 +25,6 @@ __all__ = [
     "NoDraft",
     "PromptLookup",
     "SpeculativeDrafter",
+    "StepDrafter",
     "SyntheticDrafter",
 ]

@@ -52,6 +52,10 @@ class SpeculativeDrafter(Drafter):
         if isinstance(self._drafter, Prepares):
             self._drafter.prepare(request)
 
+    @property
+    def draws_from(self) -> Model:
+        return self._model
+
     def start(self, request: Request, target: Session) -> None:
         self._request = request
         self._session = None  # frees a compiled model's workspace for the next sequence

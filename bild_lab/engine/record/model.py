@@ -7,11 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import greenlet
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from bild_lab.engine.models.native.model import KERNEL_ROWS
+from bild_lab.engine.models.native.layers import KERNEL_ROWS
 from bild_lab.engine.models.processed_session import processed
 from bild_lab.engine.record.store import Store
 from bild_lab.engine.record.text import HEAD_INPUT, LOGITS, Node, RecordedText
@@ -49,6 +50,7 @@ class RecordedModel:
         self.config, self.depth = model.checkpoint.config, model.depth  # once: Transformers copies a configuration
         self._memory_bytes, self._held = memory_bytes, 0
         self._texts: dict[str, RecordedText] = {}
+        self._used: dict[Any, set[str]] = {}  # by the loops of texts that decode at once, the texts that they ask
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
@@ -63,6 +65,7 @@ class RecordedModel:
         prefix: Prefix | None = None,
     ) -> Session:
         name = text_name(source, prefix)
+        self._used.setdefault(greenlet.getcurrent(), set()).add(name)
         plain = replace(source, processors=None)  # rows are kept as the model gives them
         if name not in self._texts:
             blocks = [] if self.store is None else self.store.read(name)
@@ -76,14 +79,20 @@ class RecordedModel:
         return processed(session, source)
 
     def save(self) -> None:
-        """Save all new rows. Texts stay in memory until they are more than `memory_bytes`; then they are read again."""
-        for name, text in self._texts.items():
+        """Save the new rows of the texts that the caller asked for: in a batch, those of its own example.
+
+        Two loops must not ask for one text at a time. Texts stay in memory until they are more than `memory_bytes`;
+        then they are read again.
+        """
+        for name in self._used.pop(greenlet.getcurrent(), ()):
+            text = self._texts[name]
             text.close()
             if text.new and self.store is not None:
                 self.store.append(name, text.saved, text.new, text.forwards)
                 self._held += text.forget_new()
         if self.store is not None and self._held > self._memory_bytes:
-            self._texts.clear()
+            used = set().union(*self._used.values())
+            self._texts = {name: text for name, text in self._texts.items() if name in used}
             self._held = 0
 
     def forwards(self, sources: Iterable[Source]) -> dict[str, int]:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from bild_lab.engine.adapters import BitaAdapter, MedusaHeads
+from bild_lab.engine.adapters import BitaAdapter, JudgeConfig, JudgeHead, MedusaHeads
+from bild_lab.engine.adapters.judge import hidden_size_of
 
 SCALE = 30  # of the usual initial values, so that a prompt that leaks into the text is noticed
 
@@ -33,14 +34,22 @@ def random_heads(config: PreTrainedConfig, lm_head: Tensor, heads: int = 3, seed
     return made
 
 
+def random_judge(config: PreTrainedConfig, seed: int = 0) -> JudgeHead:
+    """It holds about half of all mismatches to matter."""
+    made = JudgeHead(JudgeConfig(hidden_size_of(config), threshold=0.5))
+    with torch.no_grad():
+        made.weight.copy_(torch.randn(made.weight.shape, generator=torch.Generator().manual_seed(seed)))
+    return made
+
+
 def files_of(policy: str, config: PreTrainedConfig, folder: Path) -> dict[str, str]:
     """The knob that names the folder a policy needs, and one made for a model like this; nothing for other policies."""
-    knob = {"bita": "adapter", "medusa": "heads"}.get(policy)
+    knob = {"bita": "adapter", "judge": "adapter", "medusa": "heads"}.get(policy)
     if knob is None:
         return {}
     path = folder / policy
     if not path.is_dir():
         nowhere = torch.zeros(config.vocab_size, config.hidden_size)
-        made = random_adapter(config) if policy == "bita" else random_heads(config, nowhere)
-        made.save(path)
+        makers = {"bita": random_adapter, "judge": random_judge, "medusa": lambda one: random_heads(one, nowhere)}
+        makers[policy](config).save(path)
     return {knob: str(path)}
