@@ -39,6 +39,23 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class Skipped:
+    """Blocks that add nothing: of which layers, by index.
+
+    attention: to the text, and to the source of an encoder–decoder.
+    """
+
+    attention: frozenset[int] = frozenset()
+    feed_forward: frozenset[int] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.attention or self.feed_forward)
+
+
+NOTHING = Skipped()
+
+
+@dataclass(frozen=True)
 class Want:
     """What to run and what to return.
 
@@ -48,7 +65,7 @@ class Want:
     ascending; None: all.
     Without the last layer the head reads the output of the last layer that ran (an early exit). Rows of the text count
     as cached once the last layer has run. fill: compute only the keys and values of these layers, all from the same
-    states.
+    states. skipped: blocks that are left out of these layers; for drafted rows only.
     """
 
     logits: int | None = None
@@ -57,6 +74,7 @@ class Want:
     prompt: bool = False
     layers: Sequence[int] | None = None
     fill: bool = False
+    skipped: Skipped = NOTHING
 
 
 EVERYTHING = Want()
@@ -294,6 +312,9 @@ class LoadedModel(Model, Protocol):
 
     def require_layers(self, what: str) -> None:
         """Raise UserError unless the layers can be run one by one. what: the method that needs it, for the message."""
+
+    def require_blocks(self, what: str) -> None:
+        """The same for attention and feed-forward apart."""
 
     def prompt_cache(self, embeddings: Float[Tensor, "p dim"]) -> Prefix:
         """Keys and values of a shallow prompt (BiTA), [p, dim] embeddings: causal attention, no rotary positions."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,9 @@ from bild_lab.lab.hashing import content_hash, data_hash, file_hash
 from bild_lab.lab.load import load, require_engine
 from bild_lab.lab.measure.environment import environment, placement_setting
 from bild_lab.lab.measure.timing import BASELINE, METHOD
+from bild_lab.lab.metrics.evaluate_module import PREFIX, require_loadable, script_of
+from bild_lab.lab.metrics.programs import require_permission
+from bild_lab.lab.metrics.scoring import AGREEMENT, Scoring
 from bild_lab.lab.results.records import require_writable
 from bild_lab.lab.toy_pair import named_checkpoint, stand_in, untrained
 
@@ -63,7 +67,7 @@ class Point:
     decoders: dict[str, Decoder]  # METHOD and, unless switched off, BASELINE
     vanilla: Decoder  # gives the answers in the history of later turns
     examples: tuple[Example, ...]
-    metric: str
+    scoring: Scoring
     decoding: DecodingSpec
     measure: MeasureSpec
     seed: int
@@ -99,12 +103,12 @@ def prepare(cfg: DictConfig) -> Point:
     dataset = typed(DatasetSpec, cfg.dataset, "dataset")
     Sampling(decoding.temperature, decoding.top_k, decoding.top_p)
     require_writable(sweep_folder(cfg))
-    if dataset.metric == "agreement" and measure.baseline is None:
-        raise UserError("dataset.metric=agreement compares with a baseline; set measure.baseline=vanilla")
-    if measure.certify and (measure.baseline != "vanilla" or decoding.temperature != 0):
+    scoring = Scoring(dataset.scored, dataset.cut or (), measure.run_code)
+    _require_scorable(scoring, measure, runtime)
+    if measure.certify and measure.baseline != "vanilla" and decoding.temperature == 0:
         raise UserError(
-            "measure.certify compares with the target's own greedy text; "
-            "set measure.baseline=vanilla and decoding=greedy"
+            "measure.certify compares greedy text with the target's own; "
+            "set measure.baseline=vanilla, or decoding=sample"
         )
     require_flag("resume", cfg.resume)
     policies = {METHOD: cfg.policy}
@@ -135,6 +139,8 @@ def prepare(cfg: DictConfig) -> Point:
         "setting": {key: value for key, value in setting.items() if key not in ("target", "draft", "second_draft")},
         "traced_examples": measure.traced_examples,
         "certify": measure.certify,
+        "target_log_probability": measure.target_log_probability,
+        **({"metrics": further} if (further := _further(scoring)) else {}),
         "categories": [one.category for one in examples],
         "weights": [model.checkpoint.fingerprint for each in decoders.values() for model in each.models],
         **({"external": external} if external else {}),
@@ -152,13 +158,39 @@ def prepare(cfg: DictConfig) -> Point:
         decoders=decoders,
         vanilla=vanilla,
         examples=examples,
-        metric=dataset.metric,
+        scoring=scoring,
         decoding=decoding,
         measure=measure,
         seed=runtime.seed,
         max_source_tokens=dataset.max_source_tokens,
         resume=cfg.resume,
     )
+
+
+def _require_scorable(scoring: Scoring, measure: MeasureSpec, runtime: RuntimeSpec) -> None:
+    """Raise UserError for metrics that need a baseline, a permission, or code of a stranger."""
+    for metric in scoring.metrics:
+        if metric == AGREEMENT and measure.baseline is None:
+            raise UserError("dataset.metric=agreement compares with a baseline; set measure.baseline=vanilla")
+        if metric == "pass_at_1":
+            require_permission(scoring.run_code)
+        if metric.startswith(PREFIX) and "/" in metric and script_of(metric) is None and not runtime.trust_remote_code:
+            raise UserError(
+                f"{metric} is no local folder, and a community metric is Python code from the hub; correct the path, "
+                "or allow it with runtime.trust_remote_code=true"
+            )
+        if metric.startswith(PREFIX):
+            require_loadable(metric)
+
+
+def _further(scoring: Scoring) -> dict[str, str]:
+    """What else decides about the scores: further metrics, and what those of `evaluate` depend on."""
+    found = dict.fromkeys(scoring.metrics[1:], "")
+    for metric in scoring.metrics:
+        if metric.startswith(PREFIX):
+            script = script_of(metric)
+            found[metric] = f"{version('evaluate')} {'' if script is None else file_hash(str(script.parent))}"
+    return found
 
 
 def sweep_folder(cfg: DictConfig) -> Path:
@@ -259,6 +291,7 @@ def _setting(
         "chat_template": list(dataset.chat_template),
         "max_source_tokens": dataset.max_source_tokens,
         "metric": dataset.metric,
+        **({"cut": list(dataset.cut)} if dataset.cut else {}),
         "dtype": runtime.dtype,
         "compile": runtime.compile,
         **({} if runtime.compile_drafter == "auto" else {"compile_drafter": runtime.compile_drafter}),

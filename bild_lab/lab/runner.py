@@ -22,12 +22,15 @@ from bild_lab.lab.measure.batches import time_batches, warm_up_batches
 from bild_lab.lab.measure.certificate import Certificate, certify, count_verdicts
 from bild_lab.lab.measure.device_use import DeviceUse
 from bild_lab.lab.measure.environment import OtherLoad, RanksLoad, environment, peak_memory_mb
+from bild_lab.lab.measure.likelihood import log_probabilities, log_probability
 from bild_lab.lab.measure.nan_check import require_no_nan
-from bild_lab.lab.measure.timing import BASELINE, METHOD, Stages, Timed, time_methods, trace_stages, warm_up
+from bild_lab.lab.measure.sampled_certificate import certify_sampled
+from bild_lab.lab.measure.timing import BASELINE, METHOD, Stages, Timed, seeded, time_methods, trace_stages, warm_up
 from bild_lab.lab.point import Point
+from bild_lab.lab.results.change import change_of
 from bild_lab.lab.results.example_rows import measured_examples, with_trace
 from bild_lab.lab.results.records import Sweep
-from bild_lab.lab.results.summary import agreement, decoding_costs, summarize, work_of
+from bild_lab.lab.results.summary import agreement, decoding_costs, qualities, summarize, work_of
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.setting import Environment, Setting
 from bild_lab.lab.shapes.command import with_fitted_tree
@@ -42,6 +45,7 @@ PARTS = {  # of a measurement: their names in a result's `seconds`, and on the s
     "trace": "tracing",
     "certify": "certifying",
     "check": "checking",
+    "likelihood": "scoring by the target",
     "metrics": "scoring",
 }
 
@@ -109,10 +113,20 @@ def run_point(
     clock.begin("certify")
     certificates = certify_all(point, requests, timed) if point.measure.certify else None
     clock.begin("check")
+    likelihoods: dict[str, list[float]] = {METHOD: []}
     for request, one in zip(requests, timed[METHOD], strict=True):
-        require_no_nan(decoder.running, request, one.token_ids)
+        logits = require_no_nan(decoder.running, request, one.token_ids)  # the target's, whose forward serves twice
+        if point.measure.target_log_probability:
+            likelihoods[METHOD].append(log_probability(logits, one.token_ids))
+    clock.begin("likelihood")
+    if point.measure.target_log_probability and BASELINE in timed:
+        ours, theirs = ([one.token_ids for one in timed[name]] for name in (METHOD, BASELINE))
+        target = decoder.running[0]
+        likelihoods[BASELINE] = log_probabilities(target, requests, theirs, ours, likelihoods[METHOD])
     clock.begin("metrics")
-    texts = {name: [decoder.text(one.token_ids).strip() for one in several] for name, several in timed.items()}
+    # what a program begins with counts; a space at its end does not
+    texts = {name: [decoder.text(one.token_ids).rstrip() for one in several] for name, several in timed.items()}
+    judged, scores = qualities(point.scoring, examples, texts, point.seed)
     result = Result(
         point=point.id,
         name=point.name,
@@ -123,7 +137,10 @@ def run_point(
         setting=Setting(point.setting),
         facts=point.facts,
         same_as_baseline=point.same_as_baseline,
-        **summarize(point.metric, examples, timed, texts, point.seed),
+        quality=judged.pop(point.scoring.lead),
+        further_qualities=judged,
+        change=change_of(timed, likelihoods if likelihoods[METHOD] else None, point.sampling.greedy, point.seed),
+        **summarize(examples, timed, point.seed),
         agreement_with_target=agreement(timed) if point.baseline_is_target else None,
         certificate=None if certificates is None else count_verdicts(certificates),
         peak_memory_mb=peak_memory_mb(device),
@@ -133,7 +150,7 @@ def run_point(
     )
     clock.end()
     result = replace(result, seconds={"setup": setup_s, **clock.laps, "total": setup_s + sum(clock.laps.values())})
-    measured = measured_examples(examples, timed, texts, certificates or ())
+    measured = measured_examples(examples, timed, texts, certificates or (), scores, likelihoods)
     spans = iter(() if stages is None else stages.spans)
     for index, example in enumerate(examples[: point.measure.traced_examples]):
         measured[index] = with_trace(measured[index], example.prompt, next(spans, ()), decoder.pieces)
@@ -171,10 +188,15 @@ def _stages_and_costs(point: Point, timed: dict[str, list[Timed]], stages: Stage
 
 
 def certify_all(point: Point, requests: list[Request], timed: dict[str, list[Timed]]) -> list[Certificate]:
-    """Each example's text compared with the target's own."""
-    target = point.decoders[METHOD].target
-    trios = zip(requests, timed[METHOD], timed[BASELINE], strict=True)
-    return [certify(target, request, one.token_ids, own.token_ids) for request, one, own in trios]
+    """Each example's text compared with the target's own, or when sampling its distributions."""
+    decoder = point.decoders[METHOD]
+    target, method = decoder.target, decoder.method
+    texts = [one.token_ids for one in timed[METHOD]]
+    if not point.sampling.greedy:
+        again = [seeded(request, point.seed, index) for index, request in enumerate(requests)]
+        return [certify_sampled(method, target, *pair) for pair in zip(again, texts, strict=True)]
+    trios = zip(requests, texts, timed[BASELINE], strict=True)
+    return [certify(target, request, text, own.token_ids, method) for request, text, own in trios]
 
 
 def compiled_steps(point: Point) -> int:

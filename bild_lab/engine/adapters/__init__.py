@@ -1,4 +1,4 @@
-"""Small modules beside a frozen model, each in a folder of its own: adapters (BiTA), heads (Medusa, Hydra, PPD), EAGLE.
+"""Small modules beside a frozen model, each in its own folder: BiTA's adapter, heads, EAGLE, judges.
 
 `bita_target` is a model with BiTA's adapter.
 """
@@ -7,6 +7,7 @@ from bild_lab.engine.adapters.bita import BitaAdapter, BitaConfig, bita_config, 
 from bild_lab.engine.adapters.eagle import Eagle, EagleConfig
 from bild_lab.engine.adapters.eagle_files import load_eagle
 from bild_lab.engine.adapters.hydra import HydraHeads, load_hydra
+from bild_lab.engine.adapters.judge import JudgeConfig, JudgeHead, load_judge
 from bild_lab.engine.adapters.medusa import MedusaConfig, MedusaHeads, load_medusa
 
 __all__ = [
@@ -15,11 +16,14 @@ __all__ = [
     "Eagle",
     "EagleConfig",
     "HydraHeads",
+    "JudgeConfig",
+    "JudgeHead",
     "MedusaConfig",
     "MedusaHeads",
     "bita_config",
     "load_bita",
     "load_eagle",
     "load_hydra",
+    "load_judge",
     "load_medusa",
 ]

@@ -52,6 +52,10 @@ class SpeculativeDrafter(Drafter):
         if isinstance(self._drafter, Prepares):
             self._drafter.prepare(request)
 
+    @property
+    def draws_from(self) -> Model:
+        return self._model
+
     def start(self, request: Request, target: Session) -> None:
         self._request = request
         self._session = None  # frees a compiled model's workspace for the next sequence
@@ -78,6 +82,10 @@ class SpeculativeDrafter(Drafter):
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Nothing to do: the next call of `propose` gets the accepted text."""
+
+    def forget(self, length: int) -> None:
+        self._session.rollback(length)
+        self._drafter.forget(length)
 
     def _round(self, text: list[int]) -> tuple[list[int], Tensor, int]:
         """Verify one inner draft. Returns the emitted tokens, the logits of each, and the inner drafter's forwards."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.drafters.windows import FixedWindow, Window
+from bild_lab.engine.models.views import TargetLayers
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import pick, precise
@@ -78,6 +79,15 @@ class ModelDrafter(Drafter):
         """Optional fields that its drafts fill, for rules that need them."""
         return frozenset({"own_probs"} if self._keeps_probs else ())
 
+    @property
+    def draws_from(self) -> Model | None:
+        return None if isinstance(self._model, TargetLayers) else self._model  # a view reads the target's own rows
+
+    @property
+    def session(self) -> Session:
+        """The draft model's session of the text that started last."""
+        return self._session
+
     def start(self, request: Request, target: Session) -> None:
         self._request = request
         self._session = None  # frees a compiled model's workspace for the next sequence
@@ -124,6 +134,7 @@ class ModelDrafter(Drafter):
             calls=calls,
             own_probs=torch.cat(own_probs[: len(drafted)]) if drafted and own_probs else None,
             stats={} if self._stop is None else {"fallback": fallback, "confidence": tuple(confidences)},
+            uniforms=None if uniforms is None else uniforms[: len(drafted)],
         )
 
     def _whole(self, feed: list[int], window: int, uniforms: Tensor | None) -> Draft | None:
@@ -151,6 +162,7 @@ class ModelDrafter(Drafter):
             calls=drafted.forwards,
             own_probs=drafted.own_probs if drafted.tokens else None,
             stats=stats,
+            uniforms=None if uniforms is None else uniforms[: len(drafted.tokens)],
         )
 
     def _uniforms(self, window: int) -> Float[Tensor, " window"] | None:
@@ -162,6 +174,12 @@ class ModelDrafter(Drafter):
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         self._window.observe(len(draft), len(verdict.path))
+
+    def observe_other(self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Nothing to learn: the window follows this drafter's own acceptance."""
+
+    def forget(self, length: int) -> None:
+        self._session.rollback(length)
 
 
 def read(confidence: Float[Tensor, " 1"], token: Int[Tensor, " 1"]) -> tuple[float, int]:

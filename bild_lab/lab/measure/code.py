@@ -27,10 +27,14 @@ MEASURING = (
     "lab/measure/certificate.py",
     "lab/measure/device_use.py",  # detects timings that shared a device
     "lab/measure/environment.py",  # peak memory and other load
+    "lab/measure/likelihood.py",
+    "lab/measure/sampled_certificate.py",
+    "lab/measure/witness.py",
     "lab/measure/nan_check.py",  # decides which results are stored at all
     "lab/measure/timing.py",
     "lab/metrics",
     "lab/point.py",  # passes the configuration to the measuring code
+    "lab/results/change.py",
     "lab/results/example_rows.py",
     "lab/results/summary.py",
     "lab/runner.py",
@@ -47,12 +51,15 @@ NOT_MEASURING = (
     "lab/analysis/paired.py",  # compares stored results
     "lab/analysis/pareto.py",
     "lab/analysis/reasons.py",  # explains stored results
+    "lab/analysis/serving_names.py",
     "lab/cli.py",
     "lab/config.py",  # its values are part of the point's name
     "lab/data/__init__.py",
     "lab/data/hub_datasets.py",  # all prompts, references and categories are part of the point's name
     "lab/data/local_files.py",
+    "lab/data/dataset_spec.py",
     "lab/data/examples.py",
+    "lab/data/row_values.py",
     "lab/data/toy.py",
     "lab/data/toy_lexicon.py",
     "lab/data/toy_phrases.py",

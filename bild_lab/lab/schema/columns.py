@@ -6,7 +6,7 @@ docs/outputs.md take names, headings and explanations from here, and from `analy
 
 from __future__ import annotations
 
-from bild_lab.lab.schema.analysis_columns import CERTIFICATE, COSTS, PIPELINE, PREDICTION, TRACED
+from bild_lab.lab.schema.analysis_columns import CERTIFICATE, CHANGE, COSTS, PIPELINE, PREDICTION, TRACED
 from bild_lab.lab.schema.column import SHARE, TIMES, Column
 
 
@@ -193,6 +193,7 @@ TABLE = (
     *SPEED,
     *COUNTS,
     *OTHER_NAMES,
+    *CHANGE,
     *CERTIFICATE,
     *COSTS,
     *PREDICTION,

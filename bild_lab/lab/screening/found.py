@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.machine import Machine
 from bild_lab.lab.cli import stages
+from bild_lab.lab.measure.certificate import count_verdicts
 from bild_lab.lab.measure.cost_model import CostModel, fit
 from bild_lab.lab.measure.timing import METHOD
 from bild_lab.lab.point import prepare
@@ -156,10 +157,10 @@ def screen(screening: Screening, spec: ScreenSpec, machine: Machine | None = Non
         clock = time.perf_counter()
         if machine is None:
             stages.enter("timing a few points live")
-            texts, both, different = screening.timed(screened, spec.timed_s)
+            texts, both, differing = screening.timed(screened, spec.timed_s)
             model = fit(texts, "0")
         else:
-            model, both, different = CostModel({SECONDS: 1.0}), 0, 0
+            model, both, differing = CostModel({SECONDS: 1.0}), 0, []
         replay.seconds["cost model"] = time.perf_counter() - clock
         clock = time.perf_counter()
         stages.enter("scoring")
@@ -180,7 +181,8 @@ def screen(screening: Screening, spec: ScreenSpec, machine: Machine | None = Non
             cost_model_error=model.error,
             cost_model_worst=model.worst,
             replayed_live=both,
-            replayed_differently=different,
+            replayed_differently=len(differing),
+            replayed_ties=count_verdicts(differing).ties,
         )
         found = Found(screening, screened, rows, model, summary, to_confirm(rows, spec))
         found.write()

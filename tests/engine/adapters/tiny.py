@@ -8,9 +8,18 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedConfig
 
-from bild_lab.engine.adapters import BitaAdapter, Eagle, EagleConfig, HydraHeads, MedusaHeads
+from bild_lab.engine.adapters import (
+    BitaAdapter,
+    Eagle,
+    EagleConfig,
+    HydraHeads,
+    JudgeConfig,
+    JudgeHead,
+    MedusaHeads,
+)
 from bild_lab.engine.adapters.eagle import EAGLE3, spread_layers
 from bild_lab.engine.adapters.eagle_files import save_eagle
+from bild_lab.engine.adapters.judge import hidden_size_of
 from bild_lab.engine.models.checkpoint import decoder_depth
 
 SCALE = 30  # of the usual initial values, so that a prompt that leaks into the text is noticed
@@ -80,13 +89,23 @@ def random_eagle(
     return made
 
 
+def random_judge(config: PreTrainedConfig, seed: int = 0) -> JudgeHead:
+    """It holds about half of all mismatches to matter."""
+    made = JudgeHead(JudgeConfig(hidden_size_of(config), threshold=0.5))
+    with torch.no_grad():
+        made.weight.copy_(torch.randn(made.weight.shape, generator=torch.Generator().manual_seed(seed)))
+    return made
+
+
 def files_of(policy: str, config: PreTrainedConfig, folder: Path) -> dict[str, str]:
     """The knob that names the folder a policy needs, and one made for a model like this; nothing for other policies."""
-    knob = {"bita": "adapter", "medusa": "heads", "eagle": "heads", "eagle3": "heads", "hydra": "heads"}.get(policy)
+    knob = {"bita": "adapter", "judge": "adapter", "medusa": "heads"}.get(policy)
+    if policy in ("eagle", "eagle3", "hydra"):
+        knob = "heads"
     if knob is None:
         return {}
     path = folder / policy
-    if policy not in ("bita", "medusa"):  # made for both families
+    if policy in ("eagle", "eagle3", "hydra"):  # made for both families
         path = folder / f"{policy}-{config.model_type}-{decoder_depth(config)}"
         if not path.is_dir() and policy == "hydra":
             random_hydra(config).save(path)
@@ -95,6 +114,6 @@ def files_of(policy: str, config: PreTrainedConfig, folder: Path) -> dict[str, s
         return {knob: str(path)}
     if not path.is_dir():
         nowhere = torch.zeros(config.vocab_size, config.hidden_size)
-        made = random_adapter(config) if policy == "bita" else random_heads(config, nowhere)
-        made.save(path)
+        makers = {"bita": random_adapter, "judge": random_judge, "medusa": lambda one: random_heads(one, nowhere)}
+        makers[policy](config).save(path)
     return {knob: str(path)}

@@ -13,6 +13,7 @@ import pytest
 
 from bild_lab.errors import UserError
 from bild_lab.lab.results.table import write_table
+from bild_lab.lab.schema.analysis_columns import CHANGE
 from bild_lab.lab.schema.json_values import from_json, to_json
 from bild_lab.lab.schema.result import SCHEMA, Counts, Result
 from bild_lab.report.wandb.logger import flat_metrics
@@ -84,6 +85,7 @@ def test_a_file_of_version_1_loses_nothing(policy: str) -> None:
     assert new.pop("stored_at") == old.pop("stored")
     assert (new.pop("schema"), old.pop("schema")) == (2, 1)
     assert (new.pop("facts"), new.pop("same_as_baseline")) == (None, None)
+    assert (new.pop("change"), new.pop("further_qualities")) == (None, {})
     if old["cost"] is not None:
         del old["cost"]["forwards"]
     if new["pipeline"] is not None:
@@ -95,8 +97,11 @@ def test_a_file_of_version_1_loses_nothing(policy: str) -> None:
 def test_the_table_of_version_1_is_the_table_of_today(tmp_path: Path) -> None:
     write_table([Result.from_json(version_1(policy)) for policy in POLICIES], tmp_path / "sweep.csv")
     old, new = pd.read_csv(VERSION_1 / "sweep.csv"), pd.read_csv(tmp_path / "sweep.csv")
-    assert new.pop("busy_elsewhere_percent").tolist() == [90.6, 91.1, 87.8]  # the only column since then
-    pd.testing.assert_frame_equal(new, old)
+    assert new.pop("busy_elsewhere_percent").tolist() == [90.6, 91.1, 87.8]
+    assert new.pop("temperature").tolist() == [0, 0, 0]
+    later = new[[column.name for column in CHANGE]]
+    assert later.isna().all(axis=None)
+    pd.testing.assert_frame_equal(new.drop(columns=later.columns), old)
 
 
 def test_the_summary_of_a_run_has_the_names_that_it_had_in_version_1() -> None:
