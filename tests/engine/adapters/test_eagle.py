@@ -204,7 +204,7 @@ def test_a_pickle_that_is_more_than_tensors_is_refused_and_does_nothing(
 ) -> None:
     folder = written(tmp_path / "harmful", released_config(), {})
     (folder / "model.safetensors").unlink()
-    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"fc.weight": Harmful()}))
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"fc.weight": Harmful()}, protocol=2))
     with pytest.raises(UserError, match=r"cannot read .*pytorch_model\.bin"):
         read_eagle(folder, 2)
     assert "harm" not in capsys.readouterr().out
