@@ -36,6 +36,7 @@ from bild_lab.lab.measure.witness import (
 
 SAME = 1e-6  # total variation up to which two distributions are the same
 DRAWN = 1e-6  # a random number may miss a token's share of q by so much: two sums of q in other orders
+NORMALIZED = 1e-4  # how far from 1 the sum of a softmax in float32 may be
 REDRAWN = 1e-3  # total variation of a drafter's q, declared and computed again, that rounding in float32 may make
 
 # which check finds a defect
@@ -151,8 +152,8 @@ class Rounds:
     ) -> Float[Tensor, "n+1 vocab"] | None:
         if not isinstance(rule, HasLaw):
             return None
-        precise = {name: held.double() for name in ("probs", "own_probs") if (held := getattr(draft, name)) is not None}
-        draft = replace(draft, **precise)
+        held = {name: getattr(draft, name) for name in ("probs", "own_probs")}
+        draft = replace(draft, **{name: exactly(probs) for name, probs in held.items() if probs is not None})
         drawn = drafter_probs(draft, logits)
         drawn = drawn / drawn.sum(-1, keepdim=True)
         if self._drafter is not None and draft.probs is not None:
@@ -174,6 +175,13 @@ class Rounds:
                 if total_variation(real, declared[first]) > REDRAWN:
                     drawn[first] = real
         return drawn
+
+
+def exactly(probs: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
+    """Distributions in float64, without the rounding of a sum in float32. What sums to something else stays."""
+    probs = probs.double()
+    total = probs.sum(-1, keepdim=True)
+    return torch.where((total - 1).abs() < NORMALIZED, probs / total, probs)
 
 
 def drawn_as_declared(draft: Draft) -> bool:

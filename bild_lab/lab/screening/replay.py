@@ -206,9 +206,7 @@ class Replay:
                     copies[slot] = [replace(one, method=apart(one.method)) for one in decoders]
                 for index in indices:
                     pairs = zip(candidates, copies[slot], strict=True)
-                    texts[index] = [
-                        decoded(one.name, decoder, requests[index], self.machine) for one, decoder in pairs
-                    ]
+                    texts[index] = [decoded(one.name, decoder, requests[index], self.machine) for one, decoder in pairs]
                     self.records.save()
                     advance()
 
