@@ -188,9 +188,9 @@ def drawn_as_declared(draft: Draft) -> bool:
     """Whether each token is the one that its random number picks from its row of q; True if no numbers are given."""
     if draft.uniforms is None or draft.probs is None or not len(draft):
         return True
-    cumulative = draft.probs.double().cumsum(-1)
-    cumulative = cumulative / cumulative[:, -1:]
-    reached = cumulative.gather(-1, draft.tokens[:, None])[:, 0]
-    before = reached - draft.probs.double().gather(-1, draft.tokens[:, None])[:, 0]
+    probs = draft.probs.double()
+    probs, drawn = probs / probs.sum(-1, keepdim=True), draft.tokens[:, None]
+    reached = probs.cumsum(-1).gather(-1, drawn)[:, 0]
+    before = reached - probs.gather(-1, drawn)[:, 0]
     uniforms = draft.uniforms.to(reached)
     return bool(((before - DRAWN <= uniforms) & (uniforms <= reached + DRAWN)).all())
