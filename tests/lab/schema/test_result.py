@@ -13,7 +13,7 @@ import pytest
 
 from bild_lab.errors import UserError
 from bild_lab.lab.results.table import write_table
-from bild_lab.lab.schema.analysis_columns import CHANGE
+from bild_lab.lab.schema.analysis_columns import CERTIFICATE, CHANGE
 from bild_lab.lab.schema.json_values import from_json, to_json
 from bild_lab.lab.schema.result import SCHEMA, Counts, Result
 from bild_lab.report.wandb.logger import flat_metrics
@@ -90,6 +90,7 @@ def test_a_file_of_version_1_loses_nothing(policy: str) -> None:
         del old["cost"]["forwards"]
     if new["pipeline"] is not None:
         assert (new["pipeline"].pop("layers"), new["pipeline"].pop("exit_layer")) == (None, None)
+    assert {new["certificate"].pop(key) for key in ("unjudged", "law", "rounding")} == {None}
     assert {key: new["counts"][key] if key in counts else new[key] for key in old} == old
     assert set(new) == {key for key in old if key not in counts} | {"counts"}
 
@@ -99,7 +100,7 @@ def test_the_table_of_version_1_is_the_table_of_today(tmp_path: Path) -> None:
     old, new = pd.read_csv(VERSION_1 / "sweep.csv"), pd.read_csv(tmp_path / "sweep.csv")
     assert new.pop("busy_elsewhere_percent").tolist() == [90.6, 91.1, 87.8]
     assert new.pop("temperature").tolist() == [0, 0, 0]
-    later = new[[column.name for column in CHANGE]]
+    later = new[[*(column.name for column in CHANGE), *(column.name for column in CERTIFICATE[3:])]]
     assert later.isna().all(axis=None)
     pd.testing.assert_frame_equal(new.drop(columns=later.columns), old)
 
