@@ -13,7 +13,7 @@ import pytest
 
 from bild_lab.errors import UserError
 from bild_lab.lab.results.table import write_table
-from bild_lab.lab.schema.analysis_columns import CHANGE
+from bild_lab.lab.schema.analysis_columns import CERTIFICATE, CHANGE
 from bild_lab.lab.schema.json_values import from_json, to_json
 from bild_lab.lab.schema.result import SCHEMA, Counts, Result
 from bild_lab.report.wandb.logger import flat_metrics
@@ -92,6 +92,7 @@ def test_a_file_of_version_1_loses_nothing(policy: str) -> None:
         del old["cost"]["forwards"]
     if new["pipeline"] is not None:
         assert (new["pipeline"].pop("layers"), new["pipeline"].pop("exit_layer")) == (None, None)
+    assert {new["certificate"].pop(key) for key in ("unjudged", "law", "rounding")} == {None}
     assert {key: new["counts"][key] if key in counts else new[key] for key in old} == old
     assert set(new) == {key for key in old if key not in counts} | {"counts"}
 
