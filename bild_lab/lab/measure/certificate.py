@@ -155,7 +155,7 @@ def count_verdicts(certificates: Sequence[Certificate]) -> CertificateCounts:
         equal=verdicts.count(EQUAL) + verdicts.count(EXACT),
         ties=verdicts.count(TIE) + verdicts.count(ROUNDING),
         defects=verdicts.count(DEFECT) + verdicts.count(SESSION_DEFECT),
-        unjudged=verdicts.count(NO_LAW),
+        unjudged=verdicts.count(NO_LAW) if any(each.contexts for each in certificates) or NO_LAW in verdicts else None,
         law=max(laws) if laws else None,
         rounding={str(rows): rounding[rows] for rows in sorted(rounding)} or None,
     )

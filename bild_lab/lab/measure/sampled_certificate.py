@@ -36,6 +36,7 @@ from bild_lab.lab.measure.witness import (
 
 SAME = 1e-6  # total variation up to which two distributions are the same
 DRAWN = 1e-6  # a random number may miss a token's share of q by so much: two sums of q in other orders
+NORMALIZED = 1e-4  # how far from 1 the sum of a softmax in float32 may be
 REDRAWN = 1e-3  # total variation of a drafter's q, declared and computed again, that rounding in float32 may make
 
 # which check finds a defect
@@ -151,8 +152,8 @@ class Rounds:
     ) -> Float[Tensor, "n+1 vocab"] | None:
         if not isinstance(rule, HasLaw):
             return None
-        precise = {name: held.double() for name in ("probs", "own_probs") if (held := getattr(draft, name)) is not None}
-        draft = replace(draft, **precise)
+        held = {name: getattr(draft, name) for name in ("probs", "own_probs")}
+        draft = replace(draft, **{name: exactly(probs) for name, probs in held.items() if probs is not None})
         drawn = drafter_probs(draft, logits)
         drawn = drawn / drawn.sum(-1, keepdim=True)
         if self._drafter is not None and draft.probs is not None:
@@ -176,13 +177,20 @@ class Rounds:
         return drawn
 
 
+def exactly(probs: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
+    """Distributions in float64, without the rounding of a sum in float32. What sums to something else stays."""
+    probs = probs.double()
+    total = probs.sum(-1, keepdim=True)
+    return torch.where((total - 1).abs() < NORMALIZED, probs / total, probs)
+
+
 def drawn_as_declared(draft: Draft) -> bool:
     """Whether each token is the one that its random number picks from its row of q; True if no numbers are given."""
     if draft.uniforms is None or draft.probs is None or not len(draft):
         return True
-    cumulative = draft.probs.double().cumsum(-1)
-    cumulative = cumulative / cumulative[:, -1:]
-    reached = cumulative.gather(-1, draft.tokens[:, None])[:, 0]
-    before = reached - draft.probs.double().gather(-1, draft.tokens[:, None])[:, 0]
+    probs = draft.probs.double()
+    probs, drawn = probs / probs.sum(-1, keepdim=True), draft.tokens[:, None]
+    reached = probs.cumsum(-1).gather(-1, drawn)[:, 0]
+    before = reached - probs.gather(-1, drawn)[:, 0]
     uniforms = draft.uniforms.to(reached)
     return bool(((before - DRAWN <= uniforms) & (uniforms <= reached + DRAWN)).all())

@@ -90,13 +90,13 @@ class CertificateCounts:
     every context, within 1e-6 of total variation; those that rounding moves; and defects. unjudged: sampled examples
     of a rule whose distribution has no closed form. law: the largest total variation between what the rule emits and
     the target's distribution. rounding: by the number of rows in a forward, the largest total variation between the
-    target's distribution in it and one row after another. Both None for greedy texts.
+    target's distribution in it and one row after another. The last three are None for greedy texts.
     """
 
     equal: int
     ties: int
     defects: int
-    unjudged: int = 0
+    unjudged: int | None = None
     law: float | None = None
     rounding: Mapping[str, float] | None = None
 

@@ -58,7 +58,7 @@ def differing(examples: Sequence[MeasuredExample]) -> list[Mapping[str, Any]]:
 
 def kind_of(certificate: Mapping[str, Any]) -> str:
     """Its name among `KINDS`."""
-    tie, by_rows, defect, session = (kind for kind, _ in KINDS)
+    by_rows, tie, defect, session = (kind for kind, _ in KINDS)
     if certificate["verdict"] == "numerical tie":
         wide = certificate.get("wide_gap")
         return by_rows if wide is not None and wide <= 0 < certificate["gap"] else tie

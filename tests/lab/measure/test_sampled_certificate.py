@@ -197,3 +197,21 @@ def test_sampled_verdicts_are_counted_with_the_largest_variations() -> None:
     assert list(counts.rounding) == ["2", "3", "4"]
     assert counts.most_rounding == 0.2
     assert CertificateCounts(equal=1, ties=0, defects=0).most_rounding is None
+
+
+def test_a_sum_in_float32_may_miss_one_but_not_by_much() -> None:
+    """A vocabulary's worth of rounding is no defect of the rule; a q that does not sum to 1 is."""
+
+    class Scaled(ModelDrafter):
+        factor = 1.0
+
+        def propose(self, tokens: list[int]) -> Draft:
+            draft = super().propose(tokens)
+            return replace(draft, probs=draft.probs * self.factor)
+
+    drafter = Scaled(loaded(DRAFTER), 3)
+    drafter.factor = 1 + 2e-5
+    assert certified(SpeculativeSampling(), drafter).verdict == EXACT
+    drafter.factor = 0.9
+    found = certified(SpeculativeSampling(), drafter)
+    assert (found.verdict, found.check) == (DEFECT, LAW)

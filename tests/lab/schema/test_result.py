@@ -92,6 +92,7 @@ def test_a_file_of_version_1_loses_nothing(policy: str) -> None:
         del old["cost"]["forwards"]
     if new["pipeline"] is not None:
         assert (new["pipeline"].pop("layers"), new["pipeline"].pop("exit_layer")) == (None, None)
+    assert {new["certificate"].pop(key) for key in ("unjudged", "law", "rounding")} == {None}
     assert {key: new["counts"][key] if key in counts else new[key] for key in old} == old
     assert set(new) == {key for key in old if key not in counts} | {"counts"}
 
