@@ -157,11 +157,11 @@ class _Run:
         return text
 
     def _step(self) -> None:
-        """Run what the largest group of texts wants of the smallest model."""
+        """Run sources first, so that no place is idle; then what the largest group wants of the smallest model."""
         groups: dict[Hashable, list[_Text]] = {}
         for text in self.active:
             groups.setdefault(text.wanted.key, []).append(text)
-        group = min(groups.values(), key=lambda texts: (texts[0].wanted.size, -len(texts)))
+        group = min(groups.values(), key=_turn)
         key = group[0].wanted.key
         if group[0].wanted.ahead:
             self._begin_early(min(self.batch.size, MOST_AHEAD) - len(group))
@@ -202,6 +202,12 @@ class _Run:
         self.results[text.index] = Ended(answer.value, latency_s, text.share_s)
         self.slots.append(text.slot)
         self.ended(text.index)
+
+
+def _turn(group: Sequence[_Text]) -> tuple[bool, int, int]:
+    """What decides which group runs next: the smallest."""
+    wanted = group[0].wanted
+    return not wanted.ahead, wanted.size, -len(group)
 
 
 @dataclass(frozen=True)

@@ -84,12 +84,14 @@ def why_not_in_batches(method: Method, models: Sequence[LoadedModel]) -> str | N
 def apart(part: Part, copies: dict[int, Any] | None = None) -> Part:
     """A copy of a method for one more text: what keeps state of a text is copied, models and tables are shared.
 
-    State is kept by methods, drafters and windows, and by the lists, dictionaries and sets that they hold. copies: of
-    parts that were met before, by id.
+    State is kept by methods, drafters and windows, and by the lists, dictionaries and sets that they hold; and by what
+    can tell how it is `copied`. copies: of parts that were met before, by id.
     """
     copies = {} if copies is None else copies
     if id(part) in copies:
         return copies[id(part)]
+    if hasattr(part, "copied"):
+        return part.copied()
     if type(part) in CONTAINERS:
         return copy.copy(part)
     method = hasattr(part, "decode") and hasattr(part, "lossless")

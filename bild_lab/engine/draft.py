@@ -29,9 +29,9 @@ class Draft:
         so that a certificate can draw it again; None for tokens that were not drawn in this way.
     calls: how many forwards the drafter ran for this draft.
     own_probs: [n vocab], the drafter's distribution at temperature 1, for a rule that needs it.
-    probes: [p], token ids at or beyond the vocabulary's size (BiTA's masks). The target runs them after the
-        others, and the drafter makes the next draft from their scores. Acceptance rules and text rows do not
-        see them, and they are never kept in the cache.
+    probes: [p], token ids: BiTA's masks, at or beyond the vocabulary's size, or the window of lookahead decoding. The
+        target runs them after the others, and the drafter makes later drafts from their scores. Acceptance rules and
+        text rows do not see them, and they are never kept in the cache.
     shape: the tree of the last committed token, the nodes and the probes, to reuse a shape. Required with
         probes.
     stats: what else the drafter recorded, by name. A tuple has one number for each of its forwards.

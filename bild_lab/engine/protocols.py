@@ -43,6 +43,13 @@ class Drafter(Protocol):
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Receive the result of verifying the draft."""
 
+    def observe_other(self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Receive the result of verifying another drafter's draft behind these tokens (`HybridDrafter`)."""
+        self.observe(draft, scores, verdict)
+
+    def forget(self, length: int) -> None:
+        """Drop what is kept of the text, or of drafts, behind its first `length` tokens: others come there."""
+
 
 class Acceptance(Protocol):
     """Decides how much of a draft is accepted. Row 0 of logits scores the root's next token, row i+1 node i's.

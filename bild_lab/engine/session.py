@@ -39,6 +39,23 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class Skipped:
+    """Blocks that add nothing: of which layers, by index.
+
+    attention: to the text, and to the source of an encoder–decoder.
+    """
+
+    attention: frozenset[int] = frozenset()
+    feed_forward: frozenset[int] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.attention or self.feed_forward)
+
+
+NOTHING = Skipped()
+
+
+@dataclass(frozen=True)
 class Want:
     """What to run and what to return.
 
@@ -47,7 +64,7 @@ class Want:
     include the prompt's rows that run with the first rows. layers: indices of the layers to run, ascending; None: all.
     Without the last layer the head reads the output of the last layer that ran (an early exit). Rows of the text count
     as cached once the last layer has run. fill: compute only the keys and values of these layers, all from the same
-    states.
+    states. skipped: blocks that are left out of these layers; for drafted rows only.
     """
 
     logits: int | None = None
@@ -56,6 +73,7 @@ class Want:
     prompt: bool = False
     layers: Sequence[int] | None = None
     fill: bool = False
+    skipped: Skipped = NOTHING
 
 
 EVERYTHING = Want()
@@ -289,6 +307,9 @@ class LoadedModel(Model, Protocol):
 
     def require_layers(self, what: str) -> None:
         """Raise UserError unless the layers can be run one by one. what: the method that needs it, for the message."""
+
+    def require_blocks(self, what: str) -> None:
+        """The same for attention and feed-forward apart."""
 
     def prompt_cache(self, embeddings: Float[Tensor, "p dim"]) -> Prefix:
         """Keys and values of a shallow prompt (BiTA), [p, dim] embeddings: causal attention, no rotary positions."""

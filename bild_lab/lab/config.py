@@ -195,6 +195,21 @@ def compose_policy(name: str, knobs: dict[str, Any] | None = None) -> DictConfig
     return policy
 
 
+def drafter_of(name: str, knobs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The drafter of a policy with these knobs, for a policy that is composed of others: `${drafter_of:NAME,KNOBS}`.
+
+    Raises UserError for a policy whose drafter cannot draft for another policy's target.
+    """
+    policy = compose_policy(name, dict(knobs or {}))
+    decoder = OmegaConf.to_container(OmegaConf.create({"policy": policy}).policy.decoder, resolve=True)
+    if "drafter" not in decoder or "target" in decoder:
+        raise UserError(f"policy {name} has no drafter that drafts for a plain target; choose another, such as suffix")
+    return decoder["drafter"]
+
+
+OmegaConf.register_new_resolver("drafter_of", drafter_of, replace=True)
+
+
 @lru_cache
 def _composed_with(policy: str, state: tuple[str, ...]) -> DictConfig:
     """The whole configuration with a policy, which may refer to other groups. Composing takes a tenth of a second.
@@ -237,7 +252,7 @@ def require_policy(policy: Any) -> None:
             raise UserError(f"policy {policy.name} has no knob {knob!r}; it has {', '.join(shipped) or 'none'}")
         default = shipped[knob]
         wrong = isinstance(value, dict) or (isinstance(value, bool) and isinstance(default, int | float | str))
-        if wrong and not isinstance(default, bool | dict):
+        if wrong and not isinstance(default, bool | dict | None):
             raise UserError(f"policy.{knob} must be a value such as {default!r}, got {value!r}")
     if missing := [knob for knob in shipped if knob not in values]:
         raise UserError(f"policy {policy.name} lacks its knob {missing[0]!r}; keep the knob, null may switch it off")

@@ -15,7 +15,7 @@ from bild_lab.engine.protocols import External
 from bild_lab.lab.config import PairSpec
 from bild_lab.lab.decoder import Decoder
 
-PATH_KNOBS = ("adapter", "heads", "table", "tree")  # the knobs that name a file or a folder
+PATH_KNOBS = ("adapter", "heads", "table", "tree", "corpus")  # the knobs that name a file or a folder
 WORDS = {SHARED, *GROWTHS, STRAIGHTFORWARD, AUTO}  # what they may hold instead
 CONFIGS = sorted({one.KIND.config for one in (bita, judge, layer_heads, medusa)})
 
@@ -31,7 +31,7 @@ def facts_of(pair: PairSpec, policy: Mapping[str, Any], decoder: Decoder) -> dic
     """
     rule = (policy["decoder"].get("acceptance") or {}).get("_target_")
     folders = {
-        knob: json.loads(Path(path).expanduser().read_text()) if knob == "tree" else trained_facts(path)
+        knob: json.loads(Path(path).expanduser().read_text()) if knob.endswith("tree") else trained_facts(path)
         for knob, path in named_paths(policy).items()
     }
     return {
@@ -45,8 +45,10 @@ def facts_of(pair: PairSpec, policy: Mapping[str, Any], decoder: Decoder) -> dic
 
 
 def named_paths(policy: Mapping[str, Any]) -> dict[str, str]:
-    """The files and folders that a policy's knobs name, by knob."""
-    named = {knob: policy.get(knob) for knob in PATH_KNOBS}
+    """The files and folders that a policy's knobs name, by knob; also the knobs of policies that it is composed of."""
+    inner = {key: value for key, value in policy.items() if isinstance(value, Mapping) and key != "decoder"}
+    groups = {"": policy, **{f"{key}.": value for key, value in inner.items()}}
+    named = {f"{group}{knob}": values.get(knob) for group, values in groups.items() for knob in PATH_KNOBS}
     return {knob: path for knob, path in named.items() if isinstance(path, str) and path not in WORDS}
 
 

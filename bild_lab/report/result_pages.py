@@ -24,7 +24,6 @@ from bild_lab.lab.formatting import interval, number, percent, short_name, signe
 from bild_lab.lab.results.batches import batch_curves
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.results.table import to_frame
-from bild_lab.report.batch_table import batch_table
 
 DATA, TEMPLATE = "data", ".md.j2"
 POINT_COLUMNS = """policy target draft dataset split n_examples dtype batch temperature engine quality
@@ -55,6 +54,8 @@ def keep(folder: Path, data: Path, name: str | None = None) -> list[Path]:
             frame[model] = frame[model].map(short_name, na_action="ignore")
         contents[f"{name}.csv"] = _csv(frame, POINT_COLUMNS)
     if curves := batch_curves(results):
+        from bild_lab.report.batch_table import batch_table  # reads configurations, and so loads torch
+
         contents[f"{name}.batches.csv"] = pd.DataFrame(batch_table(curves)).to_csv(index=False, float_format="%.6g")
     if (folder / "screen.csv").is_file():
         contents[f"{name}.screen.csv"] = _csv(pd.read_csv(folder / "screen.csv"), SCREEN_COLUMNS)
@@ -114,6 +115,11 @@ class Kept:
     @cached_property
     def screened(self) -> list[dict[str, Any]]:
         return _rows(self.data / f"{self.name}.screen.csv")
+
+    @property
+    def exists(self) -> bool:
+        """Whether it has been kept."""
+        return (self.data / f"{self.name}.json").is_file()
 
     @cached_property
     def batches(self) -> list[dict[str, Any]]:

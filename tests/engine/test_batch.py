@@ -73,6 +73,20 @@ def test_encoders_of_texts_to_come_run_with_those_of_texts_that_join() -> None:
     assert max(count for kind, count in kinds(batch) if kind == "step") == 3
 
 
+def test_a_text_that_joins_is_encoded_at_once_however_many_others_wait() -> None:
+    def loop(count: int) -> Callable[[int], None]:
+        def run(slot: int) -> None:
+            want("encode", 0, ahead=True)
+            for at in range(count):
+                want("step", at)
+
+        return run
+
+    batch = Batch(3)
+    batch.run([loop(1), loop(6), loop(6), loop(5)])
+    assert [count for kind, count in kinds(batch) if kind == "step"] == [3] * 6  # no place is idle
+
+
 def test_no_more_than_a_batch_decode_at_once_and_slots_are_apart() -> None:
     running, most = set(), 0
 

@@ -105,7 +105,7 @@ class RelaxedAcceptance:
     def law(
         self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request, drawn: Float[Tensor, "n vocab"]
     ) -> Float[Tensor, "n+1 vocab"] | None:
-        if draft.parents is not None:  # forgiven siblings compete
+        if draft.parents is not None or self._span is not None:  # forgiven siblings compete; a span hangs on the text
             return None
         p = request.sampling.probs(logits)
         q, likelier = drafter_probs(draft, p), p.sort(-1).values

@@ -83,6 +83,10 @@ class SpeculativeDrafter(Drafter):
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Nothing to do: the next call of `propose` gets the accepted text."""
 
+    def forget(self, length: int) -> None:
+        self._session.rollback(length)
+        self._drafter.forget(length)
+
     def _round(self, text: list[int]) -> tuple[list[int], Tensor, int]:
         """Verify one inner draft. Returns the emitted tokens, the logits of each, and the inner drafter's forwards."""
         inner = self._request.limits.fitting(self._drafter.propose(text), text)

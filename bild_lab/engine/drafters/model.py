@@ -83,6 +83,11 @@ class ModelDrafter(Drafter):
     def draws_from(self) -> Model | None:
         return None if isinstance(self._model, TargetLayers) else self._model  # a view reads the target's own rows
 
+    @property
+    def session(self) -> Session:
+        """The draft model's session of the text that started last."""
+        return self._session
+
     def start(self, request: Request, target: Session) -> None:
         self._request = request
         self._session = None  # frees a compiled model's workspace for the next sequence
@@ -169,6 +174,12 @@ class ModelDrafter(Drafter):
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         self._window.observe(len(draft), len(verdict.path))
+
+    def observe_other(self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Nothing to learn: the window follows this drafter's own acceptance."""
+
+    def forget(self, length: int) -> None:
+        self._session.rollback(length)
 
 
 def read(confidence: Float[Tensor, " 1"], token: Int[Tensor, " 1"]) -> tuple[float, int]:

@@ -79,6 +79,12 @@ class ModelTreeDrafter(Drafter):
             rows = (self._grown.rows[node] for node in verdict.path)
             self._session.keep([row for row in rows if row is not None])
 
+    def observe_other(self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Nothing to keep."""
+
+    def forget(self, length: int) -> None:
+        self._session.rollback(length)
+
 
 @dataclass
 class Node:

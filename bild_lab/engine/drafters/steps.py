@@ -55,6 +55,9 @@ class StepDrafter(Drafter):
         """A rejected step is the target's, from the token that it emits in this round on."""
         self._left = self._window - 1 if len(draft) and not verdict.path else max(0, self._left - 1)
 
+    def forget(self, length: int) -> None:
+        self._inner.forget(length)
+
 
 @lru_cache(maxsize=4)
 def step_ends(tokenizer: PreTrainedTokenizerBase, marks: tuple[str, ...]) -> frozenset[int]:

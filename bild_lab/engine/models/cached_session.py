@@ -14,12 +14,14 @@ from transformers import PreTrainedConfig
 from bild_lab.engine.draft import Tree
 from bild_lab.engine.session import (
     EVERYTHING,
+    NOTHING,
     Chain,
     DraftedChain,
     GrownTree,
     Growth,
     Rows,
     Scores,
+    Skipped,
     Want,
     as_rows,
     on_device,
@@ -34,8 +36,8 @@ class Pass:
     """One forward of some rows through some layers. Keys and values are stored from cache slot `start` on.
 
     tokens: [m]. tree: None for a chain. states: [m, dim], the input of the first layer; None: the tokens' embeddings.
-    layers: indices, ascending; None: all. logits: for how many of the last rows; 0: none. hidden, head_input, fill:
-    as in `Want`. prompt: how many of the first rows belong to the prompt.
+    layers: indices, ascending; None: all. logits: for how many of the last rows; 0: none. hidden, head_input, fill,
+    skipped: as in `Want`. prompt: how many of the first rows belong to the prompt.
     """
 
     start: int
@@ -48,6 +50,7 @@ class Pass:
     hidden: tuple[int, ...]
     fill: bool
     prompt: int
+    skipped: Skipped = NOTHING
 
     @property
     def count(self) -> int:
@@ -161,6 +164,7 @@ class CachedSession:
             hidden=want.hidden,
             fill=want.fill,
             prompt=waiting,
+            skipped=want.skipped,
         )
         scores = self._run_text(work) if rows.at is None else self._run_draft(work)
         hidden = scores.hidden if shown == work.count else tuple(state[-shown:] for state in scores.hidden)
@@ -241,7 +245,7 @@ class CachedSession:
     def _run_draft(self, work: Pass) -> Scores:
         """Run drafted rows. If they ran through the first layers, remember the output of those."""
         layers = list(work.layers)
-        first = work.tree is None and layers == list(range(len(layers)))
+        first = work.tree is None and not work.skipped and layers == list(range(len(layers)))
         hidden = (*work.hidden, len(layers)) if first else work.hidden
         scores = self._run(replace(work, hidden=hidden))
         if not first:
@@ -305,6 +309,8 @@ class CachedSession:
                     layers=ran,
                     first_layer=first,
                     filled_layers=len(chosen) if work.fill else 0,
+                    skipped_attention=len(work.skipped.attention),
+                    skipped_feed_forward=len(work.skipped.feed_forward),
                 )
             )
         return self.layers.run(work)

@@ -79,7 +79,9 @@ class ModuleLayers:
         tree = work.tree
         if tree is None and self.reserved:  # a chain needs a mask too, to hide the prefix
             tree = Tree(torch.arange(-1, work.count - 1, device=work.tokens.device))
-        plan = Plan(work.start, work.layers, work.states, work.hidden, work.fill, stop=not work.logits)
+        plan = Plan(
+            work.start, work.layers, work.states, work.hidden, work.fill, stop=not work.logits, skipped=work.skipped
+        )
         inputs = {} if tree is None else self._placed(tree, work, plan)
         return self._run(work, plan, inputs)
 

@@ -205,13 +205,16 @@ class RecordedSession:
         layers, ahead = tuple(want.layers), rows.at - self.length
         self._drafted[ahead:] = tokens
         # the first layers read nothing but tokens; others read rows that the whole model ran up to the text's end
-        first = layers == tuple(range(len(layers)))
+        skipped = want.skipped
+        first = not skipped and layers == tuple(range(len(layers)))
         name = f"layers {','.join(map(str, layers))}"
+        for block, left_out in (("attention", skipped.attention), ("feed-forward", skipped.feed_forward)):
+            name += f" without {block} {','.join(map(str, sorted(left_out)))}" if left_out else ""
         kinds = [name if first else f"{name} {place} ahead" for place in range(len(self._drafted))]
         trunk = self._rows[-1] if self._rows else self._text.root
-        nodes = self._text.drafted(trunk, self._drafted, layers, kinds)
+        nodes = self._text.drafted(trunk, self._drafted, Want(layers=layers, skipped=skipped), kinds)
         count = len(tokens) if want.logits is None else want.logits
-        self._counted.drafted(self.length, ahead, tokens, layers if first else None, len(layers), count)
+        self._counted.drafted(self.length, ahead, tokens, first, Want(layers=layers, skipped=skipped), count)
         chosen = list(zip(nodes, kinds, strict=True))[len(nodes) - count :]
         return Scores(torch.cat([node.rows[kind] for node, kind in chosen]).to(self._device))
 
@@ -261,13 +264,18 @@ class Counted:
             self._add(count - same, start + same, 0, layers=first)
         self._add(count, start, scored, layers=self._depth - first, first_layer=first)
 
-    def drafted(
-        self, cached: int, ahead: int, tokens: list[int], first: Sequence[int] | None, layers: int, scored: int
-    ) -> None:
-        """Drafted rows. first: the layers, if they are the first ones."""
+    def drafted(self, cached: int, ahead: int, tokens: list[int], first: bool, part: Want, scored: int) -> None:
+        """Drafted rows. first: whether these are the first layers, whole. part: what they run through."""
         self.prefill()
-        self._add(len(tokens), cached + ahead, scored, layers=layers)
-        if first is None:
+        self._add(
+            len(tokens),
+            cached + ahead,
+            scored,
+            layers=(layers := len(part.layers)),
+            skipped_attention=len(part.skipped.attention),
+            skipped_feed_forward=len(part.skipped.feed_forward),
+        )
+        if not first:
             return
         before = self.started
         if ahead == 0:

@@ -36,6 +36,7 @@ class Fitted:
 
     strength: C. roc_auc: the chance that an important mismatch is rated above an unimportant one. kept_share: of the
     unimportant mismatches below the threshold. recall: of the important ones, the share at or above it. loss: nats.
+    steps: of the optimizer.
     """
 
     head: JudgeHead
@@ -44,6 +45,7 @@ class Fitted:
     kept_share: float
     recall: float
     loss: float
+    steps: int
 
 
 def fit(train: Labels, held_out: Labels, recall: float, base: dict, drafter: dict) -> Fitted:
@@ -60,13 +62,13 @@ def fit(train: Labels, held_out: Labels, recall: float, base: dict, drafter: dic
                 "search more examples (dataset.limit), or set another judge.tolerance"
             )
     mean, scale = train.hidden.double().mean(0), train.hidden.double().std(0).clamp(min=1e-6)
-    best: tuple[float, float, Tensor, Tensor] | None = None
+    best: tuple[float, float, Tensor, Tensor, int] | None = None
     for strength in STRENGTHS:
-        weight, bias = regression((train.hidden.double() - mean) / scale, train.important, strength)
+        weight, bias, steps = regression((train.hidden.double() - mean) / scale, train.important, strength)
         area = roc_auc(((held_out.hidden.double() - mean) / scale) @ weight + bias, held_out.important)
         if best is None or area > best[0]:
-            best = (area, strength, weight, bias)
-    area, strength, weight, bias = best
+            best = (area, strength, weight, bias, steps)
+    area, strength, weight, bias, steps = best
     weight, bias = weight / scale, bias - (weight * mean / scale).sum()
     scores = held_out.hidden.double() @ weight + bias
     chances = scores.sigmoid()
@@ -83,13 +85,14 @@ def fit(train: Labels, held_out: Labels, recall: float, base: dict, drafter: dic
         kept_share=float(below[~held_out.important].double().mean()),
         recall=float((~below)[held_out.important].double().mean()),
         loss=float(cross_entropy(scores, held_out.important.double())),
+        steps=steps,
     )
 
 
 def regression(
     states: Float[Tensor, "n dim"], important: Bool[Tensor, " n"], strength: float
-) -> tuple[Float[Tensor, " dim"], Float[Tensor, ""]]:
-    """Weight and bias that minimize C Σ loss + |w|² / 2, the bias without a penalty."""
+) -> tuple[Float[Tensor, " dim"], Float[Tensor, ""], int]:
+    """Weight and bias that minimize C Σ loss + |w|² / 2, the bias without a penalty; and the optimizer's steps."""
     labels = important.double()
     parameters = torch.zeros(states.shape[1] + 1, dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.LBFGS(
@@ -106,7 +109,7 @@ def regression(
 
     optimizer.step(closure)
     found = parameters.detach()
-    return found[:-1], found[-1]
+    return found[:-1], found[-1], optimizer.state[parameters]["n_iter"]
 
 
 def roc_auc(scores: Float[Tensor, " n"], important: Bool[Tensor, " n"]) -> float:

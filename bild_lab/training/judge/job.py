@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from bild_lab.engine.sampling import Sampling
-from bild_lab.errors import require_number
+from bild_lab.errors import require_flag, require_number
 from bild_lab.files import holding, write_atomically
 from bild_lab.lab.data.examples import DatasetSpec, Example
 from bild_lab.lab.data.words import dataset_words
@@ -24,6 +24,7 @@ from bild_lab.lab.decoder import Decoder
 from bild_lab.lab.hashing import data_hash
 from bild_lab.lab.measure.environment import environment
 from bild_lab.lab.metrics import score
+from bild_lab.lab.metrics.scoring import AGREEMENT, cut_text
 from bild_lab.training.batches import spread_evenly
 from bild_lab.training.folder import METRICS, TrainingFolder
 from bild_lab.training.judge.classifier import Labels, fit
@@ -39,17 +40,20 @@ class JudgeSpec:
     """How mismatches are labelled, and the classifier chosen: the fields of `judge` in `conf/train_judge.yaml`.
 
     tolerance: a swap matters if the text's score falls by more than so many points of dataset.metric. held_out: the
-    share of the examples that choose regularization and threshold. recall: of their important mismatches.
+    share of the examples that choose regularization and threshold. recall: of their important mismatches. run_code: let
+    dataset.metric=pass_at_1 run the programs that models write.
     """
 
     tolerance: float
     held_out: float
     recall: float
+    run_code: bool = False
 
     def __post_init__(self) -> None:
         require_number("judge.tolerance", self.tolerance, 0, 100)
         require_number("judge.held_out", self.held_out, 0, 0.9, above=True)
         require_number("judge.recall", self.recall, 0, 1)
+        require_flag("judge.run_code", self.run_code)
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,7 @@ class JudgeJob:
             "precision": str(self.decoder.target.dtype).removeprefix("torch."),
             "data": data_hash(self.examples),
             "metric": self.dataset.metric,
+            "cut": self.dataset.cut,
             "max_new_tokens": self.max_new_tokens,
             "max_source_tokens": self.dataset.max_source_tokens,
             "tolerance": self.spec.tolerance,
@@ -134,15 +139,17 @@ def _labelled(job: JudgeJob, index: int, advance: Callable[[], None]) -> Labels:
 
 
 def _search(job: JudgeJob, example: Example) -> dict[str, Any]:
-    decoder, (target, draft) = job.decoder, job.decoder.models
-    longest = job.dataset.max_source_tokens
+    decoder, dataset, (target, draft) = job.decoder, job.dataset, job.decoder.models
+    longest, agreement = dataset.max_source_tokens, dataset.metric == AGREEMENT
     request = decoder.request(example.prompt, job.max_new_tokens, Sampling(), max_source_tokens=longest)
 
     def judged(own: tuple[int, ...]) -> Unchanged:
-        references = (decoder.text(list(own)),) if job.dataset.metric == "agreement" else example.references
+        references = (decoder.text(list(own)),) if agreement else example.references
 
         def points(tokens: Sequence[int]) -> float:
-            return score(job.dataset.metric, [decoder.text(list(tokens))], [references]).value
+            text = decoder.text(list(tokens))
+            scored = text if agreement else cut_text(text, dataset.cut or ())
+            return score(dataset.metric, [scored], [references], run_code=job.spec.run_code).value
 
         least = points(own) - job.spec.tolerance
         return lambda tokens: points(tokens) >= least
@@ -194,10 +201,10 @@ def _fitted(
         "strength": fitted.strength,
         "kept_share": fitted.kept_share,
         "recall": fitted.recall,
-        "steps": len(train),
+        "steps": fitted.steps,
         "loss": fitted.loss,
         "metric": "roc_auc",
-        "best": {"step": len(train), "roc_auc": fitted.roc_auc},
+        "best": {"step": fitted.steps, "roc_auc": fitted.roc_auc},
         "history": [],
         "search_s": searched_s,
         "training_s": time.perf_counter() - started,

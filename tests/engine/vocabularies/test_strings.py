@@ -131,14 +131,14 @@ def test_a_long_text_is_settled_word_by_word(monkeypatch: pytest.MonkeyPatch) ->
     assert max(drafting) < 110
 
 
-def test_what_the_draft_model_cannot_write_back_is_drafted_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_draft_model_cannot_write_back_is_drafted_on() -> None:
     """Its tokenizer lowercases, so the text it read is another one than the target's."""
     both = overlap("metaspace", "lowercase")
     source = Source(tuple(tokenizer("metaspace").encode("A Man", add_special_tokens=False)))
     own = both.source(source)
     small = reciter("lowercase", " in a blue shirt is standing", len(own.prompt), begins=False)
-    drafter = ModelDrafter(TranslatedModel(small, both, "strings"), 4)
-    drafter.start(Request(source, Limits(len(source.prompt), 20)), StubModel(small.next_logits).start(source, 9))
+    drafter = ModelDrafter(TranslatedModel(small, both, "strings"), 9)
+    drafter.start(Request(source, Limits(len(source.prompt), 30)), StubModel(small.next_logits).start(source, 9))
     ours = both.pieces
     tokens = list(source.prompt)
     draft = drafter.propose(tokens)

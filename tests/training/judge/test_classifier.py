@@ -20,10 +20,11 @@ def test_the_regression_is_at_the_minimum_of_its_loss() -> None:
     """The gradient of C Σ loss + |w|² / 2 is zero there, by hand."""
     part, strength = labels(60, 0), 0.3
     states = part.hidden.double() - 3
-    weight, bias = regression(states, part.important, strength)
+    weight, bias, steps = regression(states, part.important, strength)
     surplus = (states @ weight + bias).sigmoid() - part.important.double()
     assert (strength * (surplus[:, None] * states).sum(0) + weight).abs().max() < 1e-5
     assert abs(float(surplus.sum())) < 1e-5
+    assert 1 < steps < 200
     assert weight[0] > 3 * weight[1:].abs().max()
 
 

@@ -15,6 +15,7 @@ from bild_lab.engine.adapters import JudgeHead
 from bild_lab.errors import UserError
 from bild_lab.lab.data.examples import DatasetSpec, load_examples
 from bild_lab.lab.load import load
+from bild_lab.report.book.entry import TRAINING
 from bild_lab.report.book.folders import reader_of
 from bild_lab.training.judge import job as jobs
 from bild_lab.training.judge.job import JudgeJob, JudgeSpec, train_judge
@@ -27,7 +28,9 @@ SPEC = JudgeSpec(tolerance=0.0, held_out=0.4, recall=0.8)
 def score(monkeypatch: pytest.MonkeyPatch) -> None:
     """A made-up metric, by which some of the random models' swaps matter and others do not."""
 
-    def made_up(metric: str, texts: Sequence[str], references: Sequence[Sequence[str]]) -> SimpleNamespace:
+    def made_up(
+        metric: str, texts: Sequence[str], references: Sequence[Sequence[str]], run_code: bool
+    ) -> SimpleNamespace:
         assert metric == "bleu" and references[0][0].startswith("w")
         return SimpleNamespace(value=sum(map(ord, texts[0])) % 3)
 
@@ -93,7 +96,7 @@ def test_the_command_trains_a_judge_that_decodes(
     metrics = json.loads((tmp_path / "outputs/judge/metrics.json").read_text())
     assert 0 < metrics["important"] < metrics["mismatches"] and metrics["examples"] == 6
     (entry,) = (reader := reader_of(tmp_path / "outputs/judge")).read(tmp_path / "outputs/judge")
-    assert reader.kind == entry.kind == "training" and entry.headline.startswith("Judge: ")
+    assert reader.kind == entry.kind == TRAINING and entry.headline.startswith("Judge: ")
     place = str(tmp_path / "outputs/judge/judge")
     target, draft = (word.partition("=")[2] for word in pair)
     traces = []
@@ -105,11 +108,12 @@ def test_the_command_trains_a_judge_that_decodes(
         load(draft, target, "judge", adapter=place)
 
 
-def test_real_scores_that_never_change_teach_nothing(job: JudgeJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random models translate nothing: BLEU stays, so no mismatch matters."""
-    monkeypatch.undo()
-    with pytest.raises(UserError, match="mismatches to learn from, 0 change the outcome, and a judge needs both kinds"):
-        train_judge(job)
+def test_real_scores_that_never_change_teach_nothing(job: JudgeJob) -> None:
+    """Random models translate nothing rightly, so no mismatch matters."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jobs, "score", REAL_SCORE)
+        with pytest.raises(UserError, match="mismatches to learn from, 0 change the outcome, and a judge needs both"):
+            train_judge(replace(job, dataset=replace(job.dataset, metric="exact_match")))
     assert len(list((job.folder / "labels").glob("0*.json"))) == 6
 
 

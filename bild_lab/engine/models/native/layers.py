@@ -112,7 +112,7 @@ class NativeLayers:
         if work.prompt > KERNEL_ROWS and (self.packed is not None or self._batch is not None):
             return run_alone(self, work)  # by itself, as matrix products in PyTorch depend on their number of rows
         chosen = None if work.layers is None else tuple(work.layers)
-        kind = (chosen, work.fill, work.states is None, bool(work.hidden), self._prefix is None)
+        kind = (chosen, work.skipped, work.fill, work.states is None, bool(work.hidden), self._prefix is None)
         return self._together(kind, run_rows if self.packed is None else run_packed, (self, work))
 
     def depths(self, work: Pass) -> tuple[int, ...]:

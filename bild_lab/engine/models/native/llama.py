@@ -20,6 +20,7 @@ from bild_lab.engine.models.native.attention import PlacedRows, normalize
 from bild_lab.engine.models.native.cache import KeyValueCache
 from bild_lab.engine.models.native.cpu.outline import DecoderOutline, LayerOutline, Weight
 from bild_lab.engine.models.native.families import ACTIVATIONS, FAMILIES, FULL, layer_kinds, norm_factor, sliding_window
+from bild_lab.engine.session import NOTHING, Skipped
 
 KERNEL_NAMES = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}  # of activations
 
@@ -96,28 +97,42 @@ class LlamaDecoder:
         cache: KeyValueCache,
         layers: Sequence[int],
         hidden: list[Tensor] | None = None,
+        skipped: Skipped = NOTHING,
     ) -> Float[Tensor, "m dim"]:
         """Run rows through these layers, storing their keys and values. `hidden` collects each layer's output."""
         views = self._views(rows, layers)
         for index in layers:
             layer = self.layers[index]
-            cos, sin, mask = views[layer.kind]
-            normed = normalize(x, layer.attention_norm, self.epsilon)
-            qkv = linear(normed, layer.qkv, layer.qkv_bias).view(rows.count, -1, self.head_dim)
-            both = qkv[:, : self.heads + self.kv_heads]
-            if layer.head_norm is not None:
-                both = normalize(both, layer.head_norm, self.epsilon)
-            turned = rotate(both, cos, sin)  # [m, heads + kv_heads, head_dim]
-            cache.write(index, rows, turned[:, self.heads :], qkv[:, self.heads + self.kv_heads :])
-            mixed = cache.attend(index, rows, turned[:, : self.heads], mask, self.attention_scale)
-            x = self._add(x, linear(mixed, layer.out, layer.out_bias), layer.attention_out_norm)
-            normed = normalize(x, layer.feed_forward_norm, self.epsilon)
-            gate, up = linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
-            fed = linear(self.activation(gate) * up, layer.down, layer.down_bias)
-            x = self._add(x, fed, layer.feed_forward_out_norm)
+            if index not in skipped.attention:
+                x = self._attention(x, rows, cache, index, views[layer.kind])
+            if index not in skipped.feed_forward:
+                normed = normalize(x, layer.feed_forward_norm, self.epsilon)
+                gate, up = linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
+                fed = linear(self.activation(gate) * up, layer.down, layer.down_bias)
+                x = self._add(x, fed, layer.feed_forward_out_norm)
             if hidden is not None:
                 hidden.append(x)
         return x
+
+    def _attention(
+        self,
+        x: Float[Tensor, "m dim"],
+        rows: PlacedRows,
+        cache: KeyValueCache,
+        index: int,
+        view: tuple[Tensor, Tensor, Tensor | None],
+    ) -> Float[Tensor, "m dim"]:
+        """The residual stream behind a layer's attention. view: cosines and sines of the rows, and their mask."""
+        layer, (cos, sin, mask) = self.layers[index], view
+        normed = normalize(x, layer.attention_norm, self.epsilon)
+        qkv = linear(normed, layer.qkv, layer.qkv_bias).view(rows.count, -1, self.head_dim)
+        both = qkv[:, : self.heads + self.kv_heads]
+        if layer.head_norm is not None:
+            both = normalize(both, layer.head_norm, self.epsilon)
+        turned = rotate(both, cos, sin)  # [m, heads + kv_heads, head_dim]
+        cache.write(index, rows, turned[:, self.heads :], qkv[:, self.heads + self.kv_heads :])
+        mixed = cache.attend(index, rows, turned[:, : self.heads], mask, self.attention_scale)
+        return self._add(x, linear(mixed, layer.out, layer.out_bias), layer.attention_out_norm)
 
     def fill(self, x: Float[Tensor, "m dim"], rows: PlacedRows, cache: KeyValueCache, layers: Sequence[int]) -> None:
         """Store only the keys and values of these layers, with x, [m, dim], as the input of each layer."""

@@ -112,6 +112,8 @@ class NativeModel:
     def require_layers(self, what: str) -> None:
         """Nothing to check: every native decoder can run its layers one by one."""
 
+    require_blocks = require_layers
+
     def as_compiled(self) -> NativeModel:
         """The same weights, run in compiled steps."""
         return self._again(compiled=True)

@@ -33,7 +33,7 @@ def run_alone(layers: NativeLayers, work: Pass) -> Scores:
         return Scores(None)
     states: list[Tensor] | None = [x] if work.hidden else None
     if len(chosen):
-        x = decoder.run(x, rows, layers.cache, *layers.memory, layers=chosen, hidden=states)
+        x = decoder.run(x, rows, layers.cache, *layers.memory, layers=chosen, hidden=states, skipped=work.skipped)
     hidden = layers.hidden_of(work, states)
     if not work.logits:
         return Scores(None, hidden=hidden)
@@ -60,7 +60,7 @@ def run_rows(works: Sequence[Work]) -> list[Scores]:
         memory = (SourcesTogether(pool, rows.packing, lengths),)
     states: list[Tensor] | None = [x] if one.hidden else None
     if len(chosen):
-        x = decoder.run(x, rows, caches, *memory, layers=chosen, hidden=states)
+        x = decoder.run(x, rows, caches, *memory, layers=chosen, hidden=states, skipped=one.skipped)
     counts = [work.count for _, work in works]
     heads = torch.cat(
         [part[part.shape[0] - work.logits :] for part, (_, work) in zip(x.split(counts), works, strict=True)]
@@ -87,7 +87,9 @@ def run_packed(works: Sequence[Work]) -> list[Scores]:
         else:
             rows.append(layers.embed(work) if layers.embeds else work.tokens)
     together = rows[0] if len(rows) == 1 else torch.cat(rows)
-    found = first.packed.run(together, texts, layers=one.layers, hidden=bool(one.hidden), fill=one.fill)
+    found = first.packed.run(
+        together, texts, layers=one.layers, hidden=bool(one.hidden), fill=one.fill, skipped=one.skipped
+    )
     parts: Any = [None] * len(works)
     if one.hidden:
         before = together if together.is_floating_point() else first.decoder.embed(together)

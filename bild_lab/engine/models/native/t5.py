@@ -16,6 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from bild_lab.engine.models.native.attention import PlacedRows, attend, normalize
 from bild_lab.engine.models.native.cache import KeyValueCache
 from bild_lab.engine.models.native.cpu.outline import DecoderOutline, LayerOutline, Weight
+from bild_lab.engine.session import NOTHING, Skipped
 
 MODEL_TYPES = ("t5", "mt5")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -151,20 +152,23 @@ class T5Decoder:
         memory: Memory,
         layers: Sequence[int],
         hidden: list[Tensor] | None = None,
+        skipped: Skipped = NOTHING,
     ) -> Float[Tensor, "m dim"]:
         """Run rows through these layers, storing their keys and values. `hidden` collects each layer's output."""
         bias = self._bias(rows)
         for index in layers:
             layer = self.layers[index]
-            queries, keys, values = self._project(x, layer.own)
-            cache.write(index, rows, keys, values)
-            mixed = cache.attend(index, rows, queries, bias, scale=1.0)
-            x = x + linear(mixed, layer.own.out)
-            normed = normalize(x, layer.cross.norm, self.epsilon)
-            queries = linear(normed, layer.cross.query).view(rows.count, self.heads, self.head_dim)
-            mixed = memory.attend(index, queries)
-            x = x + linear(mixed, layer.cross.out)
-            x = x + self._feed_forward(x, layer.feed_forward)
+            if index not in skipped.attention:
+                queries, keys, values = self._project(x, layer.own)
+                cache.write(index, rows, keys, values)
+                mixed = cache.attend(index, rows, queries, bias, scale=1.0)
+                x = x + linear(mixed, layer.own.out)
+                normed = normalize(x, layer.cross.norm, self.epsilon)
+                queries = linear(normed, layer.cross.query).view(rows.count, self.heads, self.head_dim)
+                mixed = memory.attend(index, queries)
+                x = x + linear(mixed, layer.cross.out)
+            if index not in skipped.feed_forward:
+                x = x + self._feed_forward(x, layer.feed_forward)
             if hidden is not None:
                 hidden.append(x)
         return x

@@ -138,6 +138,7 @@ struct Pass {
     const int64_t* tokens;        // [count], or null with states
     float* x;                     // [count][dim]: states in, the last layer's output out
     const int32_t* layer;         // [layers]
+    const int32_t* skipped;       // [layers], or null: 1 for no attention, 2 for no feed-forward, 3 for neither
     const float *cos, *sin;       // [kinds][table][head_dim]: of every position
     int64_t table;
     float *hidden;                // [layers][count][dim], or null
@@ -474,79 +475,84 @@ void forward(const Model& model, const Pass& pass, Buffers& b) {  // by every th
         const int index = pass.layer[l];
         const Layer& layer = model.layer[index];
 
-        product<T>(layer.qkv, normed(layer.norm), dim, m, b, [&](int row, int panel, vec left, vec right) {
-            put(b.qkv + row * features, panel, layer.qkv.outputs, left, right);
-        });
-        #pragma omp barrier
-        Span mine = share(m * (both + kv_heads));
-        for (int task = mine.first; task < mine.last; ++task) {
-            int row = task / (both + kv_heads), head = task % (both + kv_heads);
-            float* from = b.qkv + row * features + int64_t(head) * head_dim;
-            const Text& text = pass.text[pass.text_of[row]];
-            const int at = row - text.first;  // in its text
-            if (head < both) place(model, layer, pass, position_of(text, at), head, from);
-            if (head < heads) continue;
-            const int64_t cached = int64_t(index) * kv_heads + (head < both ? head - heads : head - both);
-            T* to = static_cast<T*>(head < both ? text.keys : text.values) +
-                    (cached * text.capacity + text.start + at) * head_dim;
-            for (int i = 0; i < head_dim; ++i) narrow(from[i], to + i);
-        }
-        #pragma omp barrier
-        if (pass.fill) continue;
-        mine = share(m * heads);
-        for (int task = mine.first; task < mine.last; ++task) {
-            int head = task / m, row = task % m;
-            const Text& text = pass.text[pass.text_of[row]];
-            const int in_text = row - text.first, stop = text.start + text.count;
-            const uint8_t* visible = text.visible ? text.visible + int64_t(in_text) * stop : nullptr;
-            const int64_t position = position_of(text, in_text);
-            const int64_t farthest = model.farthest, nearest = model.bidirectional ? -farthest : 0;
-            const float* table = model.distance_bias ? model.distance_bias + head * (farthest - nearest + 1) : nullptr;
-            auto sees = [&](int slot, float& bias) {
-                int64_t key = visible ? text.key_positions[slot] : slot - text.reserved;
-                if (visible && !visible[slot]) return false;
-                int64_t distance = position - key;
-                if (layer.window && key >= 0 && distance >= layer.window) return false;
-                bias = table ? table[std::min(std::max(distance, nearest), farthest) - nearest] : 0.0f;
-                return true;
-            };
-            const int64_t at = (int64_t(index) * kv_heads + head / (heads / kv_heads)) * text.capacity * head_dim;
-            const int end = visible || model.bidirectional ? stop : text.start + in_text + 1;
-            attend(b.qkv + row * features + int64_t(head) * head_dim, static_cast<const T*>(text.keys) + at,
-                   static_cast<const T*>(text.values) + at, end, head_dim, model.scale, sees, b.scores, b.seen,
-                   b.mixed + row * sizes.mixed + int64_t(head) * head_dim);
-        }
-        #pragma omp barrier
-        residual(layer.out, b.mixed, sizes.mixed, layer.out_norm);
-
-        if (layer.cross_query.packed) {
-            product<T>(layer.cross_query, normed(layer.cross_norm), dim, m, b, [&](int row, int panel, vec left, vec right) {
-                put(b.qkv + row * features, panel, layer.cross_query.outputs, left, right);
+        const int skipped = pass.skipped ? pass.skipped[l] : 0;
+        if (!(skipped & 1)) {
+            product<T>(layer.qkv, normed(layer.norm), dim, m, b, [&](int row, int panel, vec left, vec right) {
+                put(b.qkv + row * features, panel, layer.qkv.outputs, left, right);
             });
             #pragma omp barrier
+            Span mine = share(m * (both + kv_heads));
+            for (int task = mine.first; task < mine.last; ++task) {
+                int row = task / (both + kv_heads), head = task % (both + kv_heads);
+                float* from = b.qkv + row * features + int64_t(head) * head_dim;
+                const Text& text = pass.text[pass.text_of[row]];
+                const int at = row - text.first;  // in its text
+                if (head < both) place(model, layer, pass, position_of(text, at), head, from);
+                if (head < heads) continue;
+                const int64_t cached = int64_t(index) * kv_heads + (head < both ? head - heads : head - both);
+                T* to = static_cast<T*>(head < both ? text.keys : text.values) +
+                        (cached * text.capacity + text.start + at) * head_dim;
+                for (int i = 0; i < head_dim; ++i) narrow(from[i], to + i);
+            }
+            #pragma omp barrier
+            if (pass.fill) continue;
+            mine = share(m * heads);
             for (int task = mine.first; task < mine.last; ++task) {
                 int head = task / m, row = task % m;
                 const Text& text = pass.text[pass.text_of[row]];
-                int64_t at = (int64_t(index) * heads + head) * text.source * head_dim;
-                auto sees = [](int, float& bias) { bias = 0.0f; return true; };
-                attend(b.qkv + row * features + int64_t(head) * head_dim, static_cast<const T*>(text.memory_keys) + at,
-                       static_cast<const T*>(text.memory_values) + at, text.source, head_dim, model.scale, sees, b.scores,
-                       b.seen, b.mixed + row * sizes.mixed + int64_t(head) * head_dim);
+                const int in_text = row - text.first, stop = text.start + text.count;
+                const uint8_t* visible = text.visible ? text.visible + int64_t(in_text) * stop : nullptr;
+                const int64_t position = position_of(text, in_text);
+                const int64_t farthest = model.farthest, nearest = model.bidirectional ? -farthest : 0;
+                const float* table = model.distance_bias ? model.distance_bias + head * (farthest - nearest + 1) : nullptr;
+                auto sees = [&](int slot, float& bias) {
+                    int64_t key = visible ? text.key_positions[slot] : slot - text.reserved;
+                    if (visible && !visible[slot]) return false;
+                    int64_t distance = position - key;
+                    if (layer.window && key >= 0 && distance >= layer.window) return false;
+                    bias = table ? table[std::min(std::max(distance, nearest), farthest) - nearest] : 0.0f;
+                    return true;
+                };
+                const int64_t at = (int64_t(index) * kv_heads + head / (heads / kv_heads)) * text.capacity * head_dim;
+                const int end = visible || model.bidirectional ? stop : text.start + in_text + 1;
+                attend(b.qkv + row * features + int64_t(head) * head_dim, static_cast<const T*>(text.keys) + at,
+                       static_cast<const T*>(text.values) + at, end, head_dim, model.scale, sees, b.scores, b.seen,
+                       b.mixed + row * sizes.mixed + int64_t(head) * head_dim);
             }
             #pragma omp barrier
-            residual(layer.cross_out, b.mixed, sizes.mixed, nullptr);
+            residual(layer.out, b.mixed, sizes.mixed, layer.out_norm);
+
+            if (layer.cross_query.packed) {
+                product<T>(layer.cross_query, normed(layer.cross_norm), dim, m, b, [&](int row, int panel, vec left, vec right) {
+                    put(b.qkv + row * features, panel, layer.cross_query.outputs, left, right);
+                });
+                #pragma omp barrier
+                for (int task = mine.first; task < mine.last; ++task) {
+                    int head = task / m, row = task % m;
+                    const Text& text = pass.text[pass.text_of[row]];
+                    int64_t at = (int64_t(index) * heads + head) * text.source * head_dim;
+                    auto sees = [](int, float& bias) { bias = 0.0f; return true; };
+                    attend(b.qkv + row * features + int64_t(head) * head_dim, static_cast<const T*>(text.memory_keys) + at,
+                           static_cast<const T*>(text.memory_values) + at, text.source, head_dim, model.scale, sees, b.scores,
+                           b.seen, b.mixed + row * sizes.mixed + int64_t(head) * head_dim);
+                }
+                #pragma omp barrier
+                residual(layer.cross_out, b.mixed, sizes.mixed, nullptr);
+            }
         }
-        const int kind = model.activation;
-        if (model.gated)  // a panel holds 16 columns of the gate, then the same 16 of what it gates
-            product<T>(layer.inner, normed(layer.feed_norm), dim, m, b, [&](int row, int panel, vec gate, vec up) {
-                store(b.inner + row * sizes.inner + panel * LANES, activate(gate, kind) * up);
-            });
-        else
-            product<T>(layer.inner, normed(layer.feed_norm), dim, m, b, [&](int row, int panel, vec left, vec right) {
-                put(b.inner + row * sizes.inner, panel, layer.inner.outputs, activate(left, kind), activate(right, kind));
-            });
-        #pragma omp barrier
-        residual(layer.outer, b.inner, sizes.inner, layer.feed_out_norm);
+        if (!(skipped & 2)) {
+            const int kind = model.activation;
+            if (model.gated)  // a panel holds 16 columns of the gate, then the same 16 of what it gates
+                product<T>(layer.inner, normed(layer.feed_norm), dim, m, b, [&](int row, int panel, vec gate, vec up) {
+                    store(b.inner + row * sizes.inner + panel * LANES, activate(gate, kind) * up);
+                });
+            else
+                product<T>(layer.inner, normed(layer.feed_norm), dim, m, b, [&](int row, int panel, vec left, vec right) {
+                    put(b.inner + row * sizes.inner, panel, layer.inner.outputs, activate(left, kind), activate(right, kind));
+                });
+            #pragma omp barrier
+            residual(layer.outer, b.inner, sizes.inner, layer.feed_out_norm);
+        }
         if (pass.hidden) {
             Span rows = share(m * dim);
             std::memcpy(pass.hidden + int64_t(l) * m * dim + rows.first, x + rows.first, 4 * (rows.last - rows.first));

@@ -17,7 +17,7 @@ from bild_lab.engine.models.native.attention import PlacedRows
 from bild_lab.engine.models.native.cache import KeyValueCache
 from bild_lab.engine.models.native.cpu.library import library
 from bild_lab.engine.models.native.cpu.outline import ACTIVATIONS, DecoderOutline, LayerOutline, Weight
-from bild_lab.engine.session import Chain, DraftedChain, GrownTree, Growth
+from bild_lab.engine.session import NOTHING, Chain, DraftedChain, GrownTree, Growth, Skipped
 
 LANES, PANEL = 16, 32  # columns of a vector, and of a panel of weights
 
@@ -64,7 +64,7 @@ class _Text(Structure):
 class _Pass(Structure):
     _fields_ = (
         *((name, c_int32) for name in "count texts scored layers threads fill".split()),
-        *((name, c_void_p) for name in "text text_of scored_row tokens x layer cos sin".split()),
+        *((name, c_void_p) for name in "text text_of scored_row tokens x layer skipped cos sin".split()),
         ("table", c_int64),
         *((name, c_void_p) for name in ("hidden", "head_input", "logits")),
     )
@@ -178,10 +178,12 @@ class PackedDecoder:
         layers: Sequence[int] | None = None,
         hidden: bool = False,
         fill: bool = False,
+        skipped: Skipped = NOTHING,
     ) -> PackedScores:
         """The rows of several texts, one text after the other: token ids, or the states that the first layer reads.
 
         layers: indices; None: all. fill: only the keys and values of these layers, each from the same states.
+        skipped: blocks that are left out.
         """
         rows, m, scored = rows.contiguous(), rows.shape[0], sum(text.scored for text in texts)
         chosen = self._every_layer if layers is None else torch.tensor(list(layers), dtype=torch.int32)
@@ -190,6 +192,10 @@ class PackedDecoder:
         head_input = torch.empty(scored, self.dim) if scored else None
         work, held = self._pass(texts)
         work.layers, work.fill, work.layer = len(chosen), fill, chosen.data_ptr()
+        if skipped:
+            marks = [(at in skipped.attention) + 2 * (at in skipped.feed_forward) for at in chosen.tolist()]
+            left_out = torch.tensor(marks, dtype=torch.int32)
+            work.skipped = left_out.data_ptr()
         if rows.is_floating_point():
             x = rows.float().clone()
         else:
