@@ -13,7 +13,7 @@ import pytest
 
 from bild_lab.errors import UserError
 from bild_lab.lab.results.table import write_table
-from bild_lab.lab.schema.analysis_columns import CERTIFICATE, CHANGE
+from bild_lab.lab.schema.analysis_columns import CHANGE
 from bild_lab.lab.schema.json_values import from_json, to_json
 from bild_lab.lab.schema.result import SCHEMA, Counts, Result
 from bild_lab.report.wandb.logger import flat_metrics
