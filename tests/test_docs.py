@@ -235,7 +235,7 @@ def test_the_table_of_needs_says_what_must_be_made_first() -> None:
     command = re.compile(r"`(scripts/\w+\.py|make \w+)`")
     made = {policy: cells[1] for policy, cells in needs().items() if command.fullmatch(cells[1])}
     scripts = {"adapter": "train_bita", "heads": "train_medusa", "table": "build_ngrams"}
-    others = {"judge": "train_judge"}
+    others = {"eagle": "train_eagle", "eagle3": "train_eagle", "judge": "train_judge"}
     files = {
         policy: f"`scripts/{others.get(policy, scripts[knob])}.py`"
         for policy in policy_names()

@@ -59,9 +59,10 @@ NOTHING = Skipped()
 class Want:
     """What to run and what to return.
 
-    logits: for how many of the last rows; None: all. head_input: also return the head's input at these rows.
-    hidden: after how many layers to return the hidden states of all rows, 0 for the embeddings. prompt: "all rows"
-    include the prompt's rows that run with the first rows. layers: indices of the layers to run, ascending; None: all.
+    logits: for how many of the last rows; None: all that are passed. head_input: also return the head's input at these
+    rows. hidden: after how many layers to return the hidden states of all rows, 0 for the embeddings. prompt: hidden
+    and head_input include the prompt's rows that run with the first rows. layers: indices of the layers to run,
+    ascending; None: all.
     Without the last layer the head reads the output of the last layer that ran (an early exit). Rows of the text count
     as cached once the last layer has run. fill: compute only the keys and values of these layers, all from the same
     states. skipped: blocks that are left out of these layers; for drafted rows only.
@@ -85,11 +86,12 @@ class Scores:
     """The requested outputs of a forward.
 
     logits: row i scores the token after the i-th of the last rows; None if none were requested. head_input: the last
-    layer's output after the final norm, for the same rows. hidden: one entry for each of `Want.hidden`.
+    layer's output after the final norm, for the same rows, behind those of the prompt if these were asked for. hidden:
+    one entry for each of `Want.hidden`.
     """
 
     logits: Float[Tensor, "m vocab"] | None
-    head_input: Float[Tensor, "m dim"] | None = None
+    head_input: Float[Tensor, "n dim"] | None = None
     hidden: tuple[Float[Tensor, "n dim"], ...] = ()
 
 
@@ -285,6 +287,9 @@ class LoadedModel(Model, Protocol):
 
     def text_logits(self, text: Source) -> Float[Tensor, "n vocab"]:
         """The scores after every token of a text, in one forward."""
+
+    def vocabulary_weights(self) -> tuple[Float[Tensor, "vocab dim"], Float[Tensor, "vocab dim"]]:
+        """The embedding and the head, on the model's device. Loads the weights."""
 
     @property
     def positions(self) -> int | None:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bild_lab.engine.adapters import bita, judge, layer_heads, medusa
+from bild_lab.engine.adapters import bita, eagle_files, hydra, judge, layer_heads, medusa
 from bild_lab.engine.drafters.candidates import AUTO, STRAIGHTFORWARD
+from bild_lab.engine.drafters.state_trees import CHAIN, DYNAMIC, PUBLISHED
 from bild_lab.engine.drafters.trees import GROWTHS
 from bild_lab.engine.ppd.pipeline import SHARED
 from bild_lab.engine.protocols import External
@@ -16,8 +17,8 @@ from bild_lab.lab.config import PairSpec
 from bild_lab.lab.decoder import Decoder
 
 PATH_KNOBS = ("adapter", "heads", "table", "tree", "corpus")  # the knobs that name a file or a folder
-WORDS = {SHARED, *GROWTHS, STRAIGHTFORWARD, AUTO}  # what they may hold instead
-CONFIGS = sorted({one.KIND.config for one in (bita, judge, layer_heads, medusa)})
+WORDS = {SHARED, *GROWTHS, STRAIGHTFORWARD, AUTO, CHAIN, DYNAMIC, PUBLISHED}  # what they may hold instead
+CONFIGS = sorted({one.KIND.config for one in (bita, eagle_files, hydra, judge, layer_heads, medusa)})
 
 
 def facts_of(pair: PairSpec, policy: Mapping[str, Any], decoder: Decoder) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 from bild_lab.engine.drafters.adaptive_skip import AdaptiveSkipDrafter
 from bild_lab.engine.drafters.bita import MaskTokenDrafter
+from bild_lab.engine.drafters.eagle import EagleDrafter
 from bild_lab.engine.drafters.hierarchy import SpeculativeDrafter
 from bild_lab.engine.drafters.hybrid import HybridDrafter
+from bild_lab.engine.drafters.hydra import HydraDrafter
 from bild_lab.engine.drafters.lookahead import LookaheadDrafter
 from bild_lab.engine.drafters.medusa import MedusaDrafter
 from bild_lab.engine.drafters.model import LowConfidence, ModelDrafter
@@ -21,7 +23,9 @@ from bild_lab.engine.drafters.windows import AdaptiveWindow
 __all__ = [
     "AdaptiveSkipDrafter",
     "AdaptiveWindow",
+    "EagleDrafter",
     "HybridDrafter",
+    "HydraDrafter",
     "LookaheadDrafter",
     "LowConfidence",
     "MaskTokenDrafter",

@@ -36,7 +36,7 @@ class Pass:
     """One forward of some rows through some layers. Keys and values are stored from cache slot `start` on.
 
     tokens: [m]. tree: None for a chain. states: [m, dim], the input of the first layer; None: the tokens' embeddings.
-    layers: indices, ascending; None: all. logits: for how many of the last rows; 0: none. hidden, head_input, fill,
+    layers: indices, ascending; None: all. logits, head_input: for how many of the last rows; 0: none. hidden, fill,
     skipped: as in `Want`. prompt: how many of the first rows belong to the prompt.
     """
 
@@ -46,7 +46,7 @@ class Pass:
     states: Float[Tensor, "m dim"] | None
     layers: Sequence[int] | None
     logits: int
-    head_input: bool
+    head_input: int
     hidden: tuple[int, ...]
     fill: bool
     prompt: int
@@ -60,6 +60,11 @@ class Pass:
     def earlier(self) -> int:
         """How many of the tree's rows ran before."""
         return 0 if self.tree is None else len(self.tree) - self.count
+
+    @property
+    def read(self) -> int:
+        """For how many of the last rows the head's input is needed."""
+        return max(self.logits, self.head_input)
 
     @property
     def whole(self) -> bool:
@@ -145,6 +150,8 @@ class CachedSession:
     @torch.inference_mode()
     def extend(self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING) -> Scores:
         rows = as_rows(rows)
+        if want.prompt and want.logits is None and not self._joins():
+            return self._behind_long_prompt(rows, want)
         if rows.at is not None or not (want.prompt or self._joins()):
             self.prefill()
         tokens, tree = on_device(rows.tokens, self.layers.device), rows.tree
@@ -159,8 +166,8 @@ class CachedSession:
             tree=tree,
             states=rows.states,
             layers=want.layers,
-            logits=shown if want.prompt and want.logits is None else wanted,
-            head_input=want.head_input,
+            logits=wanted,
+            head_input=0 if not want.head_input else shown if want.prompt else wanted,
             hidden=want.hidden,
             fill=want.fill,
             prompt=waiting,
@@ -210,6 +217,15 @@ class CachedSession:
     def adopt(self, row: int, layers: Sequence[int]) -> None:
         if row:
             self.layers.gather(self._cached, [row], layers)
+
+    def _behind_long_prompt(self, rows: Rows, want: Want) -> Scores:
+        """The rows behind a prompt that runs by itself, with the states of both."""
+        last = self._pending.pop()
+        before = self.extend([last], replace(want, logits=1))
+        scores = self.extend(rows, want)
+        head_input = torch.cat([before.head_input, scores.head_input]) if want.head_input else None
+        pairs = zip(before.hidden, scores.hidden, strict=True)
+        return Scores(scores.logits, head_input, tuple(torch.cat(pair) for pair in pairs))
 
     def _fed(self, rows: Sequence[int]) -> list[int]:
         """These rows behind the prompt's, if those run with them."""
@@ -283,7 +299,7 @@ class CachedSession:
                 tokens=work.tokens[done:],
                 layers=range(first),
                 logits=0,
-                head_input=False,
+                head_input=0,
                 hidden=(first,),
             )
             states = torch.cat([states, self._run(late).hidden[0]])

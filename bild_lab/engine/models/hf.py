@@ -111,6 +111,11 @@ class HuggingFaceModel:
     def text_logits(self, text: Source) -> Float[Tensor, "n vocab"]:
         return whole_logits(self.module, text)
 
+    def vocabulary_weights(self) -> tuple[Float[Tensor, "vocab dim"], Float[Tensor, "vocab dim"]]:
+        ends = (self.module.get_input_embeddings(), self.module.get_output_embeddings())
+        embedding, head = (each.weight.detach().to(self.device) for each in ends)
+        return embedding, head
+
     def synchronize(self) -> None:
         """Wait until the device has finished all queued work, in all processes that hold a part of the model."""
         if self.device.type == "cuda":

@@ -74,7 +74,7 @@ KNOBS: dict[str, Callable[[random.Random], Any]] = {
     "top_k": lambda chance: chance.randint(1, 4),
     "draft_beams": lambda chance: chance.choice([None, 4, 6]),
 }
-STATES = ("calm", "ppd")  # read states inside the model
+STATES = ("calm", "eagle", "eagle3", "ppd")  # read states inside the model
 RECORDED = [one for one in policy_names() if one not in (*EXTERNAL, *STATES) and not is_peer(one)]
 Models = tuple[Any, Any, Any]
 

@@ -174,7 +174,8 @@ class NativeLayers:
         return [(start, count)]
 
     def scored(self, work: Pass) -> int:
-        return work.logits
+        """The kernels run the head wherever its input is asked for."""
+        return work.logits if self.packed is None else work.read
 
     def gather(self, start: int, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
         self.cache.gather(start, rows, slice(None) if layers is None else slice(layers[0], layers[-1] + 1))

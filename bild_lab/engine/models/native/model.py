@@ -104,7 +104,11 @@ class NativeModel:
         self.load()
 
     def text_logits(self, text: Source) -> Float[Tensor, "n vocab"]:
-        return self.start(text, 1).extend([text.prompt[-1]], Want(prompt=True)).logits
+        want = Want(logits=len(text.prompt), prompt=True)
+        return self.start(text, 1).extend([text.prompt[-1]], want).logits
+
+    def vocabulary_weights(self) -> tuple[Float[Tensor, "vocab dim"], Float[Tensor, "vocab dim"]]:
+        return self.decoder.embedding, self.decoder.head
 
     def source(self, prompt: Prompt, max_tokens: int | None = None) -> Source:
         return self.transformers.source(prompt, max_tokens)

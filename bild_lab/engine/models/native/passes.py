@@ -35,10 +35,11 @@ def run_alone(layers: NativeLayers, work: Pass) -> Scores:
     if len(chosen):
         x = decoder.run(x, rows, layers.cache, *layers.memory, layers=chosen, hidden=states, skipped=work.skipped)
     hidden = layers.hidden_of(work, states)
-    if not work.logits:
+    if not work.read:
         return Scores(None, hidden=hidden)
-    head_input = decoder.final(x[-work.logits :])
-    return Scores(linear(head_input, decoder.head), head_input, hidden)
+    head_input = decoder.final(x[-work.read :])
+    logits = linear(head_input[-work.logits :], decoder.head) if work.logits else None
+    return Scores(logits, head_input, hidden)
 
 
 def run_rows(works: Sequence[Work]) -> list[Scores]:
@@ -63,7 +64,7 @@ def run_rows(works: Sequence[Work]) -> list[Scores]:
         x = decoder.run(x, rows, caches, *memory, layers=chosen, hidden=states, skipped=one.skipped)
     counts = [work.count for _, work in works]
     heads = torch.cat(
-        [part[part.shape[0] - work.logits :] for part, (_, work) in zip(x.split(counts), works, strict=True)]
+        [part[part.shape[0] - work.read :] for part, (_, work) in zip(x.split(counts), works, strict=True)]
     )
     final = decoder.final(heads) if heads.shape[0] else None
     logits = None if final is None else linear(final, decoder.head)
@@ -80,7 +81,7 @@ def run_packed(works: Sequence[Work]) -> list[Scores]:
     texts, rows = [], []
     for layers, work in works:
         placed = layers.placed(work) if work.tree is not None or layers.reserved else None
-        texts.append(layers.behind(work.start, work.count, work.logits, placed))
+        texts.append(layers.behind(work.start, work.count, work.read, placed))
         layers.place(first.packed, work.start + work.count)
         if work.states is not None:
             rows.append(work.states)
@@ -102,14 +103,12 @@ def run_packed(works: Sequence[Work]) -> list[Scores]:
 def _shared_out(
     works: Sequence[Work], logits: Tensor | None, head_input: Tensor | None, states: Iterable[Any]
 ) -> list[Scores]:
-    """What each text gets of a pass. logits, head_input: of all scored rows. states: of each text, after each layer."""
+    """What each text gets of a pass. logits, head_input: of all read rows. states: of each text, after each layer."""
     scores, first = [], 0
     for (layers, work), own in zip(works, states, strict=True):
-        hidden, last = layers.hidden_of(work, own), first + work.logits
-        if work.logits:
-            scores.append(Scores(logits[first:last], None if head_input is None else head_input[first:last], hidden))
-        else:
-            scores.append(Scores(None, hidden=hidden))
+        hidden, last = layers.hidden_of(work, own), first + work.read
+        read = None if head_input is None else head_input[first:last]
+        scores.append(Scores(logits[last - work.logits : last] if work.logits else None, read, hidden))
         first = last
     return scores
 
