@@ -216,8 +216,8 @@ def _composed_with(policy: str, state: tuple[str, ...]) -> DictConfig:
 
     state: of the files that it is composed of.
     """
-    folders = [folder for folder in _search_path() if folder != "pkg://hydra.conf"]
-    file = {file.stem: file for file in _policy_files(folders[0])}.get(policy)  # the first folder goes before all others
+    first = next(folder for folder in _search_path() if folder != "pkg://hydra.conf")  # goes before all others
+    file = {file.stem: file for file in _policy_files(first)}.get(policy)
     text = "@package" if file is None else file.read_text(encoding="utf-8")
     if "@package" in text or "defaults" in (node := OmegaConf.create(text)):  # Hydra knows what else it is made of
         return _composed(f"policy={policy}")
