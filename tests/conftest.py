@@ -1,5 +1,6 @@
 """Fixtures that several test modules share."""
 
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from bild_lab.lab.cli import run_application
 from tests.checkpoints import tiny_checkpoints, write_data
 from tests.engine.peers.fake import run_fake_engines
 
+gc.disable()  # until the tests are collected: what is made by then stays
 why_no_kernels(torch.device("cpu"), torch.float32)  # compiles them now: what it says belongs to no test
 torch.set_num_threads(1)  # fastest for tiny models, and leaves the other core to the other half of the tests
 
@@ -41,6 +43,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             for place, case in enumerate(cases):
                 if place % STEP:
                     case.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    """Objects that exist by now, mostly modules and tests, are not looked at again by the garbage collector."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
