@@ -1,6 +1,7 @@
 """Fixtures that several test modules share."""
 
 import gc
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +21,8 @@ why_no_kernels(torch.device("cpu"), torch.float32)  # compiles them now: what it
 torch.set_num_threads(1)  # fastest for tiny models, and leaves the other core to the other half of the tests
 
 
-# tables of more cases than this are sampled by the fast tests, one of three; `make test-slow` runs all of them
+# tables of more cases than this are sampled by the fast tests, one of three; `make test-slow` runs all of them,
+# and so does `make mutants`, by WHOLE_TABLES=1
 LONG, STEP = 4, 3
 SAMPLED = (
     "tests/engine/",
@@ -34,6 +36,8 @@ SAMPLED = (
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of long tables of cases, mark all but every third as slow, before slow tests are left out."""
+    if os.environ.get("WHOLE_TABLES"):
+        return
     tables: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.nodeid.startswith(SAMPLED) and "[" in item.nodeid and item.get_closest_marker("slow") is None:
