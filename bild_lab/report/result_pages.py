@@ -38,7 +38,7 @@ SCREEN_COLUMNS = """policy split n_examples quality quality_difference predicted
 acceptance_rate on_front""".split()
 SCREEN_SUMMARY = """points live_target_calls live_draft_calls recorded_target_calls recorded_draft_calls
 vanilla_target_calls record_bytes seconds cost_model_error cost_model_worst replayed_live replayed_differently
-replayed_ties confirmed prediction_error_median prediction_error_largest""".split()
+replayed_ties replayed_defects replayed_apart confirmed prediction_error_median prediction_error_largest""".split()
 TRAINING = ("parameters", "train_examples", "steps", "passes", "training_s", "loss", "metric", "best", "recipe")
 FOUND = ("git", "cpu", "gpu", "cores", "threads", "torch", "transformers")  # in the environment of every point
 
