@@ -27,7 +27,9 @@ from bild_lab.lab.results.table import to_frame
 
 DATA, TEMPLATE = "data", ".md.j2"
 POINT_COLUMNS = """policy target draft dataset split n_examples dtype batch temperature engine quality
-quality_low quality_high quality_difference quality_difference_low quality_difference_high latency_s_median
+quality_low quality_high quality_difference quality_difference_low quality_difference_high chrf_difference
+chrf_difference_low chrf_difference_high log_probability_difference log_probability_difference_low
+log_probability_difference_high latency_s_median
 latency_s_p95 latency_s_mean speedup speedup_low speedup_high tokens_per_s baseline_tokens_per_s tokens_per_target_call
 acceptance_rate drafted accepted draft_calls target_calls fallbacks rollbacks exit_layer_mean agreement_with_target
 certificate_equal certificate_ties certificate_defects certificate_unjudged
@@ -36,7 +38,7 @@ SCREEN_COLUMNS = """policy split n_examples quality quality_difference predicted
 acceptance_rate on_front""".split()
 SCREEN_SUMMARY = """points live_target_calls live_draft_calls recorded_target_calls recorded_draft_calls
 vanilla_target_calls record_bytes seconds cost_model_error cost_model_worst replayed_live replayed_differently
-replayed_ties confirmed prediction_error_median prediction_error_largest""".split()
+replayed_ties replayed_defects replayed_apart confirmed prediction_error_median prediction_error_largest""".split()
 TRAINING = ("parameters", "train_examples", "steps", "passes", "training_s", "loss", "metric", "best", "recipe")
 FOUND = ("git", "cpu", "gpu", "cores", "threads", "torch", "transformers")  # in the environment of every point
 
