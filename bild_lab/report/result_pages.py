@@ -197,9 +197,9 @@ def render(template: Path) -> str:
     return environment.get_template(template.name).render()
 
 
-def difference(row: Mapping[str, Any]) -> str:
-    """Of a row's quality from the baseline's, with its interval where there is any."""
-    value, low, high = (row[f"quality_difference{end}"] for end in ("", "_low", "_high"))
+def difference(row: Mapping[str, Any], of: str = "quality") -> str:
+    """Of a row's quality, or another column, from the baseline's, with its interval where there is any."""
+    value, low, high = (row[f"{of}_difference{end}"] for end in ("", "_low", "_high"))
     return signed(value) if low == high == value else f"{signed(value)} {signed_interval(low, high)}"
 
 
