@@ -126,11 +126,12 @@ class Chain:
 class DraftedChain:
     """What was drafted of a chain.
 
-    forwards: how many ran. fallback: the last one's confidence was below the threshold. confidences: of every
-    forward, empty without a threshold. probs, own_probs: of the drafted tokens, as in `Draft`.
+    tokens: on the device if nothing had to be read. forwards: how many ran, up to the chain's end. fallback: the last
+    one's confidence was below the threshold. confidences: of every forward, empty without a threshold. probs,
+    own_probs: of the drafted tokens, as in `Draft`.
     """
 
-    tokens: list[int]
+    tokens: list[int] | Int[Tensor, " n"]
     forwards: int
     fallback: bool
     confidences: list[float]
@@ -300,4 +301,4 @@ def on_device(tokens: Sequence[int] | Int[Tensor, " m"], device: torch.device) -
     """Token ids on the device. A list is copied to a GPU without synchronizing."""
     if isinstance(tokens, Tensor) or device.type != "cuda":
         return torch.as_tensor(tokens, dtype=torch.long, device=device)
-    return torch.tensor(tokens).pin_memory().to(device, non_blocking=True)
+    return torch.tensor(tokens, dtype=torch.long).pin_memory().to(device, non_blocking=True)

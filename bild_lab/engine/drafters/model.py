@@ -13,7 +13,7 @@ from bild_lab.engine.drafters.windows import FixedWindow, Window
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import pick, precise
-from bild_lab.engine.session import LAST, Chain, Model, Scores, Session
+from bild_lab.engine.session import LAST, Chain, Model, Scores, Session, on_device
 from bild_lab.errors import UserError, require_flag
 
 
@@ -52,6 +52,7 @@ class ModelDrafter(Drafter):
     the window nor `stop` sees the token it decides about, so speculative sampling stays lossless with both.
     looks: whether each drafted token is read, and an end token ends the draft.
     keeps_probs: give the acceptance rule the drafter's distribution at temperature 1, which cascades need.
+    model: the one that drafts.
 
     With a stop rule a round's statistics hold `confidence`, the largest probability of each forward, and `fallback`,
     whether the drafter handed over because of low confidence (BiLD §3.3).
@@ -62,7 +63,7 @@ class ModelDrafter(Drafter):
     def __init__(
         self, draft: Model, window: int | Window, stop: LowConfidence | None = None, keeps_probs: bool = False
     ) -> None:
-        self._model = draft
+        self.model = draft
         self._window = window if isinstance(window, Window) else FixedWindow(window)
         self._stop = stop
         require_flag("keeps_probs", keeps_probs)
@@ -79,7 +80,7 @@ class ModelDrafter(Drafter):
     def start(self, request: Request, target: Session) -> None:
         self._request = request
         self._session = None  # frees a compiled model's workspace for the next sequence
-        self._session = self._model.start(request.source, request.limits.max_new_tokens, target.forwards, target)
+        self._session = self.model.start(request.source, request.limits.max_new_tokens, target.forwards, target)
         self._window.start()
 
     def propose(self, tokens: list[int]) -> Draft:
@@ -117,7 +118,7 @@ class ModelDrafter(Drafter):
                 break
             feed = chosen
         return Draft(
-            tokens=torch.cat(drafted) if drafted else torch.empty(0, dtype=torch.long, device=self._model.device),
+            tokens=torch.cat(drafted) if drafted else torch.empty(0, dtype=torch.long, device=self.model.device),
             probs=torch.cat(probs[: len(drafted)]) if drafted and probs else None,
             calls=calls,
             own_probs=torch.cat(own_probs[: len(drafted)]) if drafted and own_probs else None,
@@ -135,11 +136,12 @@ class ModelDrafter(Drafter):
         if drafted is None:
             return None
         stats = {} if self._stop is None else {"fallback": drafted.fallback, "confidence": tuple(drafted.confidences)}
+        some = len(drafted.tokens) > 0
         return Draft(
-            tokens=torch.tensor(drafted.tokens, dtype=torch.long),
-            probs=drafted.probs if drafted.tokens else None,
+            tokens=on_device(drafted.tokens, self.model.device),
+            probs=drafted.probs if some else None,
             calls=drafted.forwards,
-            own_probs=drafted.own_probs if drafted.tokens else None,
+            own_probs=drafted.own_probs if some else None,
             stats=stats,
         )
 
@@ -148,7 +150,7 @@ class ModelDrafter(Drafter):
         if self._request.sampling.greedy:
             return None
         generator = self._request.generator
-        return torch.rand(window, dtype=torch.float64, device=self._model.device, generator=generator)
+        return torch.rand(window, dtype=torch.float64, device=self.model.device, generator=generator)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         self._window.observe(len(draft), len(verdict.path))

@@ -108,7 +108,7 @@ def grow(session: Session, feed: list[int], growth: Growth, sampling: Sampling) 
             nodes[leaf].row = len(parents)
             above = nodes[leaf].parent
             parents.append(ROOT if above == ROOT else nodes[above].row)
-        rows = Rows([nodes[leaf].token for leaf in leaves], Tree(torch.tensor(parents, device=logits.device)))
+        rows = Rows([nodes[leaf].token for leaf in leaves], Tree(on_device(parents, logits.device)))
         logits = session.extend(rows, Want()).logits
         forwards.append(len(leaves))
     return likeliest(nodes, growth.nodes, forwards)

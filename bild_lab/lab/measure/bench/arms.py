@@ -79,6 +79,9 @@ def prepare(
             methods["hf_assisted_workaround"] = HuggingFaceAssisted(hf, hf_draft, decoder_mask=True, window=WINDOW)
         drafter = ModelDrafter(native_draft, WINDOW)
         methods["native_speculative"] = DraftThenVerify(native, drafter, SpeculativeSampling())
+        if native.device.type == "cuda":  # a window is one CUDA graph
+            drafter = ModelDrafter(native_draft.as_compiled(), WINDOW)
+            methods["native_compiled_speculative"] = DraftThenVerify(compiled, drafter, SpeculativeSampling())
         if kernels is not None:
             drafter = ModelDrafter(native_draft.by_kernels(), WINDOW)
             methods["kernels_speculative"] = DraftThenVerify(kernels, drafter, SpeculativeSampling())
