@@ -17,12 +17,12 @@ DEVICE = torch.device("cuda", 0)
 RealGenerator = torch.Generator
 aten = torch.ops.aten
 
-# device-dependent operations made of others: torch takes them apart, and the parts come here
-APART = {"item", "is_nonzero", "argwhere", "nonzero_numpy"}
-ALWAYS_WAIT = {  # their output's shape, or the answer, is on the device
-    "nonzero", "masked_select", "equal", "_unique", "_unique2", "unique_dim", "unique_consecutive", "bincount",
-    "repeat_interleave", "histc", "is_same_size_host",
+# operations made of others that read: torch takes them apart, and the parts come here
+APART = {"item", "is_nonzero", "argwhere", "nonzero_numpy", "one_hot", "allclose"}
+ALWAYS_WAIT = {  # their output's shape, or their answer, is on the device
+    "nonzero", "masked_select", "equal", "_unique", "_unique2", "unique_dim", "unique_consecutive", "bincount", "histc",
 }  # fmt: skip
+WAITING_FORMS = {aten.where.default, aten.repeat_interleave.Tensor, aten.repeat_interleave.self_Tensor}
 GROWS = {"resize_", "set_", "resize_as_"}
 HOST_INDEX = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
 SCALAR_HOST = {"fill_", "index_put_", "index_put", "where", "masked_fill", "masked_fill_", "lerp", "copy_", "full_like"}
@@ -190,7 +190,7 @@ def dispatch(machine: Machine, func: Any, args: Any, kwargs: Any) -> Any:
     require_generator(machine, leaves)
     masks = name in HOST_INDEX and any(each.dtype == torch.bool for each in indices(args))
     fills = name.startswith("index_put") and args[2].numel() == 1  # which needs no count of the mask
-    if name in ALWAYS_WAIT or (masks and not fills):
+    if name in ALWAYS_WAIT or func in WAITING_FORMS or (masks and not fills):
         machine.wait(name)
     return launched(machine, func, args, kwargs, gpu)
 

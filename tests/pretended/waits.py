@@ -24,41 +24,29 @@ LEVEL = Waits("1, and 1 for each level of the tree", lambda one: 1 + one.draft_c
 INNER = Waits("1, and 1 for each inner round", lambda one: 1 + one.draft_calls)
 LAYER = Waits("1, and 1 for each layer that is measured", lambda one: 1 + one.stats["exit_layer"])
 
-EAGER = {
+EAGER = {  # every other policy waits once
     "bild": DRAFTER,
     "bild_early_exit": VIEW,
-    "bild_no_fallback": ONE,
     "bild_no_rollback": DRAFTER,
     "bild_tree": LEVEL,
-    "bita": ONE,
     "calm": LAYER,
     "early_exit_speculative": TWO,
-    "layer_skip": ONE,
-    "medusa": ONE,
-    "ngram": ONE,
-    "ppd": ONE,
-    "prompt_lookup": ONE,
-    "rejection_sampling": ONE,
-    "speculative": ONE,
-    "speculative_adaptive": ONE,
-    "speculative_cascade": ONE,
     "speculative_hierarchy": INNER,
     "speculative_tree": LEVEL,
-    "synthetic": ONE,
-    "synthetic_with_cost": ONE,
-    "typical_acceptance": ONE,
-    "vanilla": ONE,
 }
 COMPILED = EAGER | {"bild": TWO, "bild_no_rollback": TWO}  # native, with runtime.compile=true
+SAME = "the same"
+
+
+def most_waits(policy: str, engine: str) -> Callable[[Round], int]:
+    """How often a round of this policy may wait. engine: native, hf or compiled."""
+    return (COMPILED if engine == "compiled" else EAGER).get(policy, ONE).most
 
 
 def table() -> str:
     """The table of docs/design.md."""
-    rows = [f"| `{policy}` | {EAGER[policy].words} | {words_of_compiled(policy)} |" for policy in sorted(EAGER)]
+    rows = [f"| every policy that is not named here | {ONE.words} | {SAME} |"]
+    for policy, waits in EAGER.items():
+        compiled = COMPILED[policy]
+        rows.append(f"| `{policy}` | {waits.words} | {SAME if compiled is waits else compiled.words} |")
     return "\n".join(["| Policy | Waits in a round | with `runtime.compile=true` |", "|---|---|---|", *rows])
-
-
-def words_of_compiled(policy: str) -> str:
-    if policy == "ppd":
-        return "refused"
-    return "the same" if COMPILED[policy] is EAGER[policy] else COMPILED[policy].words
