@@ -1,7 +1,7 @@
 """Write the pages of docs/results from the numbers kept beside them: python scripts/results.py [keep outputs/NAME]
 
 python scripts/results.py                       # or make results: every page that has a template
-python scripts/results.py keep outputs/NAME     # keep a sweep or a screening in docs/results/data
+python scripts/results.py keep outputs/NAME     # keep a sweep, a screening or a benchmark in docs/results/data
 python scripts/results.py keep outputs/NAME as=OTHER
 """
 
@@ -17,7 +17,6 @@ PAGES = Path(__file__).resolve().parents[1] / "docs" / "results"
 
 
 def main() -> None:
-    stages.enter("loading libraries")
     stages.enter("loading libraries")
     from bild_lab.report.result_pages import DATA, TEMPLATE, keep, page_of, render  # late: pandas takes a second
 

@@ -2,13 +2,14 @@
 
 `docs/results/NAME.md.j2` is a page's text. Its numbers come from `docs/results/data`: of each sweep `NAME.csv`, a row
 for every point; `NAME.json`, where and when it was measured; of a screening also `NAME.screen.csv`, a row for every
-screened point. No texts of datasets are kept.
+screened point; of a benchmark `NAME.bench.csv`, a row for every arm, and its single forwards in `NAME.json`. No texts
+of datasets are kept.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,14 +23,14 @@ from bild_lab.files import write_atomically
 from bild_lab.lab.formatting import interval, number, percent, short_name, signed, signed_interval
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.results.table import to_frame
-from bild_lab.lab.schema.result import Result
 
 DATA, TEMPLATE = "data", ".md.j2"
-POINT_COLUMNS = """policy target draft dataset split n_examples dtype engine quality quality_low quality_high
-quality_difference quality_difference_low quality_difference_high latency_s_median latency_s_p95 latency_s_mean speedup
-speedup_low speedup_high tokens_per_s baseline_tokens_per_s tokens_per_target_call acceptance_rate drafted accepted
-draft_calls target_calls fallbacks rollbacks exit_layer_mean agreement_with_target certificate_equal certificate_ties
-certificate_defects predicted_cost_ratio""".split()
+POINT_COLUMNS = """policy target draft dataset split n_examples dtype temperature engine quality quality_low
+quality_high quality_difference quality_difference_low quality_difference_high latency_s_median latency_s_p95
+latency_s_mean speedup speedup_low speedup_high tokens_per_s baseline_tokens_per_s tokens_per_target_call
+acceptance_rate drafted accepted draft_calls target_calls fallbacks rollbacks exit_layer_mean agreement_with_target
+certificate_equal certificate_ties certificate_defects predicted_cost_ratio predicted_theorem
+predicted_rounds""".split()
 SCREEN_COLUMNS = """policy split n_examples quality quality_difference predicted_speedup tokens_per_target_call
 acceptance_rate on_front""".split()
 SCREEN_SUMMARY = """points live_target_calls live_draft_calls recorded_target_calls recorded_draft_calls
@@ -39,7 +40,7 @@ FOUND = ("git", "cpu", "gpu", "cores", "threads", "torch", "transformers")  # in
 
 
 def keep(folder: Path, data: Path, name: str | None = None) -> list[Path]:
-    """Write what pages need of a sweep or a screening (outputs/NAME) to `data`. Returns the files.
+    """Write what pages need of a sweep, a screening or a benchmark (outputs/NAME) to `data`. Returns the files.
 
     Raises UserError for a folder that holds neither.
     """
@@ -52,22 +53,32 @@ def keep(folder: Path, data: Path, name: str | None = None) -> list[Path]:
         contents[f"{name}.csv"] = _csv(frame, POINT_COLUMNS)
     if (folder / "screen.csv").is_file():
         contents[f"{name}.screen.csv"] = _csv(pd.read_csv(folder / "screen.csv"), SCREEN_COLUMNS)
-    summary = {"measured": measured(results)} if results else {}
+    summary: dict[str, Any] = {}
+    if results:
+        summary["measured"] = measured([(one.environment.started, one.environment.get) for one in results])
+    if (folder / "bench.json").is_file():
+        bench = json.loads((folder / "bench.json").read_text())
+        contents[f"{name}.bench.csv"] = pd.DataFrame(bench["rows"]).to_csv(index=False, float_format="%.6g")
+        summary["measured"] = measured([(bench["environment"]["started"], bench["environment"].get)])
+        summary["forwards"] = [{**one, "ms": float(f"{one['ms']:.4g}")} for one in bench["forwards"]]
     if (folder / "screen.json").is_file():
         screen = json.loads((folder / "screen.json").read_text())
         summary["screen"] = {key: screen.get(key) for key in SCREEN_SUMMARY}
     if not summary:
-        raise UserError(f"{folder} has nothing to keep; give the folder of a sweep or a screening")
+        raise UserError(f"{folder} has nothing to keep; give the folder of a sweep, a screening or a benchmark")
     contents[f"{name}.json"] = json.dumps(summary, indent=1) + "\n"
     for file, content in contents.items():
         write_atomically(data / file, content.encode())
     return [data / file for file in contents]
 
 
-def measured(results: Sequence[Result]) -> dict[str, Any]:
-    """Where and when: every value that the points' environments have, and the first and last day."""
-    days = sorted(result.environment.started[:10] for result in results)
-    values = {key: {one.environment.get(key) for one in results} - {None} for key in FOUND}
+def measured(environments: Sequence[tuple[str, Callable[[str], Any]]]) -> dict[str, Any]:
+    """Where and when: every value that environments have, and the first and last day.
+
+    environments: of each point, the time it started, and what gives another of its values.
+    """
+    days = sorted(started[:10] for started, _ in environments)
+    values = {key: {value(key) for _, value in environments} - {None} for key in FOUND}
     found = {key: sorted(map(str, several)) for key, several in values.items()}
     return {"first_day": days[0], "last_day": days[-1], **found}
 
@@ -103,6 +114,14 @@ class Kept:
     def measured(self) -> Mapping[str, Any]:
         return self._summary["measured"]
 
+    @cached_property
+    def arms(self) -> list[dict[str, Any]]:
+        return _rows(self.data / f"{self.name}.bench.csv")
+
+    @property
+    def forwards(self) -> list[dict[str, Any]]:
+        return self._summary["forwards"]
+
     @property
     def screen(self) -> Mapping[str, Any]:
         return self._summary["screen"]
@@ -110,6 +129,10 @@ class Kept:
     def point(self, **wanted: Any) -> dict[str, Any]:
         """The one measured point with these values."""
         return one_of(self.points, wanted, self.name)
+
+    def arm(self, shape: str, arm: str) -> dict[str, Any]:
+        """The one arm of a benchmark's shape."""
+        return one_of(self.arms, {"shape": shape, "arm": arm}, self.name)
 
     def one_screened(self, **wanted: Any) -> dict[str, Any]:
         """The one screened point with these values."""

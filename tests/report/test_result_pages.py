@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -67,6 +68,22 @@ def test_what_is_kept_comes_back(tmp_path: Path) -> None:
         kept.point(policy="bild")
     (tmp_path / f"page{TEMPLATE}").write_text('{{ kept("other").point(fallback=0.3) | speedup }}\n')
     assert render(tmp_path / f"page{TEMPLATE}").startswith("1.61 [")
+
+
+def test_what_is_kept_of_a_benchmark_comes_back(tmp_path: Path) -> None:
+    environment = {"started": "2026-11-21T10:00:00+00:00", "threads": 2, "gpu": None}
+    rows = [{"shape": "toy", "arm": arm, "ms_per_token": ms, "ratio": None} for arm, ms in (("ours", 1.5), ("a", 2.25))]
+    forwards = [{"shape": "toy", "by": "query", "length": 1, "ms": 0.123456}]
+    (tmp_path / "bench").mkdir()
+    content = {"environment": environment, "rows": rows, "forwards": forwards}
+    (tmp_path / "bench" / "bench.json").write_text(json.dumps(content))
+    files = keep(tmp_path / "bench", tmp_path / DATA)
+    assert [file.name for file in files] == ["bench.bench.csv", "bench.json"]
+    kept = Kept(tmp_path / DATA, "bench")
+    assert (kept.arm("toy", "a")["ms_per_token"], kept.arm("toy", "ours")["ratio"]) == (2.25, None)
+    assert (kept.forwards[0]["ms"], kept.measured["threads"]) == (0.1235, ["2"])
+    with pytest.raises(UserError, match="0 rows of bench have"):
+        kept.arm("toy", "other")
 
 
 def test_a_folder_without_numbers_is_refused(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ SETTING = (
     ),
     Column("dtype", "setting.dtype", "The precision of the weights."),
     Column("device", "setting.device", "The device that decoded."),
+    Column("temperature", "setting.temperature", "The temperature of sampling; 0: the likeliest token.", digits=1),
 )
 CIRCUMSTANCES = (
     Column(

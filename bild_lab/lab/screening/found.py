@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -18,14 +19,26 @@ from bild_lab.lab.point import prepare
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.screening.replay import Screened
-from bild_lab.lab.screening.rows import Row, Summary, identity, write_rows, write_texts
+from bild_lab.lab.screening.rows import Row, Summary, identity, with_front, write_rows, write_texts
 from bild_lab.lab.screening.screen import Screening, ScreenSpec
 
 
-def to_confirm(rows: Sequence[Row], count: int) -> list[int]:
+def to_confirm(rows: Sequence[Row], spec: ScreenSpec) -> list[int]:
+    """The places of the points to measure: of all rows, or of those of each policy."""
+    groups = dict.fromkeys(row.policy if spec.each_policy else "" for row in rows)
+    found = []
+    for policy in groups:
+        places = [place for place, row in enumerate(rows) if not spec.each_policy or row.policy == policy]
+        found += [places[at] for at in along_front(with_front([rows[at] for at in places]), spec)]
+    return found
+
+
+def along_front(rows: Sequence[Row], spec: ScreenSpec) -> list[int]:
     """Up to so many points of the front, evenly from its fastest to its best, with the fastest at no loss."""
+    count, most = spec.confirmations, inf if spec.max_loss is None else spec.max_loss
     front = sorted(
-        (place for place, row in enumerate(rows) if row.on_front), key=lambda at: -rows[at].predicted_speedup
+        (place for place, row in enumerate(rows) if row.on_front and row.quality_difference >= -most),
+        key=lambda at: -rows[at].predicted_speedup,
     )
     distinct = list({(rows[at].predicted_speedup, rows[at].quality): at for at in reversed(front)}.values())[::-1]
     if len(distinct) <= count:
@@ -157,7 +170,7 @@ def screen(screening: Screening, spec: ScreenSpec) -> Found:
             replayed_live=both,
             replayed_differently=different,
         )
-        found = Found(screening, screened, rows, model, summary, to_confirm(rows, spec.confirmations))
+        found = Found(screening, screened, rows, model, summary, to_confirm(rows, spec))
         found.write()
         samples = sample_texts(screened[1:], rows, spec.sample_texts, screening.point.decoders[METHOD].pieces)
         write_texts(screening.folder, {"sources": screening.sources(spec.sample_texts), **samples})

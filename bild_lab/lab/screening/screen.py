@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import isfinite
 from pathlib import Path
 from statistics import median
 
@@ -31,17 +32,25 @@ REPEATS = 3  # of each of these texts; the median counts, as for any point
 GIB = 2**30
 
 
+def finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+
+
 @dataclass(frozen=True)
 class ScreenSpec:
     """What to screen and confirm on: `conf/screen.yaml`.
 
-    select, confirm: splits. confirmations: how many points of the front are measured live. timed_s: seconds of live
-    decoding for the cost model. sample_texts: examples whose texts the report can show. space: lists of values.
+    select, confirm: splits. confirmations: how many points of the front are measured live. max_loss: the quality that a
+    confirmed point may have lost on `select`, in the metric's points; None: any. each_policy: confirm so many points of
+    every policy's own front. timed_s: seconds of live decoding for the cost model. sample_texts: examples whose texts
+    the report can show. space: lists of values.
     """
 
     select: str
     confirm: str
     confirmations: int
+    max_loss: float | None
+    each_policy: bool
     timed_s: float
     sample_texts: int
     space: Sequence[str]
@@ -49,9 +58,10 @@ class ScreenSpec:
     def __post_init__(self) -> None:
         require_whole("screen.confirmations", self.confirmations, 0)
         require_whole("screen.sample_texts", self.sample_texts, 0)
-        number = isinstance(self.timed_s, int | float) and not isinstance(self.timed_s, bool)
-        if not number or not 0 < self.timed_s < float("inf"):
+        if not finite(self.timed_s) or self.timed_s <= 0:
             raise UserError(f"screen.timed_s must be seconds > 0, got {self.timed_s!r}")
+        if self.max_loss is not None and not (finite(self.max_loss) and self.max_loss >= 0):
+            raise UserError(f"screen.max_loss must be points of quality >= 0 or null, got {self.max_loss!r}")
         if canonical_split(str(self.select)) == canonical_split(str(self.confirm)):
             raise UserError(
                 f"screen.select and screen.confirm must be two splits, got {self.select!r} twice: points would be "
@@ -66,8 +76,7 @@ class RecordSpec:
     memory_gb: float
 
     def __post_init__(self) -> None:
-        number = isinstance(self.memory_gb, int | float) and not isinstance(self.memory_gb, bool)
-        if not number or not 0 <= self.memory_gb < float("inf"):
+        if not finite(self.memory_gb) or self.memory_gb < 0:
             raise UserError(f"record.memory_gb must be gibibytes >= 0, got {self.memory_gb!r}")
 
 

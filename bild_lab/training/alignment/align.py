@@ -96,7 +96,9 @@ class Alignment:
         for config in configs:
             prepare(config)
         if self.comparison.select is not None:
-            screening_of(configs, self.comparison.select).require_other_examples(self.comparison.split)
+            screening_of(configs, self.comparison.select, self.comparison.select_limit).require_other_examples(
+                self.comparison.split
+            )
 
 
 def require_fits(calibration: Calibration, small: Checkpoint) -> None:

@@ -26,43 +26,54 @@ FILE = "chosen.json"
 
 @dataclass(frozen=True)
 class Configured:
-    """Points as a screening takes them, from whole configurations. candidates: one for each."""
+    """Points as a screening takes them, from whole configurations.
+
+    candidates: one for each. select, limit: the split to choose on and how many of its texts, None: all. Other splits
+    keep the limit of their configuration.
+    """
 
     configs: tuple[DictConfig, ...]
     candidates: tuple[Candidate, ...]
+    select: str
+    limit: int | None
 
     def config(self, candidate: Candidate, split: str, _name: str) -> DictConfig:
         config = self.configs[self.candidates.index(candidate)].copy()
         config.dataset.split = split
+        if split == self.select:
+            config.dataset.limit = self.limit
         return config
 
 
-def configured(configs: Sequence[DictConfig]) -> Configured:
+def screening_of(configs: Sequence[DictConfig], select: str, limit: int | None) -> Screening:
+    """Of these points on the first `limit` texts of this split; None: on all of them."""
     candidates = [
         Candidate((), config.policy.name, knob_values(OmegaConf.to_container(config.policy)), config.policy)
         for config in configs
     ]
-    return Configured(tuple(configs), tuple(candidates))
-
-
-def screening_of(configs: Sequence[DictConfig], select: str) -> Screening:
-    """Of these points on this split."""
-    return Screening(configured(configs), select, RecordSpec(MEMORY_GB), "align")
+    grid = Configured(tuple(configs), tuple(candidates), select, limit)
+    return Screening(grid, select, RecordSpec(MEMORY_GB), "align")
 
 
 def choose(
-    configs: Sequence[DictConfig], select: str, split: str, fingerprint: str, report: Callable[[str], None]
+    configs: Sequence[DictConfig],
+    select: str,
+    limit: int | None,
+    split: str,
+    fingerprint: str,
+    report: Callable[[str], None],
 ) -> list[int | None]:
     """The places of the fastest points that lose at most so much on `select`, one for each of LOSSES; None without any.
 
-    All are decoded over a record of the models' scores, and their speed is predicted (docs/screening.md). What was
-    chosen is kept in `chosen.json`. split: where the chosen ones are measured. fingerprint: of the drafter's weights.
+    limit: choose on the first so many texts of `select`; None: on all. split: where the chosen points are measured.
+    fingerprint: of the drafter's weights. Points are decoded over a record of the models' scores, and their speed is
+    predicted (docs/screening.md). What was chosen is kept in `chosen.json`.
     Raises UserError if both splits are the same examples.
     """
-    screening = screening_of(configs, select)
+    screening = screening_of(configs, select, limit)
     screening.require_other_examples(split)
     plain = [OmegaConf.to_container(config, resolve=True) for config in configs]
-    key = content_hash({"configs": plain, "select": select, "draft": fingerprint})
+    key = content_hash({"configs": plain, "select": select, "limit": limit, "draft": fingerprint})
     with Sweep(screening.folder).search_lock():
         known = stored(screening.folder / FILE)
         if key not in known:

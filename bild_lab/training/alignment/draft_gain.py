@@ -32,13 +32,14 @@ class Comparison:
     """The points measured with the drafter before and after: the fields of `comparison` in `conf/align.yaml`.
 
     split: the examples that are measured. select: the split on which BiLD's thresholds are chosen over a record; None
-    measures every point, and chooses on the measured examples. window: of speculative decoding, whose acceptance rate
-    is compared. fallback, rollback: BiLD's thresholds; every pair of them is a point. Raises UserError for values that
-    give no points.
+    measures every point, and chooses on the measured examples. select_limit: its first so many texts; None: all.
+    window: of speculative decoding, whose acceptance rate is compared. fallback, rollback: BiLD's thresholds; every
+    pair of them is a point. Raises UserError for values that give no points.
     """
 
     split: str
     select: str | None
+    select_limit: int | None
     path: str | None
     limit: int | None
     window: int
@@ -47,6 +48,8 @@ class Comparison:
 
     def __post_init__(self) -> None:
         require_whole("comparison.window", self.window, 1)
+        if self.select_limit is not None:
+            require_whole("comparison.select_limit", self.select_limit, 1)
         for key in ("fallback", "rollback"):
             values = getattr(self, key)
             if not isinstance(values, list | tuple) or not values:
@@ -116,7 +119,7 @@ def best_points(
     if comparison.select is None:
         return None
     bild = configs[1:]
-    places = choose(bild, comparison.select, comparison.split, draft.fingerprint, report)
+    places = choose(bild, comparison.select, comparison.select_limit, comparison.split, draft.fingerprint, report)
     return [None if place is None else bild[place] for place in places]
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import Rows, Session, Want
 from bild_lab.engine.trace import Forward, Round, Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.analysis.cost import Cost, by_model, cost, dimensions, knows, total
+from bild_lab.lab.analysis.cost import Cost, Matrices, by_model, cost, dimensions, knows, total
 from bild_lab.lab.build import build_method
 from bild_lab.lab.config import compose_policy
 from tests.policies import in_memory
@@ -231,6 +232,15 @@ def test_the_cache_within_a_window_is_read_for_all_rows_together() -> None:
     three_rows = [cost(Forward(config, rows=3, cached=9), 1) for config in (LLAMA, windowed)]
     assert three_rows[0].flops - three_rows[1].flops == 4 * 3 * (12 - 5) * 4
     assert three_rows[0].bytes_moved - three_rows[1].bytes_moved == (12 - 7) * 4  # the rows see seven keys
+
+
+def test_layers_with_different_windows_count_as_a_whole_number_of_their_average() -> None:
+    sizes = replace(dimensions(LLAMA), layers=Matrices(300, 30), windows=((5, 1), (math.inf, 2)))
+    flops, values = sizes.work(Forward(LLAMA, rows=1, cached=9, layers=1))
+    assert flops == 2 * 300 // 3 + 4 * 5 * 4 // 3 + 2 * (4 * 10 * 4) // 3  # one layer sees 5 keys, two see all 10
+    read = (8 + 5 * 4) // 3 + 2 * (8 + 10 * 4) // 3  # queries in and outputs out, keys and values
+    assert values == (300 + 30) // 3 + read + 4
+    assert isinstance(flops, int) and isinstance(values, int)
 
 
 def test_costs_add_up_and_their_ratio_is_the_intensity() -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -174,11 +175,28 @@ def test_bad_input_is_refused_in_one_line(screen: Command, others: list[str], wa
     assert code == 2 and wanted in printed and "Traceback" not in printed
 
 
-SPEC = {"select": "validation", "confirm": "test", "confirmations": 8, "timed_s": 40, "sample_texts": 5, "space": []}
+SPEC = {
+    "select": "validation",
+    "confirm": "test",
+    "confirmations": 8,
+    "max_loss": None,
+    "each_policy": False,
+    "timed_s": 40,
+    "sample_texts": 5,
+    "space": [],
+}
 
 
 @pytest.mark.parametrize(
-    "changed", [{"confirm": "val"}, {"confirmations": -1}, {"timed_s": 0}, {"timed_s": True}, {"sample_texts": 1.5}]
+    "changed",
+    [
+        {"confirm": "val"},
+        {"confirmations": -1},
+        {"timed_s": 0},
+        {"timed_s": True},
+        {"max_loss": -1},
+        {"sample_texts": 1.5},
+    ],
 )
 def test_a_screening_that_cannot_be_is_refused(changed: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=rf"screen\.({'|'.join(changed)}|select)"):
@@ -216,5 +234,24 @@ def test_a_confirmed_point_says_how_far_the_machine_drifted_from_the_cost_model(
 def test_points_to_confirm_are_ends_and_the_fastest_at_no_loss() -> None:
     rows = with_front([row(3 - place / 10, 38 + place / 3) for place in range(12)])
     assert all(one.on_front for one in rows)
-    assert to_confirm(rows, 3) == [0, 6, 11]
-    assert to_confirm(rows, 20) == list(range(12)) and to_confirm(rows, 0) == []
+    spec = ScreenSpec(**SPEC)
+    assert to_confirm(rows, replace(spec, confirmations=3)) == [0, 6, 11]
+    assert to_confirm(rows, replace(spec, confirmations=20)) == list(range(12))
+    assert to_confirm(rows, replace(spec, confirmations=0)) == []
+
+
+def test_no_point_is_confirmed_that_lost_more_than_is_allowed() -> None:
+    rows = with_front(
+        [replace(row(3 - place / 10, 40 - 3 + place), quality_difference=place - 3) for place in range(6)]
+    )
+    spec = ScreenSpec(**{**SPEC, "max_loss": 1})
+    assert to_confirm(rows, spec) == [2, 3, 4, 5]
+    assert to_confirm(rows[:2], spec) == []
+
+
+def test_each_policy_can_have_its_own_front_confirmed() -> None:
+    ahead = [row(3, 40), row(2, 41)]
+    behind = [replace(one, policy="typical_acceptance") for one in (row(1.5, 39), row(1.4, 38), row(1.2, 40))]
+    rows = with_front([*ahead, *behind])
+    assert to_confirm(rows, ScreenSpec(**SPEC)) == [0, 1]
+    assert to_confirm(rows, ScreenSpec(**{**SPEC, "each_policy": True})) == [0, 1, 2, 4]
