@@ -292,6 +292,8 @@ def cuda_functions(machine: Machine) -> dict[str, Any]:
         "max_memory_allocated": lambda device=None: 2**20,
         "reset_peak_memory_stats": lambda device=None: None,
         "empty_cache": lambda: None,
+        "get_rng_state": lambda device=None: torch.get_rng_state(),
+        "set_rng_state": lambda state, device=None: None,
         "manual_seed": lambda seed: None,
         "manual_seed_all": lambda seed: None,
         "utilization": lambda device=None: 0,

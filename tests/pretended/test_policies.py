@@ -30,7 +30,7 @@ from tests.pretended.waits import DRAFTER, EAGER, most_waits, table
 from tests.tiny import relative_of
 
 DESIGN = Path(__file__).parents[2] / "docs" / "design.md"
-NEW_TOKENS, WINDOW, SEED = 12, 4, 5
+NEW_TOKENS, WINDOW, SEED = 10, 4, 5
 SAMPLED = Sampling(temperature=1.0)
 ON_FIRST_USE = 8  # waits of a first round beyond those of others: a prompt, shapes of trees
 FAST = {

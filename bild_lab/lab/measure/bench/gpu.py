@@ -51,9 +51,8 @@ def needed_bytes(name: str, dtype: torch.dtype) -> int:
 
 def gpu_bench(name: str, device: torch.device, dtype: torch.dtype) -> Bench:
     """The arms of one shape, with random weights."""
-    target, draft = (
-        _models(f"{name} {part}", shape, device, dtype) for part, shape in zip("td", SHAPES[name], strict=True)
-    )
+    large, small = SHAPES[name]
+    target, draft = _models(name, large, device, dtype), _models(str(large.drafter), small, device, dtype)
     request = synthetic_request(target[0].checkpoint, SHAPES[name][0].new_tokens, device)
     return prepare(name, target, draft, (request,))
 
