@@ -190,7 +190,7 @@ class GpuGraph:
         if any(memory is None for memory in outside):
             raise CudaFault("a graph is replayed over memory that has been freed since: a tensor was replaced or grew")
         machine.launched += 1
-        every = [(memory, 0, WHOLE) for memory in (*outside, *captured.inside)]
+        every = [(memory, 0, WHOLE) for memory in (*outside, *captured.inside.values())]
         machine.current.launch([], every, allocates=False)
         with _disable_current_modes():
             self._run(captured)

@@ -131,11 +131,15 @@ class Copy:
 
 @dataclass
 class Capture:
-    """A graph that is being captured. before: what outside memory held before the capture wrote to it."""
+    """A graph that is being captured.
+
+    inside, outside: memory that was allocated in the capture, and other memory that it uses. before: what outside
+    memory held before the capture wrote to it. born: the values of what was allocated.
+    """
 
     stream: Stream
     calls: list[Any] = field(default_factory=list)
-    inside: list[Memory] = field(default_factory=list)
+    inside: dict[int, Memory] = field(default_factory=dict)
     born: list[torch.Tensor] = field(default_factory=list)
     outside: dict[int, weakref.ref[Memory]] = field(default_factory=dict)
     before: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)

@@ -259,7 +259,7 @@ def accounted(
         computed = True
         fresh.append(Memory(machine.current))
         if machine.capture is not None:
-            machine.capture.inside.append(fresh[-1])
+            machine.capture.inside[id(fresh[-1])] = fresh[-1]
             machine.capture.born.append(value)
         return GpuTensor(value, fresh[-1], machine)
 
@@ -273,9 +273,8 @@ def accounted(
             each.use(machine.current, 0, WHOLE, writes=True)
         if machine.capture is not None:
             capture = machine.capture
-            for each in gpu:
-                if not any(each.memory is memory for memory in capture.inside):
-                    capture.outside[id(each.memory)] = weakref.ref(each.memory)
+            outside = [each.memory for each in gpu if id(each.memory) not in capture.inside]
+            capture.outside |= {id(memory): weakref.ref(memory) for memory in outside}
             capture.calls.append((func, args, kwargs, out))
     return result
 
@@ -302,10 +301,7 @@ def record_before(machine: Machine, changed: list[GpuTensor]) -> None:
     if machine.capture is None:
         return
     for each in changed:
-        if (
-            not any(each.memory is memory for memory in machine.capture.inside)
-            and id(each.memory) not in machine.capture.before
-        ):
+        if id(each.memory) not in machine.capture.inside | machine.capture.before:
             whole = torch.empty(0, dtype=each.dtype).set_(each.held.untyped_storage())
             machine.capture.before[id(each.memory)] = whole, whole.clone()
 
