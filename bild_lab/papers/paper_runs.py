@@ -172,8 +172,9 @@ def misspelt(setting: Setting) -> list[str]:
 
 
 def _on_hub(setting: Setting) -> Iterable[str]:
-    """Its checkpoints that are not folders which another command writes."""
-    return (one for one in (setting.target, *setting.drafts) if not one.startswith(("outputs/", "toy:")))
+    """Its checkpoints, but for folders that another command writes from nothing."""
+    several = (setting.target, *setting.drafts)
+    return (one for one in several if one in hub()["models"] or not one.startswith(("outputs/", "toy:")))
 
 
 def unverified() -> list[str]:
@@ -187,7 +188,7 @@ def needs(setting: Setting, gpu: str) -> Needs:
         raise UserError(f"gpu must be one of {', '.join(GPUS)}, got {gpu!r}")
     models = {one: hub()["models"][one] for one in _on_hub(setting)}
     width = BYTES[setting.dtype]
-    download = {name: _numbers(card) * card["stored"] / 1e9 for name, card in models.items()}
+    download = {name: _numbers(card) * card["stored"] / 1e9 for name, card in models.items() if card["stored"]}
     card = hub()["datasets"].get(setting.dataset["hub_id"])
     if card is not None:
         download[setting.dataset["hub_id"]] = card["mb"] / 1e3
