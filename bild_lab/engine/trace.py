@@ -87,7 +87,7 @@ class Trace:
         on without looking.
         """
         drafted, chain = draft.token_list, draft.parents is None
-        path = range(len(drafted)) if verdict is None else verdict.path
+        path = range(len(draft)) if verdict is None else verdict.path
         taken = [drafted[node] for node in path]
         accepted = until_end(taken, end_tokens)
         next_token = None if verdict is None else (*taken, verdict.next_token)[accepted]
