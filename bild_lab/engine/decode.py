@@ -92,8 +92,6 @@ def rounds(
         committed = len(tokens)
         with trace.span("draft"):
             draft = limits.fitting(drafter.propose(tokens), tokens)
-            if draft.ending is not None and not getattr(accept, "knows_endings", False):
-                draft = draft.settled()  # one more wait
         if not verify_tail and limits.reached(tail := limits.append(tokens, draft.token_list)):
             trace.step(draft, None, limits.end_tokens)
             yield tail[committed:]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -15,28 +15,6 @@ from torch import Tensor
 Stats = Mapping[str, Any]  # statistics of a round, specific to a method: flags, numbers, or tuples of numbers
 
 ROOT = -1  # the parent of a node that follows the last committed token
-
-
-@dataclass(frozen=True)
-class Ending:
-    """Where a chain ends that a GPU drafted in one go, while only the device knows it.
-
-    drafted: [n], whether each of the n tokens is part of the draft: all up to some place, and none behind it.
-    confidences: [n], the largest probability of the forward before each token, at temperature 1. threshold: a smaller
-    one ended the draft before its token. end_tokens: one of these ended it behind itself.
-    """
-
-    drafted: Bool[Tensor, " n"]
-    confidences: Float[Tensor, " n"]
-    threshold: float
-    end_tokens: frozenset[int]
-
-    def told(self, tokens: Sequence[int], confidences: Sequence[float]) -> tuple[int, Stats]:
-        """How many forwards step by step would take, and the statistics. tokens: those that are part of the draft."""
-        length, ended = len(tokens), bool(tokens) and tokens[-1] in self.end_tokens
-        fallback = not ended and length < len(confidences) and confidences[length] < self.threshold
-        ran = length + fallback
-        return ran, {"fallback": fallback, "confidence": tuple(confidences[:ran])}
 
 
 @dataclass(frozen=True)
@@ -55,8 +33,6 @@ class Draft:
     shape: the tree of the last committed token, the nodes and the probes, to reuse a shape. Required with
         probes.
     stats: what else the drafter recorded, by name. A tuple has one number for each of its forwards.
-    ending: where the draft ends, if only the device knows it: its length is then the most that it can have. `to_host`
-        reads it, and with it the tokens' list, `calls` and `stats` are those of the tokens that are part of it.
     """
 
     tokens: Int[Tensor, " n"]
@@ -67,7 +43,6 @@ class Draft:
     probes: Int[Tensor, " p"] | None = None
     shape: Tree | None = None
     stats: Stats = field(default_factory=dict)
-    ending: Ending | None = None
 
     def __len__(self) -> int:
         return self.tokens.shape[0]
@@ -93,11 +68,7 @@ class Draft:
 
     def within(self, depth: int) -> Draft:
         """The draft without the nodes below this depth. One with probes is returned as it is."""
-        if self.probes is not None or len(self) <= depth:
-            return self
-        if self.ending is not None:
-            return self.settled().within(depth)
-        if self.depth <= depth:
+        if self.probes is not None or len(self) <= depth or self.depth <= depth:
             return self
         kept = [node for node, below in enumerate(self.depths) if below <= depth]  # parents come before children
         index = torch.tensor(kept, dtype=torch.long, device=self.tokens.device)
@@ -118,51 +89,27 @@ class Draft:
             shape=None,
         )
 
-    def settled(self) -> Draft:
-        """The draft up to its end, which is read if only the device knows it."""
-        if self.ending is None:
-            return self
-        count = len(self.token_list)
-        parts = {name: getattr(self, name) for name in ("tokens", "probs", "own_probs")}
-        parts = {name: None if held is None else held[:count] for name, held in parts.items()}
-        draft = replace(self, **parts, ending=None)
-        draft.__dict__["token_list"] = self.token_list
-        return draft
-
     def to_host(self, *values: Num[Tensor, " _"]) -> list[list[float]]:
         """These vectors as lists. Tokens and parents are copied along, so a round waits for the device only once."""
         own = {"token_list": self.tokens, "parent_list": self.parents}
         own = {name: held for name, held in own.items() if held is not None and name not in self.__dict__}
-        if self.ending is not None and own:
-            own |= {"drafted": self.ending.drafted, "confidences": self.ending.confidences}
         parts = [*own.values(), *values]
         exact = torch.cat([part.double() for part in parts]).tolist()  # every token id is exact in float64
         lists = []
         for part in parts:
             lists.append(exact[: part.shape[0]])
             exact = exact[part.shape[0] :]
-        read = {name: lists.pop(0) for name in own}
-        if "drafted" in read:
-            length, confidences = int(sum(read.pop("drafted"))), read.pop("confidences")
-            read = {name: of_all[:length] for name, of_all in read.items()}
-            calls, stats = self.ending.told(read["token_list"], confidences)
-            self.__dict__.update(calls=calls, stats=stats)
-        for name, list_read in read.items():
-            self.__dict__[name] = [int(value) for value in list_read]  # fills the cached property
+        for name in own:
+            self.__dict__[name] = [int(value) for value in lists.pop(0)]  # fills the cached property
         return lists
 
     @cached_property
     def token_list(self) -> list[int]:
-        if self.ending is None:
-            return self.tokens.tolist()
-        self.to_host()
-        return self.__dict__["token_list"]
+        return self.tokens.tolist()
 
     @cached_property
     def parent_list(self) -> list[int]:
-        if self.parents is not None:
-            return self.parents.tolist()
-        return list(range(-1, (len(self) if self.ending is None else len(self.token_list)) - 1))
+        return list(range(-1, len(self) - 1)) if self.parents is None else self.parents.tolist()
 
     @property
     def depths(self) -> list[int]:

@@ -45,8 +45,7 @@ class Drafter(Protocol):
 class Acceptance(Protocol):
     """Decides how much of a draft is accepted. Row 0 of logits scores the root's next token, row i+1 node i's.
 
-    needs: fields of the draft that its drafter must fill. A rule with `knows_endings = True` judges drafts whose end only
-    the device knows (`Draft.ending`) in the same transfer; for others the end is read first.
+    needs: fields of the draft that its drafter must fill.
     """
 
     accepts_trees: bool

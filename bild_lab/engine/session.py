@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from bild_lab.engine.draft import Ending, Tree
+from bild_lab.engine.draft import Tree
 from bild_lab.engine.request import Source
 from bild_lab.engine.trace import Forward
 
@@ -126,9 +126,9 @@ class Chain:
 class DraftedChain:
     """What was drafted of a chain.
 
-    tokens: on the device if nothing was read. forwards: how many ran. fallback: the last one's confidence was below the
-    threshold. confidences: of every forward, empty without a threshold. probs, own_probs: of the drafted tokens, as in
-    `Draft`. ending: where the chain ends, if only the device knows it; all steps then ran.
+    tokens: on the device if nothing had to be read. forwards: how many ran, up to the chain's end. fallback: the last
+    one's confidence was below the threshold. confidences: of every forward, empty without a threshold. probs,
+    own_probs: of the drafted tokens, as in `Draft`.
     """
 
     tokens: list[int] | Int[Tensor, " n"]
@@ -137,7 +137,6 @@ class DraftedChain:
     confidences: list[float]
     probs: Float[Tensor, "n vocab"] | None
     own_probs: Float[Tensor, "n vocab"] | None
-    ending: Ending | None = None
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ EAGER = {  # every other policy waits once
     "speculative_hierarchy": INNER,
     "speculative_tree": LEVEL,
 }
-COMPILED = EAGER | {"bild": ONE, "bild_no_rollback": ONE}  # native, with runtime.compile=true
+COMPILED = EAGER | {"bild": TWO, "bild_no_rollback": TWO}  # native, with runtime.compile=true
 SAME = "the same"
 
 

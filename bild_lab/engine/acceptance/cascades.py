@@ -111,7 +111,6 @@ class SpeculativeCascade:
     """
 
     accepts_trees = False
-    knows_endings = True
     needs = frozenset({"own_probs"})
 
     def __init__(self, rule: Deferral) -> None:
@@ -130,8 +129,6 @@ class SpeculativeCascade:
             return verify_chain(p, q, draft, request.generator)
         own = precise(logits[:n]).softmax(-1)
         deferred = self._rule(own, as_wide_as(own, draft.own_probs))
-        if draft.ending is not None:  # the target chooses alone behind the draft's end
-            deferred = deferred | ~draft.ending.drafted[:, None]
         mixed = torch.cat([cascaded(p[:n], q, deferred), p[n:]])
         return verify_chain(mixed, q, draft, request.generator)
 

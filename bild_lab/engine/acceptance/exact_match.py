@@ -17,7 +17,6 @@ class ExactMatch:
     """
 
     accepts_trees = True
-    knows_endings = True
     needs: frozenset[str] = frozenset()
 
     def lossless(self, sampling: Sampling) -> bool:

@@ -23,7 +23,6 @@ class RejectionSampling:
     """
 
     accepts_trees = False
-    knows_endings = True
     needs: frozenset[str] = frozenset()
 
     def lossless(self, sampling: Sampling) -> bool:
@@ -35,7 +34,6 @@ class RejectionSampling:
         drafted = draft.tokens[:, None]
         bound = torch.where(p[:-1] > 0, p[:-1] / q, 0.0).amax(-1)  # M, [n]
         uniform = torch.rand(len(draft), generator=request.generator, device=p.device, dtype=p.dtype)
-        accepted = uniform * bound * q.gather(-1, drafted)[:, 0] < p[:-1].gather(-1, drafted)[:, 0]
-        kept = before_rejection(accepted if draft.ending is None else accepted & draft.ending.drafted)
+        kept = before_rejection(uniform * bound * q.gather(-1, drafted)[:, 0] < p[:-1].gather(-1, drafted)[:, 0])
         (counted, chosen) = draft.to_host(kept, draw(p.index_select(0, kept), request.generator))
         return Verdict(path=tuple(range(int(counted[0]))), next_token=int(chosen[0]))

@@ -25,7 +25,6 @@ class Rollback:
     """
 
     accepts_trees = True
-    knows_endings = True
     needs: frozenset[str] = frozenset()
 
     def __init__(self, threshold: float) -> None:
@@ -41,4 +40,4 @@ class Rollback:
         distance = -log_probs[judging_rows(draft), draft.tokens]  # [n], nats
         distances, chosen = draft.to_host(distance, request.sampling.choose(logits, request.generator))
         path, row = likeliest_path(draft, [-nats for nats in distances], -self._threshold)
-        return Verdict(path, int(chosen[row]), stats={"distance": tuple(distances[: len(draft.token_list)])})
+        return Verdict(path, int(chosen[row]), stats={"distance": tuple(distances)})

@@ -34,7 +34,6 @@ class SpeculativeSampling:
     """
 
     accepts_trees = True
-    knows_endings = True
     needs: frozenset[str] = frozenset()
 
     def __init__(self, lenience: float = 1.0) -> None:
@@ -66,11 +65,8 @@ def verify_chain(
     """
     drafted = draft.tokens[:, None]
     uniform = torch.rand(len(draft), generator=generator, device=p.device, dtype=p.dtype)
-    accepted = uniform * q.gather(-1, drafted)[:, 0] < p[:-1].gather(-1, drafted)[:, 0]
+    kept = before_rejection(uniform * q.gather(-1, drafted)[:, 0] < p[:-1].gather(-1, drafted)[:, 0])
     # after a fully accepted draft there is no q: it is padded with 0, so p − q is p
-    if draft.ending is not None:
-        accepted, q = accepted & draft.ending.drafted, q * draft.ending.drafted[:, None]
-    kept = before_rejection(accepted)
     after = residual(p.index_select(0, kept), pad(q, (0, 0, 0, 1)).index_select(0, kept))
     (counted, chosen) = draft.to_host(kept, draw(after, generator))
     return Verdict(path=tuple(range(int(counted[0]))), next_token=int(chosen[0]))

@@ -28,7 +28,6 @@ class TypicalAcceptance:
     """
 
     accepts_trees = True
-    knows_endings = True
     needs: frozenset[str] = frozenset()
 
     def __init__(self, epsilon: float, delta: float) -> None:

@@ -143,7 +143,6 @@ class ModelDrafter(Drafter):
             calls=drafted.forwards,
             own_probs=drafted.own_probs if some else None,
             stats=stats,
-            ending=drafted.ending,
         )
 
     def _uniforms(self, window: int) -> Float[Tensor, " window"] | None:
@@ -154,7 +153,7 @@ class ModelDrafter(Drafter):
         return torch.rand(window, dtype=torch.float64, device=self.model.device, generator=generator)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        self._window.observe(len(draft.token_list), len(verdict.path))
+        self._window.observe(len(draft), len(verdict.path))
 
 
 def read(confidence: Float[Tensor, " 1"], token: Int[Tensor, " 1"]) -> tuple[float, int]:

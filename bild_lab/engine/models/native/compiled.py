@@ -12,7 +12,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import linear
 
-from bild_lab.engine.draft import Ending
 from bild_lab.engine.models.cached_session import Pass
 from bild_lab.engine.models.native.attention import PlacedRows
 from bild_lab.engine.models.native.cache import KeyValueCache
@@ -20,6 +19,7 @@ from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.t5 import Memory, T5Decoder
 from bild_lab.engine.sampling import likeliest, pick, precise
 from bild_lab.engine.session import Chain, DraftedChain, on_device
+from bild_lab.engine.trace import until_end
 
 ROW_COUNTS = (1, 2, 4, 8, 16, 32, 64)  # other numbers of rows are padded up to the next of these
 MOST_FED = 8  # tokens before a window that is drafted as one program; more of them run by themselves
@@ -28,7 +28,6 @@ BACKEND = "inductor"
 COMPILED_SHAPES = 256  # limit for one process; PyTorch's default is 8, after which it stops compiling
 
 Outputs = tuple[Float[Tensor, "m vocab"], Float[Tensor, "m dim"]]  # logits, and the head's input
-WindowOutputs = tuple[Tensor, Tensor, Tensor | None, Tensor | None]  # see `DraftedWindow`
 
 
 @dataclass
@@ -48,15 +47,15 @@ class DraftedWindow:
     """The program of a whole window: inputs at fixed addresses, the number of steps, and the function that runs them.
 
     count: how many of the step's tokens are fed. uniforms: [steps], one for each draw; None if nothing is drawn.
-    run: returns the tokens and the confidences, [steps] each, then each step's adjusted distribution and the one at
-    temperature 1, [steps, vocab] each; None if they are not wanted.
+    run: returns the tokens, [steps], and the confidences, [steps], as float64 in one vector, then each step's adjusted
+    distribution and the one at temperature 1, [steps, vocab] each; None if they are not wanted.
     """
 
     fed: Step
     count: Int[Tensor, " 1"]
     uniforms: Float[Tensor, " steps"] | None
     steps: int
-    run: Callable[[], WindowOutputs]
+    run: Callable[[], tuple[Float[Tensor, " twice"], Tensor | None, Tensor | None]]
 
 
 class Workspace:
@@ -126,9 +125,9 @@ class Workspace:
     def draft(self, start: int, tokens: Sequence[int], chain: Chain) -> DraftedChain | None:
         """Run these tokens, and a window behind them, as one CUDA graph; None where it does not fit, or without a GPU.
 
-        All steps run, whatever they draft, and nothing is read: with a threshold the device finds where the chain ends
-        (`Ending`), without one tokens behind an end token are drafted too. Distributions are valid until the next
-        window.
+        All steps run, whatever they draft: low confidence and end tokens are looked for afterwards, in one transfer of
+        all tokens and confidences. Without a threshold nothing is read, and tokens behind an end token are drafted too.
+        Distributions are valid until the next window.
         """
         rows, steps = padded(len(tokens)), chain.steps
         room = self.cache.capacity - start - rows
@@ -158,7 +157,7 @@ class Workspace:
             inputs = (self._decoder, self.cache, self.memory, tokens, start, step.depth, step.among)
             return self._compiled(*inputs)[0]
 
-        def run() -> WindowOutputs:
+        def run() -> tuple[Tensor, Tensor | None, Tensor | None]:
             logits = forward_of(fed, fed.tokens, fed.start).index_select(0, count - 1)  # [1, vocab]
             at = fed.start + count[0]
             chosen, confidences, probs, own = [], [], [], []
@@ -173,12 +172,8 @@ class Workspace:
                 if place + 1 < steps:
                     logits = forward_of(one, chosen[-1], at)
                     at = at + 1
-            return (
-                torch.cat(chosen),
-                torch.cat(confidences),
-                torch.cat(probs) if probs else None,
-                torch.cat(own) if chain.keeps_probs else None,
-            )
+            read = torch.cat([*(each.double() for each in chosen), *(each.double() for each in confidences)])
+            return read, torch.cat(probs) if probs else None, torch.cat(own) if chain.keeps_probs else None
 
         fed.start.fill_(start)
         with torch._dynamo.config.patch(recompile_limit=COMPILED_SHAPES):
@@ -248,31 +243,26 @@ def forward(
 
 
 def drafted(window: DraftedWindow, chain: Chain) -> DraftedChain:
-    """Run a window's program. With a threshold, where the chain ends stays on the device."""
-    tokens, confidences, probs, own = window.run()
-    steps, ending = chain.steps, None
-    tokens = tokens[:steps].clone()  # the next window writes over it
-    if chain.threshold is not None:
-        confidences = confidences[:steps].double()  # as step by step, where they are compared on the host
-        goes_on = before_the_end(tokens, confidences, chain)
-        ending = Ending(goes_on, confidences, chain.threshold, chain.end_tokens)
+    """Run a window's program, and end the chain where it ends."""
+    read, probs, own = window.run()
+    steps = chain.steps
+    if chain.threshold is None:
+        tokens, count, forwards, confidences = read[:steps].long(), steps, steps, []
+    else:
+        values = read.tolist()
+        tokens, confidences = [int(token) for token in values[:steps]], values[window.steps :][:steps]
+        ended = until_end(tokens, chain.end_tokens)
+        unsure = next((place for place, sure in enumerate(confidences) if sure < chain.threshold), steps)
+        count, forwards = (unsure, unsure + 1) if unsure < ended else (ended, ended)
+        tokens, confidences = tokens[:count], confidences[:forwards]
     return DraftedChain(
         tokens=tokens,
-        forwards=steps,
-        fallback=False,
-        confidences=[],
-        probs=None if probs is None else probs[:steps],
-        own_probs=None if own is None else own[:steps],
-        ending=ending,
+        forwards=forwards,
+        fallback=forwards > count,
+        confidences=confidences,
+        probs=None if probs is None else probs[:count],
+        own_probs=None if own is None else own[:count],
     )
-
-
-def before_the_end(tokens: Int[Tensor, " n"], confidences: Float[Tensor, " n"], chain: Chain) -> Bool[Tensor, " n"]:
-    """Which tokens of a chain come before low confidence, and not behind an end token."""
-    goes_on = confidences >= chain.threshold
-    for end in chain.end_tokens:
-        goes_on[1:] &= tokens[:-1] != end
-    return goes_on.long().cumprod(0).bool()
 
 
 Result = TypeVar("Result")
