@@ -25,6 +25,17 @@ def require_whole(key: str, value: object, least: int, most: int | None = None, 
         raise UserError(f"{key} must be a whole number >= {least}{bound}, got {value!r}{remedy and f'; {remedy}'}")
 
 
+def require_number(key: str, value: object, least: float, most: float, above: bool = False, remedy: str = "") -> None:
+    """Raise UserError unless the value is a number from `least` to `most`; above: `least` itself is not allowed.
+
+    remedy: what a value does, for the end of the message.
+    """
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not least <= value <= most or (above and value == least):
+        bounds = f"{'(' if above else '['}{least:g}, {most:g}]"
+        raise UserError(f"{key} must lie in {bounds}, got {value!r}{remedy and f'; {remedy}'}")
+
+
 def require_model_path(key: str, value: object) -> None:
     """Raise UserError unless the value may name a checkpoint."""
     if not isinstance(value, str) or not value:

@@ -46,8 +46,8 @@ TOY = ["dataset.limit=1"]  # the pair that is measured with the shapes: one sent
 
 def pair_bench(cfg: DictConfig, name: str, device: torch.device, dtype: torch.dtype, peers: bool) -> Bench:
     """A pair of checkpoints on texts of a dataset."""
-    from bild_lab.engine.models.checkpoint import require_same_vocabulary
     from bild_lab.engine.request import Limits, Request
+    from bild_lab.engine.vocabularies import in_vocabulary_of
     from bild_lab.lab.data.examples import DatasetSpec, load_examples
     from bild_lab.lab.measure.bench.arms import peer_methods, prepare
 
@@ -60,13 +60,14 @@ def pair_bench(cfg: DictConfig, name: str, device: torch.device, dtype: torch.dt
         if each is not None:
             each[0].checkpoint.check()
     if draft is not None:
-        require_same_vocabulary(target[0].checkpoint, draft[0].checkpoint)
+        draft = tuple(in_vocabulary_of(target[0].checkpoint, each, pair.vocabularies) for each in draft)
     checkpoint = target[0].checkpoint
     requests = []
     for example in examples:
         source = target[0].source(example.prompt, dataset.max_source_tokens)
         requests.append(Request(source, Limits(len(source.prompt), decoding.max_new_tokens, checkpoint.end_tokens)))
-    others = peer_methods(checkpoint, None if draft is None else draft[0].checkpoint, dtype) if peers else {}
+    shared = draft is not None and draft[0].checkpoint.vocabulary == checkpoint.vocabulary  # as OpenVINO wants it
+    others = peer_methods(checkpoint, draft[0].checkpoint if shared else None, dtype) if peers else {}
     return prepare(name, target, draft, tuple(requests), others)
 
 

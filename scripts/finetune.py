@@ -79,6 +79,11 @@ def finetuning_job(cfg: DictConfig) -> FinetuningJob:
     start = starting_point(cfg.model)
     if dataset.reference_column is None:
         raise UserError(f"dataset {dataset.name} has no answers to learn from; set dataset.reference_column")
+    if dataset.reference_template is not None:
+        raise UserError(
+            "a training learns the texts of dataset.reference_column, not programs with tests; "
+            "set dataset.reference_template=null and another metric than pass_at_1"
+        )
     train, validation = examples(dataset, typed(ValidationSpec, cfg.validation, "validation"))
     return FinetuningJob(
         train=train,

@@ -194,7 +194,7 @@ class Steps:
 
 def drafter_of(bench: Bench) -> NativeModel:
     """The draft model of the bench's speculative arm."""
-    return bench.methods["native_speculative"].drafter.model
+    return bench.methods["native_speculative"].drafter.draws_from
 
 
 def smi_says() -> str:

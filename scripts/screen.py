@@ -29,17 +29,19 @@ if TYPE_CHECKING:
 
 def run(cfg: DictConfig) -> None:
     """Screen, choose, confirm and print. Raises UserError for bad input."""
-    from bild_lab.lab.screening.candidates import grid_of  # late: torch takes seconds to load
+    from bild_lab.lab.analysis.machine import Machine  # late: torch takes seconds to load
+    from bild_lab.lab.screening.candidates import grid_of
     from bild_lab.lab.screening.found import screen
     from bild_lab.lab.screening.screen import RecordSpec, Screening, ScreenSpec
     from bild_lab.lab.sweep import measure_point
 
     spec, record = typed(ScreenSpec, cfg.screen, "screen"), typed(RecordSpec, cfg.record, "record")
-    task, lists = given_lists(HydraConfig.get(), ("screen", "record"))
+    machine = None if cfg.get("machine") is None else typed(Machine, cfg.machine, "machine")
+    task, lists = given_lists(HydraConfig.get(), ("screen", "record", "machine"))
     screening = Screening(grid_of(task, [*lists, *spec.space], "screen"), spec.select, record, "screen")
     if spec.confirmations:
         screening.require_other_examples(spec.confirm)
-    found = screen(screening, spec)
+    found = screen(screening, spec, machine)
     output.print(escape(told(found)))
     found.confirm(spec.confirm, measure_point)
     for one in found.confirmed:

@@ -46,7 +46,8 @@ def train(cfg: DictConfig) -> None:
 def heads_job(cfg: DictConfig) -> FrozenJob:
     """The configuration as a job; missing answers of the model are generated if they are learned."""
     from bild_lab.training.frozen.command import frozen_job
-    from bild_lab.training.frozen.layer_heads import SELF, LayerHeadsSpec, OneRowCheckpoint
+    from bild_lab.training.frozen.layer_heads import SELF, LayerHeadsSpec
+    from bild_lab.training.frozen.states import OneRowCheckpoint
 
     spec = typed(LayerHeadsSpec, OmegaConf.create({"layers": cfg.layers, **cfg.heads}), "heads")
     job = frozen_job(cfg, spec, OneRowCheckpoint, partial(recipe_and_answers, spec.labels))

@@ -1,4 +1,4 @@
-"""Train Medusa heads on a frozen model: python scripts/train_medusa.py name=medusa model.path=DIR [KEY=VALUE …]
+"""Train heads on a frozen model: python scripts/train_medusa.py name=medusa model.path=DIR variant=medusa [KEY=VALUE …]
 
 Several devices train together:
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import hydra
 from omegaconf import DictConfig
 
+from bild_lab.errors import UserError
 from bild_lab.lab.cli import refusing, run_application
 from bild_lab.lab.config import config_dir, typed
 from bild_lab.report.book.after import in_lab_book
@@ -19,10 +20,17 @@ from bild_lab.report.book.after import in_lab_book
 
 def train(cfg: DictConfig) -> None:
     """Raises UserError for bad input."""
-    from bild_lab.training.frozen.command import frozen_job, train_and_report
+    from bild_lab.training.frozen.command import frozen_job, own_prompts, train_and_report
+    from bild_lab.training.frozen.hydra import HydraSpec
     from bild_lab.training.frozen.medusa import MedusaSpec  # late: torch takes seconds to load
+    from bild_lab.training.frozen.states import OneRowCheckpoint
 
-    train_and_report(frozen_job(cfg, typed(MedusaSpec, cfg.medusa, "medusa")))
+    if cfg.variant == "hydra":
+        train_and_report(frozen_job(cfg, typed(HydraSpec, cfg.medusa, "medusa"), OneRowCheckpoint, own_prompts))
+    elif cfg.variant == "medusa":
+        train_and_report(frozen_job(cfg, typed(MedusaSpec, cfg.medusa, "medusa")))
+    else:
+        raise UserError(f"variant must be one of medusa, hydra, got {cfg.variant!r}")
 
 
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train_medusa")

@@ -27,7 +27,7 @@ from tests.tiny import tiny_tokenizer
 
 FAMILIES = ("t5", "llama")
 WINDOWED = ("qwen3", "gemma3")  # families of which some layers see a window only
-DECODER_ONLY = {("bita", "t5"), ("medusa", "t5")}  # tests/adapters
+DECODER_ONLY = {("bita", "t5"), ("medusa", "t5"), ("step_cascade", "t5")}  # tests/adapters, tests/drafters
 REFUSED = {
     ("hf_early_exit", "t5"),
     *DECODER_ONLY,
@@ -79,7 +79,8 @@ def load(checkpoints: Path, family: str, policy: str, processors: object = "none
     """A policy on the tiny checkpoints of a family, with the files it needs."""
     if policy in policy_names() and "table" in shipped(policy):
         knobs = {"table": str(ngram_table(checkpoints / family)), **knobs}
-    knobs = {**files_of(policy, Checkpoint(str(checkpoints / "llama")).config, checkpoints), **knobs}
+    made_for = "llama" if (policy, family) in DECODER_ONLY else family
+    knobs = {**files_of(policy, Checkpoint(str(checkpoints / made_for)).config, checkpoints), **knobs}
     draft = str(checkpoints / f"{family}-draft")
     whole = policy if knobs or policy not in policy_names() else shipped(policy)  # which composes once for all tests
     return bild_lab.load(str(checkpoints / family), draft, whole, second_draft=draft, processors=processors, **knobs)

@@ -11,7 +11,7 @@ from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.module_layers import ModuleLayers
 from bild_lab.engine.models.native.compiled import Workspace
 from bild_lab.engine.models.native.cpu import PackedDecoder, why_no_kernels
-from bild_lab.engine.models.native.model import Decoder, NativeLayers
+from bild_lab.engine.models.native.layers import Decoder, NativeLayers
 from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import Prefix, Rows

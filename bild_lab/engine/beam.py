@@ -14,7 +14,7 @@ from bild_lab.engine.draft import ROOT, Tree
 from bild_lab.engine.drafters.windows import FixedWindow
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.sampling import Sampling, precise
-from bild_lab.engine.session import Feed, Model, Rows, Session, Want, on_device
+from bild_lab.engine.session import Feed, Model, Rows, Session, Want, on_device, require_scores
 from bild_lab.engine.trace import Forward, Round, Trace
 from bild_lab.errors import UserError, require_flag, require_whole
 
@@ -147,6 +147,7 @@ class BeamDrafter:
     """
 
     def __init__(self, draft: Model, window: int, beams: int | None = None) -> None:
+        require_scores(draft, "speculative beam search")
         self._model = draft
         self._window = FixedWindow(window).size()
         self.beams = beams

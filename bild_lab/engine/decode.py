@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from bild_lab.engine.protocols import Acceptance, Drafter, Prepares
+from bild_lab.engine.protocols import Acceptance, Drafter, Prepares, ReadsRound
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import Feed, Model, Rows
@@ -84,7 +84,9 @@ def rounds(
     """The loop: yields the tokens that each round adds to the text."""
     limits = request.limits
     tokens = list(request.source.prompt)
-    want = drafter.wants
+    want, reads = drafter.wants, isinstance(accept, ReadsRound)
+    if reads and accept.wants.head_input:
+        want = replace(want, head_input=True)
     with trace.span("prefill"):
         session = target.start(request.source, limits.max_new_tokens, trace.forwards)
         drafter.start(request, session)
@@ -99,7 +101,8 @@ def rounds(
         with trace.span("verify"):
             # the last committed token is not cached yet
             scores = session.extend(Rows(draft.under(tokens[-1]), draft.tree), want)
-            verdict = accept(draft, scores.logits[: len(draft) + 1], request)  # probes come last
+            rule = accept.in_round(tokens, scores) if reads else accept
+            verdict = rule(draft, scores.logits[: len(draft) + 1], request)  # probes come last
         session.keep([0, *(node + 1 for node in verdict.path)])
         drafter.observe(draft, scores, verdict)
         drafted = draft.token_list

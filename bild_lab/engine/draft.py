@@ -25,11 +25,13 @@ class Draft:
     parents: [n], parents[i] < i, or ROOT; None means a chain.
     probs: [n vocab], the distribution each token was sampled from (q of the speculative
         sampling paper); None for tokens that were not sampled: q is then one-hot.
+    uniforms: [n] in [0, 1), float64, the random number that picked each token from its row of probs (`sampling.pick`),
+        so that a certificate can draw it again; None for tokens that were not drawn in this way.
     calls: how many forwards the drafter ran for this draft.
     own_probs: [n vocab], the drafter's distribution at temperature 1, for a rule that needs it.
-    probes: [p], token ids at or beyond the vocabulary's size (BiTA's masks). The target runs them after the
-        others, and the drafter makes the next draft from their scores. Acceptance rules and text rows do not
-        see them, and they are never kept in the cache.
+    probes: [p], token ids: BiTA's masks, at or beyond the vocabulary's size, or the window of lookahead decoding. The
+        target runs them after the others, and the drafter makes later drafts from their scores. Acceptance rules and
+        text rows do not see them, and they are never kept in the cache.
     shape: the tree of the last committed token, the nodes and the probes, to reuse a shape. Required with
         probes.
     stats: what else the drafter recorded, by name. A tuple has one number for each of its forwards.
@@ -43,6 +45,7 @@ class Draft:
     probes: Int[Tensor, " p"] | None = None
     shape: Tree | None = None
     stats: Stats = field(default_factory=dict)
+    uniforms: Float[Tensor, " n"] | None = None
 
     def __len__(self) -> int:
         return self.tokens.shape[0]
@@ -86,6 +89,7 @@ class Draft:
             parents=parents,
             probs=chosen(self.probs),
             own_probs=chosen(self.own_probs),
+            uniforms=chosen(self.uniforms),
             shape=None,
         )
 

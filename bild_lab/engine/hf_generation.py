@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
+from torch.nn.utils.rnn import pad_sequence
+from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, PreTrainedModel
 
-from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.checkpoint import Checkpoint, same_vocabulary
 from bild_lab.engine.models.hf import HuggingFaceModel, weightless
 from bild_lab.engine.models.layer_control import decoder_layers
 from bild_lab.engine.processors import asked_for
@@ -35,6 +38,10 @@ class HuggingFaceGenerate:
     def decode(self, request: Request, trace: Trace) -> list[int]:
         return generate(self._target, request)
 
+    @torch.inference_mode()
+    def decode_together(self, requests: Sequence[Request]) -> list[list[int]]:
+        return generate_together(self._target, requests)
+
 
 class HuggingFaceAssisted:
     """Assisted generation of Transformers: a small model drafts, `generate` verifies.
@@ -42,6 +49,11 @@ class HuggingFaceAssisted:
     decoder_mask: pass the decoder an attention mask of ones. Without it, encoder–decoders run the drafter
     on the whole sequence again in every round (seen in transformers 5.23). False is as shipped.
     window: draft exactly this many tokens in each round; None leaves the draft length as shipped.
+
+    A draft model of another vocabulary drafts by universal assisted generation: text that is tokenized anew, or under
+    sampling the tokens that both vocabularies have. Raises UserError where Transformers cannot do that: for an
+    encoder–decoder, whose drafter would read the source in the target's tokens, and for models that give equally many
+    logits, whose vocabularies it takes to be the same.
     """
 
     engine = "hf"
@@ -62,6 +74,9 @@ class HuggingFaceAssisted:
             require_cache("assisted generation", model)
         self._target = target.transformers
         self._draft = draft.transformers
+        self._universal = not same_vocabulary(target.checkpoint, draft.checkpoint)
+        if self._universal:
+            require_universal(target.checkpoint, draft.checkpoint)
         # `generate` adapts the drafter's settings from call to call: a copy of our own keeps methods apart
         self._settings = copy.deepcopy(draft.checkpoint.generation)
         for name in asked_for(self._settings):
@@ -74,11 +89,27 @@ class HuggingFaceAssisted:
 
     @torch.inference_mode()
     def decode(self, request: Request, trace: Trace) -> list[int]:
-        options: dict[str, Any] = {"assistant_model": self._draft.module}
-        self._draft.module.generation_config = self._settings
+        module = self._own_module if self._universal else self._draft.module
+        options: dict[str, Any] = {"assistant_model": module} | self._tokenizers
+        module.generation_config = self._settings
         if self._decoder_mask:
             options["decoder_attention_mask"] = torch.ones(1, 1, dtype=torch.long, device=self._target.device)
         return generate(self._target, request, **options)
+
+    @cached_property
+    def _own_module(self) -> PreTrainedModel:
+        """The draft model with its weights but modules of its own: under sampling `generate` replaces some of them."""
+        module = self._draft.module
+        weights = (*module.parameters(), *module.buffers())
+        return copy.deepcopy(module, {id(weight): weight for weight in weights})
+
+    @cached_property
+    def _tokenizers(self) -> dict[str, Any]:
+        """For another vocabulary. What `generate` keeps for a pair of tokenizers belongs to the replaced modules."""
+        if not self._universal:
+            return {}
+        pair = (self._target.checkpoint.tokenizer, self._draft.checkpoint.tokenizer)
+        return dict(zip(("tokenizer", "assistant_tokenizer"), map(copy.copy, pair), strict=True))
 
 
 class HuggingFacePromptLookup:
@@ -176,6 +207,39 @@ def generate(target: HuggingFaceModel, request: Request, **options: Any) -> list
     return limits.append(out[: limits.prompt_length], out[limits.prompt_length :])
 
 
+def generate_together(target: HuggingFaceModel, requests: Sequence[Request]) -> list[list[int]]:
+    """Call `generate` for several prompts, padded to one length; it ends when the last text ends.
+
+    Returns each prompt and its continuation, cut by its limits. Raises UserError for sampled texts, whose draws would
+    depend on the batch, and for processors.
+    """
+    if any(not one.sampling.greedy or one.source.processors is not None for one in requests):
+        raise UserError(
+            "batched generate decodes greedily and without processors here; set decoding=greedy "
+            "decoding.processors=none, or runtime.batch=1"
+        )
+    sources, module = [one.source for one in requests], target.module
+    longest = max(requests, key=lambda one: one.limits.max_new_tokens)
+    settings = module.generation_config = plain_generation_config(target, longest)
+    options: dict[str, Any] = {}
+    if target.checkpoint.encoder_decoder:
+        rows, first = [source.encoder_ids[0] for source in sources], 1
+        # transformers 5.23 sizes the cache it makes itself by the depth of the encoder
+        options["past_key_values"] = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        options["decoder_input_ids"] = torch.tensor([source.prompt for source in sources], device=target.device)
+        side = "right"
+    else:
+        rows = [torch.tensor(source.prompt) for source in sources]
+        first, side = max(map(len, rows)), "left"
+    ids, seen = (
+        pad_sequence(each, batch_first=True, padding_value=value, padding_side=side).to(target.device)
+        for each, value in ((rows, settings.pad_token_id), ([torch.ones_like(row) for row in rows], 0))
+    )
+    out = module.generate(input_ids=ids, attention_mask=seen, **options).tolist()
+    pairs = zip(requests, out, strict=True)
+    return [one.limits.append(list(one.source.prompt), row[first:]) for one, row in pairs]
+
+
 def plain_generation_config(target: HuggingFaceModel, request: Request) -> GenerationConfig:
     """Only the request's settings. What else the checkpoint says counts where the request has processors of it."""
     sampling, limits = request.sampling, request.limits
@@ -218,6 +282,22 @@ def require_cache(what: str, model: LoadedModel) -> None:
         raise UserError(
             f"{what} of transformers needs a model with a key-value cache, got {kind(model)}; "
             "use policy=hf_generate, or policy=speculative or prompt_lookup, which save states"
+        )
+
+
+def require_universal(target: Checkpoint, draft: Checkpoint) -> None:
+    """Raise UserError for a pair of vocabularies that universal assisted generation does not take."""
+    remedy = "use policy=speculative"
+    if target.encoder_decoder:
+        raise UserError(
+            f"{draft.path} has another vocabulary than {target.path}, and assisted generation of transformers gives an "
+            f"encoder–decoder's drafter the target's source tokens; {remedy}"
+        )
+    sizes = [each.config.get_text_config().vocab_size for each in (target, draft)]
+    if sizes[0] == sizes[1]:
+        raise UserError(
+            f"{draft.path} has another vocabulary than {target.path}, and assisted generation of transformers takes "
+            f"models that both give {sizes[0]} logits to share one; {remedy}"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Protocol, runtime_checkable
 
 from jaxtyping import Float
@@ -12,7 +12,7 @@ from torch import Tensor
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import EVERYTHING, Feed, Scores, Session, Want
+from bild_lab.engine.session import EVERYTHING, Feed, Model, Scores, Session, Want
 from bild_lab.engine.trace import Trace
 
 
@@ -23,13 +23,15 @@ class Drafter(Protocol):
     the target rejects a token. All tokens except the last are then unchanged. A draft continues the given tokens.
 
     wants: what it needs of the target's forwards. gives: which fields of its drafts it fills for rules that need
-    them, such as "own_probs".
+    them, such as "own_probs". draws_from: the model whose distribution each sampled token is drawn from, if a session
+    of its own can tell.
     """
 
     drafts_trees: bool
     drafts_nothing: ClassVar[bool] = False
     wants: Want = EVERYTHING
     gives: frozenset[str] = frozenset()
+    draws_from: Model | None = None
 
     def start(self, request: Request, target: Session) -> None:
         """Start a new text. target: the session that will verify the drafts."""
@@ -40,6 +42,13 @@ class Drafter(Protocol):
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Receive the result of verifying the draft."""
+
+    def observe_other(self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Receive the result of verifying another drafter's draft behind these tokens (`HybridDrafter`)."""
+        self.observe(draft, scores, verdict)
+
+    def forget(self, length: int) -> None:
+        """Drop what is kept of the text, or of drafts, behind its first `length` tokens: others come there."""
 
 
 class Acceptance(Protocol):
@@ -55,6 +64,34 @@ class Acceptance(Protocol):
         """Whether the output is the target's own: token for token if greedy, else in distribution."""
 
     def __call__(self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict: ...
+
+
+@runtime_checkable
+class HasLaw(Protocol):
+    """An acceptance rule whose output distribution under sampling has a closed form, which certificates compute."""
+
+    def law(
+        self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request, drawn: Float[Tensor, "n vocab"]
+    ) -> Float[Tensor, "n+1 vocab"] | None:
+        """The distribution of the token that the rule emits behind each row; None if it is not known for this draft.
+
+        drawn: the distribution that each node was really drawn from, given the siblings before it. A row's own
+        children are what is drawn anew; the rows above are accepted. `acceptance/laws.py` adds up accepted and
+        replaced tokens.
+        """
+
+
+@runtime_checkable
+class ReadsRound(Protocol):
+    """An acceptance rule that reads more of a round than the logits.
+
+    wants: what it needs of the target's forward, besides what the drafter wants.
+    """
+
+    wants: Want
+
+    def in_round(self, tokens: Sequence[int], scores: Scores) -> Acceptance:
+        """The rule for this round. tokens: all committed ones, prompt included. scores: of the target's forward."""
 
 
 @runtime_checkable
@@ -104,3 +141,11 @@ class Streams(Protocol):
 
     def stream(self, request: Request, trace: Trace) -> Iterator[list[int]]:
         """The emitted tokens, round by round."""
+
+
+@runtime_checkable
+class DecodesTogether(Protocol):
+    """A method with batches of its own, such as Transformers' `generate`: its texts begin and end together."""
+
+    def decode_together(self, requests: Sequence[Request]) -> list[list[int]]:
+        """The prompt and the emitted tokens of each request."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from bild_lab.engine.draft import Tree
 from bild_lab.engine.request import Source
 from bild_lab.engine.trace import Forward
+from bild_lab.errors import UserError
 
 if TYPE_CHECKING:
     from bild_lab.engine.models.checkpoint import Checkpoint, Prompt
@@ -38,15 +39,33 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class Skipped:
+    """Blocks that add nothing: of which layers, by index.
+
+    attention: to the text, and to the source of an encoder–decoder.
+    """
+
+    attention: frozenset[int] = frozenset()
+    feed_forward: frozenset[int] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.attention or self.feed_forward)
+
+
+NOTHING = Skipped()
+
+
+@dataclass(frozen=True)
 class Want:
     """What to run and what to return.
 
-    logits: for how many of the last rows; None: all. head_input: also return the head's input at these rows.
-    hidden: after how many layers to return the hidden states of all rows, 0 for the embeddings. prompt: "all rows"
-    include the prompt's rows that run with the first rows. layers: indices of the layers to run, ascending; None: all.
+    logits: for how many of the last rows; None: all that are passed. head_input: also return the head's input at these
+    rows. hidden: after how many layers to return the hidden states of all rows, 0 for the embeddings. prompt: hidden
+    and head_input include the prompt's rows that run with the first rows. layers: indices of the layers to run,
+    ascending; None: all.
     Without the last layer the head reads the output of the last layer that ran (an early exit). Rows of the text count
     as cached once the last layer has run. fill: compute only the keys and values of these layers, all from the same
-    states.
+    states. skipped: blocks that are left out of these layers; for drafted rows only.
     """
 
     logits: int | None = None
@@ -55,6 +74,7 @@ class Want:
     prompt: bool = False
     layers: Sequence[int] | None = None
     fill: bool = False
+    skipped: Skipped = NOTHING
 
 
 EVERYTHING = Want()
@@ -66,11 +86,12 @@ class Scores:
     """The requested outputs of a forward.
 
     logits: row i scores the token after the i-th of the last rows; None if none were requested. head_input: the last
-    layer's output after the final norm, for the same rows. hidden: one entry for each of `Want.hidden`.
+    layer's output after the final norm, for the same rows, behind those of the prompt if these were asked for. hidden:
+    one entry for each of `Want.hidden`.
     """
 
     logits: Float[Tensor, "m vocab"] | None
-    head_input: Float[Tensor, "m dim"] | None = None
+    head_input: Float[Tensor, "n dim"] | None = None
     hidden: tuple[Float[Tensor, "n dim"], ...] = ()
 
 
@@ -111,7 +132,7 @@ class Chain:
     steps: how many at most. end_tokens: end the chain, and belong to it. threshold: the chain ends before a token if
     the largest probability of its forward, at temperature 1, is smaller; None: never. uniforms: [steps] in [0, 1),
     one for each draw at this temperature; None with temperature 0. keeps_probs: return the distributions at
-    temperature 1 too.
+    temperature 1 too. plain: every token may be drawn, neither top-k nor top-p.
     """
 
     steps: int
@@ -120,6 +141,7 @@ class Chain:
     temperature: float = 0.0
     uniforms: Float[Tensor, " steps"] | None = None
     keeps_probs: bool = False
+    plain: bool = True
 
 
 @dataclass(frozen=True)
@@ -147,7 +169,7 @@ class Growth:
     the likeliest. depth: of the longest branch. width: how many leaves grow in one forward, the likeliest. children: of
     a leaf, its likeliest next tokens. sure: a leaf whose largest probability, at temperature 1, is not smaller has one
     child; None: never. least: growing ends when no leaf has this chance. end_tokens: have no children. temperature: of
-    the probabilities that are multiplied.
+    the probabilities that are multiplied. plain: as in `Chain`.
     """
 
     nodes: int
@@ -158,6 +180,7 @@ class Growth:
     sure: float | None = None
     least: float = 0.0
     temperature: float = 1.0
+    plain: bool = True
 
 
 @dataclass(frozen=True)
@@ -266,6 +289,9 @@ class LoadedModel(Model, Protocol):
     def text_logits(self, text: Source) -> Float[Tensor, "n vocab"]:
         """The scores after every token of a text, in one forward."""
 
+    def vocabulary_weights(self) -> tuple[Float[Tensor, "vocab dim"], Float[Tensor, "vocab dim"]]:
+        """The embedding and the head, on the model's device. Loads the weights."""
+
     @property
     def positions(self) -> int | None:
         """The longest text, in tokens, that it can read; None for any length."""
@@ -288,8 +314,23 @@ class LoadedModel(Model, Protocol):
     def require_layers(self, what: str) -> None:
         """Raise UserError unless the layers can be run one by one. what: the method that needs it, for the message."""
 
+    def require_blocks(self, what: str) -> None:
+        """The same for attention and feed-forward apart."""
+
     def prompt_cache(self, embeddings: Float[Tensor, "p dim"]) -> Prefix:
         """Keys and values of a shallow prompt (BiTA), [p, dim] embeddings: causal attention, no rotary positions."""
+
+
+class NeedsScoresError(UserError):
+    """A draft model gives text alone, and what drafts with it reads its scores."""
+
+
+def require_scores(draft: Model, what: str) -> None:
+    """Raise NeedsScoresError for a draft model whose drafts come without scores in the target's vocabulary."""
+    if getattr(draft, "writes_text", False):
+        raise NeedsScoresError(
+            f"{what} reads the draft model's scores, and drafted text has none; set pair.vocabularies=intersection"
+        )
 
 
 def as_rows(rows: Rows | Sequence[int] | Int[Tensor, " m"]) -> Rows:

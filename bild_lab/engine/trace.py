@@ -25,7 +25,7 @@ class Forward:
     before. scored: for how many rows the head ran. source: the number of encoder tokens, 0 for decoder-only models.
     encoder: whether it is the encoder's forward. layers: how many decoder layers ran, None for all. first_layer: how
     many layers the rows had run in earlier forwards. filled_layers: for how many layers only keys and values were
-    computed.
+    computed. skipped_attention, skipped_feed_forward: in how many of the layers that ran these blocks did not.
     """
 
     config: PreTrainedConfig
@@ -37,6 +37,8 @@ class Forward:
     layers: int | None = None
     first_layer: int = 0
     filled_layers: int = 0
+    skipped_attention: int = 0
+    skipped_feed_forward: int = 0
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ def build_method(policy: DictConfig, models: dict[str, Callable[[], Any]]) -> Me
         root = OmegaConf.create({"policy": OmegaConf.to_container(policy)})
         node = OmegaConf.to_container(root.policy.decoder, resolve=True)
     except OmegaConfBaseException as error:
+        if isinstance(error.__cause__, UserError):  # of a policy that this one is composed of
+            raise error.__cause__ from error
         raise UserError(f"policy {policy.name}: {str(error).splitlines()[0]}") from error
     return build(node, models)
 

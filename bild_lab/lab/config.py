@@ -25,6 +25,7 @@ T = TypeVar("T")
 
 MOST_WHOLE = 2**63 - 1
 MOST_THREADS = 4096
+MOST_BATCH = 4096
 MOST_TOKENS = 2**20
 TOP_LEVEL = "name resume pair dataset policy decoding runtime measure logger".split()  # of conf/config.yaml
 CHECKED_ELSEWHERE = {"checked": "elsewhere"}  # by the code that uses the value, so Python users get the same message
@@ -40,7 +41,7 @@ def config_dir() -> Path:
 
 @dataclass(frozen=True)
 class PairSpec:
-    """Checkpoints: the keys of `pair`. `Languages` checks the last two."""
+    """Checkpoints: the keys of `pair`. `Languages` checks the languages."""
 
     name: str  # what tables and logs call the pair
     target: str  # the large model: a folder, a hub id, toy:large or toy:small
@@ -52,6 +53,7 @@ class PairSpec:
     aligned: bool = False  # whether the draft model was aligned with the target (BiLD §3.5.1); BiLD's figures need it
     source_language: str | None = None  # of mBART, mBART-50, M2M-100 or NLLB: the tokenizer's code
     target_language: str | None = None  # to translate into: the tokenizer's code, such as de_DE, de or deu_Latn
+    vocabularies: str = "auto"  # a draft model with another vocabulary drafts by intersection, strings, or auto
 
     def __post_init__(self) -> None:
         for key in ("target", "draft", "second_draft"):
@@ -81,7 +83,8 @@ class RuntimeSpec:
     """Where models run, and in which precision.
 
     compile_drafter: draft a window as one program: auto (where there is one), true (or refuse), false (step by step).
-    threads: null keeps PyTorch's choice. trust_remote_code: run Python code that comes with a checkpoint.
+    threads: null keeps PyTorch's choice. trust_remote_code: run Python code that comes with a checkpoint. batch: texts
+    that decode at once.
     device_map, tensor_parallel: how the target is spread over devices. `Placement` checks them.
     """
 
@@ -95,9 +98,11 @@ class RuntimeSpec:
     trust_remote_code: bool = False
     device_map: str | None = None
     tensor_parallel: bool = False
+    batch: int = 1
 
     def __post_init__(self) -> None:
         require_flag("runtime.compile", self.compile)
+        require_whole("runtime.batch", self.batch, 1, MOST_BATCH)
         if self.compile_drafter not in (True, False, "auto"):
             raise UserError(f"runtime.compile_drafter must be auto, true or false, got {self.compile_drafter!r}")
         require_flag("runtime.trust_remote_code", self.trust_remote_code)
@@ -108,16 +113,23 @@ class RuntimeSpec:
 
 @dataclass(frozen=True)
 class MeasureSpec:
-    """How often to time. baseline: the policy to compare with, or null. certify: check outputs against the target's."""
+    """How often to time. baseline: the policy to compare with, or null. certify: check outputs against the target's.
+
+    target_log_probability: score every text by the target. run_code: let dataset.metric=pass_at_1 run programs.
+    """
 
     warmup: int
     repeats: int
     baseline: str | None
     traced_examples: int
     certify: bool
+    target_log_probability: bool = True
+    run_code: bool = False
 
     def __post_init__(self) -> None:
         require_flag("measure.certify", self.certify)
+        require_flag("measure.target_log_probability", self.target_log_probability)
+        require_flag("measure.run_code", self.run_code)
         require_whole("measure.warmup", self.warmup, 0)
         require_whole("measure.repeats", self.repeats, 1)
         require_whole("measure.traced_examples", self.traced_examples, 0)
@@ -183,6 +195,21 @@ def compose_policy(name: str, knobs: dict[str, Any] | None = None) -> DictConfig
     return policy
 
 
+def drafter_of(name: str, knobs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The drafter of a policy with these knobs, for a policy that is composed of others: `${drafter_of:NAME,KNOBS}`.
+
+    Raises UserError for a policy whose drafter cannot draft for another policy's target.
+    """
+    policy = compose_policy(name, dict(knobs or {}))
+    decoder = OmegaConf.to_container(OmegaConf.create({"policy": policy}).policy.decoder, resolve=True)
+    if "drafter" not in decoder or "target" in decoder:
+        raise UserError(f"policy {name} has no drafter that drafts for a plain target; choose another, such as suffix")
+    return decoder["drafter"]
+
+
+OmegaConf.register_new_resolver("drafter_of", drafter_of, replace=True)
+
+
 @lru_cache
 def _composed_with(policy: str, state: tuple[str, ...]) -> DictConfig:
     """The whole configuration with a policy, which may refer to other groups. Composing takes a tenth of a second.
@@ -225,7 +252,7 @@ def require_policy(policy: Any) -> None:
             raise UserError(f"policy {policy.name} has no knob {knob!r}; it has {', '.join(shipped) or 'none'}")
         default = shipped[knob]
         wrong = isinstance(value, dict) or (isinstance(value, bool) and isinstance(default, int | float | str))
-        if wrong and not isinstance(default, bool | dict):
+        if wrong and not isinstance(default, bool | dict | None):
             raise UserError(f"policy.{knob} must be a value such as {default!r}, got {value!r}")
     if missing := [knob for knob in shipped if knob not in values]:
         raise UserError(f"policy {policy.name} lacks its knob {missing[0]!r}; keep the knob, null may switch it off")

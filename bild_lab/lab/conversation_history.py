@@ -52,12 +52,16 @@ def greedy_history(
     wanted = {example.continues.id for example in examples if example.continues}
     whole: dict[str, Example] = {}
     answers: dict[str, str] = {}
-    for example in examples:
-        whole[example.id] = with_earlier_turns(example, whole, answers)
-        if example.id in wanted:
-            prompt = whole[example.id].prompt
-            answer = vanilla.generate(prompt, max_new_tokens, max_source_tokens=max_source_tokens)
-            answers[example.id] = answer.text.strip()
+    turns = sorted({example.turn for example in examples})
+    for turn in turns:  # of all conversations at once, as each continues its own earlier turns only
+        these = [example for example in examples if example.turn == turn]
+        whole |= {example.id: with_earlier_turns(example, whole, answers) for example in these}
+        asked = [example.id for example in these if example.id in wanted]
+        if not asked:
+            continue
+        prompts = [whole[each].prompt for each in asked]
+        found = vanilla.generate(prompts, max_new_tokens, max_source_tokens=max_source_tokens, batch=None)
+        answers |= {each: answer.text.strip() for each, answer in zip(asked, found, strict=True)}
     return answers
 
 

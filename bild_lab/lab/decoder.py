@@ -10,6 +10,9 @@ from typing import Any, overload
 
 import torch
 
+from bild_lab.engine.batch import Batch
+from bild_lab.engine.batch_room import quiet_batch, require_batches, require_room
+from bild_lab.engine.batched import decode_batch
 from bild_lab.engine.models.checkpoint import Prompt
 from bild_lab.engine.models.ranks import Ranks
 from bild_lab.engine.processors import Processors
@@ -18,9 +21,11 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import StageTrace, Trace
+from bild_lab.engine.vocabularies import TranslatedModel
 from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.languages import Languages
 
+UNIVERSAL = "universal"  # how Transformers drafts with another vocabulary
 SPACE = "▁"  # how SentencePiece writes a space, of which decoding drops the first
 
 
@@ -51,6 +56,15 @@ class Decoder:
         Of a peer in a process of its own these are the same checkpoints, as our loop would run them.
         """
         return tuple(each.transformers if self.method.engine == "hf" else each for each in self.models)
+
+    @property
+    def vocabularies(self) -> list[dict[str, Any]]:
+        """Of each draft model with another vocabulary than the target's: how it drafts, and what the two share.
+
+        Transformers' own loop drafts in its own way, whatever was chosen for ours.
+        """
+        facts = [model.facts for model in self.models if isinstance(model, TranslatedModel)]
+        return facts if self.method.feeds is not None else [{**one, "chosen": UNIVERSAL} for one in facts]
 
     @property
     def ranks(self) -> Ranks:
@@ -123,18 +137,24 @@ class Decoder:
         top_p: float | None = None,
         seed: int = 0,
         max_source_tokens: int | None = None,
+        batch: int | None = 1,
     ) -> Generation | list[Generation]:
         """Continue one prompt, or translate it with an encoder–decoder. The trace holds every round and its stages.
 
-        prompt: text, token ids, or the messages of a chat; or a list of such prompts, which are decoded one after the
-        other and give a list.
+        prompt: text, token ids, or the messages of a chat; or a list of such prompts, which gives a list.
         max_source_tokens: a longer prompt is cut to so many tokens; None: never.
+        batch: how many of several prompts to decode at once, to the same texts; their traces then have no stages. None:
+        as many as pay where nobody times, one for what decodes no batches.
         """
         if isinstance(prompt, torch.Tensor):
             prompt = prompt.tolist()
         if several(prompt):
             options = (max_new_tokens, temperature, top_k, top_p, seed, max_source_tokens)
-            return [self.generate(one, *options) for one in prompt]
+            if batch == 1:
+                return [self.generate(one, *options) for one in prompt]
+            sampling = Sampling(temperature, top_k, top_p)
+            requests = [self.request(one, max_new_tokens, sampling, seed, max_source_tokens) for one in prompt]
+            return self._generate_together(requests, batch)
         request = self.request(prompt, max_new_tokens, Sampling(temperature, top_k, top_p), seed, max_source_tokens)
         self.load_weights()
         if isinstance(self.method, Prepares):
@@ -145,6 +165,17 @@ class Decoder:
         self.synchronize()
         emitted = tokens[request.limits.prompt_length :]
         return Generation(self.text(emitted), emitted, trace, time.perf_counter() - started)
+
+    def _generate_together(self, requests: list[Request], batch: int | None) -> list[Generation]:
+        """Raises UserError for a method that decodes no batches, and for a batch that does not fit into memory."""
+        self.load_weights()
+        if batch is None:
+            batch = quiet_batch(self.method, self.models, requests)
+        else:
+            require_batches(type(self.method).__name__, self.method, self.models)
+            require_room(self.models, requests, batch)
+        texts = decode_batch(self.method, requests, Batch(batch))
+        return [Generation(self.text(one.token_ids), one.token_ids, one.trace, one.latency_s) for one in texts]
 
     def stream(
         self,

@@ -1,9 +1,9 @@
-"""`decoding.processors`: how much of what a checkpoint says about generation is followed."""
+"""What is told about a pair, and `decoding.processors`: how much of what a checkpoint says about generation counts."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -12,11 +12,18 @@ from transformers import LogitsProcessor
 
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.processors import Processors, asked_for
+from bild_lab.engine.vocabularies import INTERSECTION, STRINGS
 from bild_lab.errors import UserError
 from bild_lab.lab.build import build
+from bild_lab.lab.decoder import UNIVERSAL
 from bild_lab.lab.languages import Languages, languages_of
 
 CHECKPOINT, NONE = "checkpoint", "none"
+DRAFTED = {
+    INTERSECTION: f"the tokens that both have (pair.vocabularies={INTERSECTION})",
+    STRINGS: f"its text, tokenized anew (pair.vocabularies={STRINGS})",
+    UNIVERSAL: "universal assisted generation of transformers",
+}
 MOST_SHOWN = 60  # characters of a value in a message
 log = logging.getLogger(__name__)
 
@@ -70,6 +77,16 @@ def tell_precision(checkpoint: Checkpoint, dtype: torch.dtype) -> None:
         warn(
             f"{checkpoint.path} is stored in {names[0]} and loads in {names[1]}, with {times} times "
             f"the memory; runtime.dtype={names[0]} loads it as it is"
+        )
+
+
+def tell_vocabularies(vocabularies: Sequence[Mapping[str, Any]]) -> None:
+    """Log, once for each draft model of another vocabulary than the target's, what they share and how it drafts."""
+    for one in vocabularies:
+        warn(
+            f"{one['draft']} ({one['draft_pieces']:,} pieces) has another vocabulary than the target "
+            f"({one['target_pieces']:,}) and shares {one['shared']:,} of its pieces: it drafts by "
+            f"{DRAFTED[one['chosen']]}"
         )
 
 

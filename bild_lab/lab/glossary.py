@@ -58,9 +58,10 @@ TERMS = (
         "be chance.",
     ),
     Term(
-        "BLEU, ROUGE-L, agreement",
+        "BLEU, chrF, ROUGE-L, agreement",
         "Quality metrics, from 0 to 100. BLEU counts the sequences of one to four words that outputs share with the "
-        "references, ROUGE-L uses the longest common subsequence of words. Agreement is the share of outputs that "
+        "references, chrF those of one to six characters. ROUGE-L uses the longest common subsequence of words, and "
+        "TER the edits that lead to the reference (shown as 100 minus them). Agreement is the share of outputs that "
         "equal the baseline’s. A metric’s signature lists the options that it was computed with.",
     ),
     explained("quality_difference"),
@@ -138,7 +139,8 @@ TERMS = (
         "Certificate",
         "With measure.certify=true, each text is compared with the target’s own. At the first token that differs, "
         "the target scores both tokens. If its numerical noise explains the difference, it is a tie, otherwise a "
-        "defect. A method that changes outputs on purpose has defects too.",
+        "defect. When sampling, what the acceptance rule emits is compared with the target’s distribution in every "
+        "context. A method that changes outputs on purpose has defects too.",
     ),
     explained("agreement_with_target"),
     Term(

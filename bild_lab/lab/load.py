@@ -15,7 +15,6 @@ from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBa
 from bild_lab.engine.models.checkpoint import (
     Checkpoint,
     LoadedCheckpoint,
-    require_same_vocabulary,
     resolve_device,
     resolve_dtype,
 )
@@ -23,13 +22,20 @@ from bild_lab.engine.models.hf import HuggingFaceModel, weightless
 from bild_lab.engine.models.lora import adapter_or_model
 from bild_lab.engine.models.native import NativeModel, why_no_kernels, why_not_native
 from bild_lab.engine.models.placement import Placement
-from bild_lab.engine.protocols import External
-from bild_lab.engine.session import LoadedModel
+from bild_lab.engine.protocols import External, Method
+from bild_lab.engine.session import LoadedModel, NeedsScoresError
+from bild_lab.engine.vocabularies import AUTO, INTERSECTION, in_vocabulary_of
 from bild_lab.errors import UserError
 from bild_lab.lab.build import build_method
 from bild_lab.lab.config import compose_policy
 from bild_lab.lab.decoder import Decoder
-from bild_lab.lab.generation_settings import NONE, processors_of, tell_precision, tell_what_is_left_out
+from bild_lab.lab.generation_settings import (
+    NONE,
+    processors_of,
+    tell_precision,
+    tell_vocabularies,
+    tell_what_is_left_out,
+)
 from bild_lab.lab.languages import Languages
 from bild_lab.lab.toy_pair import named_checkpoint
 
@@ -57,6 +63,7 @@ def load(
     processors: str | Sequence[Mapping[str, Any] | LogitsProcessor] = NONE,
     source_language: str | None = None,
     target_language: str | None = None,
+    vocabularies: str = AUTO,
     wrap: Callable[[LoadedModel], LoadedModel] = lambda model: model,
     **knobs: Any,
 ) -> Decoder:
@@ -74,6 +81,8 @@ def load(
     processors: what scores pass through before a token is chosen: none; checkpoint, what the target's generation
     settings say; or a list of Transformers' logits processors, as objects or by `_target_`.
     source_language, target_language: of a translation model, by its tokenizer's codes (`Languages`).
+    vocabularies: how a draft model with another vocabulary than the target's drafts: intersection, the tokens that both
+    have; strings, its text tokenized anew; or auto.
     wrap: takes every model's place, such as a record of it (`engine.record`).
     Weights load at the first decoding, and later decoders share them.
     Raises UserError if the parts do not fit together.
@@ -102,7 +111,9 @@ def load(
     target_model = wrap(any_model(target, target_revision, placement))
     drafts: list[LoadedModel] = []
 
-    def loading(key: str, path: str | Path | Loaded | None, revision: str | None) -> Callable[[], LoadedModel]:
+    def loading(
+        key: str, path: str | Path | Loaded | None, revision: str | None, how: str
+    ) -> Callable[[], LoadedModel]:
         def load_draft() -> LoadedModel:
             if path is None:
                 raise UserError(f"policy {node.name} drafts with a small model; give one with pair.{key} ({key}=)")
@@ -115,19 +126,26 @@ def load(
                 )
             if compile_drafter is False and isinstance(model, NativeModel):
                 model = model.step_by_step()
-            drafts.append(wrap(model))
+            drafts.append(in_vocabulary_of(target_model.checkpoint, wrap(model), how))
             return drafts[-1]
 
         return load_draft
 
-    models = {
-        "target": lambda: target_model,
-        "draft": loading("draft", draft, draft_revision),
-        "second_draft": loading("second_draft", second_draft, second_draft_revision),
-    }
-    method = build_method(node, models)
-    for model in drafts:
-        require_same_vocabulary(target_model.checkpoint, model.checkpoint)
+    def build(how: str) -> Method:
+        models = {
+            "target": lambda: target_model,
+            "draft": loading("draft", draft, draft_revision, how),
+            "second_draft": loading("second_draft", second_draft, second_draft_revision, how),
+        }
+        return build_method(node, models)
+
+    try:
+        method = build(vocabularies)
+    except NeedsScoresError:
+        if vocabularies != AUTO:
+            raise
+        drafts.clear()
+        method = build(INTERSECTION)
     for model in (target_model, *drafts):
         model.checkpoint.check()
         tell_precision(model.checkpoint, precision)
@@ -140,7 +158,9 @@ def load(
             "pair.target_language=null, or use policy=hf_generate"
         )
     tell_what_is_left_out(processors, languages, checkpoint)
-    return Decoder(target_model, method, (target_model, *drafts), chosen, languages)
+    decoder = Decoder(target_model, method, (target_model, *drafts), chosen, languages)
+    tell_vocabularies(decoder.vocabularies)
+    return decoder
 
 
 def require_engine(engine: str) -> None:

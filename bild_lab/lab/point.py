@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from bild_lab.engine.batch_room import require_batches
 from bild_lab.engine.models.checkpoint import resolve_device
 from bild_lab.engine.models.placement import Placement
 from bild_lab.engine.protocols import External
@@ -38,6 +40,9 @@ from bild_lab.lab.hashing import content_hash, data_hash, file_hash
 from bild_lab.lab.load import load, require_engine
 from bild_lab.lab.measure.environment import environment, placement_setting
 from bild_lab.lab.measure.timing import BASELINE, METHOD
+from bild_lab.lab.metrics.evaluate_module import PREFIX, require_loadable, script_of
+from bild_lab.lab.metrics.programs import require_permission
+from bild_lab.lab.metrics.scoring import AGREEMENT, Scoring
 from bild_lab.lab.results.records import require_writable
 from bild_lab.lab.toy_pair import named_checkpoint, stand_in, untrained
 
@@ -62,12 +67,17 @@ class Point:
     decoders: dict[str, Decoder]  # METHOD and, unless switched off, BASELINE
     vanilla: Decoder  # gives the answers in the history of later turns
     examples: tuple[Example, ...]
-    metric: str
+    scoring: Scoring
     decoding: DecodingSpec
     measure: MeasureSpec
     seed: int
     max_source_tokens: int | None
     resume: bool  # False: measure again even if the point is finished
+
+    @property
+    def batch(self) -> int:
+        """How many texts decode at once."""
+        return self.setting.get("batch", 1)
 
     @property
     def baseline_is_target(self) -> bool:
@@ -93,12 +103,12 @@ def prepare(cfg: DictConfig) -> Point:
     dataset = typed(DatasetSpec, cfg.dataset, "dataset")
     Sampling(decoding.temperature, decoding.top_k, decoding.top_p)
     require_writable(sweep_folder(cfg))
-    if dataset.metric == "agreement" and measure.baseline is None:
-        raise UserError("dataset.metric=agreement compares with a baseline; set measure.baseline=vanilla")
-    if measure.certify and (measure.baseline != "vanilla" or decoding.temperature != 0):
+    scoring = Scoring(dataset.scored, dataset.cut or (), measure.run_code)
+    _require_scorable(scoring, measure, runtime)
+    if measure.certify and measure.baseline != "vanilla" and decoding.temperature == 0:
         raise UserError(
-            "measure.certify compares with the target's own greedy text; "
-            "set measure.baseline=vanilla and decoding=greedy"
+            "measure.certify compares greedy text with the target's own; "
+            "set measure.baseline=vanilla, or decoding=sample"
         )
     require_flag("resume", cfg.resume)
     policies = {METHOD: cfg.policy}
@@ -110,6 +120,9 @@ def prepare(cfg: DictConfig) -> Point:
             require_decodable(policy, pair, decoding, runtime)
     decoders = {name: decoder_of(policy, pair, decoding, runtime) for name, policy in policies.items()}
     vanilla = decoder_of(compose_policy("vanilla"), pair, decoding, runtime)
+    if runtime.batch > 1:
+        for name, policy in policies.items():
+            require_batches(policy.name, decoders[name].method, decoders[name].models)
     setting = _setting(pair, dataset, decoding, runtime, measure)
     target = decoders.get(BASELINE, decoders[METHOD]).target
     setting |= {
@@ -126,6 +139,8 @@ def prepare(cfg: DictConfig) -> Point:
         "setting": {key: value for key, value in setting.items() if key not in ("target", "draft", "second_draft")},
         "traced_examples": measure.traced_examples,
         "certify": measure.certify,
+        "target_log_probability": measure.target_log_probability,
+        **({"metrics": further} if (further := _further(scoring)) else {}),
         "categories": [one.category for one in examples],
         "weights": [model.checkpoint.fingerprint for each in decoders.values() for model in each.models],
         **({"external": external} if external else {}),
@@ -137,19 +152,45 @@ def prepare(cfg: DictConfig) -> Point:
         knobs=knob_values(OmegaConf.to_container(cfg.policy, resolve=True)),
         composition=describe_decoder(OmegaConf.to_container(cfg.policy.decoder, resolve=True)),
         setting=setting,
-        facts=facts_of(pair, OmegaConf.to_container(cfg.policy, resolve=True), decoders[METHOD].method),
+        facts=facts_of(pair, OmegaConf.to_container(cfg.policy, resolve=True), decoders[METHOD]),
         same_as_baseline=contents.get(BASELINE) == contents[METHOD],
         config_yaml=OmegaConf.to_yaml(cfg, resolve=False),
         decoders=decoders,
         vanilla=vanilla,
         examples=examples,
-        metric=dataset.metric,
+        scoring=scoring,
         decoding=decoding,
         measure=measure,
         seed=runtime.seed,
         max_source_tokens=dataset.max_source_tokens,
         resume=cfg.resume,
     )
+
+
+def _require_scorable(scoring: Scoring, measure: MeasureSpec, runtime: RuntimeSpec) -> None:
+    """Raise UserError for metrics that need a baseline, a permission, or code of a stranger."""
+    for metric in scoring.metrics:
+        if metric == AGREEMENT and measure.baseline is None:
+            raise UserError("dataset.metric=agreement compares with a baseline; set measure.baseline=vanilla")
+        if metric == "pass_at_1":
+            require_permission(scoring.run_code)
+        if metric.startswith(PREFIX) and "/" in metric and script_of(metric) is None and not runtime.trust_remote_code:
+            raise UserError(
+                f"{metric} is no local folder, and a community metric is Python code from the hub; correct the path, "
+                "or allow it with runtime.trust_remote_code=true"
+            )
+        if metric.startswith(PREFIX):
+            require_loadable(metric)
+
+
+def _further(scoring: Scoring) -> dict[str, str]:
+    """What else decides about the scores: further metrics, and what those of `evaluate` depend on."""
+    found = dict.fromkeys(scoring.metrics[1:], "")
+    for metric in scoring.metrics:
+        if metric.startswith(PREFIX):
+            script = script_of(metric)
+            found[metric] = f"{version('evaluate')} {'' if script is None else file_hash(str(script.parent))}"
+    return found
 
 
 def sweep_folder(cfg: DictConfig) -> Path:
@@ -192,6 +233,7 @@ def require_decodable(policy: DictConfig, pair: PairSpec, decoding: DecodingSpec
         processors=decoding.processors,
         source_language=pair.source_language,
         target_language=pair.target_language,
+        vocabularies=pair.vocabularies,
     )
 
 
@@ -222,6 +264,7 @@ def decoder_of(
         processors=decoding.processors,
         source_language=pair.source_language,
         target_language=pair.target_language,
+        vocabularies=pair.vocabularies,
         wrap=wrap,
     )
 
@@ -241,15 +284,18 @@ def _setting(
         "second_draft": pair.second_draft,
         "source_language": pair.source_language,
         "target_language": pair.target_language,
+        **({} if pair.vocabularies == "auto" else {"vocabularies": pair.vocabularies}),
         "dataset": dataset.name,
         "split": dataset.split,
         "prompt_template": dataset.prompt_template,
         "chat_template": list(dataset.chat_template),
         "max_source_tokens": dataset.max_source_tokens,
         "metric": dataset.metric,
+        **({"cut": list(dataset.cut)} if dataset.cut else {}),
         "dtype": runtime.dtype,
         "compile": runtime.compile,
         **({} if runtime.compile_drafter == "auto" else {"compile_drafter": runtime.compile_drafter}),
+        **({} if runtime.batch == 1 else {"batch": runtime.batch}),
         "device": str(device),
         **placement_setting(Placement(runtime.device_map, runtime.tensor_parallel), device),
         "threads": runtime.threads or DEFAULT_THREADS,

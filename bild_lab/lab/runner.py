@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from bild_lab.engine.batch_room import require_room
 from bild_lab.engine.models.checkpoint import DTYPES
 from bild_lab.engine.protocols import External
 from bild_lab.engine.request import Request
@@ -17,15 +18,19 @@ from bild_lab.lab.analysis.pipeline import pipeline_summary
 from bild_lab.lab.analysis.prediction import predict
 from bild_lab.lab.conversation_history import with_history
 from bild_lab.lab.data.examples import Example
+from bild_lab.lab.measure.batches import time_batches, warm_up_batches
 from bild_lab.lab.measure.certificate import Certificate, certify, count_verdicts
 from bild_lab.lab.measure.device_use import DeviceUse
 from bild_lab.lab.measure.environment import OtherLoad, RanksLoad, environment, peak_memory_mb
+from bild_lab.lab.measure.likelihood import log_probabilities, log_probability
 from bild_lab.lab.measure.nan_check import require_no_nan
-from bild_lab.lab.measure.timing import BASELINE, METHOD, Stages, Timed, time_methods, trace_stages, warm_up
+from bild_lab.lab.measure.sampled_certificate import certify_sampled
+from bild_lab.lab.measure.timing import BASELINE, METHOD, Stages, Timed, seeded, time_methods, trace_stages, warm_up
 from bild_lab.lab.point import Point
+from bild_lab.lab.results.change import change_of
 from bild_lab.lab.results.example_rows import measured_examples, with_trace
 from bild_lab.lab.results.records import Sweep
-from bild_lab.lab.results.summary import agreement, decoding_costs, summarize
+from bild_lab.lab.results.summary import agreement, decoding_costs, qualities, summarize, work_of
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.setting import Environment, Setting
 from bild_lab.lab.shapes.command import with_fitted_tree
@@ -40,6 +45,7 @@ PARTS = {  # of a measurement: their names in a result's `seconds`, and on the s
     "trace": "tracing",
     "certify": "certifying",
     "check": "checking",
+    "likelihood": "scoring by the target",
     "metrics": "scoring",
 }
 
@@ -79,13 +85,24 @@ def run_point(
         torch.cuda.reset_peak_memory_stats(device)
     require_no_nan(decoder.running, requests[0])
     methods = {name: each.method for name, each in point.decoders.items()}
-    warm_up(methods, requests, point.measure.warmup, point.seed)
+    batch = point.batch
+    if batch > 1:
+        require_room(
+            {id(one): one for each in point.decoders.values() for one in each.models}.values(), requests, batch
+        )
+    if batch > 1 and point.measure.warmup:
+        warm_up_batches(methods, requests, batch, point.seed)
+    else:
+        warm_up(methods, requests, point.measure.warmup, point.seed)
     clock.begin("decode")
     external = [method for method in methods.values() if isinstance(method, External)]
     others, ours = OtherLoad(lambda: sum(each.cpu_seconds() for each in external)), RanksLoad(ranks)
-    timed = time_methods(
-        methods, requests, point.measure.repeats, point.seed, synchronize, advance, lambda: compiled_steps(point)
-    )
+    if batch > 1:
+        timed = time_batches(methods, requests, batch, point.measure.repeats, point.seed, synchronize, advance)
+    else:
+        timed = time_methods(
+            methods, requests, point.measure.repeats, point.seed, synchronize, advance, lambda: compiled_steps(point)
+        )
     surroundings["busy_elsewhere_percent"] = round(max(0.0, others.percent() - ours.percent()), 1)
     surroundings["shared_device"] = any(ranks.gather(use is not None and use.shared()))
     if use is not None:
@@ -96,10 +113,20 @@ def run_point(
     clock.begin("certify")
     certificates = certify_all(point, requests, timed) if point.measure.certify else None
     clock.begin("check")
+    likelihoods: dict[str, list[float]] = {METHOD: []}
     for request, one in zip(requests, timed[METHOD], strict=True):
-        require_no_nan(decoder.running, request, one.token_ids)
+        logits = require_no_nan(decoder.running, request, one.token_ids)  # the target's, whose forward serves twice
+        if point.measure.target_log_probability:
+            likelihoods[METHOD].append(log_probability(logits, one.token_ids))
+    clock.begin("likelihood")
+    if point.measure.target_log_probability and BASELINE in timed:
+        ours, theirs = ([one.token_ids for one in timed[name]] for name in (METHOD, BASELINE))
+        target = decoder.running[0]
+        likelihoods[BASELINE] = log_probabilities(target, requests, theirs, ours, likelihoods[METHOD])
     clock.begin("metrics")
-    texts = {name: [decoder.text(one.token_ids).strip() for one in several] for name, several in timed.items()}
+    # what a program begins with counts; a space at its end does not
+    texts = {name: [decoder.text(one.token_ids).rstrip() for one in several] for name, several in timed.items()}
+    judged, scores = qualities(point.scoring, examples, texts, point.seed)
     result = Result(
         point=point.id,
         name=point.name,
@@ -110,7 +137,10 @@ def run_point(
         setting=Setting(point.setting),
         facts=point.facts,
         same_as_baseline=point.same_as_baseline,
-        **summarize(point.metric, examples, timed, texts, point.seed),
+        quality=judged.pop(point.scoring.lead),
+        further_qualities=judged,
+        change=change_of(timed, likelihoods if likelihoods[METHOD] else None, point.sampling.greedy, point.seed),
+        **summarize(examples, timed, point.seed),
         agreement_with_target=agreement(timed) if point.baseline_is_target else None,
         certificate=None if certificates is None else count_verdicts(certificates),
         peak_memory_mb=peak_memory_mb(device),
@@ -120,7 +150,7 @@ def run_point(
     )
     clock.end()
     result = replace(result, seconds={"setup": setup_s, **clock.laps, "total": setup_s + sum(clock.laps.values())})
-    measured = measured_examples(examples, timed, texts, certificates or ())
+    measured = measured_examples(examples, timed, texts, certificates or (), scores, likelihoods)
     spans = iter(() if stages is None else stages.spans)
     for index, example in enumerate(examples[: point.measure.traced_examples]):
         measured[index] = with_trace(measured[index], example.prompt, next(spans, ()), decoder.pieces)
@@ -132,9 +162,9 @@ def run_point(
 
 
 def _trace_stages(point: Point, requests: list[Request], timed: dict[str, list[Timed]]) -> Stages | None:
-    """The time of the first examples by stage; None for a method without rounds."""
+    """The time of the first examples by stage; None without rounds, and in a batch, where stages overlap."""
     decoder, count = point.decoders[METHOD], point.measure.traced_examples
-    if not count or not timed[METHOD][0].trace.rounds:
+    if not count or point.batch > 1 or not timed[METHOD][0].trace.rounds:
         return None
     return trace_stages(decoder.method, requests[:count], point.seed, decoder.synchronize)
 
@@ -151,15 +181,22 @@ def _stages_and_costs(point: Point, timed: dict[str, list[Timed]], stages: Stage
         "stages_s": seconds,
         "prediction": prediction,
         "pipeline": pipeline_summary(timed, seconds, count),
-        "cost": decoding_costs(timed, DTYPES[point.setting["dtype"]].itemsize),
+        # in a batch several texts share what a forward reads
+        "cost": None if point.batch > 1 else decoding_costs(timed, DTYPES[point.setting["dtype"]].itemsize),
+        "work": None if point.batch > 1 else work_of(timed, DTYPES[point.setting["dtype"]].itemsize),
     }
 
 
 def certify_all(point: Point, requests: list[Request], timed: dict[str, list[Timed]]) -> list[Certificate]:
-    """Each example's text compared with the target's own."""
-    target = point.decoders[METHOD].target
-    trios = zip(requests, timed[METHOD], timed[BASELINE], strict=True)
-    return [certify(target, request, one.token_ids, own.token_ids) for request, one, own in trios]
+    """Each example's text compared with the target's own, or when sampling its distributions."""
+    decoder = point.decoders[METHOD]
+    target, method = decoder.target, decoder.method
+    texts = [one.token_ids for one in timed[METHOD]]
+    if not point.sampling.greedy:
+        again = [seeded(request, point.seed, index) for index, request in enumerate(requests)]
+        return [certify_sampled(method, target, *pair) for pair in zip(again, texts, strict=True)]
+    trios = zip(requests, texts, timed[BASELINE], strict=True)
+    return [certify(target, request, text, own.token_ids, method) for request, text, own in trios]
 
 
 def compiled_steps(point: Point) -> int:

@@ -241,7 +241,8 @@ def _measure_with_progress(point: Point, sweep: Sweep) -> Result:
     speedup, quality = result.speedup.value, result.quality
     faster = "" if speedup is None else f", {times(speedup)}"
     left = "" if place >= points else f"; {remaining((points - place) * sum(measured_s) / len(measured_s))}"
-    console.print(f"{escape(title)}: {quality.metric} {quality.value:.2f}{faster}{left}")
+    scored = ", ".join(f"{one.metric} {one.value:.2f}" for one in (quality, *result.further_qualities.values()))
+    console.print(f"{escape(title)}: {escape(scored)}{faster}{left}")
     if result.environment.busy:
         busy = result.environment.busy_elsewhere_percent
         console.print(f"[bold red]{busy:.0f} % of the machine was busy with something else[/bold red]: timings suffer")

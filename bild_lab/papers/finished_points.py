@@ -89,14 +89,23 @@ def unaligned_or_speculative(point: Result) -> str | None:
     return "bild" if alignment(point) == "unaligned" else None
 
 
+LOSSY_RULES = {  # by policy
+    "speculative": "lenience",
+    "typical_acceptance": "typical acceptance",
+    "static_ensemble": "static ensemble",
+    "relaxed": "relaxed acceptance",
+    "fly": "FLy",
+    "judge": "judge",
+    "step_cascade": "step cascade",
+}
+
+
 def lossy_rule(point: Result) -> str | None:
-    """BiLD (unaligned), the rule of a cascade, lenience or typical acceptance."""
+    """BiLD (unaligned), the rule of a cascade, or another lossy rule by its name."""
     if point.policy == "speculative_cascade":
         return f"cascade {point.knobs['rule']}"
-    if point.policy == "speculative":
-        return "lenience"
-    if point.policy == "typical_acceptance":
-        return "typical acceptance"
+    if point.policy in LOSSY_RULES:
+        return LOSSY_RULES[point.policy]
     return "bild" if alignment(point) == "unaligned" else None
 
 

@@ -16,7 +16,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from bild_lab.engine.acceptance import ExactMatch
 from bild_lab.engine.adapters.layer_heads import LayerHeads, LayerHeadsConfig, require_heads_of, require_layers
+from bild_lab.engine.batch import Batch
+from bild_lab.engine.batch_room import quiet_batch
+from bild_lab.engine.decode import DraftThenVerify
+from bild_lab.engine.drafters import NoDraft
 from bild_lab.engine.ppd.pipeline import SHARED
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import precise
@@ -246,15 +251,20 @@ def measure_match_rates(
 ) -> MatchRates:
     """Decode every request greedily, once, and rank each token of the texts by all heads at all layers.
 
-    advance: called after each text. Raises UserError as `layers_of` does.
+    Texts decode in batches where the target can. advance: called after each text. Raises UserError as `layers_of` does.
     """
     layers, heads, top_k = layers_of(spec, target), heads_of(spec, target), np.array(spec.top_k)
-    hits: list[Int[np.ndarray, "heads layers ks n"]] = []
-    for request in requests:
+
+    def hits_of(request: Request) -> Int[np.ndarray, "heads layers ks n"]:
         session, tokens, states = greedy_states(target, request)
         ranks = np.stack([ranks_of(session, tokens, states, head, layers, spec.top_k[-1]) for head in heads.values()])
-        hits.append(ranks[:, :, None] < top_k[:, None])
-        advance()
+        return ranks[:, :, None] < top_k[:, None]
+
+    target.load()
+    alone = DraftThenVerify(target, NoDraft(target), ExactMatch())
+    loops = [lambda slot, request=request: hits_of(request) for request in requests]
+    batch = Batch(quiet_batch(alone, [target], requests))
+    hits = [text.result for text in batch.run(loops, lambda index: advance())]
     groups = -(-max(hit.shape[-1] for hit in hits) // spec.positions)
     matches = np.stack([grouped(hit, spec.positions, groups) for hit in hits])
     counts = np.stack([grouped(np.ones(hit.shape[-1:], int), spec.positions, groups) for hit in hits])

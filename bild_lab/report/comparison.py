@@ -15,7 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from bild_lab.files import write_atomically
-from bild_lab.lab.analysis.paired import NOT_COMPARED, SAME, SIGNIFICANT, Compared
+from bild_lab.lab.analysis.paired import NOT_COMPARED, SAME, SIGNIFICANT, Compared, ComparedQuality
+from bild_lab.lab.analysis.serving_names import Value, figures
 from bild_lab.lab.formatting import MISSING, interval, knob_label, number, short_name, signed, signed_interval, times
 from bild_lab.lab.results.groups import varying_knobs
 from bild_lab.lab.schema.result import Result, Speedup
@@ -91,12 +92,36 @@ def comparison_table(compared: Sequence[Compared]) -> Table:
     table.add_column("point", ratio=1, overflow="fold")
     for title in ("speedup\nA, B", "latency\nB/A", "speed", "quality A,\nB minus A", "quality"):
         table.add_column(title, justify="left" if title in ("speed", "quality") else "right", no_wrap=True)
-    for one, (point, speed, quality) in zip(compared, _rows(compared), strict=True):
-        both = TableCell(", ".join(number(speedup.value) for speedup in one.speedups))
+    for one, (point, speed, qualities) in zip(compared, _rows(compared), strict=True):
+        quality, both = qualities[0], TableCell(", ".join(number(speedup.value) for speedup in one.speedups))
         shown = (point, both, speed[2], speed[4], quality[0], quality[2], quality[4])
         table.add_row(*(_text(cell) for cell in shown))
+        for further, cells in zip(one.further, qualities[1:], strict=False):
+            table.add_row(f"  {further.metric}", "", "", "", *(_text(cells[place]) for place in (0, 2, 4)))
     table.caption = Text(_LEGEND, style="dim", justify="left")
     return table
+
+
+def serving_table(engine: str, compared: Sequence[Compared]) -> Table:
+    """Tabulate the acceptance of both sides under an engine's names, over all examples of each side."""
+    title = f"acceptance as {engine} names it"
+    table = Table(box=SIMPLE_HEAD, width=WIDTH, pad_edge=False, padding=(0, 1), title=title, title_justify="left")
+    table.add_column("point", ratio=1, overflow="fold")
+    table.add_column("figure")
+    for side in ("A", "B"):
+        table.add_column(side, justify="right", overflow="fold")
+    for one, (point, _, _) in zip(compared, _rows(compared), strict=True):
+        a, b = (figures(side, engine) for side in (one.pair.a, one.pair.b))
+        for place, name in enumerate(a):
+            table.add_row(_text(point) if place == 0 else "", name, _figure(a[name]), _figure(b[name]))
+    return table
+
+
+def _figure(value: Value) -> str:
+    """A figure of one or of several positions; a dash if it is not known."""
+    if isinstance(value, list):
+        return " ".join(number(each, 3) for each in value)
+    return number(value, 0 if isinstance(value, int) else 3)
 
 
 def comparison_frame(compared: Sequence[Compared]) -> pd.DataFrame:
@@ -123,10 +148,22 @@ def comparison_frame(compared: Sequence[Compared]) -> pd.DataFrame:
             **_estimate("quality_difference", one.quality),
             "p_value": None if one.quality is None else one.quality.p_value,
             "quality": one.quality_verdict,
+            **{name: value for further in one.further for name, value in _columns(further).items()},
         }
         for one in compared
     ]
     return pd.DataFrame(rows)
+
+
+def _columns(one: ComparedQuality) -> dict[str, Any]:
+    """The columns of a metric behind the leading one."""
+    return {
+        f"{one.metric}_a": one.values[0],
+        f"{one.metric}_b": one.values[1],
+        **_estimate(f"{one.metric}_difference", one.difference),
+        f"{one.metric}_p_value": None if one.difference is None else one.difference.p_value,
+        f"{one.metric}_verdict": one.verdict,
+    }
 
 
 def write_comparison(
@@ -147,7 +184,7 @@ def write_comparison(
         notes=remarks,
         legend=f"{_LEGEND} {_BASE}",
         speed=_SPEED,
-        metric="quality" if len(metrics := {one.pair.a.quality.metric for one in compared}) > 1 else metrics.pop(),
+        metrics=_metrics(compared),
         quality=_QUALITY,
         rows=rows,
         forest=forest(compared, [" ".join(filter(None, (point.text, point.detail))) for point, _, _ in rows]),
@@ -155,9 +192,20 @@ def write_comparison(
     write_atomically(folder / "compare.html", text.encode())
 
 
-def _rows(compared: Sequence[Compared]) -> list[tuple[TableCell, list[TableCell], list[TableCell]]]:
-    """The cells of each point: its name, its speed and its quality. Knobs that a policy's points share are left out."""
-    return [_row(one, _distinguishing([other.pair.a for other in compared], one.pair.a)) for one in compared]
+def _rows(compared: Sequence[Compared]) -> list[tuple[TableCell, list[TableCell], list[list[TableCell]]]]:
+    """The cells of each point: its name, its speed, and its quality by every metric.
+
+    Knobs that a policy's points share are left out.
+    """
+    metrics = len(_metrics(compared))
+    return [_row(one, _distinguishing([other.pair.a for other in compared], one.pair.a), metrics) for one in compared]
+
+
+def _metrics(compared: Sequence[Compared]) -> list[str]:
+    """The metrics as shown, the leading one first."""
+    lead = {one.pair.a.quality.metric for one in compared}
+    further = dict.fromkeys(each.metric for one in compared for each in one.further)
+    return ["quality" if len(lead) > 1 else lead.pop(), *further]
 
 
 def _distinguishing(results: Sequence[Result], own: Result) -> list[str]:
@@ -165,8 +213,8 @@ def _distinguishing(results: Sequence[Result], own: Result) -> list[str]:
     return [knob for knob in varying_knobs(peers) if knob in own.knobs] if len(peers) > 1 else list(own.knobs)
 
 
-def _row(one: Compared, knobs: list[str]) -> tuple[TableCell, list[TableCell], list[TableCell]]:
-    latency, base, quality = one.latency, one.baseline_latency, one.quality
+def _row(one: Compared, knobs: list[str], metrics: int) -> tuple[TableCell, list[TableCell], list[list[TableCell]]]:
+    latency, base = one.latency, one.baseline_latency
     setting = ", ".join(f"{key} {short_name(value)}" for key, value in one.pair.distinct.items())
     point = TableCell(one.pair.a.policy, ", ".join(filter(None, (knob_label(one.pair.a, knobs), setting))))
     speed = [
@@ -175,15 +223,18 @@ def _row(one: Compared, knobs: list[str]) -> tuple[TableCell, list[TableCell], l
         TableCell(MISSING) if base is None else TableCell(number(base.value, 3), _bounds(base)),
         TableCell(one.speed_verdict),
     ]
-    qualities = [
-        *(TableCell(number(value)) for value in one.qualities),
-        TableCell(MISSING)
-        if quality is None
-        else TableCell(signed(quality.value), signed_interval(quality.low, quality.high)),
-        TableCell(MISSING if quality is None else number(quality.p_value, 3)),
-        TableCell(one.quality_verdict),
+    qualities = [_quality(each) for each in one.judged]
+    return point, speed, qualities + [[TableCell(MISSING)] * len(_QUALITY)] * (metrics - len(qualities))
+
+
+def _quality(one: ComparedQuality) -> list[TableCell]:
+    found = one.difference
+    return [
+        *(TableCell(number(value)) for value in one.values),
+        TableCell(MISSING) if found is None else TableCell(signed(found.value), signed_interval(found.low, found.high)),
+        TableCell(MISSING if found is None else number(found.p_value, 3)),
+        TableCell(one.verdict),
     ]
-    return point, speed, qualities
 
 
 def _text(cell: TableCell) -> Text:

@@ -2,8 +2,8 @@
 
 `docs/results/NAME.md.j2` is a page's text. Its numbers come from `docs/results/data`: of each sweep `NAME.csv`, a row
 for every point; `NAME.json`, where and when it was measured; of a screening also `NAME.screen.csv`, a row for every
-screened point; of a benchmark `NAME.bench.csv`, a row for every arm, and its single forwards in `NAME.json`. No texts
-of datasets are kept.
+screened point; of a benchmark `NAME.bench.csv`, a row for every arm, and its single forwards in `NAME.json`; of a
+training its end. No texts of datasets are kept.
 """
 
 from __future__ import annotations
@@ -21,28 +21,30 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
 from bild_lab.lab.formatting import interval, number, percent, short_name, signed, signed_interval
+from bild_lab.lab.results.batches import batch_curves
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.results.table import to_frame
 
 DATA, TEMPLATE = "data", ".md.j2"
-POINT_COLUMNS = """policy target draft dataset split n_examples dtype temperature engine quality quality_low
-quality_high quality_difference quality_difference_low quality_difference_high latency_s_median latency_s_p95
-latency_s_mean speedup speedup_low speedup_high tokens_per_s baseline_tokens_per_s tokens_per_target_call
+POINT_COLUMNS = """policy target draft dataset split n_examples dtype batch temperature engine quality
+quality_low quality_high quality_difference quality_difference_low quality_difference_high latency_s_median
+latency_s_p95 latency_s_mean speedup speedup_low speedup_high tokens_per_s baseline_tokens_per_s tokens_per_target_call
 acceptance_rate drafted accepted draft_calls target_calls fallbacks rollbacks exit_layer_mean agreement_with_target
-certificate_equal certificate_ties certificate_defects predicted_cost_ratio predicted_theorem
-predicted_rounds""".split()
+certificate_equal certificate_ties certificate_defects certificate_unjudged
+certificate_law certificate_rounding predicted_cost_ratio predicted_theorem predicted_rounds""".split()
 SCREEN_COLUMNS = """policy split n_examples quality quality_difference predicted_speedup tokens_per_target_call
 acceptance_rate on_front""".split()
 SCREEN_SUMMARY = """points live_target_calls live_draft_calls recorded_target_calls recorded_draft_calls
-vanilla_target_calls record_bytes seconds cost_model_error cost_model_worst replayed_live replayed_differently confirmed
-prediction_error_median prediction_error_largest""".split()
+vanilla_target_calls record_bytes seconds cost_model_error cost_model_worst replayed_live replayed_differently
+replayed_ties confirmed prediction_error_median prediction_error_largest""".split()
+TRAINING = ("parameters", "train_examples", "steps", "passes", "training_s", "loss", "metric", "best", "recipe")
 FOUND = ("git", "cpu", "gpu", "cores", "threads", "torch", "transformers")  # in the environment of every point
 
 
 def keep(folder: Path, data: Path, name: str | None = None) -> list[Path]:
-    """Write what pages need of a sweep, a screening or a benchmark (outputs/NAME) to `data`. Returns the files.
+    """Write what pages need of a sweep, screening, benchmark or training (outputs/NAME) to `data`. Returns the files.
 
-    Raises UserError for a folder that holds neither.
+    Raises UserError for a folder that holds none of them.
     """
     name, contents = name or folder.name, {}
     results = Sweep(folder).results() if (folder / "points").is_dir() else []
@@ -51,6 +53,10 @@ def keep(folder: Path, data: Path, name: str | None = None) -> list[Path]:
         for model in ("target", "draft"):
             frame[model] = frame[model].map(short_name, na_action="ignore")
         contents[f"{name}.csv"] = _csv(frame, POINT_COLUMNS)
+    if curves := batch_curves(results):
+        from bild_lab.report.batch_table import batch_table  # reads configurations, and so loads torch
+
+        contents[f"{name}.batches.csv"] = pd.DataFrame(batch_table(curves)).to_csv(index=False, float_format="%.6g")
     if (folder / "screen.csv").is_file():
         contents[f"{name}.screen.csv"] = _csv(pd.read_csv(folder / "screen.csv"), SCREEN_COLUMNS)
     summary: dict[str, Any] = {}
@@ -61,11 +67,15 @@ def keep(folder: Path, data: Path, name: str | None = None) -> list[Path]:
         contents[f"{name}.bench.csv"] = pd.DataFrame(bench["rows"]).to_csv(index=False, float_format="%.6g")
         summary["measured"] = measured([(bench["environment"]["started"], bench["environment"].get)])
         summary["forwards"] = [{**one, "ms": float(f"{one['ms']:.4g}")} for one in bench["forwards"]]
+    if (folder / "checkpoint").is_dir() and (folder / "metrics.json").is_file():
+        metrics = json.loads((folder / "metrics.json").read_text())
+        summary["training"] = {key: metrics[key] for key in TRAINING}
+        summary["training"]["compared"] = metrics.get("alignment", {}).get("compared")
     if (folder / "screen.json").is_file():
         screen = json.loads((folder / "screen.json").read_text())
         summary["screen"] = {key: screen.get(key) for key in SCREEN_SUMMARY}
     if not summary:
-        raise UserError(f"{folder} has nothing to keep; give the folder of a sweep, a screening or a benchmark")
+        raise UserError(f"{folder} has nothing to keep; give the folder of a sweep, screening, benchmark or training")
     contents[f"{name}.json"] = json.dumps(summary, indent=1) + "\n"
     for file, content in contents.items():
         write_atomically(data / file, content.encode())
@@ -106,6 +116,16 @@ class Kept:
     def screened(self) -> list[dict[str, Any]]:
         return _rows(self.data / f"{self.name}.screen.csv")
 
+    @property
+    def exists(self) -> bool:
+        """Whether it has been kept."""
+        return (self.data / f"{self.name}.json").is_file()
+
+    @cached_property
+    def batches(self) -> list[dict[str, Any]]:
+        """Every point of the curves over the batch."""
+        return _rows(self.data / f"{self.name}.batches.csv")
+
     @cached_property
     def _summary(self) -> Mapping[str, Any]:
         return json.loads((self.data / f"{self.name}.json").read_text())
@@ -121,6 +141,10 @@ class Kept:
     @property
     def forwards(self) -> list[dict[str, Any]]:
         return self._summary["forwards"]
+
+    @property
+    def training(self) -> Mapping[str, Any]:
+        return self._summary["training"]
 
     @property
     def screen(self) -> Mapping[str, Any]:

@@ -6,6 +6,7 @@ What each command calls:
 - `scripts/generate_calibration.py`: `calibration.generate.generate_calibration`, a model's greedy answers to a dataset.
 - `scripts/align.py`: `alignment.align.align`, a drafter on its target's answers (BiLD §3.5.1).
 - `scripts/train_bita.py`, `train_medusa.py`, `train_lm_heads.py`: `frozen.train.train_module`.
+- `scripts/train_judge.py`: `judge.job.train_judge`, labels by search and a linear classifier.
 - `scripts/build_ngrams.py`: `ngrams.estimate`, n-gram tables of a corpus.
 - `python -m bild_lab.training.toy NAME`: `toy.train_member`, a model of the toy pair.
 

@@ -21,7 +21,7 @@ CONF = ROOT / "conf"
 MAIN = "config"  # of run.py
 SCHEMAS = {  # of groups whose files share their keys
     "pair": ("bild_lab/lab/config.py", "PairSpec"),
-    "dataset": ("bild_lab/lab/data/examples.py", "DatasetSpec"),
+    "dataset": ("bild_lab/lab/data/dataset_spec.py", "DatasetSpec"),
     "train": ("bild_lab/training/recipe.py", "Recipe"),
 }
 NOT_KEYS = ("defaults", "hydra", "decoder", "_target_")  # of composition, and the parts of a policy

@@ -16,8 +16,9 @@ from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
+from tests.engine.vocabularies.foreign import foreign_module
 from tests.policies import DECODER_ONLY, FAMILIES, REFUSED, in_memory, load, shipped
-from tests.tiny import END, PAD, START, tiny_llama, tiny_t5
+from tests.tiny import END, PAD, START, WORDS, relative_of, save, tiny_llama, tiny_t5
 from tests.tiny_architectures import build, word_tokenizer
 
 
@@ -39,6 +40,31 @@ def test_a_checkpoints_own_generation_settings_are_left_out(checkpoints: Path) -
     decoder.target.transformers.module.generation_config.repetition_penalty = 50.0
     decoder.target.checkpoint.generation.repetition_penalty = 50.0
     assert decoder.generate("w5 w9 w30", max_new_tokens=20).token_ids == expected
+
+
+def test_a_drafter_of_another_vocabulary_gives_the_text_of_generate_and_stays_whole(
+    checkpoints: Path, tmp_path: Path
+) -> None:
+    module, words = foreign_module(relative_of(tiny_llama(1), 2, noise=0.05), seed=3)
+    target, draft = str(checkpoints / "llama"), str(save(module, tmp_path / "foreign", words))
+    expected = bild_lab.load(target, policy="hf_generate").generate("w5 w9 w30", 25).token_ids
+    own, assisted = (bild_lab.load(target, draft, policy, engine="hf") for policy in ("speculative", "hf_assisted"))
+    assert [one.vocabularies[0]["chosen"] for one in (own, assisted)] == ["intersection", "universal"]
+    before = own.generate("w5 w9 w30", 25, temperature=1.0).token_ids
+    assert assisted.generate("w5 w9 w30", 25).token_ids == expected
+    sampled = [assisted.generate("w5 w9 w30", 25, temperature=1.0, seed=seed).token_ids for seed in (3, 3, 4)]
+    assert sampled[0] == sampled[1] != sampled[2]
+    assert own.generate("w5 w9 w30", 25, temperature=1.0).token_ids == before
+
+
+def test_other_vocabularies_that_transformers_cannot_take_are_refused(checkpoints: Path, tmp_path: Path) -> None:
+    module, words = foreign_module(tiny_t5(1), seed=3)
+    folder = str(save(module, tmp_path / "t5", words))
+    with pytest.raises(UserError, match="gives an encoder–decoder's drafter the target's source tokens"):
+        bild_lab.load(str(checkpoints / "t5"), folder, "hf_assisted")
+    moved = str(save(tiny_llama(1), tmp_path / "llama", WORDS[::-1]))
+    with pytest.raises(UserError, match="models that both give 40 logits to share one; use policy=speculative"):
+        bild_lab.load(str(checkpoints / "llama"), moved, "hf_assisted")
 
 
 def repetitive(family: str) -> tuple[HuggingFaceModel, Request]:

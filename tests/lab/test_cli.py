@@ -269,6 +269,20 @@ def test_a_certified_run_judges_every_text(command: Command, base: list[str]) ->
 
 
 @pytest.mark.slow
+def test_a_certified_run_judges_the_distributions_of_sampled_texts(command: Command, base: list[str]) -> None:
+    sweep = ["-m", "policy=speculative,typical_acceptance,fly", "decoding=sample", "measure.baseline=null"]
+    code, printed = command(*base, *sweep, "policy.window=3", "measure.certify=true")
+    assert code == 0, printed
+    table = pd.read_csv("outputs/tested/sweep.csv").set_index("policy")
+    columns = [f"certificate_{name}" for name in ("equal", "ties", "defects", "unjudged")]
+    assert table.loc["speculative", columns[:2]].sum() == 6
+    assert table.loc["typical_acceptance", columns].tolist() == [0, 0, 6, 0]
+    assert table.loc["fly", columns].tolist() == [0, 0, 0, 6]
+    assert table.loc["speculative", "certificate_law"] < 1e-6 < table.loc["typical_acceptance", "certificate_law"]
+    assert "Distributions when sampling" in Path("outputs/tested/report.html").read_text()
+
+
+@pytest.mark.slow
 def test_a_point_measured_anew_replaces_the_old_one_in_the_table(
     command: Command, base: list[str], checkpoints: Path, tmp_path: Path
 ) -> None:
@@ -440,10 +454,9 @@ BAD_INPUT = {
     "unknown device": (["runtime.device=abacus"], "runtime.device must be auto, cpu"),
     "absent device": (["runtime.device=mtia"], "runtime.device must be auto, cpu"),
     "unknown dtype": (["runtime.dtype=int3"], "runtime.dtype must be one of float32"),
-    "certificate of sampled text": (["measure.certify=true", "decoding=sample"], "measure.certify compares with"),
     "certificate without a baseline": (
         ["measure.certify=true", "measure.baseline=null"],
-        "measure.certify compares with",
+        "measure.certify compares greedy text with",
     ),
     "no repeats": (["measure.repeats=0"], "measure.repeats must be a whole number >= 1"),
     "unknown baseline": (["measure.baseline=best"], "policy must be one of"),

@@ -48,7 +48,8 @@ def sweep(data: Path) -> Callable[..., Sweep]:
         for fallback in FALLBACKS:
             told = {"data": data_hash(examples), "n_examples": len(examples), "code": git, **setting}
             own = {"setting": told, "environment": {**ENVIRONMENT, "git": git}}
-            result = sample_result("bild", {"fallback": fallback, "rollback": 2.0}, 1.5, **own)
+            judged = {"accepted": 3, "drafted": 6, "judged_by_position": [[2, 1, 0], [1, 0, 2]]}
+            result = sample_result("bild", {"fallback": fallback, "rollback": 2.0}, 1.5, **own, **judged)
             decoded = [
                 sample_example(
                     one.id,
@@ -229,3 +230,18 @@ def test_plain_words_are_a_list_and_the_rest_overrides() -> None:
         r"sweeps=['outputs/a b','o\'b']",
     ]
     assert words_as_list(["name=x"], "sweeps") == ["name=x"]
+
+
+def test_acceptance_is_printed_under_the_names_of_other_tools(command: Command, sweep: Callable[..., Sweep]) -> None:
+    sweep("before", 1.0)
+    sweep("after", 0.8)
+    code, printed = command("outputs/before", "outputs/after", "names=[vllm,spec_bench]")
+    assert code == 0, printed
+    lines = [" ".join(line.split()) for line in printed.splitlines()]
+    assert "acceptance as vllm names it" in printed
+    assert "Avg Draft acceptance rate 0.500 0.500" in lines
+    assert "Per-position acceptance rate 0.667 0.333 0.667 0.333" in lines
+    assert "Mean accepted tokens" in printed
+    assert "spec_accept_rate" not in printed
+    code, printed = command("outputs/before", "outputs/after", "names=tgi")
+    assert (code, "names must be of vllm" in printed) == (2, True)

@@ -14,7 +14,8 @@ from bild_lab.lab.point import Point, prepare
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.runner import run_point
 from tests.engine.adapters.tiny import files_of, random_adapter
-from tests.tiny import tiny_llama
+from tests.engine.vocabularies.foreign import foreign_module
+from tests.tiny import save, tiny_llama
 
 
 def point(checkpoints: Path, data: Path, *overrides: str) -> Point:
@@ -37,6 +38,15 @@ def test_facts_are_no_part_of_what_a_point_is(checkpoints: Path, data: Path) -> 
     ours, theirs = point(checkpoints, data), point(checkpoints, data, "pair.name=mine", "pair.aligned=true")
     assert ours.facts != theirs.facts
     assert (ours.id, ours.setting) == (theirs.id, theirs.setting)
+
+
+def test_what_two_vocabularies_share_is_a_fact(checkpoints: Path, data: Path, tmp_path: Path) -> None:
+    module, words = foreign_module(tiny_llama(1), seed=3)
+    folder = save(module, tmp_path / "foreign", words)
+    for how in ("intersection", "strings"):
+        (told,) = point(checkpoints, data, f"pair.draft={folder}", f"pair.vocabularies={how}").facts["vocabularies"]
+        assert told == {"draft": str(folder), "chosen": how, "shared": 30, "target_pieces": 36, "draft_pieces": 34}
+    assert "vocabularies" not in point(checkpoints, data, "policy=vanilla", f"pair.draft={folder}").facts
 
 
 @pytest.mark.parametrize(("policy", "rule"), [("speculative", "SpeculativeSampling"), ("hf_generate", None)])

@@ -12,13 +12,17 @@ from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 import bild_lab
+from bild_lab.engine.vocabularies import overlap
 from bild_lab.errors import UserError
 from bild_lab.lab import config
 from bild_lab.lab.build import describe_decoder, policy_label
 from bild_lab.lab.config import compose_policy, config_dir, policy_names
+from bild_lab.lab.generation_settings import warn
 from tests.checkpoints import SHARED, needs_shared
+from tests.engine.vocabularies.foreign import foreign_module
 from tests.policies import GREEDY_ONLY, RUNNABLE, is_lossless, load
 from tests.thinned import thinned
+from tests.tiny import relative_of, save, tiny_llama
 
 PROMPT = "w5 w9 w30 w12"
 
@@ -103,10 +107,66 @@ def test_how_a_drafter_drafts_can_be_asked_for(checkpoints: Path) -> None:
 
 
 def test_wrong_pairs_fail_before_any_weight_is_read(checkpoints: Path) -> None:
-    with pytest.raises(UserError, match="must share one vocabulary"):
+    with pytest.raises(UserError, match="different vocabularies that share no piece and cannot write each other's"):
         bild_lab.load(target=str(checkpoints / "llama"), draft=str(checkpoints / "llama-words"), dtype="float16")
     fresh = bild_lab.load(target=str(checkpoints / "llama"), policy="vanilla", dtype="float16")
     assert "module" not in vars(fresh.target)
+
+
+@pytest.fixture(scope="module")
+def foreign_draft(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """llama-draft with other words in another order."""
+    module, words = foreign_module(relative_of(tiny_llama(1), 2, noise=0.05), seed=3)
+    return str(save(module, tmp_path_factory.mktemp("models") / "foreign", words))
+
+
+@pytest.mark.parametrize("how", ["auto", "intersection", "strings"])
+def test_a_draft_model_may_have_another_vocabulary(
+    checkpoints: Path, foreign_draft: str, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn.cache_clear()
+    target = str(checkpoints / "llama")
+    expected = bild_lab.load(target, policy="vanilla").generate(PROMPT, 25).token_ids
+    for policy, knobs in (("speculative", {}), ("speculative_tree", {}), ("bild", {"rollback": 0.69})):
+        result = bild_lab.load(target, foreign_draft, policy, vocabularies=how, **knobs).generate(PROMPT, 25)
+        assert result.token_ids == expected
+        assert result.trace.accepted > 0
+    way = "its text, tokenized anew" if how == "strings" else "the tokens that both have"
+    told = [one for one in caplog.messages if "another vocabulary" in one]
+    assert len(told) == 1
+    shares = "(34 pieces) has another vocabulary than the target (36) and shares 30 of its pieces"
+    assert f"{shares}: it drafts by {way}" in told[0]
+
+
+def test_a_policy_that_reads_scores_gets_the_shared_tokens(
+    checkpoints: Path, foreign_draft: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overlap, "ENOUGH", 2.0)  # auto would take the text
+    pair = {"target": str(checkpoints / "llama"), "draft": foreign_draft}
+    assert bild_lab.load(**pair, policy="speculative").models[1].how == "strings"
+    for policy in ("speculative_cascade", "speculative_beam"):
+        decoder = bild_lab.load(**pair, policy=policy)
+        assert [model.how for model in decoder.models[1:]] == ["intersection"]
+        assert decoder.generate(PROMPT, 12).token_ids
+        with pytest.raises(UserError, match="reads the draft model's scores.*pair.vocabularies=intersection"):
+            bild_lab.load(**pair, policy=policy, vocabularies="strings")
+    with pytest.raises(UserError, match="pair.vocabularies must be one of auto, intersection, strings, got 'text'"):
+        bild_lab.load(**pair, policy="speculative", vocabularies="text")
+
+
+def test_a_draft_model_of_another_kind_is_refused(checkpoints: Path) -> None:
+    with pytest.raises(UserError, match="must be of one kind, got .*t5 .an encoder–decoder. and .*llama .decoder-only"):
+        bild_lab.load(str(checkpoints / "t5"), str(checkpoints / "llama"), "speculative")
+
+
+def test_processors_see_the_targets_tokens(checkpoints: Path, foreign_draft: str) -> None:
+    never = [{"_target_": "transformers.NoRepeatNGramLogitsProcessor", "ngram_size": 2}]
+    target = str(checkpoints / "llama")
+    expected = bild_lab.load(target, policy="vanilla", processors=never).generate(PROMPT, 25).token_ids
+    assert expected != bild_lab.load(target, policy="vanilla").generate(PROMPT, 25).token_ids
+    for how in ("intersection", "strings"):
+        decoder = bild_lab.load(target, foreign_draft, "speculative", vocabularies=how, processors=never)
+        assert decoder.generate(PROMPT, 25).token_ids == expected
 
 
 def test_a_truncated_checkpoint_is_refused(checkpoints: Path, tmp_path: Path) -> None:

@@ -42,6 +42,8 @@ def name_of(*words: str) -> str:
         "dataset.max_source_tokens=4",
         "dataset.prompt_template='w5 {source}'",
         "dataset.metric=rouge",
+        "dataset.metrics=[bleu,chrf]",
+        "+dataset.cut=[w4]",
         "decoding.max_new_tokens=7",
         "decoding=sample",
         "decoding.processors=checkpoint",
@@ -51,9 +53,11 @@ def name_of(*words: str) -> str:
         "measure.baseline=null",
         "measure.traced_examples=1",
         "measure.certify=true",
+        "measure.target_log_probability=false",
         "runtime.dtype=bfloat16",
         "runtime.engine=hf",
         "runtime.compile_drafter=false",
+        "pair.vocabularies=strings",
         "runtime.threads=2",
         "runtime.seed=1",
     ],
@@ -220,3 +224,29 @@ def test_a_policy_that_the_toy_pair_can_decode_with_is_not_refused_before_it_is_
 ) -> None:
     with pytest.raises(Trained):
         prepare(compose_config(["dataset.limit=1", f"policy={policy}", *OWN_WORDS.get(policy, [])]))
+
+
+def test_another_script_of_a_local_metric_gives_another_name(
+    base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[str] = []
+    monkeypatch.setattr(module, "require_loadable", loaded.append)
+    (tmp_path / "own").mkdir()
+    (script := tmp_path / "own" / "own.py").write_text("first")
+    words = [*base, f"dataset.metric=evaluate:{tmp_path / 'own'}"]
+    before = name_of(*words)
+    assert name_of(*words) == before
+    script.write_text("second")
+    assert name_of(*words) != before
+    assert loaded == [f"evaluate:{tmp_path / 'own'}"] * 3  # before anything is decoded
+
+
+def test_what_runs_code_is_refused_unless_it_was_allowed(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "require_loadable", lambda metric: None)
+    program = "+dataset.reference_template='{answer}'"
+    with pytest.raises(UserError, match=r"allow it with measure\.run_code=true"):
+        name_of(*base, "dataset.metric=pass_at_1", program)
+    assert name_of(*base, "dataset.metrics=[bleu,pass_at_1]", program, "measure.run_code=true")
+    with pytest.raises(UserError, match=r"evaluate:some/one is no local folder, and a community metric is .* code"):
+        name_of(*base, "dataset.metric=evaluate:some/one")
+    assert name_of(*base, "dataset.metric=evaluate:some/one", "runtime.trust_remote_code=true")

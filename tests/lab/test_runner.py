@@ -38,8 +38,8 @@ def texts(checkpoints: Path) -> dict[str, list[str]]:
 
 
 @pytest.fixture(scope="module")
-def point(checkpoints: Path, texts: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory) -> Point:
-    """The same as a point. The references are the target's texts."""
+def words(checkpoints: Path, texts: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The same as a configuration. The references are the target's texts."""
     file = tmp_path_factory.mktemp("data") / "test.jsonl"
     rows = zip(PROMPTS, texts["baseline"], strict=True)
     file.write_text("".join(json.dumps({"de": prompt, "en": text}) + "\n" for prompt, text in rows))
@@ -47,6 +47,11 @@ def point(checkpoints: Path, texts: dict[str, list[str]], tmp_path_factory: pyte
     words += ["dataset=multi30k", f"dataset.path={file}", f"decoding.max_new_tokens={NEW}"]
     words += ["policy=bild", "policy.fallback=0.1", "policy.rollback=inf", "runtime.threads=1", "runtime.seed=3"]
     words += ["measure.repeats=2", "measure.warmup=1", "measure.traced_examples=1"]
+    return [*words, "dataset.metrics=[bleu,exact_match]"]
+
+
+@pytest.fixture(scope="module")
+def point(words: list[str]) -> Point:
     points.cached_examples.cache_clear()
     return prepare(compose_config(words))
 
@@ -82,6 +87,27 @@ def test_the_quality_is_the_methods_and_beside_it_is_the_baselines(texts: dict, 
     assert quality.difference == pytest.approx(own.value - 100)
     same = [mine == theirs for mine, theirs in zip(texts["method"], texts["baseline"], strict=True)]
     assert result.agreement_with_target == sum(same) / 4
+
+
+def test_a_second_metric_and_what_changed_are_beside_it(texts: dict, measured: tuple) -> None:
+    result, examples, _ = measured
+    same = [mine == theirs for mine, theirs in zip(texts["method"], texts["baseline"], strict=True)]
+    further = result.further_qualities["exact_match"]
+    assert (further.metric, further.value, further.baseline) == ("exact match", 100 * sum(same) / 4, 100)
+    assert [one.scores for one in examples] == [{"exact_match": 100.0 * equal} for equal in same]
+    assert result.change.changed == 1 - sum(same) / 4 > 0
+    assert 0 <= result.change.first_difference < NEW
+
+
+def test_the_target_finds_its_own_greedy_texts_likelier_than_a_drafters(measured: tuple) -> None:
+    result, examples, _ = measured
+    own, base = (
+        sum(getattr(one, name) for one in examples) for name in ("log_probability", "baseline_log_probability")
+    )
+    assert result.change.log_probability == pytest.approx(own / sum(len(one.token_ids) for one in examples))
+    tokens = sum(len(one.baseline_token_ids) for one in examples)
+    assert result.change.log_probability_baseline == pytest.approx(base / tokens)
+    assert result.change.log_probability_difference < 0
 
 
 def test_the_speedup_is_the_baselines_time_over_the_methods(measured: tuple) -> None:
@@ -120,6 +146,23 @@ def test_only_the_traced_examples_have_a_timeline(measured: tuple) -> None:
     assert examples[0].prompt and set(result.stages_s) == {"prefill", "draft", "verify", "host"}
 
 
+def test_a_point_in_batches_has_the_texts_of_batch_1_and_certificates(
+    words: list[str], measured: tuple, tmp_path: Path
+) -> None:
+    alone, examples, _ = measured
+    point = prepare(compose_config([*words, "runtime.batch=3", "measure.certify=true", "measure.repeats=1"]))
+    result = run_point(point, Sweep(tmp_path))
+    found = read_examples(result.folder)
+    assert (result.setting.batch, alone.setting.batch) == (3, 1) and point.id != alone.point
+    assert [one.token_ids for one in found] == [one.token_ids for one in examples]
+    assert [one.rounds for one in found] == [one.rounds for one in examples]
+    assert result.quality == alone.quality and result.counts == alone.counts
+    assert result.certificate.equal + result.certificate.ties + result.certificate.defects == 4
+    assert sum(one.certificate["verdict"] == "equal" for one in found) == result.certificate.equal
+    assert result.stages_s is result.cost is None  # what texts share is nobody's
+    assert result.latency_s.total > sum(one.latency_s[0] for one in found)  # texts wait for one another
+
+
 def test_a_clock_tells_each_lap(monkeypatch: pytest.MonkeyPatch) -> None:
     moments, named = iter([10.0, 11.0, 11.5, 15.5]), []
     monkeypatch.setattr(runner.time, "perf_counter", lambda: next(moments))
@@ -129,3 +172,22 @@ def test_a_clock_tells_each_lap(monkeypatch: pytest.MonkeyPatch) -> None:
     clock.end()
     assert clock.laps == {"load": 1.0, "decode": 4.0}
     assert named == ["loading models", "decoding"]
+
+
+@pytest.mark.slow
+def test_programs_are_run_for_the_policy_and_the_baseline_and_their_verdicts_are_stored(
+    checkpoints: Path, texts: dict[str, list[str]], tmp_path: Path
+) -> None:
+    """The test of each program is that it holds what the target says."""
+    file = tmp_path / "test.jsonl"
+    rows = zip(PROMPTS, texts["baseline"], strict=True)
+    file.write_text("".join(json.dumps({"de": prompt, "test": repr(text)}) + "\n" for prompt, text in rows))
+    words = [f"pair.target={checkpoints / 'llama'}", f"pair.draft={checkpoints / 'llama-draft'}", "dataset=local"]
+    words += [f"dataset.path={file}", "dataset.source_column=de", f"decoding.max_new_tokens={NEW}"]
+    words += ["+dataset.reference_template='assert \"{answer}\".strip() == {test}'", "dataset.metric=pass_at_1"]
+    words += ["policy=bild", "policy.fallback=0.1", "policy.rollback=inf", "measure.repeats=1", "measure.run_code=true"]
+    points.cached_examples.cache_clear()
+    result = run_point(prepare(compose_config(words)), Sweep(tmp_path / "sweep"))
+    same = [mine == theirs for mine, theirs in zip(texts["method"], texts["baseline"], strict=True)]
+    assert (result.quality.metric, result.quality.value, result.quality.baseline) == ("pass@1", 25 * sum(same), 100)
+    assert [one.scores["pass_at_1"] for one in read_examples(result.folder)] == [100.0 * equal for equal in same]

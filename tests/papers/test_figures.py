@@ -88,6 +88,7 @@ RUNS: dict[str, Callable[[], list[Run]]] = {
         ("toy", other("speculative_cascade", rule="chow"), ()),
         ("toy", other("typical_acceptance"), ()),
         ("toy", other("speculative", lenience=0.3), ()),
+        *(("toy", other(policy), ()) for policy in ("static_ensemble", "relaxed", "fly", "judge", "step_cascade")),
     ],
     "spec_tab2": lambda: [("toy", other("speculative", lenience=1.0), ())],
     "spec_tab3": lambda: [("toy", other("speculative", lenience=1.0), ()), ("toy", other("ngram", order=2), ())],

@@ -1,7 +1,14 @@
 """Tests of what is said beside a comparison."""
 
-from bild_lab.lab.analysis.paired import Compared, Pair
-from bild_lab.report.comparison import notes
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+from rich.console import Console
+
+from bild_lab.lab.analysis.paired import Compared, ComparedQuality, Pair
+from bild_lab.lab.metrics import Difference
+from bild_lab.report.comparison import comparison_frame, comparison_table, notes, write_comparison
 from tests.report.sample import ENVIRONMENT, sample_result
 
 
@@ -15,3 +22,26 @@ def test_a_side_that_was_timed_on_a_busy_machine_is_named() -> None:
     (note,) = notes([compared(busy_elsewhere_percent=74.4)], {}, {}, "")
     assert note.startswith("B: 1 of 1 point was timed while other programs used 74 % of the machine")
     assert notes([compared()], {}, {}, "") == []
+
+
+def test_every_metric_has_its_columns_and_its_line(tmp_path: Path) -> None:
+    one = compared()
+    chrf = ComparedQuality("chrF", (61.0, 60.0), Difference("chrF", -1.0, -1.5, -0.5, 0.001))
+    both = [replace(one, further=(chrf,)), one]
+    frame = comparison_frame(both)
+    assert frame["chrF_a"].tolist()[0] == 61 and frame["chrF_difference_low"].tolist()[0] == -1.5
+    assert frame["chrF_verdict"].tolist()[0] == "worse" and frame["chrF_verdict"].isna()[1]
+    console = Console(width=80, record=True, file=StringIO())
+    console.print(comparison_table(both))
+    assert any(
+        line.split()[:1] == ["chrF"] and "-1.00" in line and "worse" in line
+        for line in console.export_text().splitlines()
+    )
+    write_comparison(tmp_path, ("a", "b"), both, [])
+    page = (tmp_path / "compare.html").read_text()
+    titles, rows = page[page.index("<thead>") :].split("<tbody>")
+    assert ">BLEU</th>" in titles and ">chrF</th>" in titles
+    assert [row.count("<td") for row in rows.split("</tr>")[:2]] == [
+        15,
+        15,
+    ]  # speed, BLEU, chrF, also where it is missing

@@ -10,7 +10,7 @@ import pytest
 
 from bild_lab.errors import UserError
 from bild_lab.lab.results.records import Sweep
-from bild_lab.report.result_pages import DATA, TEMPLATE, Kept, difference, keep, page_of, render
+from bild_lab.report.result_pages import DATA, TEMPLATE, TRAINING, Kept, difference, keep, page_of, render
 from tests.report.sample import sample_drafted
 
 PAGES = Path(__file__).parents[2] / "docs" / "results"
@@ -84,6 +84,15 @@ def test_what_is_kept_of_a_benchmark_comes_back(tmp_path: Path) -> None:
     assert (kept.forwards[0]["ms"], kept.measured["threads"]) == (0.1235, ["2"])
     with pytest.raises(UserError, match="0 rows of bench have"):
         kept.arm("toy", "other")
+
+
+def test_the_end_of_a_training_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "aligned" / "checkpoint").mkdir(parents=True)
+    compared = {"token_agreement": {"before": 0.5, "after": 0.75}}
+    metrics = {**dict.fromkeys(TRAINING, 1), "history": [1] * 1000, "alignment": {"folder": "a", "compared": compared}}
+    (tmp_path / "aligned" / "metrics.json").write_text(json.dumps(metrics))
+    keep(tmp_path / "aligned", tmp_path / DATA)
+    assert Kept(tmp_path / DATA, "aligned").training == {**dict.fromkeys(TRAINING, 1), "compared": compared}
 
 
 def test_a_folder_without_numbers_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from bild_lab.engine.acceptance.speculative_sampling import as_wide_as, drafter_probs, verify_chain
+from bild_lab.engine.acceptance.speculative_sampling import as_wide_as, drafter_probs, speculative_law, verify_chain
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, precise
@@ -122,15 +122,26 @@ class SpeculativeCascade:
         return False
 
     def __call__(self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict:
+        mixed, q = self._mixed(draft, logits, request)
+        return verify_chain(mixed, q, draft, request.generator)
+
+    def law(
+        self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request, drawn: Float[Tensor, "n vocab"]
+    ) -> Float[Tensor, "n+1 vocab"]:
+        return speculative_law(draft, *self._mixed(draft, logits, request), drawn)
+
+    def _mixed(
+        self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request
+    ) -> tuple[Float[Tensor, "n+1 vocab"], Float[Tensor, "n vocab"]]:
+        """π, which is p behind the whole draft, and q."""
         n = len(draft)
         p = request.sampling.probs(logits)  # [n+1, vocab]
         q = drafter_probs(draft, p)  # [n, vocab]
         if n == 0:
-            return verify_chain(p, q, draft, request.generator)
+            return p, q
         own = precise(logits[:n]).softmax(-1)
         deferred = self._rule(own, as_wide_as(own, draft.own_probs))
-        mixed = torch.cat([cascaded(p[:n], q, deferred), p[n:]])
-        return verify_chain(mixed, q, draft, request.generator)
+        return torch.cat([cascaded(p[:n], q, deferred), p[n:]]), q
 
 
 def cascaded(

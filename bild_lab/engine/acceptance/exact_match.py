@@ -30,3 +30,8 @@ class ExactMatch:
             path.append(following)
             node = following
         return Verdict(path=tuple(path), next_token=int(chosen[node + 1]))
+
+    def law(
+        self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request, drawn: Float[Tensor, "n vocab"]
+    ) -> Float[Tensor, "n+1 vocab"]:
+        return request.sampling.probs(logits)  # whatever was drafted

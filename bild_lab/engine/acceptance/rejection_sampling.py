@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from bild_lab.engine.acceptance.laws import law_of
 from bild_lab.engine.acceptance.speculative_sampling import before_rejection, drafter_probs
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.request import Request
@@ -32,8 +33,21 @@ class RejectionSampling:
         p = request.sampling.probs(logits)  # [n+1, vocab]
         q = drafter_probs(draft, p)  # [n, vocab]
         drafted = draft.tokens[:, None]
-        bound = torch.where(p[:-1] > 0, p[:-1] / q, 0.0).amax(-1)  # M, [n]
+        bound = greatest_ratio(p[:-1], q)  # M, [n]
         uniform = torch.rand(len(draft), generator=request.generator, device=p.device, dtype=p.dtype)
         kept = before_rejection(uniform * bound * q.gather(-1, drafted)[:, 0] < p[:-1].gather(-1, drafted)[:, 0])
         (counted, chosen) = draft.to_host(kept, draw(p.index_select(0, kept), request.generator))
         return Verdict(path=tuple(range(int(counted[0]))), next_token=int(chosen[0]))
+
+    def law(
+        self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request, drawn: Float[Tensor, "n vocab"]
+    ) -> Float[Tensor, "n+1 vocab"]:
+        p = request.sampling.probs(logits)
+        q = drafter_probs(draft, p)
+        scaled = torch.where(q > 0, greatest_ratio(p[:-1], q)[:, None] * q, torch.inf)  # M·q
+        return law_of(draft, p, drawn, lambda owed, node: (owed / scaled[node], owed))
+
+
+def greatest_ratio(p: Float[Tensor, "n vocab"], q: Float[Tensor, "n vocab"]) -> Float[Tensor, " n"]:
+    """M = max p / q of each row, over the tokens that the target may emit."""
+    return torch.where(p > 0, p / q, 0.0).amax(-1)

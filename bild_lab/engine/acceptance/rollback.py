@@ -7,6 +7,7 @@ import math
 from jaxtyping import Float
 from torch import Tensor
 
+from bild_lab.engine.acceptance.laws import passing_law
 from bild_lab.engine.acceptance.trees import judging_rows, likeliest_path
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.request import Request
@@ -41,3 +42,9 @@ class Rollback:
         distances, chosen = draft.to_host(distance, request.sampling.choose(logits, request.generator))
         path, row = likeliest_path(draft, [-nats for nats in distances], -self._threshold)
         return Verdict(path, int(chosen[row]), stats={"distance": tuple(distances)})
+
+    def law(
+        self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request, drawn: Float[Tensor, "n vocab"]
+    ) -> Float[Tensor, "n+1 vocab"] | None:
+        passes = -precise(logits).log_softmax(-1) <= self._threshold
+        return passing_law(draft, request.sampling.probs(logits), drawn, passes)

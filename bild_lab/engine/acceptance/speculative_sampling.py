@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from bild_lab.engine.acceptance.exact_match import ExactMatch
+from bild_lab.engine.acceptance.laws import acceptance, law_of
 from bild_lab.engine.acceptance.trees import judged_nodes, judging_rows, likeliest_path
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.request import Request
@@ -55,21 +56,32 @@ class SpeculativeSampling:
         verify = verify_chain if draft.parents is None else verify_tree
         return verify(p, q, draft, request.generator)
 
+    def law(
+        self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request, drawn: Float[Tensor, "n vocab"]
+    ) -> Float[Tensor, "n+1 vocab"]:
+        p = request.sampling.probs(logits)
+        return speculative_law(draft, p, self._lenience * drafter_probs(draft, p), drawn)
+
 
 def verify_chain(
-    p: Float[Tensor, "n+1 vocab"], q: Float[Tensor, "n vocab"], draft: Draft, generator: torch.Generator | None
+    p: Float[Tensor, "n+1 vocab"],
+    q: Float[Tensor, "n vocab"],
+    draft: Draft,
+    generator: torch.Generator | None,
+    **noted: Float[Tensor, " n"],
 ) -> Verdict:
     """Accept each token with min(1, p / q) up to the first rejection, then draw from norm(max(0, p − q)).
 
-    q is the drafter's distribution times the lenience.
+    q is the drafter's distribution times the lenience. noted: statistics of each drafted token, by name.
     """
     drafted = draft.tokens[:, None]
     uniform = torch.rand(len(draft), generator=generator, device=p.device, dtype=p.dtype)
     kept = before_rejection(uniform * q.gather(-1, drafted)[:, 0] < p[:-1].gather(-1, drafted)[:, 0])
     # after a fully accepted draft there is no q: it is padded with 0, so p − q is p
     after = residual(p.index_select(0, kept), pad(q, (0, 0, 0, 1)).index_select(0, kept))
-    (counted, chosen) = draft.to_host(kept, draw(after, generator))
-    return Verdict(path=tuple(range(int(counted[0]))), next_token=int(chosen[0]))
+    counted, chosen, *values = draft.to_host(kept, draw(after, generator), *noted.values())
+    stats = {name: tuple(each) for name, each in zip(noted, values, strict=True)}
+    return Verdict(path=tuple(range(int(counted[0]))), next_token=int(chosen[0]), stats=stats)
 
 
 def verify_tree(
@@ -79,6 +91,24 @@ def verify_tree(
 
     The residuals do not depend on the random draws. So all rows are computed at once on the device, and
     the accepted path is found on the host.
+    """
+    accepted, rest = tried(p, q, draft, generator)
+    (stands, chosen) = draft.to_host(accepted, draw(rest, generator))
+    nodes = judged_nodes(draft)
+    path: list[int] = []
+    row = 0
+    while (node := next((child for child in nodes[row] if stands[child]), None)) is not None:
+        path.append(node)
+        row = node + 1
+    return Verdict(path=tuple(path), next_token=int(chosen[row]))
+
+
+def tried(
+    p: Float[Tensor, "n+1 vocab"], q: Float[Tensor, "n vocab"], draft: Draft, generator: torch.Generator | None
+) -> tuple[Bool[Tensor, " n"], Float[Tensor, "n+1 vocab"]]:
+    """Which nodes are accepted if the siblings before them are not, and what is drawn from behind each row if none is.
+
+    A chain is a tree without siblings.
     """
     nodes, rows = judged_nodes(draft), judging_rows(draft)  # the host needs the number of siblings
     table = sibling_table(rows, max(map(len, nodes)))
@@ -90,13 +120,16 @@ def verify_tree(
     for children in table:  # [n+1], the first child of every row, then the second, …
         accepted |= (children[rows] == every) & (bar < p[rows, draft.tokens])
         p = residual(p, q[children])
-    (stands, chosen) = draft.to_host(accepted, draw(p, generator))
-    path: list[int] = []
-    row = 0
-    while (node := next((child for child in nodes[row] if stands[child]), None)) is not None:
-        path.append(node)
-        row = node + 1
-    return Verdict(path=tuple(path), next_token=int(chosen[row]))
+    return accepted, p
+
+
+def speculative_law(
+    draft: Draft, p: Float[Tensor, "n+1 vocab"], q: Float[Tensor, "n vocab"], drawn: Float[Tensor, "n vocab"]
+) -> Float[Tensor, "n+1 vocab"]:
+    """What `verify_chain` and `verify_tree` emit behind each row, if each node is drawn from its row of `drawn`."""
+    return law_of(
+        draft, p, drawn, lambda owed, node: (acceptance(owed, q[node]), residual(owed[None], q[node][None])[0])
+    )
 
 
 def sibling_table(rows: Int[Tensor, " n"], most: int) -> Int[Tensor, "most n+1"]:

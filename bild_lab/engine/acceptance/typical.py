@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from bild_lab.engine.acceptance.laws import passing_law
 from bild_lab.engine.acceptance.trees import judging_rows
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.request import Request
@@ -46,12 +47,21 @@ class TypicalAcceptance:
         else:
             p = sampling.probs(logits)  # [n+1, vocab]
             choice = draw(p, request.generator)
-        bar = (self._delta * (-entropy(p)).exp()).clamp(max=self._epsilon)  # [n+1]
+        bar = self._bar(p)  # [n+1]
         rows = judging_rows(draft)
         likelihood = p[rows, draft.tokens]  # [n]
         probs, bars, chosen = draft.to_host(likelihood, bar[rows], choice)
         path = longest_path(draft.parent_list, probs, [prob > least for prob, least in zip(probs, bars, strict=True)])
         return Verdict(path=path, next_token=int(chosen[path[-1] + 1 if path else 0]))
+
+    def law(
+        self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request, drawn: Float[Tensor, "n vocab"]
+    ) -> Float[Tensor, "n+1 vocab"] | None:
+        p = request.sampling.probs(logits)
+        return passing_law(draft, p, drawn, p > self._bar(p)[:, None])
+
+    def _bar(self, p: Float[Tensor, "m vocab"]) -> Float[Tensor, " m"]:
+        return (self._delta * (-entropy(p)).exp()).clamp(max=self._epsilon)
 
 
 def entropy(p: Float[Tensor, "n vocab"]) -> Float[Tensor, " n"]:

@@ -1,9 +1,29 @@
-"""Small modules beside a frozen model, each in a folder of its own: BiTA's adapter, Medusa's heads, heads per layer.
+"""Small modules beside a frozen model, each in its own folder: BiTA's adapter, heads, EAGLE, judges.
 
 `bita_target` is a model with BiTA's adapter.
 """
 
 from bild_lab.engine.adapters.bita import BitaAdapter, BitaConfig, bita_config, load_bita
+from bild_lab.engine.adapters.eagle import Eagle, EagleConfig
+from bild_lab.engine.adapters.eagle_files import load_eagle
+from bild_lab.engine.adapters.hydra import HydraHeads, load_hydra
+from bild_lab.engine.adapters.judge import JudgeConfig, JudgeHead, load_judge
 from bild_lab.engine.adapters.medusa import MedusaConfig, MedusaHeads, load_medusa
 
-__all__ = ["BitaAdapter", "BitaConfig", "MedusaConfig", "MedusaHeads", "bita_config", "load_bita", "load_medusa"]
+__all__ = [
+    "BitaAdapter",
+    "BitaConfig",
+    "Eagle",
+    "EagleConfig",
+    "HydraHeads",
+    "JudgeConfig",
+    "JudgeHead",
+    "MedusaConfig",
+    "MedusaHeads",
+    "bita_config",
+    "load_bita",
+    "load_eagle",
+    "load_hydra",
+    "load_judge",
+    "load_medusa",
+]

@@ -10,7 +10,7 @@ from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.drafters.windows import FixedWindow
 from bild_lab.engine.protocols import Drafter, Prepares
 from bild_lab.engine.request import Request
-from bild_lab.engine.session import EVERYTHING, Model, Scores, Session, Want, on_device
+from bild_lab.engine.session import EVERYTHING, Model, Scores, Session, Want, on_device, require_scores
 from bild_lab.errors import UserError
 
 
@@ -40,6 +40,7 @@ class SpeculativeDrafter(Drafter):
                 f"the inner drafter must need logits alone, but {type(drafter).__name__} wants more; "
                 "use it on the target itself"
             )
+        require_scores(draft, "a hierarchy's middle model")
         self._model = draft
         self._drafter = drafter
         self._window = FixedWindow(window).size()
@@ -50,6 +51,10 @@ class SpeculativeDrafter(Drafter):
         """Let the inner drafter prepare, if it is one that does."""
         if isinstance(self._drafter, Prepares):
             self._drafter.prepare(request)
+
+    @property
+    def draws_from(self) -> Model:
+        return self._model
 
     def start(self, request: Request, target: Session) -> None:
         self._request = request
@@ -77,6 +82,10 @@ class SpeculativeDrafter(Drafter):
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Nothing to do: the next call of `propose` gets the accepted text."""
+
+    def forget(self, length: int) -> None:
+        self._session.rollback(length)
+        self._drafter.forget(length)
 
     def _round(self, text: list[int]) -> tuple[list[int], Tensor, int]:
         """Verify one inner draft. Returns the emitted tokens, the logits of each, and the inner drafter's forwards."""

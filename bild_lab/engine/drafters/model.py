@@ -10,10 +10,11 @@ from torch import Tensor
 
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.drafters.windows import FixedWindow, Window
+from bild_lab.engine.models.views import TargetLayers
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import pick, precise
-from bild_lab.engine.session import LAST, Chain, Model, Scores, Session, on_device
+from bild_lab.engine.session import LAST, Chain, Model, Scores, Session, on_device, require_scores
 from bild_lab.errors import UserError, require_flag
 
 
@@ -52,7 +53,6 @@ class ModelDrafter(Drafter):
     the window nor `stop` sees the token it decides about, so speculative sampling stays lossless with both.
     looks: whether each drafted token is read, and an end token ends the draft.
     keeps_probs: give the acceptance rule the drafter's distribution at temperature 1, which cascades need.
-    model: the one that drafts.
 
     With a stop rule a round's statistics hold `confidence`, the largest probability of each forward, and `fallback`,
     whether the drafter handed over because of low confidence (BiLD §3.3).
@@ -63,10 +63,12 @@ class ModelDrafter(Drafter):
     def __init__(
         self, draft: Model, window: int | Window, stop: LowConfidence | None = None, keeps_probs: bool = False
     ) -> None:
-        self.model = draft
+        self._model = draft
         self._window = window if isinstance(window, Window) else FixedWindow(window)
         self._stop = stop
         require_flag("keeps_probs", keeps_probs)
+        if keeps_probs:
+            require_scores(draft, "keeps_probs")
         self._keeps_probs = keeps_probs
         # on an accelerator a fixed window is drafted without reading the tokens, as that would synchronize
         self.looks = stop is not None or draft.device.type == "cpu"
@@ -77,10 +79,19 @@ class ModelDrafter(Drafter):
         """Optional fields that its drafts fill, for rules that need them."""
         return frozenset({"own_probs"} if self._keeps_probs else ())
 
+    @property
+    def draws_from(self) -> Model | None:
+        return None if isinstance(self._model, TargetLayers) else self._model  # a view reads the target's own rows
+
+    @property
+    def session(self) -> Session:
+        """The draft model's session of the text that started last."""
+        return self._session
+
     def start(self, request: Request, target: Session) -> None:
         self._request = request
         self._session = None  # frees a compiled model's workspace for the next sequence
-        self._session = self.model.start(request.source, request.limits.max_new_tokens, target.forwards, target)
+        self._session = self._model.start(request.source, request.limits.max_new_tokens, target.forwards, target)
         self._window.start()
 
     def propose(self, tokens: list[int]) -> Draft:
@@ -118,31 +129,41 @@ class ModelDrafter(Drafter):
                 break
             feed = chosen
         return Draft(
-            tokens=torch.cat(drafted) if drafted else torch.empty(0, dtype=torch.long, device=self.model.device),
+            tokens=torch.cat(drafted) if drafted else torch.empty(0, dtype=torch.long, device=self._model.device),
             probs=torch.cat(probs[: len(drafted)]) if drafted and probs else None,
             calls=calls,
             own_probs=torch.cat(own_probs[: len(drafted)]) if drafted and own_probs else None,
             stats={} if self._stop is None else {"fallback": fallback, "confidence": tuple(confidences)},
+            uniforms=None if uniforms is None else uniforms[: len(drafted)],
         )
 
     def _whole(self, feed: list[int], window: int, uniforms: Tensor | None) -> Draft | None:
         """The whole chain as one program; None if there is no program for it."""
         limits, sampling = self._request.limits, self._request.sampling
-        if not window or not sampling.plain or not isinstance(self._stop, LowConfidence | None):
+        if not window or not isinstance(self._stop, LowConfidence | None):
             return None
         threshold = None if self._stop is None else self._stop.threshold
-        chain = Chain(window, limits.end_tokens, threshold, sampling.temperature, uniforms, self._keeps_probs)
+        chain = Chain(
+            window,
+            limits.end_tokens,
+            threshold,
+            sampling.temperature,
+            uniforms,
+            self._keeps_probs,
+            sampling.plain,
+        )
         drafted = self._session.draft(feed, chain)
         if drafted is None:
             return None
         stats = {} if self._stop is None else {"fallback": drafted.fallback, "confidence": tuple(drafted.confidences)}
         some = len(drafted.tokens) > 0
         return Draft(
-            tokens=on_device(drafted.tokens, self.model.device),
+            tokens=on_device(drafted.tokens, self._model.device),
             probs=drafted.probs if some else None,
             calls=drafted.forwards,
             own_probs=drafted.own_probs if some else None,
             stats=stats,
+            uniforms=None if uniforms is None else uniforms[: len(drafted.tokens)],
         )
 
     def _uniforms(self, window: int) -> Float[Tensor, " window"] | None:
@@ -150,10 +171,16 @@ class ModelDrafter(Drafter):
         if self._request.sampling.greedy:
             return None
         generator = self._request.generator
-        return torch.rand(window, dtype=torch.float64, device=self.model.device, generator=generator)
+        return torch.rand(window, dtype=torch.float64, device=self._model.device, generator=generator)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         self._window.observe(len(draft), len(verdict.path))
+
+    def observe_other(self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Nothing to learn: the window follows this drafter's own acceptance."""
+
+    def forget(self, length: int) -> None:
+        self._session.rollback(length)
 
 
 def read(confidence: Float[Tensor, " 1"], token: Int[Tensor, " 1"]) -> tuple[float, int]:

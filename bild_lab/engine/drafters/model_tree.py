@@ -63,9 +63,10 @@ class ModelTreeDrafter(Drafter):
             depth=min(self._growth.depth, limits.room(tokens)),
             end_tokens=limits.end_tokens,
             temperature=1.0 if sampling.greedy else sampling.temperature,
+            plain=sampling.greedy or sampling.plain,
         )
         feed = tokens[self._session.length :]
-        grown = self._session.grow(feed, growth) if sampling.greedy or sampling.plain else None
+        grown = self._session.grow(feed, growth)
         if grown is None:
             grown = grow(self._session, feed, growth, sampling)
         self._grown = grown
@@ -77,6 +78,12 @@ class ModelTreeDrafter(Drafter):
         if len(self._grown.forwards) > 1:
             rows = (self._grown.rows[node] for node in verdict.path)
             self._session.keep([row for row in rows if row is not None])
+
+    def observe_other(self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Nothing to keep."""
+
+    def forget(self, length: int) -> None:
+        self._session.rollback(length)
 
 
 @dataclass

@@ -10,7 +10,7 @@ from bild_lab.engine.draft import Draft
 from bild_lab.engine.drafters.ngram_table import NGramTable
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
-from bild_lab.engine.sampling import draw
+from bild_lab.engine.sampling import pick
 from bild_lab.engine.session import Model, Session, on_device
 from bild_lab.errors import require_whole
 
@@ -44,17 +44,20 @@ class NGramDrafter(Drafter):
         drafted: list[int] = []
         rows: list[tuple[Tensor, Tensor]] = []
         token = tokens[-1]
-        for _ in range(min(self._window, limits.room(tokens))):
+        window = min(self._window, limits.room(tokens))
+        uniforms = None if sampling.greedy else torch.rand(window, dtype=torch.float64, generator=self._generator)
+        for place in range(window):
             if sampling.greedy:
                 token = self._table.likeliest_after(token)
             else:
                 rows.append(self._distribution(token))
                 seen, probs = rows[-1]
-                token = int(seen[draw(probs[None], self._generator)])
+                token = int(seen[pick(probs[None], uniforms[place : place + 1])])
             drafted.append(token)
             if token in limits.end_tokens:
                 break
-        return Draft(on_device(drafted, self._device), probs=self._dense(rows) if rows else None)
+        drawn = None if uniforms is None else self._sent(uniforms[: len(drafted)])
+        return Draft(on_device(drafted, self._device), probs=self._dense(rows) if rows else None, uniforms=drawn)
 
     def _distribution(self, token: int) -> tuple[Int[Tensor, " k"], Float[Tensor, " k"]]:
         """Tokens seen after this one and their standardized probabilities; all other tokens have probability 0."""

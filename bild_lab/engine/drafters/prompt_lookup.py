@@ -52,6 +52,9 @@ class PromptLookup(Drafter):
         drafted = self._copied(min(self._window, self._limits.room(tokens)))
         return Draft(on_device(drafted, self._device)) if drafted else self._nothing
 
+    def forget(self, length: int) -> None:
+        self._take_back(self._offset + length)
+
     def _append(self, tokens: Sequence[int]) -> None:
         """Index every n-gram once its next token is known, so that a suffix never finds itself."""
         for token in tokens:

@@ -11,11 +11,12 @@ from torch import Tensor
 from bild_lab.engine.acceptance.exact_match import ExactMatch
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft
+from bild_lab.engine.drafters.memory import key_of
 from bild_lab.engine.drafters.none import NoDraft
 from bild_lab.engine.drafters.windows import FixedWindow
 from bild_lab.engine.protocols import Drafter
-from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.session import LAST, Model, Session, on_device
+from bild_lab.engine.request import Limits, Request
+from bild_lab.engine.session import LAST, Model, Session, on_device, require_scores
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 
@@ -46,6 +47,8 @@ class SyntheticDrafter(Drafter):
                 f"a synthetic drafter's acceptance rate must lie in [0, 1], got {acceptance_rate!r}; "
                 "1 drafts no wrong token"
             )
+        if draft is not None:
+            require_scores(draft, "a synthetic drafter with a model's cost")
         self._target = target
         self._acceptance_rate = acceptance_rate
         self._window = FixedWindow(window).size()
@@ -63,7 +66,7 @@ class SyntheticDrafter(Drafter):
                 "a synthetic drafter drafts the target's greedy text, got decoding.temperature="
                 f"{request.sampling.temperature}; use decoding=greedy"
             )
-        key = (*source_tokens(request.source), request.limits)
+        key = (*key_of(request.source), request.limits)
         if key not in self._known:
             self._known[key] = self._recital(request)
         self._request, self._proposals = request, self._known[key]
@@ -94,7 +97,7 @@ class SyntheticDrafter(Drafter):
         it, until it no longer changes. Every pass agrees further than the one before; in float32 the
         first pass already agrees throughout.
         """
-        start, chance = len(request.source.prompt), np.random.default_rng(sum(source_tokens(request.source), ()))
+        start, chance = len(request.source.prompt), np.random.default_rng(sum(key_of(request.source), ()))
         stands = chance.random(request.limits.max_new_tokens) < self._acceptance_rate
         drafter: NoDraft | Recital = NoDraft(self._target)
         text: list[int] | None = None
@@ -123,11 +126,6 @@ class Recital(Drafter):
     def propose(self, tokens: list[int]) -> Draft:
         position = len(tokens) - self._limits.prompt_length
         return Draft(self._text[position : position + min(self._window, self._limits.room(tokens))])
-
-
-def source_tokens(source: Source) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The prompt's tokens and the encoder's tokens."""
-    return source.prompt, () if source.encoder_ids is None else tuple(source.encoder_ids[0].tolist())
 
 
 def spoiled(text: list[int], stands: list[bool], limits: Limits) -> list[int]:

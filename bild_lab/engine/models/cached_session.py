@@ -14,12 +14,14 @@ from transformers import PreTrainedConfig
 from bild_lab.engine.draft import Tree
 from bild_lab.engine.session import (
     EVERYTHING,
+    NOTHING,
     Chain,
     DraftedChain,
     GrownTree,
     Growth,
     Rows,
     Scores,
+    Skipped,
     Want,
     as_rows,
     on_device,
@@ -34,8 +36,8 @@ class Pass:
     """One forward of some rows through some layers. Keys and values are stored from cache slot `start` on.
 
     tokens: [m]. tree: None for a chain. states: [m, dim], the input of the first layer; None: the tokens' embeddings.
-    layers: indices, ascending; None: all. logits: for how many of the last rows; 0: none. hidden, head_input, fill:
-    as in `Want`. prompt: how many of the first rows belong to the prompt.
+    layers: indices, ascending; None: all. logits, head_input: for how many of the last rows; 0: none. hidden, fill,
+    skipped: as in `Want`. prompt: how many of the first rows belong to the prompt.
     """
 
     start: int
@@ -44,10 +46,11 @@ class Pass:
     states: Float[Tensor, "m dim"] | None
     layers: Sequence[int] | None
     logits: int
-    head_input: bool
+    head_input: int
     hidden: tuple[int, ...]
     fill: bool
     prompt: int
+    skipped: Skipped = NOTHING
 
     @property
     def count(self) -> int:
@@ -57,6 +60,11 @@ class Pass:
     def earlier(self) -> int:
         """How many of the tree's rows ran before."""
         return 0 if self.tree is None else len(self.tree) - self.count
+
+    @property
+    def read(self) -> int:
+        """For how many of the last rows the head's input is needed."""
+        return max(self.logits, self.head_input)
 
     @property
     def whole(self) -> bool:
@@ -142,6 +150,8 @@ class CachedSession:
     @torch.inference_mode()
     def extend(self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING) -> Scores:
         rows = as_rows(rows)
+        if want.prompt and want.logits is None and not self._joins():
+            return self._behind_long_prompt(rows, want)
         if rows.at is not None or not (want.prompt or self._joins()):
             self.prefill()
         tokens, tree = on_device(rows.tokens, self.layers.device), rows.tree
@@ -156,11 +166,12 @@ class CachedSession:
             tree=tree,
             states=rows.states,
             layers=want.layers,
-            logits=shown if want.prompt and want.logits is None else wanted,
-            head_input=want.head_input,
+            logits=wanted,
+            head_input=0 if not want.head_input else shown if want.prompt else wanted,
             hidden=want.hidden,
             fill=want.fill,
             prompt=waiting,
+            skipped=want.skipped,
         )
         scores = self._run_text(work) if rows.at is None else self._run_draft(work)
         hidden = scores.hidden if shown == work.count else tuple(state[-shown:] for state in scores.hidden)
@@ -168,6 +179,8 @@ class CachedSession:
 
     @torch.inference_mode()
     def draft(self, rows: Sequence[int], chain: Chain) -> DraftedChain | None:
+        if not chain.plain:
+            return None
         tokens = self._fed(rows)
         drafted = self.layers.draft(self._cached, tokens, chain)
         if drafted is not None:
@@ -176,6 +189,8 @@ class CachedSession:
 
     @torch.inference_mode()
     def grow(self, rows: Sequence[int], growth: Growth) -> GrownTree | None:
+        if not growth.plain:
+            return None
         tokens = self._fed(rows)
         grown = self.layers.grow(self._cached, tokens, growth)
         if grown is not None:
@@ -202,6 +217,15 @@ class CachedSession:
     def adopt(self, row: int, layers: Sequence[int]) -> None:
         if row:
             self.layers.gather(self._cached, [row], layers)
+
+    def _behind_long_prompt(self, rows: Rows, want: Want) -> Scores:
+        """The rows behind a prompt that runs by itself, with the states of both."""
+        last = self._pending.pop()
+        before = self.extend([last], replace(want, logits=1))
+        scores = self.extend(rows, want)
+        head_input = torch.cat([before.head_input, scores.head_input]) if want.head_input else None
+        pairs = zip(before.hidden, scores.hidden, strict=True)
+        return Scores(scores.logits, head_input, tuple(torch.cat(pair) for pair in pairs))
 
     def _fed(self, rows: Sequence[int]) -> list[int]:
         """These rows behind the prompt's, if those run with them."""
@@ -237,7 +261,7 @@ class CachedSession:
     def _run_draft(self, work: Pass) -> Scores:
         """Run drafted rows. If they ran through the first layers, remember the output of those."""
         layers = list(work.layers)
-        first = work.tree is None and layers == list(range(len(layers)))
+        first = work.tree is None and not work.skipped and layers == list(range(len(layers)))
         hidden = (*work.hidden, len(layers)) if first else work.hidden
         scores = self._run(replace(work, hidden=hidden))
         if not first:
@@ -275,7 +299,7 @@ class CachedSession:
                 tokens=work.tokens[done:],
                 layers=range(first),
                 logits=0,
-                head_input=False,
+                head_input=0,
                 hidden=(first,),
             )
             states = torch.cat([states, self._run(late).hidden[0]])
@@ -301,6 +325,8 @@ class CachedSession:
                     layers=ran,
                     first_layer=first,
                     filled_layers=len(chosen) if work.fill else 0,
+                    skipped_attention=len(work.skipped.attention),
+                    skipped_feed_forward=len(work.skipped.feed_forward),
                 )
             )
         return self.layers.run(work)

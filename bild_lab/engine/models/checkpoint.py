@@ -29,6 +29,7 @@ from transformers import (
 )
 
 from bild_lab.engine.models.hub import hub_problem, require_hub
+from bild_lab.engine.models.pieces import Pieces
 from bild_lab.engine.request import Source
 from bild_lab.errors import UserError
 
@@ -134,6 +135,11 @@ class Checkpoint:
     @cached_property
     def vocabulary(self) -> dict[str, int]:
         return self.tokenizer.get_vocab()
+
+    @cached_property
+    def pieces(self) -> Pieces:
+        """What each token writes."""
+        return Pieces(self)
 
     @property
     def end_tokens(self) -> frozenset[int]:
@@ -357,22 +363,9 @@ def no_progress_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def require_same_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:
-    """Raise UserError unless both tokenizers map the same pieces to the same ids."""
-    if target.encoder_decoder != draft.encoder_decoder:
-        kinds = {True: "an encoder–decoder", False: "decoder-only"}
-        raise UserError(
-            f"target and draft must be of one kind, got {target.path} ({kinds[target.encoder_decoder]}) and "
-            f"{draft.path} ({kinds[draft.encoder_decoder]}); choose both of one family"
-        )
-    if target.vocabulary == draft.vocabulary:
-        return
-    differing = set(target.vocabulary.items()) ^ set(draft.vocabulary.items())
-    raise UserError(
-        f"target and draft must share one vocabulary, got {target.path} ({len(target.vocabulary)} pieces) and "
-        f"{draft.path} ({len(draft.vocabulary)} pieces), which differ in {len(differing)} entries; "
-        "choose a draft model with the target's tokenizer"
-    )
+def same_vocabulary(target: Checkpoint, draft: Checkpoint) -> bool:
+    """Whether both tokenizers map the same pieces to the same ids."""
+    return target.vocabulary == draft.vocabulary
 
 
 def resolve_device(name: str) -> torch.device:

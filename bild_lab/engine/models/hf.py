@@ -15,14 +15,14 @@ from transformers import DynamicCache, PreTrainedModel
 from bild_lab.engine.models.admission import Outcome, check, input_device, remembered, whole_logits
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.checkpoint import Checkpoint, Prompt, decoder_depth
-from bild_lab.engine.models.layer_control import decoder_layers, logits_equal
+from bild_lab.engine.models.layer_control import decoder_layers, logits_equal, wrap_blocks
 from bild_lab.engine.models.module_layers import NO_SINGLE_LAYERS, ModuleLayers, additive
 from bild_lab.engine.models.positions import learned_positions, most_positions
 from bild_lab.engine.models.processed_session import processed
 from bild_lab.engine.models.ranks import ONE_PROCESS, Ranks
 from bild_lab.engine.models.slot_cache import SlotCache
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import Feed, Prefix, Rows, Session, Want
+from bild_lab.engine.session import Feed, Prefix, Rows, Session, Skipped, Want
 from bild_lab.engine.trace import Forward
 from bild_lab.errors import UserError
 
@@ -45,6 +45,7 @@ class HuggingFaceModel:
     parts: ClassVar[dict[str, int] | None] = None  # on each device, of a model that is spread over several
 
     layers_wanted: bool = field(default=False, init=False)  # whether a method runs only some layers
+    blocks_wanted: bool = field(default=False, init=False)  # whether a method skips attention or feed-forward alone
     _admitted: Feed | None = field(default=None, init=False)  # what its sessions were checked for
     _one_by_one: bool = field(default=False, init=False)  # whether they must run one row at a time
 
@@ -53,6 +54,8 @@ class HuggingFaceModel:
         module = self.checkpoint.weights(self.dtype).to(self.device).eval()
         if self.layers_wanted:
             require_same_by_layers(module, self.checkpoint.path)
+        if self.blocks_wanted:
+            require_same_by_blocks(module, self.checkpoint.path)
         return module
 
     @property
@@ -108,6 +111,11 @@ class HuggingFaceModel:
     def text_logits(self, text: Source) -> Float[Tensor, "n vocab"]:
         return whole_logits(self.module, text)
 
+    def vocabulary_weights(self) -> tuple[Float[Tensor, "vocab dim"], Float[Tensor, "vocab dim"]]:
+        ends = (self.module.get_input_embeddings(), self.module.get_output_embeddings())
+        embedding, head = (each.weight.detach().to(self.device) for each in ends)
+        return embedding, head
+
     def synchronize(self) -> None:
         """Wait until the device has finished all queued work, in all processes that hold a part of the model."""
         if self.device.type == "cuda":
@@ -129,6 +137,13 @@ class HuggingFaceModel:
                 f"{what} runs some of the target's layers, and those of {self.checkpoint.path} "
                 f"({self.checkpoint.config.model_type}) are not in one list; choose another policy or target"
             )
+
+    def require_blocks(self, what: str) -> None:
+        """The same for attention and feed-forward apart."""
+        self.require_layers(what)
+        self.blocks_wanted = True
+        if "module" in vars(self):
+            require_same_by_blocks(self.module, self.checkpoint.path)
 
     @torch.inference_mode()
     def start(
@@ -204,3 +219,27 @@ def require_same_by_layers(module: PreTrainedModel, name: str) -> None:
             f"the layers of {name} ({module.config.model_type}) do not give the same one by one as all together; "
             "choose a policy that does not run some of them"
         )
+
+
+def require_same_by_blocks(module: PreTrainedModel, name: str) -> None:
+    """Raise UserError unless a layer without attention and feed-forward is one that does not run.
+
+    Also runs every block once, after which its form is known.
+    """
+    refusal = UserError(
+        f"attention and feed-forward of {name} ({module.config.model_type}) cannot be skipped apart; name whole layers "
+        "in policy.skipped_layers"
+    )
+    if not wrap_blocks(module):
+        raise refusal
+    tokens = [token % module.config.get_text_config(decoder=True).vocab_size for token in (3, 5, 7, 11)]
+    encoder_ids = torch.tensor([tokens], device=input_device(module)) if module.config.is_encoder_decoder else None
+    source = Source(tuple(tokens[:1]), encoder_ids, input_device(module))
+    layers, middle = range(decoder_depth(module.config)), decoder_depth(module.config) // 2
+    without = Skipped(frozenset({middle}), frozenset({middle}))
+    scores = []
+    for want in (Want(), Want(layers=[at for at in layers if at != middle]), Want(layers=layers, skipped=without)):
+        session = CachedSession(ModuleLayers(module, source), source.prompt, [])
+        scores.append(session.extend(tokens, want).logits)
+    if not logits_equal(scores[1], scores[2]):
+        raise refusal

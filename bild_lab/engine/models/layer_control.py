@@ -18,6 +18,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from bild_lab.engine.models.tree_masks import Branches, follow_branches
+from bild_lab.engine.session import NOTHING, Skipped
+
+ATTENTION = ("self_attn", "attn", "attention", "self_attention", "SelfAttention")  # what layers call their blocks
+FEED_FORWARD = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "moe")
 
 
 @dataclass
@@ -29,6 +33,7 @@ class Plan:
     collect hidden states, 0 for the embeddings. distances: [m, k], each key's position minus the row's, for T5's
     position bias; None: those of a chain. branches: of a tree in a decoder-only model; None: a chain. fill: stop each
     layer once its keys and values are stored. stop: end the forward after the last of the layers, before the head.
+    skipped: blocks that add nothing, in a module with wrapped blocks.
     outputs: the collected hidden states.
     """
 
@@ -40,6 +45,7 @@ class Plan:
     stop: bool = False
     distances: Tensor | None = None
     branches: Branches | None = None
+    skipped: Skipped = NOTHING
     outputs: dict[int, Tensor] = field(default_factory=dict)
 
     @property
@@ -104,6 +110,59 @@ def wrap_layers(module: PreTrainedModel) -> None:
         attention.compute_bias = _bias_by_plan(attention, attention.compute_bias)
     for index, layer in enumerate(layers):
         layer.forward = _following_plan(layer, layer.forward, index, index + 1 == len(layers))
+
+
+def blocks_of(layer: nn.Module) -> tuple[list[nn.Module], list[nn.Module]] | None:
+    """A layer's attention and its feed-forward; None where they cannot be told apart.
+
+    Of a T5 block these are the parts with the residual sum around them; attention to the source is one of them.
+    """
+    if _relative_attention(layer) is not None:
+        return list(layer.layer[:-1]), [layer.layer[-1]]
+    found = [[getattr(layer, name) for name in names if hasattr(layer, name)] for names in (ATTENTION, FEED_FORWARD)]
+    return (found[0], found[1]) if len(found[0]) == len(found[1]) == 1 else None
+
+
+def wrap_blocks(module: PreTrainedModel) -> bool:
+    """Wrap attention and feed-forward of every layer so that they follow the plan; whether they could be told apart."""
+    layers = decoder_layers(module)
+    every = None if layers is None else [blocks_of(layer) for layer in layers]
+    if every is None or None in every:
+        return False
+    if not getattr(layers, "_skips_blocks", False):
+        layers._skips_blocks = True
+        for index, (layer, (attention, feed_forward)) in enumerate(zip(layers, every, strict=True)):
+            for block in attention:
+                block.forward = _skipping(layer, block.forward, lambda skipped, at=index: at in skipped.attention)
+            for block in feed_forward:
+                block.forward = _skipping(layer, block.forward, lambda skipped, at=index: at in skipped.feed_forward)
+    return True
+
+
+def _skipping(layer: nn.Module, run: Callable[..., Any], left_out: Callable[[Skipped], bool]) -> Callable[..., Any]:
+    """A block that adds nothing if it is left out. It answers in the form that it last answered in."""
+    form = 1  # how many values; T5's parts return the residual stream itself
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        nonlocal form
+        plan = _plan.get()
+        if plan is None or not plan.skipped or not left_out(plan.skipped):
+            result = run(*args, **kwargs)
+            form = len(result) if isinstance(result, tuple) else 1
+            return result
+        states = args[0] if args else kwargs["hidden_states"]
+        attention = _relative_attention(layer)
+        if attention is None:
+            result = torch.zeros_like(states)
+            return result if form == 1 else (result, *[None] * (form - 1))
+        if form == 1:
+            return states
+        bias = kwargs.get("position_bias")
+        if "key_value_states" not in kwargs:
+            bias = _position_bias(attention, states, bias)
+        return states, bias, None
+
+    return forward
 
 
 def _following_plan(layer: nn.Module, run: Callable[..., Any], index: int, last: bool) -> Callable[..., Any]:
@@ -174,11 +233,16 @@ def _passed_on(layer: nn.Module, hidden_states: Tensor, args: tuple, kwargs: dic
     attention = _relative_attention(layer)
     if attention is None:
         return hidden_states
-    bias = args[1] if len(args) > 1 else kwargs.get("position_bias")
+    bias = _position_bias(attention, hidden_states, args[1] if len(args) > 1 else kwargs.get("position_bias"))
+    return hidden_states, bias, args[4] if len(args) > 4 else None
+
+
+def _position_bias(attention: nn.Module, hidden_states: Tensor, bias: Tensor | None) -> Tensor | None:
+    """T5's position bias, which the first block computes for all."""
     if bias is None and attention.has_relative_attention_bias:
         start, count = _plan.get().start, hidden_states.shape[1]
         bias = attention.compute_bias(count, start + count, device=hidden_states.device, past_seen_tokens=start)
-    return hidden_states, bias, args[4] if len(args) > 4 else None
+    return bias
 
 
 def logits_equal(one: Tensor, other: Tensor) -> bool:

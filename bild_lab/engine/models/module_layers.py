@@ -79,7 +79,9 @@ class ModuleLayers:
         tree = work.tree
         if tree is None and self.reserved:  # a chain needs a mask too, to hide the prefix
             tree = Tree(torch.arange(-1, work.count - 1, device=work.tokens.device))
-        plan = Plan(work.start, work.layers, work.states, work.hidden, work.fill, stop=not work.logits)
+        plan = Plan(
+            work.start, work.layers, work.states, work.hidden, work.fill, stop=not work.read, skipped=work.skipped
+        )
         inputs = {} if tree is None else self._placed(tree, work, plan)
         return self._run(work, plan, inputs)
 
@@ -99,7 +101,7 @@ class ModuleLayers:
 
     def scored(self, work: Pass) -> int:
         """Some models of Transformers run their head for all rows."""
-        return work.logits if self._keeps_logits or not work.logits else work.count
+        return work.read if self._keeps_logits or not work.read else work.count
 
     def gather(self, start: int, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
         if self._snapshots is not None:
@@ -117,13 +119,13 @@ class ModuleLayers:
         parts = []
         for (start, count), rows in zip(forwards, tokens.split([count for _, count in forwards]), strict=True):
             snapshots.add(rows)
-            part = replace(work, start=start, tokens=rows, logits=min(count, work.logits))
+            part = replace(work, start=start, tokens=rows, logits=min(count, work.read))
             positions = torch.arange(start, start + count, device=self.device)[None]  # some modules count from 0
             inputs = {"position_ids": positions} if "position_ids" in self._inputs else {}
-            parts.append(self._run(part, Plan(start, hidden=work.hidden, stop=not work.logits), inputs))
+            parts.append(self._run(part, Plan(start, hidden=work.hidden, stop=not work.read), inputs))
         return Scores(
             torch.cat([part.logits for part in parts])[-work.logits :] if work.logits else None,
-            torch.cat([part.head_input for part in parts])[-work.logits :] if work.head_input and work.logits else None,
+            torch.cat([part.head_input for part in parts])[-work.head_input :] if work.head_input else None,
             tuple(torch.cat(states)[-work.count :] for states in zip(*(part.hidden for part in parts), strict=True)),
         )
 
@@ -135,15 +137,15 @@ class ModuleLayers:
                 **self._tokens(work.tokens),
                 **self._encoded,
                 **inputs,
-                **({"logits_to_keep": work.logits} if self._keeps_logits and work.logits else {}),
+                **({"logits_to_keep": work.read} if self._keeps_logits and work.read else {}),
                 **{self._cache_name: self._past},
                 use_cache=True,
             ).logits
         hidden = tuple(plan.outputs[depth].to(self.device) for depth in work.hidden)
-        if not work.logits:
+        if not work.read:
             return Scores(None, hidden=hidden)
         logits = logits[0, -work.logits :]
-        read_there = read[0][0, -work.logits :].to(logits.device) if read else None
+        read_there = read[0][0, -work.head_input :].to(logits.device) if read else None
         return Scores(logits, read_there, hidden)
 
     def _tokens(self, fed: Int[Tensor, " m"]) -> dict[str, Tensor]:

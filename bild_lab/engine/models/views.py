@@ -10,16 +10,37 @@ from jaxtyping import Int
 from torch import Tensor
 
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import EVERYTHING, Chain, Growth, LoadedModel, Prefix, Rows, Scores, Session, Want, as_rows
+from bild_lab.engine.session import (
+    EVERYTHING,
+    NOTHING,
+    Chain,
+    Growth,
+    LoadedModel,
+    Prefix,
+    Rows,
+    Scores,
+    Session,
+    Skipped,
+    Want,
+    as_rows,
+)
 from bild_lab.engine.trace import Forward
 from bild_lab.errors import UserError, require_whole
 
 
 class TargetLayers:
-    """Some layers of the target as a draft model, in the target's own KV cache."""
+    """Some layers of the target as a draft model, in the target's own KV cache.
 
-    def __init__(self, target: LoadedModel, layers: Sequence[int]) -> None:
-        self._target, self.layers = target, tuple(layers)
+    skipped: blocks that are left out of these layers.
+    """
+
+    def __init__(self, target: LoadedModel, layers: Sequence[int], skipped: Skipped = NOTHING) -> None:
+        self._target, self.layers, self.skipped = target, tuple(layers), skipped
+
+    @property
+    def depth(self) -> int:
+        """How many layers the whole target has."""
+        return self._target.depth
 
     @property
     def device(self) -> torch.device:
@@ -39,7 +60,7 @@ class TargetLayers:
     ) -> View:
         if target is None:
             raise ValueError("a view of the target starts beside the target's session, got none")
-        return View(target, self.layers)
+        return View(target, self.layers, self.skipped)
 
 
 class EarlyExit(TargetLayers):
@@ -58,21 +79,48 @@ class EarlyExit(TargetLayers):
 
 
 class LayerSkip(TargetLayers):
-    """The target without some of its layers (self-speculation by skipping, Zhang et al., "Draft & Verify").
+    """The target without some of its layers or blocks (self-speculation by skipping, Zhang et al., "Draft & Verify").
 
-    skipped_layers: counted from 0. After the first skipped layer, drafted tokens have other hidden states than in
-    the full target; the keys and values of committed tokens are the full target's.
+    skipped_layers: whole layers, counted from 0. skipped_attention, skipped_feed_forward: layers that run without
+    this block; attention to the source of an encoder–decoder is left out with the other. Behind the first skipped
+    block, drafted tokens have other hidden states than in the full target; the keys and values of committed tokens
+    are the full target's.
     """
 
-    def __init__(self, target: LoadedModel, skipped_layers: Sequence[int]) -> None:
+    def __init__(
+        self,
+        target: LoadedModel,
+        skipped_layers: Sequence[int],
+        skipped_attention: Sequence[int] = (),
+        skipped_feed_forward: Sequence[int] = (),
+    ) -> None:
         target.require_layers("skipping layers")
         depth = target.depth
-        skipped = set(skipped_layers) if isinstance(skipped_layers, Sequence) else {None}
-        if not skipped <= set(range(depth)) or not 0 < len(skipped) < depth:
+        whole = named_layers("skipped_layers", skipped_layers, depth)
+        attention = whole | named_layers("skipped_attention", skipped_attention, depth)
+        feed_forward = whole | named_layers("skipped_feed_forward", skipped_feed_forward, depth)
+        if not 0 < len(attention) + len(feed_forward) < 2 * depth:
             raise UserError(
-                f"skipped_layers must name some, not all, of the layers 0 to {depth - 1}, got {skipped_layers!r}"
+                f"skipped_layers must name some, not all, of the layers 0 to {depth - 1}, got {skipped_layers!r}, with "
+                f"skipped_attention {skipped_attention!r} and skipped_feed_forward {skipped_feed_forward!r}"
             )
-        super().__init__(target, [layer for layer in range(depth) if layer not in skipped])
+        super().__init__(target, *skipping(depth, attention, feed_forward))
+        if self.skipped:
+            target.require_blocks("skipping attention or feed-forward")
+
+
+def named_layers(knob: str, layers: Sequence[int], depth: int) -> frozenset[int]:
+    """The layers that a knob names. Raises UserError unless each is one of the target's."""
+    named = list(layers) if isinstance(layers, Sequence) and not isinstance(layers, str) else [None]
+    if any(isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < depth for layer in named):
+        raise UserError(f"{knob} must name some, not all, of the layers 0 to {depth - 1}, got {layers!r}")
+    return frozenset(named)
+
+
+def skipping(depth: int, attention: frozenset[int], feed_forward: frozenset[int]) -> tuple[list[int], Skipped]:
+    """The layers that run, at least in part, without these blocks, and the blocks that they leave out."""
+    neither = attention & feed_forward
+    return [at for at in range(depth) if at not in neither], Skipped(attention - neither, feed_forward - neither)
 
 
 class View:
@@ -82,9 +130,14 @@ class View:
     tokens continues from them; otherwise it overwrites them.
     """
 
-    def __init__(self, target: Session, layers: tuple[int, ...]) -> None:
-        self._target, self._layers = target, layers
+    def __init__(self, target: Session, layers: tuple[int, ...], skipped: Skipped = NOTHING) -> None:
+        self._target = target
+        self.run_only(layers, skipped)
         self._ahead = 0  # the view's rows after the target's
+
+    def run_only(self, layers: Sequence[int], skipped: Skipped) -> None:
+        """Run these layers without these blocks from now on."""
+        self._layers, self._skipped = tuple(layers), skipped
 
     @property
     def forwards(self) -> list[Forward]:
@@ -96,7 +149,8 @@ class View:
 
     def extend(self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING) -> Scores:
         rows = as_rows(rows)
-        scores = self._target.extend(replace(rows, at=self.length), replace(want, layers=self._layers))
+        part = replace(want, layers=self._layers, skipped=self._skipped)
+        scores = self._target.extend(replace(rows, at=self.length), part)
         self._ahead += len(rows.tokens)
         return scores
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from bild_lab.engine.models.checkpoint import same_vocabulary
 from bild_lab.engine.peers.conversion import converted
 from bild_lab.engine.peers.environment import package_versions
 from bild_lab.engine.peers.process import Worker
@@ -136,6 +137,11 @@ class OpenVINOSpeculative(OpenVINO):
             raise UserError(
                 f"OpenVINO decodes speculatively with decoder-only models, got {target.checkpoint.path} "
                 f"({target.checkpoint.config.model_type}); use policy=openvino"
+            )
+        if not same_vocabulary(target.checkpoint, draft.checkpoint):
+            raise UserError(
+                f"OpenVINO decodes speculatively with one vocabulary, got {target.checkpoint.path} and "
+                f"{draft.checkpoint.path}; use policy=speculative"
             )
         self._draft, self._window = draft, window
 

@@ -10,6 +10,8 @@ from typing import TypeVar
 
 import torch
 
+from bild_lab.engine.batch import current_batch
+
 First = TypeVar("First")
 Second = TypeVar("Second")
 Together = Callable[[Callable[[], First], Callable[[], Second]], tuple[First, Second]]
@@ -17,7 +19,13 @@ Together = Callable[[Callable[[], First], Callable[[], Second]], tuple[First, Se
 
 @contextmanager
 def two_lanes(device: torch.device) -> Iterator[Together]:
-    """A function that runs two functions at once and returns both results when both are done."""
+    """A function that runs two functions at once and returns both results when both are done.
+
+    In a batch they run one after the other, each together with the rows of other texts.
+    """
+    if current_batch() is not None:
+        yield in_turn
+        return
     if device.type == "cuda":
         yield partial(in_two_streams, torch.cuda.Stream(device))
         return
@@ -30,6 +38,11 @@ def two_lanes(device: torch.device) -> Iterator[Together]:
             yield partial(in_two_threads, worker)
     finally:
         torch.set_num_threads(threads)
+
+
+def in_turn(here: Callable[[], First], beside: Callable[[], Second]) -> tuple[First, Second]:
+    """Run one after the other."""
+    return here(), beside()
 
 
 def in_two_threads(

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import greenlet
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from bild_lab.engine.models.native.model import KERNEL_ROWS
+from bild_lab.engine.models.native.layers import KERNEL_ROWS
 from bild_lab.engine.models.processed_session import processed
 from bild_lab.engine.record.store import Store
 from bild_lab.engine.record.text import HEAD_INPUT, LOGITS, Node, RecordedText
@@ -49,6 +50,7 @@ class RecordedModel:
         self.config, self.depth = model.checkpoint.config, model.depth  # once: Transformers copies a configuration
         self._memory_bytes, self._held = memory_bytes, 0
         self._texts: dict[str, RecordedText] = {}
+        self._used: dict[Any, set[str]] = {}  # by the loops of texts that decode at once, the texts that they ask
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
@@ -63,6 +65,7 @@ class RecordedModel:
         prefix: Prefix | None = None,
     ) -> Session:
         name = text_name(source, prefix)
+        self._used.setdefault(greenlet.getcurrent(), set()).add(name)
         plain = replace(source, processors=None)  # rows are kept as the model gives them
         if name not in self._texts:
             blocks = [] if self.store is None else self.store.read(name)
@@ -76,14 +79,20 @@ class RecordedModel:
         return processed(session, source)
 
     def save(self) -> None:
-        """Save all new rows. Texts stay in memory until they are more than `memory_bytes`; then they are read again."""
-        for name, text in self._texts.items():
+        """Save the new rows of the texts that the caller asked for: in a batch, those of its own example.
+
+        Two loops must not ask for one text at a time. Texts stay in memory until they are more than `memory_bytes`;
+        then they are read again.
+        """
+        for name in self._used.pop(greenlet.getcurrent(), ()):
+            text = self._texts[name]
             text.close()
             if text.new and self.store is not None:
                 self.store.append(name, text.saved, text.new, text.forwards)
                 self._held += text.forget_new()
         if self.store is not None and self._held > self._memory_bytes:
-            self._texts.clear()
+            used = set().union(*self._used.values())
+            self._texts = {name: text for name, text in self._texts.items() if name in used}
             self._held = 0
 
     def forwards(self, sources: Iterable[Source]) -> dict[str, int]:
@@ -143,7 +152,7 @@ class RecordedSession:
     def draft(self, rows: Sequence[int], chain: Chain) -> DraftedChain | None:
         """A greedy chain, from each node's likeliest token and its probability, which are computed once."""
         blind = chain.threshold is None and self._device.type != "cpu"  # drafts behind an end token too
-        if chain.temperature or blind:
+        if chain.temperature or blind or not chain.plain:
             return None
         feed, nodes, confidences, fallback = list(rows), [], [], False
         while len(nodes) < chain.steps and not (nodes and feed[0] in chain.end_tokens):
@@ -196,13 +205,16 @@ class RecordedSession:
         layers, ahead = tuple(want.layers), rows.at - self.length
         self._drafted[ahead:] = tokens
         # the first layers read nothing but tokens; others read rows that the whole model ran up to the text's end
-        first = layers == tuple(range(len(layers)))
+        skipped = want.skipped
+        first = not skipped and layers == tuple(range(len(layers)))
         name = f"layers {','.join(map(str, layers))}"
+        for block, left_out in (("attention", skipped.attention), ("feed-forward", skipped.feed_forward)):
+            name += f" without {block} {','.join(map(str, sorted(left_out)))}" if left_out else ""
         kinds = [name if first else f"{name} {place} ahead" for place in range(len(self._drafted))]
         trunk = self._rows[-1] if self._rows else self._text.root
-        nodes = self._text.drafted(trunk, self._drafted, layers, kinds)
+        nodes = self._text.drafted(trunk, self._drafted, Want(layers=layers, skipped=skipped), kinds)
         count = len(tokens) if want.logits is None else want.logits
-        self._counted.drafted(self.length, ahead, tokens, layers if first else None, len(layers), count)
+        self._counted.drafted(self.length, ahead, tokens, first, Want(layers=layers, skipped=skipped), count)
         chosen = list(zip(nodes, kinds, strict=True))[len(nodes) - count :]
         return Scores(torch.cat([node.rows[kind] for node, kind in chosen]).to(self._device))
 
@@ -252,13 +264,18 @@ class Counted:
             self._add(count - same, start + same, 0, layers=first)
         self._add(count, start, scored, layers=self._depth - first, first_layer=first)
 
-    def drafted(
-        self, cached: int, ahead: int, tokens: list[int], first: Sequence[int] | None, layers: int, scored: int
-    ) -> None:
-        """Drafted rows. first: the layers, if they are the first ones."""
+    def drafted(self, cached: int, ahead: int, tokens: list[int], first: bool, part: Want, scored: int) -> None:
+        """Drafted rows. first: whether these are the first layers, whole. part: what they run through."""
         self.prefill()
-        self._add(len(tokens), cached + ahead, scored, layers=layers)
-        if first is None:
+        self._add(
+            len(tokens),
+            cached + ahead,
+            scored,
+            layers=(layers := len(part.layers)),
+            skipped_attention=len(part.skipped.attention),
+            skipped_feed_forward=len(part.skipped.feed_forward),
+        )
+        if not first:
             return
         before = self.started
         if ahead == 0:

@@ -109,17 +109,17 @@ class RecordedText:
             self._run_branches(trunk, tokens, above, nodes, missing, head)
         return self.rows(trunk, tokens, above, head)
 
-    def drafted(self, trunk: Node, tokens: Sequence[int], layers: Sequence[int], kinds: Sequence[str]) -> list[Node]:
-        """The nodes of a chain of drafted rows, which run through some layers behind the text.
+    def drafted(self, trunk: Node, tokens: Sequence[int], part: Want, kinds: Sequence[str]) -> list[Node]:
+        """The nodes of a chain of drafted rows, which run through a part of the model behind the text.
 
-        kinds: under which each row is kept.
+        part: with its layers, and the blocks skipped. kinds: under which each row is kept.
         """
         nodes, node = [], trunk
         for token, kind in zip(tokens, kinds, strict=True):
             node = node.children.get(token)
             if node is None or kind not in node.rows:
-                self._run_drafted(trunk, tokens, layers, kinds)
-                return self.drafted(trunk, tokens, layers, kinds)
+                self._run_drafted(trunk, tokens, part, kinds)
+                return self.drafted(trunk, tokens, part, kinds)
             nodes.append(node)
         return nodes
 
@@ -180,14 +180,14 @@ class RecordedText:
             self._session.rollback(self._start + len(context))
             self._fed = context
 
-    def _run_drafted(self, trunk: Node, tokens: Sequence[int], layers: Sequence[int], kinds: Sequence[str]) -> None:
+    def _run_drafted(self, trunk: Node, tokens: Sequence[int], part: Want, kinds: Sequence[str]) -> None:
         context = trunk.context
         if behind := self._reach(context):
             self._session.extend(behind, Want(logits=1))
             self.forwards[WHOLE] += 1
             self._fed = context
         rows = Rows(tokens, at=self._start + len(context))
-        logits = self._session.extend(rows, Want(layers=layers)).logits.to("cpu", copy=True)
+        logits = self._session.extend(rows, part).logits.to("cpu", copy=True)
         self.forwards[PART] += 1
         node = trunk
         for place, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):

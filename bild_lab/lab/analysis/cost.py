@@ -5,7 +5,8 @@ FLOPs: 2·m·k·n for every product of [m, k] and [k, n]. This counts
 - in attention Q·Kᵀ and A·V over the whole rectangle of rows and keys: kernels compute it even if a mask hides keys;
 - in the encoder's forward also the cross-attention keys and values of all decoder layers, which are computed once.
 If rows run through the layers in several forwards, each forward counts its own layers, and only the first reads the
-embedding. For layers that only compute keys and values, only that product is counted.
+embedding. A layer that runs without attention or feed-forward counts the other. For layers that only compute keys and
+values, only that product is counted.
 
 Bytes moved (the paper's memory operations), if all values have one width:
 - every weight matrix once per forward, the head only if rows were scored, one row of the embedding per token;
@@ -28,12 +29,14 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from transformers import PreTrainedConfig
 
 from bild_lab.engine.models.native import families, t5
 from bild_lab.engine.trace import Forward
 from bild_lab.errors import UserError
+from bild_lab.lab.schema.result import ForwardKind
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,8 @@ class Dimensions:
     """Everything that a model's cost depends on.
 
     query_width: of all heads together. cache_width: keys and values of one token in one layer.
-    layers: the matrices of all decoder layers. filling: the key and value matrices of one layer.
+    layers: the matrices of all decoder layers. feed_forward: those of their feed-forward blocks alone.
+    filling: the key and value matrices of one layer.
     windows: the most keys that a row attends to, each with the number of decoder layers for which this holds.
     cross_layers: decoder layers that attend to the source. encoder: the matrices of all encoder layers.
     memory: the cross-attention key and value matrices of all decoder layers.
@@ -79,6 +83,7 @@ class Dimensions:
     query_width: int
     cache_width: int
     layers: Matrices
+    feed_forward: Matrices
     filling: Matrices
     windows: tuple[tuple[float, int], ...]
     head: Matrices
@@ -104,14 +109,19 @@ class Dimensions:
 
     def _decoder_work(self, forward: Forward) -> list[tuple[int, int]]:
         rows, source, keys = forward.rows, forward.source, forward.cached + forward.rows
-        parts = [self.layers.work(rows)]
+        fed, depth = self.feed_forward, sum(layers for _, layers in self.windows)
+        parts = [Matrices(self.layers.values - fed.values, self.layers.ends - fed.ends).work(rows)]
         for window, layers in self.windows:
             together = min(keys, window + rows - 1)
             parts.append(self._attention_work(layers, rows, min(keys, window), together))
         parts.append(self._attention_work(self.cross_layers, rows, source, source))
-        if forward.layers is not None:  # layers with different windows count as their average
-            depth = sum(layers for _, layers in self.windows)
-            parts = [(flops * forward.layers // depth, values * forward.layers // depth) for flops, values in parts]
+        ran = depth if forward.layers is None else forward.layers
+        # layers with different windows count as their average
+        shares = [ran - forward.skipped_attention] * len(parts) + [ran - forward.skipped_feed_forward]
+        parts = [
+            (flops * share // depth, values * share // depth)
+            for (flops, values), share in zip([*parts, fed.work(rows)], shares, strict=True)
+        ]
         parts += [self.filling.work(rows)] * forward.filled_layers
         if forward.scored:
             parts.append(self.head.work(forward.scored))
@@ -166,6 +176,23 @@ def by_model(forwards: Iterable[Forward], bytes_per_value: int) -> list[tuple[Pr
     return [(config, each) for _, config, each in costs]
 
 
+def kinds_of(forwards: Iterable[Forward], bytes_per_value: int) -> list[ForwardKind]:
+    """The forwards, those with as many rows of one model together. Empty if an architecture's cost is unknown."""
+    forwards = list(forwards)
+    if not all(knows(one.config) for one in forwards):
+        return []
+    place = {id(config): at for at, (config, _) in enumerate(by_model(forwards, bytes_per_value))}
+    kinds: dict[tuple[Any, ...], list[Forward]] = {}
+    for one in forwards:
+        key = (place[id(one.config)], one.rows, one.scored, one.layers, one.encoder)
+        kinds.setdefault(key, []).append(one)
+    found = []
+    for (model, rows, *_), several in kinds.items():
+        spent = total(several, bytes_per_value)
+        found.append(ForwardKind(model, rows, len(several), spent.flops, spent.bytes_moved))
+    return sorted(found, key=lambda one: (one.model, one.rows))
+
+
 def _matrices(count: int, *shapes: tuple[int, int]) -> Matrices:
     """`count` times the matrices of these shapes, each [inputs, outputs]."""
     return Matrices(count * sum(k * n for k, n in shapes), count * sum(k + n for k, n in shapes))
@@ -182,6 +209,7 @@ def _t5_dimensions(config: PreTrainedConfig) -> Dimensions:
         query_width=width,
         cache_width=2 * width,
         layers=_matrices(layers, *own, *cross, *feed_forward),
+        feed_forward=_matrices(layers, *feed_forward),
         filling=_matrices(1, (dim, 2 * width)),
         windows=((math.inf, layers),),
         head=_matrices(1, (dim, config.vocab_size)),
@@ -201,6 +229,7 @@ def _llama_dimensions(config: PreTrainedConfig) -> Dimensions:
         query_width=queries,
         cache_width=cached,
         layers=_matrices(layers, (dim, queries + cached), (queries, dim), (dim, 2 * hidden), (hidden, dim)),
+        feed_forward=_matrices(layers, (dim, 2 * hidden), (hidden, dim)),
         filling=_matrices(1, (dim, cached)),
         windows=_windows(config),
         head=_matrices(1, (dim, config.vocab_size)),

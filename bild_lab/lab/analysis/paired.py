@@ -12,8 +12,10 @@ import numpy as np
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.statistics import paired_speedup
 from bild_lab.lab.hashing import plain_numbers
-from bild_lab.lab.metrics import Difference, compare, score
+from bild_lab.lab.metrics import Difference, Judged, cut_text, judge, judge_values
+from bild_lab.lab.metrics.scoring import AGREEMENT
 from bild_lab.lab.schema.measured_examples import MeasuredExample
+from bild_lab.lab.schema.quality import Quality
 from bild_lab.lab.schema.result import Result, Speedup
 
 SIGNIFICANT = 0.05
@@ -43,13 +45,31 @@ class Matching:
 
 
 @dataclass(frozen=True)
+class ComparedQuality:
+    """One metric of A and B over the examples that both decoded. metric: as shown. difference: B minus A."""
+
+    metric: str
+    values: tuple[float | None, float | None]
+    difference: Difference | None
+
+    @property
+    def verdict(self) -> str:
+        """better or worse if chance gives a difference this large in fewer than 5 of 100 samples."""
+        if self.difference is None:
+            return NOT_COMPARED
+        if self.difference.p_value >= SIGNIFICANT:
+            return SAME
+        return "better" if self.difference.value > 0 else "worse"
+
+
+@dataclass(frozen=True)
 class Compared:
     """A pair compared over the examples that both sides decoded.
 
     n_examples: how many these are; decoded: how many A and B have. speedups, qualities: of A and B over these examples,
     with a value of None if it is not known. latency: B's total latency divided by A's; below 1 if B is faster.
     baseline_latency: the same ratio for the baselines timed with them; it shows how much the machine itself changed.
-    unfit: why latencies are not compared. quality: B minus A.
+    unfit: why latencies are not compared. quality: B minus A. further: the metrics behind the leading one.
     """
 
     pair: Pair
@@ -61,6 +81,7 @@ class Compared:
     baseline_latency: Speedup | None
     unfit: str | None
     quality: Difference | None
+    further: tuple[ComparedQuality, ...] = ()
 
     @property
     def speed_verdict(self) -> str:
@@ -70,13 +91,14 @@ class Compared:
         return "faster" if self.latency.high < 1 else "slower" if self.latency.low > 1 else SAME
 
     @property
+    def judged(self) -> tuple[ComparedQuality, ...]:
+        """Every metric, the leading one first."""
+        return (ComparedQuality(self.pair.a.quality.metric, self.qualities, self.quality), *self.further)
+
+    @property
     def quality_verdict(self) -> str:
-        """better or worse if chance gives a difference this large in fewer than 5 of 100 samples."""
-        if self.quality is None:
-            return NOT_COMPARED
-        if self.quality.p_value >= SIGNIFICANT:
-            return SAME
-        return "better" if self.quality.value > 0 else "worse"
+        """Of the leading metric."""
+        return self.judged[0].verdict
 
 
 def match(a: Sequence[Result], b: Sequence[Result]) -> Matching:
@@ -145,20 +167,22 @@ def compare_pair(
         )
     a, b = ([examples[key] for key in keys] for examples in (first, second))
     known = None if references is None else [references[key] for key in keys]
-    unfit = _why_not_comparable(pair)
+    unfit, decoded = _why_not_comparable(pair), (len(first), len(second))
+    lead, *further = _qualities(pair, (a, b), decoded, known)
     baselines = all(one.baseline_latency_s is not None for one in [*a, *b])
     return Compared(
         pair,
         len(keys),
-        (len(first), len(second)),
+        decoded,
         (_speedup(pair.a, a, len(first)), _speedup(pair.b, b, len(second))),
-        (_value(pair.a, a, len(first), known), _value(pair.b, b, len(second), known)),
+        lead.values,
         _ratio([one.latency_s for one in a], [one.latency_s for one in b]) if unfit is None else None,
         _ratio([one.baseline_latency_s for one in a], [one.baseline_latency_s for one in b])
         if unfit is None and baselines
         else None,
         unfit,
-        _quality(pair.a.setting.metric, a, b, known),
+        lead.difference,
+        tuple(further),
     )
 
 
@@ -179,33 +203,61 @@ def _speedup(result: Result, examples: Sequence[MeasuredExample], decoded: int) 
     return _ratio([one.latency_s for one in examples], [one.baseline_latency_s for one in examples])
 
 
+def _qualities(
+    pair: Pair,
+    examples: tuple[Sequence[MeasuredExample], Sequence[MeasuredExample]],
+    decoded: tuple[int, int],
+    references: Sequence[Sequence[str]] | None,
+) -> list[ComparedQuality]:
+    """Every metric that A and B both have, the leading one first, over these examples."""
+    further = [name for name in pair.a.further_qualities if name in pair.b.further_qualities]
+    found = []
+    for metric in (pair.a.setting.metric, *further):
+        sides = zip((pair.a, pair.b), examples, decoded, strict=True)
+        values = tuple(_value(side, metric, several, count, references) for side, several, count in sides)
+        judged = _judged(pair.b, metric, examples[1], examples[0], references)
+        shown = _quality(pair.a, metric).metric
+        found.append(ComparedQuality(shown, values, None if judged is None else judged.difference))
+    return found
+
+
+def _quality(result: Result, metric: str) -> Quality:
+    return result.further_qualities.get(metric, result.quality)
+
+
 def _value(
-    result: Result, examples: Sequence[MeasuredExample], decoded: int, references: Sequence[Sequence[str]] | None
+    result: Result,
+    metric: str,
+    examples: Sequence[MeasuredExample],
+    decoded: int,
+    references: Sequence[Sequence[str]] | None,
 ) -> float | None:
     """The result's own quality, or that of these examples alone if it decoded more."""
     if len(examples) == decoded:
-        return result.quality.value
-    outputs, expected = _scored(result.setting.metric, examples, references)
-    return None if expected is None else score(result.setting.metric, outputs, expected).value
+        return _quality(result, metric).value
+    judged = _judged(result, metric, examples, None, references)
+    return None if judged is None else judged.score.value
 
 
-def _quality(
+def _judged(
+    result: Result,
     metric: str,
-    a: Sequence[MeasuredExample],
-    b: Sequence[MeasuredExample],
+    outputs: Sequence[MeasuredExample],
+    baseline: Sequence[MeasuredExample] | None,
     references: Sequence[Sequence[str]] | None,
-) -> Difference | None:
-    (ours, expected), (theirs, _) = (_scored(metric, examples, references) for examples in (a, b))
-    return None if expected is None else compare(metric, theirs, ours, expected, seed=SACREBLEU_SEED)
-
-
-def _scored(
-    metric: str, examples: Sequence[MeasuredExample], references: Sequence[Sequence[str]] | None
-) -> tuple[list[str], Sequence[Sequence[str]] | None]:
-    """What the metric compares: outputs, and what is expected of them."""
-    if metric == "agreement":  # each example equals its own baseline's output or not
-        return [str(one.prediction == one.baseline_prediction) for one in examples], [[str(True)]] * len(examples)
-    return [one.prediction for one in examples], references
+) -> Judged | None:
+    """A result's outputs, beside others if there are any, from their stored values or else from their texts."""
+    shown, cut = _quality(result, metric).metric, result.setting.get("cut") or ()
+    sides = [outputs] if baseline is None else [outputs, baseline]
+    if all(metric in (one.scores or {}) for side in sides for one in side):
+        return judge_values(shown, *([one.scores[metric] for one in side] for side in sides), seed=SACREBLEU_SEED)
+    if metric == AGREEMENT:  # each example equals its own baseline's output or not
+        equal = ([100.0 * (one.prediction == one.baseline_prediction) for one in side] for side in sides)
+        return judge_values(shown, *equal, seed=SACREBLEU_SEED)
+    if references is None:
+        return None
+    texts = [[cut_text(one.prediction, cut) for one in side] for side in sides]
+    return judge(metric, texts[0], texts[1] if len(texts) > 1 else None, references, seed=SACREBLEU_SEED)
 
 
 def _ratio(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]) -> Speedup:

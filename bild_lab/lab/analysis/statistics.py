@@ -38,18 +38,27 @@ def latency_summary(latency_s: Float[np.ndarray, "examples repeats"]) -> Latency
     )
 
 
-def acceptance_by_position(rounds: list[tuple[int, int]]) -> list[float]:
-    """For each position: the share of rounds that accepted its token, among those that accepted all tokens before it.
+def judged_by_position(rounds: list[tuple[int, int]]) -> list[list[int]]:
+    """For each position of a draft: how many rounds accepted its token, rejected it, and never observed it.
 
-    rounds: (drafted, accepted) tokens of each. Only rounds with a drafted token at the position count.
+    rounds: (drafted, accepted) tokens of each; of a tree, its depth and the accepted path. The first token behind the
+    accepted ones is rejected. Those behind it were dropped unjudged: they say nothing of the drafter.
     """
     longest = max((drafted for drafted, _ in rounds), default=0)
+    judged = [[0, 0, 0] for _ in range(longest)]
+    for drafted, accepted in rounds:
+        for position in range(drafted):
+            judged[position][(position >= accepted) + (position > accepted)] += 1
+    return judged
+
+
+def acceptance_by_position(rounds: list[tuple[int, int]]) -> list[float]:
+    """For each position: accepted / (accepted + rejected), over the rounds that accepted all tokens before it."""
     rates = []
-    for position in range(longest):
-        reached = [accepted for drafted, accepted in rounds if drafted > position and accepted >= position]
-        if not reached:
+    for accepted, rejected, _ in judged_by_position(rounds):
+        if not accepted + rejected:
             break
-        rates.append(sum(accepted > position for accepted in reached) / len(reached))
+        rates.append(accepted / (accepted + rejected))
     return rates
 
 

@@ -23,13 +23,18 @@ MEASURING = (
     "lab/generation_settings.py",  # chooses the processors that scores pass through
     "lab/languages.py",  # adds to prompts
     "lab/load.py",  # chooses the engine
+    "lab/measure/batches.py",
     "lab/measure/certificate.py",
     "lab/measure/device_use.py",  # detects timings that shared a device
     "lab/measure/environment.py",  # peak memory and other load
+    "lab/measure/likelihood.py",
+    "lab/measure/sampled_certificate.py",
+    "lab/measure/witness.py",
     "lab/measure/nan_check.py",  # decides which results are stored at all
     "lab/measure/timing.py",
     "lab/metrics",
     "lab/point.py",  # passes the configuration to the measuring code
+    "lab/results/change.py",
     "lab/results/example_rows.py",
     "lab/results/summary.py",
     "lab/runner.py",
@@ -42,15 +47,19 @@ NOT_MEASURING = (
     "files.py",
     "lab/__init__.py",
     "lab/analysis/__init__.py",
+    "lab/analysis/machine.py",  # predicts from stored results
     "lab/analysis/paired.py",  # compares stored results
     "lab/analysis/pareto.py",
     "lab/analysis/reasons.py",  # explains stored results
+    "lab/analysis/serving_names.py",
     "lab/cli.py",
     "lab/config.py",  # its values are part of the point's name
     "lab/data/__init__.py",
     "lab/data/hub_datasets.py",  # all prompts, references and categories are part of the point's name
     "lab/data/local_files.py",
+    "lab/data/dataset_spec.py",
     "lab/data/examples.py",
+    "lab/data/row_values.py",
     "lab/data/toy.py",
     "lab/data/toy_lexicon.py",
     "lab/data/toy_phrases.py",
@@ -65,6 +74,7 @@ NOT_MEASURING = (
     "lab/measure/cost_model.py",  # predicts, and measures nothing
     "lab/point_progress.py",
     "lab/results/__init__.py",
+    "lab/results/batches.py",
     "lab/results/commands.py",
     "lab/results/commits.py",
     "lab/results/course.py",

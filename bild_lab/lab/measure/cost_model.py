@@ -61,6 +61,7 @@ def features_of(policy: str, trace: Trace, models: Mapping[int, str], depth: int
             counted["source tokens"] += forward.rows
             continue
         share = 1.0 if forward.layers is None else forward.layers / depth
+        share -= (forward.skipped_attention + forward.skipped_feed_forward) / (2 * depth)  # a block is half a layer
         if model == "target":  # one of a drafter has one row, or two
             if forward.rows == 1:
                 counted["target forwards of one row"] += share

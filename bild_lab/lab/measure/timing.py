@@ -6,7 +6,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -19,11 +19,15 @@ METHOD, BASELINE = "method", "baseline"  # the measured policy, and the policy t
 
 @dataclass(frozen=True)
 class Timed:
-    """One method's output on one example: the emitted tokens, the seconds of every repeat, and the trace."""
+    """One method's output on one example: the emitted tokens, the seconds of every repeat, and the trace.
+
+    latency_s: in a batch, its share of the batch's seconds. waited_s: in a batch, from its place to its end.
+    """
 
     token_ids: list[int]
     latency_s: list[float]
     trace: Trace
+    waited_s: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

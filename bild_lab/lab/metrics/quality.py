@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Float
 
 from bild_lab.errors import UserError
+from bild_lab.lab.metrics.answers import exact_matches, numeric_matches
 from bild_lab.lab.metrics.bleu import bleu_from_sums, bleu_statistics
-from bild_lab.lab.metrics.bootstrap import RESAMPLES, interval, p_value, resampled_sums
+from bild_lab.lab.metrics.bootstrap import interval, p_value
+from bild_lab.lab.metrics.evaluate_module import PREFIX, evaluate_measure
+from bild_lab.lab.metrics.measures import Mean, Measure, Sums
+from bild_lab.lab.metrics.programs import passes
 from bild_lab.lab.metrics.rouge import NAMES as ROUGE_NAMES
 from bild_lab.lab.metrics.rouge import rouge_statistics
+from bild_lab.lab.metrics.sacrebleu_counts import CHRF, TER, sacrebleu_statistics
 
-METRICS = ("bleu", "rouge", "agreement")
+METRICS = ("bleu", "chrf", "ter", "rouge", "exact_match", "numeric", "pass_at_1", "agreement")
+SACREBLEU = {"chrf": CHRF, "ter": TER}
 
 References = Sequence[Sequence[str]]
 
@@ -43,46 +49,66 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class _Measure:
-    """A metric: statistics of each example that add up, and the function from their sums to the value."""
+class Judged:
+    """Outputs scored and compared. difference: None without a baseline. per_example: None if the metric has no such."""
 
-    metric: str
-    statistics: Float[np.ndarray, "n k"]
-    value_of: Callable[[Float[np.ndarray, "*batch k"]], Float[np.ndarray, "*batch"]]
-    signature: str | None = None
-    extra: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def value(self) -> float:
-        return float(self.value_of(self.statistics.sum(axis=0)))
+    score: Score
+    difference: Difference | None
+    per_example: tuple[float, ...] | None
 
 
-def score(metric: str, predictions: Sequence[str], references: References, *, seed: int = 0) -> Score:
+def score(
+    metric: str, predictions: Sequence[str], references: References, *, seed: int = 0, run_code: bool = False
+) -> Score:
     """Score outputs against one or more references each.
 
-    "bleu" is sacrebleu's corpus BLEU, "rouge" the mean ROUGE-L f-measure with stemming, "agreement"
-    the percentage of predictions equal to (one of) their references, such as a baseline's outputs.
+    "bleu" is sacrebleu's corpus BLEU, "chrf" its chrF and "ter" 100 minus its TER, "rouge" the mean ROUGE-L f-measure
+    with stemming. The others are percentages: "exact_match" of the predictions that equal a reference, "numeric" of
+    those whose last number is the reference's, "pass_at_1" of those whose program passes its tests (only with
+    `run_code`), "agreement" of those that equal a baseline's output. "evaluate:NAME_OR_PATH" is a metric of `evaluate`.
     Raises UserError for an unknown metric, no predictions, or an example without references.
     """
-    measure = _measure(metric, predictions, references)
-    low, high = interval(measure.value_of(resampled_sums(measure.statistics, seed)))
-    signature = f"{measure.signature}|bs:{RESAMPLES}|seed:{seed}" if measure.signature else None
-    return Score(measure.metric, measure.value, low, high, signature, measure.extra)
+    return judge(metric, predictions, None, references, seed=seed, run_code=run_code).score
 
 
 def compare(
-    metric: str, predictions: Sequence[str], baseline: Sequence[str], references: References, *, seed: int = 0
+    metric: str,
+    predictions: Sequence[str],
+    baseline: Sequence[str],
+    references: References,
+    *,
+    seed: int = 0,
+    run_code: bool = False,
 ) -> Difference:
     """How much better (positive) or worse (negative) the predictions are than the baseline's, paired by example.
 
     Raises UserError as `score` does.
     """
-    ours, theirs = (_measure(metric, outputs, references) for outputs in (predictions, baseline))
-    value = ours.value - theirs.value
-    resampled = [each.value_of(resampled_sums(each.statistics, seed)) for each in (ours, theirs)]
-    differences = resampled[0] - resampled[1]
-    low, high = interval(differences)
-    return Difference(ours.metric, value, low, high, p_value(differences, value))
+    return judge(metric, predictions, baseline, references, seed=seed, run_code=run_code).difference
+
+
+def judge(
+    metric: str,
+    predictions: Sequence[str],
+    baseline: Sequence[str] | None,
+    references: References,
+    *,
+    seed: int = 0,
+    run_code: bool = False,
+) -> Judged:
+    """`score` and `compare` of the same predictions, which are measured once. Raises UserError as they do."""
+    ours = _measure(metric, predictions, references, run_code)
+    if baseline is None:
+        return _judged(ours, None, seed)
+    same = list(baseline) == list(predictions)  # as those of a lossless policy
+    return _judged(ours, ours if same else _measure(metric, baseline, references, run_code), seed)
+
+
+def judge_values(
+    metric: str, values: Sequence[float], baseline: Sequence[float] | None = None, *, seed: int = 0
+) -> Judged:
+    """The same from the values of single examples, as they were stored. metric: as shown."""
+    return _judged(Mean(metric, values), None if baseline is None else Mean(metric, baseline), seed)
 
 
 def score_pool(
@@ -93,20 +119,19 @@ def score_pool(
     baseline: Sequence[int],
     *,
     seed: int = 0,
+    run_code: bool = False,
 ) -> list[tuple[Score, Difference]]:
     """`score` and `compare` of many systems whose texts repeat: each text of the pool is scored once.
 
     pool: texts, each with its own references. systems, baseline: for each example, which text of the pool it gets.
     Systems with the same texts share their intervals.
     """
-    whole = _measure(metric, pool, references)
-    value_of = whole.value_of if metric == "bleu" else _mean_of_first(len(baseline))
+    whole = _measure(metric, pool, references, run_code)
     found: dict[tuple[int, ...], tuple[float, Float[np.ndarray, " resamples"]]] = {}
 
     def resampled(picks: Sequence[int]) -> tuple[float, Float[np.ndarray, " resamples"]]:
         if (key := tuple(picks)) not in found:
-            statistics = whole.statistics[list(picks)]
-            found[key] = float(value_of(statistics.sum(axis=0))), value_of(resampled_sums(statistics, seed))
+            found[key] = whole.value(picks), whole.resampled(seed, picks)
         return found[key]
 
     base, base_values = resampled(baseline)
@@ -123,25 +148,51 @@ def score_pool(
     return [results[tuple(picks)] for picks in systems]
 
 
-def _measure(metric: str, predictions: Sequence[str], references: References) -> _Measure:
-    if metric not in METRICS:
-        raise UserError(f"metric must be one of {', '.join(METRICS)}, got {metric!r}")
+def require_metric(metric: str) -> None:
+    """Raise UserError unless there is such a metric. Whether `evaluate` has one is found out when it is loaded."""
+    if metric not in METRICS and not (metric.startswith(PREFIX) and metric != PREFIX):
+        raise UserError(f"metric must be one of {', '.join(METRICS)}, {PREFIX}NAME_OR_PATH, got {metric!r}")
+
+
+def _score(measure: Measure, seed: int, values: Float[np.ndarray, " resamples"]) -> Score:
+    signature = f"{measure.signature}|bs:{measure.resamples}|seed:{seed}" if measure.signature else None
+    return Score(measure.metric, measure.value(), *interval(values), signature, measure.extra)
+
+
+def _judged(ours: Measure, theirs: Measure | None, seed: int) -> Judged:
+    values = ours.resampled(seed)
+    scored = _score(ours, seed, values)
+    if theirs is None:
+        return Judged(scored, None, ours.per_example)
+    others = theirs.resampled(seed)
+    count = min(len(values), len(others))  # one may be a mean where the other is not; their first draws are the same
+    value, differences = scored.value - theirs.value(), values[:count] - others[:count]
+    difference = Difference(ours.metric, value, *interval(differences), p_value(differences, value))
+    return Judged(scored, difference, ours.per_example)
+
+
+def _measure(metric: str, predictions: Sequence[str], references: References, run_code: bool) -> Measure:
+    require_metric(metric)
     _require_pairs(metric, predictions, references)
     if metric == "bleu":
         statistics, signature = bleu_statistics(predictions, references)
-        return _Measure("BLEU", statistics, bleu_from_sums, signature)
-    mean = _mean_of_first(len(predictions))
+        return Sums("BLEU", statistics, bleu_from_sums, signature)
+    if metric in SACREBLEU:
+        return Sums(SACREBLEU[metric], *sacrebleu_statistics(SACREBLEU[metric], predictions, references))
     if metric == "rouge":
         statistics, signature = rouge_statistics(predictions, references)
         extra = dict(zip(ROUGE_NAMES[1:], statistics.mean(axis=0)[1:].tolist(), strict=True))
-        return _Measure("ROUGE-L", statistics, mean, signature, extra)
-    equal = [prediction in tuple(several) for prediction, several in zip(predictions, references, strict=True)]
-    return _Measure("agreement", 100.0 * np.array(equal, dtype=float)[:, None], mean)
-
-
-def _mean_of_first(count: int) -> Callable[[np.ndarray], np.ndarray]:
-    """The mean of the first statistic, given sums over `count` examples."""
-    return lambda sums: sums[..., 0] / count
+        return Mean("ROUGE-L", statistics[:, 0], signature, extra)
+    if metric == "exact_match":
+        return Mean("exact match", exact_matches(predictions, references))
+    if metric == "numeric":
+        return Mean("numeric match", numeric_matches(predictions, references))
+    if metric == "pass_at_1":
+        return Mean("pass@1", passes(predictions, references, run_code))
+    if metric == "agreement":
+        pairs = zip(predictions, references, strict=True)
+        return Mean("agreement", [100.0 * (prediction in tuple(several)) for prediction, several in pairs])
+    return evaluate_measure(metric, predictions, references)
 
 
 def _require_pairs(metric: str, predictions: Sequence[str], references: References) -> None:

@@ -18,8 +18,11 @@ def measured_examples(
     timed: Mapping[str, Sequence[Timed]],
     texts: Mapping[str, Sequence[str]],
     certificates: Sequence[Certificate] = (),
+    scores: Sequence[Mapping[str, float]] = (),
+    log_probabilities: Mapping[str, Sequence[float]] | None = None,
 ) -> list[MeasuredExample]:
-    """Each example's texts, tokens, latencies and rounds, and its certificate if there is one."""
+    """Each example's texts, tokens, latencies and rounds; its certificate, scores and log-probabilities if known."""
+    likely = log_probabilities or {}
     found = []
     for index, example in enumerate(examples):
         one = timed[METHOD][index]
@@ -32,6 +35,8 @@ def measured_examples(
             latency_s=one.latency_s,
             rounds=[measured_round(each) for each in one.trace.rounds],
             certificate=asdict(certificates[index]) if certificates else None,
+            scores=scores[index] or None if scores else None,
+            log_probability=likely[METHOD][index] if likely.get(METHOD) else None,
         )
         if BASELINE in timed:
             other = timed[BASELINE][index]
@@ -40,6 +45,7 @@ def measured_examples(
                 baseline_prediction=texts[BASELINE][index],
                 baseline_token_ids=other.token_ids,
                 baseline_latency_s=other.latency_s,
+                baseline_log_probability=likely[BASELINE][index] if likely.get(BASELINE) else None,
             )
         found.append(measured)
     return found

@@ -10,34 +10,33 @@ import numpy as np
 from jaxtyping import Float
 
 from bild_lab.engine.trace import Trace
-from bild_lab.lab.analysis.cost import knows, total
+from bild_lab.lab.analysis.cost import kinds_of, knows, total
 from bild_lab.lab.analysis.statistics import (
     acceptance_by_position,
     acceptance_rate,
     accepted_by_depth,
+    judged_by_position,
     latency_summary,
     nothing_accepted,
     paired_speedup,
 )
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.measure.timing import BASELINE, METHOD, Timed
-from bild_lab.lab.metrics import compare, score
-from bild_lab.lab.schema.result import Category, Counts, DecodingCosts, Quality, Speedup
+from bild_lab.lab.metrics import Judged, Scoring
+from bild_lab.lab.schema.quality import Quality
+from bild_lab.lab.schema.result import Category, Counts, DecodingCosts, Speedup, Work
 
 
 def summarize(
-    metric: str,
     examples: Sequence[Example],
     timed: Mapping[str, Sequence[Timed]],
-    texts: Mapping[str, Sequence[str]],
     seed: int,
 ) -> dict[str, Any]:
-    """Fields of a Result: quality, latency, speed and counts of the method, against the baseline if it was timed."""
+    """Fields of a Result: latency, speed and counts of the method, against the baseline if it was timed."""
     baseline = timed.get(BASELINE)
     return {
-        "quality": quality(metric, examples, texts, seed),
-        "latency_s": latency_summary(latencies(timed[METHOD])),
-        "baseline_latency_s": None if baseline is None else latency_summary(latencies(baseline)),
+        "latency_s": latency_summary(waits(timed[METHOD])),
+        "baseline_latency_s": None if baseline is None else latency_summary(waits(baseline)),
         **speed(timed, seed),
         "counts": counts(timed[METHOD]),
         "categories": by_category(examples, timed, seed),
@@ -46,6 +45,11 @@ def summarize(
 
 def latencies(several: Sequence[Timed]) -> Float[np.ndarray, "examples repeats"]:
     return np.array([one.latency_s for one in several])
+
+
+def waits(several: Sequence[Timed]) -> Float[np.ndarray, "examples repeats"]:
+    """Seconds from the first to the last token of each text, in a batch with its waits for others."""
+    return np.array([one.waited_s or one.latency_s for one in several])
 
 
 def speed(timed: Mapping[str, Sequence[Timed]], seed: int) -> dict[str, Any]:
@@ -97,14 +101,24 @@ def agreement(timed: Mapping[str, Sequence[Timed]]) -> float:
     return sum(same) / len(same)
 
 
-def quality(metric: str, examples: Sequence[Example], texts: Mapping[str, Sequence[str]], seed: int) -> Quality:
-    """The metric of the outputs with its interval, and the paired difference from the baseline's."""
-    baseline = texts.get(BASELINE)
-    references = [[text] for text in baseline or []] if metric == "agreement" else [one.references for one in examples]
-    own = score(metric, texts[METHOD], references, seed=seed)
-    if baseline is None:
+def qualities(
+    scoring: Scoring, examples: Sequence[Example], texts: Mapping[str, Sequence[str]], seed: int
+) -> tuple[dict[str, Quality], list[dict[str, float]]]:
+    """Every metric of the outputs with its interval, and the paired difference from the baseline's.
+
+    Also each example's own values of the metrics that are means of such.
+    """
+    references = [one.references for one in examples]
+    judged = scoring.judge(texts[METHOD], texts.get(BASELINE), references, seed)
+    known = {name: each.per_example for name, each in judged.items() if each.per_example is not None}
+    values = [{name: several[index] for name, several in known.items()} for index in range(len(examples))]
+    return {name: _quality(each) for name, each in judged.items()}, values
+
+
+def _quality(judged: Judged) -> Quality:
+    own, difference = judged.score, judged.difference
+    if difference is None:
         return Quality(**asdict(own))
-    difference = compare(metric, texts[METHOD], baseline, references, seed=seed)
     return Quality(
         **asdict(own),
         baseline=own.value - difference.value,
@@ -136,6 +150,7 @@ def counts(method: Sequence[Timed]) -> Counts:
         exit_layer_mean=mean_statistic(traces, "exit_layer"),
         acceptance_by_position=acceptance_by_position(rounds),
         accepted_by_depth=accepted_by_depth([accepted for _, accepted in rounds]),
+        judged_by_position=judged_by_position(rounds),
     )
 
 
@@ -147,6 +162,17 @@ def mean_statistic(traces: Sequence[Trace], name: str) -> float | None:
     recorded = [each.stats.get(name) for trace in traces for each in trace.rounds]
     known = [value for value in recorded if value is not None]
     return sum(known) / len(known) if known else None
+
+
+def work_of(timed: Mapping[str, Sequence[Timed]], bytes_per_value: int) -> Work | None:
+    """The forwards and rounds of method and baseline; None if they were not recorded, or their cost is unknown."""
+    kinds, rounds = {}, {}
+    for name, several in timed.items():
+        kinds[name] = kinds_of((each for one in several for each in one.trace.forwards), bytes_per_value)
+        rounds[name] = sum(len(one.trace.rounds) for one in several)
+    if not kinds[METHOD]:
+        return None
+    return Work(kinds[METHOD], kinds.get(BASELINE, []), rounds[METHOD], rounds.get(BASELINE, 0))
 
 
 def decoding_costs(timed: Mapping[str, Sequence[Timed]], bytes_per_value: int) -> DecodingCosts | None:

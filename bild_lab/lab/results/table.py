@@ -41,7 +41,7 @@ def load_results(*folders: str | Path) -> pd.DataFrame:
 
 def to_row(result: Result) -> dict[str, Any]:
     """One result as a flat row: identity, knobs under their own names, then the measured numbers."""
-    row = {column.name: column.of(result) for column in TABLE}
+    row = {column.name: column.of(result) for column in TABLE} | _further(result)
     knobs = {_knob_column(knob): math.inf if value == "inf" else value for knob, value in result.knobs.items()}
     return {**{column.name: row.pop(column.name) for column in IDENTITY}, **knobs, **row}
 
@@ -50,8 +50,19 @@ def to_frame(results: Sequence[Result]) -> pd.DataFrame:
     """One row per point; knobs that a policy does not have are empty."""
     knobs = dict.fromkeys(_knob_column(knob) for result in results for knob in result.knobs)
     identity, others = TABLE[: len(IDENTITY)], TABLE[len(IDENTITY) :]
-    columns = [*(column.name for column in identity), *knobs, *(column.name for column in others)]
+    further = dict.fromkeys(name for result in results for name in _further(result))
+    columns = [*(column.name for column in identity), *knobs, *(column.name for column in others), *further]
     return pd.DataFrame([to_row(result) for result in results], columns=columns)
+
+
+def _further(result: Result) -> dict[str, float | None]:
+    """The metrics behind the leading one, each with its interval and its difference from the baseline's."""
+    row: dict[str, float | None] = {}
+    for name, quality in result.further_qualities.items():
+        row |= {name: quality.value, f"{name}_low": quality.low, f"{name}_high": quality.high}
+        bounds = (quality.difference, quality.difference_low, quality.difference_high)
+        row |= dict(zip((f"{name}_difference{end}" for end in ("", "_low", "_high")), bounds, strict=True))
+    return row
 
 
 def write_table(results: Sequence[Result], path: Path) -> None:

@@ -1,13 +1,110 @@
-"""The columns of certificates, costs and predictions."""
+"""The columns of changed texts, certificates, costs and predictions."""
 
 from __future__ import annotations
 
 from bild_lab.lab.schema.column import SHARE, TIMES, Column
 
+CHANGE = (
+    Column(
+        "changed",
+        "change.changed",
+        "The share of texts whose tokens are not all the baseline’s.",
+        label="texts changed",
+        heading="changed",
+        unit=SHARE,
+        digits=1,
+    ),
+    Column(
+        "first_difference",
+        "change.first_difference",
+        "How many tokens a changed text shares with the baseline’s before the first that differs; the median.",
+        label="tokens before the first difference",
+        heading="first difference",
+        unit="tokens",
+        digits=1,
+    ),
+    Column(
+        "length_ratio",
+        "change.length_ratio",
+        "Tokens emitted, divided by the baseline’s, with its paired 95 % interval.",
+        label="length, relative",
+        heading="length",
+        unit=TIMES,
+    ),
+    Column("length_ratio_low", "change.length_ratio_low", "The lower end of that interval.", unit=TIMES),
+    Column("length_ratio_high", "change.length_ratio_high", "The upper end of that interval.", unit=TIMES),
+    Column(
+        "log_probability",
+        "change.log_probability",
+        "The log-probability that the target itself gives to the emitted tokens at temperature 1, in nats per token, "
+        "with its 95 % interval: a quality that needs no reference. Greedy texts of the target are not the likeliest.",
+        label="log-probability by the target",
+        heading="log-probability",
+        unit="nats/token",
+        digits=3,
+    ),
+    Column("log_probability_low", "change.log_probability_low", "The lower end of that interval.", unit="nats/token"),
+    Column("log_probability_high", "change.log_probability_high", "The upper end of that interval.", unit="nats/token"),
+    Column(
+        "log_probability_baseline",
+        "change.log_probability_baseline",
+        "The same of the baseline’s texts.",
+        unit="nats/token",
+        digits=3,
+    ),
+    Column(
+        "log_probability_difference",
+        "change.log_probability_difference",
+        "The point’s log-probability minus the baseline’s on the same examples, with its paired 95 % interval.",
+        label="log-probability, difference from the baseline’s",
+        heading="difference",
+        unit="nats/token",
+        digits=3,
+    ),
+    Column(
+        "log_probability_difference_low",
+        "change.log_probability_difference_low",
+        "The lower end of that interval.",
+        unit="nats/token",
+    ),
+    Column(
+        "log_probability_difference_high",
+        "change.log_probability_difference_high",
+        "The upper end of that interval.",
+        unit="nats/token",
+    ),
+)
 CERTIFICATE = (
-    Column("certificate_equal", "certificate.equal", "Examples whose text is the target’s own.", digits=0),
-    Column("certificate_ties", "certificate.ties", "Examples that differ from it by a numerical tie.", digits=0),
+    Column(
+        "certificate_equal",
+        "certificate.equal",
+        "Examples whose text is the target’s own; when sampling, whose tokens have its distribution to 1e-6 of total "
+        "variation.",
+        digits=0,
+    ),
+    Column(
+        "certificate_ties",
+        "certificate.ties",
+        "Examples that differ from it by a numerical tie; when sampling, by rounding.",
+        digits=0,
+    ),
     Column("certificate_defects", "certificate.defects", "Examples that differ from it by more.", digits=0),
+    Column(
+        "certificate_unjudged",
+        "certificate.unjudged",
+        "Sampled examples of a rule whose output distribution has no closed form.",
+        digits=0,
+    ),
+    Column(
+        "certificate_law",
+        "certificate.law",
+        "The largest total variation between what the rule emits and the target’s distribution, in any context.",
+    ),
+    Column(
+        "certificate_rounding",
+        "certificate.most_rounding",
+        "The largest total variation between the target’s distribution with many rows in a forward and with one.",
+    ),
 )
 COSTS = (
     Column(

@@ -6,7 +6,7 @@ docs/outputs.md take names, headings and explanations from here, and from `analy
 
 from __future__ import annotations
 
-from bild_lab.lab.schema.analysis_columns import CERTIFICATE, COSTS, PIPELINE, PREDICTION, TRACED
+from bild_lab.lab.schema.analysis_columns import CERTIFICATE, CHANGE, COSTS, PIPELINE, PREDICTION, TRACED
 from bild_lab.lab.schema.column import SHARE, TIMES, Column
 
 
@@ -37,6 +37,7 @@ SETTING = (
     ),
     Column("dtype", "setting.dtype", "The precision of the weights."),
     Column("device", "setting.device", "The device that decoded."),
+    Column("batch", "setting.batch", "How many texts decoded at once.", digits=0),
     Column("temperature", "setting.temperature", "The temperature of sampling; 0: the likeliest token.", digits=1),
 )
 CIRCUMSTANCES = (
@@ -80,8 +81,8 @@ SPEED = (
     Column(
         "latency_s_median",
         "latency_s.median",
-        "Seconds from an example’s token ids to those of its output. Half of the examples took less than the median, "
-        "95 % less than p95.",
+        "Seconds from an example’s token ids to those of its output, in a batch with its waits for others. Half of the "
+        "examples took less than the median, 95 % less than p95.",
         label="median latency per example",
         heading="latency",
         short="ms",
@@ -92,8 +93,8 @@ SPEED = (
     Column(
         "speedup",
         "speedup.value",
-        "The baseline’s total latency divided by the point’s, over the same examples, with its 95 % interval. 1.5× "
-        "means two thirds of the time. “Relative latency” is one over it.",
+        "The baseline’s total time divided by the point’s, over the same examples, at the same batch, with its 95 % "
+        "interval. 1.5× means two thirds of the time. “Relative latency” is one over it.",
         unit=TIMES,
     ),
     *_interval("speedup", "speedup.", "the speedup", TIMES),
@@ -192,6 +193,7 @@ TABLE = (
     *SPEED,
     *COUNTS,
     *OTHER_NAMES,
+    *CHANGE,
     *CERTIFICATE,
     *COSTS,
     *PREDICTION,

@@ -57,7 +57,9 @@ class MeasuredExample:
 
     turn: of its conversation, from 1. latency_s: seconds of each repeat. The baseline's fields are None if none was
     timed. certificate: the comparison with the target's own text, with `measure.certify`. Only traced examples have
-    the last three fields. spans: every stage in order. pieces: the text of each token, by its id.
+    the last three fields. spans: every stage in order. pieces: the text of each token, by its id. scores: of the
+    metrics that are means over examples, by their names in the configuration. log_probability: the target's of the
+    whole text, in nats.
     """
 
     id: str
@@ -71,6 +73,9 @@ class MeasuredExample:
     baseline_token_ids: Sequence[int] | None = None
     baseline_latency_s: Sequence[float] | None = None
     certificate: Mapping[str, Any] | None = None
+    scores: Mapping[str, float] | None = None
+    log_probability: float | None = None
+    baseline_log_probability: float | None = None
     spans: Sequence[Span] = ()
     prompt: str | None = None
     pieces: Mapping[str, str] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,36 +10,18 @@ from typing import Any
 from bild_lab.errors import UserError
 from bild_lab.lab.schema import version1
 from bild_lab.lab.schema.json_values import NOT_STORED, from_json, to_json
+from bild_lab.lab.schema.quality import Change, Quality
 from bild_lab.lab.schema.setting import Environment, Setting
 
 SCHEMA = 2
 
 
-@dataclass(frozen=True, kw_only=True)
-class Quality:
-    """The quality of the outputs, on the metric's scale of 0 to 100, with its 95 % interval over examples.
-
-    metric: as shown, such as "BLEU". value: None if the metric is undefined. signature: how it was computed.
-    extra: further scores of the same outputs, such as rouge1. difference: value minus baseline, on the same examples,
-    with its 95 % interval. p_value: of the difference, two-sided. The last five are None without a baseline.
-    """
-
-    metric: str
-    value: float | None
-    low: float | None
-    high: float | None
-    signature: str | None = None
-    extra: Mapping[str, float | None] = field(default_factory=dict)
-    baseline: float | None = None
-    difference: float | None = None
-    difference_low: float | None = None
-    difference_high: float | None = None
-    p_value: float | None = None
-
-
 @dataclass(frozen=True)
 class Latency:
-    """Seconds per example; the median of an example's repeats counts. total: of all examples."""
+    """Seconds per example; the median of an example's repeats counts. total: of all examples.
+
+    In a batch an example's seconds are those from its place to its end, so they overlap with those of others.
+    """
 
     median: float
     p95: float
@@ -66,6 +48,8 @@ class Counts:
 
     acceptance_by_position: the share of drafts accepted at a position, among those accepted at all positions before.
     accepted_by_depth: the share of rounds with at least one accepted token, at least two, and so on.
+    judged_by_position: how many drafts had a token accepted at each position, rejected, and dropped unobserved behind a
+    rejection; None in older results.
     exit_layer_mean: after how many layers a token was predicted, for methods that exit early.
     """
 
@@ -81,6 +65,7 @@ class Counts:
     exit_layer_mean: float | None = None
     acceptance_by_position: list[float | None] | None = None
     accepted_by_depth: list[float] | None = None
+    judged_by_position: list[list[int]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,11 +84,26 @@ class Category:
 
 @dataclass(frozen=True, kw_only=True)
 class CertificateCounts:
-    """How many examples have the target's own text, differ by a numerical tie, or differ by more."""
+    """How many examples are the target's own, differ by rounding, or differ by more.
+
+    Greedy: equal texts, numerical ties, and defects. Sampled: examples whose distributions are the target's own in
+    every context, within 1e-6 of total variation; those that rounding moves; and defects. unjudged: sampled examples
+    of a rule whose distribution has no closed form. law: the largest total variation between what the rule emits and
+    the target's distribution. rounding: by the number of rows in a forward, the largest total variation between the
+    target's distribution in it and one row after another. The last three are None for greedy texts.
+    """
 
     equal: int
     ties: int
     defects: int
+    unjudged: int | None = None
+    law: float | None = None
+    rounding: Mapping[str, float] | None = None
+
+    @property
+    def most_rounding(self) -> float | None:
+        """Over all numbers of rows."""
+        return max(self.rounding.values()) if self.rounding else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +174,27 @@ class DecodingCosts:
     intensity_ratio: float | None = None
 
 
+@dataclass(frozen=True)
+class ForwardKind:
+    """Forwards of one model that had as many rows. model: 0 has most weights. flops, bytes_moved: of all of them."""
+
+    model: int
+    rows: int
+    count: int
+    flops: int
+    bytes_moved: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """All forwards and rounds of the method, and of the baseline: what a declared machine's speed is predicted from."""
+
+    method: Sequence[ForwardKind]
+    baseline: Sequence[ForwardKind]
+    rounds: int
+    baseline_rounds: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """The result of one point.
@@ -181,11 +202,12 @@ class Result:
     point: the hash that names it. name: of the sweep. composition: the decoder's parts in one line. engine: what ran
     the target, "kernels", "native" or "hf". facts: facts that do not affect the numbers (`lab/facts.py`); None in older
     results. same_as_baseline: whether the policy is the baseline's with the same knobs; None in older results, where
-    the policy's name decides. tokens_per_s_ratio: to the baseline's. agreement_with_target: the share of examples whose
-    tokens all equal the target's own greedy text. categories: by name; None if the dataset has none. peak_memory_mb: of
-    method and baseline together. stages_s: seconds in prefill, draft, verify and host over the traced examples.
-    seconds: of each part of measuring the point, with "total". stored_at: ISO date and time. folder: of the files; it
-    is not stored in them.
+    the policy's name decides. quality: of the metric that leads. further_qualities: of the others, by their names in
+    the configuration. change: None in older results. tokens_per_s_ratio: to the baseline's. agreement_with_target: the
+    share of examples whose tokens all equal the target's own greedy text. categories: by name; None if the dataset has
+    none. peak_memory_mb: of method and baseline together. work: None in older results, and where forwards were not
+    recorded. stages_s: seconds in prefill, draft, verify and host over the traced examples. seconds: of each part of
+    measuring the point, with "total". stored_at: ISO date and time. folder: of the files; it is not stored in them.
     """
 
     point: str
@@ -198,6 +220,8 @@ class Result:
     facts: Mapping[str, Any] | None = None
     same_as_baseline: bool | None = None
     quality: Quality
+    further_qualities: Mapping[str, Quality] = field(default_factory=dict)
+    change: Change | None = None
     latency_s: Latency
     baseline_latency_s: Latency | None = None
     speedup: Speedup = Speedup()
@@ -214,6 +238,7 @@ class Result:
     prediction: Prediction | None = None
     pipeline: Pipeline | None = None
     cost: DecodingCosts | None = None
+    work: Work | None = None
     environment: Environment
     seconds: Mapping[str, float]
     stored_at: str | None = None

@@ -25,8 +25,14 @@ class Record(Mapping[str, Any]):
         return len(self.entries)
 
 
+LACKING = {"batch": 1}  # keys that a setting may lack, and their values then
+
+
 class Setting(Record):
     """Everything that two points must share to be compared. Older results lack some keys."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return super().get(key, LACKING.get(key, default))
 
     @property
     def target(self) -> str:
@@ -65,6 +71,11 @@ class Setting(Record):
     @property
     def device(self) -> str:
         return self["device"]
+
+    @property
+    def batch(self) -> int:
+        """How many texts decoded at once."""
+        return self.get("batch")
 
     @property
     def hardware(self) -> str | None:

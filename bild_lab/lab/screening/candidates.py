@@ -43,7 +43,7 @@ class Grid:
         return OmegaConf.masked_copy(composed, [key for key in composed if key not in NOT_A_POINTS])
 
 
-NOT_A_POINTS = ("hydra", "tune", "screen", "record")
+NOT_A_POINTS = ("hydra", "tune", "screen", "record", "machine")
 
 
 def grid_of(task: Sequence[str], lists: Sequence[str], config_name: str) -> Grid:

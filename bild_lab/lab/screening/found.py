@@ -12,13 +12,16 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig
 
+from bild_lab.errors import UserError
+from bild_lab.lab.analysis.machine import Machine
 from bild_lab.lab.cli import stages
+from bild_lab.lab.measure.certificate import count_verdicts
 from bild_lab.lab.measure.cost_model import CostModel, fit
 from bild_lab.lab.measure.timing import METHOD
 from bild_lab.lab.point import prepare
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.screening.replay import Screened
+from bild_lab.lab.screening.replay import SECONDS, Screened
 from bild_lab.lab.screening.rows import Row, Summary, identity, with_front, write_rows, write_texts
 from bild_lab.lab.screening.screen import Screening, ScreenSpec
 
@@ -136,18 +139,28 @@ def confirmation(one: Confirmed) -> dict[str, Any]:
     }
 
 
-def screen(screening: Screening, spec: ScreenSpec) -> Found:
+def screen(screening: Screening, spec: ScreenSpec, machine: Machine | None = None) -> Found:
     """Decode the whole plane over the record, predict its speeds, and write what was found.
 
-    Raises UserError if another process searches or screens under the same name.
+    machine: for which speeds are predicted; None: this one, which is timed. Raises UserError if another process
+    searches or screens under the same name, and for a declared machine with points to confirm.
     """
+    if machine is not None and spec.confirmations:
+        raise UserError(
+            f"speeds are predicted for {machine.name}, where nothing can be measured from here; "
+            "set screen.confirmations=0"
+        )
     with Sweep(screening.folder).search_lock():
         candidates, replay = screening.grid.candidates, screening.replay
+        replay.machine = machine
         screened = screening.decode(candidates)
         clock = time.perf_counter()
-        stages.enter("timing a few points live")
-        texts, both, different = screening.timed(screened, spec.timed_s)
-        model = fit(texts, "0")
+        if machine is None:
+            stages.enter("timing a few points live")
+            texts, both, differing = screening.timed(screened, spec.timed_s)
+            model = fit(texts, "0")
+        else:
+            model, both, differing = CostModel({SECONDS: 1.0}), 0, []
         replay.seconds["cost model"] = time.perf_counter() - clock
         clock = time.perf_counter()
         stages.enter("scoring")
@@ -168,7 +181,8 @@ def screen(screening: Screening, spec: ScreenSpec) -> Found:
             cost_model_error=model.error,
             cost_model_worst=model.worst,
             replayed_live=both,
-            replayed_differently=different,
+            replayed_differently=len(differing),
+            replayed_ties=count_verdicts(differing).ties,
         )
         found = Found(screening, screened, rows, model, summary, to_confirm(rows, spec))
         found.write()

@@ -5,18 +5,24 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from bild_lab.engine.batch import Batch
+from bild_lab.engine.batch_room import QUIET_BATCH, quiet_batch
+from bild_lab.engine.batched import apart
 from bild_lab.engine.protocols import External
 from bild_lab.engine.record import RecordedModel, Store
+from bild_lab.engine.record.model import text_name
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
+from bild_lab.lab.analysis.cost import kinds_of
+from bild_lab.lab.analysis.machine import Machine
 from bild_lab.lab.config import PairSpec, RuntimeSpec, typed
 from bild_lab.lab.conversation_history import with_history
 from bild_lab.lab.hashing import content_hash
@@ -29,6 +35,7 @@ from bild_lab.lab.point import Point, decoder_of
 from bild_lab.lab.screening.candidates import Candidate
 
 FOLDER = "record"  # in the folder of a sweep
+SECONDS = "seconds of a declared machine"
 
 
 @dataclass
@@ -110,18 +117,21 @@ class Screened:
 class Replay:
     """Decodes candidates over the record of a point's models and examples.
 
-    point: any point with these models and examples. history: the folder of conversations' answers.
+    point: any point with these models and examples. history: the folder of conversations' answers. batch: how many
+    examples at once, where the models decode batches and that many fit. machine: whose seconds the features hold too,
+    under SECONDS.
     Raises UserError for sampled decoding and for a policy that opens no sessions.
     """
 
-    def __init__(self, point: Point, records: Records, history: Path) -> None:
+    def __init__(self, point: Point, records: Records, history: Path, batch: int = QUIET_BATCH) -> None:
         if not point.sampling.greedy:
             raise UserError(
                 f"a record replays greedy decoding, got decoding.temperature={point.decoding.temperature}; "
                 "set decoding=greedy, or measure sampled points with run.py"
             )
-        self.point, self.records, self._history = point, records, history
+        self.point, self.records, self._history, self._batch = point, records, history, batch
         self._requests: list[Request] | None = None
+        self.machine: Machine | None = None
         self.seconds: Counter[str] = Counter()
 
     @property
@@ -172,7 +182,10 @@ class Replay:
         cfg: Any,
         advance: Callable[[], None] = lambda: None,
     ) -> list[Screened]:
-        """Decode every example with every candidate. Rows are saved after each example. advance: called after each."""
+        """Decode every example with every candidate, several examples at once where the models can.
+
+        Rows are saved after each example. advance: called after each.
+        """
         pair, runtime = typed(PairSpec, cfg.pair, "pair"), typed(RuntimeSpec, cfg.runtime, "runtime")
         started = time.perf_counter()
         decoders = [self.decoder(one, pair, runtime) for one in candidates]
@@ -181,17 +194,31 @@ class Replay:
             decoder.load_weights()
         self.seconds["load"] += time.perf_counter() - started
         started = time.perf_counter()
-        screened = [Screened(one) for one in candidates]
-        for request in requests:
-            for one, decoder in zip(screened, decoders, strict=True):
-                one.texts.append(decoded(one.candidate.name, decoder, request))
-            self.records.save()
-            advance()
+        texts: list[list[Text]] = [[] for _ in requests]
+        copies: dict[int, list[Decoder]] = {}
+        alike: dict[str, list[int]] = {}  # examples of one prompt share its record, so they run one after the other
+        for index, request in enumerate(requests):
+            alike.setdefault(text_name(request.source), []).append(index)
+
+        def loop_over(indices: Sequence[int]) -> Callable[[int], None]:
+            def loop(slot: int) -> None:
+                if slot not in copies:
+                    copies[slot] = [replace(one, method=apart(one.method)) for one in decoders]
+                for index in indices:
+                    pairs = zip(candidates, copies[slot], strict=True)
+                    texts[index] = [decoded(one.name, decoder, requests[index], self.machine) for one, decoder in pairs]
+                    self.records.save()
+                    advance()
+
+            return loop
+
+        size = min(quiet_batch(one.method, one.models, requests, self._batch) for one in decoders)
+        Batch(size).run([loop_over(indices) for indices in alike.values()])
         self.seconds["replay"] += time.perf_counter() - started
-        return screened
+        return [Screened(one, list(own)) for one, own in zip(candidates, zip(*texts, strict=True), strict=True)]
 
 
-def decoded(policy: str, decoder: Decoder, request: Request) -> Text:
+def decoded(policy: str, decoder: Decoder, request: Request, machine: Machine | None = None) -> Text:
     """One example over the record."""
     trace = Trace()
     try:
@@ -201,6 +228,10 @@ def decoded(policy: str, decoder: Decoder, request: Request) -> Text:
     names = {id(model.checkpoint.config): f"drafter {place}" for place, model in enumerate(decoder.models)}
     names[id(decoder.target.checkpoint.config)] = "target"
     features = features_of(policy, trace, names, decoder.target.depth)
+    if machine is not None:
+        kinds = kinds_of(trace.forwards, decoder.target.dtype.itemsize)
+        dtype = str(decoder.target.dtype).removeprefix("torch.")
+        features[SECONDS] = machine.seconds(kinds, len(trace.rounds), dtype)
     return Text(tuple(tokens), drafted_flags(trace, len(tokens)), counts_of(trace, len(tokens)), features)
 
 

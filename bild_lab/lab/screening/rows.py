@@ -108,8 +108,9 @@ class Summary:
     live_*: the calls that live runs of all points would have made. recorded_*: the forwards that were run for the
     record of these examples, by this command and earlier ones. cost_model: seconds of each thing; cost_model_error,
     cost_model_worst: of speedups of points that it was not fitted to, relative. replayed_live: texts that were decoded
-    live too, for the cost model; replayed_differently: how many of them differ. prediction_error_*: relative errors of
-    the speedups that were predicted of confirmed points for the texts they were measured on, median and largest.
+    live too, for the cost model; replayed_differently: how many of them differ, and replayed_ties: how many by a tie of
+    the target's scores, as certificates tell it; None in older files. prediction_error_*: relative errors of the
+    speedups that were predicted of confirmed points for the texts they were measured on, median and largest.
     """
 
     points: int
@@ -125,6 +126,7 @@ class Summary:
     cost_model_worst: float | None
     replayed_live: int
     replayed_differently: int
+    replayed_ties: int | None = None
     confirmed: Sequence[Mapping[str, Any]] = ()
 
     def write(self, folder: Path) -> None:

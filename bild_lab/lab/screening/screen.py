@@ -13,14 +13,17 @@ from statistics import median
 import numpy as np
 from omegaconf import DictConfig
 
+from bild_lab.engine.batch_room import QUIET_BATCH
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.cli import progress
 from bild_lab.lab.config import PairSpec, RuntimeSpec, typed
 from bild_lab.lab.data.local_files import canonical_split
+from bild_lab.lab.measure.certificate import Certificate, certify
 from bild_lab.lab.measure.cost_model import CostModel, TimedText
 from bild_lab.lab.measure.timing import METHOD, time_methods
 from bild_lab.lab.metrics import score_pool
+from bild_lab.lab.metrics.scoring import AGREEMENT
 from bild_lab.lab.point import Point, decoder_of, prepare, sweep_folder
 from bild_lab.lab.screening.candidates import Candidate, Grid, vanilla
 from bild_lab.lab.screening.replay import FOLDER, Records, Replay, Screened, versions
@@ -71,11 +74,16 @@ class ScreenSpec:
 
 @dataclass(frozen=True)
 class RecordSpec:
-    """memory_gb: rows that wait in memory before they go to disk, from where a memory map reads them."""
+    """memory_gb: rows that wait in memory before they go to disk, from where a memory map reads them.
+
+    batch: examples that are recorded at once, where the models decode batches.
+    """
 
     memory_gb: float
+    batch: int = QUIET_BATCH
 
     def __post_init__(self) -> None:
+        require_whole("record.batch", self.batch, 1)
         if not finite(self.memory_gb) or self.memory_gb < 0:
             raise UserError(f"record.memory_gb must be gibibytes >= 0, got {self.memory_gb!r}")
 
@@ -116,7 +124,7 @@ class Screening:
     @cached_property
     def replay(self) -> Replay:
         records = Records(self.folder / FOLDER, self.record.memory_gb * GIB, versions())
-        return Replay(self.point, records, self.folder / "history")
+        return Replay(self.point, records, self.folder / "history", self.record.batch)
 
     def require_other_examples(self, split: str) -> None:
         """Raise UserError if this split has the examples that points are chosen on."""
@@ -137,10 +145,11 @@ class Screening:
             task = bar.add_task(f"recording and replaying {len(candidates)} points", total=examples)
             return self.replay.run([vanilla(), *candidates], self.cfg, lambda: bar.advance(task))
 
-    def timed(self, screened: Sequence[Screened], timed_s: float) -> tuple[list[TimedText], int, int]:
+    def timed(self, screened: Sequence[Screened], timed_s: float) -> tuple[list[TimedText], int, list[Certificate]]:
         """Texts of a few points decoded live, with vanilla's first, for so many seconds.
 
-        Also how many texts were decoded both ways, and how many differ.
+        Also how many texts were decoded both ways, and a certificate of each replayed text that differs from the live
+        one.
         """
         chosen = [screened[0], *spread(screened[1:])]
         pair, runtime = typed(PairSpec, self.cfg.pair, "pair"), typed(RuntimeSpec, self.cfg.runtime, "runtime")
@@ -149,23 +158,28 @@ class Screening:
         requests, point = self.replay.requests, self.point
         for method in methods.values():
             method.decode(requests[0], Trace())  # warms up
-        started, texts, both, different = time.perf_counter(), [], 0, 0
+        started, texts, both, differing = time.perf_counter(), [], 0, []
         for index, request in enumerate(requests):
             found = time_methods(methods, [request], REPEATS, point.seed, decoders[0].synchronize)
             for place, one in enumerate(chosen):
                 (live,) = found[str(place)]
                 replayed = one.texts[index]
-                both, different = both + 1, different + (tuple(live.token_ids) != replayed.token_ids)
+                both += 1
                 if tuple(live.token_ids) == replayed.token_ids:
                     texts.append(TimedText(str(place), replayed.features, median(live.latency_s)))
+                else:
+                    target, method = decoders[place].target, decoders[place].method
+                    differing.append(certify(target, request, replayed.token_ids, live.token_ids, method))
             if time.perf_counter() - started > timed_s:
                 break
-        return texts, both, different
+        return texts, both, differing
 
     def rows(self, screened: Sequence[Screened], model: CostModel) -> list[Row]:
         """The points' rows. screened: the target alone first."""
         pool, references, picks = self._pool(screened)
-        scores = score_pool(self.point.metric, pool, references, picks, picks[0], seed=self.point.seed)
+        scoring, seed = self.point.scoring, self.point.seed
+        judged = (scoring.lead, pool, references, picks, picks[0])
+        scores = score_pool(*judged, seed=seed, run_code=scoring.run_code)
         baseline_s = model.seconds(screened[0].features)
         rows = []
         for one, (score, difference) in zip(screened[1:], scores[1:], strict=True):
@@ -197,6 +211,7 @@ class Screening:
         place: dict[tuple[int, tuple[int, ...]], int] = {}
         pool: list[str] = []
         references: list[tuple[str, ...]] = []
+        scoring = self.point.scoring
         own = [decoder.text(list(text.token_ids)) for text in screened[0].texts]
         picks = []
         for one in screened:
@@ -205,8 +220,8 @@ class Screening:
                 key = (index, text.token_ids)
                 if key not in place:
                     place[key] = len(pool)
-                    pool.append(decoder.text(list(text.token_ids)))
-                    agreement = self.point.metric == "agreement"
+                    pool.append(scoring.scored_text(scoring.lead, decoder.text(list(text.token_ids))))
+                    agreement = scoring.lead == AGREEMENT
                     references.append((own[index],) if agreement else examples[index].references)
                 chosen.append(place[key])
             picks.append(chosen)

@@ -12,6 +12,7 @@ from markupsafe import Markup
 from bild_lab.files import write_atomically
 from bild_lab.lab.formatting import duration, knob_label, knob_value
 from bild_lab.lab.glossary import TERMS
+from bild_lab.lab.results.batches import batch_curves
 from bild_lab.lab.results.commands import read_commands
 from bild_lab.lab.results.groups import FEW, Group, by_setting, differing_keys, setting_title
 from bild_lab.lab.schema.columns import SETTING
@@ -21,6 +22,9 @@ from bild_lab.report.bars import with_bars
 from bild_lab.report.categories import category_table
 from bild_lab.report.headline import sentences
 from bild_lab.report.overlay import overlays
+from bild_lab.report.page.batches import batch_figure, batch_rows
+from bild_lab.report.page.certificates import divergence_figure, rounding_table
+from bild_lab.report.page.change import change_table
 from bild_lab.report.page.costs import cost_table, prediction_table
 from bild_lab.report.page.heat import heat_maps
 from bild_lab.report.page.interactive import acceptance_figure, stages_figure
@@ -69,9 +73,12 @@ def write_html(
     colours = marks(sorted(measured | set(screened_policies(folder))))
     figures: dict[str, Figure] = {}
     heat = [heat_maps(group) for group in groups]
-    texts, traces = _examples(groups)
+    texts, traces, differing = _examples(groups)
     pictures, apart = overlays(groups)
     figures.update({f"overlay-{index}": overlay_figure(one) for index, one in enumerate(pictures)})
+    curves = batch_curves(results)
+    if (drawn := batch_figure(curves, colours)) is not None:
+        figures["batches"] = drawn
     page = page_environment().get_template("report.html.j2")
     text = page.render(
         name=name,
@@ -79,10 +86,11 @@ def write_html(
         progress=progress,
         written=datetime.now().astimezone().strftime("%H:%M:%S"),
         commands=read_commands(folder),
-        sections=[_section(group, colours, index, figures) for index, group in enumerate(groups)],
+        sections=[_section(group, colours, index, figures, differing[index]) for index, group in enumerate(groups)],
         differing=_differing(groups),
         pictures=pictures,
         apart=apart,
+        batches=batch_rows(curves),
         count=len(results),
         failures=[(failure, knob_label(failure, list(failure.knobs))) for failure in failures],
         shares=time_shares(results),
@@ -103,25 +111,37 @@ def write_html(
         write_atomically(path.with_name("hypervolume.csv"), pd.DataFrame(volumes).to_csv(index=False).encode())
 
 
-def _examples(groups: Sequence[Group]) -> tuple[list[dict], list[dict]]:
-    """What the example browser and the trace viewer show; each point's examples are read once, and not kept."""
-    texts, traces = [], []
+def _examples(groups: Sequence[Group]) -> tuple[list[dict], list[dict], list[Figure | None]]:
+    """What the example browser and the trace viewer show, and the histogram of texts that differ from the target's.
+
+    Each point's examples are read once, and not kept.
+    """
+    texts, traces, differing = [], [], []
     for group in groups:
-        stored = {name_of(result): read_examples(result.folder) for result in group.selected()}
+        certified = [one for one in group.results if one.certificate and one.certificate.ties + one.certificate.defects]
+        chosen = {name_of(result): result for result in (*group.selected(), *certified)}
+        stored = {name: read_examples(result.folder) for name, result in chosen.items()}
+        differing.append(divergence_figure(group, stored))
         if (browser := text_browser(group, stored)) is not None:
             texts.append(browser)
         if points := viewer_data(group, stored):
             traces.append({"title": setting_title(group.setting), "points": points})
-    return texts, traces
+    return texts, traces, differing
 
 
-def _section(group: Group, colours: dict[str, Mark], index: int, figures: dict[str, dict]) -> dict:
-    """Collect what the page shows of one setting, and add its figures to `figures` by their id."""
+def _section(
+    group: Group, colours: dict[str, Mark], index: int, figures: dict[str, dict], differing: Figure | None
+) -> dict:
+    """Collect what the page shows of one setting, and add its figures to `figures` by their id.
+
+    differing: the histogram of texts that differ from the target's.
+    """
     drawn: dict[str, Figure | None] = {
         "pareto": pareto_figure(group, colours) if any(group.position(result) for result in group.results) else None,
         "stages": stages_figure(group),
         "acceptance": acceptance_figure(group, colours),
         "budgets": budget_figure(group, colours),
+        "differing": differing,
     }
     ids = {kind: f"{kind}-{index}" for kind, figure in drawn.items() if figure is not None}
     figures.update({ids[kind]: drawn[kind] for kind in ids})
@@ -131,7 +151,7 @@ def _section(group: Group, colours: dict[str, Mark], index: int, figures: dict[s
         "title": setting_title(group.setting),
         "setting": group.setting,
         "details": [(key, _plain(value)) for key, value in group.setting.items()],
-        "signature": group.results[0].quality.signature,
+        "signatures": _signatures(group),
         "metric": group.metric,
         "relative": group.relative,
         "best": best_rows(group),
@@ -147,12 +167,21 @@ def _section(group: Group, colours: dict[str, Mark], index: int, figures: dict[s
         "categories": category_table(group),
         "prediction": prediction_table(group),
         "cost": cost_table(group),
+        "change": change_table(group),
+        "rounding": rounding_table(group),
         "trees": tree_drawings(group),
         "count": len(group.results),
         "candidates": sum(not result.is_baseline for result in group.results),
         "few": FEW,
         "ids": ids,
     }
+
+
+def _signatures(group: Group) -> list[tuple[str, str]]:
+    """How each metric was computed."""
+    first = group.results[0]
+    qualities = (first.quality, *first.further_qualities.values())
+    return [(one.metric, one.signature) for one in qualities if one.signature]
 
 
 def _volume_rows(group: Group) -> list[dict]:

@@ -112,6 +112,7 @@ def hover_text(result: Result) -> str:
         ("do not rely on it", disturbance(result.environment) or MISSING),
         (quality.metric, f"{number(quality.value)} {interval(quality.low, quality.high)}"),
         (COLUMNS["quality_difference"].title, f"{signed(quality.difference)} {bounds}"),
+        *((one.metric, number(one.value)) for one in result.further_qualities.values()),
         ("latency, median", duration(result.latency_s.median)),
         (COLUMNS["latency_s_p95"].words, duration(result.latency_s.p95)),
         *((COLUMNS[name].words, COLUMNS[name].text(result)) for name in _HOVER_NUMBERS),

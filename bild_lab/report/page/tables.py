@@ -142,10 +142,33 @@ def point_columns(group: Group) -> list[TableColumn]:
         *(TableColumn(knob, f"knob of the policy: {knob}", _knob_cell(knob)) for knob in group.varying_knobs()),
         column_of(COLUMNS["speedup"], speedup_cell),
         quality,
-        column_of(COLUMNS["quality_difference"], _difference),
+        column_of(COLUMNS["quality_difference"], difference_cell),
+        *further_columns(group),
         *([certificate_column()] if certified else []),
         *(column_of(COLUMNS[name], own_cells.get(name)) for name in _NUMBERS),
     ]
+
+
+def further_columns(group: Group) -> list[TableColumn]:
+    """Return a column for each metric behind the leading one: its value, and the difference from the baseline's."""
+    shown = {name: one.metric for result in group.results for name, one in result.further_qualities.items()}
+
+    def cell_of(name: str) -> Callable[[Result], TableCell]:
+        def cell(result: Result) -> TableCell:
+            quality = result.further_qualities.get(name)
+            return TableCell(MISSING) if quality is None else further_cell(quality)
+
+        return cell
+
+    hint = "The metric of the point’s outputs; below it the difference from the baseline with its paired 95 % interval."
+    return [TableColumn(title, hint, cell_of(name)) for name, title in shown.items()]
+
+
+def further_cell(quality: Quality) -> TableCell:
+    """A metric's value, with its difference below."""
+    bounds = signed_interval(quality.difference_low, quality.difference_high)
+    told = "" if quality.difference is None else f"{signed(quality.difference)} {bounds}"
+    return TableCell(number(quality.value), told, quality.value)
 
 
 def certificate_column() -> TableColumn:
@@ -155,6 +178,10 @@ def certificate_column() -> TableColumn:
         found = result.certificate
         if found is None:
             return TableCell(MISSING)
+        if found.unjudged:
+            return TableCell("no closed form", f"{found.defects} defects", found.defects)
+        if found.rounding is not None:  # sampled
+            return TableCell(f"{found.equal} exact", f"{found.ties} rounding, {found.defects} defects", found.defects)
         return TableCell(f"{found.equal} equal", f"{found.ties} ties, {found.defects} defects", found.defects)
 
     return TableColumn("certificate", " ".join(column.explanation for column in CERTIFICATE), cell)
@@ -198,6 +225,11 @@ def baseline_row(group: Group, columns: Sequence[TableColumn]) -> TableRow | Non
         policy=str(group.setting.baseline),
         knobs={},
         quality=Quality(metric=group.metric, value=group.baseline_quality, low=None, high=None),
+        further_qualities={
+            name: Quality(metric=one.metric, value=one.baseline, low=None, high=None)
+            for name, one in beside[0].further_qualities.items()
+        },
+        change=None,
         latency_s=typical,
         speedup=Speedup(value=1.0),
         tokens=round(beside[0].baseline_tokens_per_s * beside[0].baseline_latency_s.total),
@@ -249,7 +281,8 @@ def best_columns(group: Group) -> list[TableColumn]:
     return [
         column_of(COLUMNS["speedup"], speedup_cell),
         TableColumn(group.metric, COLUMNS["quality"].explanation, _quality),
-        column_of(COLUMNS["quality_difference"], _difference),
+        column_of(COLUMNS["quality_difference"], difference_cell),
+        *further_columns(group),
         column_of(COLUMNS["agreement_with_target"], lambda result: TableCell(percent(result.agreement_with_target))),
     ]
 
@@ -337,7 +370,8 @@ def _quality(result: Result) -> TableCell:
     return TableCell(number(quality.value), interval(quality.low, quality.high), quality.value)
 
 
-def _difference(result: Result) -> TableCell:
+def difference_cell(result: Result) -> TableCell:
+    """The quality's difference from the baseline's, with its interval."""
     quality = result.quality
     bounds = signed_interval(quality.difference_low, quality.difference_high)
     return TableCell(signed(quality.difference), bounds, quality.difference)

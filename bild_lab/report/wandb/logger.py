@@ -237,14 +237,14 @@ def _runs(count: int) -> str:
 def flat_metrics(result: Result) -> dict[str, float | str | list]:
     """Return the numbers of a result under names like `speedup/value`, without those that do not exist.
 
-    Counts of the rounds have no group, for example `acceptance_rate`.
+    Counts of the rounds have no group, for example `acceptance_rate`. Further metrics are groups, such as `chrf/value`.
     """
     metrics: dict[str, float | str | list] = {}
     if result.relative_latency is not None:
         metrics["relative_latency"] = result.relative_latency
     content = {key: value for key, value in result.to_json().items() if key not in _NOT_METRICS}
-    counts = content.pop("counts")
-    for key, value in {**content, **counts}.items():
+    counts, further = content.pop("counts"), content.pop("further_qualities")
+    for key, value in {**content, **counts, **further}.items():
         parts = {f"{key}/{name}": part for name, part in value.items()} if isinstance(value, dict) else {key: value}
         metrics |= {name: part for name, part in parts.items() if part is not None and part != {}}
     return metrics

@@ -94,9 +94,9 @@ def points_table(results: Sequence[Result], **first: Sequence[Any]) -> wandb.Tab
     import wandb
 
     rows = [to_row(replace(result, knobs={})) for result in results]
-    columns = [key for key in rows[0] if key != "policy"]
+    columns = [key for key in dict.fromkeys(key for row in rows for key in row) if key != "policy"]
     data = [
-        [*own, row["policy"], knob_label(result, list(result.knobs)), *(row[key] for key in columns)]
+        [*own, row["policy"], knob_label(result, list(result.knobs)), *(row.get(key) for key in columns)]
         for result, row, *own in zip(results, rows, *first.values(), strict=True)
     ]
     return wandb.Table([*first, "policy", "knobs", *columns], data)

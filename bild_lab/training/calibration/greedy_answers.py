@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
-import numpy as np
-import torch
-from transformers import DynamicCache, EncoderDecoderCache
-
-from bild_lab.engine.hf_generation import plain_generation_config
+from bild_lab.engine.acceptance import ExactMatch
+from bild_lab.engine.batch import Batch
+from bild_lab.engine.batch_room import require_room
+from bild_lab.engine.batched import decode_batch
+from bild_lab.engine.decode import DraftThenVerify
+from bild_lab.engine.drafters import NoDraft
+from bild_lab.engine.hf_generation import HuggingFaceGenerate
 from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.models.native import NativeModel, why_no_kernels, why_not_native
+from bild_lab.engine.protocols import Method
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.training.batches import padded_with_mask
+from bild_lab.lab.load import fits_twice
 
 
 def greedy_answers(
@@ -22,42 +25,41 @@ def greedy_answers(
     batch_size: int,
     advance: Callable[[int], None] = lambda count: None,
 ) -> list[list[int]]:
-    """The tokens that `vanilla` emits for each prompt, decoded in batches of prompts of similar length.
+    """The tokens that `vanilla` emits for each prompt, decoded in batches, the longest prompts first.
 
-    They are equal in float32; in bfloat16 the rounding of a batch may flip near-ties. advance: called after each
-    batch with its number of prompts.
+    On our own decoders they are vanilla's; on the CPU kernels in every precision, else in float32. A model that has
+    none answers by batched `generate`. advance: called with 1 after each answer. Raises UserError for a batch that does
+    not fit into the memory.
     """
     order = sorted(range(len(sources)), key=lambda index: -source_length(sources[index]))
+    requests = [
+        Request(sources[index].to(model.device), Limits(len(sources[index].prompt), max_new_tokens, ends))
+        for ends in [model.checkpoint.end_tokens]
+        for index in order
+    ]
+    own = our_decoder(model)
+    method: Method = HuggingFaceGenerate(model) if own is None else DraftThenVerify(own, NoDraft(own), ExactMatch())
+    if own is not None:
+        own.load()
+        require_room([own], requests, batch_size, "batch_size")
+    found = decode_batch(method, requests, Batch(batch_size), lambda index: advance(1))
     answers: list[list[int]] = [[]] * len(sources)
-    for start in range(0, len(order), batch_size):
-        batch = order[start : start + batch_size]
-        for index, tokens in zip(batch, _generate(model, [sources[i] for i in batch], max_new_tokens), strict=True):
-            answers[index] = tokens
-        advance(len(batch))
+    for index, text in zip(order, found, strict=True):
+        answers[index] = text.token_ids
     return answers
+
+
+def our_decoder(model: HuggingFaceModel) -> NativeModel | None:
+    """The model on our own decoders, with the weights that it has loaded; None for another architecture."""
+    if why_not_native(model.checkpoint.config, model.dtype) is not None:
+        return None
+    kernels = why_no_kernels(model.device, model.dtype) is None and fits_twice(model.checkpoint, model.dtype)
+    own = NativeModel(model, kernels=kernels)
+    if (module := vars(model).get("module")) is not None:
+        own.decoder = own.family(module)
+    return own
 
 
 def source_length(source: Source) -> int:
     """Tokens that the model reads before it emits the first one."""
     return len(source.prompt) if source.encoder_ids is None else source.encoder_ids.shape[1]
-
-
-@torch.inference_mode()
-def _generate(model: HuggingFaceModel, sources: Sequence[Source], max_new_tokens: int) -> list[list[int]]:
-    limits = Limits(0, max_new_tokens, model.checkpoint.end_tokens)
-    settings = plain_generation_config(model, Request(sources[0], limits))
-    model.module.generation_config = settings  # `generate` takes missing settings from here
-    options: dict[str, Any] = {}
-    if model.checkpoint.encoder_decoder:
-        rows, prompt_length = [source.encoder_ids[0].tolist() for source in sources], 1
-        start = torch.tensor([source.prompt for source in sources])  # [n 1]
-        # transformers 5.23 sizes the cache it makes itself by the depth of the encoder
-        options = {"past_key_values": EncoderDecoderCache(DynamicCache(), DynamicCache())}
-        options["decoder_input_ids"] = start.to(model.device)
-    else:
-        rows = [source.prompt for source in sources]
-        prompt_length = max(map(len, rows))
-    side = "right" if model.checkpoint.encoder_decoder else "left"
-    ids, mask = padded_with_mask([np.array(row) for row in rows], settings.pad_token_id, side)
-    out = model.module.generate(input_ids=ids.to(model.device), attention_mask=mask.to(model.device), **options)
-    return [limits.append([], row[prompt_length:]) for row in out.tolist()]

@@ -36,6 +36,8 @@ class BitaSpec:
     result_name: ClassVar[str] = "adapter"
     noun: ClassVar[str] = "BiTA adapter"
     metric: ClassVar[str] = "accepted"  # tokens of a chain of first choices
+    skipped: ClassVar[int] = 0
+    ahead: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         require_whole("bita.mask_tokens", self.mask_tokens, 1)

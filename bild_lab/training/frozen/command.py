@@ -1,4 +1,4 @@
-"""What the commands of small modules share: `scripts/train_{bita,medusa,lm_heads}.py`."""
+"""What the commands of small modules share: `scripts/train_{bita,medusa,eagle,lm_heads}.py`."""
 
 from __future__ import annotations
 
@@ -110,6 +110,11 @@ def recipe_and_own_answers(cfg: DictConfig, base: Checkpoint, folder: Path) -> t
         return recipe, own_answers(cfg, base, recipe, folder / "calibration")
     folders = [cfg.calibration] if isinstance(cfg.calibration, str) else cfg.calibration
     return recipe, read_calibrations([Path(folder) for folder in folders])
+
+
+def own_prompts(cfg: DictConfig, base: Checkpoint, folder: Path) -> tuple[Recipe, Calibration]:
+    """The same for a base that trains on rows of source and answer, but answers the prompts of its own tokenizer."""
+    return recipe_and_own_answers(cfg, named_checkpoint(base.path, base.revision), folder)
 
 
 def own_answers(cfg: DictConfig, base: Checkpoint, recipe: Recipe, folder: Path) -> Calibration:

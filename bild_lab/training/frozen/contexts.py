@@ -33,8 +33,8 @@ class AnsweredPrompt:
 class ChosenContexts:
     """An answered prompt with the contexts to learn from.
 
-    contexts: how many of the tokens each context holds. labels: the token that each predictor should give after each
-    context; IGNORED after the answer's end.
+    tokens: those that are read. contexts: how many of them each context holds. labels: the token that each predictor
+    should give after each context; IGNORED after the answer's end.
     """
 
     tokens: Int[np.ndarray, " n"]
@@ -49,17 +49,20 @@ class ContextChooser:
     offsets: which token each predictor predicts; 0 is the token right after the context. per_answer: contexts of an
     answer in each epoch; None takes all. In the paper's words a context of the prompt and y_0 … y_k, the first k + 1
     tokens of the answer, is split point k; k = -1 is the prompt alone, as in the first forward of decoding. After the
-    last context one label is left.
+    last context one label is left. skipped: how many contexts after the prompt alone are left out, it included. ahead:
+    how many tokens behind a context a module reads.
     """
 
     offsets: tuple[int, ...]
     per_answer: int | None
     seed: int
+    skipped: int = 0
+    ahead: int = 0
 
     @property
     def shortest_answer(self) -> int:
         """Tokens that an answer needs so that every predictor has a label."""
-        return max(self.offsets) + 1
+        return max(self.offsets) + 1 + self.skipped
 
     def at_random(self, row: AnsweredPrompt, epoch: int, index: int) -> ChosenContexts:
         """Random contexts; the seed, the epoch and the row's number alone decide them."""
@@ -77,12 +80,12 @@ class ContextChooser:
         return self._labelled(row, contexts)
 
     def _all(self, row: AnsweredPrompt) -> Int[np.ndarray, " contexts"]:
-        return np.arange(row.prompt_length, row.length - min(self.offsets))
+        return np.arange(row.prompt_length + self.skipped, row.length - min(self.offsets))
 
     def _labelled(self, row: AnsweredPrompt, contexts: Int[np.ndarray, " contexts"]) -> ChosenContexts:
         wanted = contexts[:, None] + np.array(self.offsets)
         labels = np.where(wanted < row.length, row.tokens[np.minimum(wanted, row.length - 1)], IGNORED)
-        return ChosenContexts(row.tokens, contexts, labels)
+        return ChosenContexts(row.tokens[: contexts.max() + self.ahead], contexts, labels)
 
 
 class RandomContexts(Dataset[ChosenContexts]):
@@ -115,12 +118,10 @@ class EpochOrder(Sampler[tuple[int, int]]):
 def collate(rows: Sequence[ChosenContexts]) -> dict[str, Tensor]:
     """Tensors input_ids [batch s], contexts [batch contexts] and labels [batch contexts predictors].
 
-    Tokens after the longest context are left out, as nothing reads them. Rows with fewer contexts than others are
-    filled up with contexts of one token that have no labels.
+    Rows with fewer contexts than others are filled up with contexts of one token that have no labels.
     """
-    longest = max(int(row.contexts.max()) for row in rows)
     return {
-        "input_ids": padded([row.tokens[:longest] for row in rows], 0),
+        "input_ids": padded([row.tokens for row in rows], 0),
         "contexts": padded([row.contexts for row in rows], 1),
         "labels": padded([row.labels for row in rows], IGNORED),
     }

@@ -48,13 +48,15 @@ class ModuleSpec(Protocol):
 
     result_name: the folder that holds the result in outputs/NAME. noun: what the module is called. predictors: their
     names; predictor i predicts the token `offsets[i]` after the one that follows a context, and its loss has the
-    weight `weights[i]`. contexts_per_answer: how many are learned from in each epoch; None takes all. metric: the name
-    of the mean of `context_score`, which chooses the best weights.
+    weight `weights[i]`. contexts_per_answer: how many are learned from in each epoch; None takes all. skipped, ahead:
+    as in `ContextChooser`. metric: the name of the mean of `context_score`, which chooses the best weights.
     """
 
     result_name: str
     noun: str
     metric: str
+    skipped: int
+    ahead: int
 
     @property
     def predictors(self) -> tuple[str, ...]: ...
@@ -125,7 +127,9 @@ class FrozenJob:
 
     @cached_property
     def chooser(self) -> ContextChooser:
-        return ContextChooser(self.spec.offsets, self.spec.contexts_per_answer, self.recipe.seed)
+        spec = self.spec
+        contexts = (spec.contexts_per_answer, self.recipe.seed, spec.skipped, spec.ahead)
+        return ContextChooser(spec.offsets, *contexts)
 
     @cached_property
     def rows(self) -> tuple[AnsweredPrompt, ...]:

@@ -16,12 +16,12 @@ from bild_lab.engine.adapters.layer_heads import LayerHeads, LayerHeadsConfig
 from bild_lab.engine.models.checkpoint import Checkpoint, decoder_depth
 from bild_lab.engine.models.native import why_not_native
 from bild_lab.engine.models.native.families import norm_factor
-from bild_lab.engine.request import Source
 from bild_lab.errors import UserError
 from bild_lab.lab.data.examples import DatasetSpec, Example
 from bild_lab.training.batches import TokenLimits, tokenize
 from bild_lab.training.calibration.data import END, Answer, Calibration, contents_hash
 from bild_lab.training.fit_checks import require_fitting_tokenizer, require_references
+from bild_lab.training.frozen.states import decoder_states
 
 DATA, SELF = "data", "self"
 
@@ -43,6 +43,8 @@ class LayerHeadsSpec:
     noun: ClassVar[str] = "set of per-layer heads"
     metric: ClassVar[str] = "match_rate"  # share of first choices that are the labels, mean over layers
     contexts_per_answer: ClassVar[None] = None  # all of them: contexts cost no rows of the model
+    skipped: ClassVar[int] = 0
+    ahead: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         known = LayerHeadsConfig(self.layers, 1, 1, 0.0, self.rank)  # checks layers and rank
@@ -97,20 +99,6 @@ class LayerHeadsSpec:
 
 
 @dataclass(frozen=True)
-class OneRowCheckpoint(Checkpoint):
-    """A checkpoint whose prompts are one row of tokens: an encoder–decoder's source, then the decoder's start token.
-
-    This way encoder–decoders and decoders train on rows of the same form.
-    """
-
-    def source(self, prompt: str, max_tokens: int | None = None) -> Source:
-        source = super().source(prompt, max_tokens)
-        if source.encoder_ids is None:
-            return source
-        return Source((*source.encoder_ids[0].tolist(), *source.prompt))
-
-
-@dataclass(frozen=True)
 class OwnHead:
     """The weights that heads start from, under the names of a native decoder, which would copy all weights.
 
@@ -150,30 +138,13 @@ class LayerHeadsModule(nn.Module):
         An encoder–decoder's prompt is a row of `OneRowCheckpoint`.
         """
         with torch.no_grad():  # padding is on the right, where no context sees it
-            states, places = self._states(input_ids, contexts)
+            found = decoder_states(self._base[0], input_ids, contexts)
         every = torch.arange(contexts.shape[0], device=contexts.device)[:, None]
         dtype = self.heads.norms.dtype
         layers = self.heads.config.layers
-        logits = [self.heads.logits(layer, states[layer][every, places].to(dtype)) for layer in layers]
+        states = (found.hidden[layer][every, found.places].to(dtype) for layer in layers)
+        logits = [self.heads.logits(layer, state) for layer, state in zip(layers, states, strict=True)]
         return torch.stack(logits, 2)
-
-    def _states(
-        self, input_ids: Int[Tensor, "batch n"], contexts: Int[Tensor, "batch contexts"]
-    ) -> tuple[tuple[Float[Tensor, "batch m dim"], ...], Int[Tensor, "batch contexts"]]:
-        """Every layer's output (number 0 is the embedding), and where each context's last token is in them."""
-        base = self._base[0]
-        options = {"use_cache": False, "output_hidden_states": True}
-        if not base.config.is_encoder_decoder:
-            return base.get_decoder()(input_ids=input_ids, **options).hidden_states, contexts - 1
-        count, device = input_ids.shape[1], input_ids.device
-        source = contexts[:, :1] - 1  # [batch, 1]; the prompt's last token is the decoder's start
-        mask = torch.arange(int(source.max()), device=device) < source
-        memory = base.get_encoder()(input_ids=input_ids[:, : mask.shape[1]], attention_mask=mask.long())
-        after = source + torch.arange(count - int(source.min()), device=device)  # [batch, m]
-        rows = input_ids.gather(1, after.clamp(max=count - 1))
-        encoded = {"encoder_hidden_states": memory.last_hidden_state, "encoder_attention_mask": mask.long()}
-        states = base.get_decoder()(input_ids=rows, **encoded, **options).hidden_states
-        return states, (contexts - source - 1).clamp(min=0)  # contexts that fill up have one token
 
     def save(self, folder: Path) -> None:
         """Write the heads' two files."""

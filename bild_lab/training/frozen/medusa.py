@@ -32,6 +32,8 @@ class MedusaSpec:
     result_name: ClassVar[str] = "heads"
     noun: ClassVar[str] = "set of Medusa heads"
     metric: ClassVar[str] = "accepted"  # tokens of a chain of first choices
+    skipped: ClassVar[int] = 0
+    ahead: ClassVar[int] = 0
     contexts_per_answer: ClassVar[None] = None  # all of them: contexts cost no rows of the model
 
     def __post_init__(self) -> None:

@@ -22,26 +22,45 @@ TOP = 5  # choices of a predictor; the paper's draft trees take as many (BiTA §
 ContextScore = Callable[[Bool[Tensor, "n predictors"]], Float[Tensor, " n"]]
 
 
+@dataclass(frozen=True)
+class OwnLoss:
+    """The logits of a module that learns more than the labels, and its loss for each label.
+
+    It may be of the first predictors alone: then the others are not trained.
+    """
+
+    logits: Float[Tensor, "*rows predictors vocab"]
+    losses: Float[Tensor, "*rows predictors"]
+
+
 class PredictionLoss:
-    """Cross-entropy in nats a label, weighted by predictor, called as the Trainer calls its `compute_loss_func`."""
+    """The loss in nats a label, weighted by predictor, called as the Trainer calls its `compute_loss_func`.
+
+    It is cross-entropy with the labels, or the module's `OwnLoss`.
+    """
 
     def __init__(self, weights: Sequence[float]) -> None:
         self._weights = tuple(weights)
 
     def __call__(
         self,
-        logits: Float[Tensor, "*rows predictors vocab"],
+        predicted: Float[Tensor, "*rows predictors vocab"] | OwnLoss,
         labels: Int[Tensor, "*rows predictors"],
         num_items_in_batch: Tensor | int | None = None,
     ) -> Float[Tensor, ""]:
         count = (labels != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
-        return self.total(logits, labels) / count
+        return self.total(predicted, labels) / count
 
     def total(
-        self, logits: Float[Tensor, "*rows predictors vocab"], labels: Int[Tensor, "*rows predictors"]
+        self, predicted: Float[Tensor, "*rows predictors vocab"] | OwnLoss, labels: Int[Tensor, "*rows predictors"]
     ) -> Float[Tensor, ""]:
         """The weighted sum over all labels."""
-        each = cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORED, reduction="none")
+        if isinstance(predicted, OwnLoss):
+            trained = predicted.losses.shape[-1]
+            each = predicted.losses.float().masked_fill(labels[..., :trained] == IGNORED, 0.0)
+            return (each * each.new_tensor(self._weights[:trained])).sum()
+        flat = predicted.flatten(0, -2).float()
+        each = cross_entropy(flat, labels.flatten(), ignore_index=IGNORED, reduction="none")
         return (each.view(labels.shape) * each.new_tensor(self._weights)).sum()
 
 
@@ -90,12 +109,13 @@ class PredictionEvaluator:
         for indices in evaluation_batches([row.length for row in self.rows], self.batch_size):
             batch = collate([self.chooser.evenly(self.rows[index]) for index in indices])
             labels = batch.pop("labels").to(device)
-            logits = model(**{name: tensor.to(device) for name, tensor in batch.items()})
+            predicted = model(**{name: tensor.to(device) for name, tensor in batch.items()})
+            logits = predicted.logits if isinstance(predicted, OwnLoss) else predicted
             real = (labels != IGNORED).any(-1)  # [batch contexts], false for contexts that fill up
             chosen, wanted = logits[real].topk(min(TOP, logits.shape[-1])).indices, labels[real][..., None]
             hits, near = (chosen[..., :1] == wanted).any(-1), (chosen == wanted).any(-1)  # [n, predictors] each
             by_predictor = [(wanted != IGNORED).squeeze(-1), hits, near]
-            whole = torch.stack([loss.total(logits, labels), self.context_score(hits).sum(), real.sum()])
+            whole = torch.stack([loss.total(predicted, labels), self.context_score(hits).sum(), real.sum()])
             sums += torch.cat([whole, *(each.sum(0) for each in by_predictor)])
         return sums
 

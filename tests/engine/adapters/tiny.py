@@ -1,4 +1,4 @@
-"""Random adapters and heads for tiny models, large enough to matter."""
+"""Random adapters, heads and layers of EAGLE for tiny models, large enough to matter."""
 
 from __future__ import annotations
 
@@ -6,9 +6,21 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig
+from transformers import LlamaConfig, PreTrainedConfig
 
-from bild_lab.engine.adapters import BitaAdapter, MedusaHeads
+from bild_lab.engine.adapters import (
+    BitaAdapter,
+    Eagle,
+    EagleConfig,
+    HydraHeads,
+    JudgeConfig,
+    JudgeHead,
+    MedusaHeads,
+)
+from bild_lab.engine.adapters.eagle import EAGLE3, spread_layers
+from bild_lab.engine.adapters.eagle_files import save_eagle
+from bild_lab.engine.adapters.judge import hidden_size_of
+from bild_lab.engine.models.checkpoint import decoder_depth
 
 SCALE = 30  # of the usual initial values, so that a prompt that leaks into the text is noticed
 
@@ -33,14 +45,75 @@ def random_heads(config: PreTrainedConfig, lm_head: Tensor, heads: int = 3, seed
     return made
 
 
+def random_hydra(config: PreTrainedConfig, heads: int = 3, layers: int = 1, seed: int = 0) -> HydraHeads:
+    made = HydraHeads.fresh(config, torch.zeros(config.vocab_size, config.hidden_size), {}, heads, layers)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return made
+
+
+def random_eagle(
+    variant: str, config: PreTrainedConfig, known: int | None = None, seed: int = 0, **others: object
+) -> Eagle:
+    """A layer for a model like this. known: how many tokens the head of EAGLE-3 knows, every second one; None: all."""
+    vocabulary, third = config.vocab_size, variant == EAGLE3
+    made = Eagle(
+        EagleConfig(
+            variant,
+            LlamaConfig(
+                vocab_size=vocabulary,
+                hidden_size=config.hidden_size,
+                intermediate_size=24,
+                num_hidden_layers=1,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                head_dim=6,
+            ),
+            config.hidden_size,
+            spread_layers(decoder_depth(config)) if third else (),
+            (vocabulary if known is None else known) if third else None,
+            **others,
+        )
+    )
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            scale = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.3
+            parameter.copy_((parameter.ndim == 1) + scale * torch.randn(parameter.shape, generator=generator))
+        if known is not None:
+            made.d2t.copy_(torch.arange(known))
+        if made.config.embeds:
+            made.embed_tokens.copy_(torch.randn(made.embed_tokens.shape, generator=generator))
+    return made
+
+
+def random_judge(config: PreTrainedConfig, seed: int = 0) -> JudgeHead:
+    """It holds about half of all mismatches to matter."""
+    made = JudgeHead(JudgeConfig(hidden_size_of(config), threshold=0.5))
+    with torch.no_grad():
+        made.weight.copy_(torch.randn(made.weight.shape, generator=torch.Generator().manual_seed(seed)))
+    return made
+
+
 def files_of(policy: str, config: PreTrainedConfig, folder: Path) -> dict[str, str]:
     """The knob that names the folder a policy needs, and one made for a model like this; nothing for other policies."""
-    knob = {"bita": "adapter", "medusa": "heads"}.get(policy)
+    knob = {"bita": "adapter", "judge": "adapter", "medusa": "heads"}.get(policy)
+    if policy in ("eagle", "eagle3", "hydra"):
+        knob = "heads"
     if knob is None:
         return {}
     path = folder / policy
+    if policy in ("eagle", "eagle3", "hydra"):  # made for both families
+        path = folder / f"{policy}-{config.model_type}-{decoder_depth(config)}"
+        if not path.is_dir() and policy == "hydra":
+            random_hydra(config).save(path)
+        elif not path.is_dir():
+            save_eagle(random_eagle(policy, config), path)
+        return {knob: str(path)}
     if not path.is_dir():
         nowhere = torch.zeros(config.vocab_size, config.hidden_size)
-        made = random_adapter(config) if policy == "bita" else random_heads(config, nowhere)
-        made.save(path)
+        makers = {"bita": random_adapter, "judge": random_judge, "medusa": lambda one: random_heads(one, nowhere)}
+        makers[policy](config).save(path)
     return {knob: str(path)}

@@ -12,9 +12,13 @@ import torch
 from torch import Tensor
 
 from bild_lab.engine.acceptance import (
+    BlockVerification,
     RejectionSampling,
+    RelaxedAcceptance,
     SpeculativeCascade,
     SpeculativeSampling,
+    StaticEnsemble,
+    block_verification,
     rejection_sampling,
     speculative_sampling,
 )
@@ -29,6 +33,8 @@ WINDOW, LENGTH = 2, 3
 FEW, SOME, MANY = 600, 1500, 12000  # texts
 FAIR = 1e-4  # a smaller p-value is no chance
 LENIENCE = 0.6
+WEIGHT = 0.6
+NEAR = (2, 0.5)  # top-k and ratio
 ALPHAS = {Chow: 0.3, Diff: 0.1, Opt: 0.2, TokenV1: 0.2, TokenV2: 0.3, TokenV3: 0.4}
 # the drafter is mostly wrong behind tokens 0 and 1, where every rule defers, and sure of itself behind token 2
 APART_TARGET = torch.tensor([[0.02, 0.95, 0.03], [0.03, 0.02, 0.95], [0.30, 0.15, 0.55]], dtype=torch.float64)
@@ -66,6 +72,18 @@ def judge_by_cascade(rule: type) -> Judge:
     return judge
 
 
+def judge_by_ensemble(p: list[float], q: list[float]) -> tuple[list[float], list[float]]:
+    """Algorithm 1 towards the mixture."""
+    return judge_speculatively(1.0)([WEIGHT * a + (1 - WEIGHT) * b for a, b in zip(p, q, strict=True)], q)
+
+
+def judge_relaxed(p: list[float], q: list[float]) -> tuple[list[float], list[float]]:
+    """Algorithm 1, but tokens near the best stand whenever they are drafted."""
+    accepted, rest = judge_speculatively(1.0)(p, q)
+    near = [sum(other >= own for other in p) <= NEAR[0] and own >= NEAR[1] * max(p) for own in p]
+    return [b if forgiven else a for a, b, forgiven in zip(accepted, q, near, strict=True)], rest
+
+
 @dataclass(frozen=True)
 class Setting:
     """A rule, what drafts for it, and what it should do; no judge: its texts should be the target's own."""
@@ -90,6 +108,7 @@ LOSSLESS = {
     "speculative sampling of trees": Setting(SpeculativeSampling(), drafter=TreeDrafter),
     "speculative sampling of grown trees": Setting(SpeculativeSampling(), drafter=grown),
     "rejection sampling": Setting(RejectionSampling()),
+    "block verification": Setting(BlockVerification()),
 }
 OTHERS = {
     "lenience": Setting(SpeculativeSampling(LENIENCE), judge_speculatively(LENIENCE)),
@@ -97,6 +116,8 @@ OTHERS = {
         rule.__name__: Setting(SpeculativeCascade(rule(alpha)), judge_by_cascade(rule))
         for rule, alpha in ALPHAS.items()
     },
+    "static ensemble": Setting(StaticEnsemble(WEIGHT), judge_by_ensemble),
+    "relaxed": Setting(RelaxedAcceptance(*NEAR), judge_relaxed),
 }
 SETTINGS = {**LOSSLESS, **OTHERS}
 
@@ -110,7 +131,8 @@ def off_by_two_percent(probs: Tensor) -> Tensor:
 def planted_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a rejection, 2 % of the mass is on the wrong tokens."""
     residual, draw = speculative_sampling.residual, rejection_sampling.draw
-    monkeypatch.setattr(speculative_sampling, "residual", lambda p, q: off_by_two_percent(residual(p, q)))
+    for module in (speculative_sampling, block_verification):
+        monkeypatch.setattr(module, "residual", lambda p, q: off_by_two_percent(residual(p, q)))
     monkeypatch.setattr(rejection_sampling, "draw", lambda probs, chance: draw(off_by_two_percent(probs), chance))
 
 

@@ -12,7 +12,7 @@ import torch
 from bild_lab.engine.adapters import MedusaConfig, MedusaHeads
 from bild_lab.engine.drafters import LowConfidence, ModelDrafter
 from bild_lab.engine.models.native import NativeModel, why_no_kernels
-from bild_lab.engine.models.native import model as native_model
+from bild_lab.engine.models.native import layers as native_layers
 from bild_lab.engine.models.native.cpu import PackedHeads, library
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling, pick
@@ -74,7 +74,7 @@ def test_layers_in_two_ranges_are_all_of_them_to_the_last_bit(family: str) -> No
 
 
 def test_a_long_prompt_runs_by_itself_so_that_no_row_depends_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_model, "KERNEL_ROWS", 4)
+    monkeypatch.setattr(native_layers, "KERNEL_ROWS", 4)
     decoder, source = in_memory(TINY["llama"](0).bfloat16(), "kernels").decoder, Source((START, *range(3, 12)))
     expected = native_session(decoder, source, 64, kernels=True).extend([11]).logits
     session = native_session(decoder, source, 64, kernels=True)

@@ -31,7 +31,7 @@ from transformers import (
 )
 
 import bild_lab
-from bild_lab.engine.models.native import model, why_no_kernels
+from bild_lab.engine.models.native import layers, why_no_kernels
 from bild_lab.engine.models.native.attention import normalize
 from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.model import why_not_native
@@ -134,7 +134,7 @@ def uncached_logits(module: PreTrainedModel, source: Source, tokens: list[int]) 
 @pytest.mark.parametrize("kernels", [False, pytest.param(True, marks=needs_kernels)], ids=["torch", "kernels"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_logits_are_those_of_transformers_in_float32(name: str, kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model, "KERNEL_ROWS", 1000)
+    monkeypatch.setattr(layers, "KERNEL_ROWS", 1000)
     module, decoder, source = build(name)
     assert why_not_native(module.config, torch.float32) is None
     session = native_session(decoder, source, 200, kernels=kernels)

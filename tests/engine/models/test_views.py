@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 import bild_lab
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.native import NativeModel
 from bild_lab.engine.models.native.attention import PlacedRows, place_rows
 from bild_lab.engine.models.native.cache import KeyValueCache
-from bild_lab.engine.models.native.model import NativeLayers
+from bild_lab.engine.models.native.layers import NativeLayers
 from bild_lab.engine.models.views import EarlyExit, LayerSkip
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.session import LoadedModel, Want
+from bild_lab.engine.session import LoadedModel, Skipped, Want
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.build import build_method
 from bild_lab.lab.config import compose_policy
 from tests.engine.lossless.test_random_models import random_source, random_target
 from tests.policies import FAMILIES, WINDOWED, in_memory
+from tests.sessions import needs_kernels
 from tests.thinned import thinned
 from tests.tiny import START
 
@@ -102,6 +105,130 @@ def test_a_layer_skip_reads_the_whole_targets_cache(family: str) -> None:
     x = decoder.run(x, rows, scratch, *layers.memory, layers=view._layers)
     torch.testing.assert_close(view.extend(source.prompt[-1:]).logits, decoder.logits(x))
     assert view._layers == tuple(range(1, len(decoder.layers)))
+
+
+ZEROED = {  # the weights behind which a block adds nothing, by what their names end in
+    "attention": (".SelfAttention.o.weight", ".EncDecAttention.o.weight", "self_attn.o_proj.weight"),
+    "feed_forward": (".wo.weight", "mlp.down_proj.weight"),
+}
+
+
+def without(family: str, block: str, layers: Sequence[int], seed: int = 0) -> PreTrainedModel:
+    """The target of this seed with these blocks' last products zero."""
+    module = random_target(family, seed).double()
+    for name, weight in module.named_parameters():
+        if name.startswith(tuple(f"{stack}.{at}." for stack in ("decoder.block", "model.layers") for at in layers)):
+            weight.data *= not name.endswith(ZEROED[block])
+    return module
+
+
+@families
+@engines
+@pytest.mark.parametrize("block", ZEROED)
+@torch.inference_mode()
+def test_a_skipped_block_adds_nothing(family: str, engine: str, block: str) -> None:
+    source = replace(random_source(family, random.Random(3)), prompt=(START,))  # nothing that the whole target ran
+    for layers in ([0], [1, 2]):
+        target = target_of(family, engine)
+        skip = LayerSkip(target, [], **{f"skipped_{block}": layers})
+        view = skip.start(source, 20, target=target.start(source, 20))
+        view.extend([START])
+        close(
+            view.extend([9]).logits,
+            in_memory(without(family, block, layers), "hf").text_logits(replace(source, prompt=(START, 9)))[-1:],
+        )
+
+
+@families
+@engines
+@torch.inference_mode()
+def test_a_layer_without_its_blocks_is_a_layer_that_is_skipped(family: str, engine: str) -> None:
+    source, target = random_source(family, random.Random(3)), target_of(family, engine)
+    skips = LayerSkip(target, [1], [2]), LayerSkip(target, [], [1, 2], [1])
+    assert skips[0].layers == skips[1].layers == (0, 2)
+    assert skips[0].skipped == skips[1].skipped == Skipped(frozenset({2}), frozenset())
+    both = [EarlyExit(target, 1), LayerSkip(target, [], [1, 2], [1, 2])]
+    close(
+        *(each.start(source, 20, target=target.start(source, 20)).extend([source.prompt[-1]]).logits for each in both)
+    )
+
+
+@needs_kernels
+@pytest.mark.parametrize("family", thinned([*FAMILIES, *WINDOWED], 2))
+@torch.inference_mode()
+def test_the_kernels_skip_the_same_blocks(family: str) -> None:
+    source, module = random_source(family, random.Random(3)), random_target(family, 0).float()
+    found = []
+    for engine in ("native", "kernels"):
+        target = in_memory(module, engine)
+        session = target.start(source, 20)
+        view = LayerSkip(target, [], [0, 2], [1]).start(source, 20, target=session)
+        view.extend([source.prompt[-1]])
+        found.append(view.extend([9]).logits)
+    torch.testing.assert_close(*found, atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(found[1], EarlyExit(target, 3).start(source, 20, target=session).extend([9]).logits)
+
+
+@families
+@engines
+@torch.inference_mode()
+def test_the_target_runs_the_first_layers_again_behind_a_draft_that_skipped_their_blocks(
+    family: str, engine: str
+) -> None:
+    target, source = target_of(family, engine), random_source(family, random.Random(2))
+    for skipped in ({"skipped_attention": [1]}, {"skipped_feed_forward": [0]}):
+        plain, session = target.start(source, 60), target.start(source, 60)
+        view = LayerSkip(target, [], **skipped).start(source, 60, target=session)
+        for token in (9, 10, 11):
+            view.extend([token])
+        plain.prefill()
+        fed = [9, 10, 11, 12]
+        torch.testing.assert_close(session.extend(fed).logits, plain.extend(fed).logits)
+
+
+@engines
+@pytest.mark.parametrize("family", FAMILIES)
+def test_texts_drafted_without_some_blocks_are_the_targets_own(checkpoints: Path, family: str, engine: str) -> None:
+    knobs = {"skipped_layers": [], "skipped_attention": [1], "skipped_feed_forward": [0]}
+    plain = bild_lab.load(str(checkpoints / family), policy="vanilla", dtype="float64")
+    drafted = bild_lab.load(str(checkpoints / family), policy="layer_skip", dtype="float64", engine=engine, **knobs)
+    made = drafted.generate(PROMPT, 40)
+    assert made.token_ids == plain.generate(PROMPT, 40).token_ids
+    assert made.trace.drafted > 0
+    part = [each for each in made.trace.forwards if each.layers is not None]
+    assert {(each.skipped_attention, each.skipped_feed_forward) for each in part} == {(1, 1)}
+
+
+def test_blocks_that_cannot_be_told_apart_are_refused() -> None:
+    target = in_memory(random_target("llama", 0), "hf")
+    target.module.model.layers[1].ffn = target.module.model.layers[1].mlp  # which of both is it?
+    LayerSkip(target, [1])
+    with pytest.raises(UserError, match="cannot be skipped apart; name whole layers in policy.skipped_layers"):
+        LayerSkip(target, [], [0])
+
+
+def test_blocks_with_the_residual_sum_inside_are_refused() -> None:
+    module = random_target("llama", 0)
+    target = in_memory(module, "hf")
+
+    def with_sum(layer: torch.nn.Module) -> None:
+        run = layer.mlp.forward
+
+        def forward(hidden: torch.Tensor) -> torch.Tensor:
+            return run(hidden) + hidden  # as if the block held a part of the stream
+
+        layer.mlp.forward = forward
+        layer.forward = partial(block_by_block, layer)
+
+    def block_by_block(layer: torch.nn.Module, hidden_states: torch.Tensor, **rest: object) -> torch.Tensor:
+        mixed, _ = layer.self_attn(hidden_states=layer.input_layernorm(hidden_states), **rest)
+        return layer.mlp(hidden_states + mixed)  # adds nothing, and yet the stream is lost
+
+    for layer in module.model.layers:
+        with_sum(layer)
+    LayerSkip(target, [1])
+    with pytest.raises(UserError, match="cannot be skipped apart"):
+        LayerSkip(target, [], [0])
 
 
 @families
@@ -294,6 +421,13 @@ def test_an_exit_must_be_one_of_the_layers(checkpoints: Path, wrong: object, pol
 def test_skipped_layers_must_be_some_of_the_layers(checkpoints: Path, wrong: object) -> None:
     with pytest.raises(UserError, match="skipped_layers must name some, not all"):
         bild_lab.load(str(checkpoints / "t5"), policy="layer_skip", skipped_layers=wrong)
+
+
+@pytest.mark.parametrize("knob", ["skipped_attention", "skipped_feed_forward"])
+@pytest.mark.parametrize("wrong", [[99], [True], 3, "all"])
+def test_skipped_blocks_must_be_some_of_the_layers(checkpoints: Path, knob: str, wrong: object) -> None:
+    with pytest.raises(UserError, match=f"{knob} must name some, not all"):
+        bild_lab.load(str(checkpoints / "t5"), policy="layer_skip", **{knob: wrong})
 
 
 def test_a_view_starts_beside_its_target(checkpoints: Path) -> None:

@@ -15,6 +15,8 @@ import pytest
 import torch
 from transformers import LogitsProcessorList, NoRepeatNGramLogitsProcessor
 
+from bild_lab.engine.batch import Batch
+from bild_lab.engine.batched import apart
 from bild_lab.engine.draft import Tree
 from bild_lab.engine.models.views import View
 from bild_lab.engine.protocols import Method
@@ -42,6 +44,12 @@ KNOBS: dict[str, Callable[[random.Random], Any]] = {
     "verify_tail": lambda chance: chance.random() < 0.5,
     "lenience": lambda chance: chance.choice([1.0, 0.5, 0.1]),
     "stop_confidence": lambda chance: chance.choice([None, 0.3, 0.7]),
+    "threshold": lambda chance: chance.random(),
+    "step": lambda chance: chance.choice(["line", "sentence"]),
+    "weight": lambda chance: chance.random(),
+    "ratio": lambda chance: chance.choice([0.05, 0.3, 0.8]),
+    "entropy": lambda chance: chance.choice([0.0, 0.5, 0.9]),
+    "deferred_window": lambda chance: chance.randint(1, 3),
     "epsilon": lambda chance: chance.choice([0.01, 0.1, 0.5]),
     "delta": lambda chance: chance.choice([0.1, 0.5, 1.0]),
     "rule": lambda chance: chance.choice(["chow", "diff", "opt", "token_v1", "token_v2", "token_v3"]),
@@ -52,13 +60,21 @@ KNOBS: dict[str, Callable[[random.Random], Any]] = {
     "least": lambda chance: chance.choice([0.0, 0.05, 0.3]),
     "exit_layer": lambda chance: chance.randint(1, 2),
     "skipped_layers": lambda chance: chance.choice([[0], [1], [1, 2]]),
+    "skipped_attention": lambda chance: chance.choice([[], [0]]),
+    "skipped_feed_forward": lambda chance: chance.choice([[], [2]]),
+    "share": lambda chance: chance.choice([0.2, 0.4]),
+    "context": lambda chance: chance.randint(1, 4),
+    "ngram": lambda chance: chance.randint(2, 4),
+    "guesses": lambda chance: chance.randint(1, 4),
+    "factor": lambda chance: chance.choice([1, 2, 4]),
+    "shortest": lambda chance: chance.randint(1, 3),
     "acceptance_rate": lambda chance: chance.random(),
     "longest_match": lambda chance: chance.randint(1, 3),
     "cost_ratio": lambda chance: chance.uniform(0.01, 0.5),
     "top_k": lambda chance: chance.randint(1, 4),
     "draft_beams": lambda chance: chance.choice([None, 4, 6]),
 }
-STATES = ("calm", "ppd")  # read states inside the model
+STATES = ("calm", "eagle", "eagle3", "ppd")  # read states inside the model
 RECORDED = [one for one in policy_names() if one not in (*EXTERNAL, *STATES) and not is_peer(one)]
 Models = tuple[Any, Any, Any]
 
@@ -76,6 +92,8 @@ def method_of(policy: str, chance: random.Random, three: Models, folder: Path) -
     for knob in node:
         if knob in KNOBS:
             node[knob] = KNOBS[knob](chance)
+    if policy == "step_cascade":
+        node.threshold = chance.choice([-5.0, -3.5, -2.5])  # nats, of a score and not of a chance
     if "table" in node:
         node.table = str(folder / "table.safetensors")
         table_of([[2, 5, 9, 5, 9, 7], [0, 8, 8, 5, 9]], three[0], Path(node.table))
@@ -235,3 +253,32 @@ def test_rows_of_a_view_are_those_behind_the_text_as_far_as_it_has_come(layers: 
     ):
         logits = [steps(session, view).logits for session, view in zip(both, views, strict=True)]
         torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("engine", ["native", pytest.param("kernels", marks=[needs_kernels, pytest.mark.slow])])
+def test_examples_recorded_at_once_are_those_recorded_one_by_one(engine: str, tmp_path: Path) -> None:
+    """Each saves its own rows when it ends, while others go on."""
+    target, draft, _ = models("t5", engine)
+    chance = random.Random(4)
+    sources = [random_source("t5", chance) for _ in range(7)]
+    requests = [Request(one, Limits(1, chance.randint(2, 12), frozenset([1]))) for one in sources]
+    rows, texts = [], []
+    for size in (1, 3):
+        folder = tmp_path / str(size)
+        two = [RecordedModel(one, Store(folder / name, {})) for one, name in ((target, "large"), (draft, "small"))]
+        node = shipped("bild")
+        method = build_method(node, {"target": lambda two=two: two[0], "draft": lambda two=two: two[1]})
+
+        def loop(slot: int, request: Request, method: Method = method, two: list = two) -> list[int]:
+            own = [apart(method).decode(request, Trace())[1:] for _ in range(2)]  # again, from the record
+            assert own[0] == own[1]
+            for one in two:
+                one.save()
+            return own[0]
+
+        loops = [lambda slot, request=request, loop=loop: loop(slot, request) for request in requests]
+        texts.append([one.result for one in Batch(size).run(loops)])
+        rows.append([one.forwards(sources) for one in two])
+    live = build_method(node, {"target": lambda: target, "draft": lambda: draft})
+    assert texts[0] == texts[1] == [emitted(live, request, Trace()) for request in requests]
+    assert rows[0] == rows[1] and rows[0][0]["whole"] > len(requests)

@@ -382,6 +382,7 @@ PARTIAL: list[tuple[str, dict[str, object]]] = [
     ("bild_early_exit", {"exit_layer": 2, "fallback": 0.3, "rollback": 0.5}),
     ("early_exit_speculative", {"exit_layer": 2}),
     ("layer_skip", {"skipped_layers": [0]}),
+    ("layer_skip", {"skipped_layers": [], "skipped_attention": [0], "skipped_feed_forward": [1]}),
     ("calm", {"threshold": 0.1, "temperature": 0}),
     ("calm", {"measure": "softmax", "threshold": 0.0, "temperature": 20}),
 ]
@@ -407,6 +408,16 @@ def test_flops_of_layers_run_apart_are_those_that_pytorch_counts(
 def test_a_forward_in_two_parts_costs_what_the_whole_does() -> None:
     parts = [Forward(T5, 2, 4, source=3, layers=1), Forward(T5, 2, 4, 2, source=3, layers=1, first_layer=1)]
     assert total(parts, 1) == cost(Forward(T5, 2, 4, 2, source=3), 1)
+
+
+@pytest.mark.parametrize("config", [T5, LLAMA])
+def test_a_forward_without_attention_and_one_without_feed_forward_cost_what_one_layer_does(config: object) -> None:
+    def part(**skipped: int) -> Cost:
+        return cost(Forward(config, 2, 4, source=3, layers=1, first_layer=1, **skipped), 1)
+
+    apart = part(skipped_attention=1) + part(skipped_feed_forward=1)
+    assert apart == part()
+    assert part(skipped_attention=1).flops < part().flops
 
 
 def test_a_filled_layer_costs_its_keys_and_values_alone() -> None:

@@ -189,3 +189,36 @@ def test_points_without_a_shared_example_are_refused() -> None:
 def test_turns_of_a_conversation_are_examples_of_their_own() -> None:
     turns = [replace(one, id="0", turn=turn) for turn, one in enumerate(decoded([1.0, 2.0]), 1)]
     assert compared(turns, turns).n_examples == 2
+
+
+def test_stored_scores_of_examples_are_compared_without_references() -> None:
+    """Programs, above all, do not run again."""
+    own = {"setting": {"metric": "pass_at_1"}}
+    a = [replace(one, scores={"pass_at_1": 0.0}) for one in decoded([1.0] * 30)]
+    b = [replace(one, scores={"pass_at_1": 100.0 * (index % 2)}) for index, one in enumerate(decoded([1.0] * 30))]
+    found = compared(a, b, left=bild(**own), right=bild(**own))
+    assert (found.quality.value, found.quality_verdict) == (50, "better")
+    few = compared(a, b[:10], left=bild(**own), right=bild(**own))
+    assert (few.n_examples, few.qualities) == (10, (0, 41.0))  # of A's own ten; B has no others
+
+
+def test_metrics_that_both_have_are_compared_behind_the_leading_one() -> None:
+    rouge = {"metric": "ROUGE-L", "value": 70.0, "low": 60.0, "high": 80.0}
+    sides = {
+        "left": bild(further_qualities={"rouge": rouge, "ter": rouge}),
+        "right": bild(further_qualities={"rouge": rouge}),
+    }
+    better = ["the same words"] * 30
+    found = compared(decoded([1.0] * 30, ["the same end"] * 30), decoded([1.0] * 30, better), references(30), **sides)
+    (further,) = found.further
+    assert (further.metric, further.values, further.verdict) == ("ROUGE-L", (70, 70), "better")
+    assert further.difference.value == pytest.approx(100 / 3)
+    assert [one.metric for one in found.judged] == ["BLEU", "ROUGE-L"]
+    assert compared(decoded([1.0]), decoded([1.0]), **sides).further[0].verdict == "not compared"
+
+
+def test_texts_are_compared_as_they_were_scored() -> None:
+    cut = {"setting": {"metric": "rouge", "cut": ["END"]}}
+    texts = ["the same words END of one", "the same words END and more"]
+    found = compared(decoded([1.0] * 2, texts), decoded([1.0] * 2), references(2), left=bild(**cut), right=bild(**cut))
+    assert found.quality.value == 0

@@ -9,6 +9,7 @@ from bild_lab.lab.analysis.statistics import (
     acceptance_by_position,
     acceptance_rate,
     accepted_by_depth,
+    judged_by_position,
     latency_summary,
     nothing_accepted,
     paired_speedup,
@@ -73,3 +74,8 @@ def test_accepted_by_depth_is_the_share_of_all_rounds() -> None:
 def test_rounds_that_drafted_nothing_do_not_count_as_nothing_accepted() -> None:
     assert nothing_accepted([(3, 0), (0, 0), (3, 1), (2, 2), (1, 0)]) == 0.5
     assert nothing_accepted([(0, 0)]) is None
+
+
+def test_positions_behind_a_rejection_are_unobserved_and_not_rejected() -> None:
+    assert judged_by_position([(3, 3), (3, 1), (2, 2), (3, 0), (0, 0)]) == [[3, 1, 0], [2, 1, 1], [1, 0, 2]]
+    assert judged_by_position([(0, 0)]) == judged_by_position([]) == []

@@ -216,7 +216,10 @@ def test_an_empty_dataset_is_refused(tmp_path: Path) -> None:
         ({"limit": 1.5}, "dataset.limit must be a whole number >= 1, got 1.5"),
         ({"max_source_tokens": -1}, "dataset.max_source_tokens must be a whole number >= 1, got -1"),
         ({"prompt_template": "summarize:"}, "must contain {source}, got 'summarize:'"),
-        ({"metric": "meteor"}, "dataset.metric must be one of bleu, rouge, agreement, got 'meteor'"),
+        (
+            {"metric": "meteor"},
+            "rouge, exact_match, numeric, pass_at_1, agreement, evaluate:NAME_OR_PATH, got 'meteor'",
+        ),
         ({"reference_column": None}, "dataset.metric=bleu needs references"),
         ({"source_column": None, "path": None, "builtin": "toy"}, "dataset.source_column must name the column"),
         ({"source_column": []}, "dataset.source_column must be a column's name or a list of names, got []"),
@@ -432,3 +435,77 @@ def test_own_data_without_a_path_are_refused() -> None:
         from_config("local")
     with pytest.raises(UserError, match="dataset 'local' has no data: set dataset.path=DIR"):
         from_config("local", source_column="text")
+
+
+SOLVED = [{"q": f"What is {n} and {n}?", "a": f"{n} + {n} = {2 * n}\n#### {2 * n}"} for n in range(12)]
+
+
+@pytest.fixture
+def problems(tmp_path: Path) -> Path:
+    for split, rows in (("train", SOLVED[:9]), ("test", SOLVED[9:])):
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def test_gsm8k_asks_behind_eight_solved_problems_of_its_train_split(tmp_path: Path) -> None:
+    for split, rows in (("train", SOLVED[:9]), ("test", SOLVED[9:])):
+        rows = [{"question": row["q"], "answer": row["a"]} for row in rows]
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    examples = load_examples(from_config("gsm8k", path=str(tmp_path)))
+    assert [one.source for one in examples] == [row["q"] for row in SOLVED[9:]]
+    *shots, asked = examples[0].prompt.split("\n\n")
+    assert shots == [f"Question: {row['q']}\nAnswer: {row['a']}" for row in SOLVED[:8]]
+    assert asked == f"Question: {SOLVED[9]['q']}\nAnswer:"
+    assert examples[0].references == (SOLVED[9]["a"],)
+
+
+def test_solved_examples_must_not_be_those_to_decode(problems: Path) -> None:
+    shown = {"source_column": "q", "reference_column": "a", "metric": "numeric", "shots": 2}
+    with pytest.raises(UserError, match="shot_split must be another split than dataset.split, got 'training' twice"):
+        spec(path=str(problems), split="training", shot_split="train", **shown)
+    (problems / "all.jsonl").write_text("".join(json.dumps(row) + "\n" for row in SOLVED))  # serves as any split
+    with pytest.raises(UserError, match="has an example of split 'test', so the prompt would show its answer"):
+        load_examples(spec(path=str(problems / "all.jsonl"), **shown))
+    with pytest.raises(UserError, match="dataset.shots=30, but split 'train' has 9 examples"):
+        load_examples(spec(path=str(problems), **{**shown, "shots": 30}))
+    with pytest.raises(UserError, match="needs answers to show: set dataset.reference_column"):
+        spec(**{**shown, "reference_column": None, "metric": "agreement"}, path="x")
+    with pytest.raises(UserError, match="shot_template must hold {source} and {reference}, got '{source}'"):
+        spec(**shown, path="x", shot_template="{source}")
+
+
+def test_a_reference_may_be_made_of_columns_and_keeps_other_braces(rows_file) -> None:
+    row = {"prompt": "def f():\n", "test": "assert f() == {1}", "entry": {"point": "f"}}
+    made = {"source_column": "prompt", "reference_column": None, "path": rows_file(row), "metric": "pass_at_1"}
+    template = "{prompt}{answer}\n{test}\ncheck({entry.point}, {})"
+    (example,) = load_examples(spec(**made, reference_template=template))
+    assert example.references == ("def f():\n{answer}\nassert f() == {1}\ncheck(f, {})",)
+    with pytest.raises(UserError, match="line 1: dataset.reference_template wants a text in column tests, got columns"):
+        load_examples(spec(**made, reference_template="{answer}{tests}"))
+    with pytest.raises(UserError, match="needs dataset.reference_template, a program that holds {answer} once"):
+        spec(**made, reference_template="{prompt}")
+    agreement = spec(**{**made, "metric": "agreement"}, reference_template="{answer}{tests}")
+    assert load_examples(agreement)[0].references == ()  # nobody asks for them
+
+
+def test_of_several_metrics_the_first_leads() -> None:
+    several = spec(path="x", metric="rouge", metrics=["bleu", "chrf"])
+    assert (several.metric, several.scored) == ("bleu", ("bleu", "chrf"))
+    assert spec(path="x", metrics=None).scored == ("bleu",)
+    for metrics, message in (
+        (["bleu", "bleu"], "dataset.metrics must be different ones, got bleu, bleu"),
+        (["bleu", "meteor"], "evaluate:NAME_OR_PATH, got 'meteor'"),
+        ([], "dataset.metrics must be a metric or a list of metrics"),
+        (["evaluate:"], "NAME_OR_PATH, got 'evaluate:'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            spec(path="x", metrics=metrics)
+
+
+@needs_shared_data
+def test_humaneval_has_a_program_for_each_answer() -> None:
+    path = str(SHARED_DATA / "humaneval")
+    examples = load_examples(from_config("humaneval", path=path, metric="pass_at_1"))
+    assert len(examples) == 164 and all(one.references[0].count("{answer}") == 1 for one in examples)
+    assert examples[0].references[0].startswith(examples[0].prompt)
+    assert examples[0].references[0].endswith("\n\ncheck(has_close_elements)\n")

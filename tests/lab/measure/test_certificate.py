@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from bild_lab.engine.acceptance import ExactMatch, Rollback
+from bild_lab.engine.decode import DraftThenVerify
+from bild_lab.engine.draft import Draft
+from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.session import EVERYTHING, as_rows
 from bild_lab.lab.measure.certificate import (
     DEFECT,
     EQUAL,
@@ -107,3 +112,75 @@ def test_a_forbidden_token_is_a_defect_and_forbidden_ones_are_no_scores() -> Non
 def test_verdicts_are_counted() -> None:
     each = [Certificate(EQUAL), Certificate(EQUAL), Certificate(TIE), Certificate(DEFECT)]
     assert count_verdicts(each) == CertificateCounts(equal=2, ties=1, defects=1)
+
+
+def by_width(off: dict[int, float], dtype: torch.dtype = torch.float32) -> StubModel:
+    """Token 3 is likelier than token 4 by 0.01 nats; a forward of so many rows adds this to token 4."""
+
+    class ByWidth(StubModel):
+        def start(self, source: Source, room: int, *_: object):  # type: ignore[no-untyped-def]
+            session = super().start(source, room)
+            extend = session.extend
+
+            def moved(rows, want=EVERYTHING):  # type: ignore[no-untyped-def]
+                scores = extend(rows, want)
+                scores.logits[:, 4] += off.get(len(as_rows(rows).tokens), 0.0)
+                return scores
+
+            session.extend = moved  # type: ignore[method-assign]
+            return session
+
+    return ByWidth(lambda _: torch.tensor([0, 0, 0, 5.0, 4.99, 0], dtype=torch.float64), dtype=dtype)
+
+
+class Fours(Drafter):
+    """Drafts two tokens 4."""
+
+    drafts_trees = False
+
+    def propose(self, tokens: list[int]) -> Draft:
+        return Draft(torch.tensor([4, 4]))
+
+
+def test_a_text_is_scored_again_with_as_many_rows_as_verified_it() -> None:
+    """Three rows run: the last committed token and two drafted ones."""
+    target = by_width({3: 0.012}, torch.bfloat16)
+    method = DraftThenVerify(target, Fours(), ExactMatch())
+    request = Request(REQUEST.source, Limits(1, 2))
+    found = certify(target, request, [4, 4], [3, 3], method)
+    assert (found.verdict, found.position, found.rows) == (TIE, 0, 3)
+    assert found.gap == pytest.approx(0.01)
+    assert found.wide_gap == pytest.approx(-0.002)
+    alone = certify(target, request, [4, 4], [3, 3])  # a method without rounds: the prefix in one forward
+    assert (alone.rows, alone.wide_gap) == (1, pytest.approx(0.01))
+
+
+def test_a_text_that_its_verification_does_not_explain_is_a_defect() -> None:
+    target = by_width({})
+    method = DraftThenVerify(target, Fours(), Rollback(5.0))
+    found = certify(target, Request(REQUEST.source, Limits(1, 2)), [4, 4], [3, 3], method)
+    assert (found.verdict, found.rows) == (DEFECT, 3)
+    assert found.wide_gap == pytest.approx(found.gap) == pytest.approx(0.01)
+
+
+def test_logits_that_only_the_rule_saw_count_as_noise() -> None:
+    """Scored anew all is well: the fault was in what the session held."""
+    target = by_width({})
+    method = DraftThenVerify(by_width({3: 4.0}), Fours(), ExactMatch())
+    found = certify(target, Request(REQUEST.source, Limits(1, 2)), [4, 4], [3, 3], method)
+    assert found.verdict == SESSION_DEFECT
+    assert found.wide_gap == pytest.approx(0.01)
+
+
+def test_trees_are_scored_again_as_trees() -> None:
+    class Siblings(Fours):
+        drafts_trees = True
+
+        def propose(self, tokens: list[int]) -> Draft:
+            return Draft(torch.tensor([5, 4, 4]), torch.tensor([-1, -1, 1]))
+
+    target = by_width({4: 0.012}, torch.bfloat16)
+    method = DraftThenVerify(target, Siblings(), ExactMatch())
+    found = certify(target, Request(REQUEST.source, Limits(1, 3)), [4, 4, 4], [4, 3, 3], method)
+    assert (found.verdict, found.position, found.rows) == (TIE, 1, 4)
+    assert found.wide_gap == pytest.approx(-0.002)

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from bild_lab.errors import UserError
-from bild_lab.lab.metrics import METRICS, Difference, compare, quality, score, score_pool
+from bild_lab.lab.metrics import Difference, compare, judge, judge_values, quality, score, score_pool
 from bild_lab.lab.metrics.bootstrap import resampled_sums
 from tests.lab.metrics.test_bleu import corpus
+
+OF_TEXTS = ("bleu", "chrf", "ter", "rouge", "exact_match", "agreement")
 
 
 def test_agreement_is_the_percentage_of_predictions_equal_to_the_baselines_output() -> None:
@@ -24,14 +26,14 @@ def test_the_interval_of_a_mean_is_near_the_binomial_one() -> None:
     assert quality.value - quality.low == pytest.approx(half_width, rel=0.15)
 
 
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", OF_TEXTS)
 def test_identical_outputs_do_not_differ(metric: str) -> None:
     predictions, references = corpus(20, seed=0)
     difference = compare(metric, predictions, list(predictions), references)
     assert difference == Difference(difference.metric, 0.0, 0.0, 0.0, 1.0)
 
 
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", OF_TEXTS)
 def test_the_difference_is_that_of_the_scores_and_changes_sign_with_its_order(metric: str) -> None:
     worse, references = corpus(40, seed=0)
     better = [several[0] for several in references]
@@ -84,7 +86,7 @@ def test_one_example_has_an_interval_of_no_width() -> None:
 @pytest.mark.parametrize(
     ("metric", "predictions", "references", "message"),
     [
-        ("meteor", ["a"], [["a"]], "metric must be one of bleu, rouge, agreement, got 'meteor'"),
+        ("meteor", ["a"], [["a"]], "agreement, evaluate:NAME_OR_PATH, got 'meteor'"),
         ("bleu", [], [], "bleu needs at least one prediction, got none"),
         ("bleu", ["a", "b"], [["a"]], "references for 2 predictions, got 1"),
         ("rouge", ["a"], [[]], "example 0 has no reference; set dataset.metric=agreement"),
@@ -116,7 +118,7 @@ def test_a_text_is_scored_once_however_many_resamples_there_are(metric: str, mon
     assert scored == [*predictions, *predictions, *baseline]
 
 
-@pytest.mark.parametrize("metric", ["bleu", "rouge", "agreement"])
+@pytest.mark.parametrize("metric", OF_TEXTS)
 def test_a_pool_of_texts_gives_every_system_the_scores_it_has_alone(metric: str) -> None:
     pool = ["a b c d e", "a b c d f", "b c d e f g", "x y z w v", "b c d e f", "x y z w u"]
     references = [["a b c d e"]] * 2 + [["b c d e f"], ["x y z w v"]] + [["b c d e f"], ["x y z w v"]]
@@ -128,3 +130,22 @@ def test_a_pool_of_texts_gives_every_system_the_scores_it_has_alone(metric: str)
         alone = score(metric, texts, own, seed=3)
         assert (scored.value, scored.low, scored.high) == pytest.approx((alone.value, alone.low, alone.high))
         assert vars(difference) == pytest.approx(vars(compare(metric, texts, base, own, seed=3)))
+
+
+def test_values_of_examples_that_were_stored_judge_as_the_texts_did() -> None:
+    ours, references = corpus(30, seed=0)
+    theirs, _ = corpus(30, seed=1)
+    judged = judge("rouge", ours, theirs, references, seed=5)
+    base = judge("rouge", theirs, None, references, seed=5)
+    stored = judge_values("ROUGE-L", judged.per_example, base.per_example, seed=5)
+    assert stored.difference == judged.difference and base.difference is None
+    assert (stored.score.value, stored.score.low, stored.score.high) == pytest.approx(
+        (judged.score.value, judged.score.low, judged.score.high)
+    )
+    assert judge("bleu", ours, theirs, references).per_example is None  # corpus BLEU is no mean
+
+
+def test_a_metric_that_is_a_mean_has_a_value_for_each_example() -> None:
+    judged = judge("exact_match", ["a  b", "c", "B"], None, [["a b"], ["d", "c"], ["b"]])
+    assert judged.per_example == (100.0, 100.0, 0.0)
+    assert judged.score.metric == "exact match" and judged.score.value == pytest.approx(200 / 3)

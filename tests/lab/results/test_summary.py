@@ -12,7 +12,7 @@ from bild_lab.lab.analysis.cost import total
 from bild_lab.lab.analysis.statistics import paired_speedup
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.measure.timing import Timed
-from bild_lab.lab.metrics.quality import compare, score
+from bild_lab.lab.metrics import Scoring, compare, score
 from bild_lab.lab.results.example_rows import measured_examples, with_trace
 from bild_lab.lab.results.summary import (
     agreement,
@@ -20,10 +20,11 @@ from bild_lab.lab.results.summary import (
     counts,
     decoding_costs,
     latencies,
-    quality,
+    qualities,
     speed,
     summarize,
 )
+from bild_lab.lab.schema.quality import Quality
 from bild_lab.lab.schema.result import Counts, Speedup
 
 
@@ -39,6 +40,20 @@ TIMED = {
     "method": [timed(4, 1.0, drafted=4, accepted=3), timed(6, 2.0), timed(8, 3.0), timed(2, 4.0)],
     "baseline": [timed(4, 2.0), timed(6, 2.0), timed(4, 4.0), timed(2, 6.0)],
 }
+
+
+def quality(metric: str, examples: list[Example], texts: dict[str, list[str]], seed: int = 0) -> Quality:
+    return qualities(Scoring((metric,)), examples, texts, seed)[0][metric]
+
+
+def test_several_metrics_are_told_each_with_its_difference_and_means_by_example() -> None:
+    examples = [replace(one, references=("a b",)) for one in EXAMPLES]
+    texts = {"method": ["a b", "a b", "a b", "c"], "baseline": ["a b", "c", "c", "c"]}
+    found, values = qualities(Scoring(("rouge", "chrf", "exact_match")), examples, texts, seed=0)
+    assert [one.metric for one in found.values()] == ["ROUGE-L", "chrF", "exact match"]
+    assert all(one.difference > 0 and one.baseline < one.value for one in found.values())
+    assert values[:1] == values[1:2] == [{"rouge": 100.0, "exact_match": 100.0}]
+    assert values[3] == {"rouge": 0.0, "exact_match": 0.0}
 
 
 def test_the_ratio_of_tokens_a_second_is_the_papers_greedy_speedup() -> None:
@@ -95,28 +110,30 @@ def test_a_method_without_rounds_has_no_counts() -> None:
 def test_other_numbers_of_a_result_are_of_the_method_not_of_the_baseline() -> None:
     texts = {"method": ["a b c d e f"] * 4, "baseline": ["a b c d e g"] * 4}
     examples = [replace(one, references=("a b c d e f",)) for one in EXAMPLES]
-    found = summarize("bleu", examples, TIMED, texts, seed=0)
-    assert found["quality"].value == pytest.approx(100) and found["quality"].baseline < 90
+    found = summarize(examples, TIMED, seed=0)
+    assert quality("bleu", examples, texts).value == pytest.approx(100)
+    assert quality("bleu", examples, texts).baseline < 90
     assert (found["latency_s"].total, found["baseline_latency_s"].total) == (10, 14)
     assert (found["tokens"], found["counts"].drafted) == (20, 4)
     assert found["categories"]["math"].tokens == 12
-    alone = summarize("bleu", examples, {"method": TIMED["method"]}, {"method": texts["method"]}, seed=0)
-    assert alone["baseline_latency_s"] is None and alone["quality"].difference is None
+    alone = summarize(examples, {"method": TIMED["method"]}, seed=0)
+    assert alone["baseline_latency_s"] is None
+    assert quality("bleu", examples, {"method": texts["method"]}).difference is None
 
 
 def test_a_difference_of_quality_is_positive_where_the_method_is_better() -> None:
     examples = [replace(one, references=("a b",)) for one in EXAMPLES]
     texts = {"method": ["a b", "a b", "a b", "c"], "baseline": ["a b", "c", "c", "c"]}
-    found = quality("rouge", examples, texts, seed=0)
+    found = quality("rouge", examples, texts)
     assert (found.metric, found.value, found.baseline, found.difference) == ("ROUGE-L", 75, 25, 50)
     assert found.difference_low <= 50 <= found.difference_high and found.difference_high > 0
-    assert quality("rouge", examples, {"method": texts["method"]}, seed=0).baseline is None
+    assert quality("rouge", examples, {"method": texts["method"]}).baseline is None
 
 
 def test_the_metric_agreement_asks_for_the_baselines_texts() -> None:
     examples = [replace(one, references=("c",)) for one in EXAMPLES]
     texts = {"method": ["a b", "a b", "a b", "c"], "baseline": ["a b", "c", "c", "c"]}
-    found = quality("agreement", examples, texts, seed=0)
+    found = quality("agreement", examples, texts)
     assert (found.value, found.baseline, found.difference) == (50, 100, -50)
 
 
@@ -176,7 +193,8 @@ def test_every_count_is_told() -> None:
 def test_intervals_and_p_value_are_drawn_by_the_seed() -> None:
     examples = [replace(one, references=("a b",)) for one in EXAMPLES]
     texts = {"method": ["a b", "a b", "a b", "c"], "baseline": ["a b", "c", "a c", "c"]}
-    found = {seed: summarize("rouge", examples, TIMED, texts, seed) for seed in (3, 4)}
+    found = {seed: summarize(examples, TIMED, seed) for seed in (3, 4)}
+    found = {seed: {**one, "quality": quality("rouge", examples, texts, seed)} for seed, one in found.items()}
     own = score("rouge", texts["method"], [["a b"]] * 4, seed=3)
     difference = compare("rouge", texts["method"], texts["baseline"], [["a b"]] * 4, seed=3)
     assert (found[3]["quality"].low, found[3]["quality"].high) == (own.low, own.high)

@@ -63,3 +63,18 @@ def test_the_package_has_what_it_lists() -> None:
     assert [name for name in bild_lab.__all__ if not callable(getattr(bild_lab, name))] == []
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = bild_lab.nothing
+
+
+def test_metrics_behind_the_leading_one_are_the_last_columns() -> None:
+    both = sample_result("bild", {}, 1.5, further_qualities={"chrf": FURTHER})
+    frame = to_frame([sample_result("vanilla", {}, 1.0), both])
+    names = ["chrf", "chrf_low", "chrf_high", "chrf_difference", "chrf_difference_low", "chrf_difference_high"]
+    assert frame.columns.tolist()[-6:] == names
+    assert frame.iloc[1][names].tolist() == [61.0, 60.0, 62.0, -0.5, -1.0, 0.1]
+    assert frame.iloc[0][names].isna().all()
+
+
+FURTHER = {
+    **{"metric": "chrF", "value": 61.0, "low": 60.0, "high": 62.0, "baseline": 61.5, "p_value": 0.2},
+    **{"difference": -0.5, "difference_low": -1.0, "difference_high": 0.1, "signature": "nc:6"},
+}

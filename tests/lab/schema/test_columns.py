@@ -11,6 +11,7 @@ from bild_lab.lab.glossary import TERMS
 from bild_lab.lab.results.table import to_row
 from bild_lab.lab.schema.column import SHARE, TIMES, Column
 from bild_lab.lab.schema.columns import COLUMNS, TABLE
+from bild_lab.lab.schema.quality import Change
 from bild_lab.lab.schema.result import Counts, DecodingCosts, Latency, Pipeline, Prediction, Result
 from bild_lab.lab.schema.setting import Environment
 from tests.report.sample import ENVIRONMENT, sample_drafted, sample_result
@@ -23,7 +24,8 @@ def whole_result() -> Result:
     """A result that has every part."""
     pipeline = {each.name: 1.0 for each in fields(Pipeline)} | {"layers": 2, "exit_layer": 1}
     certificate = {"equal": 97, "ties": 2, "defects": 1}
-    return sample_drafted("ppd", {"window": 3}, 1.5, -0.2, (0.8, 0.9), pipeline=pipeline, certificate=certificate)
+    parts = {"pipeline": pipeline, "certificate": certificate, "change": {each.name: 0.5 for each in fields(Change)}}
+    return sample_drafted("ppd", {"window": 3}, 1.5, -0.2, (0.8, 0.9), **parts)
 
 
 @pytest.mark.parametrize("name", COLUMNS)
@@ -34,9 +36,11 @@ def test_a_column_leads_to_a_field_of_the_result(name: str) -> None:
 def test_every_measured_number_has_a_column() -> None:
     """But those that are no single number, and the totals of what others are the mean of."""
     paths = {column.path for column in COLUMNS.values()}
-    for kind, prefix in ((Counts, "counts"), (Pipeline, "pipeline"), (Prediction, "prediction")):
+    kinds = {"counts": Counts, "pipeline": Pipeline, "prediction": Prediction, "change": Change}
+    for prefix, kind in kinds.items():
         missing = {each.name for each in fields(kind) if f"{prefix}.{each.name}" not in paths}
-        shapes = {Counts: {"acceptance_by_position", "accepted_by_depth"}, Pipeline: {"layers", "exit_layer"}}
+        positions = {"acceptance_by_position", "accepted_by_depth", "judged_by_position"}
+        shapes = {Counts: positions, Pipeline: {"layers", "exit_layer"}}
         assert missing == shapes.get(kind, set())
     assert {each.name for each in fields(DecodingCosts) if f"cost.{each.name}" not in paths} == set()
     assert {each.name for each in fields(Latency) if f"latency_s.{each.name}" not in paths} == {"total"}

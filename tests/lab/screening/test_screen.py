@@ -19,8 +19,9 @@ from bild_lab.engine.record import store
 from bild_lab.errors import UserError
 from bild_lab.lab.screening.candidates import grid_of
 from bild_lab.lab.screening.found import compared, confirmation, to_confirm
+from bild_lab.lab.screening.replay import SECONDS
 from bild_lab.lab.screening.rows import NUMBERS, Row, with_front, write_rows
-from bild_lab.lab.screening.screen import RecordSpec, ScreenSpec
+from bild_lab.lab.screening.screen import RecordSpec, Screening, ScreenSpec
 from bild_lab.lab.screening.space import as_overrides
 from scripts import screen as script
 from tests.checkpoints import write_data
@@ -88,7 +89,10 @@ def test_a_plane_is_screened_confirmed_and_continued(screen: Command) -> None:
     assert len(frame) == told["points"] == 6 and set(frame.split) == {"validation"}
     assert frame.confirmed.notna().sum() == len(told["confirmed"]) == 1
     assert frame.on_front.any() and frame.target_calls.sum() == told["live_target_calls"]
-    assert told["recorded_target_calls"] <= 2 * told["vanilla_target_calls"] and told["replayed_differently"] == 0
+    assert (
+        told["recorded_target_calls"] <= 2 * told["vanilla_target_calls"]
+        and told["replayed_differently"] == told["replayed_ties"] == 0
+    )
     assert told["prediction_error_median"] == told["prediction_error_largest"] > 0
     (one,) = told["confirmed"]
     assert one["selected_speedup"] == frame.predicted_speedup[frame.confirmed.notna()].item()
@@ -255,3 +259,28 @@ def test_each_policy_can_have_its_own_front_confirmed() -> None:
     rows = with_front([*ahead, *behind])
     assert to_confirm(rows, ScreenSpec(**SPEC)) == [0, 1]
     assert to_confirm(rows, ScreenSpec(**{**SPEC, "each_policy": True})) == [0, 1, 2, 4]
+
+
+@pytest.mark.slow
+def test_a_plane_is_predicted_for_a_declared_machine_without_a_clock(
+    screen: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Screening, "timed", lambda *_: pytest.fail("nothing is timed"))
+    lists = ["policy=bild", "policy.fallback=0.3,0.9", "screen.confirmations=0"]
+    code, out = screen("machine=h100_sxm", *lists)
+    assert code == 0, out
+    found = json.loads(Path("outputs/plane/screen.json").read_text())
+    assert found["cost_model"] == {SECONDS: 1.0}
+    rows = pd.read_csv("outputs/plane/screen.csv")
+    by_machine = rows.predicted_speedup.tolist()
+    assert len(set(by_machine)) == 2
+    # with a cost of every forward and nothing else, seconds are the number of forwards
+    screen("machine=h100_sxm", "machine.forward_s=1e6", *lists)
+    rows = pd.read_csv("outputs/plane/screen.csv")
+    encoders = 3  # one for each text
+    alone = found["vanilla_target_calls"] + encoders
+    for row in rows.itertuples():
+        forwards = row.target_calls + row.draft_calls + 2 * encoders
+        assert row.predicted_speedup == pytest.approx(alone / forwards, rel=1e-3)
+    code, out = screen("machine=h100_sxm", "policy=bild", "policy.fallback=0.3,0.9")
+    assert code == 2 and "H100 SXM, where nothing can be measured from here; set screen.confirmations=0" in out

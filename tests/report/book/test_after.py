@@ -72,6 +72,7 @@ COMMANDS = [  # script, its configuration, and what it runs
             ("fit_shape", "fit_shape", "fit"),
             ("generate_calibration", "calibration", "generate"),
             ("screen", "screen", "run"),
+            ("train_judge", "train_judge", "train"),
             ("train_lm_heads", "train_lm_heads", "train"),
             ("train_medusa", "train_medusa", "train"),
             ("tune", "tune", "search"),

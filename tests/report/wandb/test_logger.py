@@ -124,6 +124,13 @@ def test_metrics_are_flat_and_missing_ones_are_left_out():
     assert not {"acceptance_rate", "quality/difference", "quality/extra", "policy", "setting/seed"} & set(metrics)
 
 
+def test_further_metrics_are_groups_of_their_own():
+    chrf = {"metric": "chrF", "value": 61.0, "low": 60.0, "high": 62.0}
+    metrics = flat_metrics(sample_result("bild", {}, 1.5, further_qualities={"chrf": chrf}, change={"changed": 0.5}))
+    assert (metrics["chrf/value"], metrics["chrf/low"], metrics["change/changed"]) == (61.0, 60.0, 0.5)
+    assert "further_qualities/chrf" not in metrics
+
+
 @pytest.mark.parametrize(
     ("words", "name"),
     [

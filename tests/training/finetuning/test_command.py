@@ -108,6 +108,10 @@ BAD_INPUT = {
     "no checkpoint": (["model.path=./nowhere"], "no checkpoint folder ./nowhere"),
     "missing column": ([*TINY, "dataset.reference_column=fr"], "wants column fr, got columns de, en"),
     "missing answers": ([*TINY, "dataset=mt_bench"], "dataset mt_bench has no answers to learn from"),
+    "programs to learn": (
+        [*TINY, "dataset=humaneval", "dataset.reference_column=test"],
+        "a training learns the texts of dataset.reference_column, not programs with tests",
+    ),
     "missing split": ([*TINY, "validation.split=test"], "null holds out training examples instead"),
     "nothing left": ([*TINY, "validation.split=null"], "validation.limit=200 leaves none to train on"),
     "bad recipe": ([*TINY, "train.loss=first"], "train.loss must be one of last, early_exit, calm, got 'first'"),

@@ -44,10 +44,10 @@ def test_the_order_has_the_number_of_the_epoch() -> None:
     assert chosen.contexts.tolist() == chooser.at_random(ROW, *order[4]).contexts.tolist()
 
 
-def test_batches_end_with_the_longest_context_and_fill_up_with_unlabelled_ones() -> None:
+def test_rows_end_with_their_longest_context_and_fill_up_with_unlabelled_ones() -> None:
     chooser = ContextChooser((1, 2), per_answer=None, seed=0)
     short = AnsweredPrompt(np.array([7, 8, 9]), prompt_length=1)
     batch = collate([chooser.at_random(row, 0, 0) for row in (ROW, short)])
-    assert batch["input_ids"].tolist() == [[10, 11, 12, 20, 21, 22], [7, 8, 9, 0, 0, 0]]
+    assert batch["input_ids"].tolist() == [[10, 11, 12, 20, 21, 22], [7, 0, 0, 0, 0, 0]]
     assert batch["contexts"].tolist() == [[3, 4, 5, 6], [1, 1, 1, 1]]
     assert batch["labels"][1].tolist() == [[9, IGNORED]] + [[IGNORED, IGNORED]] * 3

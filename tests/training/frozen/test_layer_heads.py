@@ -32,9 +32,9 @@ from bild_lab.training.frozen.job import FrozenJob
 from bild_lab.training.frozen.layer_heads import (
     LayerHeadsModule,
     LayerHeadsSpec,
-    OneRowCheckpoint,
     reference_answers,
 )
+from bild_lab.training.frozen.states import OneRowCheckpoint
 from bild_lab.training.frozen.train import train_module
 from scripts import match_rates, train_lm_heads
 from tests.checkpoints import write_data

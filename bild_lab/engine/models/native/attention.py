@@ -32,6 +32,10 @@ class PlacedRows:
     def count(self) -> int:
         return self.positions.shape[0]
 
+    @property
+    def each_position(self) -> Int[Tensor, " m"]:
+        return self.positions
+
 
 def place_rows(
     start: int,

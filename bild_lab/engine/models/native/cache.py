@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
+from bild_lab.engine.models.native.attention import PlacedRows, attend
 from bild_lab.engine.session import on_device
 
 
@@ -23,18 +24,21 @@ class KeyValueCache:
         return self.keys.shape[2]
 
     def write(
-        self,
-        layer: int,
-        slots: slice | Int[Tensor, " m"],
-        keys: Float[Tensor, "m heads dim"],
-        values: Float[Tensor, "m heads dim"],
+        self, layer: int, rows: PlacedRows, keys: Float[Tensor, "m heads dim"], values: Float[Tensor, "m heads dim"]
     ) -> None:
-        """Store the keys and values of a layer's rows in these slots."""
-        for store, rows in ((self.keys[layer], keys), (self.values[layer], values)):
-            if isinstance(slots, slice):
-                store[:, slots] = rows.transpose(0, 1)
+        """Store the keys and values of a layer's rows in their slots."""
+        for store, new in ((self.keys[layer], keys), (self.values[layer], values)):
+            if isinstance(rows.slots, slice):
+                store[:, rows.slots] = new.transpose(0, 1)
             else:
-                store.index_copy_(1, slots, rows.transpose(0, 1))
+                store.index_copy_(1, rows.slots, new.transpose(0, 1))
+
+    def attend(
+        self, layer: int, rows: PlacedRows, queries: Float[Tensor, "m heads dim"], mask: Tensor | None, scale: float
+    ) -> Float[Tensor, "m features"]:
+        """Attention of the rows over the slots that they read. mask: as in `attention.attend`."""
+        keys, values = self.keys[layer, :, : rows.stop], self.values[layer, :, : rows.stop]
+        return attend(queries, keys, values, mask, scale)
 
     def gather(self, start: int, rows: Sequence[int], layers: slice) -> None:
         """Move these rows, counted from slot `start`, to slot `start` and the following; one gather for all layers."""

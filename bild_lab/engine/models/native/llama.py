@@ -16,10 +16,11 @@ from torch import Tensor
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
-from bild_lab.engine.models.native.attention import PlacedRows, attend, normalize
+from bild_lab.engine.models.native.attention import PlacedRows, normalize
 from bild_lab.engine.models.native.cache import KeyValueCache
 from bild_lab.engine.models.native.cpu.outline import DecoderOutline, LayerOutline, Weight
 from bild_lab.engine.models.native.families import ACTIVATIONS, FAMILIES, FULL, layer_kinds, norm_factor, sliding_window
+from bild_lab.engine.session import NOTHING, Skipped
 
 KERNEL_NAMES = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}  # of activations
 
@@ -96,34 +97,42 @@ class LlamaDecoder:
         cache: KeyValueCache,
         layers: Sequence[int],
         hidden: list[Tensor] | None = None,
+        skipped: Skipped = NOTHING,
     ) -> Float[Tensor, "m dim"]:
         """Run rows through these layers, storing their keys and values. `hidden` collects each layer's output."""
         views = self._views(rows, layers)
         for index in layers:
             layer = self.layers[index]
-            cos, sin, mask = views[layer.kind]
-            normed = normalize(x, layer.attention_norm, self.epsilon)
-            qkv = linear(normed, layer.qkv, layer.qkv_bias).view(rows.count, -1, self.head_dim)
-            both = qkv[:, : self.heads + self.kv_heads]
-            if layer.head_norm is not None:
-                both = normalize(both, layer.head_norm, self.epsilon)
-            turned = rotate(both, cos, sin)  # [m, heads + kv_heads, head_dim]
-            cache.write(index, rows.slots, turned[:, self.heads :], qkv[:, self.heads + self.kv_heads :])
-            mixed = attend(
-                turned[:, : self.heads],
-                cache.keys[index, :, : rows.stop],
-                cache.values[index, :, : rows.stop],
-                mask,
-                self.attention_scale,
-            )
-            x = self._add(x, linear(mixed, layer.out, layer.out_bias), layer.attention_out_norm)
-            normed = normalize(x, layer.feed_forward_norm, self.epsilon)
-            gate, up = linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
-            fed = linear(self.activation(gate) * up, layer.down, layer.down_bias)
-            x = self._add(x, fed, layer.feed_forward_out_norm)
+            if index not in skipped.attention:
+                x = self._attention(x, rows, cache, index, views[layer.kind])
+            if index not in skipped.feed_forward:
+                normed = normalize(x, layer.feed_forward_norm, self.epsilon)
+                gate, up = linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
+                fed = linear(self.activation(gate) * up, layer.down, layer.down_bias)
+                x = self._add(x, fed, layer.feed_forward_out_norm)
             if hidden is not None:
                 hidden.append(x)
         return x
+
+    def _attention(
+        self,
+        x: Float[Tensor, "m dim"],
+        rows: PlacedRows,
+        cache: KeyValueCache,
+        index: int,
+        view: tuple[Tensor, Tensor, Tensor | None],
+    ) -> Float[Tensor, "m dim"]:
+        """The residual stream behind a layer's attention. view: cosines and sines of the rows, and their mask."""
+        layer, (cos, sin, mask) = self.layers[index], view
+        normed = normalize(x, layer.attention_norm, self.epsilon)
+        qkv = linear(normed, layer.qkv, layer.qkv_bias).view(rows.count, -1, self.head_dim)
+        both = qkv[:, : self.heads + self.kv_heads]
+        if layer.head_norm is not None:
+            both = normalize(both, layer.head_norm, self.epsilon)
+        turned = rotate(both, cos, sin)  # [m, heads + kv_heads, head_dim]
+        cache.write(index, rows, turned[:, self.heads :], qkv[:, self.heads + self.kv_heads :])
+        mixed = cache.attend(index, rows, turned[:, : self.heads], mask, self.attention_scale)
+        return self._add(x, linear(mixed, layer.out, layer.out_bias), layer.attention_out_norm)
 
     def fill(self, x: Float[Tensor, "m dim"], rows: PlacedRows, cache: KeyValueCache, layers: Sequence[int]) -> None:
         """Store only the keys and values of these layers, with x, [m, dim], as the input of each layer."""
@@ -137,7 +146,7 @@ class LlamaDecoder:
             keys, values = both.view(rows.count, 2, self.kv_heads, self.head_dim).unbind(1)
             if layer.head_norm is not None:
                 keys = normalize(keys, layer.head_norm[:, self.heads :], self.epsilon)
-            cache.write(index, rows.slots, rotate(keys, cos, sin), values)
+            cache.write(index, rows, rotate(keys, cos, sin), values)
 
     def final(self, x: Float[Tensor, "m dim"]) -> Float[Tensor, "m dim"]:
         """The head's input: the last layer's output after the final norm."""
@@ -209,7 +218,7 @@ class LlamaDecoder:
         if rows.visible is None:
             place = rows.stop - 1
             return cos[place : place + 1, None], sin[place : place + 1, None]
-        return cos[rows.positions, None], sin[rows.positions, None]
+        return cos[rows.each_position, None], sin[rows.each_position, None]
 
     def _mask(self, rows: PlacedRows, kind: str) -> Tensor | None:
         if kind == FULL or self.window is None or rows.stop <= self.window:
@@ -217,7 +226,8 @@ class LlamaDecoder:
         keys = rows.key_positions
         if keys is None:
             keys = torch.arange(rows.stop, device=rows.positions.device)
-        near = (rows.positions[:, None] - keys < self.window) | (keys < 0)  # a prefix has no position
+        keys = keys[..., None, :]
+        near = (rows.positions[..., None] - keys < self.window) | (keys < 0)  # a prefix has no position
         return near if rows.visible is None else near & rows.visible
 
     def _add(

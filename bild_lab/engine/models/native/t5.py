@@ -16,6 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from bild_lab.engine.models.native.attention import PlacedRows, attend, normalize
 from bild_lab.engine.models.native.cache import KeyValueCache
 from bild_lab.engine.models.native.cpu.outline import DecoderOutline, LayerOutline, Weight
+from bild_lab.engine.session import NOTHING, Skipped
 
 MODEL_TYPES = ("t5", "mt5")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -76,6 +77,10 @@ class Memory:
     keys: Float[Tensor, "layers heads s dim"]
     values: Float[Tensor, "layers heads s dim"]
     visible: Bool[Tensor, "1 1 s"] | None = None
+
+    def attend(self, layer: int, queries: Float[Tensor, "m heads dim"]) -> Float[Tensor, "m features"]:
+        """Attention of decoder rows over the source."""
+        return attend(queries, self.keys[layer], self.values[layer], self.visible, scale=1.0)
 
 
 class T5Decoder:
@@ -147,22 +152,23 @@ class T5Decoder:
         memory: Memory,
         layers: Sequence[int],
         hidden: list[Tensor] | None = None,
+        skipped: Skipped = NOTHING,
     ) -> Float[Tensor, "m dim"]:
         """Run rows through these layers, storing their keys and values. `hidden` collects each layer's output."""
         bias = self._bias(rows)
         for index in layers:
             layer = self.layers[index]
-            queries, keys, values = self._project(x, layer.own)
-            cache.write(index, rows.slots, keys, values)
-            mixed = attend(
-                queries, cache.keys[index, :, : rows.stop], cache.values[index, :, : rows.stop], bias, scale=1.0
-            )
-            x = x + linear(mixed, layer.own.out)
-            normed = normalize(x, layer.cross.norm, self.epsilon)
-            queries = linear(normed, layer.cross.query).view(rows.count, self.heads, self.head_dim)
-            mixed = attend(queries, memory.keys[index], memory.values[index], memory.visible, scale=1.0)
-            x = x + linear(mixed, layer.cross.out)
-            x = x + self._feed_forward(x, layer.feed_forward)
+            if index not in skipped.attention:
+                queries, keys, values = self._project(x, layer.own)
+                cache.write(index, rows, keys, values)
+                mixed = cache.attend(index, rows, queries, bias, scale=1.0)
+                x = x + linear(mixed, layer.own.out)
+                normed = normalize(x, layer.cross.norm, self.epsilon)
+                queries = linear(normed, layer.cross.query).view(rows.count, self.heads, self.head_dim)
+                mixed = memory.attend(index, queries)
+                x = x + linear(mixed, layer.cross.out)
+            if index not in skipped.feed_forward:
+                x = x + self._feed_forward(x, layer.feed_forward)
             if hidden is not None:
                 hidden.append(x)
         return x
@@ -174,7 +180,7 @@ class T5Decoder:
             own = self.layers[index].own
             both = linear(normalize(x, own.norm, self.epsilon), own.qkv[width:])
             keys, values = both.view(rows.count, 2, self.heads, self.head_dim).unbind(1)
-            cache.write(index, rows.slots, keys, values)
+            cache.write(index, rows, keys, values)
 
     def final(self, x: Float[Tensor, "m dim"]) -> Float[Tensor, "m dim"]:
         """The head's input: the last layer's output after the final norm, scaled in T5 v1.0."""
@@ -246,7 +252,7 @@ class T5Decoder:
         keys = rows.key_positions
         if keys is None:
             keys = torch.arange(rows.stop, device=rows.positions.device)
-        distance = (rows.positions[:, None] - keys).clamp(0, self._farthest)
+        distance = (rows.positions[..., None] - keys[..., None, :]).clamp(0, self._farthest)
         return self._bias_by_distance[:, distance].masked_fill(~rows.visible, float("-inf"))
 
 

@@ -74,9 +74,12 @@ def prepare(
         methods["kernels"] = DraftThenVerify(kernels, NoDraft(kernels), ExactMatch())
     if drafts is not None:
         native_draft, hf_draft = drafts
-        methods["hf_assisted"] = HuggingFaceAssisted(hf, hf_draft, window=WINDOW)
-        if hf.checkpoint.encoder_decoder:
-            methods["hf_assisted_workaround"] = HuggingFaceAssisted(hf, hf_draft, decoder_mask=True, window=WINDOW)
+        try:
+            methods["hf_assisted"] = HuggingFaceAssisted(hf, hf_draft, window=WINDOW)
+            if hf.checkpoint.encoder_decoder:
+                methods["hf_assisted_workaround"] = HuggingFaceAssisted(hf, hf_draft, decoder_mask=True, window=WINDOW)
+        except UserError as error:  # another vocabulary
+            log.warning("hf_assisted is left out: %s", error)
         drafter = ModelDrafter(native_draft, WINDOW)
         methods["native_speculative"] = DraftThenVerify(native, drafter, SpeculativeSampling())
         if native.device.type == "cuda":  # a window is one CUDA graph

@@ -1,7 +1,8 @@
 // One forward pass of a decoder or an encoder on a CPU: every layer in one call, its weights read once, in order.
 //
 // Activations are float32; weights, keys and values are float32 or bfloat16. Each output of a row is summed in one
-// order whatever rows run beside it, so a row's result does not depend on how many rows a pass has.
+// order whatever rows run beside it, so a row's result does not depend on how many rows a pass has, nor on whose they
+// are: a pass may hold rows of several texts, each with its own cache, positions and source.
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -118,17 +119,26 @@ struct Model {
     const float* distance_bias; // [heads][farthest + 1] by query minus key, or null; bidirectional: [heads][2 farthest + 1]
 };
 
-struct Pass {
-    int32_t count, start, reserved, scored, layers, source, threads, fill;
+// Some rows of one text, and the cache behind which they stand
+struct Text {
+    int32_t first, count, start, reserved, source;  // first: of the pass's rows. start: the cache slot of the first row
     int64_t capacity;
-    const int64_t* tokens;        // [count], or null with states
-    float* x;                     // [count][dim]: states in, the last layer's output out
-    const int32_t* layer;         // [layers]
     const uint8_t* visible;       // [count][start + count], or null for a chain without a prefix
     const int64_t* positions;     // [count], with visible
     const int64_t* key_positions; // [start + count], with visible
     void *keys, *values;          // [layers][kv_heads][capacity][head_dim]
     const void *memory_keys, *memory_values;  // [layers][heads][source][head_dim]
+};
+
+struct Pass {
+    int32_t count, texts, scored, layers, threads, fill;
+    const Text* text;             // [texts], in the order of their rows
+    const int32_t* text_of;       // [count]: of each row
+    const int32_t* scored_row;    // [scored]: whose logits are wanted
+    const int64_t* tokens;        // [count], or null with states
+    float* x;                     // [count][dim]: states in, the last layer's output out
+    const int32_t* layer;         // [layers]
+    const int32_t* skipped;       // [layers], or null: 1 for no attention, 2 for no feed-forward, 3 for neither
     const float *cos, *sin;       // [kinds][table][head_dim]: of every position
     int64_t table;
     float *hidden;                // [layers][count][dim], or null
@@ -361,11 +371,10 @@ inline void attend(const float* query, const T* keys, const T* values, int stop,
 }
 
 // norm of a head, then rotation, in place
-inline void place(const Model& model, const Layer& layer, const Pass& pass, int row, int head, float* x) {
+inline void place(const Model& model, const Layer& layer, const Pass& pass, int64_t position, int head, float* x) {
     int dim = model.head_dim, half = dim / 2;
     if (layer.head_norm) normalize(x, layer.head_norm + int64_t(head) * dim, model.epsilon, dim, x);
     if (!model.rotary) return;
-    int64_t position = pass.visible ? pass.positions[row] : pass.start - pass.reserved + row;
     int64_t at = (layer.kind * pass.table + position) * dim;
     const float *cos = pass.cos + at, *sin = pass.sin + at;
     for (int i = 0; i < half; ++i) {
@@ -375,6 +384,11 @@ inline void place(const Model& model, const Layer& layer, const Pass& pass, int 
     }
 }
 
+// where a row of a text stands
+inline int64_t position_of(const Text& text, int row) {
+    return text.visible ? text.positions[row] : text.start - text.reserved + row;
+}
+
 struct Sizes {
     int64_t features, inner, mixed, longest, widest;
     Sizes(const Model& model, const Pass& pass, int64_t later = 0) {
@@ -382,7 +396,10 @@ struct Sizes {
         mixed = padded(model.heads * model.head_dim, PANEL);
         inner = padded(model.hidden, PANEL);
         widest = std::max({mixed, inner, padded(model.dim, PANEL)});
-        longest = std::max<int64_t>(pass.start + pass.count + later, pass.source) + 2 * LANES;
+        longest = 0;
+        for (int i = 0; i < pass.texts; ++i)
+            longest = std::max<int64_t>({longest, pass.text[i].start + pass.text[i].count + later, pass.text[i].source});
+        longest += 2 * LANES;
     }
     int64_t shared(const Model& model, const Pass& pass) const {
         return pass.count * (features + mixed + inner + padded(model.dim, PANEL));
@@ -414,15 +431,15 @@ inline void add(float* row, int panel, int columns, vec left, vec right) {
 
 template <class T>
 void forward(const Model& model, const Pass& pass, Buffers& b) {  // by every thread of a team
-    const int m = pass.count, dim = model.dim, stop = pass.start + m, head_dim = model.head_dim;
+    const int m = pass.count, dim = model.dim, head_dim = model.head_dim;
     const int heads = model.heads, kv_heads = model.kv_heads, both = heads + kv_heads;
     const Sizes sizes(model, pass);
     const int64_t features = sizes.features;
     float* x = pass.x;
 
-    auto normed = [&](const float* weight, int first, int rows, float scale = 1.0f) {
-        for (int r = 0; r < rows; ++r)
-            normalize(x + int64_t(first + r) * dim, weight, model.epsilon, dim, b.normed + int64_t(r) * dim, scale);
+    auto normed = [&](const float* weight) {
+        for (int r = 0; r < m; ++r)
+            normalize(x + int64_t(r) * dim, weight, model.epsilon, dim, b.normed + int64_t(r) * dim);
         return b.normed;
     };
     // what a block adds to the residual stream, through the norm behind it if there is one
@@ -457,75 +474,85 @@ void forward(const Model& model, const Pass& pass, Buffers& b) {  // by every th
     for (int l = 0; l < pass.layers; ++l) {
         const int index = pass.layer[l];
         const Layer& layer = model.layer[index];
-        const int64_t cached = int64_t(index) * kv_heads * pass.capacity * head_dim;
-        T *keys = static_cast<T*>(pass.keys) + cached, *values = static_cast<T*>(pass.values) + cached;
 
-        product<T>(layer.qkv, normed(layer.norm, 0, m), dim, m, b, [&](int row, int panel, vec left, vec right) {
-            put(b.qkv + row * features, panel, layer.qkv.outputs, left, right);
-        });
-        #pragma omp barrier
-        Span mine = share(m * (both + kv_heads));
-        for (int task = mine.first; task < mine.last; ++task) {
-            int row = task / (both + kv_heads), head = task % (both + kv_heads);
-            float* from = b.qkv + row * features + int64_t(head) * head_dim;
-            if (head < both) place(model, layer, pass, row, head, from);
-            if (head < heads) continue;
-            T* to = (head < both ? keys : values) +
-                    (int64_t(head < both ? head - heads : head - both) * pass.capacity + pass.start + row) * head_dim;
-            for (int i = 0; i < head_dim; ++i) narrow(from[i], to + i);
-        }
-        #pragma omp barrier
-        if (pass.fill) continue;
-        mine = share(m * heads);
-        for (int task = mine.first; task < mine.last; ++task) {
-            int head = task / m, row = task % m;
-            const uint8_t* visible = pass.visible ? pass.visible + int64_t(row) * stop : nullptr;
-            int64_t position = visible ? pass.positions[row] : pass.start - pass.reserved + row;
-            const int64_t farthest = model.farthest, nearest = model.bidirectional ? -farthest : 0;
-            const float* table = model.distance_bias ? model.distance_bias + head * (farthest - nearest + 1) : nullptr;
-            auto sees = [&](int slot, float& bias) {
-                int64_t key = visible ? pass.key_positions[slot] : slot - pass.reserved;
-                if (visible && !visible[slot]) return false;
-                int64_t distance = position - key;
-                if (layer.window && key >= 0 && distance >= layer.window) return false;
-                bias = table ? table[std::min(std::max(distance, nearest), farthest) - nearest] : 0.0f;
-                return true;
-            };
-            int64_t at = int64_t(head / (heads / kv_heads)) * pass.capacity * head_dim;
-            const int end = visible || model.bidirectional ? stop : pass.start + row + 1;
-            attend(b.qkv + row * features + int64_t(head) * head_dim, keys + at, values + at, end, head_dim, model.scale, sees,
-                   b.scores, b.seen, b.mixed + row * sizes.mixed + int64_t(head) * head_dim);
-        }
-        #pragma omp barrier
-        residual(layer.out, b.mixed, sizes.mixed, layer.out_norm);
-
-        if (pass.source) {
-            product<T>(layer.cross_query, normed(layer.cross_norm, 0, m), dim, m, b, [&](int row, int panel, vec left, vec right) {
-                put(b.qkv + row * features, panel, layer.cross_query.outputs, left, right);
+        const int skipped = pass.skipped ? pass.skipped[l] : 0;
+        if (!(skipped & 1)) {
+            product<T>(layer.qkv, normed(layer.norm), dim, m, b, [&](int row, int panel, vec left, vec right) {
+                put(b.qkv + row * features, panel, layer.qkv.outputs, left, right);
             });
             #pragma omp barrier
+            Span mine = share(m * (both + kv_heads));
             for (int task = mine.first; task < mine.last; ++task) {
-                int head = task / m, row = task % m;
-                int64_t at = (int64_t(index) * heads + head) * pass.source * head_dim;
-                auto sees = [](int, float& bias) { bias = 0.0f; return true; };
-                attend(b.qkv + row * features + int64_t(head) * head_dim, static_cast<const T*>(pass.memory_keys) + at,
-                       static_cast<const T*>(pass.memory_values) + at, pass.source, head_dim, model.scale, sees, b.scores,
-                       b.seen, b.mixed + row * sizes.mixed + int64_t(head) * head_dim);
+                int row = task / (both + kv_heads), head = task % (both + kv_heads);
+                float* from = b.qkv + row * features + int64_t(head) * head_dim;
+                const Text& text = pass.text[pass.text_of[row]];
+                const int at = row - text.first;  // in its text
+                if (head < both) place(model, layer, pass, position_of(text, at), head, from);
+                if (head < heads) continue;
+                const int64_t cached = int64_t(index) * kv_heads + (head < both ? head - heads : head - both);
+                T* to = static_cast<T*>(head < both ? text.keys : text.values) +
+                        (cached * text.capacity + text.start + at) * head_dim;
+                for (int i = 0; i < head_dim; ++i) narrow(from[i], to + i);
             }
             #pragma omp barrier
-            residual(layer.cross_out, b.mixed, sizes.mixed, nullptr);
+            if (pass.fill) continue;
+            mine = share(m * heads);
+            for (int task = mine.first; task < mine.last; ++task) {
+                int head = task / m, row = task % m;
+                const Text& text = pass.text[pass.text_of[row]];
+                const int in_text = row - text.first, stop = text.start + text.count;
+                const uint8_t* visible = text.visible ? text.visible + int64_t(in_text) * stop : nullptr;
+                const int64_t position = position_of(text, in_text);
+                const int64_t farthest = model.farthest, nearest = model.bidirectional ? -farthest : 0;
+                const float* table = model.distance_bias ? model.distance_bias + head * (farthest - nearest + 1) : nullptr;
+                auto sees = [&](int slot, float& bias) {
+                    int64_t key = visible ? text.key_positions[slot] : slot - text.reserved;
+                    if (visible && !visible[slot]) return false;
+                    int64_t distance = position - key;
+                    if (layer.window && key >= 0 && distance >= layer.window) return false;
+                    bias = table ? table[std::min(std::max(distance, nearest), farthest) - nearest] : 0.0f;
+                    return true;
+                };
+                const int64_t at = (int64_t(index) * kv_heads + head / (heads / kv_heads)) * text.capacity * head_dim;
+                const int end = visible || model.bidirectional ? stop : text.start + in_text + 1;
+                attend(b.qkv + row * features + int64_t(head) * head_dim, static_cast<const T*>(text.keys) + at,
+                       static_cast<const T*>(text.values) + at, end, head_dim, model.scale, sees, b.scores, b.seen,
+                       b.mixed + row * sizes.mixed + int64_t(head) * head_dim);
+            }
+            #pragma omp barrier
+            residual(layer.out, b.mixed, sizes.mixed, layer.out_norm);
+
+            if (layer.cross_query.packed) {
+                product<T>(layer.cross_query, normed(layer.cross_norm), dim, m, b, [&](int row, int panel, vec left, vec right) {
+                    put(b.qkv + row * features, panel, layer.cross_query.outputs, left, right);
+                });
+                #pragma omp barrier
+                for (int task = mine.first; task < mine.last; ++task) {
+                    int head = task / m, row = task % m;
+                    const Text& text = pass.text[pass.text_of[row]];
+                    int64_t at = (int64_t(index) * heads + head) * text.source * head_dim;
+                    auto sees = [](int, float& bias) { bias = 0.0f; return true; };
+                    attend(b.qkv + row * features + int64_t(head) * head_dim, static_cast<const T*>(text.memory_keys) + at,
+                           static_cast<const T*>(text.memory_values) + at, text.source, head_dim, model.scale, sees, b.scores,
+                           b.seen, b.mixed + row * sizes.mixed + int64_t(head) * head_dim);
+                }
+                #pragma omp barrier
+                residual(layer.cross_out, b.mixed, sizes.mixed, nullptr);
+            }
         }
-        const int kind = model.activation;
-        if (model.gated)  // a panel holds 16 columns of the gate, then the same 16 of what it gates
-            product<T>(layer.inner, normed(layer.feed_norm, 0, m), dim, m, b, [&](int row, int panel, vec gate, vec up) {
-                store(b.inner + row * sizes.inner + panel * LANES, activate(gate, kind) * up);
-            });
-        else
-            product<T>(layer.inner, normed(layer.feed_norm, 0, m), dim, m, b, [&](int row, int panel, vec left, vec right) {
-                put(b.inner + row * sizes.inner, panel, layer.inner.outputs, activate(left, kind), activate(right, kind));
-            });
-        #pragma omp barrier
-        residual(layer.outer, b.inner, sizes.inner, layer.feed_out_norm);
+        if (!(skipped & 2)) {
+            const int kind = model.activation;
+            if (model.gated)  // a panel holds 16 columns of the gate, then the same 16 of what it gates
+                product<T>(layer.inner, normed(layer.feed_norm), dim, m, b, [&](int row, int panel, vec gate, vec up) {
+                    store(b.inner + row * sizes.inner + panel * LANES, activate(gate, kind) * up);
+                });
+            else
+                product<T>(layer.inner, normed(layer.feed_norm), dim, m, b, [&](int row, int panel, vec left, vec right) {
+                    put(b.inner + row * sizes.inner, panel, layer.inner.outputs, activate(left, kind), activate(right, kind));
+                });
+            #pragma omp barrier
+            residual(layer.outer, b.inner, sizes.inner, layer.feed_out_norm);
+        }
         if (pass.hidden) {
             Span rows = share(m * dim);
             std::memcpy(pass.hidden + int64_t(l) * m * dim + rows.first, x + rows.first, 4 * (rows.last - rows.first));
@@ -533,11 +560,13 @@ void forward(const Model& model, const Pass& pass, Buffers& b) {  // by every th
         }
     }
     if (!pass.scored) return;
-    const float* last = normed(model.final_norm, m - pass.scored, pass.scored, model.final_scale);
-    product<T>(model.head, last, dim, pass.scored, b, [&](int row, int panel, vec left, vec right) {
+    for (int r = 0; r < pass.scored; ++r)
+        normalize(x + int64_t(pass.scored_row[r]) * dim, model.final_norm, model.epsilon, dim, b.normed + int64_t(r) * dim,
+                  model.final_scale);
+    product<T>(model.head, b.normed, dim, pass.scored, b, [&](int row, int panel, vec left, vec right) {
         put(pass.logits + int64_t(row) * model.vocab, panel, model.vocab, left, right);
     });
-    if (omp_get_thread_num() == 0 && pass.head_input) std::memcpy(pass.head_input, last, 4 * int64_t(pass.scored) * dim);
+    if (omp_get_thread_num() == 0 && pass.head_input) std::memcpy(pass.head_input, b.normed, 4 * int64_t(pass.scored) * dim);
     #pragma omp barrier
 }
 
@@ -673,18 +702,81 @@ inline bool choose(Chain& chain, const float* logits, int vocab) {
     return chain.drafted < chain.steps && std::find(chain.ends, chain.ends + chain.end_count, token) == chain.ends + chain.end_count;
 }
 
+// The rows that several texts run next, as one pass
+struct Rows {
+    std::vector<Text> texts;
+    std::vector<int32_t> text_of, scored;
+    std::vector<int64_t> tokens;
+
+    void clear() {
+        texts.clear();
+        text_of.clear();
+        scored.clear();
+        tokens.clear();
+    }
+    void add(Text text, const int64_t* fed, int wanted) {  // wanted: for how many of its last rows there are logits
+        text.first = int32_t(tokens.size());
+        for (int row = 0; row < text.count; ++row) {
+            if (row >= text.count - wanted) scored.push_back(int32_t(tokens.size()));
+            text_of.push_back(int32_t(texts.size()));
+            tokens.push_back(fed[row]);
+        }
+        texts.push_back(text);
+    }
+    void fill(Pass& pass) const {
+        pass.count = int32_t(tokens.size());
+        pass.texts = int32_t(texts.size());
+        pass.scored = int32_t(scored.size());
+        pass.text = texts.data();
+        pass.text_of = text_of.data();
+        pass.scored_row = scored.data();
+        pass.tokens = tokens.data();
+    }
+};
+
+// Chains of several texts. Those that have ended leave the pass
+struct Drafting {
+    const Model& model;
+    Pass pass;
+    std::vector<Text> texts;
+    std::vector<Chain*> chains;
+    std::vector<char> goes_on;
+    Rows rows;
+
+    Drafting(const Model& model, const Pass& first, Chain* chain)
+        : model(model), pass(first), texts(first.text, first.text + first.texts), goes_on(first.texts, 1) {
+        for (int i = 0; i < first.texts; ++i) chains.push_back(chain + i);
+    }
+    void read(int i) { goes_on[i] = choose(*chains[i], pass.logits + int64_t(i) * model.vocab, model.vocab); }
+    void next() {  // by one thread
+        rows.clear();
+        int kept = 0;
+        for (int i = 0; i < int(texts.size()); ++i) {
+            if (!goes_on[i]) continue;
+            texts[kept] = texts[i];
+            chains[kept] = chains[i];
+            texts[kept].start += texts[kept].count;
+            texts[kept].count = 1;
+            rows.add(texts[kept], chains[kept]->tokens + chains[kept]->drafted - 1, 1);
+            ++kept;
+        }
+        texts.resize(kept);
+        chains.resize(kept);
+        rows.fill(pass);
+    }
+};
+
 template <class T>
-void draft(const Model& model, const Pass& first, Chain& chain, bool& goes_on, Buffers& b) {
-    Pass pass = first;
+void draft(Drafting& all, Buffers& b) {
     for (;;) {
-        forward<T>(model, pass, b);
-        #pragma omp master
-        goes_on = choose(chain, pass.logits, model.vocab);
+        forward<T>(all.model, all.pass, b);
+        Span mine = share(int(all.texts.size()));
+        for (int i = mine.first; i < mine.last; ++i) all.read(i);
         #pragma omp barrier
-        if (!goes_on) return;
-        pass.start += pass.count;
-        pass.count = 1;
-        pass.tokens = chain.tokens + chain.drafted - 1;
+        #pragma omp master
+        all.next();
+        #pragma omp barrier
+        if (all.texts.empty()) return;
     }
 }
 
@@ -694,7 +786,8 @@ struct Node { int64_t token; int32_t parent, row, depth; double chance; };
 struct Growing {
     const Model& model;
     Growth& growth;
-    Pass pass;              // of the next level
+    Text text;              // of the next level
+    float* logits;          // of the level that has just run
     std::vector<Node> nodes;
     std::vector<int> leaves, ran;  // nodes whose rows are next; that have run behind the text
     std::vector<int64_t> fed, positions, keys;
@@ -705,8 +798,8 @@ struct Growing {
     int root, kept;                // the slot behind the text; children of a leaf
     bool goes_on = true;
 
-    Growing(const Model& model, const Pass& first, Growth& growth)
-        : model(model), growth(growth), pass(first), leaves{-1}, root(first.start + first.count),
+    Growing(const Model& model, const Text& first, Growth& growth, float* logits)
+        : model(model), growth(growth), text(first), logits(logits), leaves{-1}, root(first.start + first.count),
           kept(std::min(growth.children, model.vocab)) {
         chances.resize(growth.width * kept);
         tokens.resize(growth.width * kept);
@@ -715,7 +808,7 @@ struct Growing {
 
     // the likeliest tokens of a row of logits, which are overwritten
     void read(int row) {
-        float* logits = pass.logits + int64_t(row) * model.vocab;
+        float* logits = this->logits + int64_t(row) * model.vocab;
         int best = largest(logits, model.vocab);
         const float top = logits[best], most = softmax(logits, model.vocab, top, growth.temperature, nullptr);
         confidences[row] = growth.temperature == 1.0f ? most : softmax(logits, model.vocab, top, 1.0f, nullptr);
@@ -728,7 +821,7 @@ struct Growing {
     }
 
     void next() {  // by one thread: children of the level that has run, and the rows of the next
-        growth.counts[growth.forwards++] = pass.count;
+        growth.counts[growth.forwards++] = text.count;
         std::vector<int> growing;
         for (int row = 0; row < int(leaves.size()); ++row) {
             const int leaf = leaves[row], depth = leaf < 0 ? 0 : nodes[leaf].depth + 1;
@@ -757,18 +850,18 @@ struct Growing {
     }
 
     void lay_out() {
-        pass.start += pass.count;
-        pass.count = pass.scored = int(leaves.size());
+        text.start += text.count;
+        text.count = int(leaves.size());
         fed.clear();
         for (int leaf : leaves) {
             nodes[leaf].row = int(ran.size());
             ran.push_back(leaf);
             fed.push_back(nodes[leaf].token);
         }
-        const int stop = pass.start + pass.count;
+        const int stop = text.start + text.count;
         positions.clear();
-        visible.assign(int64_t(pass.count) * stop, 0);
-        for (int row = 0; row < pass.count; ++row) {
+        visible.assign(int64_t(text.count) * stop, 0);
+        for (int row = 0; row < text.count; ++row) {
             uint8_t* sees = visible.data() + int64_t(row) * stop;
             std::fill(sees, sees + root, 1);
             for (int node = leaves[row]; node >= 0; node = nodes[node].parent) sees[root + nodes[node].row] = 1;
@@ -776,10 +869,9 @@ struct Growing {
         }
         for (int slot = int(keys.size()); slot < root; ++slot) keys.push_back(slot);
         for (int row = int(keys.size()) - root; row < int(ran.size()); ++row) keys.push_back(root + nodes[ran[row]].depth);
-        pass.tokens = fed.data();
-        pass.visible = visible.data();
-        pass.positions = positions.data();
-        pass.key_positions = keys.data();
+        text.visible = visible.data();
+        text.positions = positions.data();
+        text.key_positions = keys.data();
     }
 
     void finish() {
@@ -795,40 +887,82 @@ struct Growing {
     }
 };
 
+// Trees of several texts, level by level. Those that have ended leave the pass
+struct Grove {
+    Pass pass;
+    std::vector<Growing> trees;
+    std::vector<Growing*> alive;
+    std::vector<std::pair<Growing*, int>> found;  // of each row with logits: its tree, and its place in the level
+    Rows rows;
+
+    Grove(const Model& model, const Pass& first, Growth* growth) : pass(first) {
+        trees.reserve(first.texts);
+        for (int i = 0; i < first.texts; ++i)
+            trees.emplace_back(model, first.text[i], growth[i], pass.logits + int64_t(i) * model.vocab);
+        for (auto& tree : trees) {
+            alive.push_back(&tree);
+            found.push_back({&tree, 0});
+        }
+    }
+    void next() {  // by one thread
+        rows.clear();
+        found.clear();
+        std::vector<Growing*> before;
+        before.swap(alive);
+        for (Growing* tree : before) {
+            tree->next();
+            if (!tree->goes_on) continue;
+            tree->logits = pass.logits + int64_t(found.size()) * tree->model.vocab;
+            for (int row = 0; row < int(tree->leaves.size()); ++row) found.push_back({tree, row});
+            rows.add(tree->text, tree->fed.data(), tree->text.count);
+            alive.push_back(tree);
+        }
+        rows.fill(pass);
+    }
+};
+
 template <class T>
-void grow(Growing& growing, Buffers& b) {
+void grow(const Model& model, Grove& grove, Buffers& b) {
     for (;;) {
-        forward<T>(growing.model, growing.pass, b);
-        Span mine = share(int(growing.leaves.size()));
-        for (int row = mine.first; row < mine.last; ++row) growing.read(row);
+        forward<T>(model, grove.pass, b);
+        Span mine = share(int(grove.found.size()));
+        for (int row = mine.first; row < mine.last; ++row) grove.found[row].first->read(grove.found[row].second);
         #pragma omp barrier
         #pragma omp master
-        growing.next();
+        grove.next();
         #pragma omp barrier
-        if (!growing.goes_on) return;
+        if (grove.alive.empty()) return;
     }
 }
 
 }  // namespace
 
-// Grow a tree: the first forward runs the pass's rows, each later one the likeliest leaves. The pass has room for `width`
-extern "C" void grow_tree(const Model* model, const Pass* pass, Growth* growth) {
-    Growing growing(*model, *pass, *growth);
+// Grow a tree for each text: the first forward runs the pass's rows, each later one the likeliest leaves. The pass has
+// room for `width` rows of each
+extern "C" void grow_trees(const Model* model, const Pass* pass, Growth* growth) {
+    Grove grove(*model, *pass, growth);
     Pass widest = *pass;
-    widest.count = std::max(pass->count, growth->width);
-    with_team(*model, widest, growth->depth * growth->width, [&](Buffers& b) {
-        if (model->half) grow<bfloat16>(growing, b);
-        else grow<float>(growing, b);
+    int later = 0, leaves = 0;
+    for (int i = 0; i < pass->texts; ++i) {
+        later = std::max(later, growth[i].depth * growth[i].width);
+        leaves += growth[i].width;
+    }
+    widest.count = std::max(pass->count, leaves);
+    with_team(*model, widest, later, [&](Buffers& b) {
+        if (model->half) grow<bfloat16>(*model, grove, b);
+        else grow<float>(*model, grove, b);
     });
-    growing.finish();
+    for (auto& tree : grove.trees) tree.finish();
 }
 
-// Draft a chain: the first forward runs the pass's rows, each later one the token drafted before it
-extern "C" void draft_chain(const Model* model, const Pass* pass, Chain* chain) {
-    bool goes_on = true;
-    with_team(*model, *pass, chain->steps, [&](Buffers& b) {
-        if (model->half) draft<bfloat16>(*model, *pass, *chain, goes_on, b);
-        else draft<float>(*model, *pass, *chain, goes_on, b);
+// Draft a chain for each text: the first forward runs the pass's rows, each later one the token drafted before it
+extern "C" void draft_chains(const Model* model, const Pass* pass, Chain* chain) {
+    Drafting all(*model, *pass, chain);
+    int later = 0;
+    for (int i = 0; i < pass->texts; ++i) later = std::max(later, chain[i].steps);
+    with_team(*model, *pass, later, [&](Buffers& b) {
+        if (model->half) draft<bfloat16>(all, b);
+        else draft<float>(all, b);
     });
 }
 

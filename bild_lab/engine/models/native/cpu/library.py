@@ -56,7 +56,7 @@ def library() -> ctypes.CDLL:
         loaded = ctypes.CDLL(str(path))
     except OSError as error:
         raise KernelError(f"{path} cannot be loaded: {error}") from error
-    for name, arguments in (("run", 2), ("draft_chain", 3), ("grow_tree", 3)):
+    for name, arguments in (("run", 2), ("draft_chains", 3), ("grow_trees", 3)):
         function = getattr(loaded, name)
         function.argtypes, function.restype = [ctypes.c_void_p] * arguments, None
     pointer, whole = ctypes.c_void_p, ctypes.c_int

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import Structure, c_double, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -16,7 +17,7 @@ from bild_lab.engine.models.native.attention import PlacedRows
 from bild_lab.engine.models.native.cache import KeyValueCache
 from bild_lab.engine.models.native.cpu.library import library
 from bild_lab.engine.models.native.cpu.outline import ACTIVATIONS, DecoderOutline, LayerOutline, Weight
-from bild_lab.engine.session import Chain, DraftedChain, GrownTree, Growth
+from bild_lab.engine.session import NOTHING, Chain, DraftedChain, GrownTree, Growth, Skipped
 
 LANES, PANEL = 16, 32  # columns of a vector, and of a panel of weights
 
@@ -51,12 +52,19 @@ class _Model(Structure):
     )
 
 
+class _Text(Structure):
+    _fields_ = (
+        *((name, c_int32) for name in "first count start reserved source".split()),
+        ("capacity", c_int64),
+        *((name, c_void_p) for name in "visible positions key_positions keys values".split()),
+        *((name, c_void_p) for name in ("memory_keys", "memory_values")),
+    )
+
+
 class _Pass(Structure):
     _fields_ = (
-        *((name, c_int32) for name in "count start reserved scored layers source threads fill".split()),
-        ("capacity", c_int64),
-        *((name, c_void_p) for name in "tokens x layer visible positions key_positions keys values".split()),
-        *((name, c_void_p) for name in ("memory_keys", "memory_values", "cos", "sin")),
+        *((name, c_int32) for name in "count texts scored layers threads fill".split()),
+        *((name, c_void_p) for name in "text text_of scored_row tokens x layer skipped cos sin".split()),
         ("table", c_int64),
         *((name, c_void_p) for name in ("hidden", "head_input", "logits")),
     )
@@ -80,9 +88,29 @@ class _Growth(Structure):
     )
 
 
+class Behind(NamedTuple):
+    """Where a pass's rows of one text stand: `count` rows at the cache's slots from `start` on.
+
+    scored: for how many of the last rows there are logits. memory: cross-attention keys and values, each
+    [layers heads s dim]. placed: positions and visible slots; None: a chain without a prefix. reserved: slots of a
+    prefix.
+    """
+
+    count: int
+    start: int
+    cache: KeyValueCache
+    memory: tuple[Tensor, Tensor] | None = None
+    scored: int = 0
+    placed: PlacedRows | None = None
+    reserved: int = 0
+
+
 @dataclass(frozen=True)
 class PackedScores:
-    """What a pass gives, in float32. states: the last layer's output. hidden: of every layer that ran, if wanted."""
+    """What a pass gives, in float32. states: the last layer's output. hidden: of every layer that ran, if wanted.
+
+    logits, head_input: of the scored rows of every text, in order.
+    """
 
     states: Float[Tensor, "m dim"]
     logits: Float[Tensor, "scored vocab"] | None
@@ -93,7 +121,8 @@ class PackedScores:
 class PackedDecoder:
     """Runs a decoder's layers by the kernels.
 
-    A row's results are the same to the last bit whatever rows run beside it: each sum has one order.
+    A row's results are the same to the last bit whatever rows run beside it, of its own text or of others: each sum has
+    one order. So the texts of a batch are those of batch 1 in every precision.
     """
 
     def __init__(self, outline: DecoderOutline) -> None:
@@ -144,156 +173,144 @@ class PackedDecoder:
     def run(
         self,
         rows: Int[Tensor, " m"] | Float[Tensor, "m dim"],
-        start: int,
-        cache: KeyValueCache,
-        memory: tuple[Tensor, Tensor] | None = None,
+        texts: Sequence[Behind],
         *,
-        scored: int = 0,
         layers: Sequence[int] | None = None,
-        placed: PlacedRows | None = None,
-        reserved: int = 0,
         hidden: bool = False,
         fill: bool = False,
+        skipped: Skipped = NOTHING,
     ) -> PackedScores:
-        """Rows at the cache's slots from `start` on, as token ids or as the states that the first layer reads.
+        """The rows of several texts, one text after the other: token ids, or the states that the first layer reads.
 
-        memory: cross-attention keys and values, [layers heads s dim] each. scored: for how many of the last rows
-        there are logits. layers: indices; None: all. placed: where the rows stand; None: a chain without a prefix.
-        reserved: slots of a prefix. fill: only the keys and values of these layers, each from the same states.
+        layers: indices; None: all. fill: only the keys and values of these layers, each from the same states.
+        skipped: blocks that are left out.
         """
-        rows, m = rows.contiguous(), rows.shape[0]
+        rows, m, scored = rows.contiguous(), rows.shape[0], sum(text.scored for text in texts)
         chosen = self._every_layer if layers is None else torch.tensor(list(layers), dtype=torch.int32)
-        cos, sin = self._rotations  # held here, as another thread may replace them
         states = torch.empty(len(chosen), m, self.dim) if hidden else None
         logits = torch.empty(scored, self.vocab) if scored else None
         head_input = torch.empty(scored, self.dim) if scored else None
-        work = self._pass(m, start, cache, memory, (cos, sin))
-        work.reserved, work.scored, work.layers, work.fill = reserved, scored, len(chosen), fill
-        work.layer = chosen.data_ptr()
+        work, held = self._pass(texts)
+        work.layers, work.fill, work.layer = len(chosen), fill, chosen.data_ptr()
+        if skipped:
+            marks = [(at in skipped.attention) + 2 * (at in skipped.feed_forward) for at in chosen.tolist()]
+            left_out = torch.tensor(marks, dtype=torch.int32)
+            work.skipped = left_out.data_ptr()
         if rows.is_floating_point():
             x = rows.float().clone()
         else:
             x, work.tokens = torch.empty(m, self.dim), rows.data_ptr()
         work.x = x.data_ptr()
-        if placed is not None and placed.visible is not None:
-            visible, positions = placed.visible.contiguous(), placed.positions.contiguous()
-            keys = placed.key_positions.contiguous()
-            work.visible, work.positions, work.key_positions = (e.data_ptr() for e in (visible, positions, keys))
         if scored:
             work.logits, work.head_input = logits.data_ptr(), head_input.data_ptr()
         if hidden:
             work.hidden = states.data_ptr()
         self._library.run(ctypes.byref(self._model), ctypes.byref(work))
+        del held
         return PackedScores(x, logits, head_input, states)
 
     def draft(
-        self,
-        tokens: Sequence[int],
-        start: int,
-        cache: KeyValueCache,
-        memory: tuple[Tensor, Tensor] | None,
-        chain: Chain,
-    ) -> DraftedChain:
-        """Rows at the cache's slots from `start` on, and a chain behind them, in one call."""
-        m, steps, sampled = len(tokens), chain.steps, chain.temperature > 0
-        rotations = self._rotations
-        work = self._pass(m, start, cache, memory, rotations)
-        fed, x, logits = (c_int64 * m)(*tokens), torch.empty(m, self.dim), torch.empty(1, self.vocab)
-        work.scored, work.layers, work.layer = 1, self.depth, self._every_layer.data_ptr()
-        work.tokens, work.x, work.logits = ctypes.addressof(fed), x.data_ptr(), logits.data_ptr()
-        ends, drafted = (c_int64 * len(chain.end_tokens))(*chain.end_tokens), (c_int64 * steps)()
-        confidences = (c_float * steps)()
-        probs = torch.empty(steps, self.vocab) if sampled else None
-        own_probs = torch.empty(steps, self.vocab) if chain.keeps_probs else None
-        ask = _Chain(
-            steps=steps,
-            stops=chain.threshold is not None,
-            threshold=chain.threshold or 0.0,
-            temperature=chain.temperature,
-            end_count=len(ends),
-            ends=ctypes.addressof(ends),
-            uniforms=chain.uniforms.data_ptr() if sampled else None,
-            tokens=ctypes.addressof(drafted),
-            confidences=ctypes.addressof(confidences),
-            probs=probs.data_ptr() if sampled else None,
-            own_probs=own_probs.data_ptr() if chain.keeps_probs else None,
-        )
-        self._library.draft_chain(*map(ctypes.byref, (self._model, work, ask)))
-        return DraftedChain(
-            tokens=drafted[: ask.drafted],
-            forwards=ask.forwards,
-            fallback=bool(ask.fallback),
-            confidences=confidences[: ask.forwards] if chain.threshold is not None else [],
-            probs=probs[: ask.drafted] if sampled else None,
-            own_probs=own_probs[: ask.drafted] if chain.keeps_probs else None,
-        )
+        self, tokens: Sequence[Sequence[int]], texts: Sequence[Behind], chains: Sequence[Chain]
+    ) -> list[DraftedChain]:
+        """The rows of each text and a chain behind them, in one call. The texts' chains run side by side."""
+        asks, kept = (_Chain * len(texts))(), []
+        for ask, chain in zip(asks, chains, strict=True):
+            sampled = chain.temperature > 0
+            ends, drafted = (c_int64 * len(chain.end_tokens))(*chain.end_tokens), (c_int64 * chain.steps)()
+            confidences = (c_float * chain.steps)()
+            probs = torch.empty(chain.steps, self.vocab) if sampled else None
+            own_probs = torch.empty(chain.steps, self.vocab) if chain.keeps_probs else None
+            kept.append((ends, drafted, confidences, probs, own_probs))
+            ask.steps, ask.stops, ask.threshold = chain.steps, chain.threshold is not None, chain.threshold or 0.0
+            ask.temperature, ask.end_count, ask.ends = chain.temperature, len(ends), ctypes.addressof(ends)
+            ask.tokens, ask.confidences = ctypes.addressof(drafted), ctypes.addressof(confidences)
+            if sampled:
+                ask.uniforms, ask.probs = chain.uniforms.data_ptr(), probs.data_ptr()
+            if chain.keeps_probs:
+                ask.own_probs = own_probs.data_ptr()
+        self._run_program(self._library.draft_chains, tokens, texts, asks, [1] * len(texts))
+        return [
+            DraftedChain(
+                tokens=drafted[: ask.drafted],
+                forwards=ask.forwards,
+                fallback=bool(ask.fallback),
+                confidences=confidences[: ask.forwards] if chain.threshold is not None else [],
+                probs=None if probs is None else probs[: ask.drafted],
+                own_probs=None if own_probs is None else own_probs[: ask.drafted],
+            )
+            for ask, chain, (_, drafted, confidences, probs, own_probs) in zip(asks, chains, kept, strict=True)
+        ]
 
     def grow(
-        self,
-        tokens: Sequence[int],
-        start: int,
-        cache: KeyValueCache,
-        memory: tuple[Tensor, Tensor] | None,
-        growth: Growth,
-    ) -> GrownTree:
-        """Rows at the cache's slots from `start` on, and a tree behind them, in one call."""
-        m, nodes = len(tokens), growth.nodes
-        rotations = self._rotations
-        work = self._pass(m, start, cache, memory, rotations)
-        x, logits = torch.empty(max(m, growth.width), self.dim), torch.empty(growth.width, self.vocab)
-        fed, ends = (c_int64 * m)(*tokens), (c_int64 * len(growth.end_tokens))(*growth.end_tokens)
-        work.scored, work.layers, work.layer = 1, self.depth, self._every_layer.data_ptr()
-        work.tokens, work.x, work.logits = ctypes.addressof(fed), x.data_ptr(), logits.data_ptr()
-        grown, parents, rows = (c_int64 * nodes)(), (c_int32 * nodes)(), (c_int32 * nodes)()
-        counts = (c_int32 * growth.depth)()
-        ask = _Growth(
-            nodes=nodes,
-            depth=growth.depth,
-            width=growth.width,
-            children=growth.children,
-            end_count=len(ends),
-            has_sure=growth.sure is not None,
-            sure=growth.sure or 0.0,
-            least=growth.least,
-            temperature=growth.temperature,
-            ends=ctypes.addressof(ends),
-            tokens=ctypes.addressof(grown),
-            parents=ctypes.addressof(parents),
-            rows=ctypes.addressof(rows),
-            counts=ctypes.addressof(counts),
-        )
-        self._library.grow_tree(*map(ctypes.byref, (self._model, work, ask)))
-        return GrownTree(
-            tokens=grown[: ask.grown],
-            parents=parents[: ask.grown],
-            rows=[None if row < 0 else row for row in rows[: ask.grown]],
-            forwards=counts[: ask.forwards],
-        )
+        self, tokens: Sequence[Sequence[int]], texts: Sequence[Behind], growths: Sequence[Growth]
+    ) -> list[GrownTree]:
+        """The rows of each text and a tree behind them, in one call. The texts' trees grow side by side."""
+        asks, kept = (_Growth * len(texts))(), []
+        for ask, growth in zip(asks, growths, strict=True):
+            ends = (c_int64 * len(growth.end_tokens))(*growth.end_tokens)
+            grown, parents, rows = ((kind * growth.nodes)() for kind in (c_int64, c_int32, c_int32))
+            counts = (c_int32 * growth.depth)()
+            kept.append((ends, grown, parents, rows, counts))
+            ask.nodes, ask.depth, ask.width, ask.children = growth.nodes, growth.depth, growth.width, growth.children
+            ask.has_sure, ask.sure, ask.least = growth.sure is not None, growth.sure or 0.0, growth.least
+            ask.temperature, ask.end_count, ask.ends = growth.temperature, len(ends), ctypes.addressof(ends)
+            ask.tokens, ask.parents = ctypes.addressof(grown), ctypes.addressof(parents)
+            ask.rows, ask.counts = ctypes.addressof(rows), ctypes.addressof(counts)
+        self._run_program(self._library.grow_trees, tokens, texts, asks, [growth.width for growth in growths])
+        return [
+            GrownTree(
+                tokens=grown[: ask.grown],
+                parents=parents[: ask.grown],
+                rows=[None if row < 0 else row for row in rows[: ask.grown]],
+                forwards=counts[: ask.forwards],
+            )
+            for ask, (_, grown, parents, rows, counts) in zip(asks, kept, strict=True)
+        ]
 
-    def _pass(
+    def _run_program(
         self,
-        rows: int,
-        start: int,
-        cache: KeyValueCache,
-        memory: tuple[Tensor, Tensor] | None,
-        rotations: tuple[Tensor, Tensor],
-    ) -> _Pass:
-        cos, sin = rotations
-        work = _Pass(
-            count=rows,
-            start=start,
-            source=0 if memory is None else memory[0].shape[2],
-            threads=torch.get_num_threads(),
-            capacity=cache.capacity,
-            keys=cache.keys.data_ptr(),
-            values=cache.values.data_ptr(),
-            cos=cos.data_ptr(),
-            sin=sin.data_ptr(),
-            table=cos.shape[1],
-        )
-        if memory is not None:
-            work.memory_keys, work.memory_values = (each.data_ptr() for each in memory)
-        return work
+        program: Callable[..., None],
+        tokens: Sequence[Sequence[int]],
+        texts: Sequence[Behind],
+        asks: ctypes.Array,
+        later: Sequence[int],
+    ) -> None:
+        """later: how many rows of each text a later forward may run."""
+        work, held = self._pass(texts)
+        fed = [token for each in tokens for token in each]
+        ids, m = (c_int64 * len(fed))(*fed), max(len(fed), sum(later))
+        x, logits = torch.empty(m, self.dim), torch.empty(sum(later), self.vocab)
+        work.layers, work.layer = self.depth, self._every_layer.data_ptr()
+        work.tokens, work.x, work.logits = ctypes.addressof(ids), x.data_ptr(), logits.data_ptr()
+        program(ctypes.byref(self._model), ctypes.byref(work), asks)
+        del held
+
+    def _pass(self, texts: Sequence[Behind]) -> tuple[_Pass, list[object]]:
+        """A pass over the rows of these texts, and what it points to."""
+        cos, sin = self._rotations  # held here, as another thread may replace them
+        made, text_of, scored, first = (_Text * len(texts))(), [], [], 0
+        held: list[object] = [made, cos, sin]
+        for index, (text, into) in enumerate(zip(texts, made, strict=True)):
+            into.first, into.count, into.start, into.reserved = first, text.count, text.start, text.reserved
+            into.capacity = text.cache.capacity
+            into.keys, into.values = text.cache.keys.data_ptr(), text.cache.values.data_ptr()
+            if text.memory is not None:
+                into.source = text.memory[0].shape[2]
+                into.memory_keys, into.memory_values = (each.data_ptr() for each in text.memory)
+            if (placed := text.placed) is not None and placed.visible is not None:
+                parts = placed.visible.contiguous(), placed.positions.contiguous(), placed.key_positions.contiguous()
+                into.visible, into.positions, into.key_positions = (part.data_ptr() for part in parts)
+                held.append(parts)
+            text_of += [index] * text.count
+            first += text.count
+            scored += range(first - text.scored, first)
+        numbers = (c_int32 * (first + len(scored)))(*text_of, *scored)
+        held.append(numbers)
+        work = _Pass(count=first, texts=len(texts), scored=len(scored), threads=torch.get_num_threads())
+        work.text, work.text_of = ctypes.addressof(made), ctypes.addressof(numbers)
+        work.scored_row = ctypes.addressof(numbers) + 4 * first
+        work.cos, work.sin, work.table = cos.data_ptr(), sin.data_ptr(), cos.shape[1]
+        return work, held
 
     def read_weights(self) -> None:
         """Read every weight that a token needs, once, and do nothing else."""

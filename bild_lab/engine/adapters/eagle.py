@@ -1,0 +1,211 @@
+"""EAGLE's trained part: one decoder layer that continues the target's hidden states (Li et al., 2024 and 2025).
+
+EAGLE-1 fuses the input of the target's head with the embedding of the next token, and its output goes through the
+target's own head. EAGLE-3 fuses the states after three of the target's layers, and has a norm and a head of its own,
+which may know only the most frequent tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
+from transformers import LlamaConfig
+
+from bild_lab.engine.models.native.llama import rotate
+from bild_lab.errors import UserError
+
+EAGLE, EAGLE3 = "eagle", "eagle3"
+VARIANTS = (EAGLE, EAGLE3)
+
+# what a row's own keys and values are stored with, and all those that it attends to
+Store = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class EagleConfig:
+    """The shapes of an EAGLE, and the model it was trained for.
+
+    variant: eagle or eagle3. layer: its decoder layer; vocab_size is the target's. target_size: width of the target's
+    states. target_layers: after how many of the target's layers these states are taken (EAGLE-3), 0 for the
+    embeddings. draft_vocabulary: how many tokens its head knows; None for the target's head. bias: of the fusion and
+    of queries, keys and values, in this order. normed_residual: the residual sum starts from the normed states.
+    embeds: it has an embedding of its own. base: the model's path and the fingerprint of its weights, if known.
+    """
+
+    variant: str
+    layer: LlamaConfig
+    target_size: int
+    target_layers: tuple[int, ...] = ()
+    draft_vocabulary: int | None = None
+    bias: tuple[bool, bool] = (False, False)
+    normed_residual: bool = False
+    embeds: bool = False
+    base: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def hidden_size(self) -> int:
+        return self.layer.hidden_size
+
+    @property
+    def vocabulary(self) -> int:
+        """Of the target."""
+        return self.layer.vocab_size
+
+
+class Eagle(nn.Module):
+    """One Llama layer over pairs of a target's state and the embedding of the token after it.
+
+    Pair i is of the state at position i and token i + 1; it predicts token i + 2. Without a state of the target, the
+    layer's own output takes its place: so it drafts. `attach` gives it the target's embedding and head, which stay the
+    target's: they are neither trained nor saved.
+    """
+
+    def __init__(self, config: EagleConfig) -> None:
+        super().__init__()
+        self.config, layer = config, config.layer
+        third, dim = config.variant == EAGLE3, layer.hidden_size
+        fusion, attention = config.bias
+        states = config.target_size * (len(config.target_layers) if third else 1)
+        read = 2 * dim if third else dim  # what the attention reads
+        width, kept = layer.num_attention_heads * layer.head_dim, layer.num_key_value_heads * layer.head_dim
+        self.fc = nn.Linear(states if third else states + dim, dim, bias=fusion)
+        self.q_proj = nn.Linear(read, width, bias=attention)
+        self.k_proj = nn.Linear(read, kept, bias=attention)
+        self.v_proj = nn.Linear(read, kept, bias=attention)
+        self.o_proj = nn.Linear(width, dim, bias=False)
+        self.gate_proj = nn.Linear(dim, layer.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(dim, layer.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(layer.intermediate_size, dim, bias=False)
+        self.post_attention_layernorm = nn.Parameter(torch.ones(dim))
+        if third:
+            self.input_layernorm = nn.Parameter(torch.ones(dim))
+            self.hidden_norm = nn.Parameter(torch.ones(dim))
+            self.norm = nn.Parameter(torch.ones(dim))
+            self.lm_head = nn.Linear(dim, config.draft_vocabulary, bias=False)
+            self.register_buffer("d2t", torch.zeros(config.draft_vocabulary, dtype=torch.long))  # id minus own id
+        if config.embeds:
+            self.register_buffer("embed_tokens", torch.zeros(config.vocabulary, dim))
+        self._target: tuple[Tensor, Tensor] | None = None
+
+    def attach(self, embedding: Float[Tensor, "vocab dim"], head: Float[Tensor, "vocab dim"]) -> Eagle:
+        """Use the target's embedding and head. They may have rows for padding behind the vocabulary."""
+        self._target = (embedding, head)
+        return self
+
+    def embed(self, tokens: Int[Tensor, "*rows"]) -> Float[Tensor, "*rows dim"]:
+        """Tokens as the layer reads them: without the scale that some models give their embeddings."""
+        table = self.embed_tokens if self.config.embeds else self._target[0]
+        return table[tokens].to(self.fc.weight.dtype)
+
+    def fused(self, states: Float[Tensor, "*rows states"]) -> Float[Tensor, "*rows dim"]:
+        """The target's states as wide as the layer's own output. EAGLE-1 takes them as they are."""
+        states = states.to(self.fc.weight.dtype)
+        return self.fc(states) if self.config.variant == EAGLE3 else states
+
+    def forward(
+        self,
+        embedded: Float[Tensor, "batch m dim"],
+        states: Float[Tensor, "batch m dim"],
+        positions: Int[Tensor, "*batch m"],
+        store: Store,
+        mask: Bool[Tensor, "batch 1 m n"] | None,
+    ) -> Float[Tensor, "batch m dim"]:
+        """The next states of these pairs. states: fused, or outputs of this function.
+
+        store: takes keys and values [batch heads m dim], and gives all that the rows may attend to. mask: which of them
+        each row does.
+        """
+        x, residual = self._joined(embedded, states)
+        rotation = self._rotation(x, positions)
+        new = rotate(self._heads(self.k_proj(x)), *rotation), self._heads(self.v_proj(x))
+        keys, values = store(*(each.transpose(1, 2) for each in new))
+        queries = rotate(self._heads(self.q_proj(x)), *rotation).transpose(1, 2)
+        mixed = scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, enable_gqa=keys.shape[1] != queries.shape[1]
+        )
+        x = residual + self.o_proj(mixed.transpose(1, 2).flatten(2))
+        normed = self._normed(x, self.post_attention_layernorm)
+        return x + self.down_proj(silu(self.gate_proj(normed)) * self.up_proj(normed))
+
+    def own_logits(self, states: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows own"]:
+        """Scores of the tokens that the head knows."""
+        if self.config.variant == EAGLE:
+            return states @ self._target[1][: self.config.vocabulary].to(states.dtype).mT
+        return self.lm_head(self._normed(states, self.norm))
+
+    def logits(self, states: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows vocab"]:
+        """Scores of the target's tokens; those that the head does not know have −inf."""
+        own = self.own_logits(states)
+        if self.tokens is None:
+            return own
+        every = own.new_full((*own.shape[:-1], self.config.vocabulary), float("-inf"))
+        every[..., self.tokens] = own
+        return every
+
+    @cached_property
+    def tokens(self) -> Int[Tensor, " own"] | None:
+        """The target's ids of the tokens that the head knows; None if it knows all of them."""
+        if self.config.variant == EAGLE or self.config.draft_vocabulary == self.config.vocabulary:
+            return None
+        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+
+    @cached_property
+    def _rotary(self) -> nn.Module:
+        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding  # late: takes a while to load
+
+        return LlamaRotaryEmbedding(self.config.layer).to(self.fc.weight.device)
+
+    def _joined(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """What the attention reads, and what its output is added to."""
+        if self.config.variant == EAGLE:
+            x = self.fc(torch.cat([embedded, states], -1))
+            return x, x
+        normed = self._normed(states, self.hidden_norm)
+        read = torch.cat([self._normed(embedded, self.input_layernorm), normed], -1)
+        return read, normed if self.config.normed_residual else states
+
+    def _heads(self, x: Float[Tensor, "batch m features"]) -> Float[Tensor, "batch m heads dim"]:
+        return x.unflatten(-1, (-1, self.config.layer.head_dim))
+
+    def _rotation(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and signed sines, [batch or 1, m, 1, dim] each."""
+        half = self.config.layer.head_dim // 2
+        cos, sin = self._rotary(x, positions.reshape(-1, positions.shape[-1]))
+        sin = torch.cat([-sin[..., :half], sin[..., half:]], -1)  # signed so that a roll rotates
+        return cos[:, :, None], sin[:, :, None]
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        return rms_norm(x, weight.shape, weight, self.config.layer.rms_norm_eps)
+
+
+def spread_layers(depth: int) -> tuple[int, int, int]:
+    """After how many of a target's layers EAGLE-3 reads its states: low, middle and high.
+
+    Those of the released code where the model is deep enough, else spread evenly before the last layer, whose output
+    Transformers gives normed.
+    """
+    released = (2, depth // 2, depth - 3)
+    if released[0] < released[1] < released[2]:
+        return released
+    low, middle, high = (round(part * (depth - 1) / 3) for part in (1, 2, 3))
+    return low, middle, high
+
+
+def require_variant(variant: Any, noun: str) -> None:
+    """Raise UserError unless it is a known variant."""
+    if variant not in VARIANTS:
+        raise UserError(f"{noun} must be one of {', '.join(VARIANTS)}, got {variant!r}")
+
+
+def joined_states(
+    variant: str, head_input: Float[Tensor, "*rows dim"], hidden: Sequence[Float[Tensor, "*rows dim"]]
+) -> Float[Tensor, "*rows states"]:
+    """What a variant reads of a target's forward."""
+    return torch.cat(list(hidden), -1) if variant == EAGLE3 else head_input

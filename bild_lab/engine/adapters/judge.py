@@ -1,0 +1,93 @@
+"""A judge: a linear classifier on the target's last hidden state tells which mismatches matter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+
+from bild_lab.engine.adapters.folder import Kind, read_config, read_weights, require_made_for, save_module
+from bild_lab.engine.sampling import precise
+from bild_lab.errors import UserError, require_number, require_whole
+
+if TYPE_CHECKING:
+    from bild_lab.engine.session import LoadedModel
+
+TRAIN = "python scripts/train_judge.py name=judge pair.target=DIR pair.draft=DIR dataset=NAME dataset.path=DIR"
+KIND = Kind(
+    weights="judge.safetensors",
+    config="judge_config.json",
+    noun="folder of a judge",
+    remedy=f"make one with: {TRAIN} and give outputs/judge/judge",
+)
+
+
+@dataclass(frozen=True)
+class JudgeConfig:
+    """The shape of the classifier, its threshold, and the models that it was trained for.
+
+    hidden_size: of the target. threshold: a mismatch with a smaller chance of mattering is kept; in [0, 1]. base: the
+    target's path and the fingerprint of its weights. drafter: the same of the model whose tokens were labelled.
+    """
+
+    hidden_size: int
+    threshold: float
+    base: Mapping[str, Any] = field(default_factory=dict)
+    drafter: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require_whole("judge.hidden_size", self.hidden_size, 1)
+        require_number("judge.threshold", self.threshold, 0, 1)
+
+
+class JudgeHead(nn.Module):
+    """The chance that a mismatch matters: σ(w · h + b), where h is what the target's head reads behind the token.
+
+    weight: [dim], with the standardization of the training folded in. bias: [1].
+    """
+
+    def __init__(self, config: JudgeConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.weight = nn.Parameter(torch.zeros(config.hidden_size))
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, hidden: Float[Tensor, "n dim"]) -> Float[Tensor, " n"]:
+        """The chances, in float32 or better."""
+        return (precise(hidden) @ self.weight.to(precise(hidden)) + self.bias.to(precise(hidden))).sigmoid()
+
+    def save(self, folder: Path | str) -> None:
+        """Write judge.safetensors and judge_config.json."""
+        save_module(Path(folder), KIND, self.config, self)
+
+    @classmethod
+    def load(cls, folder: Path | str) -> JudgeHead:
+        """Read a judge that `save` wrote, on the CPU. Raises UserError for any other folder."""
+        folder = Path(folder).expanduser()
+        head = cls(read_config(folder, KIND, JudgeConfig))
+        read_weights(folder, KIND, head)
+        return head
+
+
+def hidden_size_of(config: PreTrainedConfig) -> int:
+    """The width of what the head reads."""
+    return config.get_text_config(decoder=True).hidden_size
+
+
+def load_judge(target: LoadedModel, path: str | None) -> JudgeHead:
+    """Load the judge in this folder, on the target's device.
+
+    Raises UserError if there is none, or if it was trained for another target.
+    """
+    if path is None:
+        raise UserError(f"policy judge needs a trained judge; {KIND.remedy}, as policy.adapter=outputs/judge/judge")
+    head = JudgeHead.load(path)
+    sizes = {"hidden_size": hidden_size_of(target.checkpoint.config)}
+    require_made_for(target.checkpoint, head.config, sizes, f"the judge {path}")
+    return head.to(target.device).requires_grad_(False)

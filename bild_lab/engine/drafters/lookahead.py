@@ -1,0 +1,119 @@
+"""Lookahead decoding: n-grams from Jacobi iterations, made and verified in the same forward (Fu et al., 2023)."""
+
+from __future__ import annotations
+
+import random
+
+from bild_lab.engine.draft import ROOT, Draft, Tree, Verdict
+from bild_lab.engine.protocols import Drafter
+from bild_lab.engine.request import Request
+from bild_lab.engine.sampling import likeliest, precise
+from bild_lab.engine.session import Model, Scores, Session, on_device
+from bild_lab.errors import require_whole
+
+NGram = tuple[int, ...]
+
+
+class LookaheadDrafter(Drafter):
+    """The lookahead branch and the verification branch of Fu et al., 2023, §3.1 and §3.2 (Figure 2b).
+
+    A window of `window` columns slides over the positions ahead. Its `ngram` − 1 levels are what the last Jacobi
+    iterations guessed: level i of column j stands i + j positions behind the last committed token, which is column 0
+    of level 0. Level 0 is a chain; a token of a later level follows the token above it in its column. The rows of the
+    last level give the newest guesses. Each column, with the newest guess behind it, is an n-gram for the pool, and
+    the oldest level is dropped. Until there are all levels, the window starts from tokens drawn from the prompt.
+
+    The draft is a tree of at most `guesses` n-grams of the pool that begin with the last committed token, the newest
+    first. The pool keeps as many for each token, and begins empty with every text. The window moves on by one position
+    a round, also where more tokens were accepted, as in the released code.
+    """
+
+    drafts_trees = True
+
+    def __init__(self, target: Model, window: int, ngram: int, guesses: int) -> None:
+        require_whole("the lookahead window", window, 1)
+        require_whole("ngram", ngram, 2, remedy="an n-gram has the token that it begins with and those it drafts")
+        require_whole("guesses", guesses, 1)
+        self._device = target.device
+        self._window, self._ngram, self._guesses = window, ngram, guesses
+
+    def start(self, request: Request, target: Session) -> None:
+        self._limits, source = request.limits, request.source
+        known = [*source.prompt, *([] if source.encoder_ids is None else source.encoder_ids[0].tolist())]
+        self._levels = [random.Random(0).choices(known, k=self._window + self._ngram - 2)]
+        self._pool: dict[int, dict[NGram, None]] = {}  # what may follow a token, the newest last
+
+    def propose(self, tokens: list[int]) -> Draft:
+        limits, last = self._limits, tokens[-1]
+        room, reach = limits.room(tokens), limits.reach(tokens)
+        drafted, parents = self._branches(last, min(room, reach))
+        self._levels[0][0] = last
+        self._rows: list[int] = []  # of the newest level, in the forward
+        above = [ROOT, *(parent + 1 for parent in parents)]
+        probes = self._window_rows(above) if self._fits(room, reach) else []
+        rows = on_device(above, self._device)
+        return Draft(
+            on_device(drafted, self._device),
+            rows[1 : len(drafted) + 1] - 1 if drafted else None,
+            probes=on_device(probes, self._device) if probes else None,
+            shape=Tree(rows),
+        )
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Take the newest guesses, and the n-grams that they complete."""
+        if not self._rows:
+            return
+        rows = on_device(self._rows, scores.logits.device)
+        guessed = likeliest(precise(scores.logits.index_select(0, rows))).tolist()
+        if len(self._levels) < self._ngram - 1:
+            self._levels = [level[1:] for level in [*self._levels, guessed]]
+            return
+        for first, *rest in zip(*self._levels, guessed, strict=True):
+            found = self._pool.setdefault(first, {})
+            found.pop(ngram := tuple(rest), None)
+            found[ngram] = None
+            if len(found) > self._guesses:
+                del found[next(iter(found))]
+        self._levels = [*self._levels[1:], guessed]
+
+    def observe_other(self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Nothing to learn: another drafter's forward has no rows of the window."""
+
+    def _branches(self, last: int, depth: int) -> tuple[list[int], list[int]]:
+        """The pool's n-grams behind this token as a tree: tokens and parents."""
+        drafted: list[int] = []
+        parents: list[int] = []
+        places: dict[tuple[int, int], int] = {}  # a node by its parent and token
+        for ngram in reversed(self._pool.get(last, {})):
+            above = ROOT
+            for token in ngram[:depth]:
+                if (above, token) not in places:
+                    places[above, token] = len(drafted)
+                    drafted.append(token)
+                    parents.append(above)
+                above = places[above, token]
+                if token in self._limits.end_tokens:
+                    break
+        return drafted, parents
+
+    def _fits(self, room: int, reach: int) -> bool:
+        """Whether the window runs, cut to the columns that the models have positions for."""
+        columns = min(len(self._levels[0]), reach - len(self._levels) + 2)
+        if room < 2 or columns < 1:  # n-grams could not be used any more
+            return False
+        self._levels = [level[:columns] for level in self._levels]
+        return True
+
+    def _window_rows(self, above: list[int]) -> list[int]:
+        """The window's tokens. Appends the row above each to `above`, and finds the rows of the newest level."""
+        tokens: list[int] = []
+        self._rows = [0]
+        for column, token in enumerate(self._levels[0][1:], 1):
+            tokens.append(token)
+            above.append(self._rows[column - 1])
+            self._rows.append(len(above) - 1)
+        for level in self._levels[1:]:
+            tokens += level
+            above += self._rows
+            self._rows = list(range(len(above) - len(level), len(above)))
+        return tokens

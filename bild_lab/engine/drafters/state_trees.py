@@ -1,0 +1,214 @@
+"""Trees of tokens drafted level by level from the target's states, of a fixed shape or grown: for EAGLE and Hydra."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from bild_lab.engine.draft import ROOT, Draft, Tree, Verdict, empty_draft
+from bild_lab.engine.drafters.model_tree import grow
+from bild_lab.engine.drafters.tree_file import read_trees
+from bild_lab.engine.drafters.trees import GROWTHS, Node, efficient_tree, widths_of
+from bild_lab.engine.protocols import Drafter
+from bild_lab.engine.request import Request
+from bild_lab.engine.session import EVERYTHING, Growth, LoadedModel, Rows, Scores, Session, Want, on_device
+from bild_lab.errors import UserError, require_whole
+
+DYNAMIC, CHAIN, PUBLISHED = "dynamic", "chain", "eagle_tree"
+# the ranks of each branch's candidates in EAGLE-1's tree for 7B models, which Figure 7 of the paper shows
+BRANCHES = (
+    "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"  # one digit a rank
+).split()
+
+
+class StateSession(Protocol):
+    """One text in a module that drafts from the target's states; of `Session` only what growing a tree takes.
+
+    ready: whether there are states to draft from.
+    """
+
+    @property
+    def ready(self) -> bool: ...
+
+    @property
+    def length(self) -> int:
+        """How many tokens of the text do not have to be passed again."""
+
+    def receive(self, states: Float[Tensor, "m states"]) -> None:
+        """States of the target behind those received before. Rows of the last tree are dropped."""
+
+    def extend(self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING) -> Scores:
+        """Run the text's next tokens, all those whose states were received, or the next level of a tree behind them."""
+
+
+@dataclass(frozen=True)
+class TreeKnobs:
+    """What tree to draft.
+
+    tree: dynamic (EAGLE-2 §4, as in `ModelTreeDrafter`: nodes, width, children and least are its knobs), eagle_tree
+    (EAGLE-1's), chain, or full_tree and efficient_tree with `top_k` candidates, one number or one for each depth, or a
+    file in the form of `scripts/fit_shape.py`. window: the longest branch. Raises UserError for what cannot be.
+    """
+
+    tree: str
+    window: int
+    top_k: int | Sequence[int] = 3
+    nodes: int = 15
+    width: int = 4
+    children: int = 3
+    least: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "window", "width", "children"):
+            require_whole(name, getattr(self, name), 1)
+        if isinstance(self.least, bool) or not isinstance(self.least, int | float) or not 0.0 <= self.least <= 1.0:
+            raise UserError(f"least is a probability and must lie in [0, 1], got {self.least!r}; 0 always grows on")
+
+    @property
+    def growth(self) -> Growth:
+        return Growth(self.nodes, self.window, self.width, self.children, frozenset(), None, self.least)
+
+
+class StateTreeDrafter(Drafter):
+    """A tree of the likeliest continuations of the target's states.
+
+    The first round of a text drafts nothing: the states of the prompt come out of its verification. A token's place in
+    a tree never depends on a random number, so each counts as certain (q is one-hot), and speculative sampling is
+    lossless.
+    """
+
+    def __init__(self, target: LoadedModel, knobs: TreeKnobs, vocabulary: int) -> None:
+        self._target, self._knobs = target, knobs
+        nodes = named_nodes(knobs.tree, knobs.top_k, knobs.window, vocabulary)
+        self._static = None if nodes is None else StaticTree(nodes, target.device)
+        self._chain = knobs.tree == CHAIN
+        self.drafts_trees = not self._chain
+
+    @abstractmethod
+    def opened(self, request: Request, target: Session) -> StateSession:
+        """A session for a new text."""
+
+    @abstractmethod
+    def states(self, scores: Scores) -> Float[Tensor, "m states"]:
+        """What the session receives of a forward of the target."""
+
+    def start(self, request: Request, target: Session) -> None:
+        self._request = request
+        self._session = self.opened(request, target)
+
+    def propose(self, tokens: list[int]) -> Draft:
+        limits, sampling, session = self._request.limits, self._request.sampling, self._session
+        depth, device = min(self._knobs.window, limits.room(tokens)), self._target.device
+        if not session.ready or depth < 1:
+            return empty_draft(device)
+        feed = tokens[session.length :]
+        if self._static is not None:
+            return self._static.draft(session, feed, depth, self._chain)
+        temperature = 1.0 if sampling.greedy else sampling.temperature
+        growth = replace(self._knobs.growth, depth=depth, end_tokens=limits.end_tokens, temperature=temperature)
+        grown = grow(session, feed, growth, sampling)
+        return Draft(on_device(grown.tokens, device), on_device(grown.parents, device), calls=len(grown.forwards))
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Pass on the states of the prompt, of the last committed token and of the accepted ones."""
+        states = self.states(scores)
+        before = states.shape[0] - len(draft) - 1  # rows of the prompt
+        rows = [*range(before), *(before + row for row in (0, *(node + 1 for node in verdict.path)))]
+        self._session.receive(states if len(rows) == states.shape[0] else states[on_device(rows, states.device)])
+
+
+@dataclass(frozen=True)
+class Level:
+    """The nodes of one depth. above: for each, the place of its parent among the rows of the level before that ran.
+
+    ranks: of the nodes. runs: which nodes have children, and so run. rows: the shape of the tree of all rows up to
+    these; None if none runs.
+    """
+
+    above: Int[Tensor, " n"]
+    ranks: Int[Tensor, " n"]
+    runs: Int[Tensor, " m"]
+    rows: Tree | None
+
+
+class StaticTree:
+    """A tree whose shape never changes: each node is the candidate of one rank behind its parent."""
+
+    def __init__(self, nodes: Sequence[Node], device: torch.device) -> None:
+        self._nodes, self._device = nodes, device
+        self._widest = max(node.rank for node in nodes) + 1
+        self._levels = lru_cache(maxsize=None)(self._lay_out)
+
+    def draft(self, session: StateSession, feed: Sequence[int], depth: int, chain: bool) -> Draft:
+        """Run these tokens of the text, then one level after the other, down to this depth."""
+        levels, parents, shape = self._levels(depth)
+        scores = session.extend(feed, Want(logits=1))
+        drafted, calls = [], 1
+        for level in levels:
+            likeliest = scores.logits.topk(self._widest).indices  # [rows, widest]
+            drafted.append(likeliest[level.above, level.ranks])
+            if level.rows is not None:
+                scores = session.extend(Rows(drafted[-1][level.runs], level.rows))
+                calls += 1
+        tokens = torch.cat(drafted)
+        return Draft(tokens, calls=calls) if chain else Draft(tokens, parents, calls=calls, shape=shape)
+
+    def _lay_out(self, depth: int) -> tuple[list[Level], Int[Tensor, " n"], Tree]:
+        nodes = [number for number, node in enumerate(self._nodes) if node.depth < depth]
+        nodes.sort(key=lambda number: self._nodes[number].depth)
+        place = {ROOT: ROOT, **{number: at for at, number in enumerate(nodes)}}
+        parents = [place[self._nodes[number].parent] for number in nodes]
+        inner = sorted({parent for parent in parents if parent != ROOT})  # these run
+        row = {ROOT: ROOT, **{node: at for at, node in enumerate(inner)}}
+        levels, first = [], 0
+        before = [ROOT]
+        for level in range(max(self._nodes[number].depth for number in nodes) + 1):
+            own = [at for at, number in enumerate(nodes) if self._nodes[number].depth == level]
+            running = [at for at in own if at in row]
+            ran = inner[: first + len(running)]
+            levels.append(
+                Level(
+                    above=self._on_device([before.index(parents[at]) for at in own]),
+                    ranks=self._on_device([self._nodes[nodes[at]].rank for at in own]),
+                    runs=self._on_device([own.index(at) for at in running]),
+                    rows=Tree(self._on_device([row[parents[at]] for at in ran])) if running else None,
+                )
+            )
+            first, before = first + len(running), running
+        below = self._on_device(parents)
+        return levels, below, Tree(torch.cat([below.new_full((1,), ROOT), below + 1]))
+
+    def _on_device(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.long, device=self._device)
+
+
+def named_nodes(tree: str, top_k: int | Sequence[int], window: int, vocabulary: int) -> Sequence[Node] | None:
+    """The nodes of a static tree down to this depth; None for a dynamic one. Raises UserError for anything else."""
+    if tree == DYNAMIC:
+        return None
+    if tree == CHAIN:
+        return efficient_tree([1] * window)
+    if tree == PUBLISHED:
+        return published_tree()
+    if isinstance(tree, str) and tree in GROWTHS:
+        return GROWTHS[tree](widths_of(top_k, window, vocabulary))
+    if isinstance(tree, str) and Path(tree).expanduser().is_file():
+        if not (nodes := read_trees(tree, window, 0, vocabulary)[-1].nodes):
+            raise UserError(f"{tree} has no tree with nodes; give another file, or one of {DYNAMIC}, {PUBLISHED}")
+        return nodes
+    kinds = ", ".join([DYNAMIC, CHAIN, PUBLISHED, *GROWTHS])
+    raise UserError(f"tree must be one of {kinds} or a file of scripts/fit_shape.py, got {tree!r}")
+
+
+def published_tree() -> list[Node]:
+    """EAGLE-1's tree for 7B models: 25 nodes, 5 deep."""
+    place = {"": ROOT, **{branch: at for at, branch in enumerate(BRANCHES)}}
+    return [Node(len(branch) - 1, int(branch[-1]), place[branch[:-1]]) for branch in BRANCHES]

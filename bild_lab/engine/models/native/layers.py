@@ -1,0 +1,194 @@
+"""A native decoder's layers with the cache of one sequence; in a batch their rows meet those of other texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from bild_lab.engine.batch import Batch, Wanted
+from bild_lab.engine.models.cached_session import Pass
+from bild_lab.engine.models.native import llama, t5
+from bild_lab.engine.models.native.attention import PlacedRows, place_rows
+from bild_lab.engine.models.native.cache import KeyValueCache
+from bild_lab.engine.models.native.compiled import Workspace
+from bild_lab.engine.models.native.cpu import Behind, PackedDecoder
+from bild_lab.engine.models.native.passes import encoded, run_alone, run_packed, run_program, run_rows
+from bild_lab.engine.models.native.side_by_side import Pool
+from bild_lab.engine.request import Source
+from bild_lab.engine.session import Chain, DraftedChain, GrownTree, Growth, Prefix, Scores
+
+SPARE_ROWS = 64  # for the branches of a tree and drafts beyond the length limit
+KERNEL_ROWS = 64  # a longer prompt runs by itself, and by PyTorch, whose matrix products are faster there
+
+Decoder = llama.LlamaDecoder | t5.T5Decoder
+
+
+def cache_bytes(config: PreTrainedConfig, dtype: torch.dtype, tokens: int, source: int) -> int:
+    """Of one text's cache, for so many tokens of prompt and answer, and of its source's keys and values."""
+    if config.is_encoder_decoder:
+        layers, width = config.num_decoder_layers, config.num_heads * config.d_kv
+    else:
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        layers, width, source = config.num_hidden_layers, config.num_key_value_heads * head_dim, 0
+    return 2 * layers * width * (tokens + SPARE_ROWS + source) * dtype.itemsize
+
+
+class NativeLayers:
+    """A native decoder's layers and the KV cache of one sequence.
+
+    The cache is allocated once, for the prompt and `room` more rows; it grows if that is not enough. With a
+    workspace, every whole pass except the prompt's has a fixed shape; its logits are valid until the next one.
+    With a batch, rows run together with those of its other texts; a pool then holds the cache, unless the CPU kernels
+    run them, which take any number of caches.
+    drafts_whole: the CPU kernels may draft a chain or a tree as one program, a compiled GPU a chain.
+    """
+
+    drafts_whole = True
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        source: Source,
+        room: int,
+        prefix: Prefix | None = None,
+        workspace: Workspace | None = None,
+        packed: PackedDecoder | None = None,
+        packed_encoder: PackedDecoder | None = None,
+        batch: Batch | None = None,
+        pool: Pool | None = None,
+    ) -> None:
+        self.decoder, self.config = decoder, decoder.config
+        self.device, self.depth = decoder.embedding.device, len(decoder.layers)
+        self.reserved = 0 if prefix is None else prefix.length
+        self.source = 0 if source.encoder_ids is None else source.encoder_ids.shape[1]
+        self._prefix, self._workspace, self.packed, self._batch = prefix, workspace, packed, batch
+        self.longest_joined = None if packed is None else KERNEL_ROWS
+        capacity = self.reserved + len(source.prompt) + room + SPARE_ROWS
+        if workspace is not None:
+            self.cache = workspace.cache
+        else:
+            layers, heads, dim = decoder.cache_shape
+            if pool is None:
+                self.cache = KeyValueCache((layers, heads, capacity, dim), decoder.embedding.dtype, self.device)
+            else:
+                self.cache = pool.take(capacity)
+            decoder.reach(capacity)  # otherwise the tables could grow while two threads read them
+        if prefix is not None:
+            self.cache.keys[:, :, : self.reserved] = prefix.keys
+            self.cache.values[:, :, : self.reserved] = prefix.values
+        self.memory: tuple[t5.Memory, ...] = ()
+        if source.encoder_ids is not None:
+            memory = self._encoded(packed_encoder, source.encoder_ids[0])
+            self.memory = (memory if pool is None else pool.remember(self.cache.place, memory),)
+            if workspace is not None:
+                workspace.remember(self.memory)
+
+    def _encoded(self, encoder: PackedDecoder | None, tokens: Int[Tensor, " s"]) -> t5.Memory:
+        """Run the encoder. Longer sources run by themselves and by PyTorch."""
+        if encoder is None or self.source > KERNEL_ROWS:
+            return self.decoder.encode(tokens)
+        return self._together("encode", partial(encoded, self.decoder, encoder), tokens, ahead=True)
+
+    def _together(
+        self, kind: Hashable, run: Callable[[list[Any]], Sequence[Any]], work: Any, ahead: bool = False
+    ) -> Any:
+        """Run this work, in a batch together with what other texts want of the same kind."""
+        if self._batch is None:
+            return run([work])[0]
+        size = self.depth * self.decoder.embedding.shape[1]
+        return self._batch.wait(Wanted((id(self.decoder), kind), size, run, work, ahead))
+
+    def run(self, work: Pass) -> Scores:
+        if work.whole and not work.prompt and self._workspace is not None and self._workspace.takes(work):
+            logits, head_input = self._workspace.step(work)
+            return Scores(logits[-work.logits :], head_input[-work.logits :])
+        self._reserve(work.start + work.count)
+        if work.prompt > KERNEL_ROWS and (self.packed is not None or self._batch is not None):
+            return run_alone(self, work)  # by itself, as matrix products in PyTorch depend on their number of rows
+        chosen = None if work.layers is None else tuple(work.layers)
+        kind = (chosen, work.skipped, work.fill, work.states is None, bool(work.hidden), self._prefix is None)
+        return self._together(kind, run_rows if self.packed is None else run_packed, (self, work))
+
+    def depths(self, work: Pass) -> tuple[int, ...]:
+        """After how many layers each state of a pass stands: what the first layer reads, then each layer's output."""
+        layers = range(self.depth) if work.layers is None else work.layers
+        return (layers[0] if len(layers) else 0, *(layer + 1 for layer in layers))
+
+    def hidden_of(self, work: Pass, states: Sequence[Tensor] | None) -> tuple[Tensor, ...]:
+        """The wanted states of those that stand at `depths`."""
+        if not work.hidden:
+            return ()
+        behind = self.depths(work)
+        return tuple(states[behind.index(depth)] for depth in work.hidden)
+
+    @property
+    def embeds(self) -> bool:
+        """Whether some tokens have embeddings of their own, beyond the vocabulary."""
+        return self._prefix is not None
+
+    @property
+    def _whole(self) -> PackedDecoder | None:
+        """What drafts a chain or a tree as one program, if anything does."""
+        return self.packed if self.drafts_whole and self._prefix is None else None
+
+    def draft(self, start: int, tokens: Sequence[int], chain: Chain) -> DraftedChain | None:
+        if self._workspace is not None and self.drafts_whole:
+            return self._workspace.draft(start, tokens, chain)
+        if (packed := self._whole) is None:
+            return None
+        self._reserve(start + len(tokens) + chain.steps)
+        self.place(packed, start + len(tokens) + chain.steps)
+        return self._together("draft", partial(run_program, packed.draft), (self, start, tokens, chain))
+
+    def grow(self, start: int, tokens: Sequence[int], growth: Growth) -> GrownTree | None:
+        if (packed := self._whole) is None:
+            return None
+        slots = start + len(tokens) + (growth.depth - 1) * growth.width
+        self._reserve(slots)
+        self.place(packed, slots)
+        return self._together("grow", partial(run_program, packed.grow), (self, start, tokens, growth))
+
+    def behind(self, start: int, count: int, scored: int = 1, placed: PlacedRows | None = None) -> Behind:
+        """Where rows of this text stand, for the kernels."""
+        return Behind(count, start, self.cache, self._cross(), scored, placed, self.reserved)
+
+    def placed(self, work: Pass) -> PlacedRows:
+        """The slots, positions and visible slots of a pass's rows."""
+        probe = None if self._prefix is None else self._prefix.probe(work.tokens, self.decoder.embedding.shape[0])
+        return place_rows(work.start, work.count, self.device, work.tree, self.reserved, probe)
+
+    def place(self, packed: PackedDecoder, positions: int) -> None:
+        """Let the kernels have the rotations of so many positions."""
+        if positions > packed.positions:
+            packed.rotate_by(*self.decoder.rotations(positions))
+
+    def _cross(self) -> tuple[Tensor, Tensor] | None:
+        """Cross-attention keys and values."""
+        return (self.memory[0].keys, self.memory[0].values) if self.memory else None
+
+    def forwards(self, start: int, count: int) -> list[tuple[int, int]]:
+        return [(start, count)]
+
+    def scored(self, work: Pass) -> int:
+        """The kernels run the head wherever its input is asked for."""
+        return work.logits if self.packed is None else work.read
+
+    def gather(self, start: int, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
+        self.cache.gather(start, rows, slice(None) if layers is None else slice(layers[0], layers[-1] + 1))
+
+    def embed(self, work: Pass) -> Float[Tensor, "m dim"]:
+        if self._prefix is None:
+            return self.decoder.embed(work.tokens)
+        return self._prefix.embed(work.tokens, self.decoder.embedding.shape[0], self.decoder.embed)
+
+    def _reserve(self, slots: int) -> None:
+        """Make sure that the cache has this many slots."""
+        if slots > self.cache.capacity:
+            self.cache = self.cache.grown(2 * slots)
+            self._workspace = None  # its compiled steps only use its own cache

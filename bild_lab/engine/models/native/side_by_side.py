@@ -1,0 +1,232 @@
+"""Caches of several texts side by side, of different lengths, and rows of several texts in one forward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from bild_lab.engine.models.native.attention import PlacedRows
+from bild_lab.engine.models.native.cache import KeyValueCache
+from bild_lab.engine.models.native.t5 import Memory
+
+
+class Pool:
+    """One tensor for the keys, and one for the values, of as many texts as are in a batch; and their sources.
+
+    It grows by need: to the longest text so far and to the most texts at once. Slots of shorter texts are masked.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> None:
+        layers, heads, dim = shape
+        nothing = torch.zeros(layers, 0, heads, 0, dim, dtype=dtype, device=device)
+        self.keys = self.values = self.source_keys = self.source_values = nothing  # [layers, texts, heads, slots, dim]
+        self._free: list[int] = []
+
+    def take(self, capacity: int) -> PooledCache:
+        """A place for a text of about so many slots."""
+        if not self._free:
+            texts = self.keys.shape[1]
+            self._free = list(range(max(1, 2 * texts) - 1, texts - 1, -1))
+            self._reserve(texts=max(1, 2 * texts))
+        self.reserve(capacity)
+        return PooledCache(self, self._free.pop())
+
+    def give_back(self, place: int) -> None:
+        self._free.append(place)
+
+    def reserve(self, slots: int) -> None:
+        """Make sure that every text has so many slots."""
+        if slots > self.keys.shape[3]:
+            self._reserve(slots=slots)
+
+    def remember(self, place: int, memory: Memory) -> Memory:
+        """Store a text's source. Returns it as it lies here."""
+        count = memory.keys.shape[2]
+        if count > self.source_keys.shape[3]:
+            self.source_keys, self.source_values = (
+                grown(each, each.shape[1], count) for each in (self.source_keys, self.source_values)
+            )
+        self.source_keys[:, place, :, :count] = memory.keys
+        self.source_values[:, place, :, :count] = memory.values
+        return PooledMemory(self, place, count)
+
+    def _reserve(self, texts: int | None = None, slots: int | None = None) -> None:
+        texts = self.keys.shape[1] if texts is None else texts
+        wide = self.keys.shape[3] if slots is None else slots
+        self.keys, self.values = grown(self.keys, texts, wide), grown(self.values, texts, wide)
+        source = self.source_keys.shape[3]
+        self.source_keys, self.source_values = (
+            grown(each, texts, source) for each in (self.source_keys, self.source_values)
+        )
+
+
+def grown(
+    store: Float[Tensor, "layers texts heads slots dim"], texts: int, slots: int
+) -> Float[Tensor, "layers more heads longer dim"]:
+    """The same rows with room for more texts and slots. New slots are zeros: masked slots must not hold NaN."""
+    return pad(store, (0, 0, 0, slots - store.shape[3], 0, 0, 0, texts - store.shape[1]))
+
+
+class PooledCache(KeyValueCache):
+    """The cache of one text in a pool: a view, so that all that runs one text alone runs it here too."""
+
+    def __init__(self, pool: Pool, place: int) -> None:
+        self.pool, self.place = pool, place
+
+    @property
+    def keys(self) -> Float[Tensor, "layers heads slots dim"]:
+        return self.pool.keys[:, self.place]
+
+    @property
+    def values(self) -> Float[Tensor, "layers heads slots dim"]:
+        return self.pool.values[:, self.place]
+
+    @property
+    def capacity(self) -> int:
+        return self.pool.keys.shape[3]
+
+    def grown(self, capacity: int) -> PooledCache:
+        self.pool.reserve(capacity)
+        return self
+
+
+class PooledMemory(Memory):
+    """The source of one text in a pool."""
+
+    def __init__(self, pool: Pool, place: int, count: int) -> None:
+        vars(self).update(pool=pool, place=place, count=count, visible=None)
+
+    @property
+    def keys(self) -> Float[Tensor, "layers heads s dim"]:
+        return self.pool.source_keys[:, self.place, :, : self.count]
+
+    @property
+    def values(self) -> Float[Tensor, "layers heads s dim"]:
+        return self.pool.source_values[:, self.place, :, : self.count]
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Rows of n texts, packed one behind the other; attention sees them padded to [n, widest].
+
+    places: [n], of the texts in the pool. row: [m], where each row is among the n * widest.
+    """
+
+    places: Int[Tensor, " n"]
+    row: Int[Tensor, " m"]
+    count: int
+    widest: int
+
+    def padded(self, x: Float[Tensor, "m heads dim"]) -> Float[Tensor, "n heads widest dim"]:
+        out = x.new_zeros(self.count * self.widest, *x.shape[1:])
+        out[self.row] = x
+        return out.view(self.count, self.widest, *x.shape[1:]).transpose(1, 2)
+
+    def attend(
+        self,
+        queries: Float[Tensor, "m heads dim"],
+        keys: Float[Tensor, "texts kv_heads slots dim"],
+        values: Float[Tensor, "texts kv_heads slots dim"],
+        mask: Float[Tensor, "n heads widest slots"] | Bool[Tensor, "n heads widest slots"],
+        scale: float,
+    ) -> Float[Tensor, "m features"]:
+        """Attention of each text's rows over its own slots."""
+        out = scaled_dot_product_attention(
+            self.padded(queries),
+            keys[self.places],
+            values[self.places],
+            attn_mask=mask,
+            scale=scale,
+            enable_gqa=keys.shape[1] != queries.shape[1],
+        )
+        return out.transpose(1, 2).flatten(0, 1).flatten(1)[self.row]
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """Placed rows of several texts, as `PlacedRows` for one. Padded rows see slot 0, and nothing reads them.
+
+    positions: [n, widest]. visible: [n, widest, stop], each text's own slots alone. key_positions: [n, stop].
+    slots: [m], in its text's cache; text: [m], the text's place in the pool. each_position: [m].
+    """
+
+    packing: Packing
+    slots: Int[Tensor, " m"]
+    text: Int[Tensor, " m"]
+    stop: int
+    positions: Int[Tensor, "n widest"]
+    visible: Bool[Tensor, "n widest stop"]
+    key_positions: Int[Tensor, "n stop"]
+    each_position: Int[Tensor, " m"]
+
+    @property
+    def count(self) -> int:
+        return self.slots.shape[0]
+
+
+def side_by_side(texts: Sequence[PlacedRows], places: Sequence[int], device: torch.device) -> SideBySide:
+    """Rows of several texts as one. places: of the texts in the pool."""
+    widest, stop, n = max(text.count for text in texts), max(text.stop for text in texts), len(texts)
+    visible = torch.zeros(n, widest, stop, dtype=torch.bool, device=device)
+    visible[:, :, 0] = True  # of padded rows: a softmax over nothing is NaN
+    positions = torch.zeros(n, widest, dtype=torch.long, device=device)
+    keys = torch.arange(stop, device=device).repeat(n, 1)
+    row, slots, owner = [], [], []
+    for index, text in enumerate(texts):
+        visible[index, : text.count, : text.stop] = True if text.visible is None else text.visible
+        positions[index, : text.count] = text.positions
+        if text.key_positions is not None:
+            keys[index, : text.stop] = text.key_positions
+        row += range(index * widest, index * widest + text.count)
+        slots += range(text.slots.start, text.slots.stop)
+        owner += [places[index]] * text.count
+    where = torch.tensor([row, slots, owner], device=device)
+    packing = Packing(torch.tensor(places, device=device), where[0], n, widest)
+    return SideBySide(packing, where[1], where[2], stop, positions, visible, keys, positions.flatten()[where[0]])
+
+
+@dataclass
+class CachesTogether:
+    """The caches of several texts as one, for `SideBySide` rows."""
+
+    pool: Pool
+
+    def write(
+        self, layer: int, rows: SideBySide, keys: Float[Tensor, "m heads dim"], values: Float[Tensor, "m heads dim"]
+    ) -> None:
+        self.pool.keys[layer][rows.text, :, rows.slots] = keys
+        self.pool.values[layer][rows.text, :, rows.slots] = values
+
+    def attend(
+        self, layer: int, rows: SideBySide, queries: Float[Tensor, "m heads dim"], mask: Tensor, scale: float
+    ) -> Float[Tensor, "m features"]:
+        """mask: [heads, n, widest, stop] to be added, or [n, widest, stop]: which slots are seen."""
+        mask = mask[:, None] if mask.dtype == torch.bool else mask.transpose(0, 1)
+        keys, values = self.pool.keys[layer, :, :, : rows.stop], self.pool.values[layer, :, :, : rows.stop]
+        return rows.packing.attend(queries, keys, values, mask, scale)
+
+
+@dataclass
+class SourcesTogether:
+    """The sources of several texts, of different lengths, as one memory. lengths: [n]."""
+
+    pool: Pool
+    packing: Packing
+    lengths: Int[Tensor, " n"]
+    visible: Bool[Tensor, "n 1 1 longest"] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._longest = int(self.lengths.max())
+        places = torch.arange(self._longest, device=self.lengths.device)
+        self.visible = (places < self.lengths[:, None])[:, None, None]
+
+    def attend(self, layer: int, queries: Float[Tensor, "m heads dim"]) -> Float[Tensor, "m features"]:
+        """Attention of decoder rows over their own text's source."""
+        keys = self.pool.source_keys[layer, :, :, : self._longest]
+        values = self.pool.source_values[layer, :, :, : self._longest]
+        return self.packing.attend(queries, keys, values, self.visible, scale=1.0)

@@ -1,0 +1,152 @@
+"""What each token of a vocabulary writes, in bytes, and the tokens that write a text."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from transformers import PreTrainedTokenizerBase
+
+if TYPE_CHECKING:
+    from bild_lab.engine.models.checkpoint import Checkpoint
+
+BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # how SentencePiece writes a byte that has no piece
+METASPACE = "▁"  # how it writes a space
+ANCHORS = ("\n", "|", "a", "0")  # texts before another one, so that its first word does not look like a text's first
+PROBES = 50  # pieces that are tried to see whether a tokenizer adds a space
+
+
+class Pieces:
+    """The pieces of a checkpoint's tokenizer.
+
+    written: the bytes of each ordinary token, by its id. A piece may hold a part of a character. Special tokens and the
+    token for unknown text write nothing.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        self._tokenizer = tokenizer = checkpoint.tokenizer
+        added = {token: piece for token, piece in tokenizer.added_tokens_decoder.items() if not piece.special}
+        nothing = {*tokenizer.added_tokens_decoder, *tokenizer.all_special_ids}
+        decoded = decoding(tokenizer)
+        pieces = tokenizer.get_vocab().items()
+        self.written: dict[int, bytes] = {token: decoded(piece) for piece, token in pieces if token not in nothing}
+        self.written |= {token: piece.content.encode() for token, piece in added.items()}
+        self.special = {piece: token for piece, token in pieces if token not in self.written}
+
+    @cached_property
+    def tokens_of(self) -> dict[bytes, int]:
+        """The token that writes these bytes; of several the one that is not a byte by number."""
+        named = self._tokenizer.convert_ids_to_tokens(list(self.written))
+        byte_by_number = {token for token, piece in zip(self.written, named, strict=True) if BYTE.fullmatch(piece)}
+        order = sorted(self.written, key=lambda token: (token not in byte_by_number, -token))
+        return {self.written[token]: token for token in order}  # later ones stay
+
+    @cached_property
+    def adds_space(self) -> bool:
+        """Whether the first word of a text is written with a space before it, as SentencePiece does."""
+        spaced = [(token, text) for token, text in self.written.items() if text[:1] == b" " and text[1:].isalnum()]
+        return any(self.encode(text[1:].decode(errors="ignore")) == [token] for token, text in spaced[:PROBES])
+
+    @cached_property
+    def template(self) -> tuple[list[int], list[int]]:
+        """The special tokens that the tokenizer puts before and behind a text."""
+        plain, whole = self.encode("a"), self._tokenizer("a", verbose=False)["input_ids"]
+        place = next((at for at in range(len(whole)) if whole[at : at + len(plain)] == plain), len(whole))
+        return whole[:place], whole[place + len(plain) :]
+
+    def encode(self, text: str) -> list[int]:
+        """The tokenizer's own tokens for a whole text, without special ones."""
+        return self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+
+    def text(self, tokens: Iterable[int]) -> bytes:
+        """What these tokens write; special ones write nothing."""
+        return b"".join(self.written.get(token, b"") for token in tokens)
+
+    def tokens(self, text: bytes, behind: bool) -> list[int]:
+        """Tokens that write this text. behind: it continues another text, perhaps within a word or a character.
+
+        Parts of characters are written with single bytes if there are such tokens, else left out. A text that the
+        tokenizer cannot write as it is, such as one that it normalizes, gets the tokens of what it makes of it.
+        """
+        body = text.lstrip(bytes(range(0x80, 0xC0))) if behind else text  # these bytes end a character
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="ignore")
+        whole = decoder.decode(body)
+        ends, begins = text[: len(text) - len(body)], decoder.getstate()[0]
+        return [*self._bytes(ends), *self._encoded(whole, behind or bool(ends)), *self._bytes(begins)]
+
+    def writes(self, text: bytes) -> bool:
+        """Whether the tokenizer has ordinary tokens for this text."""
+        found = self.encode(text.decode(errors="ignore").strip())
+        return bool(found) and all(token in self.written for token in found)
+
+    def _bytes(self, text: bytes) -> list[int]:
+        return [self.tokens_of[bytes([one])] for one in text if bytes([one]) in self.tokens_of]
+
+    def _encoded(self, text: str, behind: bool) -> list[int]:
+        if not text:
+            return []
+        plain = self.encode(text)
+        if not behind or self._is_written(plain, text):
+            return plain
+        if text[0] == " " and self._is_written(spaced := self.encode(text[1:]), text):
+            return spaced
+        for anchor in ANCHORS:
+            before, whole = self.encode(anchor), self.encode(anchor + text)
+            if whole[: len(before)] == before and self._is_written(whole[len(before) :], text):
+                return whole[len(before) :]
+        return plain
+
+    def _is_written(self, tokens: list[int], text: str) -> bool:
+        return all(token in self.written for token in tokens) and self.text(tokens) == text.encode()
+
+
+def decoding(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], bytes]:
+    """From a piece to the bytes that it writes, as the tokenizer's decoder says."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        steps: list[dict[str, Any]] = [{"type": "Metaspace", "replacement": METASPACE}, {"type": "ByteFallback"}]
+    elif backend.decoder is None:
+        return lambda piece: f" {piece}".encode()  # pieces are joined by spaces
+    else:
+        steps = flat(json.loads(backend.decoder.__getstate__()))
+    kinds = {step["type"]: step for step in steps}
+    if "ByteLevel" in kinds:
+        table = byte_characters()
+        return lambda piece: b"".join(table.get(letter, letter.encode()) for letter in piece)
+    if "WordPiece" in kinds:
+        prefix = kinds["WordPiece"]["prefix"]
+        return lambda piece: (piece.removeprefix(prefix) if piece.startswith(prefix) else f" {piece}").encode()
+    replaced = [(step["replacement"], " ") for step in steps if step["type"] == "Metaspace"]
+    for step in steps:
+        if step["type"] == "Replace" and "String" in step["pattern"]:
+            replaced.append((step["pattern"]["String"], step["content"]))
+        if step["type"] == "BPEDecoder":
+            replaced.append((step["suffix"], " "))
+    falls_back = "ByteFallback" in kinds
+
+    def written(piece: str) -> bytes:
+        if falls_back and (found := BYTE.fullmatch(piece)):
+            return bytes([int(found[1], 16)])
+        for old, new in replaced:
+            piece = piece.replace(old, new)
+        return piece.encode()
+
+    return written
+
+
+def flat(step: dict[str, Any]) -> list[dict[str, Any]]:
+    """The steps of a decoder."""
+    return [one for part in step["decoders"] for one in flat(part)] if step["type"] == "Sequence" else [step]
+
+
+def byte_characters() -> dict[str, bytes]:
+    """The character that stands for each byte in byte-level BPE (GPT-2): its own if one sees it, else from 256 on."""
+    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(0x100) if byte not in seen]
+    characters = {**{byte: chr(byte) for byte in seen}, **{byte: chr(256 + at) for at, byte in enumerate(hidden)}}
+    return {character: bytes([byte]) for byte, character in characters.items()}

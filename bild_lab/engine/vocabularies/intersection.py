@@ -1,0 +1,147 @@
+"""Token-level intersection: the drafter proposes only tokens that both vocabularies have (arXiv 2502.05202, §4)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from bild_lab.engine.draft import ROOT, Tree
+from bild_lab.engine.request import Source
+from bild_lab.engine.session import (
+    EVERYTHING,
+    Chain,
+    DraftedChain,
+    GrownTree,
+    Growth,
+    Rows,
+    Scores,
+    Session,
+    Want,
+    as_rows,
+    on_device,
+)
+from bild_lab.engine.trace import Forward
+from bild_lab.engine.vocabularies.overlap import Overlap
+from bild_lab.errors import UserError
+
+PLAIN = Want()
+
+
+class IntersectionSession:
+    """A session that takes the target's tokens and scores them, over a session of the draft model.
+
+    A token that both vocabularies have is one row of the draft model. Any other is committed by the target, and takes
+    as many rows as the draft model needs to write it. The scores of all tokens that are not shared are -inf, so the
+    distribution is the draft model's own, renormalized over the shared ones.
+
+    source, own: the prompt in both vocabularies. positions: how many tokens the draft model reads.
+    """
+
+    def __init__(self, session: Session, overlap: Overlap, source: Source, own: Source, positions: int | None) -> None:
+        self._session, self._overlap, self._positions = session, overlap, positions
+        self._first, self._own_first = len(source.prompt) - 1, len(own.prompt) - 1
+        self._last_of_prompt = own.prompt[-1]
+        self._ends: list[int] = []  # behind the prompt, where each token's rows end in the draft model's text
+        self._base = 0  # of the last extend, or the tree, the first token
+        self._spans: list[list[int]] = []  # its tokens' rows
+        pairs = sorted(overlap.shared.items())
+        self._shared = tuple(torch.tensor(side, device=own.device) for side in zip(*pairs, strict=True))
+
+    @property
+    def forwards(self) -> list[Forward]:
+        return self._session.forwards
+
+    @property
+    def length(self) -> int:
+        return self._first + len(self._ends)
+
+    @torch.inference_mode()
+    def extend(self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING) -> Scores:
+        rows = as_rows(rows)
+        if rows.at is not None or rows.states is not None or want != Want(logits=want.logits):
+            raise UserError(
+                f"{self._overlap.draft.path} has another vocabulary than the target and drafts by its scores alone; "
+                "choose a draft model with the target's tokenizer"
+            )
+        tokens = rows.tokens.tolist() if isinstance(rows.tokens, Tensor) else list(rows.tokens)
+        earlier = 0 if rows.tree is None else len(rows.tree) - len(tokens)
+        self._base = len(self._ends) - earlier
+        standing = [self._standing_for(token, self._base + earlier + place) for place, token in enumerate(tokens)]
+        place = sum(map(len, self._spans[:earlier]))
+        self._spans = self._spans[:earlier]
+        for own in standing:
+            self._spans.append(list(range(place, place := place + len(own))))
+        fed = list(itertools.chain.from_iterable(standing))
+        self._require_positions(len(fed))
+        wanted = len(tokens) if want.logits is None else want.logits
+        scored = [span[-1] - place for span in self._spans[len(self._spans) - wanted :]]  # from the end
+        tree = None if rows.tree is None else self._own_tree(rows.tree)
+        logits = self._session.extend(Rows(fed, tree), Want(logits=-scored[0] if scored else 0)).logits
+        before = self._ends[-1] if self._ends else self._own_first
+        self._ends += itertools.accumulate(map(len, standing[1:]), initial=before + len(standing[0]))
+        if logits.shape[0] != wanted:
+            logits = logits[on_device([logits.shape[0] + row for row in scored], logits.device)]
+        return Scores(self._translated(logits))
+
+    def draft(self, rows: Sequence[int], chain: Chain) -> DraftedChain | None:
+        """Drafted one forward at a time; nothing where the draft model's positions end."""
+        ends = not self._fits(rows, chain.steps)
+        return DraftedChain([], 0, False, [], None, None) if ends else None
+
+    def grow(self, rows: Sequence[int], growth: Growth) -> GrownTree | None:
+        """Grown one forward at a time; nothing where the draft model's positions end."""
+        ends = not self._fits(rows, growth.depth * growth.width)
+        return GrownTree([], [], [], []) if ends else None
+
+    def keep(self, path: Sequence[int]) -> None:
+        self._session.keep([row for place in path for row in self._spans[place]])
+        before = self._ends[self._base - 1] if self._base else self._own_first
+        lengths = itertools.accumulate((len(self._spans[place]) for place in path), initial=before)
+        self._ends[self._base :] = list(lengths)[1:]
+
+    def rollback(self, length: int) -> None:
+        kept = max(0, length - self._first)
+        if kept < len(self._ends):
+            del self._ends[kept:]
+            self._session.rollback(self._ends[-1] if self._ends else self._own_first)
+
+    def prefill(self) -> None:
+        self._session.prefill()
+
+    def adopt(self, row: int, layers: Sequence[int]) -> None:
+        raise NotImplementedError("rows of another vocabulary are never the target's")
+
+    def _standing_for(self, token: int, place: int) -> list[int]:
+        """The draft model's tokens for a target token, the place-th behind the prompt."""
+        return self._overlap.standing_for(token) if place else [self._last_of_prompt]
+
+    def _own_tree(self, tree: Tree) -> Tree:
+        """The tree of the draft model's rows: those of one token are a chain."""
+        parents: list[int] = []
+        for parent, span in zip(tree.parents.tolist(), self._spans, strict=True):
+            parents += [ROOT if parent == ROOT else self._spans[parent][-1], *span[:-1]]
+        return Tree(on_device(parents, tree.parents.device))
+
+    def _translated(self, logits: Float[Tensor, "n own"]) -> Float[Tensor, "n vocab"]:
+        ours, theirs = self._shared
+        translated = logits.new_full((logits.shape[0], self._overlap.width), float("-inf"))
+        return translated.index_copy_(1, ours, logits.index_select(1, theirs))
+
+    def _fits(self, rows: Sequence[int], drafted: int) -> bool:
+        """Whether the draft model has positions for these tokens and so many drafted ones."""
+        if self._positions is None:
+            return True
+        places = enumerate(rows, start=len(self._ends))
+        more = sum(len(self._standing_for(token, place)) for place, token in places)
+        return self._session.length + more + drafted <= self._positions
+
+    def _require_positions(self, more: int) -> None:
+        if self._positions is not None and self._session.length + more > self._positions:
+            raise UserError(
+                f"{self._overlap.draft.path} reads at most {self._positions} tokens, and in its vocabulary the text "
+                "has more; lower decoding.max_new_tokens or dataset.max_source_tokens"
+            )

@@ -1,0 +1,167 @@
+"""Two vocabularies side by side: which tokens they share, and one's text in the tokens of the other."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import torch
+
+from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.pieces import Pieces
+from bild_lab.engine.request import Source
+from bild_lab.errors import UserError
+
+AUTO, INTERSECTION, STRINGS = CHOICES = ("auto", "intersection", "strings")
+ENOUGH = 0.5  # of the target's pieces: with fewer, what the drafter cannot propose costs more than retokenizing
+SAMPLE = 200  # pieces that are tried to see whether a text can be written at all
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """A target's and a draft model's vocabularies: what their tokens write."""
+
+    pieces: Pieces
+    draft_pieces: Pieces
+
+    @property
+    def target(self) -> Checkpoint:
+        return self.pieces.checkpoint
+
+    @property
+    def draft(self) -> Checkpoint:
+        return self.draft_pieces.checkpoint
+
+    @cached_property
+    def width(self) -> int:
+        """Of the target's logits."""
+        return self.target.config.get_text_config(decoder=True).vocab_size
+
+    @cached_property
+    def shared(self) -> dict[int, int]:
+        """The draft model's token for each target token that it can propose: both write the same bytes.
+
+        Special tokens of one name or role are shared too. No token has two partners.
+        """
+        ours, theirs = self.pieces.tokens_of, self.draft_pieces.tokens_of
+        ordinary = {token: theirs[text] for text, token in ours.items() if text in theirs}
+        widths = (self.width, self.draft.config.get_text_config(decoder=True).vocab_size)
+        partners = {**ordinary, **self._special}
+        return {one: other for one, other in partners.items() if one < widths[0] and other < widths[1]}
+
+    @property
+    def count(self) -> int:
+        """How many ordinary tokens are shared."""
+        return sum(token in self.pieces.written for token in self.shared)
+
+    @property
+    def share(self) -> float:
+        """The part of the target's ordinary tokens that the draft model has."""
+        return self.count / max(1, len(self.pieces.written))
+
+    @cached_property
+    def _special(self) -> dict[int, int]:
+        ours, theirs = self.target, self.draft
+        unknown = {ours.tokenizer.unk_token_id}
+        pairs = [(ours.tokenizer.eos_token_id, theirs.tokenizer.eos_token_id)]
+        pairs += [(token, self.draft_pieces.special.get(name)) for name, token in self.pieces.special.items()]
+        roles = ("bos_token_id", "pad_token_id")
+        pairs += [(getattr(ours.tokenizer, role), getattr(theirs.tokenizer, role)) for role in roles]
+        pairs += [(token, min(theirs.end_tokens, default=None)) for token in sorted(ours.end_tokens)]
+        found: dict[int, int] = {}
+        for one, other in pairs:
+            if None not in (one, other) and one not in {*found, *unknown} and other not in found.values():
+                found[one] = other
+        return found
+
+    def standing_for(self, token: int) -> list[int]:
+        """Tokens of the draft model that write what this target token writes: one or more, whatever it is."""
+        if token in self.shared:
+            return [self.shared[token]]
+        return self.draft_pieces.tokens(self.pieces.written.get(token, b""), behind=True) or [self._placeholder]
+
+    @cached_property
+    def _placeholder(self) -> int:
+        """Stands for a token that the draft model cannot write."""
+        unknown = self.draft.tokenizer.unk_token_id
+        return 0 if unknown is None else unknown
+
+    def source(self, source: Source, most_encoded: int | None = None) -> Source:
+        """The source in the draft model's tokens, with the special tokens that its tokenizer adds.
+
+        most_encoded: how many tokens its encoder reads; a longer source is cut.
+        """
+        start, end = self.draft_pieces.template
+        if source.encoder_ids is None:
+            return Source((*start, *self._body(source.prompt)) or (self._placeholder,), device=source.device)
+        encoded = [*start, *self._body(source.encoder_ids[0].tolist()), *end][:most_encoded]
+        prompt = (self.draft.decoder_start, *self._body(source.prompt[1:]))
+        return Source(prompt, torch.tensor([encoded], device=source.device), source.device)
+
+    def _body(self, tokens: Sequence[int]) -> list[int]:
+        """A text's tokens without those that the target's tokenizer adds, run by run between special ones."""
+        start, end = self.pieces.template
+        tokens = list(tokens)
+        if start and tokens[: len(start)] == start:
+            tokens = tokens[len(start) :]
+        if end and tokens[-len(end) :] == end:
+            tokens = tokens[: -len(end)]
+        found: list[int] = []
+        for ordinary, run in itertools.groupby(tokens, lambda token: token in self.pieces.written):
+            if ordinary:
+                text = self.pieces.text(run)
+                found += self.draft_pieces.tokens(natural(text, self.pieces) if not found else text, behind=bool(found))
+            else:
+                found += [self._special[token] for token in run if token in self._special]
+        return found
+
+    def facts(self, chosen: str) -> dict[str, Any]:
+        """For a result: the draft model, how it drafts, and the overlap."""
+        return {
+            "draft": self.draft.path,
+            "chosen": chosen,
+            "shared": self.count,
+            "target_pieces": len(self.pieces.written),
+            "draft_pieces": len(self.draft_pieces.written),
+        }
+
+
+def natural(text: bytes, pieces: Pieces) -> bytes:
+    """The text from its start, without the space that the tokenizer added to its first word."""
+    return text.removeprefix(b" ") if pieces.adds_space else text
+
+
+@lru_cache(maxsize=8)
+def overlap_of(pieces: Pieces, draft_pieces: Pieces) -> Overlap:
+    """The overlap of two vocabularies, worked out once. Two of 100,000 pieces take a second."""
+    return Overlap(pieces, draft_pieces)
+
+
+def chosen(overlap: Overlap, wanted: str) -> str:
+    """How a draft model of another vocabulary drafts: intersection or strings.
+
+    Raises UserError for a pair that can do neither, or not what was asked for.
+    """
+    if wanted == AUTO and overlap.share >= ENOUGH:
+        return INTERSECTION
+    ways = {STRINGS: lambda: writable(overlap), INTERSECTION: lambda: overlap.count > 0}
+    ways = ways if wanted == AUTO else {wanted: ways[wanted]}
+    for way, possible in ways.items():
+        if possible():
+            return way
+    lacking = {INTERSECTION: "share no piece", STRINGS: "cannot write each other's text"}
+    raise UserError(
+        f"{overlap.target.path} ({len(overlap.pieces.written)} pieces) and {overlap.draft.path} "
+        f"({len(overlap.draft_pieces.written)} pieces) have different vocabularies that "
+        f"{' and '.join(lacking[way] for way in reversed(ways))}; "
+        "choose a draft model that reads and writes the target's language"
+    )
+
+
+def writable(overlap: Overlap) -> bool:
+    """Whether the target's tokenizer has tokens for some of what the draft model writes."""
+    written = list(overlap.draft_pieces.written.values())
+    return any(overlap.pieces.writes(text) for text in written[:: max(1, len(written) // SAMPLE)])

@@ -1,0 +1,96 @@
+"""A draft model of another vocabulary in the place of one of the target's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from bild_lab.engine.models.checkpoint import Checkpoint, same_vocabulary
+from bild_lab.engine.models.processed_session import processed
+from bild_lab.engine.request import Source
+from bild_lab.engine.session import LoadedModel, Prefix, Session
+from bild_lab.engine.trace import Forward
+from bild_lab.engine.vocabularies.intersection import IntersectionSession
+from bild_lab.engine.vocabularies.overlap import AUTO, CHOICES, INTERSECTION, Overlap, chosen, overlap_of
+from bild_lab.engine.vocabularies.strings import StringsSession
+from bild_lab.errors import UserError
+
+
+class TranslatedModel:
+    """A loaded model whose sessions take, and draft, tokens of the target (arXiv 2502.05202).
+
+    how: `intersection`, `strings`. All else, such as the checkpoint, is the model's own. The drafter's distribution, or
+    its certainty, is known for every token that it proposes, so what is lossless stays lossless, however well the two
+    vocabularies fit. Its own positions do not limit a text: where they end, it drafts nothing.
+    """
+
+    positions = session_positions = source_positions = None
+
+    def __init__(self, model: LoadedModel, overlap: Overlap, how: str) -> None:
+        self.model, self.overlap, self.how = model, overlap, how
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    @property
+    def writes_text(self) -> bool:
+        """Whether its drafts come without scores."""
+        return self.how != INTERSECTION
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For a result: the draft model, how it drafts, and what the vocabularies share."""
+        return self.overlap.facts(self.how)
+
+    @property
+    def transformers(self) -> TranslatedModel:
+        """The same checkpoint as a module of Transformers, translated too."""
+        return TranslatedModel(self.model.transformers, self.overlap, self.how)
+
+    def by_kernels(self) -> TranslatedModel:
+        """The same weights, run by the CPU kernels."""
+        return TranslatedModel(self.model.by_kernels(), self.overlap, self.how)
+
+    def start(
+        self,
+        source: Source,
+        room: int,
+        forwards: list[Forward] | None = None,
+        target: Session | None = None,
+        prefix: Prefix | None = None,
+    ) -> Session:
+        own = self.overlap.source(source, self.model.source_positions)
+        session = self.model.start(own, 2 * room, forwards, None, prefix)
+        if self.writes_text:  # no processor sees a draft's own tokens; the target's scores pass through them
+            return StringsSession(session, self.overlap, source, own, self.model.session_positions)
+        translated = IntersectionSession(session, self.overlap, source, own, self.model.session_positions)
+        return processed(translated, source)
+
+    def text_logits(self, text: Source) -> Float[Tensor, "n vocab"]:
+        """The scores after every token of the text in its own vocabulary, as far as its positions reach."""
+        own = self.overlap.source(text, self.model.source_positions)
+        return self.model.text_logits(replace(own, prompt=own.prompt[: self.model.positions]))
+
+
+def in_vocabulary_of(target: Checkpoint, model: LoadedModel, wanted: str = AUTO) -> LoadedModel:
+    """The draft model itself if it has the target's vocabulary, else translated.
+
+    wanted: auto, intersection or strings. Raises UserError for models of two kinds, and for vocabularies that cannot
+    be translated.
+    """
+    draft = model.checkpoint
+    if target.encoder_decoder != draft.encoder_decoder:
+        kinds = {True: "an encoder–decoder", False: "decoder-only"}
+        raise UserError(
+            f"target and draft must be of one kind, got {target.path} ({kinds[target.encoder_decoder]}) and "
+            f"{draft.path} ({kinds[draft.encoder_decoder]}); choose both of one family"
+        )
+    if wanted not in CHOICES:
+        raise UserError(f"pair.vocabularies must be one of {', '.join(CHOICES)}, got {wanted!r}")
+    if same_vocabulary(target, draft):
+        return model
+    overlap = overlap_of(target.pieces, draft.pieces)
+    return TranslatedModel(model, overlap, chosen(overlap, wanted))

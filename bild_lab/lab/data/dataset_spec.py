@@ -1,0 +1,184 @@
+"""Where a dataset is, which of its columns are used, and how outputs are scored: the group `dataset`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bild_lab.errors import UserError, require_whole
+from bild_lab.lab.data.conversations import Template
+from bild_lab.lab.data.local_files import SPLIT_WORDS, SUFFIXES, canonical_split
+from bild_lab.lab.metrics import require_metric
+from bild_lab.lab.metrics.programs import ANSWER
+
+BUILTIN = ("toy",)
+SHOT = "{source}\n{reference}\n\n"
+_TEXTS = (
+    *("path", "split", "prompt_template", "metric", "hub_id", "history", "next_turn_template"),
+    *("reference_template", "shot_split", "shot_template"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetSpec:
+    """Where a dataset is and which of its columns are used: the fields of `conf/dataset/*.yaml`.
+
+    A `name` that is None becomes that of the data's file, folder or hub id. A `metric` that is None becomes agreement,
+    if there are no references.
+    `path` overrides `hub_id`, which overrides `builtin`. A column is a dotted path ("translation.de"), or a list of
+    paths: the first one that a row has is used. `chat_template` and `next_turn_template` belong to a chat model, as in
+    `conf/template/*.yaml`. Raises UserError for values that no dataset can satisfy.
+    """
+
+    name: str | None  # what tables and logs call the dataset; null: the name of the file, folder or hub id
+    hub_id: str | None = None  # of the Hugging Face hub
+    hub_config: str | None = None  # the configuration of a dataset of the hub, such as de-en
+    hub_data_dir: str | None = None  # a folder inside a dataset of the hub
+    hub_revision: str | None = None  # branch, tag or commit of the hub
+    path: str | None = None  # a folder or a file (.jsonl .json .csv .tsv .parquet), used instead of the hub
+    builtin: str | None = None  # toy: the corpus embedded in the package
+    split: str = "test"  # train, validation, test, or another split of the dataset
+    limit: int | None = None  # the first rows only, at least 1; null: all
+    # the text to decode from; of a list the turns of a conversation. Columns: a name, a.b for a field inside one, or a
+    # list of which the first one that a row has is taken
+    source_column: str | Sequence[str] | None
+    input_column: str | Sequence[str] | None = None  # for {input} of the prompt, else below the source
+    reference_column: str | Sequence[str] | None = None  # one or several references; null: dataset.metric=agreement
+    id_column: str | Sequence[str] | None = None  # null: examples are numbered
+    category_column: str | Sequence[str] | None = None  # the dataset's own division; reports have a table by it
+    prompt_template: str = "{source}"  # states the task; must hold {source}
+    chat_template: str | Sequence[str] = "{question}"  # holds {question}; with several, each question is asked in all
+    next_turn_template: str = Template.next_turn  # holds {answer}, to the turn before, and then {question}
+    turns: int | None = 1  # how many turns of a conversation, at least 1; null: all
+    history: str | None = None  # a file or folder with columns `id` and `answer`, which later turns continue
+    # bleu, chrf, ter (as 100 minus TER), rouge, exact_match, numeric (the last number), pass_at_1 (of programs),
+    # evaluate:NAME_OR_PATH, or agreement (the share of texts that are the baseline's own); null: agreement without
+    # references
+    metric: str | None
+    metrics: Sequence[str] | None = None  # several at once, of which the first leads; null: metric alone
+    cut: Sequence[str] | None = None  # the text that is scored ends before the first of these; agreement compares all
+    # a reference made of columns, {NAME} each; pass_at_1 wants a program with its tests, and {answer} for the output
+    reference_template: str | None = None
+    shots: int = 0  # how many solved examples stand before every question
+    shot_split: str = "train"  # the first examples of this split; it must be another one than split
+    shot_template: str = SHOT  # of a solved example; must hold both
+    max_source_tokens: int | None = None  # the tokenizer cuts the prompt to this length, at least 1; null: never
+
+    def __post_init__(self) -> None:
+        for field in ("source_column", "input_column", "reference_column", "id_column", "category_column"):
+            object.__setattr__(self, field, _names(field, getattr(self, field), "a column's name", "names"))
+        for field, what in (("metrics", "metric"), ("cut", "text")):
+            object.__setattr__(self, field, _names(field, getattr(self, field), f"a {what}", f"{what}s"))
+        if self.metrics:
+            object.__setattr__(self, "metric", self.metrics[0])
+        self._require_kinds()
+        if self.name is None:
+            object.__setattr__(self, "name", _name_of(self.path, self.hub_id))
+        if self.metric is None:
+            if self.has_references:
+                raise UserError("dataset.metric must be bleu (translations) or rouge (summaries, answers), got none")
+            object.__setattr__(self, "metric", "agreement")
+        chat = (self.chat_template,) if isinstance(self.chat_template, str) else tuple(self.chat_template or ())
+        if not chat or not all(isinstance(one, str) for one in chat):
+            raise UserError(f"dataset.chat_template must be text or several texts, got {self.chat_template!r}")
+        object.__setattr__(self, "chat_template", chat)
+        _ = self.templates
+        self._require_metric_fits()
+        self._require_shots_fit()
+        if self.max_source_tokens is not None and (
+            self.turns != 1 or not all(one.endswith("{question}") for one in chat)
+        ):
+            raise UserError(
+                "dataset.max_source_tokens cuts a prompt at its end, which a chat template and later turns need whole, "
+                f"got {self.max_source_tokens}; set dataset.max_source_tokens=null"
+            )
+        if self.builtin is not None and self.builtin not in BUILTIN:
+            raise UserError(f"dataset.builtin must be one of {', '.join(BUILTIN)}, got {self.builtin!r}")
+        if not (self.path or self.hub_id or self.builtin):
+            raise UserError(f"dataset {self.name!r} has no data: set dataset.path=DIR or dataset.hub_id=OWNER/NAME")
+
+    def _require_kinds(self) -> None:
+        for field in _TEXTS:
+            value = getattr(self, field)
+            if value is not None and not isinstance(value, str):
+                raise UserError(f"dataset.{field} must be text, got {value!r}; quote it: dataset.{field}='\"{value}\"'")
+        for field in ("limit", "max_source_tokens", "turns"):
+            value = getattr(self, field)
+            if value is not None:
+                require_whole(f"dataset.{field}", value, 1, remedy="use null for no limit")
+        require_whole("dataset.shots", self.shots, 0)
+        if not self.split:
+            raise UserError("dataset.split must name a split (train, validation, test), got an empty one")
+        if not self.source_column and not self.path:  # for a path, the columns that there are can be named
+            raise UserError("dataset.source_column must name the column to decode from, got none")
+        if self.prompt_template is None or "{source}" not in self.prompt_template:
+            raise UserError(f"dataset.prompt_template must contain {{source}}, got {self.prompt_template!r}")
+
+    def _require_metric_fits(self) -> None:
+        if len(set(self.scored)) < len(self.scored):
+            raise UserError(f"dataset.metrics must be different ones, got {', '.join(self.scored)}")
+        for metric in self.scored:
+            require_metric(metric)
+            if metric == "agreement":
+                continue
+            if not self.has_references:
+                raise UserError(
+                    f"dataset.metric={metric} needs references: set dataset.reference_column, "
+                    "or use dataset.metric=agreement"
+                )
+            if self.turns != 1:
+                raise UserError(
+                    "dataset.turns beyond the first need dataset.metric=agreement, as references belong to no turn; "
+                    f"got dataset.metric={metric}"
+                )
+        if "pass_at_1" in self.scored and (self.reference_template or "").count(ANSWER) != 1:
+            raise UserError(
+                f"dataset.metric=pass_at_1 needs dataset.reference_template, a program that holds {ANSWER} once, "
+                f"got {self.reference_template!r}; conf/dataset/humaneval.yaml has one"
+            )
+
+    def _require_shots_fit(self) -> None:
+        held = self.shot_template or ""
+        if self.shots and not ("{source}" in held and "{reference}" in held):
+            raise UserError(f"dataset.shot_template must hold {{source}} and {{reference}}, got {self.shot_template!r}")
+        if self.shots and canonical_split(self.shot_split or "") == canonical_split(self.split):
+            raise UserError(
+                f"dataset.shot_split must be another split than dataset.split, got {self.split!r} twice: the prompt "
+                "would show the answers"
+            )
+        if self.shots and not self.reference_column:
+            raise UserError(f"dataset.shots={self.shots} needs answers to show: set dataset.reference_column")
+
+    @property
+    def scored(self) -> tuple[str, ...]:
+        """The metrics; the first leads."""
+        return tuple(self.metrics) if self.metrics else (self.metric,)
+
+    @property
+    def has_references(self) -> bool:
+        return bool(self.reference_column or self.reference_template)
+
+    @property
+    def templates(self) -> tuple[Template, ...]:
+        """The templates; every question is asked once with each."""
+        return tuple(Template(first, self.next_turn_template) for first in self.chat_template)
+
+
+def _name_of(path: str | None, hub_id: str | None) -> str:
+    """The name of data without one: that of the file or folder, or of the folder of a file named after its split."""
+    if not path:
+        return (hub_id or "local").rpartition("/")[2]
+    place = Path(path).expanduser().resolve()
+    stem = place.stem if place.suffix.lower() in SUFFIXES else place.name
+    return place.parent.name if stem.lower() in SPLIT_WORDS else stem
+
+
+def _names(field: str, given: object, what: str, plural: str) -> tuple[str, ...] | None:
+    """One or several names as a tuple. Raises UserError for anything else."""
+    if given is None:
+        return None
+    names = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Sequence) else (None,)
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise UserError(f"dataset.{field} must be {what} or a list of {plural}, got {given!r}")
+    return names

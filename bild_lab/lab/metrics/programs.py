@@ -1,0 +1,98 @@
+"""pass@1: the share of answers whose program passes its tests. The programs run in processes of their own.
+
+Isolation: one process for each program, with limits on memory and processor time, a clock, an empty environment, and a
+filter of system calls (seccomp) that leaves no network, no new process or thread, and no change of a file. It does
+not keep a program from reading what the user can read, from using one core until its time is over, from deceiving
+its own tests, or from a fault of the kernel. Run code that somebody may have meant to do harm in a virtual machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import secrets
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from pathlib import Path
+
+from bild_lab.errors import UserError
+from bild_lab.lab.metrics.program_worker import NO_FILTER
+
+ANSWER = "{answer}"  # where a reference, a program with its tests, has the place of the answer
+CPU_S = 10
+CLOCK_S = 30.0
+MEMORY_BYTES = 2**31
+
+_WORKER = Path(__file__).with_name("program_worker.py")
+_FENCED = re.compile(r"```[\w+-]*\n(.*?)(?:\n```|\Z)", re.DOTALL)
+
+
+def passes(answers: Sequence[str], references: Sequence[Sequence[str]], run_code: bool) -> list[float]:
+    """100 for each answer whose program ran to its end, 0 for others.
+
+    references: of each answer one program, in which `{answer}` stands for it. Of an answer with a fenced block of
+    code the first such block counts. Raises UserError unless `run_code` is set, and where programs cannot be isolated.
+    """
+    require_permission(run_code)
+    programs = []
+    for index, (answer, several) in enumerate(zip(answers, references, strict=True)):
+        if len(several) != 1 or several[0].count(ANSWER) != 1:
+            raise UserError(
+                f"pass_at_1: the reference of example {index} must be one program that holds {ANSWER} once; set "
+                "dataset.reference_template, as conf/dataset/humaneval.yaml does"
+            )
+        programs.append(several[0].replace(ANSWER, code_of(answer)))
+    if not ends_well("assert 1 + 1 == 2"):
+        raise UserError(f"a program that does nothing wrong fails under {sys.executable}; pass_at_1 cannot be measured")
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return [100.0 * ended for ended in pool.map(ends_well, programs)]
+
+
+def require_permission(run_code: bool) -> None:
+    """Raise UserError unless programs may run, and can be isolated here."""
+    if not run_code:
+        raise UserError(
+            "pass_at_1 runs the programs that a model wrote, in processes without network; "
+            "allow it with measure.run_code=true"
+        )
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        raise UserError(
+            f"pass_at_1 isolates programs on Linux on x86-64 only, got {sys.platform} on {platform.machine()}; "
+            "choose another dataset.metric"
+        )
+
+
+def code_of(answer: str) -> str:
+    """The answer's first fenced block of code, on a line of its own; without one the answer as it is."""
+    found = _FENCED.search(answer)
+    return answer if found is None else f"\n{found[1]}\n"
+
+
+@lru_cache(maxsize=4096)  # baselines repeat from point to point
+def ends_well(program: str) -> bool:
+    """Whether the program runs to its end within its limits, without an error. Raises UserError without isolation."""
+    token = secrets.token_hex(16)
+    asked = {"program": program, "token": token, "cpu_s": CPU_S, "memory_bytes": MEMORY_BYTES}
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            ended = subprocess.run(
+                [sys.executable, "-I", "-S", "-B", str(_WORKER)],
+                input=json.dumps(asked).encode(),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                timeout=CLOCK_S,
+                env={},
+                cwd=folder,
+                start_new_session=True,
+            )
+        except subprocess.TimeoutExpired:
+            return False
+    if ended.returncode == NO_FILTER:
+        raise UserError("the system refuses a filter of system calls (seccomp), without which no program is run")
+    return ended.stdout == token.encode()

@@ -1,0 +1,1 @@
+"""Training a judge: labels by search, and a linear classifier."""

@@ -1,0 +1,142 @@
+"""The law that a rule declares is what the rule does: every draft is enumerated, every chance is read off the rule."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+import torch
+from torch import Tensor
+
+from bild_lab.engine.acceptance import (
+    BlockVerification,
+    ExactMatch,
+    RejectionSampling,
+    RelaxedAcceptance,
+    Rollback,
+    SpeculativeCascade,
+    SpeculativeSampling,
+    StaticEnsemble,
+    TruncationSampling,
+    TypicalAcceptance,
+)
+from bild_lab.engine.acceptance.cascades import RULES
+from bild_lab.engine.draft import Draft
+from bild_lab.engine.protocols import Acceptance, HasLaw
+from bild_lab.engine.request import Request
+from tests.engine.acceptance.exact import DRAFTER, TARGET, Proposals, chain_of, drafts, outcomes, rows_after, sampled
+from tests.engine.acceptance.test_block_verification import block_law
+from tests.thinned import thinned
+
+TREE = [-1, -1, 0, 0]
+LENIENCE = 0.6
+RULES_OF_CHAINS: dict[str, Acceptance] = {
+    "speculative sampling": SpeculativeSampling(),
+    "lenience": SpeculativeSampling(LENIENCE),
+    "rejection sampling": RejectionSampling(),
+    "typical acceptance": TypicalAcceptance(0.4, 0.6),
+    "rollback": Rollback(1.2),
+    "block verification": BlockVerification(),
+    "relaxed acceptance": RelaxedAcceptance(2, 0.3),
+    "static ensemble": StaticEnsemble(0.7),
+    "truncation": TruncationSampling(ratio=0.5),
+    **{name: SpeculativeCascade(rule(0.2)) for name, rule in RULES.items()},
+}
+
+
+def with_own(proposals: Proposals) -> Proposals:
+    """The drafts with the drafter's own probabilities, as cascades need them."""
+    for draft, chance in proposals:
+        object.__setattr__(draft, "own_probs", draft.probs)
+        yield draft, chance
+
+
+def measured(rule: Acceptance, proposals: list[tuple[Draft, float]], request: Request, first: int | None) -> Tensor:
+    """The law of the token behind the root, or behind this first token where it was drafted and accepted."""
+    law: dict[int, float] = defaultdict(float)
+    read = block_law if isinstance(rule, BlockVerification) else outcomes
+    for draft, chance in proposals:
+        for text, probability in read(rule, draft, rows_after(draft, TARGET), request).items():
+            if first is None:
+                law[text[0]] += chance * probability
+            elif len(text) > 1 and draft.token_list[0] == text[0] == first:
+                law[text[1]] += chance * probability
+    found = torch.tensor([law[token] for token in range(3)], dtype=torch.float64)
+    return found / found.sum()
+
+
+@pytest.mark.parametrize("name", thinned(RULES_OF_CHAINS, 5))
+def test_the_law_of_a_chain_is_what_the_rule_does(name: str) -> None:
+    rule, request = RULES_OF_CHAINS[name], sampled()
+    proposals = list(with_own(chain_of(DRAFTER, 2)))
+    for draft, _ in proposals[:2]:
+        law = rule.law(draft, rows_after(draft, TARGET), request, draft.probs)
+        torch.testing.assert_close(law[0], measured(rule, proposals, request, None), atol=1e-6, rtol=0)
+        assert name == "truncation" or torch.allclose(law[2], TARGET[draft.token_list[1]])
+        if not bool((after := measured(rule, proposals, request, draft.token_list[0])).isnan().any()):
+            torch.testing.assert_close(law[1], after, atol=1e-6, rtol=0)
+
+
+def siblings(last: int, before: tuple[int, ...]) -> Tensor:
+    """q of a token without the siblings before it."""
+    q = DRAFTER[last].clone()
+    q[list(before)] = 0.0
+    return q / q.sum()
+
+
+@pytest.mark.parametrize(
+    ("lenience", "parents"),
+    thinned([(LENIENCE, TREE[:2]), (LENIENCE, TREE), (1.0, TREE)], 3),
+)
+def test_the_law_of_a_tree_is_what_the_rule_does_given_its_first_sibling(lenience: float, parents: list[int]) -> None:
+    """Behind the root: the law holds where the first sibling was rejected, so drafts count by that chance."""
+    rule, request = SpeculativeSampling(lenience), sampled()
+    proposals = list(drafts(parents, siblings, 3, chain=False))
+    wanted, weights = torch.zeros(3, dtype=torch.float64), 0.0
+    for draft, chance in proposals:
+        law = rule.law(draft, rows_after(draft, TARGET), request, draft.probs)
+        first = draft.token_list[0]
+        rejected = 1 - min(1.0, float(TARGET[0, first] / (lenience * draft.probs[0, first])))
+        wanted, weights = wanted + chance * rejected * law[0], weights + chance * rejected
+        torch.testing.assert_close(law[0].sum(), torch.tensor(1.0).double())
+        if lenience == 1.0:
+            torch.testing.assert_close(law, torch.cat([TARGET[:1], TARGET[draft.tokens]]))
+    torch.testing.assert_close(wanted / weights, measured(rule, proposals, request, None), atol=1e-6, rtol=0)
+
+
+def test_a_law_counts_what_was_really_drawn() -> None:
+    """Tokens that are drawn uniformly and declared as drawn from q do not come out as the target's."""
+    draft, _ = next(chain_of(DRAFTER, 1))
+    request, uniform = sampled(), torch.full((1, 3), 1 / 3, dtype=torch.float64)
+    law = SpeculativeSampling().law(draft, rows_after(draft, TARGET), request, uniform)[0]
+    accepted = torch.minimum(torch.ones(3).double(), TARGET[0] / DRAFTER[0]) / 3
+    rest = (TARGET[0] - DRAFTER[0]).clamp(min=0)
+    torch.testing.assert_close(law, accepted + (1 - accepted.sum()) * rest / rest.sum())
+    assert float((law - TARGET[0]).abs().sum()) > 0.05
+
+
+def test_a_token_that_is_not_in_q_is_accepted_if_the_target_has_it() -> None:
+    q = torch.tensor([[0.0, 1.0, 0.0]], dtype=torch.float64)
+    draft = Draft(torch.tensor([1]), probs=q)
+    really = torch.tensor([[1.0, 0.0, 0.0]], dtype=torch.float64)
+    law = SpeculativeSampling().law(draft, rows_after(draft, TARGET), sampled(), really)[0]
+    torch.testing.assert_close(law, really[0])
+
+
+def test_exact_match_emits_what_the_target_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    draft, _ = next(chain_of(DRAFTER, 2))
+    rule, request, logits = ExactMatch(), sampled(), rows_after(draft, TARGET)
+    for token in range(3):
+        drawn = torch.full((3, 1), token)
+        monkeypatch.setattr(torch, "multinomial", lambda probs, *_, drawn=drawn, **__: drawn)
+        verdict = rule(draft, logits, request)
+        emitted = [*(draft.token_list[node] for node in verdict.path), verdict.next_token]
+        assert emitted[0] == token
+    torch.testing.assert_close(rule.law(draft, logits, request, draft.probs), logits.exp())
+
+
+def test_rules_whose_siblings_compete_have_no_law_in_a_tree() -> None:
+    draft, _ = next(drafts(TREE, siblings, 3, chain=False))
+    for rule in (TypicalAcceptance(0.4, 0.6), Rollback(1.2), RelaxedAcceptance(2, 0.3)):
+        assert isinstance(rule, HasLaw)
+        assert rule.law(draft, rows_after(draft, TARGET), sampled(), draft.probs) is None

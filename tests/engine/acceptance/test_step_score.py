@@ -1,0 +1,63 @@
+"""The rule of whole steps: its score against the formula, and that a step is kept whole or not at all."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from bild_lab.engine.acceptance import StepScore
+from bild_lab.engine.acceptance.step_score import MeanLogProbability
+from bild_lab.engine.draft import Draft, Verdict
+from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.sampling import Sampling
+from bild_lab.errors import UserError
+from tests.engine.acceptance.exact import sampled
+
+GREEDY = Request(Source((0,)), Limits(1, 10))
+LOGITS = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.6, 0.3, 0.1]], dtype=torch.float64).log()
+STEP = Draft(torch.tensor([1, 0]))
+MEAN = (math.log(0.3) + math.log(0.1)) / 2
+
+
+def test_the_score_is_the_mean_log_probability_at_temperature_1() -> None:
+    assert MeanLogProbability()(STEP, LOGITS).tolist() == pytest.approx([MEAN])
+    assert MeanLogProbability()(STEP, 3 + LOGITS).tolist() == pytest.approx([MEAN])  # logits without a normalizer
+    for request in (GREEDY, sampled(0.3)):
+        assert StepScore(-9)(STEP, LOGITS, request).stats["score"] == pytest.approx(MEAN)
+
+
+def test_a_step_is_kept_whole_at_the_threshold_and_dropped_whole_below() -> None:
+    at = float(MeanLogProbability()(STEP, LOGITS))
+    assert StepScore(at)(STEP, LOGITS, GREEDY) == Verdict((0, 1), 0, {"score": at})
+    assert StepScore(math.nextafter(at, 0))(STEP, LOGITS, GREEDY) == Verdict((), 0, {"score": at})
+    assert StepScore(-math.inf)(Draft(torch.tensor([2, 0])), LOGITS, GREEDY).path == (0, 1)
+
+
+def test_another_scorer_takes_its_place() -> None:
+    class Shortest:
+        def __call__(self, draft: Draft, logits: Tensor) -> Tensor:
+            return torch.tensor([-float(len(draft))])
+
+    assert StepScore(-2, Shortest())(STEP, LOGITS, GREEDY).path == (0, 1)
+    assert StepScore(-1, Shortest())(STEP, LOGITS, GREEDY).path == ()
+
+
+def test_the_token_behind_a_step_is_the_targets_own() -> None:
+    drawn = {StepScore(-9)(STEP, LOGITS, sampled()).next_token}
+    request = sampled()
+    drawn |= {StepScore(-9)(STEP, LOGITS, request).next_token for _ in range(40)}
+    assert drawn == {0, 1, 2}
+    assert StepScore(-1)(Draft(torch.empty(0, dtype=torch.long)), LOGITS[:1], GREEDY) == Verdict((), 0)
+
+
+def test_it_is_never_lossless_and_takes_chains() -> None:
+    assert not StepScore(0).lossless(Sampling()) and not StepScore.accepts_trees
+
+
+@pytest.mark.parametrize("threshold", [math.nan, True, "-1", None])
+def test_the_threshold_is_a_number(threshold: object) -> None:
+    with pytest.raises(UserError, match="threshold must be a number, got .*; -inf keeps every step"):
+        StepScore(threshold)

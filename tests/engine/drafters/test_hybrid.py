@@ -1,0 +1,144 @@
+"""A hybrid asks its second drafter where the first drafts too little, and forgets drafts that were dropped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from bild_lab.engine.draft import Draft, Verdict
+from bild_lab.engine.drafters import (
+    AdaptiveWindow,
+    HybridDrafter,
+    LookaheadDrafter,
+    ModelDrafter,
+    NoDraft,
+    PromptLookup,
+)
+from bild_lab.engine.drafters.hybrid import both_wants
+from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.protocols import Drafter
+from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.session import EVERYTHING, Scores, Want
+from bild_lab.errors import UserError
+from bild_lab.lab.config import compose_policy
+from bild_lab.lab.facts import named_paths
+from tests.engine.adapters.tiny import files_of
+from tests.policies import load
+from tests.stubs import SESSION, StubModel
+
+TARGET = StubModel(lambda _: torch.zeros(9))
+REQUEST = Request(Source((0,)), Limits(1, 50))
+
+
+class Fixed(Drafter):
+    """Drafts a chain of so many tokens, and notes what it is told."""
+
+    drafts_trees = False
+
+    def __init__(self, *sizes: int, wants: Want = EVERYTHING, gives: frozenset[str] = frozenset()) -> None:
+        self._sizes, self.told = list(sizes), []
+        self.wants, self.gives = wants, gives
+
+    def propose(self, tokens: list[int]) -> Draft:
+        return Draft(torch.full((self._sizes.pop(0),), 5), calls=1)
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        self.told.append("own")
+
+    def observe_other(self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        self.told.append("other")
+
+    def forget(self, length: int) -> None:
+        self.told.append(length)
+
+
+def test_the_second_is_asked_where_the_first_drafts_too_little() -> None:
+    first, second = Fixed(3, 1, 2), Fixed(7)
+    hybrid = HybridDrafter(first, second, shortest=2)
+    hybrid.start(REQUEST, SESSION)
+    found = []
+    for length, accepted in ((1, 2), (4, 0), (5, 1)):
+        draft = hybrid.propose([0] * length)
+        found.append((len(draft), draft.calls, draft.stats["second"]))
+        hybrid.observe(draft, Scores(None), Verdict(tuple(range(accepted)), 1))
+    assert found == [(3, 1, False), (7, 2, True), (2, 1, False)]
+    assert first.told == ["own", 3, 4, "other", "own", 6]  # what stands of its drafts, and where one was dropped
+    assert second.told == ["other", "own", 4, "other"]
+
+
+def test_it_needs_what_either_needs_and_gives_what_both_give() -> None:
+    head, states = Want(head_input=True), Want(hidden=(1, 2))
+    assert both_wants(EVERYTHING, EVERYTHING) == EVERYTHING
+    assert both_wants(EVERYTHING, head) == both_wants(head, EVERYTHING) == head
+    assert both_wants(head, states) == both_wants(states, head) == Want(head_input=True, hidden=(1, 2))
+    with pytest.raises(UserError, match="must read the same hidden states of the target"):
+        both_wants(Want(hidden=(1,)), states)
+    both = Fixed(gives=frozenset({"own_probs"}))
+    assert HybridDrafter(both, both, 1).gives == {"own_probs"}
+    assert HybridDrafter(both, Fixed(), 1).gives == frozenset()
+    assert not HybridDrafter(both, Fixed(), 1).drafts_trees
+    assert HybridDrafter(both, LookaheadDrafter(TARGET, 2, 3, 2), 1).drafts_trees
+
+
+def test_a_window_that_adapts_learns_from_its_own_drafts_alone() -> None:
+    window = AdaptiveWindow(cost_ratio=0.1, largest=4, prior=0.5, memory=1.0)
+    hybrid = HybridDrafter(Fixed(3), ModelDrafter(TARGET, window), 1)
+    hybrid.start(REQUEST, SESSION)
+    before = window.acceptance_rate
+    hybrid.observe(hybrid.propose([0]), Scores(None), Verdict((0, 1, 2), 1))
+    assert window.acceptance_rate == before
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(UserError, match="shortest must be a whole number >= 1, got 0"):
+        HybridDrafter(NoDraft(TARGET), NoDraft(TARGET), 0)
+    with pytest.raises(UserError, match="the first drafter of a hybrid cannot be a LookaheadDrafter"):
+        HybridDrafter(LookaheadDrafter(TARGET, 2, 3, 2), PromptLookup(TARGET, 2, 2), 1)
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ("bita", "policy bita has no drafter that drafts for a plain target"),
+        ("calm", "policy calm has no drafter that drafts for a plain target"),
+        ("nonsense", "policy must be one of"),
+    ],
+)
+def test_policies_without_such_a_drafter_are_refused(checkpoints: Path, policy: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load(checkpoints, "llama", "hybrid", second=policy)
+
+
+PAIRS = [
+    ("prompt_lookup", "speculative", {"window": 3}),
+    ("speculative_tree", "suffix", {"factor": 4}),
+    ("token_recycling", "medusa", None),
+    ("suffix", "lookahead", {"window": 3}),
+]
+
+
+@pytest.mark.parametrize(("first", "second", "knobs"), PAIRS)
+def test_texts_of_any_two_are_the_targets_own(checkpoints: Path, first: str, second: str, knobs: dict | None) -> None:
+    files = files_of(second, Checkpoint(str(checkpoints / "llama")).config, checkpoints)
+    hybrid = load(
+        checkpoints,
+        "llama",
+        "hybrid",
+        first=first,
+        second=second,
+        shortest=4,
+        second_knobs={**(knobs or {}), **files} or None,
+    )
+    vanilla, asked = load(checkpoints, "llama", "vanilla"), set()
+    for prompt in ("w5 w9 w30 w12", "w7 w7 w8 w7 w7"):
+        found = hybrid.generate(prompt, max_new_tokens=25)
+        assert found.token_ids == vanilla.generate(prompt, max_new_tokens=25).token_ids
+        asked |= {each.stats["second"] for each in found.trace.rounds}
+    assert True in asked
+
+
+def test_files_of_the_second_policy_count_with_their_content() -> None:
+    policy = compose_policy("hybrid", {"second": "medusa", "second_knobs": {"heads": "some/folder"}})
+    assert named_paths(policy) == {"second_knobs.heads": "some/folder"}

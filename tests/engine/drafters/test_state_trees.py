@@ -1,0 +1,135 @@
+"""Trees of a fixed or a growing shape leave sampled text distributed exactly as the target's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from bild_lab.engine.acceptance import SpeculativeSampling
+from bild_lab.engine.draft import ROOT, Draft
+from bild_lab.engine.drafters.state_trees import StateTreeDrafter, StaticTree, TreeKnobs, named_nodes, published_tree
+from bild_lab.engine.drafters.tree_file import to_content
+from bild_lab.engine.drafters.trees import Node, ProbedTree
+from bild_lab.engine.request import Request
+from bild_lab.engine.session import EVERYTHING, Rows, Scores, Session, Want, as_rows
+from bild_lab.errors import UserError
+from bild_lab.files import write_atomically
+from tests.engine.lossless.toy import FIRST, TableModel, own_law, p_value, sampled_texts
+
+TARGET = torch.tensor([[0.2, 0.5, 0.3], [0.6, 0.1, 0.3], [0.25, 0.35, 0.4]], dtype=torch.float64)
+DRAFT = torch.tensor([[0.5, 0.2, 0.3], [0.3, 0.6, 0.1], [0.3, 0.3, 0.4]], dtype=torch.float64)  # after each last token
+FAIR = 1e-3  # the smallest p-value of a sound distribution; the seed is fixed
+
+
+class TableStates:
+    """Scores by the last token, behind a text of which every token is received once."""
+
+    def __init__(self) -> None:
+        self._text: list[int] = [FIRST]
+        self._received = 0
+
+    @property
+    def ready(self) -> bool:
+        return self._received > 0
+
+    @property
+    def length(self) -> int:
+        return len(self._text)
+
+    def receive(self, states: Tensor) -> None:
+        self._received += len(states)
+
+    def extend(self, rows: Rows | Sequence[int], want: Want = EVERYTHING) -> Scores:
+        rows = as_rows(rows)
+        if rows.tree is None:
+            self._text += rows.tokens
+            assert len(self._text) == self._received + 1  # the last token has no state yet
+            return Scores(DRAFT[self._text[-1:]].log())
+        return Scores(DRAFT[torch.as_tensor(rows.tokens)].log())
+
+
+class TableTree(StateTreeDrafter):
+    def opened(self, request: Request, target: Session) -> TableStates:
+        return TableStates()
+
+    def states(self, scores: Scores) -> Tensor:
+        return scores.logits
+
+
+class SampledTree(TableTree):
+    """A planted fault: tokens are drawn, and still count as certain."""
+
+    def propose(self, tokens: list[int]) -> Draft:
+        draft = super().propose(tokens)
+        drawn = torch.multinomial(DRAFT[tokens[-1]], len(draft) or 1, True, generator=self._request.generator)
+        return replace(draft, tokens=drawn[: len(draft)])
+
+
+def values(drafter: type[TableTree], tree: str, count: int) -> float:
+    knobs = TreeKnobs(tree, 2, [2, 1], nodes=3, width=1, children=2)
+    made = drafter(TableModel(TARGET), knobs, 3)
+    texts = sampled_texts(TARGET, made, SpeculativeSampling(), 3, count, seed=count)
+    return p_value(texts, own_law(TARGET, 3))
+
+
+@pytest.mark.parametrize(
+    ("tree", "count"),
+    [
+        ("dynamic", 400),
+        *(pytest.param(tree, 6000, marks=pytest.mark.slow) for tree in ("full_tree", "dynamic", "chain")),
+    ],
+)
+def test_sampled_text_is_distributed_as_the_targets(tree: str, count: int) -> None:
+    assert values(TableTree, tree, count) > FAIR
+
+
+@pytest.mark.slow
+def test_a_drawn_token_that_counts_as_certain_is_noticed() -> None:
+    assert values(SampledTree, "chain", 6000) < FAIR
+
+
+def test_the_published_tree_has_25_nodes_and_is_5_deep() -> None:
+    nodes = published_tree()
+    assert [sum(node.depth == depth for node in nodes) for depth in range(6)] == [4, 8, 8, 3, 2, 0]
+    paths = {ROOT: ()}
+    for at, node in enumerate(nodes):
+        paths[at] = (*paths[node.parent], node.rank)
+    assert {(0, 0, 0, 0, 1), (0, 2, 1), (1, 0, 0), (3, 0)} <= set(paths.values())
+    assert len(set(paths.values())) == 26
+
+
+def test_levels_run_only_nodes_with_children() -> None:
+    nodes = [Node(0, 0, ROOT), Node(1, 1, 0), Node(0, 1, ROOT), Node(2, 0, 1)]  # not sorted by depth
+    levels, parents, shape = StaticTree(nodes, torch.device("cpu"))._lay_out(3)
+    assert parents.tolist() == [-1, -1, 0, 2]  # of ranks 0 1 | 1 | 0
+    assert [level.ranks.tolist() for level in levels] == [[0, 1], [1], [0]]
+    assert [level.runs.tolist() for level in levels] == [[0], [0], []]
+    assert [None if level.rows is None else level.rows.parents.tolist() for level in levels] == [[-1], [-1, 0], None]
+    assert shape.parents.tolist() == [-1, 0, 0, 1, 3]
+
+
+def test_a_fitted_file_is_a_static_tree(tmp_path: Path) -> None:
+    trees = [ProbedTree((), (0,)), ProbedTree((Node(0, 0, ROOT), Node(0, 2, ROOT)), (0, 0, 0))]
+    file = tmp_path / "tree.json"
+    write_atomically(file, json.dumps({"trees": to_content(trees)}).encode())
+    assert list(named_nodes(str(file), 3, 4, 40)) == list(trees[1].nodes)
+    write_atomically(file, json.dumps({"trees": to_content(trees[:1])}).encode())
+    with pytest.raises(UserError, match="has no tree with nodes"):
+        named_nodes(str(file), 3, 4, 40)
+
+
+def test_unknown_trees_and_knobs_are_refused() -> None:
+    with pytest.raises(UserError, match="tree must be one of dynamic, chain, eagle_tree, efficient_tree, full_tree or"):
+        named_nodes("broad", 3, 4, 40)
+    with pytest.raises(UserError, match="top_k must give a width for 1 to 2 depths"):
+        named_nodes("full_tree", [1, 1, 1], 2, 40)
+    with pytest.raises(UserError, match="window must be a whole number >= 1, got 0"):
+        TreeKnobs("dynamic", 0)
+    with pytest.raises(UserError, match=r"least is a probability and must lie in \[0, 1\], got 2"):
+        TreeKnobs("dynamic", 4, least=2)

@@ -1,0 +1,64 @@
+"""Which batches are refused, and with what words."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from bild_lab.engine import batch_room
+from bild_lab.engine.batch_room import QUIET_BATCH, bytes_of_text, quiet_batch, require_batches, require_room
+from bild_lab.engine.models.native.layers import SPARE_ROWS
+from bild_lab.engine.models.native.side_by_side import Pool
+from bild_lab.errors import UserError
+from tests.checkpoints import tiny_checkpoints
+from tests.policies import load
+
+
+def test_a_batch_that_does_not_fit_is_refused_with_the_number_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = load(tiny_checkpoints(), "t5", "speculative", engine="native")
+    requests = [decoder.request("w5 w6 w7 w8", 20), decoder.request("w5", 9)]
+    # keys and values of two models with 2 layers of 4 heads of width 8, for the longest prompt, answer and source; and
+    # as much again for a text whose encoder ran ahead
+    each = 2 * 2 * (2 * 2 * 32 * (1 + 20 + SPARE_ROWS + 5) * 4)
+    assert bytes_of_text(decoder.models, requests) == each
+    monkeypatch.setattr(batch_room, "free_bytes", lambda device: 10 * each)
+    require_room(decoder.models, requests, 9)
+    with pytest.raises(UserError, match=re.escape("at most 9 fit: set runtime.batch=9")):
+        require_room(decoder.models, requests, 10)
+    assert quiet_batch(decoder.method, decoder.models, requests) == 9
+    monkeypatch.setattr(batch_room, "free_bytes", lambda device: each // 2)
+    with pytest.raises(UserError, match="not even one text fits"):
+        require_room(decoder.models, requests, 2, "batch_size")
+
+
+def test_the_bytes_of_a_text_are_those_of_a_decoder_only_cache() -> None:
+    decoder = load(tiny_checkpoints(), "llama", "vanilla", engine="native")
+    request = decoder.request("w5 w6", 20)
+    layers = decoder.target.start(request.source, 20).layers
+    own = layers.cache.keys.nbytes + layers.cache.values.nbytes
+    assert bytes_of_text(decoder.models, [request]) == 2 * own
+
+
+def test_what_decodes_no_batches_is_refused_and_decodes_one_text_where_no_clock_runs() -> None:
+    decoder = load(tiny_checkpoints(), "llama", "vanilla", engine="hf")
+    with pytest.raises(UserError, match=r"policy vanilla decodes no batches: .*engine hf"):
+        require_batches("vanilla", decoder.method, decoder.models)
+    requests = [decoder.request("w5", 4)]
+    assert quiet_batch(decoder.method, decoder.models, requests) == 1
+    native = load(tiny_checkpoints(), "llama", "vanilla", engine="native")
+    assert quiet_batch(native.method, native.models, requests) == QUIET_BATCH
+
+
+def test_a_pool_grows_by_need_and_keeps_what_is_in_it() -> None:
+    pool = Pool((2, 3, 4), torch.float32, torch.device("cpu"))
+    first = pool.take(5)
+    first.keys[:] = 1.0
+    second = pool.take(9)
+    assert first.capacity == second.capacity == 9 and first.place != second.place
+    assert torch.all(first.keys[:, :, :5] == 1) and torch.all(first.keys[:, :, 5:] == 0)
+    assert torch.all(second.keys == 0)
+    pool.give_back(first.place)
+    assert pool.take(3).place == first.place
+    assert pool.keys.shape == (2, 2, 3, 9, 4)

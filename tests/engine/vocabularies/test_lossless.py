@@ -1,0 +1,140 @@
+"""Policies whose draft model has another vocabulary give vanilla's tokens, on every family, engine and precision."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+
+import pytest
+import torch
+
+from bild_lab.engine.protocols import Method
+from bild_lab.engine.record import RecordedModel
+from bild_lab.engine.session import NeedsScoresError
+from bild_lab.engine.trace import Trace
+from bild_lab.engine.vocabularies import INTERSECTION, STRINGS, TranslatedModel
+from bild_lab.lab.build import build_method
+from tests.engine.lossless.greedy import LOSSLESS, WINDOW_KNOBS, Case, Models, Seen, compare, emitted
+from tests.engine.lossless.test_random_models import CASES, cases_of, random_target
+from tests.engine.vocabularies.foreign import foreign
+from tests.policies import FAMILIES, in_memory, is_peer, parts, shipped
+from tests.sessions import needs_kernels
+from tests.thinned import thinned
+from tests.tiny import relative_of
+
+FEW = 8
+ROLLBACK = 0.69  # < ln 2
+OWN_PARTS = ("ModelDrafter", "ModelTreeDrafter", "SpeculativeDrafter", "BeamDrafter")
+DRAFTING = [
+    policy
+    for policy in sorted({*LOSSLESS, "bild", "bild_tree"})
+    if any(str(value).endswith(OWN_PARTS) for key, value in parts(policy).items() if key.endswith("_target_"))
+    and "exit" not in policy
+    and "skip" not in policy
+]
+SCORES = {"speculative_beam", "speculative_hierarchy"}  # they read the draft model's scores
+WAYS = [
+    (policy, family, how)
+    for policy, family, how in product(DRAFTING, FAMILIES, (INTERSECTION, STRINGS))
+    if how == INTERSECTION or policy not in SCORES
+]
+
+
+@dataclass(frozen=True)
+class ForeignModels(Models):
+    """A target whose draft models have other vocabularies."""
+
+    def method(self, policy: str, window: int) -> Method:
+        node = copy.deepcopy(shipped(policy))
+        for knob in {*WINDOW_KNOBS} & {*node}:
+            node[knob] = window
+        if "rollback" in node:
+            node.rollback = ROLLBACK
+        models = {"target": self.target, "draft": self.draft, "second_draft": self.second_draft}
+        return build_method(node, {name: lambda model=model: model for name, model in models.items()})
+
+
+@cache
+def models_of(family: str, how: str, engine: str, seed: int, dtype: torch.dtype = torch.float64) -> ForeignModels:
+    target = random_target(family, seed)
+    large = in_memory(target.to(dtype), engine)
+    small = [relative_of(target, 100 + seed, noise).to(dtype) for noise in (0.05, 0.4)]
+    drafts = [foreign(module, engine, seed + place, how, large) for place, module in enumerate(small)]
+    return ForeignModels(large, *drafts, None)
+
+
+@cache
+def cases(family: str, seed: int, count: int) -> list[Case]:
+    return cases_of(family, seed, models_of(family, INTERSECTION, "native", seed), count)
+
+
+def test_the_drafting_policies_are_known() -> None:
+    assert {"bild", "bild_tree", "speculative", "speculative_tree", "speculative_adaptive", *SCORES} <= set(DRAFTING)
+    assert not any(is_peer(policy) for policy in DRAFTING)
+
+
+@pytest.mark.parametrize(("policy", "family", "how"), thinned(WAYS, 3))
+def test_some_texts_are_vanillas(policy: str, family: str, how: str) -> None:
+    for turn, engine in enumerate(("native", "hf")):
+        seen = Seen()
+        compare(policy, models_of(family, how, engine, 0), cases(family, 0, FEW)[turn::2], seen)
+        assert seen.accepted and seen.rejections, (engine, seen)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("policy", "family", "how"), WAYS)
+def test_every_text_is_vanillas(policy: str, family: str, how: str) -> None:
+    for engine in ("native", "hf"):
+        seen = Seen()
+        for seed in range(4):
+            compare(policy, models_of(family, how, engine, seed), cases(family, seed, CASES), seen)
+        assert not seen.missing() or policy in SCORES, (engine, seen)
+
+
+@needs_kernels
+@pytest.mark.parametrize(("policy", "family", "how"), thinned(WAYS, 4))
+def test_texts_of_the_kernels_are_vanillas_to_the_last_bit(policy: str, family: str, how: str) -> None:
+    models = models_of(family, how, "kernels", 0, torch.bfloat16)
+    own = models.method("vanilla", 1)
+    expected = [replace(one, expected=emitted(own, one.request, Trace())) for one in cases(family, 0, FEW)]
+    compare(policy, models, expected, Seen())
+
+
+@pytest.mark.parametrize("how", [INTERSECTION, STRINGS])
+def test_a_model_drafts_by_its_text_what_it_drafts_by_shared_tokens_where_it_wants_no_others(how: str) -> None:
+    """Words are written alone, so both ways draft the same where the likeliest token is shared."""
+    drafts = {}
+    for way in (INTERSECTION, STRINGS):
+        trace = Trace()
+        emitted(models_of("llama", way, "native", 0).method("speculative", 3), cases("llama", 0, FEW)[0].request, trace)
+        drafts[way] = [one.drafted for one in trace.rounds]
+    assert any(drafts[INTERSECTION]) and any(drafts[STRINGS])
+    assert drafts[INTERSECTION][0][:1] == drafts[STRINGS][0][:1] or len(drafts[STRINGS][0]) == 0
+
+
+@pytest.mark.parametrize("how", [INTERSECTION, STRINGS])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_record_gives_the_texts_and_the_counts_of_live_runs(family: str, how: str) -> None:
+    live = models_of(family, how, "native", 0)
+    draft = TranslatedModel(RecordedModel(live.draft.model), live.draft.overlap, how)
+    kept = replace(live, target=RecordedModel(live.target), draft=draft)
+    for policy in ("bild", "bild_tree"):
+        for case in cases(family, 0, FEW):
+            traces = [Trace(), Trace()]
+            texts = [
+                emitted(models.method(policy, 4), case.request, trace)
+                for models, trace in zip((live, kept), traces, strict=True)
+            ]
+            assert texts[0] == texts[1]
+            assert traces[0].rounds == traces[1].rounds
+            assert [replace(one, config=None) for one in traces[0].forwards] == [
+                replace(one, config=None) for one in traces[1].forwards
+            ]
+
+
+def test_what_reads_scores_refuses_text() -> None:
+    for policy in SCORES:
+        with pytest.raises(NeedsScoresError, match="set pair.vocabularies=intersection"):
+            models_of("llama", STRINGS, "native", 0).method(policy, 2)

@@ -1,0 +1,154 @@
+"""Seconds on declared machines, by hand, and from what a sweep stores."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import LlamaConfig, MambaConfig
+
+from bild_lab.engine.trace import Forward, Round, Trace
+from bild_lab.errors import UserError
+from bild_lab.lab.analysis.cost import cost, kinds_of
+from bild_lab.lab.analysis.machine import Machine, read_machine
+from bild_lab.lab.measure.timing import Timed
+from bild_lab.lab.results.records import Sweep
+from bild_lab.lab.results.summary import work_of
+from bild_lab.lab.schema.result import Result, Work
+from scripts import predict
+from tests.report.sample import sample_baseline, sample_result
+
+LARGE = LlamaConfig(  # Llama 2 7B
+    hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32, vocab_size=32000
+)
+SMALL = LlamaConfig(
+    hidden_size=768, intermediate_size=3072, num_hidden_layers=2, num_attention_heads=12, vocab_size=32000
+)
+
+
+def forward(rows: int, config: LlamaConfig = LARGE) -> Forward:
+    return Forward(config, rows, cached=100, scored=rows)
+
+
+def seconds(machine: Machine, *forwards: Forward, rounds: int = 0) -> float:
+    return machine.seconds(kinds_of(forwards, 2), rounds, "bfloat16")
+
+
+def test_a_forward_takes_as_long_as_its_traffic_or_its_operations() -> None:
+    spent = cost(forward(3), 2)
+    slow_memory = Machine("a", 1e9, {"bfloat16": 1e18})
+    slow_cores = Machine("b", 1e18, {"bfloat16": 1e9})
+    assert seconds(slow_memory, forward(3)) == spent.bytes_moved / 1e9
+    assert seconds(slow_cores, forward(3)) == spent.flops / 1e9
+
+
+def test_forwards_and_rounds_take_what_is_declared_besides() -> None:
+    fixed = Machine("c", 1e18, {"bfloat16": 1e21}, forward_s=0.5, round_s=2.0)
+    assert seconds(fixed, forward(1), forward(1), forward(4, SMALL), rounds=3) == pytest.approx(1.5 + 6.0)
+
+
+def test_each_forward_has_its_own_limit() -> None:
+    """One waits for memory and the other for operations: their sum is not the larger of the sums."""
+    machine = read_machine("h100_sxm")
+    both = seconds(machine, forward(1), forward(2000))
+    assert both == pytest.approx(seconds(machine, forward(1)) + seconds(machine, forward(2000)))
+    work = [cost(one, 2) for one in (forward(1), forward(2000))]
+    assert both > max(sum(one.bytes_moved for one in work) / 3.35e12, sum(one.flops for one in work) / 989.4e12)
+
+
+@pytest.mark.parametrize(("name", "free"), [("h100_sxm", 295), ("a100_sxm", 153)])
+def test_rows_are_nearly_free_up_to_operations_per_byte(name: str, free: int) -> None:
+    """The ratio of the declared peaks, for two bytes a weight and two operations a row."""
+    machine = read_machine(name)
+    assert machine.flops_per_s["bfloat16"] / machine.bytes_per_s == pytest.approx(free, abs=1)
+    one = seconds(machine, forward(1))
+    assert seconds(machine, forward(64)) < 1.02 * one
+    assert seconds(machine, forward(free // 2)) < 1.05 * one
+    assert seconds(machine, forward(3 * free)) > 2.5 * one
+
+
+def test_kinds_keep_all_counts_and_costs() -> None:
+    forwards = [forward(1), forward(5), forward(1), forward(1, SMALL), Forward(SMALL, 7), forward(1)]
+    kinds = kinds_of(forwards, 2)
+    assert [(one.model, one.rows, one.count) for one in kinds] == [(0, 1, 3), (0, 5, 1), (1, 1, 1), (1, 7, 1)]
+    assert sum(one.flops for one in kinds) == sum(cost(one, 2).flops for one in forwards)
+    assert sum(one.bytes_moved for one in kinds) == sum(cost(one, 2).bytes_moved for one in forwards)
+    assert kinds_of([Forward(MambaConfig(), 1)], 2) == []
+
+
+def timed(rounds: int, *forwards: Forward) -> list[Timed]:
+    return [Timed([1, 2], [1.0], Trace(rounds=[Round()] * rounds, forwards=list(forwards)))]
+
+
+def test_a_speedup_is_the_baselines_seconds_over_the_methods() -> None:
+    work = work_of({"method": timed(1, forward(1, SMALL), forward(6)), "baseline": timed(5, *[forward(1)] * 5)}, 2)
+    machine = read_machine("a100_sxm")
+    expected = 5 * seconds(machine, forward(1)) / seconds(machine, forward(1, SMALL), forward(6))
+    assert machine.speedup(work, "bfloat16") == pytest.approx(expected)
+    assert expected > 4
+    assert machine.speedup(Work(work.method, [], 1, 0), "bfloat16") is None
+    assert work_of({"method": timed(1)}, 2) is None
+    with pytest.raises(UserError, match="A100 SXM declares the operations of bfloat16, float16, float32, got float64"):
+        machine.speedup(work, "float64")
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({"bytes_per_s": 0}, "machine.bytes_per_s must be a number > 0, got 0"),
+        ({"bytes_per_s": "fast"}, "machine.bytes_per_s must be a number > 0, got 'fast'"),
+        ({"flops_per_s": 3}, "machine.flops_per_s must be numbers by precision, got 3"),
+        ({"flops_per_s": {"bfloat16": True}}, "machine.flops_per_s.bfloat16 must be a number > 0, got True"),
+        ({"forward_s": -1}, "machine.forward_s must be a number >= 0, got -1"),
+        ({"round_s": float("inf")}, "machine.round_s must be a number >= 0, got inf"),
+    ],
+)
+def test_figures_that_no_machine_has_are_refused(changes: dict[str, Any], wanted: str) -> None:
+    with pytest.raises(UserError, match=wanted):
+        Machine(**{"name": "mine", "bytes_per_s": 1.0, "flops_per_s": {}, **changes})
+
+
+def test_a_file_of_your_own_declares_a_machine(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("name: mine\nbytes_per_s: 2e11\nflops_per_s: {float32: 1e12}\nforward_s: 1e-5\n")
+    assert read_machine(str(file)) == Machine("mine", 2e11, {"float32": 1e12}, 1e-5)
+    file.write_text("name: mine\nbytes: 2e11\n")
+    with pytest.raises(UserError, match="machine has no key 'bytes'"):
+        read_machine(str(file))
+    with pytest.raises(UserError, match="machine must be one of a100_sxm, h100_sxm, or a YAML file .*, got 'h200'"):
+        read_machine("h200")
+
+
+def stored(folder: Path, result: Result, number: int) -> None:
+    place = folder / "points" / f"{number}"
+    place.mkdir(parents=True)
+    (place / "result.json").write_text(json.dumps(result.to_json()))
+
+
+def test_a_finished_sweep_is_priced_without_running_anything(command: Callable[..., tuple[int, str]]) -> None:
+    work = work_of({"method": timed(1, forward(1, SMALL), forward(6)), "baseline": timed(5, *[forward(1)] * 5)}, 2)
+    bfloat16 = {"dtype": "bfloat16"}
+    drafted = replace(sample_result("bild", {"window": 5}, 1.4, setting=bfloat16), work=work)
+    folder = Path("outputs/field")
+    results = [drafted, sample_result("hf_assisted", {}, 1.1, setting=bfloat16), sample_baseline()]
+    for number, one in enumerate(results):
+        stored(folder, one, number)
+    assert len(Sweep(folder).results()) == 3
+    code, out = command(predict, str(folder), "machine=h100_sxm,a100_sxm")
+    assert code == 0, out
+    with (folder / "predicted.csv").open() as stream:
+        rows = {row["policy"]: row for row in csv.DictReader(stream)}
+    assert set(rows) == {"bild", "hf_assisted"}
+    for name in ("h100_sxm", "a100_sxm"):
+        machine = read_machine(name)
+        found = float(rows["bild"][f"predicted_speedup {machine.name}"])
+        assert found == pytest.approx(machine.speedup(work, "bfloat16"))
+        assert rows["hf_assisted"][f"predicted_speedup {machine.name}"] == ""
+    assert "1 points recorded no forwards" in out and "predicted from declared figures, not measured" in out
+    for words in ([str(folder)], ["machine=h100_sxm"], ["outputs/nothing", "machine=h100_sxm"]):
+        assert command(predict, *words)[0] == 2

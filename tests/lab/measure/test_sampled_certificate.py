@@ -1,0 +1,217 @@
+"""The sampled certificate on tables of probabilities: what is exact, what is rounding, what is a defect, and where."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bild_lab.engine.acceptance import Fly, SpeculativeSampling, TypicalAcceptance
+from bild_lab.engine.decode import DraftThenVerify
+from bild_lab.engine.draft import Draft
+from bild_lab.engine.drafters import ModelDrafter, NoDraft
+from bild_lab.engine.protocols import Acceptance, Drafter
+from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.sampling import Sampling, pick
+from bild_lab.engine.session import EVERYTHING, Scores, Want
+from bild_lab.engine.trace import Trace
+from bild_lab.lab.measure.certificate import (
+    DEFECT,
+    EXACT,
+    NO_LAW,
+    ROUNDING,
+    SESSION_DEFECT,
+    Certificate,
+    count_verdicts,
+)
+from bild_lab.lab.measure.sampled_certificate import (
+    DRAWS,
+    LAW,
+    LOGITS,
+    TEXT,
+    UNVERIFIED,
+    certify_sampled,
+    drawn_as_declared,
+)
+from bild_lab.lab.schema.result import CertificateCounts
+from tests.engine.acceptance.exact import table
+from tests.engine.lossless.toy import TableModel, TableSession
+
+TARGET, DRAFTER = table(1, 5), table(11, 5)
+LENGTH = 12
+
+
+class Loaded(TableModel):
+    """A table that counts as loaded. off: what the logits of several rows are moved by."""
+
+    dtype, depth, off = torch.float32, 2, 0.0
+
+    def start(self, source: Source, room: int, *_: object) -> TableSession:
+        session = super().start(source, room)
+        session.__class__ = Moved
+        session.off = self.off
+        return session
+
+
+class Moved(TableSession):
+    def extend(self, rows: Any, want: Want = EVERYTHING) -> Scores:
+        scores = super().extend(rows, want)
+        if len(scores.logits) > 1:
+            scores.logits[:, 0] += self.off
+        return scores
+
+
+def loaded(probs: Tensor, **changes: Any) -> Loaded:
+    model = Loaded(probs)
+    vars(model).update(changes)
+    return model
+
+
+def request(seed: int = 3) -> Request:
+    return Request(Source((0,)), Limits(1, LENGTH), Sampling(0.8), torch.Generator().manual_seed(seed))
+
+
+def certified(
+    rule: Acceptance, drafter: Drafter | None = None, target: Loaded | None = None, **changes: Any
+) -> Certificate:
+    target = target or loaded(TARGET)
+    method = DraftThenVerify(target, drafter or ModelDrafter(loaded(DRAFTER), 3), rule, **changes)
+    tokens = method.decode(request(), Trace())[1:]
+    return certify_sampled(method, target, request(), tokens)
+
+
+def test_a_lossless_rule_is_exact_in_every_context() -> None:
+    found = certified(SpeculativeSampling())
+    assert (found.verdict, found.check, found.position, found.contexts) == (EXACT, None, None, LENGTH)
+    assert found.law < 1e-9
+    assert 4 in found.rounding  # three drafted tokens and the last committed one
+    assert set(found.rounding.values()) == {0.0}
+
+
+def test_the_target_alone_is_exact() -> None:
+    found = certified(SpeculativeSampling(), NoDraft(loaded(TARGET)))
+    assert (found.verdict, found.rounding) == (EXACT, {1: 0.0})
+
+
+@pytest.mark.parametrize("rule", [SpeculativeSampling(0.5), TypicalAcceptance(0.2, 0.5)])
+def test_a_lossy_rule_is_a_defect_of_the_size_of_its_law(rule: Acceptance) -> None:
+    found = certified(rule)
+    assert (found.verdict, found.check) == (DEFECT, LAW)
+    assert 0.01 < found.law < 1
+
+
+def test_a_rule_without_a_closed_form_has_no_verdict_but_its_logits_are_compared() -> None:
+    found = certified(Fly(0.3, 1))
+    assert (found.verdict, found.law) == (NO_LAW, None)
+    assert found.contexts == LENGTH
+    broken = certified(Fly(0.3, 1), target=loaded(TARGET, off=3.0))
+    assert (broken.verdict, broken.check) == (SESSION_DEFECT, LOGITS)
+
+
+def test_a_method_without_rounds_has_no_verdict() -> None:
+    assert certify_sampled(SimpleNamespace(), loaded(TARGET), request(), [1]) == Certificate(NO_LAW)
+
+
+def test_what_rounding_can_explain_is_told_by_the_number_of_rows() -> None:
+    found = certified(SpeculativeSampling(), target=loaded(TARGET, off=1e-4))
+    assert found.verdict == ROUNDING
+    assert 1e-6 < max(found.rounding.values()) < 1e-4
+    more = certified(SpeculativeSampling(), target=loaded(TARGET, off=1e-2))
+    assert (more.verdict, more.check) == (SESSION_DEFECT, LOGITS)
+    half = certified(SpeculativeSampling(), target=loaded(TARGET, off=1e-2, dtype=torch.bfloat16))
+    assert half.verdict == ROUNDING
+
+
+def test_another_text_than_the_seeds_is_a_defect_at_its_first_other_token() -> None:
+    method = DraftThenVerify(loaded(TARGET), ModelDrafter(loaded(DRAFTER), 3), SpeculativeSampling())
+    tokens = method.decode(request(), Trace())[1:]
+    tokens[4] = (tokens[4] + 1) % 5
+    found = certify_sampled(method, method.target, request(), tokens)
+    assert (found.verdict, found.check, found.position) == (DEFECT, TEXT, 4)
+
+
+def test_tokens_that_no_round_verified_are_a_defect() -> None:
+    method = DraftThenVerify(loaded(TARGET), ModelDrafter(loaded(DRAFTER), 3), SpeculativeSampling(), verify_tail=False)
+    found = [
+        certify_sampled(method, method.target, request(seed), method.decode(request(seed), Trace())[1:])
+        for seed in range(6)
+    ]
+    assert {(one.verdict, one.check) for one in found} <= {(EXACT, None), (DEFECT, UNVERIFIED)}
+    assert UNVERIFIED in {one.check for one in found}
+
+
+class Colder(ModelDrafter):
+    """Declares a colder distribution than the one that it draws from, and hides its random numbers."""
+
+    def propose(self, tokens: list[int]) -> Draft:
+        draft = super().propose(tokens)
+        colder = draft.probs**2
+        return replace(draft, probs=colder / colder.sum(-1, keepdim=True), uniforms=None)
+
+
+def test_a_distribution_that_is_not_the_models_is_found_by_the_law_alone() -> None:
+    found = certified(SpeculativeSampling(), Colder(loaded(DRAFTER), 3))
+    assert (found.verdict, found.check) == (DEFECT, LAW)
+    unknown = Colder(loaded(DRAFTER, dtype=torch.bfloat16), 3)  # rounding may be as large: q counts as declared
+    assert certified(SpeculativeSampling(), unknown).verdict == EXACT
+
+
+def test_tokens_are_drawn_again_from_their_q() -> None:
+    probs, uniforms = DRAFTER.repeat(20, 1), torch.rand(100, generator=torch.Generator().manual_seed(0)).double()
+    draft = Draft(pick(probs, uniforms), probs=probs, uniforms=uniforms)
+    assert drawn_as_declared(draft)
+    assert drawn_as_declared(replace(draft, probs=probs.float()))
+    for at in range(100):
+        swapped = draft.tokens.clone()
+        swapped[at] = (swapped[at] + 1) % 5
+        assert not drawn_as_declared(replace(draft, tokens=swapped))
+    assert drawn_as_declared(replace(draft, tokens=swapped, uniforms=None))  # nothing to draw with
+    assert drawn_as_declared(Draft(torch.tensor([3])))
+
+
+def test_the_misdrawn_position_is_told() -> None:
+    class Wrong(ModelDrafter):
+        def propose(self, tokens: list[int]) -> Draft:
+            draft = super().propose(tokens)
+            return replace(draft, uniforms=1 - draft.uniforms) if len(tokens) > 6 else draft
+
+    found = certified(SpeculativeSampling(), Wrong(loaded(DRAFTER), 3))
+    assert (found.verdict, found.check) == (DEFECT, DRAWS)
+    assert found.position >= 6
+
+
+def test_sampled_verdicts_are_counted_with_the_largest_variations() -> None:
+    several = [
+        Certificate(EXACT, law=1e-9, rounding={2: 0.0, 4: 1e-7}),
+        Certificate(ROUNDING, law=1e-8, rounding={4: 1e-4}),
+        Certificate(SESSION_DEFECT, 3, check=LOGITS, law=0.0, rounding={3: 0.2}),
+        Certificate(NO_LAW, rounding={3: 0.1}),
+    ]
+    counts = count_verdicts(several)
+    rounding = {"2": 0.0, "3": 0.2, "4": 1e-4}
+    assert counts == CertificateCounts(equal=1, ties=1, defects=1, unjudged=1, law=1e-8, rounding=rounding)
+    assert list(counts.rounding) == ["2", "3", "4"]
+    assert counts.most_rounding == 0.2
+    assert CertificateCounts(equal=1, ties=0, defects=0).most_rounding is None
+
+
+def test_a_sum_in_float32_may_miss_one_but_not_by_much() -> None:
+    """A vocabulary's worth of rounding is no defect of the rule; a q that does not sum to 1 is."""
+
+    class Scaled(ModelDrafter):
+        factor = 1.0
+
+        def propose(self, tokens: list[int]) -> Draft:
+            draft = super().propose(tokens)
+            return replace(draft, probs=draft.probs * self.factor)
+
+    drafter = Scaled(loaded(DRAFTER), 3)
+    drafter.factor = 1 + 2e-5
+    assert certified(SpeculativeSampling(), drafter).verdict == EXACT
+    drafter.factor = 0.9
+    found = certified(SpeculativeSampling(), drafter)
+    assert (found.verdict, found.check) == (DEFECT, LAW)

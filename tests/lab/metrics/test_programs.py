@@ -1,0 +1,116 @@
+"""Programs of models: what passes, what is kept from them, and when they may not run at all."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from bild_lab.errors import UserError
+from bild_lab.lab.metrics import programs, score
+from bild_lab.lab.metrics.programs import code_of, ends_well, passes
+
+HUMANEVAL = Path(__file__).resolve().parents[4] / "shared" / "data" / "humaneval" / "HumanEval.jsonl"
+TESTED = "def double(x):\n{answer}\n\nassert double(2) == 4\n"
+REFUSED = """
+try:
+    {attempt}
+except (PermissionError, RuntimeError):  # "can't start new thread"
+    pass
+else:
+    raise SystemExit("it was allowed")
+"""
+
+
+def test_an_answer_passes_if_its_program_runs_to_the_end() -> None:
+    answers = ["    return 2 * x", "    return x", "    return", "    return 2 *", "    import sys\n    sys.exit(0)"]
+    assert passes(answers, [[TESTED]] * 5, run_code=True) == [100, 0, 0, 0, 0]
+    quality = score("pass_at_1", answers[:2], [[TESTED]] * 2, run_code=True)
+    assert (quality.metric, quality.value) == ("pass@1", 50)
+
+
+def test_a_program_that_leaves_early_has_not_passed() -> None:
+    assert not ends_well("import os\nos._exit(0)\nassert False")
+
+
+def test_there_is_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    socket.socket().close()  # outside there is one
+    assert ends_well(REFUSED.format(attempt="import socket; socket.socket()"))
+
+
+def test_files_can_be_read_but_not_changed(tmp_path: Path) -> None:
+    file = tmp_path / "kept"
+    file.write_text("here")
+    assert ends_well(f"assert open({str(file)!r}).read() == 'here'")
+    for attempt in (
+        f"open({str(file)!r}, 'w')",
+        f"import os; os.unlink({str(file)!r})",
+        f"os.mkdir({str(file)!r} + 'x')",
+    ):
+        assert ends_well("import os\n" + REFUSED.format(attempt=attempt))
+    assert [one.name for one in tmp_path.iterdir()] == ["kept"] and file.read_text() == "here"
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        "os.fork()",
+        "os.kill(os.getppid(), 0)",
+        "fcntl.fcntl(1, fcntl.F_SETOWN, 1)",
+        "threading.Thread(target=print).start()",
+    ],
+)
+def test_there_are_no_other_processes_and_threads(attempt: str) -> None:
+    assert ends_well("import fcntl, os, threading\n" + REFUSED.format(attempt=attempt))
+
+
+def test_memory_and_time_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not ends_well("x = bytearray(3 * 2**30)")
+    monkeypatch.setattr(programs, "CPU_S", 1)
+    assert not ends_well("while True: pass")
+    monkeypatch.setattr(programs, "CLOCK_S", 0.5)
+    assert not ends_well("import time\ntime.sleep(60)")
+
+
+def test_the_environment_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    assert ends_well("import os\nassert 'HF_TOKEN' not in os.environ")
+
+
+def test_nothing_runs_without_permission_or_isolation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "ends_well", lambda program: pytest.fail("a program was run"))
+    with pytest.raises(UserError, match=r"allow it with measure\.run_code=true"):
+        score("pass_at_1", ["    return 2 * x"], [[TESTED]])
+    monkeypatch.setattr(programs.platform, "machine", lambda: "riscv64")
+    with pytest.raises(UserError, match="isolates programs on Linux on x86-64 only, got linux on riscv64"):
+        passes(["    return 2 * x"], [[TESTED]], run_code=True)
+
+
+def test_an_interpreter_that_fails_every_program_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "ends_well", lambda program: False)
+    with pytest.raises(UserError, match="a program that does nothing wrong fails"):
+        passes(["    return 2 * x"], [[TESTED]], run_code=True)
+
+
+@pytest.mark.parametrize("references", [["x == 2"], ["{answer}{answer}"], ["{answer}", "{answer}"]])
+def test_a_reference_must_be_one_program_with_a_place_for_the_answer(references: list[str]) -> None:
+    with pytest.raises(UserError, match="example 0 must be one program that holds {answer} once"):
+        passes(["x = 2"], [references], run_code=True)
+
+
+def test_of_an_answer_in_prose_the_first_block_of_code_counts() -> None:
+    assert code_of("    return 1") == "    return 1"
+    assert code_of("Sure!\n```python\nx = 1\ny = 2\n```\nOr:\n```\nx = 3\n```") == "\nx = 1\ny = 2\n"
+    assert code_of("```\nx = 1") == "\nx = 1\n"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HUMANEVAL.is_file(), reason="no shared/data folder beside the repository")
+def test_humanevals_own_solutions_pass_and_no_others() -> None:
+    rows = [json.loads(line) for line in HUMANEVAL.read_text().splitlines()]
+    references = [[f"{row['prompt']}{{answer}}\n\n{row['test']}\n\ncheck({row['entry_point']})\n"] for row in rows]
+    solutions = [row["canonical_solution"] for row in rows]
+    assert passes(solutions, references, run_code=True) == [100] * 164
+    assert sum(passes(["    return None\n"] * 164, references, run_code=True)) == 0

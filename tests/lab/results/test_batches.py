@@ -1,0 +1,88 @@
+"""Curves over the batch: what belongs to one curve, where it crosses 1, and what rows predict."""
+
+from __future__ import annotations
+
+import pytest
+
+from bild_lab.lab.results.batches import batch_curves, device_speedup, predicted_speedup, roofline, step_seconds
+from bild_lab.lab.schema.result import Result
+from tests.report.sample import sample_result
+
+
+def at(batch: int, speedup: float, policy: str = "speculative", **changes: object) -> Result:
+    setting = {} if batch == 1 else {"batch": batch}
+    return sample_result(policy, {"window": 5}, speedup, setting=setting, **changes)
+
+
+def test_points_that_differ_in_the_batch_alone_are_a_curve() -> None:
+    curve, other = batch_curves(
+        [at(1, 2.0), at(8, 1.2), at(4, 1.6), at(1, 3.0, "bild"), at(2, 2.5, "bild"), sample_result("vanilla", {}, 1.0)]
+    )
+    assert (curve.policy, other.policy) == ("speculative", "bild")
+    assert [(one.batch, one.result.speedup.value) for one in curve.points] == [(1, 2.0), (4, 1.6), (8, 1.2)]
+    exact = sample_result("speculative", {"window": 5}, 1.4, setting={"batch": 2, "dtype": "float32"})
+    assert batch_curves([at(1, 2.0), exact]) == []  # another precision is another curve
+    other_knob = sample_result("speculative", {"window": 3}, 1.4, setting={"batch": 2})
+    assert batch_curves([at(1, 2.0), other_knob]) == []
+
+
+@pytest.mark.parametrize(
+    ("speedups", "even"),
+    [
+        ({1: 2.0, 2: 1.5, 4: 0.5}, 2 * 2**0.5),  # halfway between 2 and 4, in doublings
+        ({1: 2.0, 8: 1.1}, None),
+        ({1: 0.9, 2: 0.8}, 1.0),
+        ({1: 1.5, 2: 0.9, 4: 1.2, 8: 0.8}, 4 * 2**0.5),  # for good
+    ],
+)
+def test_the_break_even_batch_is_where_the_curve_falls_to_one_for_good(
+    speedups: dict[int, float], even: float | None
+) -> None:
+    (curve,) = batch_curves([at(batch, value) for batch, value in speedups.items()])
+    assert curve.break_even == (None if even is None else pytest.approx(even))
+
+
+def baselines(seconds: dict[int, float]) -> list[Result]:
+    return [at(batch, 1.0, baseline_tokens_per_s=batch / step) for batch, step in seconds.items()]
+
+
+def test_steps_cost_what_the_baseline_took_at_each_batch() -> None:
+    seconds = step_seconds(baselines({1: 1.0, 4: 1.3, 8: 2.5}))
+    assert [seconds(rows) for rows in (1, 4, 6, 8)] == pytest.approx([1.0, 1.3, 1.9, 2.5])
+    assert seconds(10) == pytest.approx(3.1)  # on, as between the last two
+    assert step_seconds(baselines({1: 1.0})) is None
+
+
+PREDICTION = {
+    "acceptance_rate": 0.8,
+    "window": 4,
+    "cost_ratio": 0.1,
+    "theorem": None,
+    "rounds": 3.0 / 1.4,  # 3 tokens a round of one target step and four drafter steps
+    "verify": 3.0 / 1.5,
+    "host": 3.0 / 1.6,
+    "prefill": 1.8,
+    "measured": 1.8,
+}
+
+
+def test_a_round_is_predicted_from_its_rows() -> None:
+    """Three tokens a round, for five rows of the target, four drafter steps of a tenth, and a tenth of host."""
+    alone = at(
+        1, 1.8, prediction=PREDICTION, target_calls=100, drafted=400, draft_calls=400, tokens_per_target_call=3.0
+    )
+    free = step_seconds(baselines({1: 1.0, 2: 1.0}))  # rows cost nothing
+    assert predicted_speedup(alone, 1, free) == pytest.approx(3 / (1 + 0.4 + 0.1))
+    assert predicted_speedup(alone, 2, free) == pytest.approx(3 / (1 + 0.4 + 0.2))  # the host serves both in turn
+    paid = step_seconds(baselines({1: 1.0, 2: 2.0}))  # each row costs as much as the first
+    assert predicted_speedup(alone, 2, paid) == pytest.approx(3 * 2 / (10 + 0.8 + 0.2))
+    assert predicted_speedup(at(1, 1.8), 2, paid) is None and predicted_speedup(None, 2, paid) is None
+
+
+def test_a_device_reads_weights_until_it_multiplies_for_longer() -> None:
+    seconds = roofline(weights=10, bytes_per_value=2, bandwidth=20.0, flops=200.0)
+    assert [seconds(rows) for rows in (1, 10, 20)] == pytest.approx([1.0, 1.0, 2.0])
+    alone = at(1, 1.8, target_calls=100, drafted=400, draft_calls=400, tokens_per_target_call=3.0)
+    drafter = roofline(weights=1, bytes_per_value=2, bandwidth=20.0, flops=200.0)
+    assert device_speedup(alone, 1, seconds, drafter) == pytest.approx(3 / (1 + 4 * 0.1))
+    assert device_speedup(alone, 8, seconds, None) == pytest.approx(3 / 4)  # 40 rows
