@@ -18,6 +18,31 @@ why_no_kernels(torch.device("cpu"), torch.float32)  # compiles them now: what it
 torch.set_num_threads(1)  # fastest for tiny models, and leaves the other core to the other half of the tests
 
 
+# tables of more cases than this are sampled by the fast tests, one of three; `make test-slow` runs all of them
+LONG, STEP = 4, 3
+SAMPLED = (
+    "tests/engine/",
+    "tests/training/",
+    "tests/lab/analysis/",
+    "tests/lab/test_load.py::test_every_policy",
+    "tests/lab/test_load.py::test_lossless",
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of long tables of cases, mark all but every third as slow, before slow tests are left out."""
+    tables: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.nodeid.startswith(SAMPLED) and "[" in item.nodeid and item.get_closest_marker("slow") is None:
+            tables.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in tables.values():
+        if len(cases) > LONG:
+            for place, case in enumerate(cases):
+                if place % STEP:
+                    case.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def admitted_here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What tiny models were admitted for is kept for these tests only."""

@@ -168,7 +168,7 @@ def _group(group: str, chosen: str) -> Iterator[Section]:
 def _shared(group: str, chosen: str) -> Iterable[Key]:
     """The keys of a group's files, with the default of the chosen one."""
     found: dict[str, Key] = {}
-    for name in (chosen, *files(group)):
+    for name in dict.fromkeys((*([] if chosen == "null" else [chosen]), *files(group))):
         for key in keys_in(CONF / group / f"{name}.yaml"):
             if not (key.name in found and found[key.name].meaning):
                 found[key.name] = replace(key, default=found[key.name].default) if key.name in found else key

@@ -498,7 +498,10 @@ def test_bad_input_gives_one_message_and_leaves_nothing(
 
 @pytest.mark.parametrize(
     ("target", "draft", "message"),
-    [("t5", "llama", "must be of one kind"), ("llama", "llama-words", "must share one vocabulary")],
+    [
+        ("t5", "llama", "must be of one kind"),
+        ("llama", "llama-words", "share no piece and cannot write each other's text"),
+    ],
 )
 def test_models_that_do_not_fit_are_refused(
     target: str, draft: str, message: str, command: Command, base: list[str], checkpoints: Path

@@ -74,7 +74,7 @@ def test_keys_come_with_their_comments_and_without_wiring(printed) -> None:
     assert "name: finetuned  # the checkpoint is written to outputs/NAME" in text
     assert "    warmup_steps: 0" in text  # of the chosen recipe, train=paper
     assert "_target_:" not in text and "hydra" not in text and "defaults:" not in text
-    assert re.search(r"^  train +bita, lm_heads", text, flags=re.M)
+    assert re.search(r"^  train +bita, eagle, lm_heads", text, flags=re.M)
 
 
 def test_inherited_keys_and_groups_are_listed(printed) -> None:

@@ -34,7 +34,7 @@ def test_every_metric_has_its_columns_and_its_line(tmp_path: Path) -> None:
     console = Console(width=80, record=True, file=StringIO())
     console.print(comparison_table(both))
     assert any(
-        line.split()[:1] == ["chrF"] and "-1.00" in line and "worse" in line
+        line.split()[:1] == ["chrF"] and "−1.00" in line and "worse" in line
         for line in console.export_text().splitlines()
     )
     write_comparison(tmp_path, ("a", "b"), both, [])

@@ -15,7 +15,7 @@ from tests.report.sample import sample_drafted
 
 PAGES = Path(__file__).parents[2] / "docs" / "results"
 TEMPLATES = sorted(PAGES.glob(f"*{TEMPLATE}"))
-BY_HAND = {"bench", "bita", "early_exit", "figures", "kernels", "multi30k", "ppd", "speculative", "training"}
+BY_HAND = {"bita", "early_exit", "figures", "kernels", "multi30k", "ppd", "speculative", "training"}
 MEASURED = re.compile(r"\d\.\d+ ?×|\[−?\d+\.\d+, |\d,\d{3} (target|drafter) forwards|\d\.\d BLEU")
 
 

@@ -59,6 +59,8 @@ class HybridDrafter(Drafter):
             calls = draft.calls
             self._first.forget(len(tokens))
             draft, self._asked = self._second.propose(tokens), self._second
+        else:
+            self._second.forget(len(tokens) - 1)  # as the text may have become shorter
         second = self._asked is self._second
         return replace(draft, calls=calls + draft.calls, stats={**draft.stats, "second": second})
 

@@ -64,7 +64,9 @@ class NGramDrafter(Drafter):
         counts = self._table.after(token)
         row = None if counts is self._table.unigrams else token
         if row not in self._rows:
-            self._rows[row] = counts.tokens, self._request.sampling.probs(counts.times.float().log()[None])[0]
+            order = counts.tokens.argsort()  # as in the vocabulary, so that a random number picks the same from either
+            times = counts.times[order].float().log()
+            self._rows[row] = counts.tokens[order], self._request.sampling.probs(times[None])[0]
         return self._rows[row]
 
     def _dense(self, rows: list[tuple[Tensor, Tensor]]) -> Float[Tensor, "n vocab"]:

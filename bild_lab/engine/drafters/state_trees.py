@@ -120,8 +120,12 @@ class StateTreeDrafter(Drafter):
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Pass on the states of the prompt, of the last committed token and of the accepted ones."""
         states = self.states(scores)
-        before = states.shape[0] - len(draft) - 1  # rows of the prompt
-        rows = [*range(before), *(before + row for row in (0, *(node + 1 for node in verdict.path)))]
+        probes = 0 if draft.probes is None else len(draft.probes)  # another drafter's, behind its draft
+        before = states.shape[0] - probes - len(draft) - 1  # rows of the prompt, which another drafter may want alone
+        rows = [
+            *range(before if self.wants.prompt else 0),
+            *(before + row for row in (0, *(node + 1 for node in verdict.path))),
+        ]
         self._session.receive(states if len(rows) == states.shape[0] else states[on_device(rows, states.device)])
 
 

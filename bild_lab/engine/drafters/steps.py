@@ -49,6 +49,7 @@ class StepDrafter(Drafter):
     def propose(self, tokens: list[int]) -> Draft:
         if tokens[-1] in self._ends:
             self._left = 0
+        self._inner.forget(len(tokens) - 1)  # in each round: it would keep the rejected step while the target writes
         return empty_draft(self._model.device) if self._left else self._inner.propose(tokens)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:

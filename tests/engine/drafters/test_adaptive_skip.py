@@ -52,17 +52,19 @@ def used(made: DraftThenVerify) -> set[Block]:
     return whole | {(at, False) for at in view._skipped.attention} | {(at, True) for at in view._skipped.feed_forward}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.7}])
 def test_the_search_ends_with_blocks_that_agree_more_often(sampling: dict[str, float]) -> None:
     model = target()
     shares = []
-    for candidates in (0, 40):
+    for candidates in (0, 200):  # few comparisons of 8 rows do not tell three silent blocks from four
         made, trace = method(model, candidates), Trace()
-        made.decode(request(300, **sampling), trace)
-        last = trace.rounds[len(trace.rounds) // 2 :]
+        made.decode(request(400, **sampling), trace)
+        last = trace.rounds[len(trace.rounds) * 3 // 4 :]
         shares.append(sum(each.accepted for each in last) / sum(len(each.drafted) for each in last))
         assert len(used(made)) == 4
     assert shares[1] > shares[0] + 0.1
+    assert sampling or (used(made) == SILENT and shares[1] == 1)
 
 
 def test_a_candidate_is_chosen_if_more_of_its_tokens_are_the_targets() -> None:
@@ -83,6 +85,7 @@ def test_a_candidate_costs_a_forward_over_what_was_drafted_in_each_round_of_the_
         assert several == [own for own in drafted if candidates and own > 1]
 
 
+@pytest.mark.slow
 def test_every_text_begins_anew_unless_the_search_is_to_go_on() -> None:
     model = target()
     counts = {}

@@ -65,7 +65,7 @@ def test_the_second_is_asked_where_the_first_drafts_too_little() -> None:
         hybrid.observe(draft, Scores(None), Verdict(tuple(range(accepted)), 1))
     assert found == [(3, 1, False), (7, 2, True), (2, 1, False)]
     assert first.told == ["own", 3, 4, "other", "own", 6]  # what stands of its drafts, and where one was dropped
-    assert second.told == ["other", "own", 4, "other"]
+    assert second.told == [0, "other", "own", 4, 4, "other"]  # where it is not asked, how much of the text stands
 
 
 def test_it_needs_what_either_needs_and_gives_what_both_give() -> None:

@@ -59,6 +59,7 @@ def test_at_rate_one_every_draft_stands_and_at_rate_zero_none() -> None:
         assert [each.accepted for each in trace.rounds] == stood
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.3, 0.6, 0.9])
 def test_drafts_stand_with_the_chosen_probability_wherever_they_are_in_a_draft(rate: float) -> None:
     target = StubModel(copying(1))

@@ -148,9 +148,10 @@ def test_the_recorded_forwards_are_the_layers_that_were_run(targets: dict[str, L
     decoder, run = targets[family].decoder, type(targets[family].decoder).run
     ran: list[tuple[int, int]] = []
 
-    def counting(x, rows, cache, *memory, layers, hidden=None):
+    def counting(x, rows, cache, *memory, layers, hidden=None, skipped):
+        assert not skipped.attention and not skipped.feed_forward
         ran.append((rows.count, len(layers)))
-        return run(decoder, x, rows, cache, *memory, layers=layers, hidden=hidden)
+        return run(decoder, x, rows, cache, *memory, layers=layers, hidden=hidden, skipped=skipped)
 
     decoder.run = counting
     try:

@@ -135,13 +135,16 @@ def reciter(kind: str, text: str, prompt: int, begins: bool, shortest: bool = Fa
     """begins: its text begins behind the prompt, so its first word may look like a text's first."""
     pieces, end = checkpoint(kind).pieces, tokenizer(kind).eos_token_id
     whole = text.encode()
+    usual = pieces.tokens(whole, behind=not begins)
 
     def next_logits(tokens: list[int]) -> Tensor:
-        written = pieces.text(tokens[prompt:])
+        written, own = pieces.text(tokens[prompt:]), tokens[prompt:]
         if begins and pieces.adds_space:
             written = written.removeprefix(b" ")
         rest = whole[len(written) :] if whole.startswith(written) else b""
-        found = pieces.tokens(rest, behind=bool(tokens[prompt:]) or not begins) if rest else []
+        found = pieces.tokens(rest, behind=bool(own) or not begins) if rest else []
+        if rest and usual[: len(own)] == own:  # from within a character it would be written with single bytes
+            found = usual[len(own) :]
         if shortest and found:
             start = pieces.written[found[0]]
             found = [pieces.tokens_of[start[:n]] for n in range(1, len(start) + 1) if start[:n] in pieces.tokens_of]
@@ -179,6 +182,7 @@ def foreign(module: PreTrainedModel, engine: str, seed: int, how: str, target: L
     model = in_memory(other, engine)
     encoder_decoder = module.config.is_encoder_decoder
     vars(model.checkpoint).update(tokenizer=unknowing(tiny_tokenizer(encoder_decoder, names)))
+    vars(target.checkpoint).update(tokenizer=unknowing(tiny_tokenizer(encoder_decoder)))
     own = Overlap(Pieces(target.checkpoint), Pieces(model.checkpoint))
     return TranslatedModel(model, own, how)
 

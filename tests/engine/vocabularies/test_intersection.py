@@ -15,7 +15,6 @@ from bild_lab.engine.acceptance import SpeculativeSampling
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import ROOT, Tree
 from bild_lab.engine.drafters import LowConfidence, ModelDrafter, SpeculativeDrafter
-from bild_lab.engine.drafters.model_tree import ModelTreeDrafter
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
@@ -137,7 +136,6 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "fixed": lambda: ModelDrafter(small_model(), 2),
     "confidence": lambda: ModelDrafter(small_model(), 3, LowConfidence(0.55)),
     "hierarchy": lambda: SpeculativeDrafter(small_model(), ModelDrafter(small_model(), 1), 2),
-    "tree": lambda: ModelTreeDrafter(small_model(), nodes=3, window=2, width=2, children=2),
 }
 
 

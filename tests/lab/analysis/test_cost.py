@@ -235,7 +235,8 @@ def test_the_cache_within_a_window_is_read_for_all_rows_together() -> None:
 
 
 def test_layers_with_different_windows_count_as_a_whole_number_of_their_average() -> None:
-    sizes = replace(dimensions(LLAMA), layers=Matrices(300, 30), windows=((5, 1), (math.inf, 2)))
+    matrices = {"layers": Matrices(300, 30), "feed_forward": Matrices(120, 12)}
+    sizes = replace(dimensions(LLAMA), **matrices, windows=((5, 1), (math.inf, 2)))
     flops, values = sizes.work(Forward(LLAMA, rows=1, cached=9, layers=1))
     assert flops == 2 * 300 // 3 + 4 * 5 * 4 // 3 + 2 * (4 * 10 * 4) // 3  # one layer sees 5 keys, two see all 10
     read = (8 + 5 * 4) // 3 + 2 * (8 + 10 * 4) // 3  # queries in and outputs out, keys and values

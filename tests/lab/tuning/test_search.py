@@ -96,6 +96,7 @@ def test_a_search_that_cannot_be_is_refused(changed: dict[str, Any]) -> None:
         TuneSpec(**{"trials": 5, "loss": None, "validation": "dev", "test": "test", "space": [], **changed})
 
 
+@pytest.mark.slow
 def test_as_many_trials_as_points_measure_every_point_once(tmp_path: Path) -> None:
     bench = Bench(tmp_path, spec(1000))
     found = Study(bench, 0, True).search()
@@ -253,6 +254,7 @@ def test_a_search_that_cannot_run_leaves_nothing(case: str, command: Command, ba
     assert [file for file in Path().rglob("*") if file.is_file()] == []
 
 
+@pytest.mark.slow
 def test_a_second_search_under_a_name_is_refused_while_the_first_runs(command: Command, base: list[str]) -> None:
     sweep = Sweep(Path("outputs/tuned"))
     with sweep.search_lock():
@@ -280,6 +282,7 @@ def test_a_folder_that_knows_no_locks_is_searched_without(
     assert entered == ["search", "report"]
 
 
+@pytest.mark.slow
 def test_validation_that_is_test_under_another_name_is_refused(command: Command, base: list[str], data: Path) -> None:
     copied = write_data(Path("copied"))
     (copied / "validation.jsonl").write_text((copied / "test.jsonl").read_text())

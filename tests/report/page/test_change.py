@@ -25,12 +25,12 @@ def test_the_table_says_what_changed_beside_what_was_lost(tmp_path: Path) -> Non
     (group,) = by_setting(results)
     columns, (row,) = change_table(group)  # the baseline and older results have no row
     told = {column.title: (cell.text, cell.detail) for column, cell in zip(columns, row.cells, strict=True)}
-    assert told["policy"][0] == "bild" and told["BLEU, difference"][0] == "-0.90"
-    assert told["chrF"] == ("61.00", "-0.50 [-1.00, +0.10]")
+    assert told["policy"][0] == "bild" and told["BLEU, difference"][0] == "−0.90"
+    assert told["chrF"] == ("61.00", "−0.50 [−1.00, +0.10]")
     assert told["changed"] == ("25.0 %", "") and told["first difference"] == ("7.0", "")
     assert told["length"] == ("1.02×", "[0.98, 1.06]")
-    assert told["log-probability"] == ("-0.432", "[-0.500, -0.400]")
-    assert told["difference"] == ("-0.032", "[-0.050, +0.001]")
+    assert told["log-probability"] == ("−0.432", "[−0.500, −0.400]")
+    assert told["difference"] == ("−0.032", "[−0.050, +0.001]")
     page = report(tmp_path, results, [])
     assert "Quality lost, and what changed" in page.text and "chrF signature nc:6" in page.text
 

@@ -88,6 +88,10 @@ class SyntheticCheckpoint(Checkpoint):
     def generation(self) -> GenerationConfig:
         return GenerationConfig(pad_token_id=0, decoder_start_token_id=0)
 
+    @cached_property
+    def vocabulary(self) -> dict[str, int]:
+        return {f"t{index}": index for index in range(self.shape.vocab_size)}
+
     @property
     def end_tokens(self) -> frozenset[int]:
         return frozenset()  # every run decodes to its length limit
