@@ -26,6 +26,8 @@ else
         build=cpu why="$why, too old for any build"
     elif at_least "$cuda" 13.0 && at_least "${capability:-7.5}" 7.5; then
         build=cu130
+    elif at_least "${capability:-7.5}" 10.0; then
+        build=cpu why="$why, which the build for CUDA 12.6 cannot run: update the driver to 580 or newer for CUDA"
     else
         build=cu126
     fi

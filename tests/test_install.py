@@ -43,6 +43,7 @@ def smi(cuda: str, *capabilities: str) -> str:
         (smi("13.2", "8.0", "12.0"), "cu130"),
         (smi("12.8", "9.0"), "cu126"),
         (smi("12.0", "8.6"), "cu126"),
+        (smi("12.8", "12.0"), "cpu"),
         (smi("13.0", "9.0", "7.0"), "cu126"),
         (smi("13.0", "3.5"), "cpu"),
         (smi("11.8", "8.0"), "cpu"),
@@ -54,8 +55,9 @@ def test_the_build_fits_the_driver_and_the_oldest_gpu(tmp_path: Path, answer: st
     assert f"PyTorch for {build}" in why
 
 
-def test_an_old_driver_is_named(tmp_path: Path) -> None:
-    assert "update the driver" in pip_options(tmp_path, smi("11.8", "8.0"))[1]
+@pytest.mark.parametrize(("answer", "remedy"), [(smi("11.8", "8.0"), "525"), (smi("12.8", "12.0"), "580")])
+def test_an_old_driver_is_named(tmp_path: Path, answer: str, remedy: str) -> None:
+    assert f"update the driver to {remedy} or newer" in pip_options(tmp_path, answer)[1]
 
 
 def test_a_build_can_be_asked_for_from_a_mirror(tmp_path: Path) -> None:

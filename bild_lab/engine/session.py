@@ -132,7 +132,8 @@ class Chain:
     steps: how many at most. end_tokens: end the chain, and belong to it. threshold: the chain ends before a token if
     the largest probability of its forward, at temperature 1, is smaller; None: never. uniforms: [steps] in [0, 1),
     one for each draw at this temperature; None with temperature 0. keeps_probs: return the distributions at
-    temperature 1 too. plain: every token may be drawn, neither top-k nor top-p.
+    temperature 1 too. plain: every token may be drawn, neither top-k nor top-p. looks: False: tokens behind an end
+    token may be drafted too, where looking for it would synchronize.
     """
 
     steps: int
@@ -142,6 +143,7 @@ class Chain:
     uniforms: Float[Tensor, " steps"] | None = None
     keeps_probs: bool = False
     plain: bool = True
+    looks: bool = True
 
 
 @dataclass(frozen=True)

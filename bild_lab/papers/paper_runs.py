@@ -75,15 +75,18 @@ def hub() -> dict[str, Any]:
 
 
 def commands(figure: str) -> list[str]:
-    """What is run for a figure at the paper's scale, in order."""
+    """What is run for a figure at the paper's scale, in order; for any other experiment, its own command."""
+    if figure not in published_names():
+        return [f"python run.py experiment={figure}"]
     return load_published(figure).commands["paper"]
 
 
 def figures(name: str) -> list[str]:
-    """The figures that a word names: one, or all. Raises UserError for others."""
+    """The figures that a word names: one, or all; or one experiment. Raises UserError for others."""
     if name == "all":
         return published_names()
-    load_published(name)
+    if not (config_dir() / "experiment" / f"{name}.yaml").is_file():
+        load_published(name)
     return [name]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -10,8 +11,8 @@ from hydra import initialize_config_dir
 
 from bild_lab.errors import UserError
 from bild_lab.lab.config import compose_config, config_dir
-from bild_lab.papers.paper_runs import Setting, commands, hub, misspelt, needs, settings_of
-from bild_lab.papers.published import published_names
+from bild_lab.papers.paper_runs import Setting, commands, figures, hub, misspelt, needs, settings_of
+from bild_lab.papers.published import load_published, published_names
 from scripts import paper_run
 from tests.thinned import thinned
 
@@ -43,6 +44,38 @@ def test_a_dry_run_of_every_figure_finds_its_names_on_the_cards(figure: str) -> 
             assert not misspelt(each), command
             needed = needs(each, "a100")
             assert needed.memory_gb > 0 and needed.examples > 0
+
+
+def others() -> list[str]:
+    """Experiments that no figure's commands name."""
+    named = {word for figure in published_names() for every in load_published(figure).commands.values()
+             for command in every for word in shlex.split(command)}  # fmt: skip
+    folder = config_dir() / "experiment"
+    names = (str(file.relative_to(folder).with_suffix("")) for file in sorted(folder.rglob("*.yaml")))
+    return [name for name in names if f"experiment={name}" not in named]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", others())
+def test_a_dry_run_of_every_other_experiment_finds_its_names_on_the_cards(name: str) -> None:
+    assert figures(name) == [name]
+    (command,) = commands(name)
+    own = [word for word in ("pair.target=toy:large", "pair.draft=toy:small") if "TARGET" in usage(name)]
+    for each in settings_of(" ".join([command, *own])):
+        assert not misspelt(each)
+        assert needs(each, "a100").examples > 0
+
+
+def usage(name: str) -> str:
+    """The first lines of an experiment's file."""
+    return (config_dir() / "experiment" / f"{name}.yaml").read_text().partition("defaults:")[0]
+
+
+def test_an_experiment_that_is_in_no_figure_is_told_too(command: Callable[..., tuple[int, str]]) -> None:
+    assert "tune/xsum" in others()
+    code, told = command(paper_run, "tune/xsum", "gpu=t4")
+    assert code == 0 and "kssteven/T5-large-xsum" in told
+    assert command(paper_run, "tune/abacus")[0] == 2
 
 
 @pytest.mark.slow

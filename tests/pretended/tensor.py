@@ -58,7 +58,8 @@ class GpuTensor(torch.Tensor):
         return f"GpuTensor({self.held})"
 
     def tolist(self) -> Any:
-        self.machine.wait("tolist")
+        if self.numel():
+            self.machine.wait("tolist")
         return self.held.tolist()
 
     def numpy(self, **options: Any) -> Any:
@@ -329,7 +330,7 @@ def to_device(
 ) -> Any:
     machine.require_copied(source)
     is_pinned = getattr(source, "pinned", False)
-    if blocks or not is_pinned:
+    if source.numel() and (blocks or not is_pinned):  # CUDA copies nothing, and waits for nothing, without elements
         machine.wait("copy to the device" if is_pinned else "copy of memory that is not pinned to the device")
     plain = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory", "non_blocking")}
     if to is None:
@@ -353,6 +354,8 @@ def to_host(
     plain = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory", "non_blocking")}
     values = source.held.clone() if to is not None else func(source.held, **plain).clone()
     target = torch.empty_like(values) if to is None else to
+    if not source.numel():
+        return target
     if blocks or (to is not None and not getattr(to, "pinned", False)):
         machine.wait("copy to the host")
         return target.copy_(values)

@@ -61,6 +61,7 @@ def test_each_kind_of_wait_is_counted_with_its_line(machine: Machine, read: obje
 def test_work_that_stays_on_the_device_waits_for_nothing(machine: Machine) -> None:
     with machine.counting() as waits:
         x = torch.zeros(3, 4, device="cuda")
+        assert x[:0].tolist() == [] and torch.tensor([], device="cuda").is_cuda  # nothing to copy
         x[:, :2] = 1.0
         x[0, torch.full((1,), 3, device="cuda")] = 2.0
         pinned = torch.tensor([1, 2]).pin_memory().to("cuda", non_blocking=True)

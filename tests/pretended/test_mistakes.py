@@ -13,7 +13,7 @@ from bild_lab.engine.acceptance import SpeculativeSampling
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft
 from bild_lab.engine.drafters import LowConfidence, ModelDrafter
-from bild_lab.engine.models.native import attention, model
+from bild_lab.engine.models.native import attention, layers
 from bild_lab.engine.models.native.cache import KeyValueCache
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.sampling import Sampling
@@ -64,6 +64,21 @@ def test_without_a_mistake_a_round_waits_once(desk: Desk) -> None:
     assert desk.decode(LowConfidence(0.4), compiled=True) <= 2
 
 
+@pytest.mark.parametrize("looks", [True, False])
+def test_a_window_of_one_graph_ends_where_a_step_ends_if_that_is_looked_for(desk: Desk, looks: bool) -> None:
+    """As `StepDrafter` asks for; without, nothing is read."""
+    drafter, tokens = ModelDrafter(desk.draft.as_compiled(), 4), list(desk.request.source.prompt)
+    drafter.start(desk.request, desk.target.start(desk.request.source, NEW_TOKENS, []))
+    drafted = drafter.propose(tokens).token_list
+    drafter.looks = looks
+    ends = replace(desk.request.limits, end_tokens=frozenset([drafted[1]]))
+    drafter.start(replace(desk.request, limits=ends), desk.target.start(desk.request.source, NEW_TOKENS, []))
+    with desk.machine.counting() as waits:
+        draft = drafter.propose(tokens)
+    assert len(waits) == looks
+    assert draft.token_list == (drafted[: drafted.index(drafted[1]) + 1] if looks else drafted)
+
+
 def test_a_mask_built_on_the_host(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     def place(start: int, count: int, device: torch.device, *rest: object) -> attention.PlacedRows:
         placed = attention.place_rows(start, count, device, *rest)
@@ -71,7 +86,7 @@ def test_a_mask_built_on_the_host(desk: Desk, monkeypatch: pytest.MonkeyPatch) -
             return placed
         return replace(placed, visible=torch.ones(count, start + count, dtype=torch.bool).tril(start))
 
-    monkeypatch.setattr(model, "place_rows", place)
+    monkeypatch.setattr(layers, "place_rows", place)
     with pytest.raises(CudaFault, match="same device"):
         desk.decode()
 

@@ -22,9 +22,8 @@ PROMPTS = ["w5 w9 w30 w12", "w7 w8", "w39 w38 w3 w20"]
 NEW_TOKENS = 6
 
 
-@pytest.mark.parametrize(
-    ("family", "compiles"), [("llama", "true"), pytest.param("t5", "false", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "compiles"), [("llama", "true"), ("t5", "false")])
 def test_a_point_is_measured_as_on_a_cpu(checkpoints: Path, tmp_path: Path, family: str, compiles: str) -> None:
     pair = str(checkpoints / family), str(checkpoints / f"{family}-draft")
     here = bild_lab.load(*pair, policy="bild", fallback=0.3, rollback=0.5, device="cpu", dtype="float64")

@@ -20,6 +20,7 @@ ONE = Waits("1", lambda one: 1)
 TWO = Waits("2", lambda one: 2)
 DRAFTER = Waits("1, and 1 for each forward of the drafter", lambda one: 1 + one.draft_calls)
 VIEW = Waits("2, and 1 for each forward of the view", lambda one: 2 + one.draft_calls)
+SKIPPING = Waits("1, and 1 for each forward of the view", lambda one: 1 + one.draft_calls)
 LEVEL = Waits("1, and 1 for each level of the tree", lambda one: 1 + one.draft_calls)
 INNER = Waits("1, and 1 for each inner round", lambda one: 1 + one.draft_calls)
 LAYER = Waits("1, and 1 for each layer that is measured", lambda one: 1 + one.stats["exit_layer"])
@@ -30,11 +31,18 @@ EAGER = {  # every other policy waits once
     "bild_no_rollback": DRAFTER,
     "bild_tree": LEVEL,
     "calm": LAYER,
+    "eagle3": LEVEL,
     "early_exit_speculative": TWO,
+    "hybrid": TWO,
+    "hydra": LEVEL,
+    "layer_skip_adaptive": SKIPPING,
+    "lookahead": TWO,
     "speculative_hierarchy": INNER,
     "speculative_tree": LEVEL,
+    "step_cascade": DRAFTER,
+    "token_recycling": TWO,
 }
-COMPILED = EAGER | {"bild": TWO, "bild_no_rollback": TWO}  # native, with runtime.compile=true
+COMPILED = EAGER | {"bild": TWO, "bild_no_rollback": TWO, "step_cascade": TWO}  # native, with runtime.compile=true
 SAME = "the same"
 
 

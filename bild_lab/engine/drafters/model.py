@@ -151,6 +151,7 @@ class ModelDrafter(Drafter):
             uniforms,
             self._keeps_probs,
             sampling.plain,
+            self.looks,
         )
         drafted = self._session.draft(feed, chain)
         if drafted is None:

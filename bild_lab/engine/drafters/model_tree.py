@@ -71,7 +71,12 @@ class ModelTreeDrafter(Drafter):
             grown = grow(self._session, feed, growth, sampling)
         self._grown = grown
         device = self._model.device
-        return Draft(on_device(grown.tokens, device), on_device(grown.parents, device), calls=len(grown.forwards))
+        return Draft(
+            on_device(grown.tokens, device),
+            on_device(grown.parents, device),
+            calls=len(grown.forwards),
+            known_parents=grown.parents,
+        )
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Keep the accepted tokens that have run."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -126,7 +126,7 @@ class Workspace:
         """Run these tokens, and a window behind them, as one CUDA graph; None where it does not fit, or without a GPU.
 
         All steps run, whatever they draft: low confidence and end tokens are looked for afterwards, in one transfer of
-        all tokens and confidences. Without a threshold nothing is read, and tokens behind an end token are drafted too.
+        all tokens and confidences. If neither is looked for, nothing is read.
         Distributions are valid until the next window.
         """
         rows, steps = padded(len(tokens)), chain.steps
@@ -246,15 +246,15 @@ def drafted(window: DraftedWindow, chain: Chain) -> DraftedChain:
     """Run a window's program, and end the chain where it ends."""
     read, probs, own = window.run()
     steps = chain.steps
-    if chain.threshold is None:
+    if chain.threshold is None and not chain.looks:
         tokens, count, forwards, confidences = read[:steps].long(), steps, steps, []
     else:
         values = read.tolist()
         tokens, confidences = [int(token) for token in values[:steps]], values[window.steps :][:steps]
-        ended = until_end(tokens, chain.end_tokens)
-        unsure = next((place for place, sure in enumerate(confidences) if sure < chain.threshold), steps)
+        ended, least = until_end(tokens, chain.end_tokens), chain.threshold
+        unsure = next((place for place, sure in enumerate(confidences) if least is not None and sure < least), steps)
         count, forwards = (unsure, unsure + 1) if unsure < ended else (ended, ended)
-        tokens, confidences = tokens[:count], confidences[:forwards]
+        tokens, confidences = tokens[:count], [] if least is None else confidences[:forwards]
     return DraftedChain(
         tokens=tokens,
         forwards=forwards,
@@ -268,7 +268,20 @@ def drafted(window: DraftedWindow, chain: Chain) -> DraftedChain:
 Result = TypeVar("Result")
 
 
-def captured(run: Callable[[], Result]) -> Callable[[], Result]:
+@dataclass(frozen=True)
+class Replay(Generic[Result]):
+    """A captured program. program: holds the memory that it reads, of which the graph has addresses alone."""
+
+    graph: torch.cuda.CUDAGraph
+    out: Result
+    program: Callable[[], Result]
+
+    def __call__(self) -> Result:
+        self.graph.replay()
+        return self.out
+
+
+def captured(run: Callable[[], Result]) -> Replay[Result]:
     """The same kernels as one CUDA graph over the same memory."""
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
@@ -279,12 +292,7 @@ def captured(run: Callable[[], Result]) -> Callable[[], Result]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = run()
-
-    def replay() -> Result:
-        graph.replay()
-        return out
-
-    return replay
+    return Replay(graph, out, run)
 
 
 def padded(count: int) -> int:
