@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from bild_lab.engine.models.native import NativeModel
     from bild_lab.lab.measure.bench.arms import Bench
+    from bild_lab.lab.measure.bench.gpu import Pair
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = Path("outputs/gpu")
@@ -93,11 +94,11 @@ class Steps:
 
     def tests(self) -> Found:
         """Whole policies on the device: the CPU's tokens, the documented waits, and CUDA graphs."""
-        return tested(GPU_TESTS, self.device.type)
+        return tested([*GPU_TESTS, *self._fewer], self.device.type)
 
     def lossless(self) -> Found:
         """Random models: every lossless policy gives the target's own tokens."""
-        return tested([*LOSSLESS, *(["-m", "not slow"] if self.small else [])], self.device.type)
+        return tested([*LOSSLESS, *self._fewer], self.device.type)
 
     def certificate(self) -> Found:
         """Sweeps with measure.certify=true in each precision: each text that differs is a numerical tie or a defect."""
@@ -154,6 +155,10 @@ class Steps:
         call(["run.py", *words])
         return Found(["outputs/gpu_sweep/report.html has the plot"], summaries("gpu_sweep"))
 
+    @property
+    def _fewer(self) -> list[str]:
+        return ["-m", "not slow"] if self.small else []
+
     def _synchronize(self) -> None:
         import torch
 
@@ -167,20 +172,26 @@ class Steps:
         from bild_lab.lab.measure.bench.gpu import gpu_bench
 
         dtype = torch.float32 if self.small else torch.bfloat16
-        return [gpu_bench(name, self.device, dtype) for name in self._fitting[0]]
+        return [gpu_bench(name, self._shapes[name], self.device, dtype) for name in self._fitting[0]]
+
+    @property
+    def _shapes(self) -> dict[str, Pair]:
+        from bild_lab.lab.measure.bench import gpu
+
+        return gpu.TRIAL if self.small else gpu.SHAPES
 
     @cached_property
     def _fitting(self) -> tuple[list[str], list[str]]:
         """The shapes that fit into the device's memory, and a sentence on each that does not."""
         import torch
 
-        from bild_lab.lab.measure.bench.gpu import SHAPES, needed_bytes
+        from bild_lab.lab.measure.bench.gpu import needed_bytes
 
         if self.device.type != "cuda":
-            return list(SHAPES), []
+            return list(self._shapes), []
         free, taken, fitting, missing = torch.cuda.mem_get_info(self.device)[0], 0, [], []
-        for name in SHAPES:
-            needed = needed_bytes(name, torch.bfloat16)
+        for name, pair in self._shapes.items():
+            needed = needed_bytes(name, pair, torch.bfloat16)
             if taken + needed <= free:
                 taken += needed
                 fitting.append(name)

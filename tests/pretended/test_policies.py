@@ -153,11 +153,12 @@ def test_the_gpu_gives_the_cpus_tokens_and_waits_as_often_as_documented(
         asked = seeded(request, DEVICE)
         if isinstance(method, Prepares):
             method.prepare(asked)
-        emitted(method, asked, Trace())  # weights are moved, shapes made, and graphs captured
+        for _ in range(1 + (engine == "compiled")):  # a view keeps the first text's workspace until it has the next one
+            emitted(method, seeded(request, DEVICE), Trace())  # weights are moved, shapes made, and graphs captured
         if not hasattr(method, "stream"):  # peers and beam searches
             assert emitted(method, asked, Trace()) == wanted or sampled  # peers draw from a generator of their own
             continue
-        tokens, rounds = rounds_of(method, replace(asked, generator=seeded(request, DEVICE).generator), machine)
+        tokens, rounds = rounds_of(method, asked, machine)
         assert tokens == wanted or (REAL and sampled)  # whose generators draw other numbers
         most = most_waits(policy, engine)
         for place, (one, waits) in enumerate(rounds):

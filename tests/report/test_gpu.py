@@ -26,7 +26,7 @@ TINY = {
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    monkeypatch.setattr(bench, "SHAPES", TINY)
+    monkeypatch.setattr(bench, "TRIAL", TINY)
     with pretended_gpu() as machine:
         yield machine
 

@@ -34,26 +34,37 @@ SHAPES = {  # each with its drafter
         Shape(lambda: t5(512, 6, 8, 2048), None, 64),
     ),
 }
+TRIAL = {  # to see on a CPU that all of it works; their speed says nothing
+    "tiny_llama": (
+        Shape(lambda: llama(2, 64, 128, 4, 1000), "tiny_llama_drafter", 8),
+        Shape(lambda: llama(1, 64, 128, 4, 1000), None, 8),
+    ),
+    "tiny_t5": (
+        Shape(lambda: t5(64, 2, 4, 128, d_kv=16, vocab_size=1000), "tiny_t5_drafter", 8),
+        Shape(lambda: t5(64, 1, 4, 128, d_kv=16, vocab_size=1000), None, 8),
+    ),
+}
+Pair = tuple[Shape, Shape]
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 COPIES = 2.4  # of the weights: one for each engine, and room for activations, graphs and caches
 SYNCHRONIZES = "synchroniz"  # in PyTorch's warning of a wait
 KERNELS = 12  # the longest ones are shown
 
 
-def needed_bytes(name: str, dtype: torch.dtype) -> int:
-    """About how much memory of the device the bench of this shape takes."""
+def needed_bytes(name: str, pair: Pair, dtype: torch.dtype) -> int:
+    """About how much memory of the device the bench of this shape and its drafter takes."""
     numbers = sum(
         sum(weight.numel() for weight in weightless(SyntheticCheckpoint(name, shape=shape.config())).parameters())
-        for shape in SHAPES[name]
+        for shape in pair
     )
     return int(COPIES * numbers * dtype.itemsize)
 
 
-def gpu_bench(name: str, device: torch.device, dtype: torch.dtype) -> Bench:
-    """The arms of one shape, with random weights."""
-    large, small = SHAPES[name]
+def gpu_bench(name: str, pair: Pair, device: torch.device, dtype: torch.dtype) -> Bench:
+    """The arms of one shape and its drafter, with random weights."""
+    large, small = pair
     target, draft = _models(name, large, device, dtype), _models(str(large.drafter), small, device, dtype)
-    request = synthetic_request(target[0].checkpoint, SHAPES[name][0].new_tokens, device)
+    request = synthetic_request(target[0].checkpoint, large.new_tokens, device)
     return prepare(name, target, draft, (request,))
 
 
