@@ -1,5 +1,7 @@
 """Fixtures that several test modules share."""
 
+import gc
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,11 +16,13 @@ from bild_lab.lab.cli import run_application
 from tests.checkpoints import tiny_checkpoints, write_data
 from tests.engine.peers.fake import run_fake_engines
 
+gc.disable()  # until the tests are collected: what is made by then stays
 why_no_kernels(torch.device("cpu"), torch.float32)  # compiles them now: what it says belongs to no test
 torch.set_num_threads(1)  # fastest for tiny models, and leaves the other core to the other half of the tests
 
 
-# tables of more cases than this are sampled by the fast tests, one of three; `make test-slow` runs all of them
+# tables of more cases than this are sampled by the fast tests, one of three; `make test-slow` runs all of them,
+# and so does `make mutants`, by WHOLE_TABLES=1
 LONG, STEP = 4, 3
 SAMPLED = (
     "tests/engine/",
@@ -32,6 +36,8 @@ SAMPLED = (
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of long tables of cases, mark all but every third as slow, before slow tests are left out."""
+    if os.environ.get("WHOLE_TABLES"):
+        return
     tables: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.nodeid.startswith(SAMPLED) and "[" in item.nodeid and item.get_closest_marker("slow") is None:
@@ -41,6 +47,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             for place, case in enumerate(cases):
                 if place % STEP:
                     case.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    """Objects that exist by now, mostly modules and tests, are not looked at again by the garbage collector."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

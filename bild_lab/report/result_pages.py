@@ -27,7 +27,9 @@ from bild_lab.lab.results.table import to_frame
 
 DATA, TEMPLATE = "data", ".md.j2"
 POINT_COLUMNS = """policy target draft dataset split n_examples dtype batch temperature engine quality
-quality_low quality_high quality_difference quality_difference_low quality_difference_high latency_s_median
+quality_low quality_high quality_difference quality_difference_low quality_difference_high chrf_difference
+chrf_difference_low chrf_difference_high log_probability_difference log_probability_difference_low
+log_probability_difference_high latency_s_median
 latency_s_p95 latency_s_mean speedup speedup_low speedup_high tokens_per_s baseline_tokens_per_s tokens_per_target_call
 acceptance_rate drafted accepted draft_calls target_calls fallbacks rollbacks exit_layer_mean agreement_with_target
 certificate_equal certificate_ties certificate_defects certificate_unjudged

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -129,7 +130,10 @@ class Case:
 
 
 def differences(alone: Sequence[tuple[list[int], Trace]], together: Sequence[BatchedText]) -> set[str]:
-    """What differs: texts, tokens that were drafted or accepted, or the forwards that were counted."""
+    """What differs: texts, tokens that were drafted or accepted, or the forwards that were counted, in any order.
+
+    Alone, two threads of `ppd` note their forwards as they happen to come.
+    """
     found = set()
     for (tokens, trace), one in zip(alone, together, strict=True):
         if one.token_ids != tokens:
@@ -138,9 +142,14 @@ def differences(alone: Sequence[tuple[list[int], Trace]], together: Sequence[Bat
             (each.drafted, each.accepted) for each in trace.rounds
         ]:
             found.add("drafts")
-        if [vars(each) for each in one.trace.forwards] != [vars(each) for each in trace.forwards]:
+        if counted(one.trace) != counted(trace):
             found.add("forwards")
     return found
+
+
+def counted(trace: Trace) -> Counter:
+    """How often each kind of forward ran."""
+    return Counter(tuple({**vars(each), "config": id(each.config)}.items()) for each in trace.forwards)
 
 
 @pytest.mark.parametrize(("policy", "family", "engine"), some(on(ENGINES, POLICIES), FAST))
@@ -163,7 +172,9 @@ def test_many_texts_in_batches_of_2_to_32_are_those_of_batch_1(
 ) -> None:
     if temperature and policy in GREEDY_ONLY:
         pytest.skip("it refuses to sample")
-    case = Case(policy, family, engine, temperature, count=40)
+    # PyTorch's products round by the number of rows, and among so many float32 texts a draft meets a tie
+    dtype = torch.float64 if engine == "native" else torch.float32
+    case = Case(policy, family, engine, temperature, count=40, dtype=dtype)
     alone = case.alone()
     for size in (2, 5, 8, 32):
         assert differences(alone, case.together(size)) <= case.may_differ, size

@@ -32,6 +32,41 @@ def test_temperature_zero_is_argmax_with_certainty() -> None:
     assert Sampling().probs(P.log()[None]).tolist() == [[1.0, 0.0, 0.0, 0.0]]
 
 
+def test_every_row_has_its_own_likeliest_token() -> None:
+    rows = torch.tensor([[0.0, 1.0, 2.0], [5.0, 1.0, 2.0]])
+    assert Sampling().probs(rows).tolist() == [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]
+
+
+def test_half_precision_becomes_float32() -> None:
+    half = P.log()[None].bfloat16()
+    assert Sampling(1.0).probs(half).dtype == torch.float32
+    torch.testing.assert_close(Sampling(1.0).probs(half), half.float().softmax(-1), rtol=0, atol=0)
+
+
+def test_sampling_is_plain_only_without_top_k_and_top_p() -> None:
+    assert Sampling(1.0).plain and Sampling(1.0, top_p=1.0).plain
+    assert not Sampling(1.0, top_k=2).plain and not Sampling(1.0, top_p=0.9).plain
+
+
+def test_an_infinite_temperature_is_refused() -> None:
+    with pytest.raises(UserError, match="temperature must be >= 0, got inf"):
+        Sampling(math.inf)
+
+
+def test_a_round_of_sampling_is_that_of_its_generator() -> None:
+    draft = Draft(torch.tensor([1]), probs=Q[None])
+    logits = P.log().repeat(2, 1)
+
+    def tokens(seed: int) -> list[tuple[tuple[int, ...], int]]:
+        generator = torch.Generator().manual_seed(seed)
+        request = Request(Source((0,)), Limits(1, 10), Sampling(1.0), generator)
+        return [
+            (one.path, one.next_token) for one in (SpeculativeSampling()(draft, logits, request) for _ in range(20))
+        ]
+
+    assert tokens(1) == tokens(1) != tokens(2)
+
+
 def test_temperature_divides_the_logits() -> None:
     expected = P.sqrt() / P.sqrt().sum()
     torch.testing.assert_close(Sampling(temperature=2.0).probs(P.log()[None])[0], expected)

@@ -204,6 +204,10 @@ def test_values_out_of_range_are_refused(call, message: str) -> None:
         call()
 
 
+def test_a_window_is_at_most_100_unless_asked_for_another() -> None:
+    assert (optimal_window(1, 0.001), optimal_window(1, 0.001, most=7)) == (100, 7)
+
+
 def test_what_is_no_pair_of_distributions_is_refused() -> None:
     p, q = distributions(2)
     with pytest.raises(UserError, match=r"lie in \(0, 1\], got 0"):

@@ -74,3 +74,5 @@ def test_matches_are_drawn_at_their_rate_and_reproducibly() -> None:
 def test_a_pipeline_that_candidates_could_not_follow_is_refused() -> None:
     with pytest.raises(UserError, match="half of the 8 layers"):
         simulate([True], 8, 3, 1)
+    with pytest.raises(UserError, match="^top_k must be a whole number >= 1"):
+        simulate([True], 8, 4, 0)

@@ -1,22 +1,11 @@
 """Fixtures of all tests of trainings."""
 
-import gc
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.tiny import save, tiny_llama, tiny_t5
 from tests.training.targets import ending
-
-
-@pytest.fixture(autouse=True, scope="package")
-def quick_collection() -> Iterator[None]:
-    """Every training collects garbage once, which takes longer than training the tests' models."""
-    gc.collect()
-    gc.freeze()  # objects that exist by now, mostly modules, are not looked at again
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 PACKAGE = Path(__file__).resolve().parents[2]
 # Modules and folders that decode, time, score or summarize.
 MEASURING = (
@@ -124,13 +125,18 @@ def code_text(node: object) -> str:
         return f"[{','.join(map(code_text, node))}]"
     if not isinstance(node, ast.AST):
         return repr(node)
-    fields = {name: getattr(node, name, None) for name in node._fields}
-    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and _documented(node):
-        fields["body"] = node.body[1:]
-    # newer versions of Python add fields, which are empty in code that older ones can read
-    parts = [f"{name}={code_text(value)}" for name, value in fields.items() if value is not None and value != []]
-    return f"{type(node).__name__}({','.join(parts)})"
+    name = type(node).__name__
+    if not node._fields:
+        return f"{name}()"
+    parts = []
+    for field in node._fields:
+        value = getattr(node, field, None)
+        if field == "body" and isinstance(node, DOCUMENTED) and _documented(node):
+            value = value[1:]
+        if value is not None and value != []:  # newer Pythons add fields, empty in code that older ones can read
+            parts.append(f"{field}={code_text(value)}")
+    return f"{name}({','.join(parts)})"
 
 
-def _documented(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+def _documented(node: ast.AST) -> bool:
     return ast.get_docstring(node, clean=False) is not None

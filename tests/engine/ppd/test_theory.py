@@ -98,6 +98,11 @@ def test_other_values_out_of_range_are_refused() -> None:
         expected_latency(0, 40, 20, 0.5)
     with pytest.raises(UserError, match="top_k must be a whole number >= 1"):
         compute_per_token(40, 20, 0.5, 0)
+    for refused in (lambda: expected_compute(9, 40, 20, 0.5, 0), lambda: compute_of_runs([1], 40, 20, 0)):
+        with pytest.raises(UserError, match="top_k must be a whole number >= 1"):
+            refused()
+    with pytest.raises(UserError, match="^layers must be a whole number >= 1"):
+        latency_per_token(0, 20, 0.5)
     with pytest.raises(UserError, match="at least one run"):
         latency_of_runs([], 40, 20)
     with pytest.raises(UserError, match="the length of a run"):

@@ -83,6 +83,14 @@ def test_a_knob_that_only_one_version_has_matches_unless_it_varies() -> None:
         match([bild()], known)
 
 
+def test_four_points_without_a_partner_are_named_and_the_others_counted() -> None:
+    four, five = ([bild(0.1 * place) for place in range(1, count + 1)] for count in (4, 5))
+    other = [sample_result("vanilla", {}, 1.0)]
+    for several, end in ((four, r"fallback=0\.4 rollback=2\.0;"), (five, r"fallback=0\.4 rollback=2\.0 and 1 more;")):
+        with pytest.raises(UserError, match=f"A has bild fallback=0.1.*{end} B has vanilla"):
+            match(several, other)
+
+
 def test_another_dataset_metric_or_split_is_refused() -> None:
     changes = [
         ({"dataset": "iwslt"}, "same dataset"),

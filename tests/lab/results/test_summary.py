@@ -23,6 +23,7 @@ from bild_lab.lab.results.summary import (
     qualities,
     speed,
     summarize,
+    work_of,
 )
 from bild_lab.lab.schema.quality import Quality
 from bild_lab.lab.schema.result import Counts, Speedup
@@ -74,6 +75,13 @@ def test_without_a_baseline_there_is_no_ratio() -> None:
     measured = speed({"method": TIMED["method"]}, seed=0)
     assert measured["tokens_per_s_ratio"] is None and measured["baseline_tokens_per_s"] is None
     assert measured["speedup"] == Speedup()
+
+
+def test_work_is_that_of_method_and_baseline_and_without_a_baseline_its_own_alone() -> None:
+    one = Timed([1], [1.0], Trace(rounds=[Round()] * 3, forwards=[Forward(LlamaConfig(), 1)]))
+    both, alone = work_of({"method": [one], "baseline": [one, one]}, 2), work_of({"method": [one]}, 2)
+    assert (both.rounds, both.baseline_rounds, both.baseline[0].count) == (3, 6, 2)
+    assert (alone.rounds, alone.baseline, alone.baseline_rounds) == (3, [], 0)
 
 
 def test_each_category_has_the_numbers_of_its_own_examples() -> None:

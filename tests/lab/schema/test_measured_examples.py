@@ -64,6 +64,9 @@ def test_examples_are_stored_with_the_baselines_and_their_certificates() -> None
     assert "turn" not in first.to_json() and second.to_json()["turn"] == 2
     (alone,) = measured_examples(examples[:1], {"method": timed["method"][:1]}, {"method": ["one"]})
     assert alone.baseline_latency_s is None and "baseline_latency_s" not in alone.to_json()
+    scored = measured_examples(examples, timed, texts, scores=[{"rouge": 50.0}, {}])
+    assert [one.scores for one in scored] == [{"rouge": 50.0}, None]
+    assert first.scores is None
 
 
 def test_a_traced_example_has_the_text_of_every_token_emitted_or_drafted() -> None:

@@ -59,8 +59,12 @@ def _records(data: bytes) -> list[bytes]:
         if left < _HEADER:  # too little for a fragment's header: zeros
             position += left
             continue
+        if len(data) - position < _HEADER:  # is being written
+            break
         checksum, length, kind = struct.unpack_from("<IHB", data, position)
         part = data[position + _HEADER : position + _HEADER + length]
+        if len(part) < length:  # likewise
+            break
         assert checksum == zlib.crc32(part, zlib.crc32(bytes([kind])))
         position += _HEADER + length
         parts = part if kind in (_WHOLE, _FIRST) else parts + part
