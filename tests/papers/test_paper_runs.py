@@ -71,6 +71,7 @@ def usage(name: str) -> str:
     return (config_dir() / "experiment" / f"{name}.yaml").read_text().partition("defaults:")[0]
 
 
+@pytest.mark.slow
 def test_an_experiment_that_is_in_no_figure_is_told_too(command: Callable[..., tuple[int, str]]) -> None:
     assert "tune/xsum" in others()
     code, told = command(paper_run, "tune/xsum", "gpu=t4")
