@@ -141,7 +141,7 @@ def main() -> None:
     stages.enter("loading libraries")
     import torch  # late: it takes seconds to load
 
-    from bild_lab.engine.models.checkpoint import resolve_device, resolve_dtype
+    from bild_lab.engine.models.device import resolve_device, resolve_dtype
     from bild_lab.lab.measure.bench.arms import synthetic_benches, why_no_peer_arms
     from bild_lab.lab.measure.bench.costs import drafter_rows, forward_costs
     from bild_lab.lab.measure.bench.rounds import run

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def generate(cfg: DictConfig) -> None:
     """Generate the missing answers. Raises UserError for bad input."""
-    from bild_lab.engine.models.checkpoint import resolve_device  # torch is loaded after the words are checked
+    from bild_lab.engine.models.device import resolve_device  # torch is loaded after the words are checked
     from bild_lab.training.calibration.generate import LONGEST_WAIT, generate_calibration
     from bild_lab.training.terminal import answers_bar
 
@@ -54,7 +54,7 @@ def calibration_job(cfg: DictConfig, device: torch.device) -> CalibrationJob:
     """The configuration, checked; no weights are read. device: this process's own."""
     import torch
 
-    from bild_lab.engine.models.checkpoint import resolve_dtype
+    from bild_lab.engine.models.device import resolve_dtype
     from bild_lab.engine.models.hf import HuggingFaceModel
     from bild_lab.lab.data.examples import DatasetSpec, load_examples
     from bild_lab.lab.point import sweep_folder

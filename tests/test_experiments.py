@@ -40,6 +40,7 @@ FOLDER = config_dir() / "experiment"
 EVERY = sorted(file.relative_to(FOLDER).with_suffix("").as_posix() for file in FOLDER.rglob("*.yaml"))
 MATCH_RATES = [name for name in EVERY if name.startswith("ppd_tab")]  # run by scripts/match_rates.py
 EXPERIMENTS = [name for name in EVERY if name not in MATCH_RATES]
+SCREENED = [name for name in EVERY if name.startswith("bild_fig2/")]  # run by scripts/screen.py
 RUN = "python run.py experiment="
 
 
@@ -171,7 +172,7 @@ def test_the_sweep_of_a_test_covers_every_value() -> None:
 def test_an_experiment_names_its_own_command(experiment: str) -> None:
     head = "\n".join((FOLDER / f"{experiment}.yaml").read_text().splitlines()[:2])
     assert head.startswith("# @package _global_\n")
-    assert f"python run.py experiment={experiment}" in head
+    assert f"python {'scripts/screen.py' if experiment in SCREENED else 'run.py'} experiment={experiment}" in head
 
 
 def test_what_experiments_share_is_shared() -> None:

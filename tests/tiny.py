@@ -142,24 +142,27 @@ def relative_of(model: PreTrainedModel, seed: int, noise: float) -> PreTrainedMo
 TINY = {"t5": tiny_t5, "llama": tiny_llama, "qwen3": tiny_qwen3, "gemma3": tiny_gemma3}
 
 
-def tiny_tokenizer(encoder_decoder: bool, words: list[str] = WORDS) -> PreTrainedTokenizerFast:
-    """Words w3 … w39, one id each; T5 prompts end with </s>, Llama prompts start with <s>."""
+def tiny_tokenizer(encoder_decoder: bool, words: list[str] = WORDS, unknown: str = "w3") -> PreTrainedTokenizerFast:
+    """Words w3 … w39, one id each; T5 prompts end with </s>, Llama prompts start with <s>.
+
+    unknown: the piece for unknown text. Like every special piece it is found within words: with w3, w39 is two tokens.
+    """
     special = {"<pad>": PAD, "</s>": END, "<s>": START}
-    tokenizer = Tokenizer(WordLevel({**special, **{word: 3 + i for i, word in enumerate(words)}}, unk_token="w3"))
+    tokenizer = Tokenizer(WordLevel({**special, **{word: 3 + i for i, word in enumerate(words)}}, unk_token=unknown))
     tokenizer.pre_tokenizer = Whitespace()
     template = "$A </s>" if encoder_decoder else "<s> $A"
     tokenizer.post_processor = TemplateProcessing(single=template, special_tokens=[("</s>", END), ("<s>", START)])
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", bos_token="<s>", unk_token="w3"
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", bos_token="<s>", unk_token=unknown
     )
 
 
-def save(model: PreTrainedModel, folder: Path, words: list[str] = WORDS) -> Path:
+def save(model: PreTrainedModel, folder: Path, words: list[str] = WORDS, unknown: str = "w3") -> Path:
     """A checkpoint in Hugging Face layout, its head tied where the configuration demands it, as T5's does."""
     folder.mkdir(parents=True, exist_ok=True)
     if model.config.tie_word_embeddings:
         model.shared.weight.data.copy_(model.lm_head.weight)
         model.lm_head.weight = model.shared.weight
     model.save_pretrained(folder)
-    tiny_tokenizer(model.config.is_encoder_decoder, words).save_pretrained(folder)
+    tiny_tokenizer(model.config.is_encoder_decoder, words, unknown).save_pretrained(folder)
     return folder

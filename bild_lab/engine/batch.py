@@ -182,7 +182,9 @@ class _Run:
     def _begin_early(self, most: int) -> None:
         """Begin texts whose sources are encoded with those of the texts that just got a place."""
         while len(self.early) < most and self.begun < len(self.loops):
-            self.early.append(self._begin())
+            text = self._begin()
+            if text.index not in self.results:  # one whose every row is on record never waits
+                self.early.append(text)
 
     def _switch(self, text: _Text, value: Any) -> None:
         """Let a text's loop go on until it waits again or ends."""

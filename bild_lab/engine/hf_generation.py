@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, PreTrainedModel
+from transformers.generation.candidate_generator import AssistantVocabTranslatorCache
 
 from bild_lab.engine.models.checkpoint import Checkpoint, same_vocabulary
 from bild_lab.engine.models.hf import HuggingFaceModel, weightless
@@ -89,7 +90,7 @@ class HuggingFaceAssisted:
 
     @torch.inference_mode()
     def decode(self, request: Request, trace: Trace) -> list[int]:
-        module = self._own_module if self._universal else self._draft.module
+        module = self._draft.module if request.sampling.greedy or not self._universal else self._sampling_module
         options: dict[str, Any] = {"assistant_model": module} | self._tokenizers
         module.generation_config = self._settings
         if self._decoder_mask:
@@ -97,11 +98,17 @@ class HuggingFaceAssisted:
         return generate(self._target, request, **options)
 
     @cached_property
-    def _own_module(self) -> PreTrainedModel:
-        """The draft model with its weights but modules of its own: under sampling `generate` replaces some of them."""
-        module = self._draft.module
+    def _sampling_module(self) -> PreTrainedModel:
+        """The draft model with its weights, but with a head and an embedding of the shared tokens, for sampling alone.
+
+        `generate` would put them in at its first sampled text. Making them draws random numbers, so the draws of that
+        text would be others than when it is decoded again.
+        """
+        module, size = self._draft.module, self._target.checkpoint.config.get_text_config().vocab_size
         weights = (*module.parameters(), *module.buffers())
-        return copy.deepcopy(module, {id(weight): weight for weight in weights})
+        own = copy.deepcopy(module, {id(weight): weight for weight in weights})
+        AssistantVocabTranslatorCache.get_translator(*self._tokenizers.values(), size, own, True)
+        return own
 
     @cached_property
     def _tokenizers(self) -> dict[str, Any]:

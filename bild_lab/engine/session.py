@@ -229,6 +229,10 @@ class Session(Protocol):
     def prefill(self) -> None:
         """Run the prompt now instead of with the first rows."""
 
+
+class StagedSession(Session, Protocol):
+    """A target's own session, whose layers may have run different rows (PPD)."""
+
     def adopt(self, row: int, layers: Sequence[int]) -> None:
         """Move this drafted row (from 0) to the first slot after the cached rows, in these layers."""
 

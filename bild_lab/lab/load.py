@@ -12,12 +12,8 @@ import torch
 from omegaconf import DictConfig
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
-from bild_lab.engine.models.checkpoint import (
-    Checkpoint,
-    LoadedCheckpoint,
-    resolve_device,
-    resolve_dtype,
-)
+from bild_lab.engine.models.checkpoint import Checkpoint, LoadedCheckpoint
+from bild_lab.engine.models.device import resolve_device, resolve_dtype
 from bild_lab.engine.models.hf import HuggingFaceModel, weightless
 from bild_lab.engine.models.lora import adapter_or_model
 from bild_lab.engine.models.native import NativeModel, why_no_kernels, why_not_native

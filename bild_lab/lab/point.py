@@ -13,7 +13,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.engine.batch_room import require_batches
-from bild_lab.engine.models.checkpoint import resolve_device
+from bild_lab.engine.models.device import resolve_device
 from bild_lab.engine.models.placement import Placement
 from bild_lab.engine.protocols import External
 from bild_lab.engine.sampling import Sampling

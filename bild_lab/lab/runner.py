@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from bild_lab.engine.batch_room import require_room
-from bild_lab.engine.models.checkpoint import DTYPES
+from bild_lab.engine.models.device import DTYPES
 from bild_lab.engine.protocols import External
 from bild_lab.engine.request import Request
 from bild_lab.lab.analysis.pipeline import pipeline_summary

@@ -13,6 +13,7 @@ from bild_lab.papers import finished_points as rows
 from bild_lab.papers.finished_points import RowOf, baseline_quality, curves
 from bild_lab.papers.match_rates import TOTAL, Rate
 from bild_lab.papers.published import Key
+from bild_lab.papers.replayed_points import Replayed
 
 MINIMAL_LOSS, ONE_POINT = 0.12, 1.19  # the largest losses of quality, in points, in BiLD's Table 1
 
@@ -68,7 +69,7 @@ def at_losses(row: RowOf) -> Cells:
     return cells
 
 
-def replaced_share(points: Sequence[Result]) -> list[Cell]:
+def replaced_share(points: Sequence[Replayed]) -> list[Cell]:
     """BiLD Figure 2: the smallest share of replaced tokens with which quality reaches the large model's."""
     found = []
     for (panel, name), curve in curves(points, lambda _: "small model").items():
@@ -81,9 +82,9 @@ def replaced_share(points: Sequence[Result]) -> list[Cell]:
     return [*found, *_vanilla(points)]
 
 
-def replaced(point: Result) -> float:
+def replaced(point: Replayed) -> float:
     """The share of a run's tokens that the target put in place of drafted ones."""
-    return point.counts.rollbacks / point.tokens
+    return point.rollbacks / point.tokens
 
 
 def cost_ratios(points: Sequence[Result]) -> list[Cell]:

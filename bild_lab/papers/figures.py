@@ -25,6 +25,7 @@ from bild_lab.papers.finished_points import RowOf, read_points
 from bild_lab.papers.match_rates import Rate, read_rates
 from bild_lab.papers.mixed_texts import draw_texts, texts_as_markdown
 from bild_lab.papers.published import SCALES, Published, load_published
+from bild_lab.papers.replayed_points import Replayed, read_replayed
 from bild_lab.papers.verdicts import AGREES, UNKNOWN, Comparison, compare, markdown
 from bild_lab.report.provenance import caption, notes
 
@@ -58,7 +59,7 @@ def _match_rates(positions: bool) -> PaperFigure:
 
 
 FIGURES = {
-    "bild_fig2": PaperFigure(cells_of.replaced_share, draw_engagement, lambda _: "small model"),
+    "bild_fig2": PaperFigure(cells_of.replaced_share, draw_engagement, lambda _: "small model", read=read_replayed),
     "bild_fig4": _trade_off(rows.alignment),
     "bild_fig5": _trade_off(rows.ablation, "bild"),
     "bild_fig6_7": _trade_off(rows.policy),
@@ -184,7 +185,7 @@ def _unmatched(published: Published, comparison: Comparison) -> list[str]:
 
 def _where(points: Sequence[Any]) -> str:
     """The targets, data, examples and hardware of the points."""
-    settings = [point.setting for point in points if isinstance(point, Result)]
+    settings = [point.setting for point in points if isinstance(point, Result | Replayed)]
     if not settings:
         return f"match rates on {_listed(dataset for dataset, _ in points)}"
     targets = _listed(short_name(one.target) for one in settings)

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from bild_lab.engine.models.checkpoint import resolve_device, resolve_dtype
+from bild_lab.engine.models.device import resolve_device, resolve_dtype
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.session import LoadedModel
 from bild_lab.errors import UserError, require_model_path, require_whole

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from bild_lab.engine.models.checkpoint import DTYPES
+from bild_lab.engine.models.device import DTYPES
 from bild_lab.lab.analysis.cost import dimensions
 from bild_lab.lab.results.batches import BatchCurve, device_speedup, roofline
 from bild_lab.lab.schema.result import Result

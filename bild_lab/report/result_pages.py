@@ -35,10 +35,10 @@ acceptance_rate drafted accepted draft_calls target_calls fallbacks rollbacks ex
 certificate_equal certificate_ties certificate_defects certificate_unjudged
 certificate_law certificate_rounding predicted_cost_ratio predicted_theorem predicted_rounds""".split()
 SCREEN_COLUMNS = """policy split n_examples quality quality_difference predicted_speedup tokens_per_target_call
-acceptance_rate on_front""".split()
+target_calls draft_calls acceptance_rate on_front""".split()
 SCREEN_SUMMARY = """points live_target_calls live_draft_calls recorded_target_calls recorded_draft_calls
 vanilla_target_calls record_bytes seconds cost_model_error cost_model_worst replayed_live replayed_differently
-replayed_ties confirmed prediction_error_median prediction_error_largest""".split()
+replayed_ties replayed_defects replayed_apart confirmed prediction_error_median prediction_error_largest""".split()
 TRAINING = ("parameters", "train_examples", "steps", "passes", "training_s", "loss", "metric", "best", "recipe")
 FOUND = ("git", "cpu", "gpu", "cores", "threads", "torch", "transformers")  # in the environment of every point
 

@@ -73,6 +73,27 @@ def test_encoders_of_texts_to_come_run_with_those_of_texts_that_join() -> None:
     assert max(count for kind, count in kinds(batch) if kind == "step") == 3
 
 
+def test_a_text_that_wants_nothing_may_begin_early() -> None:
+    """As over a record that holds all of its rows."""
+
+    def loop(count: int) -> Callable[[int], int]:
+        def run(slot: int) -> int:
+            want("encode", 0, ENCODER, ahead=True)
+            for at in range(count):
+                want("step", at)
+            return count
+
+        return run
+
+    def nothing(slot: int) -> int:
+        return 0
+
+    batch = Batch(3)
+    texts = batch.run([loop(1), loop(3), loop(3), loop(2), nothing, nothing, loop(1)])
+    assert [one.result for one in texts] == [1, 3, 3, 2, 0, 0, 1]
+    assert [count for kind, count in kinds(batch) if kind == "encode"] == [3, 2]  # the last began beside the fourth
+
+
 def test_a_text_that_joins_is_encoded_at_once_however_many_others_wait() -> None:
     def loop(count: int) -> Callable[[int], None]:
         def run(slot: int) -> None:

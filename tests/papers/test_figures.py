@@ -26,6 +26,7 @@ from bild_lab.papers.figures import FIGURES, draw_figure
 from bild_lab.papers.finished_points import read_points
 from bild_lab.papers.published import Order, load_published, published_names
 from bild_lab.papers.verdicts import AGREES, FAILS, HIGHER, HOLDS, LOWER, UNKNOWN, WITHIN, compare, judged, markdown
+from tests.papers.test_replayed_points import store_replayed
 from tests.report.sample import BASELINE_QUALITY, ENVIRONMENT, sample_drafted, sample_example, sample_result
 from tests.thinned import thinned
 
@@ -68,7 +69,6 @@ def drafters_own() -> list[MeasuredExample]:
 # for each figure what its runs leave: the pair, the result, its examples
 Run = tuple[str, Result, Sequence[MeasuredExample]]
 RUNS: dict[str, Callable[[], list[Run]]] = {
-    "bild_fig2": lambda: [("toy", other("bild_no_fallback", rollback=2.0), ())],
     "bild_fig4": lambda: [
         ("toy", bild(1.5), ()),
         ("toy", bild(1.7, 1.0, 5.0), ()),
@@ -140,6 +140,8 @@ def outputs_of(name: str, outputs: Path, scale: str) -> None:
     folder = outputs / load_published(name).folders[scale][0]
     if name in RUNS:
         store(folder, RUNS[name]())
+    elif name == "bild_fig2":
+        store_replayed(folder, 90, "toy")
     else:
         store_match_rates(folder)
 
@@ -251,19 +253,6 @@ def test_how_far_bild_is_ahead_of_speculative_decoding() -> None:
     assert told["bild", "speedup ahead of speculative"] == pytest.approx(0.2)
     assert told["bild", "quality ahead of speculative"] == 0
     assert told["speculative", "speedup"] == 1.4
-
-
-def test_the_share_that_the_large_model_replaced_is_rollbacks_over_tokens() -> None:
-    told = values(FIGURES["bild_fig2"].cells, "bild_fig2")
-    assert told["small model", "share replaced at the target's quality"] == 90 / 1650
-
-
-def test_of_several_points_as_good_as_the_target_the_one_that_replaced_least_counts() -> None:
-    several = [
-        sample_drafted("bild", {}, 1.5, -loss, (0.7, 1.0), rollbacks=n) for n, loss in ((90, 0), (60, 0.1), (30, 1))
-    ]
-    told = {(cell.row, cell.quantity): cell.value for cell in FIGURES["bild_fig2"].cells(several)}
-    assert told["small model", "share replaced at the target's quality"] == 60 / several[0].tokens
 
 
 def test_tokens_per_call_stand_beside_equation_1_at_their_own_rate() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
-from bild_lab.engine.adapters.folder import Kind, base_of, read_config, read_weights, require_made_for, save_module
+from bild_lab.engine.adapters.folder import Kind, SavedModule, base_of, read_config, require_made_for
 from bild_lab.errors import UserError, require_whole
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class BitaConfig:
         return self.prompt_parameters + self.mask_tokens * self.hidden_size
 
 
-class BitaAdapter(nn.Module):
+class BitaAdapter(SavedModule):
     """The trained parameters only. The base model is frozen and not part of this module.
 
     A deep prompt: prompt_keys and prompt_values, [layers, kv_heads, P, head_dim], in the layout of the
@@ -78,9 +78,10 @@ class BitaAdapter(nn.Module):
     predicts token n + j + 1; the last token's own row predicts token n.
     """
 
-    def __init__(self, config: BitaConfig, seed: int) -> None:
-        super().__init__()
-        self.config = config
+    kind, config_class = KIND, BitaConfig
+
+    def __init__(self, config: BitaConfig, seed: int = 0) -> None:
+        super().__init__(config)
         generator = torch.Generator().manual_seed(seed)
 
         def normal(*shape: int) -> nn.Parameter:
@@ -111,18 +112,6 @@ class BitaAdapter(nn.Module):
         count = 0 if prompt == "none" else prompt_tokens
         sizes = (shape.layers, shape.kv_heads, shape.head_dim, shape.hidden_size)
         return cls(BitaConfig(prompt, count, mask_tokens, *sizes, base=dict(base)), seed)
-
-    def save(self, folder: Path | str) -> None:
-        """Write adapter.safetensors and adapter_config.json."""
-        save_module(Path(folder), KIND, self.config, self)
-
-    @classmethod
-    def load(cls, folder: Path | str) -> BitaAdapter:
-        """Read an adapter that `save` wrote, on the CPU. Raises UserError for any other folder."""
-        folder = Path(folder).expanduser()
-        adapter = cls(bita_config(folder), seed=0)
-        read_weights(folder, KIND, adapter)
-        return adapter
 
 
 def bita_config(path: Path | str) -> BitaConfig:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -78,11 +78,31 @@ def require_made_for(checkpoint: Checkpoint, config: Any, sizes: Mapping[str, in
         )
 
 
-def save_module(folder: Path, kind: Kind, config: Any, module: nn.Module) -> None:
-    """Write the weights, then the configuration, each file atomically."""
-    tensors = {name: value.detach().cpu().contiguous() for name, value in module.state_dict().items()}
-    write_atomically(folder / kind.weights, to_bytes(tensors, metadata={"format": "pt"}))
-    write_atomically(folder / kind.config, (json.dumps(dataclasses.asdict(config), indent=2) + "\n").encode())
+class SavedModule(nn.Module):
+    """A small trained module that has a folder of its own. config: its shapes, and the model it was trained for."""
+
+    kind: ClassVar[Kind]
+    config_class: ClassVar[type]
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config = config
+
+    def save(self, folder: Path | str) -> None:
+        """Write the weights, then the configuration, each file atomically."""
+        folder = Path(folder)
+        tensors = {name: value.detach().cpu().contiguous() for name, value in self.state_dict().items()}
+        write_atomically(folder / self.kind.weights, to_bytes(tensors, metadata={"format": "pt"}))
+        written = json.dumps(dataclasses.asdict(self.config), indent=2) + "\n"
+        write_atomically(folder / self.kind.config, written.encode())
+
+    @classmethod
+    def load(cls, folder: Path | str) -> Self:
+        """Read a module that `save` wrote, on the CPU. Raises UserError for any other folder."""
+        folder = Path(folder).expanduser()
+        module = cls(read_config(folder, cls.kind, cls.config_class))
+        read_weights(folder, cls.kind, module)
+        return module
 
 
 def read_config(folder: Path, kind: Kind, cls: type[Config]) -> Config:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 from transformers import PreTrainedConfig
 
-from bild_lab.engine.adapters.folder import Kind, read_config, read_weights, require_made_for, save_module
+from bild_lab.engine.adapters.folder import Kind, SavedModule, require_made_for
 from bild_lab.errors import UserError, require_whole
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ class HydraConfig:
         require_whole("medusa.layers", self.layers, 1, None, "Hydra's first block takes in the tokens")
 
 
-class HydraHeads(nn.Module):
+class HydraHeads(SavedModule):
     """Head i (from 0) reads a state h of the target and the i + 1 tokens behind it, and predicts the token after these.
 
     The first block is h + silu(W [h; e_1; …; e_i+1] + b), with the target's embeddings e; further ones are x + silu(W x
@@ -57,9 +56,10 @@ class HydraHeads(nn.Module):
     [heads, vocab, dim]; head i has its own first matrix, [dim, (i + 2) dim].
     """
 
+    kind, config_class = KIND, HydraConfig
+
     def __init__(self, config: HydraConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         heads, dim = config.heads, config.hidden_size
         self.firsts = nn.ParameterList([nn.Parameter(torch.zeros(dim, (head + 2) * dim)) for head in range(heads)])
         self.blocks = nn.Parameter(torch.zeros(heads, config.layers - 1, dim, dim))
@@ -98,18 +98,6 @@ class HydraHeads(nn.Module):
         for layer in range(1, self.config.layers):
             x = x + silu(linear(x, self.blocks[head, layer - 1], bias[layer]))
         return linear(x, self.outputs[head])
-
-    def save(self, folder: Path | str) -> None:
-        """Write heads.safetensors and hydra_config.json."""
-        save_module(Path(folder), KIND, self.config, self)
-
-    @classmethod
-    def load(cls, folder: Path | str) -> HydraHeads:
-        """Read heads that `save` wrote, on the CPU. Raises UserError for any other folder."""
-        folder = Path(folder).expanduser()
-        heads = cls(read_config(folder, KIND, HydraConfig))
-        read_weights(folder, KIND, heads)
-        return heads
 
 
 def load_hydra(target: LoadedModel, path: str | None) -> HydraHeads:

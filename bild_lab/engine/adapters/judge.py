@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-from bild_lab.engine.adapters.folder import Kind, read_config, read_weights, require_made_for, save_module
+from bild_lab.engine.adapters.folder import Kind, SavedModule, require_made_for
 from bild_lab.engine.sampling import precise
 from bild_lab.errors import UserError, require_number, require_whole
 
@@ -46,33 +45,22 @@ class JudgeConfig:
         require_number("judge.threshold", self.threshold, 0, 1)
 
 
-class JudgeHead(nn.Module):
+class JudgeHead(SavedModule):
     """The chance that a mismatch matters: σ(w · h + b), where h is what the target's head reads behind the token.
 
     weight: [dim], with the standardization of the training folded in. bias: [1].
     """
 
+    kind, config_class = KIND, JudgeConfig
+
     def __init__(self, config: JudgeConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.weight = nn.Parameter(torch.zeros(config.hidden_size))
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, hidden: Float[Tensor, "n dim"]) -> Float[Tensor, " n"]:
         """The chances, in float32 or better."""
         return (precise(hidden) @ self.weight.to(precise(hidden)) + self.bias.to(precise(hidden))).sigmoid()
-
-    def save(self, folder: Path | str) -> None:
-        """Write judge.safetensors and judge_config.json."""
-        save_module(Path(folder), KIND, self.config, self)
-
-    @classmethod
-    def load(cls, folder: Path | str) -> JudgeHead:
-        """Read a judge that `save` wrote, on the CPU. Raises UserError for any other folder."""
-        folder = Path(folder).expanduser()
-        head = cls(read_config(folder, KIND, JudgeConfig))
-        read_weights(folder, KIND, head)
-        return head
 
 
 def hidden_size_of(config: PreTrainedConfig) -> int:

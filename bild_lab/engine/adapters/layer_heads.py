@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm
 
-from bild_lab.engine.adapters.folder import Kind, read_config, read_weights, require_made_for, save_module
+from bild_lab.engine.adapters.folder import Kind, SavedModule, read_config, require_made_for
 from bild_lab.errors import UserError, require_whole
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class LayerHeadsConfig:
         return read_config(Path(folder).expanduser(), KIND, cls)
 
 
-class LayerHeads(nn.Module):
+class LayerHeads(SavedModule):
     """Each head is a root-mean-square norm and a matrix to the vocabulary. Both start as the model's own.
 
     norms: [layers, dim]; T5's scale of the decoder output is folded into them. Full heads: matrices
@@ -68,9 +68,10 @@ class LayerHeads(nn.Module):
     [layers, vocab, rank] and downs [layers, rank, dim], which starts at zero.
     """
 
+    kind, config_class = KIND, LayerHeadsConfig
+
     def __init__(self, config: LayerHeadsConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         count, dim, vocabulary, rank = len(config.layers), config.hidden_size, config.vocabulary, config.rank
         self.norms = nn.Parameter(torch.ones(count, dim))
         if rank is None:
@@ -115,18 +116,6 @@ class LayerHeads(nn.Module):
         if self.config.rank is None:
             return linear(normed, self.matrices[index])
         return linear(normed, self.head) + linear(linear(normed, self.downs[index]), self.ups[index])
-
-    def save(self, folder: Path | str) -> None:
-        """Write heads.safetensors and heads_config.json."""
-        save_module(Path(folder), KIND, self.config, self)
-
-    @classmethod
-    def load(cls, folder: Path | str) -> LayerHeads:
-        """Read heads that `save` wrote, on the CPU. Raises UserError for any other folder."""
-        folder = Path(folder).expanduser()
-        heads = cls(LayerHeadsConfig.read(folder))
-        read_weights(folder, KIND, heads)
-        return heads
 
 
 def require_layers(layers: Sequence[int], depth: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 from transformers import PreTrainedConfig
 
-from bild_lab.engine.adapters.folder import Kind, base_of, read_config, read_weights, require_made_for, save_module
+from bild_lab.engine.adapters.folder import Kind, SavedModule, base_of, require_made_for
 from bild_lab.engine.sampling import precise
 from bild_lab.errors import UserError, require_whole
 
@@ -48,7 +47,7 @@ class MedusaConfig:
         require_whole("medusa.layers", self.layers, 0)
 
 
-class MedusaHeads(nn.Module):
+class MedusaHeads(SavedModule):
     """Head i (from 0) predicts the token i + 2 positions ahead, from the input of the target's own head.
 
     Each head is `layers` residual blocks x + silu(W x + b), then a matrix to the vocabulary. W and b start
@@ -56,9 +55,10 @@ class MedusaHeads(nn.Module):
     [heads, layers, dim, dim], biases [heads, layers, dim], outputs [heads, vocab, dim].
     """
 
+    kind, config_class = KIND, MedusaConfig
+
     def __init__(self, config: MedusaConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         dim = config.hidden_size
         self.blocks = nn.Parameter(torch.zeros(config.heads, config.layers, dim, dim))
         self.biases = nn.Parameter(torch.zeros(config.heads, config.layers, dim))
@@ -93,18 +93,6 @@ class MedusaHeads(nn.Module):
         for layer in range(self.config.layers):
             x = x + silu(x @ self.blocks[:depth, layer].mT + self.biases[:depth, layer, None])
         return precise((x @ self.outputs[:depth].mT)[:, 0]).topk(count).indices
-
-    def save(self, folder: Path | str) -> None:
-        """Write heads.safetensors and heads_config.json."""
-        save_module(Path(folder), KIND, self.config, self)
-
-    @classmethod
-    def load(cls, folder: Path | str) -> MedusaHeads:
-        """Read heads that `save` wrote, on the CPU. Raises UserError for any other folder."""
-        folder = Path(folder).expanduser()
-        heads = cls(read_config(folder, KIND, MedusaConfig))
-        read_weights(folder, KIND, heads)
-        return heads
 
 
 def load_medusa(target: LoadedModel, path: str | None) -> MedusaHeads:

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from bild_lab.engine.adapters.eagle import EAGLE3, Eagle, joined_states
 from bild_lab.engine.draft import Tree
-from bild_lab.engine.drafters.state_trees import StateTreeDrafter, TreeKnobs
+from bild_lab.engine.drafters.state_trees import StateTreeDrafter
 from bild_lab.engine.models.native.attention import place_rows
 from bild_lab.engine.models.native.cache import KeyValueCache
 from bild_lab.engine.models.native.layers import SPARE_ROWS
 from bild_lab.engine.request import Request
-from bild_lab.engine.session import EVERYTHING, LoadedModel, Rows, Scores, Session, Want, as_rows, on_device
+from bild_lab.engine.session import EVERYTHING, Rows, Scores, Session, Want, as_rows, on_device
 from bild_lab.engine.trace import Forward
 
 
@@ -26,33 +26,21 @@ class EagleDrafter(StateTreeDrafter):
     drafted from. Its forwards are recorded as those of a Llama of one layer; the fusion is not.
     """
 
-    def __init__(
-        self,
-        target: LoadedModel,
-        heads: Eagle,
-        tree: str,
-        window: int,
-        top_k: int | Sequence[int] = 3,
-        nodes: int = 15,
-        width: int = 4,
-        children: int = 3,
-        least: float = 0.0,
-    ) -> None:
-        """The knobs are those of `TreeKnobs`."""
-        knobs = TreeKnobs(tree, window, top_k, nodes, width, children, least)
-        super().__init__(target, knobs, heads.config.vocabulary)
-        self._eagle, third = heads, heads.config.variant == EAGLE3
-        if third:
-            target.require_layers("EAGLE-3")
-        self.wants = Want(head_input=not third, hidden=heads.config.target_layers, prompt=True)
+    _heads: Eagle
+
+    def reads(self) -> Want:
+        config = self._heads.config
+        if third := config.variant == EAGLE3:
+            self._target.require_layers("EAGLE-3")
+        return Want(head_input=not third, hidden=config.target_layers, prompt=True)
 
     def opened(self, request: Request, target: Session) -> EagleSession:
-        self._eagle.attach(*self._target.vocabulary_weights())
+        self._heads.attach(*self._target.vocabulary_weights())
         room = len(request.source.prompt) + request.limits.max_new_tokens
-        return EagleSession(self._eagle, room, target.forwards)
+        return EagleSession(self._heads, room, target.forwards)
 
     def states(self, scores: Scores) -> Float[Tensor, "m states"]:
-        return joined_states(self._eagle.config.variant, scores.head_input, scores.hidden)
+        return joined_states(self._heads.config.variant, scores.head_input, scores.hidden)
 
 
 class EagleSession:

@@ -10,43 +10,32 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from bild_lab.engine.adapters.hydra import HydraHeads
-from bild_lab.engine.drafters.state_trees import StateTreeDrafter, TreeKnobs
+from bild_lab.engine.drafters.state_trees import StateTreeDrafter
 from bild_lab.engine.request import Request
-from bild_lab.engine.session import EVERYTHING, LoadedModel, Rows, Scores, Session, Want, as_rows, on_device
+from bild_lab.engine.session import EVERYTHING, Rows, Scores, Session, Want, as_rows, on_device
 from bild_lab.engine.trace import Forward
-from bild_lab.errors import require_whole
 
 
 class HydraDrafter(StateTreeDrafter):
     """A tree by Hydra's heads, one head for each level.
 
     Each head's product with its vocabulary matrix is recorded as a forward without layers, for the rows of its level.
-    The blocks are far smaller and not recorded. Heads beyond the window do not run.
+    The blocks are far smaller and not recorded. Heads beyond the window do not run; a window longer than there are
+    heads is cut to these.
     """
 
-    wants = Want(head_input=True)
+    _heads: HydraHeads
 
-    def __init__(
-        self,
-        target: LoadedModel,
-        heads: HydraHeads,
-        tree: str,
-        window: int,
-        top_k: int | Sequence[int] = 3,
-        nodes: int = 15,
-        width: int = 4,
-        children: int = 3,
-        least: float = 0.0,
-    ) -> None:
-        """The knobs are those of `TreeKnobs`; a longer window than there are heads is cut to these."""
-        require_whole("window", window, 1)
-        knobs = TreeKnobs(tree, min(window, heads.config.heads), top_k, nodes, width, children, least)
-        super().__init__(target, knobs, heads.config.vocabulary)
-        self._heads, self._config = heads, target.checkpoint.config
+    @property
+    def longest(self) -> int:
+        return self._heads.config.heads
+
+    def reads(self) -> Want:
+        return Want(head_input=True)
 
     def opened(self, request: Request, target: Session) -> HydraSession:
         self._heads.attach(self._target.vocabulary_weights()[0])
-        return HydraSession(self._heads, self._config, target.forwards, len(request.source.prompt))
+        return HydraSession(self._heads, self._target.checkpoint.config, target.forwards, len(request.source.prompt))
 
     def states(self, scores: Scores) -> Float[Tensor, "m dim"]:
         return scores.head_input

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Float, Int
@@ -83,14 +83,36 @@ class StateTreeDrafter(Drafter):
     The first round of a text drafts nothing: the states of the prompt come out of its verification. A token's place in
     a tree never depends on a random number, so each counts as certain (q is one-hot), and speculative sampling is
     lossless.
+
+    heads: the trained module; its configuration has the target's vocabulary. The knobs are those of `TreeKnobs`.
     """
 
-    def __init__(self, target: LoadedModel, knobs: TreeKnobs, vocabulary: int) -> None:
-        self._target, self._knobs = target, knobs
-        nodes = named_nodes(knobs.tree, knobs.top_k, knobs.window, vocabulary)
-        self._static = None if nodes is None else StaticTree(nodes, target.device)
-        self._chain = knobs.tree == CHAIN
+    longest: float = float("inf")  # the longest branch that it can draft
+
+    def __init__(
+        self,
+        target: LoadedModel,
+        heads: Any,
+        tree: str,
+        window: int,
+        top_k: int | Sequence[int] = 3,
+        nodes: int = 15,
+        width: int = 4,
+        children: int = 3,
+        least: float = 0.0,
+    ) -> None:
+        self._target, self._heads = target, heads
+        knobs = TreeKnobs(tree, window, top_k, nodes, width, children, least)
+        self._knobs = replace(knobs, window=min(window, self.longest))
+        self.wants = self.reads()
+        shape = named_nodes(tree, top_k, self._knobs.window, heads.config.vocabulary)
+        self._static = None if shape is None else StaticTree(shape, target.device)
+        self._chain = tree == CHAIN
         self.drafts_trees = not self._chain
+
+    @abstractmethod
+    def reads(self) -> Want:
+        """What it needs of the target's forwards. Raises UserError for a target that cannot give it."""
 
     @abstractmethod
     def opened(self, request: Request, target: Session) -> StateSession:

@@ -35,7 +35,6 @@ from bild_lab.errors import UserError
 
 T = TypeVar("T")
 
-DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 PICKLE_REMEDY = (
     "pickled weights can run code as they are read. Where you trust them, save them anew with Transformers: "
@@ -366,27 +365,6 @@ def no_progress_bars() -> Iterator[None]:
 def same_vocabulary(target: Checkpoint, draft: Checkpoint) -> bool:
     """Whether both tokenizers map the same pieces to the same ids."""
     return target.vocabulary == draft.vocabulary
-
-
-def resolve_device(name: str) -> torch.device:
-    """The device with this name; `auto` is the GPU if there is one. Raises UserError for an unusable device."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UserError(
-            f"runtime.device must be auto, cpu, or an accelerator that is there, got {name!r}: "
-            f"{str(error).splitlines()[0]}"
-        ) from error
-    return device
-
-
-def resolve_dtype(name: str) -> torch.dtype:
-    if name not in DTYPES:
-        raise UserError(f"runtime.dtype must be one of {', '.join(DTYPES)}, got {name!r}")
-    return DTYPES[name]
 
 
 def quantization(config: PreTrainedConfig) -> str | None:

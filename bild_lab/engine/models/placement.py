@@ -13,7 +13,8 @@ from transformers.distributed import DistributedConfig
 
 from bild_lab.engine.models.admission import input_device
 from bild_lab.engine.models.cached_session import CachedSession
-from bild_lab.engine.models.checkpoint import Checkpoint, resolve_device
+from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.device import resolve_device
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.ranks import ONE_PROCESS, Ranks, launched, local_rank
 from bild_lab.engine.request import Source

@@ -158,16 +158,17 @@ class View:
         """The layers of a view run one forward at a time."""
 
     def grow(self, rows: Sequence[int], growth: Growth) -> None:
-        """A view drafts chains."""
+        """Raises UserError: a view drafts chains."""
+        raise UserError(
+            "layers of the target draft chains alone; choose ModelDrafter for them, such as policy=layer_skip, or a "
+            "draft model for trees"
+        )
 
     def keep(self, path: Sequence[int]) -> None:
-        raise NotImplementedError("a view drafts chains; the target's pass replaces its rows")
+        """Nothing to keep: the target's pass replaces its rows."""
 
     def rollback(self, length: int) -> None:
         self._ahead = min(self._ahead, max(0, length - self._target.length))
 
     def prefill(self) -> None:
         self._target.prefill()
-
-    def adopt(self, row: int, layers: Sequence[int]) -> None:
-        raise NotImplementedError("a view's rows are never the text's")

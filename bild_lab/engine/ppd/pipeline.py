@@ -18,7 +18,7 @@ from bild_lab.engine.ppd.lanes import Together, two_lanes
 from bild_lab.engine.ppd.theory import require_exit
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import Feed, LoadedModel, Rows, Session, Want
+from bild_lab.engine.session import Feed, LoadedModel, Rows, StagedSession, Want
 from bild_lab.engine.trace import Round, Trace
 from bild_lab.errors import UserError, require_whole
 
@@ -146,7 +146,7 @@ class PipelineStep:
     """One token: it runs to the exit layer, then to the last layer in parallel with the next token's candidates."""
 
     pipeline: PredictivePipeline
-    session: Session
+    session: StagedSession
     request: Request
     trace: Trace
     together: Together

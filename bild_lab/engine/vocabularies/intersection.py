@@ -112,9 +112,6 @@ class IntersectionSession:
     def prefill(self) -> None:
         self._session.prefill()
 
-    def adopt(self, row: int, layers: Sequence[int]) -> None:
-        raise NotImplementedError("rows of another vocabulary are never the target's")
-
     def _standing_for(self, token: int, place: int) -> list[int]:
         """The draft model's tokens for a target token, the place-th behind the prompt."""
         return self._overlap.standing_for(token) if place else [self._last_of_prompt]

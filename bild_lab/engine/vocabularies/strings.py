@@ -107,9 +107,6 @@ class StringsSession:
     def prefill(self) -> None:
         self._session.prefill()
 
-    def adopt(self, row: int, layers: Sequence[int]) -> None:
-        raise NotImplementedError("rows of another vocabulary are never the target's")
-
     def _read(self, rows: Sequence[int]) -> tuple[bytes, list[int]]:
         """Add these tokens to the text. Returns what it writes behind the prompt, and the draft model's tokens."""
         self._tokens += rows

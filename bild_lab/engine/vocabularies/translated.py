@@ -64,10 +64,10 @@ class TranslatedModel:
     ) -> Session:
         own = self.overlap.source(source, self.model.source_positions)
         session = self.model.start(own, 2 * room, forwards, None, prefix)
-        if self.writes_text:  # no processor sees a draft's own tokens; the target's scores pass through them
-            return StringsSession(session, self.overlap, source, own, self.model.session_positions)
-        translated = IntersectionSession(session, self.overlap, source, own, self.model.session_positions)
-        return processed(translated, source)
+        kind = StringsSession if self.writes_text else IntersectionSession
+        translated = kind(session, self.overlap, source, own, self.model.session_positions)
+        # no processor sees a drafted text's own tokens; the target's scores pass through them
+        return translated if self.writes_text else processed(translated, source)
 
     def text_logits(self, text: Source) -> Float[Tensor, "n vocab"]:
         """The scores after every token of the text in its own vocabulary, as far as its positions reach."""

@@ -15,14 +15,22 @@ from omegaconf import DictConfig
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.machine import Machine
 from bild_lab.lab.cli import stages
-from bild_lab.lab.measure.certificate import count_verdicts
+from bild_lab.lab.measure.certificate import DEFECT, TIE
 from bild_lab.lab.measure.cost_model import CostModel, fit
 from bild_lab.lab.measure.timing import METHOD
 from bild_lab.lab.point import prepare
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.screening.replay import SECONDS, Screened
-from bild_lab.lab.screening.rows import Row, Summary, identity, with_front, write_rows, write_texts
+from bild_lab.lab.screening.rows import (
+    Row,
+    Summary,
+    identity,
+    require_same_setting,
+    with_front,
+    write_rows,
+    write_texts,
+)
 from bild_lab.lab.screening.screen import Screening, ScreenSpec
 
 
@@ -77,7 +85,7 @@ class Found:
     screening: Screening
     screened: list[Screened]
     rows: list[Row]
-    model: CostModel
+    model: CostModel | None
     summary: Summary
     chosen: list[int]
     confirmed: list[Confirmed] = field(default_factory=list)
@@ -143,7 +151,8 @@ def screen(screening: Screening, spec: ScreenSpec, machine: Machine | None = Non
     """Decode the whole plane over the record, predict its speeds, and write what was found.
 
     machine: for which speeds are predicted; None: this one, which is timed. Raises UserError if another process
-    searches or screens under the same name, and for a declared machine with points to confirm.
+    searches or screens under the same name, if it holds rows of other data, and for a declared machine with points to
+    confirm.
     """
     if machine is not None and spec.confirmations:
         raise UserError(
@@ -151,16 +160,16 @@ def screen(screening: Screening, spec: ScreenSpec, machine: Machine | None = Non
             "set screen.confirmations=0"
         )
     with Sweep(screening.folder).search_lock():
+        require_same_setting(screening.folder, screening.point.setting)
         candidates, replay = screening.grid.candidates, screening.replay
         replay.machine = machine
         screened = screening.decode(candidates)
         clock = time.perf_counter()
-        if machine is None:
+        model, both, differing = None if machine is None else CostModel({SECONDS: 1.0}), 0, []
+        if machine is None and spec.timed_s:
             stages.enter("timing a few points live")
             texts, both, differing = screening.timed(screened, spec.timed_s)
             model = fit(texts, "0")
-        else:
-            model, both, differing = CostModel({SECONDS: 1.0}), 0, []
         replay.seconds["cost model"] = time.perf_counter() - clock
         clock = time.perf_counter()
         stages.enter("scoring")
@@ -177,12 +186,15 @@ def screen(screening: Screening, spec: ScreenSpec, machine: Machine | None = Non
             vanilla_target_calls=screened[0].counts["target_calls"],
             record_bytes=replay.records.bytes,
             seconds=dict(replay.seconds),
-            cost_model=dict(model.prices_s),
-            cost_model_error=model.error,
-            cost_model_worst=model.worst,
+            cost_model={} if model is None else dict(model.prices_s),
+            cost_model_error=None if model is None else model.error,
+            cost_model_worst=None if model is None else model.worst,
             replayed_live=both,
             replayed_differently=len(differing),
-            replayed_ties=count_verdicts(differing).ties,
+            replayed_ties=sum(one.verdict == TIE for one in differing),
+            replayed_defects=sum(one.verdict == DEFECT for one in differing),
+            replayed_apart=max((one.apart for one in differing), default=None),
+            setting=screening.point.setting,
         )
         found = Found(screening, screened, rows, model, summary, to_confirm(rows, spec))
         found.write()

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
 from bild_lab.lab.analysis.pareto import pareto_front
 
@@ -19,7 +20,10 @@ TABLE, SUMMARY, TEXTS = "screen.csv", "screen.json", "screen_texts.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A screened point. confirmed: the hash of the point that was measured live, empty without one."""
+    """A screened point. confirmed: the hash of the point that was measured live, empty without one.
+
+    predicted_speedup: None where nothing was timed; such points have no front.
+    """
 
     policy: str
     knobs: Mapping[str, Any]
@@ -29,7 +33,7 @@ class Row:
     quality_low: float
     quality_high: float
     quality_difference: float
-    predicted_speedup: float
+    predicted_speedup: float | None
     tokens_per_target_call: float
     target_calls: int
     draft_calls: int
@@ -54,7 +58,9 @@ class Row:
 
 def with_front(rows: Sequence[Row]) -> list[Row]:
     """The rows with `on_front`: no other is at least as fast and better, or as good and faster."""
-    front = set(pareto_front([(1 / row.predicted_speedup, row.quality) for row in rows]))
+    known = [place for place, row in enumerate(rows) if row.predicted_speedup is not None]
+    spots = [(1 / rows[place].predicted_speedup, rows[place].quality) for place in known]
+    front = {known[at] for at in pareto_front(spots)}
     return [replace(row, on_front=place in front) for place, row in enumerate(rows)]
 
 
@@ -70,8 +76,9 @@ def write_rows(folder: Path, rows: Sequence[Row]) -> None:
             before = list(csv.DictReader(stream))
     for values in [*before, *(row.to_columns() for row in rows)]:
         merged[identity(values)] = {name: value for name, value in values.items() if value not in ("", None)}
-    for group in {(row["split"], plain(row["n_examples"])) for row in merged.values()}:
-        own = [row for row in merged.values() if (row["split"], plain(row["n_examples"])) == group]
+    predicted = [row for row in merged.values() if "predicted_speedup" in row]
+    for group in {(row["split"], plain(row["n_examples"])) for row in predicted}:
+        own = [row for row in predicted if (row["split"], plain(row["n_examples"])) == group]
         front = set(pareto_front([(1 / float(row["predicted_speedup"]), float(row["quality"])) for row in own]))
         for place, row in enumerate(own):
             row["on_front"] = place in front
@@ -108,9 +115,11 @@ class Summary:
     live_*: the calls that live runs of all points would have made. recorded_*: the forwards that were run for the
     record of these examples, by this command and earlier ones. cost_model: seconds of each thing; cost_model_error,
     cost_model_worst: of speedups of points that it was not fitted to, relative. replayed_live: texts that were decoded
-    live too, for the cost model; replayed_differently: how many of them differ, and replayed_ties: how many by a tie of
-    the target's scores, as certificates tell it; None in older files. prediction_error_*: relative errors of the
-    speedups that were predicted of confirmed points for the texts they were measured on, median and largest.
+    live too, for the cost model; replayed_differently: how many of them differ, replayed_ties: how many by rounding
+    alone (`replay_check`), replayed_defects: the others, and replayed_apart: the largest difference of a row in them,
+    relative to the largest score; None without such texts, and in older files. setting: what the texts were decoded
+    with. prediction_error_*: relative errors of the speedups that were predicted of confirmed points for the texts they
+    were measured on, median and largest.
     """
 
     points: int
@@ -127,6 +136,9 @@ class Summary:
     replayed_live: int
     replayed_differently: int
     replayed_ties: int | None = None
+    replayed_defects: int | None = None
+    replayed_apart: float | None = None
+    setting: Mapping[str, Any]
     confirmed: Sequence[Mapping[str, Any]] = ()
 
     def write(self, folder: Path) -> None:
@@ -136,6 +148,18 @@ class Summary:
             "prediction_error_largest": max(errors, default=None),
         }
         write_atomically(folder / SUMMARY, (json.dumps({**vars(self), **found}, indent=2) + "\n").encode())
+
+
+def require_same_setting(folder: Path, setting: Mapping[str, Any]) -> None:
+    """Raise UserError if the folder's table is of other data, another target or precision: its rows would be mixed."""
+    file = folder / SUMMARY
+    before = json.loads(file.read_text()).get("setting", {}) if file.is_file() else {}
+    if changed := [key for key in ("dataset", "weights", "dtype") if before and before[key] != setting[key]]:
+        key = changed[0]
+        raise UserError(
+            f"{folder / TABLE} was screened with {key} {before[key]}, this command has {setting[key]}; "
+            "choose another name=NAME"
+        )
 
 
 def write_texts(folder: Path, content: Mapping[str, Any]) -> None:

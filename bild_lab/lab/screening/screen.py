@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import isfinite
 from pathlib import Path
 from statistics import median
@@ -19,7 +19,6 @@ from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.cli import progress
 from bild_lab.lab.config import PairSpec, RuntimeSpec, typed
 from bild_lab.lab.data.local_files import canonical_split
-from bild_lab.lab.measure.certificate import Certificate, certify
 from bild_lab.lab.measure.cost_model import CostModel, TimedText
 from bild_lab.lab.measure.timing import METHOD, time_methods
 from bild_lab.lab.metrics import score_pool
@@ -27,6 +26,7 @@ from bild_lab.lab.metrics.scoring import AGREEMENT
 from bild_lab.lab.point import Point, decoder_of, prepare, sweep_folder
 from bild_lab.lab.screening.candidates import Candidate, Grid, vanilla
 from bild_lab.lab.screening.replay import FOLDER, Records, Replay, Screened, versions
+from bild_lab.lab.screening.replay_check import Judged, judge
 from bild_lab.lab.screening.rows import Row, with_front
 
 VANILLA = "vanilla"
@@ -45,8 +45,8 @@ class ScreenSpec:
 
     select, confirm: splits. confirmations: how many points of the front are measured live. max_loss: the quality that a
     confirmed point may have lost on `select`, in the metric's points; None: any. each_policy: confirm so many points of
-    every policy's own front. timed_s: seconds of live decoding for the cost model. sample_texts: examples whose texts
-    the report can show. space: lists of values.
+    every policy's own front. timed_s: seconds of live decoding for the cost model; 0: nothing is timed, and no speed is
+    predicted. sample_texts: examples whose texts the report can show. space: lists of values.
     """
 
     select: str
@@ -61,8 +61,13 @@ class ScreenSpec:
     def __post_init__(self) -> None:
         require_whole("screen.confirmations", self.confirmations, 0)
         require_whole("screen.sample_texts", self.sample_texts, 0)
-        if not finite(self.timed_s) or self.timed_s <= 0:
-            raise UserError(f"screen.timed_s must be seconds > 0, got {self.timed_s!r}")
+        if not finite(self.timed_s) or self.timed_s < 0:
+            raise UserError(f"screen.timed_s must be seconds >= 0, got {self.timed_s!r}")
+        if not self.timed_s and self.confirmations:
+            raise UserError(
+                "points are confirmed by their predicted speed, and screen.timed_s=0 predicts none; "
+                "set screen.confirmations=0, or give seconds"
+            )
         if self.max_loss is not None and not (finite(self.max_loss) and self.max_loss >= 0):
             raise UserError(f"screen.max_loss must be points of quality >= 0 or null, got {self.max_loss!r}")
         if canonical_split(str(self.select)) == canonical_split(str(self.confirm)):
@@ -145,15 +150,15 @@ class Screening:
             task = bar.add_task(f"recording and replaying {len(candidates)} points", total=examples)
             return self.replay.run([vanilla(), *candidates], self.cfg, lambda: bar.advance(task))
 
-    def timed(self, screened: Sequence[Screened], timed_s: float) -> tuple[list[TimedText], int, list[Certificate]]:
+    def timed(self, screened: Sequence[Screened], timed_s: float) -> tuple[list[TimedText], int, list[Judged]]:
         """Texts of a few points decoded live, with vanilla's first, for so many seconds.
 
-        Also how many texts were decoded both ways, and a certificate of each replayed text that differs from the live
-        one.
+        Also how many texts were decoded both ways, and a verdict on each replayed text that differs from the live one.
         """
         chosen = [screened[0], *spread(screened[1:])]
         pair, runtime = typed(PairSpec, self.cfg.pair, "pair"), typed(RuntimeSpec, self.cfg.runtime, "runtime")
-        decoders = [decoder_of(one.candidate.policy, pair, self.point.decoding, runtime) for one in chosen]
+        over = [partial(decoder_of, one.candidate.policy, pair, self.point.decoding, runtime) for one in chosen]
+        decoders = [decoder() for decoder in over]
         methods = {str(place): decoder.method for place, decoder in enumerate(decoders)}
         requests, point = self.replay.requests, self.point
         for method in methods.values():
@@ -168,21 +173,21 @@ class Screening:
                 if tuple(live.token_ids) == replayed.token_ids:
                     texts.append(TimedText(str(place), replayed.features, median(live.latency_s)))
                 else:
-                    target, method = decoders[place].target, decoders[place].method
-                    differing.append(certify(target, request, replayed.token_ids, live.token_ids, method))
+                    differing.append(judge(over[place], self.replay.records, request, replayed.token_ids))
             if time.perf_counter() - started > timed_s:
                 break
+        self.replay.records.save()
         return texts, both, differing
 
-    def rows(self, screened: Sequence[Screened], model: CostModel) -> list[Row]:
-        """The points' rows. screened: the target alone first."""
+    def rows(self, screened: Sequence[Screened], model: CostModel | None) -> list[Row]:
+        """The points' rows. screened: the target alone first. model: None predicts no speeds."""
         pool, references, picks = self._pool(screened)
         scoring, seed = self.point.scoring, self.point.seed
         judged = (scoring.lead, pool, references, picks, picks[0])
         scores = score_pool(*judged, seed=seed, run_code=scoring.run_code)
-        baseline_s = model.seconds(screened[0].features)
+        seconds = [None if model is None else model.seconds(one.features) for one in screened]
         rows = []
-        for one, (score, difference) in zip(screened[1:], scores[1:], strict=True):
+        for one, own_s, (score, difference) in zip(screened[1:], seconds[1:], scores[1:], strict=True):
             counts = one.counts
             rows.append(
                 Row(
@@ -194,7 +199,7 @@ class Screening:
                     quality_low=score.low,
                     quality_high=score.high,
                     quality_difference=difference.value,
-                    predicted_speedup=baseline_s / model.seconds(one.features),
+                    predicted_speedup=None if own_s is None else seconds[0] / own_s,
                     tokens_per_target_call=counts["tokens"] / max(1, counts["target_calls"]),
                     acceptance_rate=counts["accepted"] / counts["judged"] if counts["judged"] else None,
                     quality_metric=score.metric,

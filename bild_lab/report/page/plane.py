@@ -63,7 +63,9 @@ def _table(folder: Path) -> pd.DataFrame | None:
     file = folder / TABLE
     if not file.is_file():
         return None
-    return pd.read_csv(file, keep_default_na=False, na_values={name: [""] for name, _ in NUMBERS})
+    frame = pd.read_csv(file, keep_default_na=False, na_values={name: [""] for name, _ in NUMBERS})
+    frame = frame.dropna(subset=["predicted_speedup"])  # a plane is drawn over speed
+    return None if frame.empty else frame
 
 
 def _texts(folder: Path) -> dict[str, Any]:

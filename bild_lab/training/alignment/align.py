@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
-from bild_lab.engine.models.checkpoint import Checkpoint, resolve_device, resolve_dtype
+from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.device import resolve_device, resolve_dtype
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError, require_whole

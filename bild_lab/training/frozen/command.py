@@ -9,7 +9,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from bild_lab.engine.models.checkpoint import Checkpoint, resolve_dtype
+from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.device import resolve_dtype
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.ranks import launched, process_group
 from bild_lab.errors import require_model_path

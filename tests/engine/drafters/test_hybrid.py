@@ -7,10 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from bild_lab.engine.acceptance import ExactMatch
+from bild_lab.engine.adapters.eagle import EAGLE
+from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.drafters import (
     AdaptiveWindow,
+    EagleDrafter,
     HybridDrafter,
+    HydraDrafter,
     LookaheadDrafter,
     ModelDrafter,
     NoDraft,
@@ -20,13 +25,17 @@ from bild_lab.engine.drafters.hybrid import both_wants
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.session import EVERYTHING, Scores, Want
+from bild_lab.engine.session import EVERYTHING, Growth, Scores, Want
+from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.config import compose_policy
 from bild_lab.lab.facts import named_paths
-from tests.engine.adapters.tiny import files_of
-from tests.policies import load
-from tests.stubs import SESSION, StubModel
+from tests.engine.adapters.tiny import files_of, random_eagle, random_hydra
+from tests.engine.drafters.naive import drafted, eagle_behind, grown, hydra_behind, texts_before
+from tests.engine.test_decode import NEVER, autoregressive, finished
+from tests.policies import in_memory, load
+from tests.stubs import SESSION, StubModel, uncached
+from tests.tiny import START, tiny_llama
 
 TARGET = StubModel(lambda _: torch.zeros(9))
 REQUEST = Request(Source((0,)), Limits(1, 50))
@@ -137,6 +146,33 @@ def test_texts_of_any_two_are_the_targets_own(checkpoints: Path, first: str, sec
         assert found.token_ids == vanilla.generate(prompt, max_new_tokens=25).token_ids
         asked |= {each.stats["second"] for each in found.trace.rounds}
     assert True in asked
+
+
+@pytest.mark.parametrize("beside", ["lookahead", "hydra"])
+def test_drafters_of_states_read_those_of_the_text_whatever_else_ran(beside: str) -> None:
+    """Lookahead's rows run behind its draft; EAGLE wants the states of the prompt, which Hydra does not read."""
+    module, length = tiny_llama(4, layers=3).double(), 24
+    target, source = in_memory(module, "native"), Source((START, 5, 9, 12))
+    eagle = random_eagle(EAGLE, module.config).double().requires_grad_(False)
+    heads = random_hydra(module.config).double().requires_grad_(False)
+    second = {
+        "lookahead": lambda: LookaheadDrafter(target, 3, 3, 3),
+        "hydra": lambda: HydraDrafter(target, heads, "full_tree", 2, top_k=2),
+    }
+    hybrid = HybridDrafter(EagleDrafter(target, eagle, "dynamic", 4, nodes=6, width=2), second[beside](), 4)
+    trace, request = Trace(), Request(source, Limits(len(source.prompt), length, NEVER))
+    text = DraftThenVerify(target, hybrid, ExactMatch()).decode(request, trace)
+    assert text == autoregressive(uncached(module, source), source.prompt, finished(source, length, NEVER))
+    seen = {True: 0, False: 0}
+    for before, each in texts_before(trace.rounds, text, len(source.prompt)):
+        room, asked = len(source.prompt) + length - len(before), each.stats["second"]
+        wanted = grown(eagle_behind(eagle, module, before), Growth(6, min(4, room), 2, 3, NEVER))
+        if asked and beside == "hydra":
+            wanted = drafted(hydra_behind(heads, module, before), "full_tree", 2, 2, min(2, room))
+        if not asked or beside == "hydra":
+            assert list(each.drafted) == wanted
+        seen[asked] += bool(each.drafted)
+    assert all(seen.values()), seen
 
 
 def test_files_of_the_second_policy_count_with_their_content() -> None:

@@ -6,42 +6,25 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
-from torch.nn.functional import silu
-from transformers import PreTrainedModel
 
 from bild_lab.engine.acceptance import ExactMatch
 from bild_lab.engine.adapters import HydraHeads
 from bild_lab.engine.decode import DraftThenVerify
-from bild_lab.engine.draft import ROOT
 from bild_lab.engine.drafters import HydraDrafter
-from bild_lab.engine.drafters.state_trees import named_nodes
 from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.session import Growth
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from tests.engine.adapters.tiny import random_hydra
-from tests.engine.models.test_states import ENCODED, states_of
+from tests.engine.drafters.naive import drafted, grown, hydra_behind, texts_before
+from tests.engine.models.test_states import ENCODED
 from tests.engine.test_decode import NEVER, autoregressive, finished
 from tests.policies import in_memory, load
 from tests.stubs import uncached
 from tests.thinned import thinned
-from tests.tiny import PAD, START, VOCABULARY, tiny_llama, tiny_t5
+from tests.tiny import PAD, START, tiny_llama, tiny_t5
 
 LENGTH = 16
-
-
-def state_before_last(module: PreTrainedModel, text: list[int]) -> Tensor:
-    return states_of(module, text[:-1])[0][-1]
-
-
-def scores(heads: HydraHeads, module: PreTrainedModel, state: Tensor, text: list[int], branch: list[int]) -> Tensor:
-    """The paper's head for this depth: the state before the last token, then the embeddings of the tokens behind it."""
-    words = [module.get_input_embeddings().weight[token] for token in (text[-1], *branch)]
-    head = len(branch)
-    x = state + silu(heads.firsts[head] @ torch.cat([state, *words]) + heads.biases[head, 0])
-    for layer in range(1, heads.config.layers):
-        x = x + silu(heads.blocks[head, layer - 1] @ x + heads.biases[head, layer])
-    return heads.outputs[head] @ x
 
 
 CASES = [
@@ -61,23 +44,14 @@ def test_proposals_are_those_of_the_papers_heads(family: str, engine: str, tree:
     drafter = HydraDrafter(in_memory(module, engine), heads, tree, 6, top_k=[3, 2, 2], nodes=9, width=3)
     actual = DraftThenVerify(in_memory(module, engine), drafter, ExactMatch()).decode(request, trace)
     assert actual == autoregressive(uncached(module, source), source.prompt, finished(source, LENGTH, NEVER))
-    tokens = list(source.prompt)
     assert trace.rounds[0].drafted == ()
-    for before, each in zip(trace.rounds, trace.rounds[1:], strict=False):
-        tokens = actual[: len(tokens) + before.accepted + 1]
-        state = state_before_last(module, tokens)
-        depth = min(3, len(source.prompt) + LENGTH - len(tokens))
+    for text, each in texts_before(trace.rounds, actual, len(source.prompt)):
+        depth, behind = min(3, len(source.prompt) + LENGTH - len(text)), hydra_behind(heads, module, text)
         assert each.depth <= depth and each.draft_calls <= depth
-        if tree == "dynamic":  # its growth is that of a draft model's
-            first = scores(heads, module, state, tokens, []).topk(3).indices.tolist()
-            assert each.drafted[: len(first)][0] in first
-            continue
-        found: dict[int, list[int]] = {ROOT: []}
-        nodes = [node for node in named_nodes(tree, [3, 2, 2], 3, VOCABULARY) if node.depth < depth]
-        for at, node in enumerate(nodes):
-            branch = found[node.parent]
-            found[at] = [*branch, scores(heads, module, state, tokens, branch).topk(node.rank + 1).indices.tolist()[-1]]
-        assert list(each.drafted) == [found[at][-1] for at in range(len(nodes))]
+        if tree == "dynamic":
+            assert list(each.drafted) == grown(behind, Growth(9, depth, 3, 3, NEVER))
+        else:
+            assert list(each.drafted) == drafted(behind, tree, [3, 2, 2], 3, depth)
 
 
 def test_heads_come_back_from_their_folder_and_misfits_are_refused(tmp_path: Path, checkpoints: Path) -> None:

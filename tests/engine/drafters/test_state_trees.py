@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -55,6 +56,9 @@ class TableStates:
 
 
 class TableTree(StateTreeDrafter):
+    def reads(self) -> Want:
+        return EVERYTHING
+
     def opened(self, request: Request, target: Session) -> TableStates:
         return TableStates()
 
@@ -72,8 +76,8 @@ class SampledTree(TableTree):
 
 
 def values(drafter: type[TableTree], tree: str, count: int) -> float:
-    knobs = TreeKnobs(tree, 2, [2, 1], nodes=3, width=1, children=2)
-    made = drafter(TableModel(TARGET), knobs, 3)
+    heads = SimpleNamespace(config=SimpleNamespace(vocabulary=3))
+    made = drafter(TableModel(TARGET), heads, tree, 2, [2, 1], nodes=3, width=1, children=2)
     texts = sampled_texts(TARGET, made, SpeculativeSampling(), 3, count, seed=count)
     return p_value(texts, own_law(TARGET, 3))
 

@@ -14,6 +14,9 @@ import torch
 from transformers import PreTrainedModel
 
 import bild_lab
+from bild_lab.engine.acceptance import ExactMatch
+from bild_lab.engine.decode import DraftThenVerify
+from bild_lab.engine.drafters import ModelTreeDrafter
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.native import NativeModel
 from bild_lab.engine.models.native.attention import PlacedRows, place_rows
@@ -313,6 +316,14 @@ def test_forwards_tell_what_the_view_ran_and_what_went_on_behind_it() -> None:
         (1, 4, 0, 0, 1),  # the last drafted token, which the view never ran
         (3, 2, 3, 1, 2),
     ]
+
+
+def test_trees_of_the_targets_layers_are_refused() -> None:
+    target, source = in_memory(random_target("llama", 0), "native"), Source((START, 5, 6))
+    for model in (EarlyExit(target, 1), LayerSkip(target, [1])):
+        drafter = ModelTreeDrafter(model, nodes=3, window=2, width=2, children=2)
+        with pytest.raises(UserError, match="layers of the target draft chains alone; choose ModelDrafter for them"):
+            DraftThenVerify(target, drafter, ExactMatch()).decode(Request(source, Limits(3, 9)), Trace())
 
 
 @dataclass(frozen=True)

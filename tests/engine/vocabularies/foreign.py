@@ -156,13 +156,13 @@ def reciter(kind: str, text: str, prompt: int, begins: bool, shortest: bool = Fa
 
 
 def foreign_words(seed: int) -> tuple[list[int], list[str]]:
-    """Another order of the tiny models' words, two of which are missing and some of which have other names.
+    """Another order of the tiny models' words, two of which are missing and two of which have other names.
 
     Returns the old id of every new one, and the words in the new order.
     """
     order = torch.randperm(len(WORDS), generator=torch.Generator().manual_seed(seed)).tolist()
     order = [at for at in order if at not in (4, 17)]
-    names = [f"v{at}" if at % 9 == 1 else WORDS[at] for at in order]
+    names = [f"v{at}" if at in (10, 28) else WORDS[at] for at in order]
     return [0, 1, 2, *(3 + at for at in order)], names
 
 
@@ -177,19 +177,11 @@ def foreign_module(module: PreTrainedModel, seed: int) -> tuple[PreTrainedModel,
 
 
 def foreign(module: PreTrainedModel, engine: str, seed: int, how: str, target: LoadedModel) -> TranslatedModel:
-    """The same model in another vocabulary, in the place of one of the target's."""
+    """The same model in another vocabulary, in the place of one of the target's. In both, w3 is a word like others."""
     other, names = foreign_module(module, seed)
     model = in_memory(other, engine)
     encoder_decoder = module.config.is_encoder_decoder
-    vars(model.checkpoint).update(tokenizer=unknowing(tiny_tokenizer(encoder_decoder, names)))
-    vars(target.checkpoint).update(tokenizer=unknowing(tiny_tokenizer(encoder_decoder)))
+    vars(model.checkpoint).update(tokenizer=tiny_tokenizer(encoder_decoder, names, unknown="<pad>"))
+    vars(target.checkpoint).update(tokenizer=tiny_tokenizer(encoder_decoder, unknown="<pad>"))
     own = Overlap(Pieces(target.checkpoint), Pieces(model.checkpoint))
     return TranslatedModel(model, own, how)
-
-
-def unknowing(own: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
-    """The tokenizer, with padding for what it does not know, so that w3 is a word like all others."""
-    own.backend_tokenizer.model.unk_token = "<pad>"
-    return PreTrainedTokenizerFast(
-        tokenizer_object=own.backend_tokenizer, pad_token="<pad>", eos_token="</s>", bos_token="<s>", unk_token="<pad>"
-    )

@@ -14,7 +14,7 @@ from torch import Tensor
 from bild_lab.engine.acceptance import SpeculativeSampling
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import ROOT, Tree
-from bild_lab.engine.drafters import LowConfidence, ModelDrafter, SpeculativeDrafter
+from bild_lab.engine.drafters import LowConfidence, ModelDrafter, ModelTreeDrafter, SpeculativeDrafter
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
@@ -121,6 +121,8 @@ def path_to(node: int, parents: list[int]) -> list[int]:
 TARGET = ([1 / 2, 1 / 4, 1 / 4, 0], [1 / 2, 1 / 4, 0, 1 / 4], [1 / 2, 1 / 2, 0, 0])
 DRAFT = ([1 / 8, 1 / 2, 1 / 8, 1 / 4], [0, 1 / 4, 1 / 2, 1 / 4], [3 / 8, 1 / 8, 3 / 8, 1 / 8])  # its token 2 is our 0
 NEW_TOKENS = 3
+# in whatever order the siblings of a tree are tried, each is accepted with probability 0, 1/2 or 1
+HALVED_TARGET = ([1 / 2, 1 / 2, 0, 0], [1 / 2, 0, 1 / 2, 0], [0, 1 / 2, 0, 1 / 2], [0, 0, 1 / 2, 1 / 2])
 
 
 def by_context(rows: tuple[list[float], ...]) -> NextLogits:
@@ -141,9 +143,21 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_sampled_text_is_exactly_distributed_as_the_targets(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = by_context(TARGET)
-    method = DraftThenVerify(StubModel(target), DRAFTERS[name](), SpeculativeSampling())
-    request = Request(Source((0, 3)), Limits(2, NEW_TOKENS), Sampling(temperature=1.0))
+    require_law(DRAFTERS[name](), TARGET, NEW_TOKENS, monkeypatch)
+
+
+def test_sampled_text_of_trees_is_exactly_distributed_as_the_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = ModelTreeDrafter(small_model(), nodes=3, window=2, width=2, children=2)
+    require_law(tree, HALVED_TARGET, 2, monkeypatch)
+
+
+def require_law(
+    drafter: Drafter, rows: tuple[list[float], ...], new_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every text has the probability that a target of these rows gives it."""
+    target = by_context(rows)
+    method = DraftThenVerify(StubModel(target), drafter, SpeculativeSampling())
+    request = Request(Source((0, 3)), Limits(2, new_tokens), Sampling(temperature=1.0))
     seen = {"accepted": 0, "foreign": 0}
 
     def run() -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -170,28 +171,45 @@ def test_nothing_is_drafted_where_the_draft_models_positions_end() -> None:
 
 # in every context the target's probability of what the draft model likes best is 1/2, and half of the rest is the other
 TARGET = ([1 / 2, 1 / 4, 1 / 4], [1 / 4, 1 / 2, 1 / 4])
+# in whatever order the siblings of a tree are tried, each is accepted with probability 0, 1/2 or 1
+HALVED_TARGET = ([1 / 2, 0, 1 / 2], [0, 1 / 2, 1 / 2], [1 / 2, 1 / 2, 0])
+
+
+def mixed(tokens: list[int], ways: int) -> int:
+    return sum((at + 1) * (token + 1) for at, token in enumerate(tokens)) % ways
 
 
 def two_tokens(tokens: list[int]) -> Tensor:
     """A draft model over the same two words whose likeliest token depends on the whole text."""
-    return torch.tensor([[2.0, 1.0], [1.0, 2.0]])[sum((at + 1) * token for at, token in enumerate(tokens)) % 2]
+    return torch.tensor([[2.0, 1.0], [1.0, 2.0]])[mixed(tokens, 2)]
 
 
-def test_sampled_text_is_exactly_distributed_as_the_targets(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = torch.tensor(TARGET, dtype=torch.float64).log()
-    ours, theirs = FakePieces({0: b"x", 1: b"y", 2: b"z"}), FakePieces({0: b"x", 1: b"y"})
+def as_the_drafter(tokens: list[int]) -> list[float]:
+    return TARGET[int(two_tokens([token % 2 for token in tokens]).argmax())]  # the draft model reads z as x
 
-    def target(tokens: list[int]) -> Tensor:
-        return table[int(two_tokens(tokens_of(tokens)).argmax())]
 
-    def tokens_of(tokens: list[int]) -> list[int]:
-        return [token % 2 for token in tokens]  # the draft model reads z as x
+def halved(tokens: list[int]) -> list[float]:
+    return HALVED_TARGET[mixed(tokens, 3)]
 
-    both = FakeOverlap(ours, theirs)
-    small = Reciter(two_tokens)
-    model = TranslatedModel(small, both, "strings")
-    method = DraftThenVerify(StubModel(target), ModelDrafter(model, 2), SpeculativeSampling())
-    request = Request(Source((0,)), Limits(1, 2), Sampling(temperature=1.0))
+
+DRAFTERS = {
+    "chain": lambda model: ModelDrafter(model, 2),
+    "tree": lambda model: ModelTreeDrafter(model, nodes=3, window=2, width=2, children=2),
+}
+
+
+@pytest.mark.parametrize(("drafter", "law", "length"), [("chain", as_the_drafter, 3), ("tree", halved, 2)])
+def test_sampled_text_is_exactly_distributed_as_the_targets(
+    drafter: str,
+    law: Callable[[list[int]], list[float]],
+    length: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    both = FakeOverlap(FakePieces({0: b"x", 1: b"y", 2: b"z"}), FakePieces({0: b"x", 1: b"y"}))
+    target = StubModel(lambda tokens: torch.tensor(law(tokens), dtype=torch.float64).log())
+    model = TranslatedModel(Reciter(two_tokens), both, "strings")
+    method = DraftThenVerify(target, DRAFTERS[drafter](model), SpeculativeSampling())
+    request = Request(Source((0,)), Limits(1, length), Sampling(temperature=1.0))
     accepted = [0]
 
     def run() -> tuple[int, ...]:
@@ -201,10 +219,10 @@ def test_sampled_text_is_exactly_distributed_as_the_targets(monkeypatch: pytest.
         return text
 
     found = distribution(run, monkeypatch)
-    for rest in itertools.product(range(3), repeat=2):
+    for rest in itertools.product(range(3), repeat=length):
         wanted, text = 1.0, (0, *rest)
-        for end in range(1, 3):
-            wanted *= float(target(list(text[:end]))[text[end]].exp())
+        for end in range(1, length + 1):
+            wanted *= law(list(text[:end]))[text[end]]
         assert found.get(text, 0.0) == pytest.approx(wanted, abs=1e-12)
     assert max(accepted) > 1
 

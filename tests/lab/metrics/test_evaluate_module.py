@@ -71,6 +71,14 @@ def test_a_mean_of_shares_is_in_percent_with_a_value_for_each_example(metric) ->
     assert (judged.score.low, judged.score.high) == pytest.approx((same.low, same.high))
 
 
+def test_a_script_of_the_hub_is_named_in_the_signature(metric) -> None:
+    metric(share, _hash="0123456789abcdef")
+    same = judge("evaluate:share", PREDICTIONS, None, REFERENCES, seed=1).score.signature
+    assert same == "evaluate:share|script:0123456789ab|bs:1000|seed:1"
+    metric(share)
+    assert judge("evaluate:share", PREDICTIONS, None, REFERENCES, seed=1).score.signature is None
+
+
 def test_a_rate_of_errors_is_turned_round(metric) -> None:
     metric(errors)
     quality = score("evaluate:share", PREDICTIONS, REFERENCES)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from bild_lab.errors import UserError
 from bild_lab.lab.metrics import Scoring, compare, cut_text, score
 
 
@@ -20,3 +23,17 @@ def test_every_metric_is_that_of_the_cut_texts_except_agreement() -> None:
     assert judged["chrf"].score == score("chrf", cut[0], references, seed=3)
     assert judged["chrf"].difference == compare("chrf", *cut, references, seed=3)
     assert judged["agreement"].score.value == 0  # the texts themselves all differ
+    same = Scoring(("agreement",), cut=("Question:",)).judge(ours[:1], ours[:1], references[:1], seed=3)
+    assert same["agreement"].score.value == 100
+
+
+def test_the_first_metric_leads() -> None:
+    assert Scoring(("chrf", "bleu")).lead == "chrf"
+
+
+def test_programs_run_only_where_that_was_allowed() -> None:
+    texts, references = ["    return 1"], [["def f():\n{answer}\nassert f() == 1\n"]]
+    judged = Scoring(("pass_at_1",), run_code=True).judge(texts, None, references, seed=0)
+    assert judged["pass_at_1"].score.value == 100
+    with pytest.raises(UserError, match="measure.run_code=true"):
+        Scoring(("pass_at_1",)).judge(texts, None, references, seed=0)

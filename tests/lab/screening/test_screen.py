@@ -20,7 +20,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.screening.candidates import grid_of
 from bild_lab.lab.screening.found import compared, confirmation, to_confirm
 from bild_lab.lab.screening.replay import SECONDS
-from bild_lab.lab.screening.rows import NUMBERS, Row, with_front, write_rows
+from bild_lab.lab.screening.rows import NUMBERS, Row, require_same_setting, with_front, write_rows
 from bild_lab.lab.screening.screen import RecordSpec, Screening, ScreenSpec
 from bild_lab.lab.screening.space import as_overrides
 from scripts import screen as script
@@ -91,7 +91,7 @@ def test_a_plane_is_screened_confirmed_and_continued(screen: Command) -> None:
     assert frame.on_front.any() and frame.target_calls.sum() == told["live_target_calls"]
     assert (
         told["recorded_target_calls"] <= 2 * told["vanilla_target_calls"]
-        and told["replayed_differently"] == told["replayed_ties"] == 0
+        and told["replayed_differently"] == told["replayed_ties"] == told["replayed_defects"] == 0
     )
     assert told["prediction_error_median"] == told["prediction_error_largest"] > 0
     (one,) = told["confirmed"]
@@ -196,7 +196,8 @@ SPEC = {
     [
         {"confirm": "val"},
         {"confirmations": -1},
-        {"timed_s": 0},
+        {"timed_s": -1},
+        {"timed_s": 0},  # and points to confirm
         {"timed_s": True},
         {"max_loss": -1},
         {"sample_texts": 1.5},
@@ -225,6 +226,25 @@ def test_rows_of_several_commands_make_one_table_with_one_front(tmp_path: Path) 
     frame = pd.read_csv(tmp_path / "screen.csv")
     assert list(zip(frame.predicted_speedup, frame.on_front, strict=True)) == [(2.0, True), (1.2, True), (1.1, False)]
     assert list(frame.columns[:3]) == ["policy", "fallback", "verify_tail"]
+
+
+def test_points_without_a_predicted_speed_are_on_no_front_and_leave_that_of_others(tmp_path: Path) -> None:
+    untimed = with_front([replace(row(1.0, 50.0, fallback=0.7), predicted_speedup=None)])
+    assert not untimed[0].on_front
+    write_rows(tmp_path, with_front([row(2.0, 40.0, fallback=0.5)]))
+    write_rows(tmp_path, untimed)
+    frame = pd.read_csv(tmp_path / "screen.csv")
+    assert frame.on_front.tolist() == [True, False] and frame.predicted_speedup.isna().tolist() == [False, True]
+
+
+@pytest.mark.parametrize("key", ["dataset", "weights", "dtype"])
+def test_a_table_of_other_data_models_or_precision_is_not_added_to(key: str, tmp_path: Path) -> None:
+    setting = {"dataset": "multi30k", "weights": "abc", "dtype": "float32", "split": "validation"}
+    require_same_setting(tmp_path, setting)
+    (tmp_path / "screen.json").write_text(json.dumps({"setting": setting}))
+    require_same_setting(tmp_path, {**setting, "split": "test"})
+    with pytest.raises(UserError, match=f"was screened with {key} {setting[key]}, this command has other; choose"):
+        require_same_setting(tmp_path, {**setting, key: "other"})
 
 
 def test_a_confirmed_point_says_how_far_the_machine_drifted_from_the_cost_model() -> None:

@@ -51,6 +51,11 @@ ROWS = [
 ]
 
 
+def test_points_that_nothing_was_timed_for_are_no_plane(tmp_path: Path) -> None:
+    write_rows(tmp_path, [replace(one, predicted_speedup=None) for one in ROWS])
+    assert screened_policies(tmp_path) == [] and planes(tmp_path, [], {}) == []
+
+
 def name_of(row: Row) -> str:
     return identity(row.to_columns())
 

@@ -25,7 +25,7 @@ from bild_lab.training.frozen.states import OneRowCheckpoint
 from bild_lab.training.frozen.train import train_module
 from scripts import train_eagle
 from tests.engine.adapters.tiny import random_eagle
-from tests.engine.drafters.test_eagle import NaiveSession, target_states
+from tests.engine.drafters.naive import eagle_behind
 from tests.engine.models.test_states import ENCODED
 from tests.tiny import PAD, START, tiny_llama, tiny_t5
 from tests.training.frozen.frozen_jobs import frozen_job
@@ -53,9 +53,9 @@ def test_the_steps_of_training_are_those_of_decoding(variant: str, family: str) 
         length = int(contexts[sample, group])
         tokens = rows[sample].tolist()[len(prompt) - 1 if family == "t5" else 0 :]
         length -= len(prompt) - 1 if family == "t5" else 0
-        naive = NaiveSession(eagle, tokens[:length], target_states(eagle, module, tokens[:length]))
+        behind = eagle_behind(eagle, module, tokens[:length])
         for step in range(3):
-            expected = naive.behind(tokens[length : length + step])
+            expected = behind(tokens[length : length + step])
             torch.testing.assert_close(found[sample, group, step].detach(), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -86,8 +86,7 @@ def test_eagle_1_learns_states_and_a_tenth_of_the_tokens_at_the_first_step() -> 
     with torch.no_grad():
         final = base.model(rows).last_hidden_state[0]
         own = base.lm_head(final).softmax(-1)
-        naive = NaiveSession(eagle.eagle, rows[0, :4].tolist(), list(final[:3]))
-        logits = naive.behind([])
+        logits = eagle_behind(eagle.eagle, base, rows[0, :4].tolist())([])
         # the state behind these scores
         drafted = torch.linalg.lstsq(base.lm_head.weight, logits[:, None]).solution[:, 0]
         expected = smooth_l1_loss(drafted, final[3]) - 0.1 * (own[3] * logits.log_softmax(-1)).sum()

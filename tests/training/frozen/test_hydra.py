@@ -13,7 +13,7 @@ from bild_lab.training.frozen.hydra import HydraModule, HydraSpec
 from bild_lab.training.frozen.train import train_module
 from scripts import train_medusa
 from tests.engine.adapters.tiny import random_hydra
-from tests.engine.drafters.test_hydra import scores, state_before_last
+from tests.engine.drafters.naive import hydra_behind
 from tests.engine.models.test_states import ENCODED
 from tests.tiny import PAD, START, tiny_llama, tiny_t5
 from tests.training.frozen.frozen_jobs import frozen_job
@@ -32,8 +32,7 @@ def test_heads_predict_in_training_what_they_predict_in_decoding(family: str) ->
     for group, length in enumerate((first - cut, first + 3 - cut)):
         tokens = rows[0].tolist()[cut:]
         for head in range(3):
-            state = state_before_last(module, tokens[:length])
-            expected = scores(heads, module, state, tokens[:length], tokens[length : length + head])
+            expected = hydra_behind(heads, module, tokens[:length])(tokens[length : length + head])
             torch.testing.assert_close(found[0, group, head], expected, rtol=1e-5, atol=1e-5)
 
 

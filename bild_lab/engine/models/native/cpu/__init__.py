@@ -1,6 +1,7 @@
 """Our own kernels for one forward pass on a CPU."""
 
+from bild_lab.engine.models.native.cpu.heads import PackedHeads
 from bild_lab.engine.models.native.cpu.library import why_no_kernels
-from bild_lab.engine.models.native.cpu.packed import Behind, PackedDecoder, PackedHeads
+from bild_lab.engine.models.native.cpu.packed import Behind, PackedDecoder
 
 __all__ = ["Behind", "PackedDecoder", "PackedHeads", "why_no_kernels"]

@@ -11,20 +11,13 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import pad
 
 from bild_lab.engine.models.native.attention import PlacedRows
 from bild_lab.engine.models.native.cache import KeyValueCache
 from bild_lab.engine.models.native.cpu.library import library
 from bild_lab.engine.models.native.cpu.outline import ACTIVATIONS, DecoderOutline, LayerOutline, Weight
+from bild_lab.engine.models.native.cpu.panels import Matrix, packed_matrix
 from bild_lab.engine.session import NOTHING, Chain, DraftedChain, GrownTree, Growth, Skipped
-
-LANES, PANEL = 16, 32  # columns of a vector, and of a panel of weights
-
-
-class _Matrix(Structure):
-    _fields_ = (("packed", c_void_p), ("bias", c_void_p), ("outputs", c_int32), ("inputs", c_int32))
-
 
 NORMS = "norm head_norm out_norm cross_norm feed_norm feed_out_norm".split()
 MATRICES = "qkv out cross_query cross_out inner outer".split()
@@ -33,7 +26,7 @@ MATRICES = "qkv out cross_query cross_out inner outer".split()
 class _Layer(Structure):
     _fields_ = (
         *((name, c_void_p) for name in NORMS),
-        *((name, _Matrix) for name in MATRICES),
+        *((name, Matrix) for name in MATRICES),
         ("window", c_int32),
         ("kind", c_int32),
     )
@@ -46,7 +39,7 @@ class _Model(Structure):
         *((name, c_float) for name in ("epsilon", "scale", "final_scale", "embedding_scale")),
         ("layer", c_void_p),
         ("final_norm", c_void_p),
-        ("head", _Matrix),
+        ("head", Matrix),
         ("embedding", c_void_p),
         ("distance_bias", c_void_p),
     )
@@ -326,7 +319,7 @@ class PackedDecoder:
                 setattr(packed, name, self._matrix(weight))
         return packed
 
-    def _matrix(self, weight: Weight) -> _Matrix:
+    def _matrix(self, weight: Weight) -> Matrix:
         made, packed, bias = packed_matrix(weight)
         self._matrices.append(packed)
         self._held += [packed, bias]
@@ -338,79 +331,3 @@ class PackedDecoder:
     def _hold(self, tensor: Tensor) -> int:
         self._held.append(tensor)
         return tensor.data_ptr()
-
-
-class _Heads(Structure):
-    _fields_ = (
-        *((name, c_int32) for name in "dim vocab half layers".split()),
-        ("blocks", c_void_p),
-        ("outputs", c_void_p),
-    )
-
-
-class PackedHeads:
-    """Medusa's heads by the kernels: `MedusaHeads.likeliest` in one call.
-
-    blocks: [heads, layers, dim, dim]. biases: [heads, layers, dim]. outputs: [heads, vocab, dim].
-    """
-
-    def __init__(
-        self,
-        blocks: Float[Tensor, "heads layers dim dim"],
-        biases: Float[Tensor, "heads layers dim"],
-        outputs: Float[Tensor, "heads vocab dim"],
-    ) -> None:
-        self._library = library()
-        pairs = zip(blocks.flatten(0, 1), biases.flatten(0, 1), strict=True)
-        matrices = [packed_matrix(Weight(matrix, bias)) for matrix, bias in pairs]
-        ends = [packed_matrix(Weight(matrix)) for matrix in outputs]
-        self._held = (
-            (_Matrix * len(matrices))(*(made for made, *_ in matrices)),
-            (_Matrix * len(ends))(*(made for made, *_ in ends)),
-            [held for _, *held in [*matrices, *ends]],
-        )
-        self._heads = _Heads(
-            dim=outputs.shape[2],
-            vocab=outputs.shape[1],
-            half=outputs.dtype == torch.bfloat16,
-            layers=blocks.shape[1],
-            blocks=ctypes.addressof(self._held[0]),
-            outputs=ctypes.addressof(self._held[1]),
-        )
-
-    def likeliest(self, hidden: Float[Tensor, " dim"], depth: int, count: int) -> Int[Tensor, "depth count"]:
-        """The first heads' likeliest tokens."""
-        state, tokens = hidden.float().contiguous(), torch.empty(depth, count, dtype=torch.long)
-        self._library.likeliest_tokens(
-            ctypes.byref(self._heads), state.data_ptr(), depth, count, torch.get_num_threads(), tokens.data_ptr()
-        )
-        return tokens
-
-
-def packed_matrix(weight: Weight) -> tuple[_Matrix, Tensor, Tensor | None]:
-    """A linear layer for the kernels, and the tensors that it points to."""
-    bias = None
-    if weight.bias is not None:  # in the order of the panels' outputs
-        bias = panels(weight.bias.float()[:, None].expand(-1, 2), weight.gated)[:, 0, 0].contiguous()
-    packed = panels(weight.matrix, weight.gated)
-    outputs, inputs = weight.matrix.shape
-    return _Matrix(packed.data_ptr(), None if bias is None else bias.data_ptr(), outputs, inputs), packed, bias
-
-
-def panels(matrix: Float[Tensor, "out in"], gated: bool = False) -> Tensor:
-    """A matrix in panels of 32 outputs, as the kernels read it; outputs are added until the last panel is full.
-
-    float32: [panels, in / 2, 2, 32]. bfloat16: [panels, in / 2, 32, 2], the inputs padded to a multiple of 32. gated: a
-    panel holds 16 outputs of the gate and the 16 that they gate.
-    """
-    if matrix.dtype == torch.bfloat16:
-        matrix = pad(matrix, (0, -matrix.shape[1] % PANEL))
-    if gated:
-        half = matrix.shape[0] // 2
-        gate, up = (pad(part, (0, 0, 0, -half % LANES)) for part in matrix.split(half))
-        matrix = torch.stack([part.view(-1, LANES, part.shape[1]) for part in (gate, up)], 1).flatten(0, 2)
-    else:
-        matrix = pad(matrix, (0, 0, 0, -matrix.shape[0] % PANEL))
-    pairs = matrix.view(-1, PANEL, matrix.shape[1] // 2, 2)
-    order = (0, 2, 3, 1) if matrix.dtype == torch.float32 else (0, 2, 1, 3)
-    return pairs.permute(order).contiguous()

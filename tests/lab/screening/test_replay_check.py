@@ -1,0 +1,114 @@
+"""A replayed text that differs from the live one: a tie where rounding explains it, a defect where a row is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from bild_lab.engine.record.model import text_name
+from bild_lab.engine.record.text import LOGITS, Node
+from bild_lab.lab.config import PairSpec, RuntimeSpec, typed
+from bild_lab.lab.measure.certificate import DEFECT, TIE, most_noise
+from bild_lab.lab.point import decoder_of
+from bild_lab.lab.screening.candidates import Candidate, grid_of
+from bild_lab.lab.screening.replay import decoded
+from bild_lab.lab.screening.replay_check import Judged, judge
+from bild_lab.lab.screening.screen import RecordSpec, Screening
+from tests.checkpoints import write_data
+
+POLICIES = ["policy=speculative,bild"]
+
+
+class Replayed:
+    """Tiny checkpoints in bfloat16 on the native engine, decoded over a record."""
+
+    def __init__(self, checkpoints: Path, folder: Path, knobs: Sequence[str] = ()) -> None:
+        data = write_data(folder / "data", rows=3)
+        (data / "test.jsonl").replace(data / "validation.jsonl")
+        words = [f"pair.target={checkpoints / 't5'}", f"pair.draft={checkpoints / 't5-draft'}", "name=plane"]
+        words += ["dataset=multi30k", f"dataset.path={data}", "decoding.max_new_tokens=12", "runtime.threads=1"]
+        words += ["runtime.dtype=bfloat16", "runtime.engine=native", *knobs]
+        self.screening = Screening(grid_of(words, POLICIES, "screen"), "validation", RecordSpec(1), "screen")
+        self.screened = self.screening.decode(self.screening.grid.candidates)
+        self.replay = self.screening.replay
+        self.target = next(
+            one
+            for one in self.replay.records.models.values()
+            if one.model is self.screening.point.decoders["method"].target
+        )
+
+    def over(self, candidate: Candidate) -> partial:
+        """Gives the policy's decoder over wrapped models."""
+        cfg = self.screening.cfg
+        pair, runtime = typed(PairSpec, cfg.pair, "pair"), typed(RuntimeSpec, cfg.runtime, "runtime")
+        return partial(decoder_of, candidate.policy, pair, self.screening.point.decoding, runtime)
+
+    def nodes(self, place: int, index: int = 0) -> list[Node]:
+        """The target's nodes along a policy's text, from the first token that it feeds."""
+        text = self.target._texts[text_name(self.replay.requests[index].source)]
+        (node,) = text.root.children.values()
+        found = [node]
+        for token in self.screened[place].texts[index].token_ids[:-1]:
+            found.append(found[-1].children[token])
+        return found
+
+    def judged(self, place: int, index: int = 0) -> tuple[bool, Judged]:
+        """Whether the text changed, and the verdict on it."""
+        one, request = self.screened[place], self.replay.requests[index]
+        over = self.over(one.candidate)
+        text = decoded(one.candidate.name, over(self.replay.records), request).token_ids
+        return text != one.texts[index].token_ids, judge(over, self.replay.records, request, text)
+
+
+def plant(node: Node, row: torch.Tensor) -> None:
+    node.rows[LOGITS], node._choice = row, None
+
+
+@pytest.fixture
+def replayed(checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Replayed:
+    monkeypatch.chdir(tmp_path)
+    return Replayed(checkpoints, tmp_path)
+
+
+def test_a_wrong_row_is_a_defect(replayed: Replayed) -> None:
+    """The scores behind another text, for a lossless policy and a lossy one."""
+    for place in (1, 2):
+        changed, found = replayed.judged(place)
+        assert not changed and found.apart <= most_noise(torch.bfloat16, replayed.target.depth)
+        first, *others = replayed.nodes(place)
+        right = first.rows[LOGITS]
+        plant(first, next(one.rows[LOGITS] for one in others if one.rows[LOGITS].argmax() != right.argmax()))
+        changed, found = replayed.judged(place)
+        assert changed and found.verdict == DEFECT
+        plant(first, right)
+
+
+def test_a_threshold_within_the_rounding_is_a_tie_though_the_target_scores_its_sides_apart(
+    checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    anything = Replayed(checkpoints, tmp_path, ["policy.fallback=0", "policy.rollback=99"])
+    drafted = anything.screened[2].texts[0].token_ids[0]
+    scores = anything.nodes(2)[0].rows[LOGITS]
+    distance = -float(scores[0].float().log_softmax(-1)[drafted])
+    assert distance > 1
+    replayed = Replayed(checkpoints, tmp_path, ["policy.fallback=0", f"policy.rollback={distance + 1e-4}"])
+    changed, _ = replayed.judged(2)
+    assert not changed and replayed.screened[2].texts[0].token_ids[0] == drafted
+    further = scores.clone()
+    further[0, drafted] -= 0.01 * scores.abs().max()
+    assert 0 < float(scores[0, drafted] - further[0, drafted]) < 0.02 * float(scores.abs().max())
+    plant(replayed.nodes(2)[0], further)
+    changed, found = replayed.judged(2)
+    assert changed and found.verdict == TIE and 0 < found.apart < 0.03
+
+
+def test_a_text_that_decoding_again_does_not_give_is_a_defect(replayed: Replayed) -> None:
+    one, request = replayed.screened[2], replayed.replay.requests[0]
+    text = [*one.texts[0].token_ids[:-1], 7]
+    found = judge(replayed.over(one.candidate), replayed.replay.records, request, text)
+    assert (found.verdict, found.apart) == (DEFECT, float("inf"))
