@@ -20,7 +20,6 @@ from bild_lab.lab.cli import console, escape, output, run_application, stages
 
 ROOT = Path(__file__).resolve().parents[1]
 ON_GPU = "runtime.device=cuda"
-DECODES = ("run.py", "scripts/match_rates.py")
 
 
 def parse(words: list[str]) -> tuple[str, str, bool]:
@@ -58,6 +57,8 @@ def tell(figure: str, gpu: str) -> None:
 
 def on_gpu(command: str) -> str:
     """The command with the device, if it decodes; training scripts take the GPU by themselves."""
+    from bild_lab.papers.paper_runs import DECODES
+
     return f"{command} {ON_GPU}" if shlex.split(command)[1] in DECODES else command
 
 

@@ -35,7 +35,7 @@ READ_SHARE = 0.6  # of that speed that decoding reaches
 LAUNCHES_S = 100e-6  # of the host, for each layer of a forward, eager
 SAVED = 1.5  # a policy's time is about the baseline's over this
 WARMUP = 3
-DATA_KEYS = ("hub_id", "hub_config", "hub_data_dir", "split")
+DECODES = {"run.py": "config", "scripts/match_rates.py": "match_rates", "scripts/screen.py": "screen"}  # by these files
 COLUMN_KEYS = ("source_column", "input_column", "reference_column", "id_column", "category_column")
 
 
@@ -93,9 +93,9 @@ def figures(name: str) -> list[str]:
 def settings_of(command: str) -> list[Setting]:
     """The settings that a command measures. Commands that train or count have none."""
     _, script, *words = shlex.split(command)
-    if script not in ("run.py", "scripts/match_rates.py"):
+    if script not in DECODES:
         return []
-    config = "config" if script == "run.py" else "match_rates"
+    config = DECODES[script]
     given = dict(word.split("=", 1) for word in words if "=" in word)
     swept = given.pop("hydra.sweeper.params", None)
     fixed, lists = _lists(config, given, swept)
@@ -118,7 +118,7 @@ def _lists(config: str, given: Mapping[str, str], swept: str | None) -> tuple[li
     file = OmegaConf.load(config_dir() / "experiment" / f"{given['experiment']}.yaml")
     params = {} if swept is None else OmegaConf.to_container(OmegaConf.create(swept))
     own: Mapping[str, Any] = {}
-    if config == "config":
+    if config != "match_rates":
         own = _params(file)
     asked = {**{key: str(value) for key, value in {**own, **params}.items()}, **given}
     fixed = [f"experiment={asked.pop('experiment')}"]
@@ -141,10 +141,11 @@ def _params(file: DictConfig) -> dict[str, Any]:
 def _setting(cfg: DictConfig, points: int) -> Setting:
     pair = cfg.get("pair")
     models = [cfg.model.path] if pair is None else [pair.target, pair.draft, pair.get("second_draft")]
+    screened = {"split": cfg.screen.select} if "screen" in cfg else {}
     return Setting(
         target=models[0],
         drafts=tuple(each for each in models[1:] if each is not None),
-        dataset=OmegaConf.to_container(cfg.dataset),
+        dataset={**OmegaConf.to_container(cfg.dataset), **screened},
         dtype=cfg.runtime.dtype,
         max_new_tokens=cfg.decoding.max_new_tokens,
         repeats=cfg.measure.repeats if "measure" in cfg else 1,
