@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bild_lab.engine.acceptance import SpeculativeSampling
+from bild_lab.engine.acceptance import ExactMatch, SpeculativeSampling
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft
-from bild_lab.engine.drafters import LowConfidence, ModelDrafter
+from bild_lab.engine.drafters import LowConfidence, ModelDrafter, NoDraft
 from bild_lab.engine.models.native import attention, layers
 from bild_lab.engine.models.native.cache import KeyValueCache
 from bild_lab.engine.request import Limits, Request
@@ -77,6 +77,14 @@ def test_a_window_of_one_graph_ends_where_a_step_ends_if_that_is_looked_for(desk
         draft = drafter.propose(tokens)
     assert len(waits) == looks
     assert draft.token_list == (drafted[: drafted.index(drafted[1]) + 1] if looks else drafted)
+
+
+def test_graphs_outlive_the_tables_that_a_longer_text_replaces(desk: Desk) -> None:
+    model = desk.target.as_compiled()
+    method = DraftThenVerify(model, NoDraft(model), ExactMatch())
+    text = method.decode(desk.request, Trace())
+    desk.target.decoder.reach(1000)  # of the same weights
+    assert method.decode(desk.request, Trace()) == text
 
 
 def test_a_mask_built_on_the_host(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -27,6 +27,7 @@ LEAST_CAPACITY = 128
 BACKEND = "inductor"
 COMPILED_SHAPES = 256  # limit for one process; PyTorch's default is 8, after which it stops compiling
 
+Result = TypeVar("Result")
 Outputs = tuple[Float[Tensor, "m vocab"], Float[Tensor, "m dim"]]  # logits, and the head's input
 
 
@@ -46,12 +47,14 @@ class Step:
 class DraftedWindow:
     """The program of a whole window: inputs at fixed addresses, the number of steps, and the function that runs them.
 
-    count: how many of the step's tokens are fed. uniforms: [steps], one for each draw; None if nothing is drawn.
+    fed, one: the first forward, and the others. count: how many of the first's tokens are fed. uniforms: [steps], one
+    for each draw; None if nothing is drawn.
     run: returns the tokens, [steps], and the confidences, [steps], as float64 in one vector, then each step's adjusted
     distribution and the one at temperature 1, [steps, vocab] each; None if they are not wanted.
     """
 
     fed: Step
+    one: Step
     count: Int[Tensor, " 1"]
     uniforms: Float[Tensor, " steps"] | None
     steps: int
@@ -82,6 +85,7 @@ class Workspace:
         self.source = source
         self._steps: dict[int, Step] = {}
         self._windows: dict[tuple[int, float, bool], list[DraftedWindow]] = {}
+        self._tables: list[Sequence[Tensor]] = []  # that graphs read
         decoder.reach(capacity)
 
     def fits(self, capacity: int, source: int) -> bool:
@@ -178,11 +182,16 @@ class Workspace:
         fed.start.fill_(start)
         with torch._dynamo.config.patch(recompile_limit=COMPILED_SHAPES):
             run()
-        return DraftedWindow(fed, count, uniforms, steps, captured(run))
+        return DraftedWindow(fed, one, count, uniforms, steps, self._captured(run))
 
     @cached_property
     def _compiled(self) -> Callable[..., Outputs]:
         return torch.compile(forward, dynamic=False, fullgraph=True, backend=BACKEND)
+
+    def _captured(self, run: Callable[[], Result]) -> Callable[[], Result]:
+        """One CUDA graph. The decoder replaces its tables when another text reaches further, so they are kept here."""
+        self._tables.append(self._decoder.tables)
+        return captured(run)
 
     @cached_property
     def _chain(self) -> Step:
@@ -210,7 +219,7 @@ class Workspace:
         step.start.fill_(start)
         with torch._dynamo.config.patch(recompile_limit=COMPILED_SHAPES):
             run()
-        step.run = run if step.tokens.device.type != "cuda" else captured(run)
+        step.run = run if step.tokens.device.type != "cuda" else self._captured(run)
         return step
 
 
@@ -265,24 +274,8 @@ def drafted(window: DraftedWindow, chain: Chain) -> DraftedChain:
     )
 
 
-Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class Replay(Generic[Result]):
-    """A captured program. program: holds the memory that it reads, of which the graph has addresses alone."""
-
-    graph: torch.cuda.CUDAGraph
-    out: Result
-    program: Callable[[], Result]
-
-    def __call__(self) -> Result:
-        self.graph.replay()
-        return self.out
-
-
-def captured(run: Callable[[], Result]) -> Replay[Result]:
-    """The same kernels as one CUDA graph over the same memory."""
+def captured(run: Callable[[], Result]) -> Callable[[], Result]:
+    """The same kernels as one CUDA graph over the same memory, which the caller has to keep: it has addresses alone."""
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):  # warm-up: a graph cannot record the libraries' initialization
@@ -292,7 +285,12 @@ def captured(run: Callable[[], Result]) -> Replay[Result]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = run()
-    return Replay(graph, out, run)
+
+    def replay() -> Result:
+        graph.replay()
+        return out
+
+    return replay
 
 
 def padded(count: int) -> int:
