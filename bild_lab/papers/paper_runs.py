@@ -141,6 +141,8 @@ def _params(file: DictConfig) -> dict[str, Any]:
 def _setting(cfg: DictConfig, points: int) -> Setting:
     pair = cfg.get("pair")
     models = [cfg.model.path] if pair is None else [pair.target, pair.draft, pair.get("second_draft")]
+    if models[0] is None:
+        raise UserError("this experiment takes checkpoints of your own, so what it needs is not known; see its file")
     screened = {"split": cfg.screen.select} if "screen" in cfg else {}
     return Setting(
         target=models[0],

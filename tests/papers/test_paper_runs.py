@@ -60,6 +60,9 @@ def others() -> list[str]:
 def test_a_dry_run_of_every_other_experiment_finds_its_names_on_the_cards(name: str) -> None:
     assert figures(name) == [name]
     (command,) = commands(name)
+    if "TARGET" in usage(name):
+        with pytest.raises(UserError, match="checkpoints of your own"):
+            settings_of(command)
     own = [word for word in ("pair.target=toy:large", "pair.draft=toy:small") if "TARGET" in usage(name)]
     for each in settings_of(" ".join([command, *own])):
         assert not misspelt(each)
