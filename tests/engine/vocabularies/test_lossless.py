@@ -60,7 +60,7 @@ class ForeignModels(Models):
 def models_of(family: str, how: str, engine: str, seed: int, dtype: torch.dtype = torch.float64) -> ForeignModels:
     target = random_target(family, seed)
     large = in_memory(target.to(dtype), engine)
-    small = [relative_of(target, 100 + seed, noise).to(dtype) for noise in (0.02, 0.4)]
+    small = [relative_of(target, 100 + seed, noise).to(dtype) for noise in (0.05, 0.4)]
     drafts = [foreign(module, engine, seed + place, how, large) for place, module in enumerate(small)]
     return ForeignModels(large, *drafts, None)
 
@@ -93,6 +93,18 @@ def test_every_text_is_vanillas(policy: str, family: str, how: str) -> None:
         for seed in range(4):
             compare(policy, models_of(family, how, engine, seed), cases(family, seed, CASES), seen)
         assert not seen.missing() or policy in SCORES, (engine, seen)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_beams_of_a_foreign_drafter_are_beams(family: str) -> None:
+    models, accepted = models_of(family, INTERSECTION, "native", 0), 0
+    for case in cases(family, 0, FEW):
+        trace = Trace()
+        found = emitted(models.method("speculative_beam", case.window), case.request, trace)
+        assert found == emitted(models.method("beam", 1), case.request, Trace())
+        accepted += trace.accepted
+    assert accepted
 
 
 @needs_kernels
