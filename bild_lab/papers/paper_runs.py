@@ -91,7 +91,10 @@ def figures(name: str) -> list[str]:
 
 
 def settings_of(command: str) -> list[Setting]:
-    """The settings that a command measures. Commands that train or count have none."""
+    """The settings that a command measures. Commands that train or count have none.
+
+    Raises UserError for an experiment on checkpoints of your own.
+    """
     _, script, *words = shlex.split(command)
     if script not in DECODES:
         return []
