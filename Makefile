@@ -4,17 +4,17 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup peers run test test-slow mutants lint format bench figures results docs clean
+.PHONY: help setup peers run test test-slow mutants lint format bench gpu figures results docs clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
 
-setup: $(INSTALLED) ## Make .venv with the tested versions
+setup: $(INSTALLED) ## Make .venv with the tested versions; PyTorch for CUDA where nvidia-smi answers, else for CPUs
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=python3.x"; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $$(PYTHON=$(BIN)/python sh scripts/torch_index.sh) torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
@@ -22,7 +22,7 @@ peers: .venv-peers/.installed ## Make .venv-peers: CTranslate2 and OpenVINO, to 
 
 .venv-peers/.installed: constraints-peers.txt
 	$(PYTHON) -m venv .venv-peers
-	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-peers.txt torch
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-peers.txt $$(PYTHON=.venv-peers/bin/python TORCH_BUILD=cpu sh scripts/torch_index.sh) torch
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r constraints-peers.txt
 	@touch $@
 
@@ -50,6 +50,9 @@ format: setup ## Mend style
 
 bench: setup ## Benchmark our loop against Transformers and, after `make peers`, CTranslate2 and OpenVINO; up to 12 minutes
 	$(BIN)/python scripts/bench.py
+
+gpu: setup ## On a machine with an NVIDIA GPU: check, test and time everything into outputs/gpu; half an hour or more
+	$(BIN)/python scripts/gpu.py
 
 figures: setup ## Run the small experiments that are missing, and draw every table and figure of the papers into outputs/figures
 	$(BIN)/python scripts/figures.py all scale=small run=true

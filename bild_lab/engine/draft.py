@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -35,6 +35,7 @@ class Draft:
     shape: the tree of the last committed token, the nodes and the probes, to reuse a shape. Required with
         probes.
     stats: what else the drafter recorded, by name. A tuple has one number for each of its forwards.
+    known_parents: the parents on the host, from a drafter that has them; else they are read from the device.
     """
 
     tokens: Int[Tensor, " n"]
@@ -46,6 +47,7 @@ class Draft:
     shape: Tree | None = None
     stats: Stats = field(default_factory=dict)
     uniforms: Float[Tensor, " n"] | None = None
+    known_parents: Sequence[int] | None = None
 
     def __len__(self) -> int:
         return self.tokens.shape[0]
@@ -91,11 +93,12 @@ class Draft:
             own_probs=chosen(self.own_probs),
             uniforms=chosen(self.uniforms),
             shape=None,
+            known_parents=None,
         )
 
     def to_host(self, *values: Num[Tensor, " _"]) -> list[list[float]]:
         """These vectors as lists. Tokens and parents are copied along, so a round waits for the device only once."""
-        own = {"token_list": self.tokens, "parent_list": self.parents}
+        own = {"token_list": self.tokens, "parent_list": self.parents if self.known_parents is None else None}
         own = {name: held for name, held in own.items() if held is not None and name not in self.__dict__}
         parts = [*own.values(), *values]
         exact = torch.cat([part.double() for part in parts]).tolist()  # every token id is exact in float64
@@ -109,11 +112,13 @@ class Draft:
 
     @cached_property
     def token_list(self) -> list[int]:
-        return self.tokens.tolist()
+        return self.tokens.tolist() if len(self) else []
 
     @cached_property
     def parent_list(self) -> list[int]:
-        return list(range(-1, len(self) - 1)) if self.parents is None else self.parents.tolist()
+        if self.parents is None:
+            return list(range(-1, len(self) - 1))
+        return self.parents.tolist() if self.known_parents is None else list(self.known_parents)
 
     @property
     def depths(self) -> list[int]:

@@ -132,7 +132,8 @@ class Chain:
     steps: how many at most. end_tokens: end the chain, and belong to it. threshold: the chain ends before a token if
     the largest probability of its forward, at temperature 1, is smaller; None: never. uniforms: [steps] in [0, 1),
     one for each draw at this temperature; None with temperature 0. keeps_probs: return the distributions at
-    temperature 1 too. plain: every token may be drawn, neither top-k nor top-p.
+    temperature 1 too. plain: every token may be drawn, neither top-k nor top-p. looks: False: tokens behind an end
+    token may be drafted too, where looking for it would synchronize.
     """
 
     steps: int
@@ -142,17 +143,19 @@ class Chain:
     uniforms: Float[Tensor, " steps"] | None = None
     keeps_probs: bool = False
     plain: bool = True
+    looks: bool = True
 
 
 @dataclass(frozen=True)
 class DraftedChain:
     """What was drafted of a chain.
 
-    forwards: how many ran. fallback: the last one's confidence was below the threshold. confidences: of every
-    forward, empty without a threshold. probs, own_probs: of the drafted tokens, as in `Draft`.
+    tokens: on the device if nothing had to be read. forwards: how many ran, up to the chain's end. fallback: the last
+    one's confidence was below the threshold. confidences: of every forward, empty without a threshold. probs,
+    own_probs: of the drafted tokens, as in `Draft`.
     """
 
-    tokens: list[int]
+    tokens: list[int] | Int[Tensor, " n"]
     forwards: int
     fallback: bool
     confidences: list[float]
@@ -345,4 +348,4 @@ def on_device(tokens: Sequence[int] | Int[Tensor, " m"], device: torch.device) -
     """Token ids on the device. A list is copied to a GPU without synchronizing."""
     if isinstance(tokens, Tensor) or device.type != "cuda":
         return torch.as_tensor(tokens, dtype=torch.long, device=device)
-    return torch.tensor(tokens).pin_memory().to(device, non_blocking=True)
+    return torch.tensor(tokens, dtype=torch.long).pin_memory().to(device, non_blocking=True)

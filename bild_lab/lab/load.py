@@ -70,7 +70,8 @@ def load(
     policy: a name in conf/policy with its knobs as keywords (`fallback=0.6`), or a composed policy.
     engine: kernels (our C++ on a CPU), native (PyTorch), hf, or auto: the first of these that can run the model.
     compile: run native steps with torch.compile, on a GPU with CUDA graphs. The first use of each step takes seconds.
-    compile_drafter: a small model drafts a window as one program: auto (on kernels), true (or refuse), false (never).
+    compile_drafter: a small model drafts a window as one program: auto (on kernels, and where compile is true on a
+    GPU), true (or refuse), false (never).
     trust_remote_code: run Python code that comes with a checkpoint.
     device_map, tensor_parallel: how the target is spread over devices (`Placement`). The pair then runs on hf.
     processors: what scores pass through before a token is chosen: none; checkpoint, what the target's generation
@@ -113,10 +114,11 @@ def load(
             if path is None:
                 raise UserError(f"policy {node.name} drafts with a small model; give one with pair.{key} ({key}=)")
             model = any_model(path, revision, ON_ONE_DEVICE)
-            if compile_drafter is True and model.engine != "kernels":
+            graphs = model.compiled and model.device.type == "cuda"
+            if compile_drafter is True and not graphs and model.engine != "kernels":
                 raise UserError(
-                    f"only the CPU kernels draft in one program, and {path} runs on {model.engine}; "
-                    "set runtime.compile_drafter=auto"
+                    f"only the CPU kernels, and a GPU with runtime.compile=true, draft in one program, and {path} runs "
+                    f"on {model.engine}; set runtime.compile_drafter=auto"
                 )
             if compile_drafter is False and isinstance(model, NativeModel):
                 model = model.step_by_step()

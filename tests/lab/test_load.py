@@ -100,7 +100,9 @@ def test_how_a_drafter_drafts_can_be_asked_for(checkpoints: Path) -> None:
     as_it_can, by_steps = (bild_lab.load(**pair, compile_drafter=each) for each in ("auto", False))
     assert by_steps.generate(PROMPT, 9).token_ids == as_it_can.generate(PROMPT, 9).token_ids
     assert [getattr(each.models[1], "drafts_whole", False) for each in (as_it_can, by_steps)] == [True, False]
-    with pytest.raises(UserError, match="only the CPU kernels draft in one program, and .*t5-draft runs on hf"):
+    with pytest.raises(
+        UserError, match="only the CPU kernels, and a GPU .* draft in one program, and .*t5-draft runs on hf"
+    ):
         bild_lab.load(**pair, compile_drafter=True, engine="hf")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -100,7 +100,7 @@ class RelaxedAcceptance:
 
     def __call__(self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict:
         """Relaxed everywhere."""
-        return self.verdict(draft, logits, request, None)
+        return self.verdict(draft, logits, request, lambda draft: [True] * (len(draft) + 1))
 
     def law(
         self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request, drawn: Float[Tensor, "n vocab"]
@@ -119,17 +119,22 @@ class RelaxedAcceptance:
         return law_of(draft, p, drawn, judge)
 
     def verdict(
-        self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request, inside: Sequence[bool] | None
+        self,
+        draft: Draft,
+        logits: Float[Tensor, "n+1 vocab"],
+        request: Request,
+        inside: Callable[[Draft], Sequence[bool]],
     ) -> Verdict:
-        """inside: of each row, whether the token after it is in the span; None: all are."""
+        """inside: of each row, whether the token after it is in the span; reads the draft's tokens."""
         p, rows = judged_probs(logits, request.sampling), judging_rows(draft)
         likelihood = p[rows, draft.tokens]  # [n]
         rank = (p[rows] >= likelihood[:, None]).sum(-1)  # how many tokens are as likely or likelier
         near = (rank <= self._top_k) & (likelihood >= self._ratio * p.amax(-1)[rows])
-        if inside is not None:
-            near &= torch.tensor(inside, device=near.device)[rows]
-        accepted, emitted = own_decisions(draft, logits, request)
-        return forgiving_verdict(draft, *draft.to_host(accepted, near, likelihood, emitted))
+        own, emitted = own_decisions(draft, logits, request)
+        accepted, near, probs, chosen = draft.to_host(own, near, likelihood, emitted)
+        within = inside(draft)
+        forgiven = [bool(ok) and within[parent + 1] for ok, parent in zip(near, draft.parent_list, strict=True)]
+        return forgiving_verdict(draft, accepted, forgiven, probs, chosen)
 
 
 @dataclass(frozen=True)
@@ -147,4 +152,4 @@ class _Behind:
         return self.rule.lossless(sampling)
 
     def __call__(self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict:
-        return self.rule.verdict(draft, logits, request, self.span.rows(self.tokens, draft))
+        return self.rule.verdict(draft, logits, request, lambda draft: self.span.rows(self.tokens, draft))

@@ -56,7 +56,8 @@ class StepScore:
     def __call__(self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict:
         chosen = request.sampling.choose(logits, request.generator)
         if not len(draft):
-            return Verdict((), int(chosen[0]))
+            (emitted,) = draft.to_host(chosen)
+            return Verdict((), int(emitted[0]))
         (score,), emitted = draft.to_host(self._scorer(draft, logits), chosen)
         kept = len(draft) if score >= self._threshold else 0
         return Verdict(tuple(range(kept)), int(emitted[kept]), stats={"score": score})

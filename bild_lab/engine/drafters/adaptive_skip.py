@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import torch
 from jaxtyping import Int
 from torch import Tensor
 
@@ -116,7 +117,8 @@ class AdaptiveSkipDrafter(Drafter):
         drafted = draft.tokens if draft.probs is None else likeliest(draft.probs)
         self._judged += len(draft)
         used, candidate = self._matches
-        self._matches = used + int((drafted == right).sum()), candidate + int((guessed == right).sum())
+        matched = torch.stack([drafted == right, guessed == right]).sum(-1).tolist()  # one wait for a GPU
+        self._matches = used + matched[0], candidate + matched[1]
         if self._judged >= self._context:
             self._decide()
 

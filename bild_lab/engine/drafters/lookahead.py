@@ -57,6 +57,7 @@ class LookaheadDrafter(Drafter):
             rows[1 : len(drafted) + 1] - 1 if drafted else None,
             probes=on_device(probes, self._device) if probes else None,
             shape=Tree(rows),
+            known_parents=parents if drafted else None,
         )
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:

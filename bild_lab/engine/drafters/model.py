@@ -151,16 +151,18 @@ class ModelDrafter(Drafter):
             uniforms,
             self._keeps_probs,
             sampling.plain,
+            self.looks,
         )
         drafted = self._session.draft(feed, chain)
         if drafted is None:
             return None
         stats = {} if self._stop is None else {"fallback": drafted.fallback, "confidence": tuple(drafted.confidences)}
+        some = len(drafted.tokens) > 0
         return Draft(
             tokens=on_device(drafted.tokens, self._model.device),
-            probs=drafted.probs if drafted.tokens else None,
+            probs=drafted.probs if some else None,
             calls=drafted.forwards,
-            own_probs=drafted.own_probs if drafted.tokens else None,
+            own_probs=drafted.own_probs if some else None,
             stats=stats,
             uniforms=None if uniforms is None else uniforms[: len(drafted.tokens)],
         )

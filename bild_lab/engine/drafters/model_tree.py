@@ -71,7 +71,12 @@ class ModelTreeDrafter(Drafter):
             grown = grow(self._session, feed, growth, sampling)
         self._grown = grown
         device = self._model.device
-        return Draft(on_device(grown.tokens, device), on_device(grown.parents, device), calls=len(grown.forwards))
+        return Draft(
+            on_device(grown.tokens, device),
+            on_device(grown.parents, device),
+            calls=len(grown.forwards),
+            known_parents=grown.parents,
+        )
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Keep the accepted tokens that have run."""
@@ -115,7 +120,7 @@ def grow(session: Session, feed: list[int], growth: Growth, sampling: Sampling) 
             nodes[leaf].row = len(parents)
             above = nodes[leaf].parent
             parents.append(ROOT if above == ROOT else nodes[above].row)
-        rows = Rows([nodes[leaf].token for leaf in leaves], Tree(torch.tensor(parents, device=logits.device)))
+        rows = Rows([nodes[leaf].token for leaf in leaves], Tree(on_device(parents, logits.device)))
         logits = session.extend(rows, Want()).logits
         forwards.append(len(leaves))
     return likeliest(nodes, growth.nodes, forwards)

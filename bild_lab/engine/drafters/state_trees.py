@@ -137,7 +137,12 @@ class StateTreeDrafter(Drafter):
         temperature = 1.0 if sampling.greedy else sampling.temperature
         growth = replace(self._knobs.growth, depth=depth, end_tokens=limits.end_tokens, temperature=temperature)
         grown = grow(session, feed, growth, sampling)
-        return Draft(on_device(grown.tokens, device), on_device(grown.parents, device), calls=len(grown.forwards))
+        return Draft(
+            on_device(grown.tokens, device),
+            on_device(grown.parents, device),
+            calls=len(grown.forwards),
+            known_parents=grown.parents,
+        )
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Pass on the states of the prompt, of the last committed token and of the accepted ones."""
@@ -175,7 +180,7 @@ class StaticTree:
 
     def draft(self, session: StateSession, feed: Sequence[int], depth: int, chain: bool) -> Draft:
         """Run these tokens of the text, then one level after the other, down to this depth."""
-        levels, parents, shape = self._levels(depth)
+        levels, above, parents, shape = self._levels(depth)
         scores = session.extend(feed, Want(logits=1))
         drafted, calls = [], 1
         for level in levels:
@@ -185,9 +190,12 @@ class StaticTree:
                 scores = session.extend(Rows(drafted[-1][level.runs], level.rows))
                 calls += 1
         tokens = torch.cat(drafted)
-        return Draft(tokens, calls=calls) if chain else Draft(tokens, parents, calls=calls, shape=shape)
+        if chain:
+            return Draft(tokens, calls=calls)
+        return Draft(tokens, parents, calls=calls, shape=shape, known_parents=above)
 
-    def _lay_out(self, depth: int) -> tuple[list[Level], Int[Tensor, " n"], Tree]:
+    def _lay_out(self, depth: int) -> tuple[list[Level], list[int], Int[Tensor, " n"], Tree]:
+        """The levels, the parents on the host and on the device, and the shape of the draft."""
         nodes = [number for number, node in enumerate(self._nodes) if node.depth < depth]
         nodes.sort(key=lambda number: self._nodes[number].depth)
         place = {ROOT: ROOT, **{number: at for at, number in enumerate(nodes)}}
@@ -210,10 +218,10 @@ class StaticTree:
             )
             first, before = first + len(running), running
         below = self._on_device(parents)
-        return levels, below, Tree(torch.cat([below.new_full((1,), ROOT), below + 1]))
+        return levels, parents, below, Tree(torch.cat([below.new_full((1,), ROOT), below + 1]))
 
     def _on_device(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.long, device=self._device)
+        return on_device(values, self._device)
 
 
 def named_nodes(tree: str, top_k: int | Sequence[int], window: int, vocabulary: int) -> Sequence[Node] | None:

@@ -67,7 +67,7 @@ class TokenRecycling(Drafter):
                 parents.append(above)
         if not drafted:
             return self._nothing
-        return Draft(on_device(drafted, self._device), on_device(parents, self._device))
+        return Draft(on_device(drafted, self._device), on_device(parents, self._device), known_parents=parents)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Take the candidates of every row that the target has just read; those of the accepted rows last."""

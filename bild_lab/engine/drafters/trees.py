@@ -10,6 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from bild_lab.engine.draft import ROOT, Draft, Tree
+from bild_lab.engine.session import on_device
 from bild_lab.errors import UserError, require_whole
 
 MOST_NODES = 1024  # a full tree grows exponentially with its depth
@@ -106,6 +107,7 @@ class Layout:
 
     picks: [n], each node's index into the flattened candidates. parents: [n]. probes: [p]. rows: the tree of the
     last committed token, the nodes and the probes. groups: for each row its first probe's row, and how many it has.
+    above: the parents on the host.
     """
 
     picks: Int[Tensor, " n"]
@@ -113,6 +115,7 @@ class Layout:
     probes: Int[Tensor, " p"] | None
     rows: Tree
     groups: tuple[tuple[int, int], ...]
+    above: tuple[int, ...]
 
 
 class TokenTrees:
@@ -143,7 +146,7 @@ class TokenTrees:
         if layout.parents is None:
             return Draft(layout.picks, probes=layout.probes, shape=layout.rows)
         tokens = candidates.flatten().index_select(0, layout.picks)
-        return Draft(tokens, layout.parents, probes=layout.probes, shape=layout.rows)
+        return Draft(tokens, layout.parents, probes=layout.probes, shape=layout.rows, known_parents=layout.above)
 
     def _lay_out(self, tree: ProbedTree, most_probes: int) -> Layout:
         rows = [ROOT, *(node.parent + 1 for node in tree.nodes)]
@@ -158,13 +161,12 @@ class TokenTrees:
                 rows.append(above)
                 above = len(rows) - 1
 
-        def on_device(values: list[int]) -> Tensor:
-            return torch.tensor(values, dtype=torch.long, device=self._device)
-
+        device, above = self._device, tuple(node.parent for node in tree.nodes)
         return Layout(
-            picks=on_device([node.depth * self.widest + node.rank for node in tree.nodes]),
-            parents=on_device([node.parent for node in tree.nodes]) if tree.nodes else None,
-            probes=on_device(probes) if probes else None,
-            rows=Tree(on_device(rows)),
+            picks=on_device([node.depth * self.widest + node.rank for node in tree.nodes], device),
+            parents=on_device(above, device) if above else None,
+            probes=on_device(probes, device) if probes else None,
+            rows=Tree(on_device(rows, device)),
             groups=tuple(groups),
+            above=above,
         )

@@ -13,7 +13,7 @@ from transformers import LogitsProcessorList
 from bild_lab.engine.draft import ROOT, Tree
 from bild_lab.engine.request import Source
 from bild_lab.engine.sampling import precise
-from bild_lab.engine.session import EVERYTHING, Chain, Growth, Rows, Scores, Session, Want, as_rows
+from bild_lab.engine.session import EVERYTHING, Chain, Growth, Rows, Scores, Session, Want, as_rows, on_device
 from bild_lab.engine.trace import Forward
 
 
@@ -86,7 +86,7 @@ class ProcessedSession:
             if row >= 0 and self._fed[row] >= width:  # a probe
                 continue
             text = [*self._text[: self._base], *branch(row, parents, self._fed)]
-            ids = torch.tensor([text[: self._base + row + 1] if row < 0 else text], device=logits.device)
+            ids = on_device(text[: self._base + row + 1] if row < 0 else text, logits.device)[None]
             changed[place] = self._processors(ids, given[place : place + 1].clone())[0]
         return changed
 

@@ -19,6 +19,7 @@ from transformers.cache_utils import (
 )
 
 from bild_lab.engine.models.layer_control import KeysStored, current_plan
+from bild_lab.engine.session import on_device
 
 ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")  # windows are a matter of masks
 BY_SLOT = (*ATTENTION, "dummy", "moe", "mlp")  # the last three keep nothing
@@ -78,7 +79,7 @@ class SlotCache(DynamicCache):
         for layer in (self.layers[index] for index in layers):
             if getattr(layer, "keys", None) is None:
                 continue
-            index = torch.tensor(taken, device=layer.keys.device)  # a spread model has layers on several devices
+            index = on_device(taken, layer.keys.device)  # a spread model has layers on several devices
             layer.keys, layer.values = layer.keys.index_select(-2, index), layer.values.index_select(-2, index)
             if getattr(layer, "indexer_keys", None) is not None:
                 layer.indexer_keys = layer.indexer_keys.index_select(1, index)

@@ -110,8 +110,8 @@ def test_the_published_tree_has_25_nodes_and_is_5_deep() -> None:
 
 def test_levels_run_only_nodes_with_children() -> None:
     nodes = [Node(0, 0, ROOT), Node(1, 1, 0), Node(0, 1, ROOT), Node(2, 0, 1)]  # not sorted by depth
-    levels, parents, shape = StaticTree(nodes, torch.device("cpu"))._lay_out(3)
-    assert parents.tolist() == [-1, -1, 0, 2]  # of ranks 0 1 | 1 | 0
+    levels, above, parents, shape = StaticTree(nodes, torch.device("cpu"))._lay_out(3)
+    assert above == parents.tolist() == [-1, -1, 0, 2]  # of ranks 0 1 | 1 | 0
     assert [level.ranks.tolist() for level in levels] == [[0, 1], [1], [0]]
     assert [level.runs.tolist() for level in levels] == [[0], [0], []]
     assert [None if level.rows is None else level.rows.parents.tolist() for level in levels] == [[-1], [-1, 0], None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +26,7 @@ CASES = 25  # of each pair
 QUICK = 6  # of one pair, shared among the engines
 LONGEST = 24
 NEVER = frozenset([VOCABULARY])  # an end token that no model can emit
+DEVICE = torch.device(os.environ.get("BILD_LAB_TEST_DEVICE", "cpu"))  # `make gpu` decodes on a GPU
 Comparison = Callable[..., tuple[Models, list[Case]]]
 
 
@@ -39,13 +41,14 @@ def random_target(family: str, seed: int) -> PreTrainedModel:
 def random_source(family: str, chance: random.Random) -> Source:
     words = chance.choices(range(3, VOCABULARY), k=chance.randint(1, 9))
     words *= chance.randint(1, 2)  # what repeats itself can be copied
-    return Source((PAD,), torch.tensor([[*words, END]])) if family == "t5" else Source((START, *words))
+    source = Source((PAD,), torch.tensor([[*words, END]])) if family == "t5" else Source((START, *words))
+    return source.to(DEVICE)
 
 
 def models_of(family: str, seed: int, engine: str, table: Path, dtype: torch.dtype = torch.float64) -> Models:
     target = random_target(family, seed)
     relatives = (relative_of(target, 100 + seed, noise) for noise in (0.05 * (1 + seed % 4), 0.4))
-    return Models(*(in_memory(model.to(dtype), engine) for model in (target, *relatives)), table)
+    return Models(*(in_memory(model.to(DEVICE, dtype), engine) for model in (target, *relatives)), table)
 
 
 def cases_of(family: str, seed: int, models: Models, count: int) -> list[Case]:
@@ -113,6 +116,7 @@ def test_some_texts_of_windowed_families_are_vanillas(policy: str, comparison: C
 
 
 @needs_kernels
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="they run on a CPU")
 @pytest.mark.parametrize("policy", [policy for policy in LOSSLESS if not is_peer(policy)])
 def test_texts_of_the_kernels_are_vanillas_to_the_last_bit(policy: str, comparison: Comparison) -> None:
     """In bfloat16 too, where a sum in another order would change some of the tokens."""

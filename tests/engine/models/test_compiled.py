@@ -87,6 +87,18 @@ def test_a_shape_is_compiled_once_and_serves_the_next_text(checkpoints: Path, tr
     assert [id(each) for each in model._free] == workspaces
 
 
+def test_the_workspace_that_was_used_last_serves_the_next_text(checkpoints: Path, traced: None) -> None:
+    """Of several, as its steps are those that such texts have compiled."""
+    model = decoders(checkpoints, "llama", policy="vanilla")[1].target
+    assert isinstance(model, NativeModel)
+    source = model.source("ein Hund")
+    first, second = (model.start(source, 8) for _ in range(2))
+    used_last = first.layers._workspace
+    del second, first
+    assert len(model._free) == 2
+    assert model.start(source, 8).layers._workspace is used_last
+
+
 def test_a_text_longer_than_every_workspace_gets_a_larger_one(checkpoints: Path, traced: None) -> None:
     _, fixed = decoders(checkpoints, "t5", policy="vanilla")
     model = fixed.target

@@ -46,7 +46,7 @@ class NativeLayers:
     workspace, every whole pass except the prompt's has a fixed shape; its logits are valid until the next one.
     With a batch, rows run together with those of its other texts; a pool then holds the cache, unless the CPU kernels
     run them, which take any number of caches.
-    drafts_whole: the CPU kernels may draft a chain or a tree as one program.
+    drafts_whole: the CPU kernels may draft a chain or a tree as one program, a compiled GPU a chain.
     """
 
     drafts_whole = True
@@ -138,6 +138,8 @@ class NativeLayers:
         return self.packed if self.drafts_whole and self._prefix is None else None
 
     def draft(self, start: int, tokens: Sequence[int], chain: Chain) -> DraftedChain | None:
+        if self._workspace is not None and self.drafts_whole:
+            return self._workspace.draft(start, tokens, chain)
         if (packed := self._whole) is None:
             return None
         self._reserve(start + len(tokens) + chain.steps)

@@ -195,6 +195,11 @@ class LlamaDecoder:
         cos, sin = zip(*self._rotations.values(), strict=True)
         return torch.stack(cos), torch.stack(sin)
 
+    @property
+    def tables(self) -> list[Tensor]:
+        """What compiled steps read and `reach` replaces."""
+        return [table for pair in self._rotations.values() for table in pair]
+
     def reach(self, positions: int) -> None:
         """Compute the rotary tables for at least this many positions, unless they exist."""
         if positions <= self._reached:

@@ -175,9 +175,9 @@ class NativeModel:
         return Prefix(cache.keys, cache.values)
 
     def _workspace(self, capacity: int, source: Source) -> Workspace:
-        """A workspace that no session uses. One that fits is reused with its compiled steps."""
+        """A workspace that no session uses. The last used that fits is reused, with its compiled steps."""
         length = 0 if source.encoder_ids is None else source.encoder_ids.shape[1]
-        for workspace in self._free:
+        for workspace in reversed(self._free):
             if workspace.fits(capacity, length):
                 self._free.remove(workspace)
                 return workspace

@@ -57,8 +57,7 @@ def run_rows(works: Sequence[Work]) -> list[Scores]:
         return [Scores(None)] * len(works)
     memory = ()
     if first.memory:
-        lengths = torch.tensor([layers.source for layers, _ in works], device=first.device)
-        memory = (SourcesTogether(pool, rows.packing, lengths),)
+        memory = (SourcesTogether(pool, rows.packing, [layers.source for layers, _ in works]),)
     states: list[Tensor] | None = [x] if one.hidden else None
     if len(chosen):
         x = decoder.run(x, rows, caches, *memory, layers=chosen, hidden=states, skipped=one.skipped)

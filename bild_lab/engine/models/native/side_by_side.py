@@ -13,6 +13,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from bild_lab.engine.models.native.attention import PlacedRows
 from bild_lab.engine.models.native.cache import KeyValueCache
 from bild_lab.engine.models.native.t5 import Memory
+from bild_lab.engine.session import on_device
 
 
 class Pool:
@@ -185,8 +186,8 @@ def side_by_side(texts: Sequence[PlacedRows], places: Sequence[int], device: tor
         row += range(index * widest, index * widest + text.count)
         slots += range(text.slots.start, text.slots.stop)
         owner += [places[index]] * text.count
-    where = torch.tensor([row, slots, owner], device=device)
-    packing = Packing(torch.tensor(places, device=device), where[0], n, widest)
+    where = on_device([*row, *slots, *owner], device).view(3, -1)
+    packing = Packing(on_device(places, device), where[0], n, widest)
     return SideBySide(packing, where[1], where[2], stop, positions, visible, keys, positions.flatten()[where[0]])
 
 
@@ -213,17 +214,18 @@ class CachesTogether:
 
 @dataclass
 class SourcesTogether:
-    """The sources of several texts, of different lengths, as one memory. lengths: [n]."""
+    """The sources of several texts, of different lengths, as one memory. lengths: of each."""
 
     pool: Pool
     packing: Packing
-    lengths: Int[Tensor, " n"]
+    lengths: Sequence[int]
     visible: Bool[Tensor, "n 1 1 longest"] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._longest = int(self.lengths.max())
-        places = torch.arange(self._longest, device=self.lengths.device)
-        self.visible = (places < self.lengths[:, None])[:, None, None]
+        device = self.packing.row.device
+        self._longest = max(self.lengths)
+        places = torch.arange(self._longest, device=device)
+        self.visible = (places < on_device(self.lengths, device)[:, None])[:, None, None]
 
     def attend(self, layer: int, queries: Float[Tensor, "m heads dim"]) -> Float[Tensor, "m features"]:
         """Attention of decoder rows over their own text's source."""

@@ -224,6 +224,11 @@ class T5Decoder:
             "epsilon": self.epsilon,
         }
 
+    @property
+    def tables(self) -> list[Tensor]:
+        """What compiled steps read and `reach` replaces: nothing, as they read biases by distance."""
+        return []
+
     def reach(self, positions: int) -> None:
         """Compute the bias of one row over at least this many keys, unless it exists."""
         if positions > self._backward.shape[1]:

@@ -82,6 +82,9 @@ def prepare(
             log.warning("hf_assisted is left out: %s", error)
         drafter = ModelDrafter(native_draft, WINDOW)
         methods["native_speculative"] = DraftThenVerify(native, drafter, SpeculativeSampling())
+        if native.device.type == "cuda":  # a window is one CUDA graph
+            drafter = ModelDrafter(native_draft.as_compiled(), WINDOW)
+            methods["native_compiled_speculative"] = DraftThenVerify(compiled, drafter, SpeculativeSampling())
         if kernels is not None:
             drafter = ModelDrafter(native_draft.by_kernels(), WINDOW)
             methods["kernels_speculative"] = DraftThenVerify(kernels, drafter, SpeculativeSampling())

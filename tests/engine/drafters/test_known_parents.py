@@ -1,0 +1,30 @@
+"""Drafters of trees tell the host the parents that the device has, so that nobody waits for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bild_lab.engine.draft import Draft
+from bild_lab.engine.request import Limits
+from tests.policies import load
+
+TREES = ("eagle", "medusa", "bita", "lookahead", "hydra", "eagle3", "token_recycling", "speculative_tree", "bild_tree")
+
+
+@pytest.mark.parametrize("policy", TREES)
+def test_parents_on_the_host_are_those_of_the_device(
+    policy: str, checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fitting, seen = Limits.fitting, []
+
+    def looking(limits: Limits, draft: Draft, tokens: list[int]) -> Draft:
+        if draft.parents is not None:
+            assert list(draft.known_parents) == draft.parents.tolist()
+            seen.append(draft)
+        return fitting(limits, draft, tokens)
+
+    monkeypatch.setattr(Limits, "fitting", looking)
+    load(checkpoints, "llama", policy).generate("w5 w9 w30 w12", 12)
+    assert any(len(draft) for draft in seen)

@@ -1,0 +1,156 @@
+"""What the papers' runs need is known before they start, and their names are those of the hub's cards."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+from hydra import initialize_config_dir
+
+from bild_lab.errors import UserError
+from bild_lab.lab.config import compose_config, config_dir
+from bild_lab.papers.paper_runs import Setting, commands, figures, hub, misspelt, needs, settings_of
+from bild_lab.papers.published import load_published, published_names
+from scripts import paper_run
+from tests.thinned import thinned
+
+
+def setting(**changes: object) -> Setting:
+    dataset = {
+        "name": "xsum", "hub_id": "EdinburghNLP/xsum", "hub_config": None, "hub_data_dir": None, "split": "test",
+        "source_column": "document", "reference_column": "summary", "id_column": "id", "category_column": None,
+        "limit": 200, "max_source_tokens": 512,
+    }  # fmt: skip
+    plain = Setting("kssteven/T5-large-xsum", ("kssteven/T5-small-xsum",), dataset, "float32", 128, 1, 25)
+    return replace(plain, dataset={**dataset, **changes.pop("dataset", {})}, **changes)
+
+
+@pytest.fixture(autouse=True)
+def hydra(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The configuration is found once for a test that composes many."""
+    if "command" in request.fixturenames:  # which starts by itself
+        yield
+        return
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        yield
+
+
+@pytest.mark.parametrize("figure", thinned(["bild_speculative", *published_names()], 100))
+def test_a_dry_run_of_every_figure_finds_its_names_on_the_cards(figure: str) -> None:
+    for command in commands(figure):
+        for each in settings_of(command):
+            assert not misspelt(each), command
+            needed = needs(each, "a100")
+            assert needed.memory_gb > 0 and needed.examples > 0
+
+
+def others() -> list[str]:
+    """Experiments that no figure's commands name."""
+    named = {word for figure in published_names() for every in load_published(figure).commands.values()
+             for command in every for word in shlex.split(command)}  # fmt: skip
+    folder = config_dir() / "experiment"
+    names = (str(file.relative_to(folder).with_suffix("")) for file in sorted(folder.rglob("*.yaml")))
+    return [name for name in names if f"experiment={name}" not in named]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", others())
+def test_a_dry_run_of_every_other_experiment_finds_its_names_on_the_cards(name: str) -> None:
+    assert figures(name) == [name]
+    (command,) = commands(name)
+    if "TARGET" in usage(name):
+        with pytest.raises(UserError, match="checkpoints of your own"):
+            settings_of(command)
+    own = [word for word in ("pair.target=toy:large", "pair.draft=toy:small") if "TARGET" in usage(name)]
+    for each in settings_of(" ".join([command, *own])):
+        assert not misspelt(each)
+        assert needs(each, "a100").examples > 0
+
+
+def usage(name: str) -> str:
+    """The first lines of an experiment's file."""
+    return (config_dir() / "experiment" / f"{name}.yaml").read_text().partition("defaults:")[0]
+
+
+@pytest.mark.slow
+def test_an_experiment_that_is_in_no_figure_is_told_too(command: Callable[..., tuple[int, str]]) -> None:
+    assert "tune/xsum" in others()
+    code, told = command(paper_run, "tune/xsum", "gpu=t4")
+    assert code == 0 and "kssteven/T5-large-xsum" in told
+    assert command(paper_run, "tune/abacus")[0] == 2
+
+
+@pytest.mark.slow
+def test_bilds_first_figure_has_its_eight_pairs_and_all_points() -> None:
+    several = [each for command in commands("bild_fig4") for each in settings_of(command)]
+    assert len(several) == 8
+    assert {each.points for each in several} == {25}
+    assert {each.dataset["limit"] for each in several} == {200}
+    assert ("kssteven/mT5-large-iwslt2017-de-en", ("kssteven/mT5-small-iwslt2017-de-en",)) in {
+        (each.target, each.drafts) for each in several
+    }
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ({"target": "kssteven/T5-large-xsumm"}, "no checkpoint kssteven/T5-large-xsumm is known"),
+        ({"dataset": {"hub_id": "xsum"}}, "no data set xsum is known"),
+        ({"dataset": {"split": "tests"}}, "has the splits test, validation, got tests"),
+        ({"dataset": {"source_column": "dokument"}}, "got source_column dokument"),
+        ({"dataset": {"hub_config": "3.0.0"}}, "has the configurations none, got 3.0.0"),
+    ],
+)
+def test_a_name_that_no_card_has_is_told(fault: dict, told: str) -> None:
+    assert not misspelt(setting())
+    (message,) = misspelt(setting(**fault))
+    assert told in message
+
+
+def test_memory_is_that_of_the_published_sizes() -> None:
+    """T5-large has 738 million weights, T5-small 60.5 (their cards); a cache of 640 tokens is small beside them."""
+    needed = needs(setting(), "t4")
+    assert needed.weights_gb == pytest.approx(4 * (0.7377 + 0.0605), rel=0.01)
+    assert needed.cache_gb == pytest.approx(640 * 4 * 2 * (24 * 1024 + 6 * 512) / 1e9)
+    assert needed.download_gb["kssteven/T5-large-xsum"] == pytest.approx(2.95, rel=0.01)
+    assert needs(setting(dtype="bfloat16"), "t4").weights_gb == pytest.approx(needed.weights_gb / 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [("google/mt5-small", 300), ("kssteven/mT5-large-wmt2014-de-en", 1230), ("meta-llama/Llama-2-7b-chat-hf", 6738),
+     ("meta-llama/Llama-2-70b-chat-hf", 68977), ("lmsys/vicuna-33b-v1.3", 32529), ("google-t5/t5-11b", 11307)],
+)  # fmt: skip
+def test_outlines_have_as_many_weights_as_their_models(name: str, millions: int) -> None:
+    weights = needs(setting(target=name, drafts=(), dtype="float32"), "a100").weights_gb / 4 * 1e3
+    assert weights == pytest.approx(millions, rel=0.03)
+
+
+def test_time_grows_with_points_texts_and_a_slower_memory() -> None:
+    plain = needs(setting(), "t4").hours
+    assert needs(setting(points=50), "t4").hours == pytest.approx(2 * plain)
+    assert needs(setting(dataset={"limit": 400}), "t4").hours == pytest.approx(403 / 203 * plain)
+    assert (
+        needs(setting(target="meta-llama/Llama-2-7b-chat-hf"), "t4").hours
+        > 5 * needs(setting(target="meta-llama/Llama-2-7b-chat-hf"), "h100").hours
+    )
+    with pytest.raises(UserError, match="gpu must be one of"):
+        needs(setting(), "abacus")
+
+
+@pytest.mark.slow
+def test_every_data_set_of_the_hub_has_a_card_or_is_in_no_paper() -> None:
+    for name in ("alpaca_gpt4", "cip", "code_alpaca", "humaneval", "humaneval_x", "lima", "mt_bench", "open_platypus"):
+        data = compose_config([f"dataset={name}"]).dataset
+        assert not misspelt(setting(dataset=dict(data))), name
+    assert all(card["seen"] in ("card", "released", "code", "trained", None) for card in hub()["models"].values())
+
+
+def test_the_script_tells_what_a_figure_needs(command: Callable[..., tuple[int, str]]) -> None:
+    code, told = command(paper_run, "bild_fig2", "gpu=t4")
+    assert code == 0
+    assert "runtime.device=cuda" in told and "GB of memory (fits in 16 GB)" in told and "GB to download" in told
+    code, told = command(paper_run, "bild_fig2", "gpu=t4", "walk=true")
+    assert code == 2 and "give one figure" in told

@@ -1,0 +1,303 @@
+"""Puts the pretended GPU in the place of `torch.cuda`."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from tests.pretended.faults import CudaFault
+from tests.pretended.machine import Capture, Clock, Machine, Stream
+from tests.pretended.tensor import DEVICE, WHOLE, GpuGenerator, GpuMode, GpuTensor, RealGenerator, moved, pinned, poison
+
+GIB = 1024**3
+CUDA, META = 1, 14  # c10::DeviceType
+
+
+@contextmanager
+def pretended_gpu() -> Iterator[Machine]:
+    """A machine with a pretended GPU: inside, `torch.cuda` is available and `cuda` tensors hold CPU memory.
+
+    `torch.compile` gives the function itself. Programs are compiled in the tests of a CPU; what is shown here is that
+    they can be captured.
+    """
+    machine = Machine()
+    before = torch._C._only_lift_cpu_tensors()
+    torch._C._set_only_lift_cpu_tensors(True)
+    with ExitStack() as stack:
+        stack.enter_context(device_guard())
+        stack.callback(torch._C._set_only_lift_cpu_tensors, before)
+        overwrites = torch.__future__.get_overwrite_module_params_on_conversion()
+        stack.callback(torch.__future__.set_overwrite_module_params_on_conversion, overwrites)
+        torch.__future__.set_overwrite_module_params_on_conversion(True)
+        for name, value in cuda_functions(machine).items():
+            stack.enter_context(patch.object(torch.cuda, name, value, create=not hasattr(torch.cuda, name)))
+        stack.enter_context(patch.object(torch, "Generator", Generators))
+        stack.enter_context(patch.object(torch, "compile", uncompiled))
+        stack.enter_context(patch.object(torch.Tensor, "pin_memory", lambda tensor, device=None: pinned(None, tensor)))
+        stack.enter_context(
+            patch.object(torch.Tensor, "is_pinned", lambda tensor, device=None: getattr(tensor, "pinned", False))
+        )
+        stack.enter_context(patch.object(torch.Tensor, "to", moving(torch.Tensor.to)))
+        stack.enter_context(patch.object(torch.Tensor, "cpu", lambda tensor, **options: tensor.to("cpu")))
+        stack.enter_context(patch.object(torch.Tensor, "cuda", lambda tensor, **options: tensor.to(DEVICE)))
+        for name in ("tensor", "as_tensor"):
+            stack.enter_context(patch.object(torch, name, made_on_host(getattr(torch, name))))
+        for name in ("tolist", "numpy"):
+            stack.enter_context(patch.object(torch.Tensor, name, reading(machine, getattr(torch.Tensor, name))))
+        stack.enter_context(GpuMode(machine))
+        yield machine
+
+
+@contextmanager
+def device_guard() -> Iterator[None]:
+    """Let torch's own indexing and methods run: in a build without CUDA they look for a guard that sets the device.
+
+    The guard of the meta device, which does nothing, stands in for it.
+    """
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    guards = (ctypes.c_void_p * (META + 1)).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
+    before, guards[CUDA] = guards[CUDA], guards[META]
+    try:
+        yield
+    finally:
+        guards[CUDA] = before
+
+
+def reading(machine: Machine, read: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that reads the host's memory without an operation that could be seen."""
+
+    def checked(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if machine.copies:
+            machine.require_copied(tensor)
+        return read(tensor, *args, **kwargs)
+
+    return checked
+
+
+def moving(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """`Tensor.to`, without a driver where the device has to do with it."""
+
+    def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        named = [*args, *kwargs.values()]
+        if isinstance(tensor, GpuTensor) or any(on_gpu(each) for each in named):
+            return moved(tensor, *args, **kwargs)
+        return plain(tensor, *args, **kwargs)
+
+    return to
+
+
+def on_gpu(value: Any) -> bool:
+    if isinstance(value, str):
+        return value.startswith("cuda")
+    return isinstance(value, GpuTensor) or (isinstance(value, torch.device) and value.type == "cuda")
+
+
+def made_on_host(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.tensor` and `torch.as_tensor`: values are laid out on the host, and copied."""
+
+    def made(data: Any, *args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
+        if isinstance(data, GpuTensor):
+            return data.to(*args, **kwargs) if device is None else data.to(device=device, **kwargs)
+        if device is None or not on_gpu(device):
+            return plain(data, *args, device=device, **kwargs)
+        return plain(data, *args, device="cpu", **kwargs).to(device)
+
+    return made
+
+
+def uncompiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    return function
+
+
+class Generators(RealGenerator):
+    """Generators of the host, or of the pretended GPU."""
+
+    def __new__(cls, device: torch.device | str = "cpu") -> torch.Generator:
+        return GpuGenerator() if torch.device(device).type == "cuda" else RealGenerator()
+
+
+class GpuStream:
+    """A stream, as `torch.cuda.Stream`."""
+
+    def __init__(self, machine: Machine, queue: Stream | None = None) -> None:
+        self.machine, self.queue, self.device = machine, Stream(machine) if queue is None else queue, DEVICE
+
+    def wait_event(self, event: GpuEvent) -> None:
+        self.queue.learn(event.clock)
+
+    def wait_stream(self, other: GpuStream) -> None:
+        self.queue.learn(other.queue.clock)
+
+    def record_event(self, event: GpuEvent | None = None) -> GpuEvent:
+        event = GpuEvent(self.machine) if event is None else event
+        event.record(self)
+        return event
+
+    def synchronize(self) -> None:
+        self.machine.wait("Stream.synchronize", self.queue.clock)
+
+    def query(self) -> bool:
+        return self.machine.host.get(self.queue.id, 0) >= self.queue.time
+
+
+class GpuEvent:
+    """An event, as `torch.cuda.Event`."""
+
+    def __init__(self, machine: Machine, **options: Any) -> None:
+        self.machine = machine
+        self.clock: Clock = {}
+
+    def record(self, stream: GpuStream | None = None) -> None:
+        self.clock = (self.machine.current if stream is None else stream.queue).clock
+
+    def wait(self, stream: GpuStream | None = None) -> None:
+        (self.machine.current if stream is None else stream.queue).learn(self.clock)
+
+    def synchronize(self) -> None:
+        self.machine.wait("Event.synchronize", self.clock)
+
+    def query(self) -> bool:
+        return all(self.machine.host.get(stream, 0) >= time for stream, time in self.clock.items())
+
+    def elapsed_time(self, other: GpuEvent) -> float:
+        return 0.001
+
+
+class GpuGraph:
+    """A graph, as `torch.cuda.CUDAGraph`: replays what was captured over the same memory."""
+
+    def __init__(self, machine: Machine, keep_graph: bool = False) -> None:
+        self.machine = machine
+        self.captured: Capture | None = None
+        self.generators: list[int] = []
+
+    def register_generator_state(self, generator: torch.Generator) -> None:
+        self.generators.append(generator._cdata)
+
+    def replay(self) -> None:
+        machine, captured = self.machine, self.captured
+        if captured is None:
+            raise CudaFault("a graph is replayed before it was captured")
+        outside = [memory() for memory in captured.outside.values()]
+        if any(memory is None for memory in outside):
+            raise CudaFault("a graph is replayed over memory that has been freed since: a tensor was replaced or grew")
+        machine.launched += 1
+        every = [(memory, 0, WHOLE) for memory in (*outside, *captured.inside.values())]
+        machine.current.launch([], every, allocates=False)
+        with _disable_current_modes():
+            self._run(captured)
+
+    def _run(self, captured: Capture) -> None:
+        for func, args, kwargs, out in captured.calls:
+            again = func(*args, **kwargs)
+            pairs = zip(leaves(out), leaves(again), strict=True)
+            for kept, new in pairs:
+                if kept is not new and kept.untyped_storage()._cdata != new.untyped_storage()._cdata:
+                    kept.copy_(new)
+
+
+def leaves(value: Any) -> list[torch.Tensor]:
+    return [each for each in torch.utils._pytree.tree_leaves(value) if isinstance(each, torch.Tensor)]
+
+
+def cuda_functions(machine: Machine) -> dict[str, Any]:
+    """What `torch.cuda` is replaced by."""
+    default = GpuStream(machine, machine.default)
+    active = [default]
+
+    @contextmanager
+    def stream(chosen: GpuStream | None) -> Iterator[None]:
+        if chosen is None:
+            yield
+            return
+        before = machine.current
+        active.append(chosen)
+        machine.current = chosen.queue
+        try:
+            yield
+        finally:
+            active.pop()
+            machine.current = before
+
+    @contextmanager
+    def graph(captured: GpuGraph, pool: Any = None, stream: Any = None, **options: Any) -> Iterator[None]:
+        machine.wait_for_all("the begin of a capture")
+        own, before = Stream(machine), machine.current
+        own.learn({each.id: each.time for each in machine.streams})
+        capture = machine.capture = Capture(own, generators=tuple(captured.generators))
+        machine.current = own
+        try:
+            yield
+        finally:
+            machine.capture, machine.current = None, before
+            with _disable_current_modes():
+                for now, then in capture.before.values():
+                    now.copy_(then)
+                for each in capture.born:
+                    poison(each)
+            before.learn(own.clock)
+        captured.captured = capture
+
+    @contextmanager
+    def device(chosen: Any) -> Iterator[None]:
+        yield
+
+    def synchronize(device: Any = None) -> None:
+        machine.wait_for_all("torch.cuda.synchronize")
+
+    def set_sync_debug_mode(mode: str) -> None:
+        machine.warns = mode == "warn"
+
+    properties = SimpleNamespace(
+        name="Pretended GPU",
+        total_memory=16 * GIB,
+        major=8,
+        minor=0,
+        multi_processor_count=1,
+        L2_cache_size=2**20,
+        uuid="none",
+    )
+    return {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "_lazy_init": lambda: None,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "set_device": lambda device: None,
+        "device": device,
+        "synchronize": synchronize,
+        "set_sync_debug_mode": set_sync_debug_mode,
+        "Stream": lambda device=None, priority=0: GpuStream(machine),
+        "Event": lambda **options: GpuEvent(machine, **options),
+        "CUDAGraph": lambda keep_graph=False: GpuGraph(machine, keep_graph),
+        "graph": graph,
+        "stream": stream,
+        "current_stream": lambda device=None: active[-1],
+        "default_stream": lambda device=None: default,
+        "is_current_stream_capturing": lambda: machine.capture is not None,
+        "get_device_name": lambda device=None: properties.name,
+        "get_device_properties": lambda device=None: properties,
+        "get_device_capability": lambda device=None: (8, 0),
+        "is_bf16_supported": lambda *args, **kwargs: True,
+        "mem_get_info": lambda device=None: (15 * GIB, 16 * GIB),
+        "memory_allocated": lambda device=None: 0,
+        "max_memory_allocated": lambda device=None: 2**20,
+        "reset_peak_memory_stats": lambda device=None: None,
+        "empty_cache": lambda: None,
+        "get_rng_state": lambda device=None: torch.get_rng_state(),
+        "set_rng_state": lambda state, device=None: None,
+        "manual_seed": lambda seed: None,
+        "manual_seed_all": lambda seed: None,
+        "utilization": lambda device=None: 0,
+    }
+
+
+__all__ = ["GpuTensor", "pretended_gpu"]

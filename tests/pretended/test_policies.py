@@ -1,0 +1,211 @@
+"""Whole policies on the pretended GPU: the CPU's tokens, and no more waits in a round than docs/design.md says.
+
+On a machine with a GPU the real one takes its place.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from bild_lab.engine.batch import Batch
+from bild_lab.engine.batched import decode_batch
+from bild_lab.engine.protocols import Method, Prepares
+from bild_lab.engine.request import Limits, Request
+from bild_lab.engine.sampling import Sampling
+from bild_lab.engine.trace import Round, Trace
+from bild_lab.lab.measure.bench.gpu import told_waits
+from tests.engine.lossless.greedy import Models, drafts, emitted, table_of
+from tests.engine.lossless.test_random_models import NEVER, random_source, random_target
+from tests.policies import GREEDY_ONLY, RUNNABLE, engines, in_memory, is_peer
+from tests.pretended import Machine, pretended_gpu
+from tests.pretended.machine import by_line
+from tests.pretended.tensor import DEVICE
+from tests.pretended.waits import EAGER, most_waits, table
+from tests.tiny import relative_of
+
+DESIGN = Path(__file__).parents[2] / "docs" / "design.md"
+NEW_TOKENS, WINDOW, SEED = 10, 4, 5
+SAMPLED = Sampling(temperature=1.0)
+TRIES = 30  # sources, until one of them has a text that does not repeat itself
+ON_FIRST_USE = 8  # waits of a first round beyond those of others: a prompt, shapes of trees
+FAST = {
+    ("bild", "llama", "compiled", False),
+    ("medusa", "llama", "hf", True),
+}
+CASES = [
+    (policy, family, engine, sampled)
+    for policy, family in RUNNABLE
+    for engine in (*engines(policy), *(["compiled"] if not is_peer(policy) and policy != "ppd" else []))
+    for sampled in (False, True)
+    if not (sampled and policy in GREEDY_ONLY)
+]
+
+UNCOUNTED = {
+    "beam",
+    "ppd",
+    "speculative_beam",
+    "synthetic",
+    "synthetic_with_cost",
+}  # of whose texts rounds tell not all
+BATCHED = [case for case in RUNNABLE if not is_peer(case[0]) and case[0] not in UNCOUNTED]
+FAST_BATCHES = {("speculative", "t5")}
+REAL = torch.cuda.is_available()
+
+
+@pytest.fixture(scope="module")
+def machine() -> Iterator[Machine | None]:
+    if REAL:
+        yield None
+        return
+    with pretended_gpu() as machine:
+        yield machine
+
+
+def counting(machine: Machine | None) -> AbstractContextManager[list]:
+    """The waits inside, one entry each."""
+    return told_waits() if machine is None else machine.counting()
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Models of a family on the CPU and on the pretended GPU, and requests for both."""
+
+    here: Callable[[str], Models]
+    there: Callable[[str], Models]
+    requests: tuple[Request, ...]
+
+
+@pytest.fixture(scope="module")
+def pairs(machine: Machine | None, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
+    folder = tmp_path_factory.mktemp("tables")
+
+    @lru_cache
+    def models(family: str, engine: str, device: str) -> Models:
+        target = random_target(family, 0)
+        relatives = (relative_of(target, 100, noise) for noise in (0.1, 0.4))
+        loaded = [in_memory(each.to(device), "hf" if engine == "hf" else "native") for each in (target, *relatives)]
+        if engine == "compiled":
+            loaded = [each.as_compiled() for each in loaded]
+        return Models(*loaded, folder / f"{family}.safetensors")
+
+    @lru_cache
+    def pair(family: str) -> Pair:
+        vanilla = models(family, "native", "cpu").method("vanilla", 1)
+        for seed in range(TRIES):
+            source = random_source(family, random.Random(seed))
+            request = Request(source, Limits(len(source.prompt), NEW_TOKENS, NEVER))
+            text = emitted(vanilla, request, Trace())
+            if text.index(text[NEW_TOKENS // 2]) == NEW_TOKENS // 2:  # so that the text may end there, and not before
+                break
+        else:
+            raise AssertionError(f"{family} repeats itself from every source")
+        table_of([[source.prompt[-1], *text]], models(family, "native", "cpu").target, folder / f"{family}.safetensors")
+        ends = replace(request, limits=replace(request.limits, end_tokens=frozenset([text[NEW_TOKENS // 2]])))
+        return Pair(
+            lambda engine: models(family, engine, "cpu"), lambda engine: models(family, engine, "cuda"), (request, ends)
+        )
+
+    return pair
+
+
+def seeded(request: Request, device: torch.device | str) -> Request:
+    """The request on a device, with a generator of its own if it samples."""
+    generator = None if request.sampling.greedy else torch.Generator(device).manual_seed(SEED)
+    return replace(request, source=request.source.to(torch.device(device)), generator=generator)
+
+
+def rounds_of(
+    method: Method, request: Request, machine: Machine | None
+) -> tuple[list[int], list[tuple[Round, list[str]]]]:
+    """The emitted tokens, and each round with the waits in it."""
+    trace, tokens, found = Trace(), [], []
+    stream = method.stream(request, trace)
+    while True:
+        with counting(machine) as waits:
+            new = next(stream, None)
+        if new is None:
+            return tokens, found
+        tokens += new
+        found.append((trace.rounds[-1], list(map(str, waits))))
+
+
+@pytest.mark.parametrize(
+    ("policy", "family", "engine", "sampled"),
+    [pytest.param(*case, marks=[] if case in FAST else [pytest.mark.slow]) for case in CASES],
+)
+def test_the_gpu_gives_the_cpus_tokens_and_waits_as_often_as_documented(
+    policy: str, family: str, engine: str, sampled: bool, machine: Machine | None, pairs: Callable[[str], Pair]
+) -> None:
+    pair = pairs(family)
+    here, there = pair.here("hf" if is_peer(policy) else "native"), pair.there(engine)
+    expected, method = here.method(policy, WINDOW), there.method(policy, WINDOW)
+    for request in pair.requests[: 1 if sampled or is_peer(policy) else 2]:
+        request = replace(request, sampling=SAMPLED) if sampled else request
+        wanted = emitted(expected, seeded(request, "cpu"), Trace())
+        asked = seeded(request, DEVICE)
+        if isinstance(method, Prepares):
+            method.prepare(asked)
+        for _ in range(1 + (engine == "compiled")):  # a view keeps the first text's workspace until it has the next one
+            emitted(method, seeded(request, DEVICE), Trace())  # weights are moved, shapes made, and graphs captured
+        if not hasattr(method, "stream"):  # peers and beam searches
+            assert emitted(method, asked, Trace()) == wanted or sampled  # peers draw from a generator of their own
+            continue
+        tokens, rounds = rounds_of(method, asked, machine)
+        assert tokens == wanted or (REAL and sampled)  # whose generators draw other numbers
+        most = most_waits(policy, engine)
+        for place, (one, waits) in enumerate(rounds):
+            allowed = most(one) + (ON_FIRST_USE + one.draft_calls) * (place == 0)
+            assert len(waits) <= allowed, (place, one, waits)
+        assert len(rounds) > 1 or not drafts(policy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["beam", "speculative_beam"])
+def test_a_beam_search_waits_once_in_each_forward_of_all_its_texts(
+    policy: str, machine: Machine | None, pairs: Callable[[str], Pair]
+) -> None:
+    pair = pairs("llama")
+    method, asked, trace = pair.there("native").method(policy, WINDOW), seeded(pair.requests[0], DEVICE), Trace()
+    method.decode(asked, Trace())
+    with counting(machine) as waits:
+        method.decode(asked, trace)
+    assert len(waits) <= trace.target_calls + trace.draft_calls + len(trace.rounds), by_line(waits)
+
+
+@pytest.mark.parametrize(
+    ("policy", "family"),
+    [pytest.param(*case, marks=[] if case in FAST_BATCHES else [pytest.mark.slow]) for case in BATCHED],
+)
+def test_texts_of_a_batch_wait_as_often_as_alone(
+    policy: str, family: str, machine: Machine | None, pairs: Callable[[str], Pair]
+) -> None:
+    """Their forwards, which run together, wait for nothing."""
+    pair, size = pairs(family), 3
+    here, method = pair.here("native").method(policy, WINDOW), pair.there("native").method(policy, WINDOW)
+    shorter = [replace(one, limits=replace(one.limits, max_new_tokens=NEW_TOKENS // 2)) for one in pair.requests]
+    requests = [*pair.requests, *shorter]
+    wanted = [emitted(here, seeded(request, "cpu"), Trace()) for request in requests]
+    asked = [seeded(request, DEVICE) for request in requests]
+    decode_batch(method, asked, Batch(size))  # weights are moved, and shapes made
+    batch = Batch(size)
+    with counting(machine) as waits:
+        texts = decode_batch(method, asked, batch)
+    assert [text.token_ids for text in texts] == wanted
+    assert max(together for _, together in batch.sizes) == size
+    assert not [each for each in map(str, waits) if "passes.py" in each or "side_by_side.py" in each]
+    most = most_waits(policy, "native")
+    allowed = sum(ON_FIRST_USE + text.trace.rounds[0].draft_calls + sum(map(most, text.trace.rounds)) for text in texts)
+    assert len(waits) <= allowed, by_line(waits)
+
+
+def test_the_documented_waits_are_those_that_are_tested() -> None:
+    assert set(EAGER) <= {policy for policy, _ in RUNNABLE}
+    assert table() in DESIGN.read_text()
