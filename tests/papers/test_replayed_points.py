@@ -76,10 +76,10 @@ def test_texts_and_numbers_over_the_record_are_those_of_live_points(
     monkeypatch.chdir(tmp_path)
     data = write_data(tmp_path / "data", rows=3)
     (data / "test.jsonl").rename(data / "validation.jsonl")
-    words = [f"pair.target={checkpoints / 't5'}", f"pair.draft={checkpoints / 't5-draft'}", "name=figure"]
+    words = [f"pair.target={checkpoints / 'llama'}", f"pair.draft={checkpoints / 'llama-draft'}", "name=figure"]
     words += ["dataset=multi30k", f"dataset.path={data}", "decoding.max_new_tokens=8", "runtime.threads=1"]
     words += ["measure.repeats=1", "measure.warmup=0", "measure.traced_examples=0", "runtime.dtype=float32"]
-    words += ["policy=bild_no_fallback", "policy.window=8"]
+    words += ["policy=bild_no_fallback", "policy.window=8", "dataset.prompt_template='{source}'"]
     spec = ScreenSpec("validation", "test", 0, None, False, 0, 1, [])
     screening = Screening(grid_of(words, ["policy.rollback=0.01,1,8"], "screen"), "validation", RecordSpec(1), "screen")
     found = screen(screening, spec)

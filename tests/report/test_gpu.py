@@ -25,10 +25,12 @@ TINY = {
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    monkeypatch.setattr(bench, "TRIAL", TINY)
-    with pretended_gpu() as machine:
+def machine() -> Iterator[Machine]:
+    """A test that patches torch.cuda too must ask for it before monkeypatch, which then ends first."""
+    with pytest.MonkeyPatch.context() as patch, pretended_gpu() as machine:
+        patch.setattr(bench, "TRIAL", TINY)
         yield machine
+    assert not torch.cuda.is_available() or torch.version.cuda
 
 
 def steps(device: str = "cuda") -> gpu.Steps:

@@ -29,9 +29,9 @@ class Replayed:
     def __init__(self, checkpoints: Path, folder: Path, knobs: Sequence[str] = ()) -> None:
         data = write_data(folder / "data", rows=3)
         (data / "test.jsonl").replace(data / "validation.jsonl")
-        words = [f"pair.target={checkpoints / 't5'}", f"pair.draft={checkpoints / 't5-draft'}", "name=plane"]
+        words = [f"pair.target={checkpoints / 'llama'}", f"pair.draft={checkpoints / 'llama-draft'}", "name=plane"]
         words += ["dataset=multi30k", f"dataset.path={data}", "decoding.max_new_tokens=12", "runtime.threads=1"]
-        words += ["runtime.dtype=bfloat16", "runtime.engine=native", *knobs]
+        words += ["runtime.dtype=bfloat16", "runtime.engine=native", "dataset.prompt_template='{source}'", *knobs]
         self.screening = Screening(grid_of(words, POLICIES, "screen"), "validation", RecordSpec(1), "screen")
         self.screened = self.screening.decode(self.screening.grid.candidates)
         self.replay = self.screening.replay
