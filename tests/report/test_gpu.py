@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,11 @@ import torch
 from bild_lab.errors import UserError
 from bild_lab.lab.measure.bench import gpu as bench
 from bild_lab.lab.measure.bench.shapes import Shape, llama
+from bild_lab.lab.schema.result import CertificateCounts
 from bild_lab.report.gpu import FAILED, LEFT_OUT, PASSED, Found, LeftOut, Step, attempt, headline, write
 from scripts import gpu
 from tests.pretended import Machine, pretended_gpu
+from tests.report.sample import sample_drafted
 
 TINY = {
     "llama_1b": (
@@ -114,6 +117,16 @@ def test_commands_are_run_and_what_they_print_is_kept(monkeypatch: pytest.Monkey
     precisions = [word for words, _ in calls for word in words if word.startswith("runtime.dtype=")]
     assert precisions == [f"runtime.dtype={one}" for one in ("float16", "bfloat16", "float32", "float32")]
     assert [variables.get("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE") for _, variables in calls[2:6]] == ["0", "0", "0", "1"]
+
+
+def test_verdicts_are_those_of_the_stored_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = replace(
+        sample_drafted("bild", {}, 1.5, 0.0, (0.8, 0.5)), certificate=CertificateCounts(equal=3, ties=1, defects=0)
+    ).to_json()
+    monkeypatch.setattr(gpu, "results", lambda name: [stored])
+    assert gpu.certificates("any") == [
+        {"policy": "bild", "engine": stored["engine"], "texts": 4, "equal": 3, "ties": 1, "defects": 0}
+    ]
 
 
 def test_a_defect_fails_the_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
