@@ -221,9 +221,12 @@ def smi_says() -> str:
 
 
 def results(name: str) -> list[dict]:
-    """The results of a sweep's points."""
+    """The results of a sweep's points that this code measured: earlier code may have left others."""
+    from bild_lab.lab.measure.code import measuring_code
+
     files = sorted((ROOT / "outputs" / name / "points").glob("*/result.json"))
-    return [json.loads(file.read_text()) for file in files]
+    found = [json.loads(file.read_text()) for file in files]
+    return [one for one in found if one["environment"]["code"] == measuring_code()]
 
 
 def certificates(name: str) -> list[dict]:

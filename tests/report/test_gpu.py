@@ -13,6 +13,7 @@ import torch
 from bild_lab.errors import UserError
 from bild_lab.lab.measure.bench import gpu as bench
 from bild_lab.lab.measure.bench.shapes import Shape, llama
+from bild_lab.lab.measure.code import measuring_code
 from bild_lab.lab.schema.result import CertificateCounts
 from bild_lab.report.gpu import FAILED, LEFT_OUT, PASSED, Found, LeftOut, Step, attempt, headline, write
 from scripts import gpu
@@ -127,6 +128,15 @@ def test_verdicts_are_those_of_the_stored_points(monkeypatch: pytest.MonkeyPatch
     assert gpu.certificates("any") == [
         {"policy": "bild", "engine": stored["engine"], "texts": 4, "equal": 3, "ties": 1, "defects": 0}
     ]
+
+
+def test_points_of_earlier_code_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "ROOT", tmp_path)
+    for name, code in (("a", "earlier"), ("b", measuring_code())):
+        (tmp_path / "outputs/swept/points" / name).mkdir(parents=True)
+        file = tmp_path / "outputs/swept/points" / name / "result.json"
+        file.write_text(json.dumps({"point": name, "environment": {"code": code}}))
+    assert [one["point"] for one in gpu.results("swept")] == ["b"]
 
 
 def test_a_defect_fails_the_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
