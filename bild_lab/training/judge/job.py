@@ -135,7 +135,8 @@ def _labelled(job: JudgeJob, index: int, advance: Callable[[], None]) -> Labels:
     held = json.loads(file.read_text())
     states = np.frombuffer(base64.b64decode(held["hidden"]), np.float32).copy()
     important = torch.tensor([one["important"] for one in held["mismatches"]], dtype=torch.bool)
-    return Labels(torch.from_numpy(states).view(len(important), -1), important)
+    width = states.size // max(1, len(important))  # of an answer without a mismatch nothing is known
+    return Labels(torch.from_numpy(states).view(len(important), width), important)
 
 
 def _search(job: JudgeJob, example: Example) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from bild_lab.lab.load import load
 from bild_lab.report.book.entry import TRAINING
 from bild_lab.report.book.folders import reader_of
 from bild_lab.training.judge import job as jobs
-from bild_lab.training.judge.job import JudgeJob, JudgeSpec, train_judge
+from bild_lab.training.judge.job import JudgeJob, JudgeSpec, _joined, _labelled, train_judge
 from scripts import train_judge as script
 
 SPEC = JudgeSpec(tolerance=0.0, held_out=0.4, recall=0.8)
@@ -73,6 +73,13 @@ def test_an_interrupted_search_goes_on_and_ends_the_same(job: JudgeJob, monkeypa
     assert same(whole) == same(metrics)
     heads = [JudgeHead.load(job.folder.with_name(name) / "judge") for name in ("judge", "whole")]
     assert heads[0].weight.tolist() == heads[1].weight.tolist() and heads[0].config == heads[1].config
+
+
+def test_an_answer_without_a_mismatch_has_no_labels(job: JudgeJob) -> None:
+    job.labels.mkdir(parents=True)
+    (job.labels / "000000.json").write_text(json.dumps({"mismatches": [], "hidden": ""}))
+    labels = _labelled(job, 0, lambda: None)
+    assert len(labels) == len(_joined([labels, labels])) == 0
 
 
 def test_other_settings_are_refused_in_the_same_folder(job: JudgeJob) -> None:
