@@ -109,7 +109,10 @@ class Steps:
             words += ["measure.certify=true", "measure.repeats=1", "measure.warmup=1", "measure.traced_examples=0"]
             words += [f"runtime.device={self.device}", f"runtime.dtype={precision}", "runtime.engine=auto"]
             call(["run.py", *words], TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=tf32)
-            rows += [{"sweep": name, "precision": precision, "TF32": tf32 == "1", **row} for row in certificates(name)]
+            rows += [
+                {"sweep": name, "precision": precision, "TF32": tf32 == "1", **row}
+                for row in certificates(name, self.device.type)
+            ]
         defects = sum(row["defects"] for row in rows)
         if defects:
             raise UserError(f"{defects} texts are defects\n{json.dumps(rows, indent=1)}")
@@ -153,7 +156,7 @@ class Steps:
         words = ["experiment=quickstart", "name=gpu_sweep", f"runtime.device={self.device}"]
         words += ["dataset.limit=4", "policy.fallback=0.5", "policy.rollback=2"] if self.small else []
         call(["run.py", *words])
-        return Found(["outputs/gpu_sweep/report.html has the plot"], summaries("gpu_sweep"))
+        return Found(["outputs/gpu_sweep/report.html has the plot"], summaries("gpu_sweep", self.device.type))
 
     @property
     def _fewer(self) -> list[str]:
@@ -220,29 +223,30 @@ def smi_says() -> str:
     return f"nvidia-smi: {'; '.join((done.stdout or done.stderr).strip().splitlines())}"
 
 
-def results(name: str) -> list[dict]:
-    """The results of a sweep's points that this code measured: earlier code may have left others."""
+def results(name: str, device: str) -> list[dict]:
+    """The results of a sweep's points that this code measured on the device: others may have been left there."""
     from bild_lab.lab.measure.code import measuring_code
 
     files = sorted((ROOT / "outputs" / name / "points").glob("*/result.json"))
     found = [json.loads(file.read_text()) for file in files]
-    return [one for one in found if one["environment"]["code"] == measuring_code()]
+    wanted = measuring_code(), device
+    return [one for one in found if (one["environment"]["code"], one["setting"]["device"]) == wanted]
 
 
-def certificates(name: str) -> list[dict]:
+def certificates(name: str, device: str) -> list[dict]:
     """The verdicts of a sweep's points, whose texts are greedy."""
     found = []
-    for one in results(name):
+    for one in results(name, device):
         verdicts = {verdict: one["certificate"][verdict] for verdict in ("equal", "ties", "defects")}
         found.append({"policy": one["policy"], "engine": one["engine"], "texts": sum(verdicts.values()), **verdicts})
     return found
 
 
-def summaries(name: str) -> list[dict]:
+def summaries(name: str, device: str) -> list[dict]:
     return [
         {"policy": one["policy"], "knobs": ", ".join(f"{key} {value}" for key, value in one["knobs"].items()),
          "speedup": (one["speedup"] or {}).get("value"), "latency_ms": 1000 * one["latency_s"]["mean"]}
-        for one in results(name)
+        for one in results(name, device)
     ]  # fmt: skip
 
 

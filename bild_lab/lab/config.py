@@ -218,9 +218,9 @@ def _composed_with(policy: str, state: tuple[str, ...]) -> DictConfig:
     """
     first = next(folder for folder in _search_path() if folder != "pkg://hydra.conf")  # goes before all others
     file = {file.stem: file for file in _policy_files(first)}.get(policy)
-    text = "@package" if file is None else file.read_text(encoding="utf-8")
-    if "@package" in text or "defaults" in (node := OmegaConf.create(text)):  # Hydra knows what else it is made of
-        return _composed(f"policy={policy}")
+    text = file and file.read_text(encoding="utf-8")
+    if text is None or "@package" in text or "defaults" in (node := OmegaConf.create(text)):
+        return _composed(f"policy={policy}")  # Hydra knows where it is, and what else it is made of
     whole = copy.deepcopy(_default_config(state))
     whole.policy = node
     return whole

@@ -37,8 +37,9 @@ def test_a_shipped_policy_is_what_hydra_composes(name: str) -> None:
     whole, ours = compose_config([f"policy={name}"]), compose_policy(name)
     assert OmegaConf.to_yaml(ours) == OmegaConf.to_yaml(whole.policy)
     assert OmegaConf.to_container(ours, resolve=True) == OmegaConf.to_container(whole.policy, resolve=True)
-    assert OmegaConf.to_yaml(ours._get_root()) == OmegaConf.to_yaml(whole)
-    assert OmegaConf.is_struct(ours) == OmegaConf.is_struct(whole.policy)
+    composed = config._composed(f"policy={name}")  # as a policy is that Hydra has to compose
+    assert OmegaConf.to_yaml(ours._get_root()) == OmegaConf.to_yaml(composed) == OmegaConf.to_yaml(whole)
+    assert OmegaConf.is_struct(ours) == OmegaConf.is_struct(composed.policy)
 
 
 def test_the_shipped_policies_are_composed_by_one_composition(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,9 +105,11 @@ def test_commands_are_run_and_what_they_print_is_kept(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(gpu, "call", call)
     monkeypatch.setattr(
-        gpu, "certificates", lambda name: [{"policy": "vanilla", "texts": 4, "equal": 4, "ties": 0, "defects": 0}]
+        gpu,
+        "certificates",
+        lambda name, device: [{"policy": "vanilla", "texts": 4, "equal": 4, "ties": 0, "defects": 0}],
     )
-    monkeypatch.setattr(gpu, "summaries", lambda name: [])
+    monkeypatch.setattr(gpu, "summaries", lambda name, device: [])
     found = [
         attempt(name, getattr(steps("cpu"), name)) for name in ("driver", "tests", "lossless", "certificate", "sweep")
     ]
@@ -124,25 +126,29 @@ def test_verdicts_are_those_of_the_stored_points(monkeypatch: pytest.MonkeyPatch
     stored = replace(
         sample_drafted("bild", {}, 1.5, 0.0, (0.8, 0.5)), certificate=CertificateCounts(equal=3, ties=1, defects=0)
     ).to_json()
-    monkeypatch.setattr(gpu, "results", lambda name: [stored])
-    assert gpu.certificates("any") == [
+    monkeypatch.setattr(gpu, "results", lambda name, device: [stored])
+    assert gpu.certificates("any", "cpu") == [
         {"policy": "bild", "engine": stored["engine"], "texts": 4, "equal": 3, "ties": 1, "defects": 0}
     ]
 
 
-def test_points_of_earlier_code_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_points_of_earlier_code_or_another_device_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "ROOT", tmp_path)
-    for name, code in (("a", "earlier"), ("b", measuring_code())):
+    for name, code, device in (
+        ("a", "earlier", "cuda"),
+        ("b", measuring_code(), "cuda"),
+        ("c", measuring_code(), "cpu"),
+    ):
         (tmp_path / "outputs/swept/points" / name).mkdir(parents=True)
         file = tmp_path / "outputs/swept/points" / name / "result.json"
-        file.write_text(json.dumps({"point": name, "environment": {"code": code}}))
-    assert [one["point"] for one in gpu.results("swept")] == ["b"]
+        file.write_text(json.dumps({"point": name, "environment": {"code": code}, "setting": {"device": device}}))
+    assert [one["point"] for one in gpu.results("swept", "cuda")] == ["b"]
 
 
 def test_a_defect_fails_the_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
     row = {"policy": "speculative", "texts": 4, "equal": 3, "ties": 0, "defects": 1}
     monkeypatch.setattr(gpu, "call", lambda words, **variables: "")
-    monkeypatch.setattr(gpu, "certificates", lambda name: [row])
+    monkeypatch.setattr(gpu, "certificates", lambda name, device: [row])
     assert attempt("certificate", steps("cpu").certificate).verdict == FAILED
 
 

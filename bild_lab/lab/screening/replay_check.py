@@ -111,7 +111,3 @@ class ComparedSession:
     def prefill(self) -> None:
         self.served.prefill()
         self.own.prefill()
-
-    def adopt(self, row: int, layers: Sequence[int]) -> None:
-        self.served.adopt(row, layers)
-        self.own.adopt(row, layers)
