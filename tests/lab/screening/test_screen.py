@@ -67,8 +67,9 @@ def words(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> list[s
     rows = (data / "test.jsonl").read_text().splitlines(keepends=True)
     (data / "validation.jsonl").write_text("".join(rows[:3]))
     (data / "test.jsonl").write_text("".join(rows[3:]))
-    models = [f"pair.target={checkpoints / 't5'}", f"pair.draft={checkpoints / 't5-draft'}"]
-    dataset = ["dataset=multi30k", f"dataset.path={data}", "decoding.max_new_tokens=8", "name=plane"]
+    models = [f"pair.target={checkpoints / 'llama'}", f"pair.draft={checkpoints / 'llama-draft'}"]
+    prompt = "dataset.prompt_template='{source}'"
+    dataset = ["dataset=multi30k", f"dataset.path={data}", prompt, "decoding.max_new_tokens=8", "name=plane"]
     clock = ["measure.repeats=1", "measure.warmup=0", "measure.traced_examples=0", "runtime.threads=1"]
     return [*models, *dataset, *clock, "screen.timed_s=0.2", "screen.sample_texts=2"]
 
@@ -90,7 +91,7 @@ def test_a_plane_is_screened_confirmed_and_continued(screen: Command) -> None:
     assert frame.confirmed.notna().sum() == len(told["confirmed"]) == 1
     assert frame.on_front.any() and frame.target_calls.sum() == told["live_target_calls"]
     assert (
-        told["recorded_target_calls"] <= 2 * told["vanilla_target_calls"]
+        told["vanilla_target_calls"] <= told["recorded_target_calls"] < told["live_target_calls"]
         and told["replayed_differently"] == told["replayed_ties"] == told["replayed_defects"] == 0
     )
     assert told["prediction_error_median"] == told["prediction_error_largest"] > 0
@@ -297,10 +298,8 @@ def test_a_plane_is_predicted_for_a_declared_machine_without_a_clock(
     # with a cost of every forward and nothing else, seconds are the number of forwards
     screen("machine=h100_sxm", "machine.forward_s=1e6", *lists)
     rows = pd.read_csv("outputs/plane/screen.csv")
-    encoders = 3  # one for each text
-    alone = found["vanilla_target_calls"] + encoders
     for row in rows.itertuples():
-        forwards = row.target_calls + row.draft_calls + 2 * encoders
-        assert row.predicted_speedup == pytest.approx(alone / forwards, rel=1e-3)
+        forwards = row.target_calls + row.draft_calls
+        assert row.predicted_speedup == pytest.approx(found["vanilla_target_calls"] / forwards, rel=1e-3)
     code, out = screen("machine=h100_sxm", "policy=bild", "policy.fallback=0.3,0.9")
     assert code == 2 and "H100 SXM, where nothing can be measured from here; set screen.confirmations=0" in out
