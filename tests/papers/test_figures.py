@@ -248,25 +248,6 @@ def test_curves_of_another_figures_folder_alone_are_no_panel(tmp_path: Path) -> 
     assert {line.cell.row for line in drawn.comparison.lines} == {"bild", "bild_no_rollback", "vanilla"}
 
 
-def test_how_far_bild_is_ahead_of_speculative_decoding() -> None:
-    told = values(FIGURES["bild_speculative"].cells, "bild_speculative")
-    assert told["bild", "speedup ahead of speculative"] == pytest.approx(0.2)
-    assert told["bild", "quality ahead of speculative"] == 0
-    assert told["speculative", "speedup"] == 1.4
-
-
-def test_tokens_per_call_stand_beside_equation_1_at_their_own_rate() -> None:
-    (cell,) = FIGURES["spec_fig2_4"].cells(points("spec_fig2_4"))
-    assert cell.formula == pytest.approx((1 - 0.7**6) / (1 - 0.7))
-    assert (cell.panel, cell.row) == ("window 5", "drafted right with 0.7")
-
-
-def test_the_best_of_several_points_of_a_row_is_told() -> None:
-    several = [other("speculative", speedup, lenience=1.0) for speedup in (1.2, 1.9, 1.4)]
-    told = {cell.quantity: cell.value for cell in FIGURES["spec_tab2"].cells(several)}
-    assert told == {"speedup, temperature 0": 1.9, "acceptance rate, temperature 0": 0.7}
-
-
 def test_bitas_rows_are_named_after_what_was_varied() -> None:
     assert [row for row, _ in values(FIGURES["bita_tab3_8"].cells, "bita_tab3_8")] == ["deep prompt", "masks only"]
     assert [row for row, _ in values(FIGURES["bita_tab4_9"].cells, "bita_tab4_9")] == [
@@ -277,18 +258,6 @@ def test_bitas_rows_are_named_after_what_was_varied() -> None:
     assert [row for row, _ in values(FIGURES["bita_fig9"].cells, "bita_fig9")] == ["3 mask tokens"]
     fewer = known("user", bita(mask_tokens=1, prompt_tokens=8))  # than the 3 and 16 that were trained
     assert (rows.mask_tokens(fewer), rows.prompt_tokens(fewer)) == ("1 mask tokens", "8 prompt tokens")
-    categories = {cell.panel: cell.value for cell in FIGURES["bita_tab7"].cells(points("bita_tab7"))}
-    assert categories == {"coding": 2.5, "overall": 2.0}
-
-
-def test_the_pipelines_numbers_are_those_of_its_account() -> None:
-    told = values(FIGURES["ppd_fig2"].cells, "ppd_fig2")
-    row = "shared head, k = 3"  # behind half of the six layers
-    assert told[row, "latency per token by the theorem"] == pytest.approx(1 / 1.33)
-    assert told[row, "processes on average"] == pytest.approx(9.0 / 4.6)
-    assert told[row, "match rate"] == 0.5
-    units = FIGURES["ppd_fig4"].cells(points("ppd_fig4"))[0]
-    assert (units.value, units.formula) == (9.0, 9.1)
 
 
 def test_match_rates_agree_with_the_table_they_are_set_beside(tmp_path: Path) -> None:

@@ -1,0 +1,240 @@
+"""Every number that a paper's figure or table takes from finished points, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bild_lab.lab.schema.result import Result
+from bild_lab.lab.schema.setting import Setting
+from bild_lab.papers import finished_points as rows
+from bild_lab.papers.cells import (
+    Cell,
+    at_losses,
+    cost_ratios,
+    greedy_speedups,
+    match_rates,
+    pipeline_compute,
+    pipeline_trade_off,
+    replaced_share,
+    theorem_table,
+    tokens_per_call,
+)
+from bild_lab.papers.cells import against_speculative as ahead
+from bild_lab.papers.figures import FIGURES
+from bild_lab.papers.match_rates import Rate
+from bild_lab.papers.replayed_points import Replayed
+from tests.papers.test_figures import bild, bita, known, other, points, ppd
+from tests.report.sample import SETTING, sample_baseline, sample_drafted, with_quality, with_speedup
+
+DATA = "multi30k"
+VANILLA = Cell(DATA, "vanilla", "quality", 41.0)
+
+
+def speedup(row: str, quantity: str, value: float, formula: float | None = None, panel: str = DATA) -> Cell:
+    return Cell(panel, row, quantity, value, value - 0.05, value + 0.05, formula)
+
+
+def quality(row: str, quantity: str, value: float) -> Cell:
+    return Cell(DATA, row, quantity, value, value - 2.3, value + 2.5)
+
+
+def fastest(row: str, words: str, value: float, text: float) -> list[Cell]:
+    return [speedup(row, f"speedup at {words}", value), quality(row, f"quality at {words}", text)]
+
+
+def curve(row: str, minimal: tuple | None, one_point: tuple, best: float = 41.0) -> list[Cell]:
+    """Speedup and quality at minimal loss and at one point of loss, and the best quality."""
+    first = [] if minimal is None else fastest(row, "minimal loss", *minimal)
+    return [*first, *fastest(row, "one point of loss", *one_point), quality(row, "best quality", best)]
+
+
+def ratio(row: str, value: float, panel: str = DATA) -> Cell:
+    return Cell(panel, row, "greedy speedup", value)
+
+
+def same(row: str, value: float = 1.5) -> list[Cell]:
+    return curve(row, (value, 41.0), (value, 41.0))
+
+
+RULES = [
+    "cascade chow",
+    "typical acceptance",
+    "lenience",
+    "static ensemble",
+    "relaxed acceptance",
+    "FLy",
+    "judge",
+    "step cascade",
+]
+CELLS = {
+    "bild_fig4": [*curve("unaligned", (1.5, 41.0), (1.7, 40.0)), *same("aligned", 1.6), VANILLA],
+    "bild_fig5": [*same("bild", 1.6), *curve("bild_no_rollback", None, (1.4, 40.0), 40.0), VANILLA],
+    "bild_fig6_7": [*same("bild_early_exit", 1.6), *curve("calm", None, (1.3, 40.5), 40.5), VANILLA],
+    "bild_fig8": [
+        Cell(DATA, "aligned", "FLOPs", 1.4),
+        Cell(DATA, "aligned", "memory operations", 0.6),
+        Cell(DATA, "aligned", "arithmetic intensity", 1.4 / 0.6),
+        speedup("aligned", "speedup", 1.6),
+    ],
+    "bild_fig9": [*same("rollback 2", 1.6), *curve("rollback 5", None, (1.7, 40.0), 40.0), VANILLA],
+    "bild_cascades": [*same("bild", 1.6), *(cell for row in RULES for cell in same(row)), VANILLA],
+    "bild_speculative": [
+        speedup("speculative", "speedup", 1.4),
+        quality("speculative", "quality", 41.0),
+        Cell(DATA, "bild", "speedup ahead of speculative", 1.6 - 1.4),
+        Cell(DATA, "bild", "quality ahead of speculative", 0.0),
+    ],
+    "spec_tab2": [
+        speedup("t5-tiny", "speedup, temperature 0", 1.5),
+        Cell(DATA, "t5-tiny", "acceptance rate, temperature 0", 0.7),
+    ],
+    "spec_tab3": [
+        speedup("t5-tiny", "speedup, temperature 0", 1.5),
+        Cell(DATA, "t5-tiny", "acceptance rate, temperature 0", 0.7),
+        speedup("bigrams", "speedup, temperature 0", 1.5),
+        Cell(DATA, "bigrams", "acceptance rate, temperature 0", 0.7),
+    ],
+    "spec_tab4": [speedup("t5-tiny, window 5, temperature 0", "speedup", 1.5, 1.31 * 1.5)],
+    "spec_tab5": [
+        cell
+        for row in ("lenience 0.5", "lenience 1")
+        for cell in (
+            Cell(DATA, row, "acceptance rate, temperature 0", 0.7),
+            Cell(DATA, row, "Theorem 3.8, temperature 0", 1.31 * 1.5),
+            speedup(row, "speedup, temperature 0", 1.5),
+        )
+    ],
+    "bita_tab1": [ratio("user", 2.0)],
+    "bita_tab2": [ratio("bita", 2.0, "user"), ratio("layer_skip", 1.1, "user")],
+    "bita_tab3_8": [ratio("deep prompt", 2.0), ratio("masks only", 1.5)],
+    "bita_tab4_9": [ratio("efficient_tree, k = 5", 2.0), ratio("straightforward", 1.5)],
+    "bita_tab7": [ratio("user", 2.5, "coding"), ratio("user", 2.0, "overall")],
+    "bita_fig7": [ratio("bita", 2.0, "user"), ratio("medusa", 1.6, "user")],
+    "bita_fig8": [ratio("16 prompt tokens", 2.0)],
+    "bita_fig9": [ratio("3 mask tokens", 2.0)],
+    "ppd_fig2": [
+        Cell(DATA, "shared head, k = 3", "match rate", 0.5),
+        Cell(DATA, "shared head, k = 3", "latency per token by the theorem", 1 / 1.33),
+        Cell(DATA, "shared head, k = 3", "processes on average", 9.0 / 4.6),
+        speedup("shared head, k = 3", "speedup", 0.9),
+    ],
+    "ppd_fig4": [
+        Cell(DATA, "shared head, k = 3", "layers run per token", 9.0, formula=9.1),
+        speedup("shared head, k = 3", "speedup", 0.9, 1.33),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_a_figures_numbers_are_those_of_its_points(name: str) -> None:
+    assert FIGURES[name].cells(points(name)) == CELLS[name]
+
+
+def aligned(result: Result) -> Result:
+    return known("toy_aligned", result)
+
+
+def test_costs_are_those_of_the_fastest_point_at_minimal_loss_if_they_were_counted() -> None:
+    worse, uncounted = aligned(bild(1.9, loss=0.5)), replace(aligned(bild(1.6)), cost=None)
+    assert cost_ratios([worse]) == cost_ratios([uncounted]) == []
+    other_data = aligned(bild(1.3, setting={"dataset": "wmt"}))
+    assert [cell.data for cell in cost_ratios([worse, uncounted, other_data])] == ["wmt"] * 4
+
+
+def test_the_share_replaced_is_the_least_with_which_quality_reaches_the_targets() -> None:
+    def replayed(rollbacks: int, loss: float, baseline: float | None = 41.0, dataset: str = DATA) -> Replayed:
+        found = replace(bild(1.0, loss).quality, baseline=baseline)
+        return Replayed("bild", Setting({**SETTING, "dataset": dataset}), found, tokens=200, rollbacks=rollbacks)
+
+    several = [replayed(10, 0.5), replayed(50, 0.12), replayed(30, 0.1), replayed(80, 0.0)]
+    share = Cell(DATA, "small model", "share replaced at the target's quality", 0.15)
+    assert replaced_share(several) == [share, VANILLA]
+    alone = replayed(1, 0.0, baseline=None, dataset="toy")
+    assert replaced_share([alone, several[0]]) == [VANILLA]
+    assert replaced_share([alone, *several]) == [share, VANILLA]
+
+
+def test_the_fastest_speculative_point_is_the_rival_and_bild_is_as_good_or_as_fast() -> None:
+    def speculative(value: float, loss: float = 0.0) -> Result:
+        return known("toy", other("speculative", value, loss, lenience=1.0))
+
+    bilds = [known("toy", bild(value, loss)) for value, loss in ((1.3, 0.0), (1.5, 0.1), (1.6, 0.2), (1.9, 1.0))]
+    unmeasured = with_speedup(known("toy", bild(1.0)), value=None)
+    untimed = with_speedup(speculative(1.2), value=None)
+    several = [untimed, speculative(1.2), speculative(1.4, 0.05), unmeasured, *bilds]
+    told = {(cell.row, cell.quantity): cell.value for cell in ahead(several)}
+    assert told == {
+        ("speculative", "speedup"): 1.4,
+        ("speculative", "quality"): 40.95,
+        ("bild", "speedup ahead of speculative"): pytest.approx(0.1),
+        ("bild", "quality ahead of speculative"): pytest.approx(-0.05),
+    }
+    assert len(ahead([speculative(1.4)])) == 2 and ahead(bilds) == []
+    assert [cell.quantity for cell in ahead([speculative(1.4), bilds[0]])][2:] == ["speedup ahead of speculative"]
+    assert [cell.quantity for cell in ahead([speculative(1.4), bilds[3]])][2:] == ["quality ahead of speculative"]
+
+
+def test_tables_leave_out_points_without_a_row_or_a_prediction() -> None:
+    speculative = other("speculative", lenience=1.0)
+    unpredicted = replace(speculative, prediction=None)
+    assert theorem_table([bild(1.5), unpredicted]) == []
+    assert len(theorem_table([bild(1.5), unpredicted, speculative])) == 1
+    for table in ("spec_tab2", "spec_tab3"):
+        assert FIGURES[table].cells([bild(1.5), speculative]) == CELLS["spec_tab2"]
+    leniences = FIGURES["spec_tab5"].cells
+    assert leniences([bild(1.5), speculative]) == CELLS["spec_tab5"][3:]
+    assert leniences([unpredicted]) == [CELLS["spec_tab5"][3], CELLS["spec_tab5"][5]]
+    uncounted = replace(speculative, counts=replace(speculative.counts, acceptance_rate=None))
+    assert FIGURES["spec_tab2"].cells([with_speedup(uncounted, value=None)]) == []
+
+
+def test_tokens_per_call_are_those_of_synthetic_drafters_with_a_rate() -> None:
+    synthetic, cost = (other(policy, acceptance_rate=0.7) for policy in ("synthetic", "synthetic_with_cost"))
+    uncounted = replace(synthetic, counts=replace(synthetic.counts, acceptance_rate=None))
+    (one, two) = tokens_per_call([bild(1.5), uncounted, synthetic, cost])
+    calls = 1650 / int(1650 / (1 + 3.2 * 0.7))
+    expected = pytest.approx((1 - 0.7**6) / (1 - 0.7))
+    named = ("window 5", "drafted right with 0.7", "tokens per target call", calls, expected)
+    assert (one.panel, *one.key[1:], one.value, one.formula) == named and one == two
+
+
+def test_rows_keep_their_best_point_and_leave_out_the_baseline_and_what_has_no_row() -> None:
+    cells = greedy_speedups(rows.policy, lambda point: point.knobs.get("panel", "one"))
+    several = [bita(1.2), bita(1.9), bita(1.4), bita(1.1, panel="two"), bita(9.0, panel=None), sample_baseline()]
+    assert cells(several) == [ratio("bita", 1.9, "one"), ratio("bita", 1.1, "two")]
+    assert greedy_speedups(rows.prompt_design)([bita(9.0, "medusa"), replace(bita(), tokens_per_s_ratio=None)]) == []
+    by_category = FIGURES["bita_tab7"].cells
+    plain, baseline = replace(bita(9.0), categories=None), replace(sample_baseline(), categories=bita().categories)
+    assert by_category([plain, baseline]) == []
+    best = [known("user", bita(3.0)), known("user", bita(2.0)), plain, baseline]
+    assert by_category(best) == [ratio("user", 2.5, "coding"), ratio("user", 3.0, "overall")]
+
+
+def test_a_pipeline_without_matches_theorem_or_speedup_keeps_its_other_numbers() -> None:
+    bare = replace(ppd(), pipeline=replace(ppd().pipeline, match_rate=None, theorem=None))
+    bare = with_speedup(bare, value=None)
+    assert [cell.quantity for cell in pipeline_trade_off([bare])] == ["processes on average"]
+    assert [cell.quantity for cell in pipeline_compute([bare])] == ["layers run per token"]
+
+
+def test_match_rates_are_of_the_whole_text_or_also_by_position() -> None:
+    rates = [("squad", Rate(20, 3, "shared", "1-2", 3, 10, 0.3)), ("squad", Rate(20, 3, "my/heads", "all", 7, 10, 0.7))]
+    whole = Cell("squad", "layer 20, trained, k = 3", "match rate", 0.7)
+    assert match_rates(rates, positions=False) == [whole]
+    part = Cell("squad", "layer 20, shared, k = 3", "match rate", 0.3, part="tokens 1-2")
+    assert match_rates(rates, positions=True) == [part, whole]
+    assert (part.panel, whole.panel) == ("squad, tokens 1-2", "squad")
+
+
+def test_each_data_set_has_its_baselines_quality() -> None:
+    toy = with_quality(sample_drafted("bild", {}, 1.0, 0.0, (0.8, 0.9), setting={"dataset": "toy"}), baseline=12.0)
+    unknown = with_quality(bild(1.0, setting={"dataset": "wmt"}), baseline=None)
+    cells = at_losses(rows.policy)([bild(1.5), toy, unknown])
+    assert cells[-2:] == [VANILLA, Cell("toy", "vanilla", "quality", 12.0)]
+    assert [cell.quantity for cell in cells if cell.data == "wmt"] == ["best quality"]
+    assert at_losses(rows.policy)([with_speedup(bild(1.5), value=None)]) == [
+        quality("bild", "best quality", 41.0),
+        VANILLA,
+    ]
