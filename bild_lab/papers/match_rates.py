@@ -104,7 +104,7 @@ def heads_of(spec: MatchSpec, target: LoadedModel) -> dict[str, Head]:
         if name == SHARED:
             found[name] = shared_head
         else:
-            trained = LayerHeads.load(name).to(target.device, target.dtype).requires_grad_(False)
+            trained = LayerHeads.load(name).to(target.device, target.dtype)
             found[name] = partial(_trained_head, trained)
     return found
 

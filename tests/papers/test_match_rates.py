@@ -104,6 +104,9 @@ def test_the_interval_draws_a_texts_matches_with_its_tokens() -> None:
     assert found.intervals.tolist() == [[[[0.5, 0.5]]]]
     uneven = MatchRates(("shared",), (1,), (1,), 100, np.array([2, 0, 0, 0, 0]).reshape(5, 1, 1, 1, 1), counts)
     low, high = uneven.intervals[0, 0, 0]
+    drawn = counts[np.random.default_rng(0).choice(5, size=(1000, 5)), 0]
+    rates = 2 * (drawn == 2).sum(1) / drawn.sum(1)
+    assert (low, high) == pytest.approx((np.sort(rates)[25], np.sort(rates)[974]), abs=1e-3)
     assert low == 0 < 2 / 154 < high <= 1
 
 
@@ -233,6 +236,38 @@ def test_bad_input_gives_one_line_and_leaves_nothing(
     assert code == 2 and message in printed, printed
     assert len(printed.strip().splitlines()) == 1
     assert {path: path.read_text() for path in Path("outputs").rglob("*.*")} == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layers": []}, r"layers must list whole numbers, such as \[4,6,8\], got \[\]"),
+        ({"top_k": "135"}, r"top_k must list whole numbers, such as \[1,3,5\], got '135'"),
+        ({"top_k": 3}, r"top_k must list whole numbers, such as \[1,3,5\], got 3"),
+        ({"top_k": [1, 0]}, "each of top_k must be a whole number >= 1, got 0"),
+        ({"layers": [0]}, "each of layers must be a whole number >= 1, got 0"),
+        ({"positions": 0}, "positions must be a whole number >= 1, got 0"),
+        ({"heads": None}, "heads must be shared, a folder of trained heads, or several, got None"),
+        ({"heads": ["shared", ""]}, "heads must be shared"),
+    ],
+)
+def test_what_no_model_has_is_refused(changes: dict, message: str) -> None:
+    with pytest.raises(UserError, match=f"^{message}"):
+        spec(**changes)
+
+
+def test_values_are_ordered_and_each_is_measured_once() -> None:
+    twice = spec(layers=[3, 1, 3], top_k=(5, 1, 5), heads=["b", "a", "b"])
+    assert (twice.layers, twice.top_k, twice.heads) == ((1, 3), (1, 5), ("b", "a"))
+
+
+def test_heads_of_another_model_are_refused_with_their_folder(checkpoints: Path, tmp_path: Path) -> None:
+    target = native(checkpoints / "llama")
+    LayerHeads.fresh(target.decoder, {"path": "elsewhere", "fingerprint": "other weights"}, [1]).save(tmp_path / "h")
+    with pytest.raises(
+        UserError, match=f"^cannot use the heads {tmp_path / 'h'}: trained for elsewhere, whose weights are not"
+    ):
+        layers_of(spec(layers=None, heads=str(tmp_path / "h")), target)
 
 
 def test_heads_for_different_layers_have_to_be_measured_one_by_one(checkpoints: Path, tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ class PredictionEvaluator:
         """
         started = time.perf_counter()
         shares = launched().gather(self._sums(model, loss).tolist())
-        loss_sum, metric_sum, contexts, *counts = torch.tensor(shares, dtype=torch.double).sum(0).tolist()
+        loss_sum, metric_sum, contexts, *counts = map(sum, zip(*shares, strict=True))
         size = len(self.predictors)
         labels, firsts, near = (counts[start : start + size] for start in range(0, 3 * size, size))
         scores = {"loss": loss_sum / sum(labels), self.metric: metric_sum / contexts}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -139,7 +140,7 @@ def test_a_metric_that_judges_nothing_or_fails_is_refused(metric) -> None:
 
 def test_a_metric_gets_one_reference_or_all_as_it_asks(metric, monkeypatch: pytest.MonkeyPatch) -> None:
     metric(share)
-    with pytest.raises(UserError, match="takes one reference for each text, got several"):
+    with pytest.raises(UserError, match="^evaluate:share takes one reference for each text, got several"):
         score("evaluate:share", ["a"], [["a", "b"]])
     module = evaluate_module._module("share")
     module.features = [texts("Sequence"), texts()]
@@ -148,8 +149,31 @@ def test_a_metric_gets_one_reference_or_all_as_it_asks(metric, monkeypatch: pyte
     require_loadable("evaluate:share@key")
     module.features = {"predictions": None}
     for refused in (lambda: score("evaluate:share", ["a"], [["a"]]), lambda: require_loadable("evaluate:share")):
-        with pytest.raises(UserError, match="compares no predictions with references"):
+        with pytest.raises(UserError, match="^evaluate:share compares no predictions with references"):
             refused()
+
+
+def test_the_metric_of_a_name_is_loaded_and_its_only_number_is_its_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (script := tmp_path / "own_share.py").write_text("")
+    loaded: list[str] = []
+
+    def load(name: str, keep_in_memory: bool) -> SimpleNamespace:
+        loaded.append(name)
+        if name == "nothing" or not keep_in_memory:
+            raise FileNotFoundError("no\n  such metric")
+        return SimpleNamespace(name=name, features=texts(), compute=lambda **given: {"of": share(**given)["share"]})
+
+    monkeypatch.setitem(sys.modules, "evaluate", SimpleNamespace(load=load))
+    evaluate_module._module.cache_clear()
+    require_loadable("evaluate:hub_share@of")
+    require_loadable(f"evaluate:{script}")
+    assert score("evaluate:hub_share", PREDICTIONS, REFERENCES).value == pytest.approx(400 / 6)
+    assert loaded == ["hub_share", str(script)]
+    with pytest.raises(UserError, match="^the metric evaluate:nothing cannot be loaded: no such metric; without"):
+        require_loadable("evaluate:nothing")
+    evaluate_module._module.cache_clear()
 
 
 def test_a_local_metric_is_a_folder_or_its_script(tmp_path: Path) -> None:
@@ -179,9 +203,9 @@ def test_metrics_of_a_local_folder_run_offline(tmp_path: Path, monkeypatch: pyte
         (tmp_path / name).mkdir()
         (tmp_path / name / f"{name}.py").write_text(SCRIPT.format(references=references, result=result))
     own = judge(f"evaluate:{tmp_path / 'own_share'}", PREDICTIONS, None, REFERENCES, seed=2)
-    assert (own.score.metric, own.score.value) == ("own_share", pytest.approx(400 / 6))
+    assert (own.score.metric, own.score.value) == ("share", pytest.approx(400 / 6))
     assert own.per_example == pytest.approx((100, 100, 0, 100, 100, 0))
-    assert own.score.signature.startswith("evaluate:own_share|script:")
+    assert own.score.signature.startswith("evaluate:share|script:")
     found = score(f"evaluate:{tmp_path / 'own_any'}", ["a", "b"], [["x", "a"], ["c", "d"]])
     assert found.value == 50
     with pytest.raises(UserError, match="cannot be loaded: .*; without the hub give a folder NAME"):

@@ -72,6 +72,19 @@ def test_the_same_seed_gives_the_same_interval_and_another_seed_another() -> Non
     assert score("bleu", predictions, references, seed=1).low != score("bleu", predictions, references, seed=2).low
 
 
+def test_a_seed_that_is_not_given_is_0() -> None:
+    ours, references = corpus(30, seed=0)
+    theirs, _ = corpus(30, seed=1)
+    for measured in (
+        lambda **seed: score("rouge", ours, references, **seed),
+        lambda **seed: compare("rouge", ours, theirs, references, **seed),
+        lambda **seed: judge("rouge", ours, theirs, references, **seed),
+        lambda **seed: judge_values("shown", [1.0, 2.0, 4.0], [1.0, 1.0, 9.0], **seed),
+        lambda **seed: score_pool("rouge", ours, references, [range(30)], [*range(15)] * 2, **seed),
+    ):
+        assert measured() == measured(seed=0) != measured(seed=1)
+
+
 def test_resamples_are_sums_over_draws_with_replacement() -> None:
     statistics = np.array([[1.0, 10.0], [2.0, 20.0], [4.0, 40.0]])
     drawn = np.random.default_rng(7).choice(3, size=(1000, 3))

@@ -34,6 +34,6 @@ def test_the_first_metric_leads() -> None:
 def test_programs_run_only_where_that_was_allowed() -> None:
     texts, references = ["    return 1"], [["def f():\n{answer}\nassert f() == 1\n"]]
     judged = Scoring(("pass_at_1",), run_code=True).judge(texts, None, references, seed=0)
-    assert judged["pass_at_1"].score.value == 100
+    assert (judged["pass_at_1"].score.metric, judged["pass_at_1"].score.value) == ("pass@1", 100)
     with pytest.raises(UserError, match="measure.run_code=true"):
         Scoring(("pass_at_1",)).judge(texts, None, references, seed=0)

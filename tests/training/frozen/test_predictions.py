@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import io
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
+from rich.progress import Progress
 from torch import nn
 
+from bild_lab.training.batches import IGNORED
 from bild_lab.training.frozen.contexts import AnsweredPrompt, ContextChooser
-from bild_lab.training.frozen.predictions import PredictionEvaluator, PredictionLoss, leading_hits
+from bild_lab.training.frozen.predictions import (
+    OwnLoss,
+    PredictionEvaluator,
+    PredictionLog,
+    PredictionLoss,
+    leading_hits,
+)
 
 ROW = AnsweredPrompt(np.array([10, 11, 12, 20, 21, 22, 23, 24]), prompt_length=3)
 
@@ -37,3 +49,36 @@ def test_an_evaluation_counts_hits_by_predictor_and_the_leading_ones() -> None:
     right, rest = -np.log(np.e**10 / (np.e**10 + 29)), np.log(np.e**10 + 29)
     second = np.log(np.e**10 + np.e**9 + 28) - 9
     assert scores["loss"] == pytest.approx((3 * right + rest + 0.5 * (2 * right + second)) / 7, rel=1e-5)
+
+
+def test_a_loss_is_weighted_by_predictor_and_divided_by_the_labels_of_the_whole_step() -> None:
+    chosen = torch.tensor([[[0, 1], [0, 1]]])
+    logits = 2.0 * nn.functional.one_hot(chosen, 3).float()
+    labels = torch.tensor([[[0, 2], [1, IGNORED]]])
+    right, wrong = -np.log(np.e**2 / (np.e**2 + 2)), np.log(np.e**2 + 2)
+    loss = PredictionLoss((1.0, 0.5))
+    assert loss.total(logits, labels).item() == pytest.approx(right + 0.5 * wrong + wrong)
+    assert loss(logits, labels).item() == pytest.approx((right + 1.5 * wrong) / 3)
+    assert loss(logits, labels, num_items_in_batch=10).item() == pytest.approx((right + 1.5 * wrong) / 10)
+
+
+def test_a_modules_own_losses_may_be_of_the_first_predictors_alone() -> None:
+    labels = torch.tensor([[[5, 6, 7], [8, IGNORED, 9]]])
+    own = OwnLoss(torch.zeros(1, 2, 3, 10), torch.tensor([[[1.0, 2.0], [4.0, 100.0]]]))
+    assert PredictionLoss((1.0, 0.25, 7.0)).total(own, labels).item() == 1 + 0.25 * 2 + 4
+
+
+def test_leading_hits_end_at_the_first_wrong_choice_of_each_context() -> None:
+    hits = torch.tensor([[True, True, False], [False, True, True], [True, False, True], [True, True, True]])
+    assert leading_hits(hits).tolist() == [2.0, 0.0, 1.0, 3.0]
+
+
+def test_an_evaluation_prints_its_line_and_each_predictors_accuracy() -> None:
+    screen = io.StringIO()
+    log = PredictionLog(Progress(console=Console(file=screen, width=200)), "training", 10, "accepted")
+    metrics = {"eval_accepted": 1.5, "eval_loss": 0.25, "eval_seconds": 1.0}
+    metrics |= {"eval_top_1_a": 0.5, "eval_top_1_b": 0.25, "eval_top_5_a": 0.875, "eval_top_5_b": 1.0}
+    log.on_evaluate(None, SimpleNamespace(global_step=3), None, metrics)
+    first, *accuracies = screen.getvalue().splitlines()
+    assert first.startswith("step 3: accepted 1.50, the best so far; validation loss 0.250")
+    assert accuracies == ["top-1 accuracy: a 50.0%, b 25.0%", "top-5 accuracy: a 87.5%, b 100.0%"]
