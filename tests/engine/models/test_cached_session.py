@@ -1,0 +1,346 @@
+"""What a session asks of an engine, forward by forward, and what it makes of the answers.
+
+The engine's rows are numbers: a token, behind which every layer that it runs through writes its own digit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from bild_lab.engine.draft import Tree
+from bild_lab.engine.models.cached_session import CachedSession, Pass, Started
+from bild_lab.engine.session import Chain, DraftedChain, GrownTree, Growth, Rows, Scores, Skipped, Want
+from bild_lab.engine.trace import Forward
+
+MODEL = object()
+CHAIN = Chain(3, frozenset())
+GROWTH = Growth(4, 2, 2, 2, frozenset())
+
+
+@dataclass
+class DigitLayers:
+    """Three layers: a token 7 leaves them as 7123. The head's input adds a half, and the head leaves it as it is."""
+
+    reserved: int = 0
+    source: int = 0
+    longest_joined: int | None = None
+    passes: list[Pass] = field(default_factory=list)
+    asked: list[tuple] = field(default_factory=list)  # every other call
+    program: object = None  # what `draft` and `grow` return
+    again: int = 0  # how many rows before the asked ones run again
+
+    config, depth, device = MODEL, 3, torch.device("cpu")
+
+    def run(self, work: Pass) -> Scores:
+        self.passes.append(work)
+        layers = list(range(self.depth) if work.layers is None else work.layers)
+        rows = work.tokens[:, None].double() if work.states is None else work.states
+        after = {layers[0] if layers else self.depth: rows}
+        for layer in layers:
+            rows = after[layer + 1] = rows * 10 + layer + 1
+        read = rows[rows.shape[0] - work.read :] + 0.5
+        logits = read[read.shape[0] - work.logits :] if work.logits else None
+        hidden = tuple(after[count] for count in work.hidden)
+        return Scores(logits, read[read.shape[0] - work.head_input :] if work.head_input else None, hidden)
+
+    def scored(self, work: Pass) -> int:
+        return work.logits
+
+    def forwards(self, start: int, count: int) -> list[tuple[int, int]]:
+        return [(start - self.again, self.again), (start, count)] if self.again else [(start, count)]
+
+    def draft(self, *call: object) -> object:
+        self.asked.append(("draft", *call))
+        return self.program
+
+    def grow(self, *call: object) -> object:
+        self.asked.append(("grow", *call))
+        return self.program
+
+    def gather(self, *call: object) -> None:
+        self.asked.append(("gather", *call))
+
+
+def opened(prompt: Sequence[int], **given: object) -> tuple[CachedSession, DigitLayers]:
+    layers = DigitLayers(**given)
+    return CachedSession(layers, prompt, []), layers
+
+
+def numbers(held: torch.Tensor | None) -> list[float] | None:
+    return None if held is None else held.flatten().tolist()
+
+
+def told(scores: Scores) -> tuple:
+    return numbers(scores.logits), numbers(scores.head_input), [numbers(each) for each in scores.hidden]
+
+
+def ran(layers: DigitLayers) -> list[tuple]:
+    """Of every pass: its slot, its rows, its layers, and for how many rows logits were asked for."""
+    return [
+        (work.start, numbers(work.tokens if work.states is None else work.states), work.layers and list(work.layers),
+         work.logits)
+        for work in layers.passes
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("layers", "states", "hidden", "fill", "whole"), [
+    (None, None, (), False, True),
+    ([0], None, (), False, False),
+    (None, torch.zeros(1, 1), (), False, False),
+    (None, None, (1,), False, False),
+    (None, None, (), True, False),
+])  # fmt: skip
+def test_a_whole_pass_is_from_token_ids_to_logits(
+    layers: list | None, states: torch.Tensor | None, hidden: tuple, fill: bool, whole: bool
+) -> None:
+    tree = Tree(torch.tensor([-1, 0, 0, 1]))
+    work = Pass(0, torch.tensor([4, 5]), tree, states, layers, 1, 2, hidden, fill, 0)
+    assert (work.whole, work.count, work.earlier, work.read) == (whole, 2, 2, 2)
+    chain = Pass(0, torch.tensor([4]), None, None, None, 3, 2, (), False, 0)
+    assert (chain.earlier, chain.read) == (0, 3)
+
+
+def test_a_prompt_runs_with_the_first_rows_and_only_once() -> None:
+    session, layers = opened([4, 5, 6], reserved=2)
+    assert session.length == 2
+    assert told(session.extend([6, 7])) == ([6123.5, 7123.5], None, [])
+    assert (session.length, layers.passes[0].prompt) == (4, 2)
+    assert told(session.extend(torch.tensor([8, 9]), Want(logits=1))) == ([9123.5], None, [])
+    assert ran(layers) == [(2, [4, 5, 6, 7], None, 2), (6, [8, 9], None, 1)]
+    assert session.forwards == [Forward(MODEL, 4, 2, 2), Forward(MODEL, 2, 6, 1)]
+
+
+def test_only_what_is_asked_for_covers_the_prompt() -> None:
+    everything = Want(head_input=True, hidden=(1, 2))
+    session, _ = opened([4, 5])
+    assert told(session.extend([5], everything)) == ([5123.5], [5123.5], [[51], [512]])
+    session, _ = opened([4, 5])
+    of_prompt = Want(head_input=True, hidden=(1,), prompt=True)
+    assert told(session.extend([5, 6], of_prompt)) == (
+        [5123.5, 6123.5],
+        [4123.5, 5123.5, 6123.5],
+        [[41, 51, 61]],
+    )
+    assert told(session.extend([7], Want(logits=0))) == (None, None, [])
+
+
+def test_a_long_prompt_runs_by_itself_before_the_first_rows() -> None:
+    session, layers = opened([3, 4, 5], longest_joined=1)
+    assert told(session.extend([5, 6])) == ([5123.5, 6123.5], None, [])
+    assert ran(layers) == [(0, [3, 4], None, 1), (2, [5, 6], None, 2)]
+    session, layers = opened([3, 4, 5], longest_joined=2)
+    session.extend([5])
+    assert ran(layers) == [(0, [3, 4, 5], None, 1)]
+    session.prefill()
+    assert len(layers.passes) == 1
+
+
+def test_states_of_a_long_prompt_come_before_those_of_the_rows() -> None:
+    session, layers = opened([3, 4, 5], longest_joined=1)
+    found = session.extend([5, 6], Want(head_input=True, hidden=(1, 3), prompt=True))
+    assert told(found) == (
+        [5123.5, 6123.5],
+        [3123.5, 4123.5, 5123.5, 6123.5],
+        [[31, 41, 51, 61], [3123, 4123, 5123, 6123]],
+    )
+    assert ran(layers) == [(0, [3, 4], None, 1), (2, [5, 6], None, 2)]
+    session, layers = opened([3, 4, 5], longest_joined=1)
+    assert told(session.extend([5], Want(hidden=(1,), prompt=True)))[1:] == (None, [[31, 41, 51]])
+    session, layers = opened([3, 4, 5], longest_joined=1)
+    session.extend([5], Want(logits=1, prompt=True))
+    assert ran(layers) == [(0, [3, 4, 5], None, 1)]
+
+
+def test_a_tree_behind_a_prompt_hangs_below_its_last_token() -> None:
+    session, layers = opened([3, 4, 5])
+    session.extend(Rows([5, 6, 7], Tree(torch.tensor([-1, 0, 0]))))
+    (work,) = layers.passes
+    assert (numbers(work.tokens), numbers(work.tree.parents)) == ([3, 4, 5, 6, 7], [-1, 0, 1, 2, 2])
+    session.keep([0, 2])
+    assert layers.asked == [("gather", 2, [0, 2])] and session.length == 4
+    session.extend([8])
+    assert ran(layers)[1] == (4, [8], None, 1)
+
+
+def test_rows_of_a_tree_that_ran_before_are_counted_from_its_first() -> None:
+    session, layers = opened([5], reserved=1)
+    session.extend(Rows([5, 6], Tree(torch.tensor([-1, 0]))))
+    session.extend(Rows([7, 8], Tree(torch.tensor([-1, 0, 0, 1]))))
+    session.keep([0, 1, 3])
+    assert layers.asked == [("gather", 1, [0, 1, 3])] and session.length == 3
+
+
+def test_kept_rows_of_a_chain_do_not_move_and_a_rollback_drops_rows() -> None:
+    session, layers = opened([5], reserved=1)
+    session.extend([5, 6, 7])
+    session.keep([0, 1])
+    assert (layers.asked, session.length) == ([], 2)
+    session.rollback(9)
+    assert session.length == 2
+    session.rollback(1)
+    assert session.length == 1
+    session.adopt(0, [1])
+    session.adopt(2, [1, 2])
+    assert layers.asked == [("gather", 2, [2], [1, 2])]
+
+
+def test_an_encoder_is_a_forward_of_its_own() -> None:
+    session, _ = opened([5], source=9)
+    session.extend([5])
+    encoder = Forward(MODEL, 9, source=9, encoder=True)
+    assert session.forwards == [encoder, Forward(MODEL, 1, 0, 1, source=9)]
+
+
+def test_a_program_drafts_a_chain_behind_the_rows_or_there_is_none() -> None:
+    session, layers = opened([3, 4, 5], source=2)
+    assert session.draft([5], CHAIN) is None and session.length == 2
+    assert session.draft([5], Chain(3, frozenset(), plain=False)) is None
+    layers.program = DraftedChain([7, 8], 3, False, [], None, None)
+    assert session.draft([5, 6], CHAIN) is layers.program
+    assert layers.asked == [("draft", 0, [3, 4, 5], CHAIN), ("draft", 0, [3, 4, 5, 6], CHAIN)]
+    counted = [(each.rows, each.cached, each.scored, each.source, each.layers) for each in session.forwards[1:]]
+    assert counted == [(4, 0, 1, 2, None), (1, 4, 1, 2, None), (1, 5, 1, 2, None)]
+    assert session.length == 6
+    session.extend([9])
+    assert ran(layers) == [(6, [9], None, 1)]
+
+
+def test_a_program_grows_a_tree_whose_rows_can_be_kept() -> None:
+    session, layers = opened([3, 4, 5], reserved=1)
+    assert session.grow([5], GROWTH) is None
+    assert session.grow([5], Growth(4, 2, 2, 2, frozenset(), plain=False)) is None
+    layers.program = GrownTree([6, 7, 8], [-1, -1, 0], [0, 1, None], [9, 2, 3])
+    assert session.grow([5, 6], GROWTH) is layers.program
+    assert layers.asked == [("grow", 1, [3, 4, 5], GROWTH), ("grow", 1, [3, 4, 5, 6], GROWTH)]
+    assert [(each.rows, each.cached, each.scored) for each in session.forwards] == [(4, 1, 1), (2, 5, 2), (3, 7, 3)]
+    session.keep([1])
+    assert layers.asked[2:] == [("gather", 5, [1])] and session.length == 5
+
+
+def test_a_program_comes_behind_a_long_prompt_that_ran_by_itself() -> None:
+    session, layers = opened([3, 4, 5], longest_joined=1)
+    layers.program = DraftedChain([7], 1, False, [], None, None)
+    session.draft([5], CHAIN)
+    assert ran(layers) == [(0, [3, 4], None, 1)] and layers.asked == [("draft", 2, [5], CHAIN)]
+
+
+def exited(session: CachedSession, tokens: list[int], at: int, layers: Sequence[int] = (0,), **want: object) -> tuple:
+    return told(session.extend(Rows(tokens, at=at), Want(layers=layers, **want)))
+
+
+def test_the_text_goes_on_behind_an_early_exit_where_the_tokens_are_the_same() -> None:
+    session, layers = opened([4, 5])
+    assert exited(session, [5], 1) == ([51.5], None, [])
+    assert exited(session, [6, 7], 2, hidden=(0,)) == ([61.5, 71.5], None, [[6, 7]])
+    assert session.length == 1
+    assert told(session.extend([5, 6, 8, 9], Want(head_input=True)))[0] == [5123.5, 6123.5, 8123.5, 9123.5]
+    assert ran(layers) == [
+        (0, [4], None, 1),  # the prompt
+        (1, [5], [0], 1),
+        (2, [6, 7], [0], 2),
+        (3, [8, 9], [0], 0),
+        (1, [51, 61, 81, 91], [1, 2], 4),
+    ]
+    assert layers.passes[3].head_input == 0
+    assert [(each.layers, each.first_layer) for each in session.forwards] == [(None, 0), (1, 0), (1, 0), (1, 0), (2, 1)]
+    assert session.length == 5
+
+
+@pytest.mark.parametrize("given", [
+    {"rows": Rows([5, 6], Tree(torch.tensor([-1, 0])))},
+    {"want": Want(hidden=(1,))},
+    {"rows": Rows([9, 6])},
+    {"forget": True},
+    {"skipped": Skipped(frozenset({0}))},
+    {"layers": (1,)},
+    {"gap": True},
+    {"mixed": True},
+])  # fmt: skip
+def test_otherwise_all_layers_run_again(given: dict) -> None:
+    session, layers = opened([5])
+    exited(session, [5], 0, given.get("layers", (0,)), skipped=given.get("skipped", Skipped()))
+    exited(session, [6], 2 if "gap" in given else 1, (0, 1) if "mixed" in given else given.get("layers", (0,)))
+    if "forget" in given:
+        session.rollback(0)
+    before = len(layers.passes)
+    session.extend(given.get("rows", Rows([5, 6])), given.get("want", Want()))
+    assert ran(layers)[before:] == [(0, [9 if given.get("rows") == Rows([9, 6]) else 5, 6], None, 2)]
+
+
+def test_a_draft_that_is_overwritten_goes_on_from_what_stands() -> None:
+    session, layers = opened([5])
+    exited(session, [5, 6, 7], 0)
+    exited(session, [8], 2)
+    session.extend([5, 6, 8])
+    assert ran(layers)[2:] == [(0, [51, 61, 81], [1, 2], 3)]
+    exited(session, [9], 3)
+    exited(session, [10, 11], 3)
+    session.extend([10])
+    assert ran(layers)[-1] == (3, [101], [1, 2], 1)
+    session.extend([11])
+    assert ran(layers)[-1] == (4, [11], None, 1)  # what was drafted counts for the next rows alone
+
+
+def test_tokens_shared_with_a_draft_end_at_the_first_difference() -> None:
+    started = Started(torch.tensor([4, 5, 6]), torch.zeros(3, 1), 1)
+    assert [started.shared(torch.tensor(tokens)) for tokens in ([4, 5], [4, 9, 6], [4, 5, 6, 7], [1])] == [2, 1, 3, 0]
+
+
+def test_rows_count_as_cached_once_the_last_layer_has_run() -> None:
+    session, _ = opened([5])
+    found = session.extend([5], Want(layers=(0,), logits=0, hidden=(1,)))
+    assert session.length == 0
+    session.extend(Rows([5], states=found.hidden[0]), Want(layers=(1,), logits=0))
+    assert session.length == 0
+    states = torch.tensor([[512.0]])
+    assert told(session.extend(Rows([5], states=states), Want(layers=(2,), skipped=Skipped(frozenset({2})))))[0] == [
+        5123.5
+    ]
+    assert session.length == 1
+    assert [(each.layers, each.first_layer, each.skipped_attention) for each in session.forwards] == [
+        (1, 0, 0),
+        (1, 1, 0),
+        (1, 2, 1),
+    ]
+
+
+def test_given_states_leave_a_waiting_prompt_alone() -> None:
+    session, layers = opened([4, 5])
+    session.extend(Rows([5], states=torch.tensor([[51.0]])), Want(layers=(1,)))
+    assert ran(layers) == [(0, [51], [1], 1)]
+
+
+def test_without_layers_given_states_go_to_the_head() -> None:
+    session, _ = opened([5])
+    states = torch.tensor([[7.0], [8.0]])
+    assert told(session.extend(Rows([0, 0], states=states), Want(layers=()))) == ([7.5, 8.5], None, [])
+    assert told(session.extend(Rows([0, 0], states=states), Want(layers=(), hidden=(3, 3)))) == (
+        [7.5, 8.5],
+        None,
+        [[7, 8]] * 2,
+    )
+    assert told(session.extend(Rows([0, 0], states=states), Want(layers=(), hidden=(3,), logits=0))) == (
+        None,
+        None,
+        [[7, 8]],
+    )
+    assert [(each.layers, each.first_layer) for each in session.forwards] == [(0, 3)] * 2
+    assert session.length == 0
+
+
+def test_filling_computes_keys_alone_and_rows_that_run_again_are_forwards_too() -> None:
+    session, _ = opened([5], again=2)
+    states = torch.tensor([[51.0]])
+    session.extend(Rows([5], at=3, states=states), Want(layers=(1, 2), fill=True, logits=0))
+    assert session.forwards == [
+        Forward(MODEL, rows, cached, 0, layers=0, first_layer=1, filled_layers=2) for cached, rows in ((1, 2), (3, 1))
+    ]
+    blocks = Skipped(frozenset({1}), frozenset({1, 2}))
+    session.extend(Rows([5], at=3), Want(layers=(1, 2), skipped=blocks, logits=1))
+    last = session.forwards[-1]
+    assert (last.skipped_attention, last.skipped_feed_forward, last.scored, last.first_layer) == (1, 2, 1, 0)
+    assert [each.scored for each in session.forwards[-2:]] == [1, 1]
