@@ -14,15 +14,15 @@ from transformers import PreTrainedModel
 
 from bild_lab.engine.acceptance import ExactMatch, RejectionSampling, Rollback, SpeculativeSampling
 from bild_lab.engine.decode import DraftThenVerify
-from bild_lab.engine.draft import Draft
+from bild_lab.engine.draft import Draft, Tree, Verdict
 from bild_lab.engine.drafters import LowConfidence, ModelDrafter, NoDraft
 from bild_lab.engine.protocols import Acceptance, Drafter
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import Model, Session
+from bild_lab.engine.session import EVERYTHING, Feed, Model, Rows, Scores, Session, Want
 from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.errors import UserError
-from tests.stubs import ModuleModel, NextLogits, StubModel, uncached
+from tests.stubs import ModuleModel, NextLogits, StubModel, StubSession, uncached
 from tests.tiny import PAD, START, VOCABULARY, relative_of, tiny_llama, tiny_t5
 
 FAMILIES = ("t5", "llama")
@@ -261,6 +261,82 @@ def test_tree_drafts_give_the_same_text_in_fewer_rounds(family: str) -> None:
 def test_a_chain_only_rule_refuses_a_tree_drafter() -> None:
     with pytest.raises(UserError, match=r"RejectionSampling accepts chains.*TreeDrafter drafts trees"):
         DraftThenVerify(StubModel(lambda _: torch.zeros(5)), TreeDrafter([]), RejectionSampling())
+
+
+def test_a_rule_that_needs_what_the_drafter_does_not_give_is_refused() -> None:
+    class Needy(ExactMatch):
+        needs = frozenset({"own_probs"})
+
+    model = StubModel(lambda _: torch.zeros(5))
+    with pytest.raises(UserError, match="Needy needs the own_probs of every draft, which NoDraft does not give here"):
+        DraftThenVerify(model, NoDraft(model), Needy())
+    with pytest.raises(UserError, match="verify_tail must be true or false, got 3"):
+        DraftThenVerify(model, NoDraft(model), ExactMatch(), 3)
+
+
+def test_a_method_is_what_its_parts_are() -> None:
+    target = StubModel(lambda _: torch.zeros(5))
+    drafters = NoDraft(target), ModelDrafter(target, 3), TreeDrafter([])
+    feeds = [DraftThenVerify(target, drafter, ExactMatch()).feeds for drafter in drafters]
+    assert feeds == [Feed.ROWS, Feed.CHAINS, Feed.TREES]
+    assert DraftThenVerify(target, drafters[0], ExactMatch()).engine == "stub"
+    kinds = [(ExactMatch(), True), (ExactMatch(), False), (Rollback(5.0), True), (Rollback(5.0), False)]
+    lossless = [DraftThenVerify(target, drafters[0], rule, tail).lossless(Sampling()) for rule, tail in kinds]
+    assert lossless == [True, False, False, False]
+
+
+class Noted(NoDraft):
+    """Drafts one wrong token, and notes what it is told."""
+
+    def __init__(self, target: Model) -> None:
+        self.told: list[tuple] = []
+
+    def prepare(self, request: Request) -> None:
+        self.told.append(("prepare", request))
+
+    def start(self, request: Request, target: Session) -> None:
+        self.told.append(("start", request, target))
+
+    def propose(self, tokens: list[int]) -> Draft:
+        return Draft(torch.tensor([tokens[-1]]), probes=torch.tensor([9]), shape=Tree(torch.tensor([-1, 0, 1])))
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        self.told.append((draft.token_list, scores.logits.shape[0], verdict.next_token))
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_each_part_is_told_what_it_asks_for(streamed: bool) -> None:
+    """A rule that reads the round sees the committed tokens and all scores, but judges none of the probes."""
+    wanted, read = [], []
+
+    class Reading(ExactMatch):
+        wants = Want(head_input=True)
+
+        def in_round(self, tokens: list[int], scores: Scores) -> Acceptance:
+            read.append((list(tokens), scores.logits.shape[0]))
+            return lambda draft, logits, request: ExactMatch()(draft, logits[:99], request)
+
+    class Session(StubSession):
+        def extend(self, rows: Rows, want: Want = EVERYTHING) -> Scores:
+            wanted.append(want)
+            return super().extend(rows, want)
+
+    target = StubModel(copying(1))
+    target.start = lambda source, room, forwards: Session(target, list(source.prompt[:-1]))
+    drafter, request = Noted(target), Request(Source((4, 5)), Limits(2, 3))
+    method = DraftThenVerify(target, drafter, Reading())
+    if streamed:
+        assert list(method.stream(request, Trace())) == [[6], [7], [8]]
+    else:
+        assert method.decode(request, Trace()) == [4, 5, 6, 7, 8]
+    assert [each[0] for each in drafter.told[:2]] == ["prepare", "start"]
+    assert drafter.told[0][1] is drafter.told[1][1] is request and isinstance(drafter.told[1][2], Session)
+    assert drafter.told[2:] == [([5], 3, 6), ([6], 3, 7), ([7], 3, 8)]
+    assert read == [([4, 5], 3), ([4, 5, 6], 3), ([4, 5, 6, 7], 3)]
+    assert wanted == [Want(head_input=True)] * 3
+    judged = DraftThenVerify(target, drafter, ExactMatch())
+    judged.decode(request, Trace())
+    assert wanted[3:] == [EVERYTHING] * 3
 
 
 def copying(offset: int) -> NextLogits:

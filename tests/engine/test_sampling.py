@@ -11,7 +11,7 @@ from scipy.stats import chisquare
 from bild_lab.engine.acceptance import ExactMatch, Rollback, SpeculativeSampling
 from bild_lab.engine.acceptance.speculative_sampling import residual
 from bild_lab.engine.decode import DraftThenVerify
-from bild_lab.engine.draft import Draft, Tree, Verdict, ancestors, ancestors_by_doubling, empty_draft
+from bild_lab.engine.draft import Draft, Verdict, empty_draft
 from bild_lab.engine.drafters import LowConfidence, ModelDrafter, NoDraft
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
@@ -90,16 +90,6 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p: float, kept: int) -
 def test_sampling_out_of_range_is_refused(values: dict) -> None:
     with pytest.raises(UserError, match=rf"decoding.{next(iter(values))} must"):
         Sampling(**values)
-
-
-def test_a_tree_knows_ancestors_and_depths() -> None:
-    parents = torch.tensor([-1, 0, 0, 1])
-    for known in (ancestors, ancestors_by_doubling):
-        assert known(parents).int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]]
-    deep = torch.tensor([-1, 0, 1, 2, 3, 4, 2, -1, 7, 8, 9])
-    assert torch.equal(ancestors(deep), ancestors_by_doubling(deep))
-    assert Tree(parents).depths.tolist() == [0, 1, 1, 2]
-    assert Tree(torch.tensor([-1, -1, 1])).depths.tolist() == [0, 0, 1]
 
 
 def test_rollback_keeps_tokens_before_the_first_disagreement() -> None:
