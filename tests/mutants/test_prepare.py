@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from tests.mutants.prepare import ready
 
 CODE = """
@@ -51,3 +55,43 @@ def test_decorators_are_called_behind_their_functions_and_errors_are_left_alone(
     exec(changed, names)
     one = names["Counted"]()
     assert (one.two, one.once, one.once, one.three(), one.checked(5), names["four"]()) == (2, 1, 1, 3, 5, 4)
+
+
+SHARING = """
+import pytest
+from mutmut.state import state
+
+
+@pytest.fixture(scope="module")
+def outer():
+    state()._stats.add("outer")
+
+
+@pytest.fixture(scope="module")
+def shared(outer):
+    state()._stats.add("shared")
+
+
+def noted():
+    found = set(state()._stats)
+    state()._stats.clear()  # as mutmut does after each test
+    return found
+
+
+def test_first(shared):
+    assert noted() == {"outer", "shared"}
+
+
+def test_second(shared):
+    assert noted() == {"outer", "shared"}
+
+
+def test_third():
+    assert noted() == set()
+"""
+
+
+def test_what_a_shared_fixture_ran_counts_for_each_of_its_tests(tmp_path: Path) -> None:
+    (file := tmp_path / "test_sharing.py").write_text(SHARING)
+    plugins = ["-p", "no:cacheprovider", "-p", "tests.mutants.shared_fixtures"]
+    assert pytest.main(["-q", "--rootdir", str(tmp_path), "-c", "/dev/null", *plugins, str(file)]) == 0
