@@ -119,6 +119,8 @@ def test_only_what_is_asked_for_covers_the_prompt() -> None:
     session, _ = opened([4, 5])
     assert told(session.extend([5], everything)) == ([5123.5], [5123.5], [[51], [512]])
     session, _ = opened([4, 5])
+    assert told(session.extend([5, 6], Want(logits=1, head_input=True))) == ([6123.5], [6123.5], [])
+    session, _ = opened([4, 5])
     of_prompt = Want(head_input=True, hidden=(1,), prompt=True)
     assert told(session.extend([5, 6], of_prompt)) == (
         [5123.5, 6123.5],
@@ -234,7 +236,7 @@ def exited(session: CachedSession, tokens: list[int], at: int, layers: Sequence[
 
 def test_the_text_goes_on_behind_an_early_exit_where_the_tokens_are_the_same() -> None:
     session, layers = opened([4, 5])
-    assert exited(session, [5], 1) == ([51.5], None, [])
+    assert exited(session, [5], 1, head_input=True) == ([51.5], [51.5], [])
     assert exited(session, [6, 7], 2, hidden=(0,)) == ([61.5, 71.5], None, [[6, 7]])
     assert session.length == 1
     assert told(session.extend([5, 6, 8, 9], Want(head_input=True)))[0] == [5123.5, 6123.5, 8123.5, 9123.5]

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from torch import nn
+from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedModel
 
 from bild_lab.engine.draft import Draft
 from bild_lab.engine.models.positions import learned_positions, most_positions
@@ -107,6 +108,17 @@ def test_positions_are_those_of_tables_or_of_a_changing_rotation(
     module = build(name)
     assert learned_positions(module, module.config) == decoder
     assert most_positions(module) == whole
+
+
+def test_a_table_of_positions_is_known_by_its_name_and_its_rows() -> None:
+    def positions(**tables: tuple[int, ...]) -> int | None:
+        part = nn.Module()
+        for name, shape in tables.items():
+            part.register_buffer(name, torch.zeros(shape))
+        return learned_positions(part, GPT2Config(n_positions=64))
+
+    assert positions(pos=(64, 3)) == positions(wpe=(66, 3)) == positions(words=(64, 3), embed_pos=(64, 3)) == 64
+    assert positions(words=(64, 3)) is positions(pos=(64,)) is positions(pos=(67, 3)) is positions(pos=(63, 3)) is None
 
 
 @pytest.mark.parametrize("policy", ["speculative", "bild", "hf_assisted"])

@@ -1,0 +1,143 @@
+"""What a batch asks of a method, and what of it each text has for itself; the texts are those of numbers."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+
+from bild_lab.engine.batch import Batch, Wanted
+from bild_lab.engine.batched import apart, decode_batch, why_not_in_batches
+from bild_lab.engine.drafters.windows import AdaptiveWindow
+from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.trace import Trace
+from bild_lab.lab.measure.batches import warm_up_batches
+
+
+class Drafting:
+    """A drafter with all kinds of parts."""
+
+    def __init__(self, inner: object = None) -> None:
+        self.model, self.table, self.inner = object(), (1, [2]), inner
+        self.window = AdaptiveWindow(0.1, 5, 0.5, 1.0)
+        self.kept = [[1], {2: 3}]
+        self.seen, self.ahead, self.by_token = {4}, deque([5]), {6: [7]}
+
+    def propose(self, tokens: list[int]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """A method that notes its texts."""
+
+    drafter: object
+    other: object
+    kind: type = Drafting
+
+    def lossless(self) -> bool: ...
+
+    def decode(self) -> None: ...
+
+
+@dataclass
+class Copied:
+    number: int = 0
+
+    def copied(self) -> Copied:
+        return Copied(self.number + 1)
+
+
+def test_what_keeps_state_of_a_text_is_copied_and_the_rest_is_shared() -> None:
+    inner = Drafting()
+    method = Frozen(Drafting(inner), inner)
+    method.drafter.special = Copied()
+    own = apart(method)
+    assert type(own) is Frozen and own is not method and own.kind is Drafting
+    for mine, theirs in ((own.drafter, method.drafter), (own.other, inner)):
+        assert mine is not theirs and (mine.model, mine.table) == (theirs.model, theirs.table)
+        assert mine.model is theirs.model and mine.table is theirs.table
+        for part in ("window", "kept", "seen", "ahead", "by_token"):
+            assert getattr(mine, part) is not getattr(theirs, part)
+        assert mine.kept == theirs.kept and mine.kept[0] is theirs.kept[0]
+        assert (mine.seen, mine.ahead, mine.by_token) == ({4}, deque([5]), {6: [7]})
+    assert own.drafter.inner is own.other  # one part stays one part
+    assert (own.drafter.special.number, method.drafter.special.number) == (1, 0)
+    own.drafter.window.observe(4, 4)
+    assert method.drafter.window.acceptance_rate == 0.5 < own.drafter.window.acceptance_rate
+    half = SimpleNamespace(decode=1), SimpleNamespace(lossless=1)
+    assert [apart(one) is one for one in half] == [True, True]
+
+
+def requests(*numbers: int) -> list[Request]:
+    return [Request(Source((9, number)), Limits(2, 3)) for number in numbers]
+
+
+class Counting:
+    """Emits how many texts this copy of it has seen, after a wait that all texts share."""
+
+    def __init__(self, batch: Batch | None) -> None:
+        self.batch, self.texts = batch, []
+
+    def lossless(self) -> bool: ...
+
+    def decode(self, request: Request, trace: Trace) -> list[int]:
+        self.texts.append(request.source.prompt[1])
+        trace.stats["text"] = request.source.prompt[1]
+        for _ in range(request.source.prompt[1]):
+            self.batch.wait(Wanted("step", 1, lambda several: [None] * len(several), None))
+        return [*request.source.prompt, len(self.texts)]
+
+
+def test_each_place_of_a_batch_has_its_copy_of_the_method() -> None:
+    method, ended = Counting(batch := Batch(2)), []
+    texts = decode_batch(method, requests(3, 1, 1, 1), batch, ended.append)
+    assert ended == [1, 2, 0, 3]
+    assert [one.token_ids for one in texts] == [[1], [1], [2], [3]]
+    assert [one.trace.stats["text"] for one in texts] == [3, 1, 1, 1]
+    assert method.texts == [] and all(0 < one.share_s <= one.latency_s for one in texts)
+    assert max(count for _, count in batch.sizes) == 2
+
+
+class Together(Counting):
+    def decode_together(self, requests: Sequence[Request]) -> list[list[int]]:
+        self.texts.append([one.source.prompt[1] for one in requests])
+        time.sleep(0.002)
+        return [[*one.source.prompt, 10 * one.source.prompt[1]] for one in requests]
+
+
+def test_a_method_with_batches_of_its_own_gets_the_next_texts_when_all_have_ended() -> None:
+    method, ended = Together(None), []
+    texts = decode_batch(method, requests(1, 2, 3, 4, 5), Batch(2), ended.append)
+    assert method.texts == [[1, 2], [3, 4], [5]] and ended == [0, 1, 2, 3, 4]
+    assert [one.token_ids for one in texts] == [[10], [20], [30], [40], [50]]
+    assert texts[0].latency_s == texts[1].latency_s == 2 * texts[0].share_s >= 0.002
+    assert texts[4].latency_s == texts[4].share_s != texts[0].latency_s and texts[0].trace == Trace()
+
+
+def test_a_warm_up_is_one_batch_of_every_method() -> None:
+    methods = {"method": Together(None), "baseline": Together(None)}
+    warm_up_batches(methods, requests(1, 2, 3, 4, 5), 3, seed=0)
+    assert [one.texts for one in methods.values()] == [[[1, 2, 3]]] * 2
+
+
+@pytest.mark.parametrize(
+    ("engines", "compiled", "feeds", "reason"),
+    [
+        (("native", "kernels"), False, 1, None),
+        (("native", "hf"), False, 1, "Transformers' own modules run one text at a time here"),
+        (("native", "native"), True, 0, "compiled steps hold one text"),
+        (("native", "native"), False, None, "it is a loop of its own, on peer"),
+    ],
+)
+def test_a_method_that_decodes_one_text_at_a_time_says_why(
+    engines: tuple, compiled: bool, feeds: int | None, reason: str | None
+) -> None:
+    method = SimpleNamespace(feeds=feeds, engine="peer")
+    models = [SimpleNamespace(engine=engines[0], compiled=False), SimpleNamespace(engine=engines[1], compiled=compiled)]
+    found = why_not_in_batches(method, models)
+    assert found is None if reason is None else found.startswith(reason)
+    assert why_not_in_batches(Together(None), models) is None
