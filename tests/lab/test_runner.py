@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import bild_lab
 from bild_lab.lab import point as points
 from bild_lab.lab import runner
+from bild_lab.lab.analysis.prediction import predict
 from bild_lab.lab.config import compose_config
-from bild_lab.lab.measure.timing import time_methods, warm_up
+from bild_lab.lab.measure.timing import time_methods, trace_stages, warm_up
 from bild_lab.lab.metrics.quality import score
 from bild_lab.lab.point import Point, prepare
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.runner import PARTS, Clock, run_point
 from bild_lab.lab.schema.measured_examples import MeasuredExample, read_examples
-from bild_lab.lab.schema.result import Result
+from bild_lab.lab.schema.result import Prediction, Result
 
 NEW = 8
 PROMPTS = ["w5 w9 w30 w12", "w7 w8", "w39 w38 w3 w20", "w11 w4 w6"]
@@ -68,9 +70,15 @@ def measured(point: Point, tmp_path_factory: pytest.TempPathFactory) -> tuple[Re
 
         return run
 
+    def predicted(**given: object) -> Prediction | None:
+        passed["predict"] = given, predict(**given)
+        return passed["predict"][1]
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "time_methods", noted("time", time_methods))
         patch.setattr(runner, "warm_up", noted("warm up", warm_up))
+        patch.setattr(runner, "trace_stages", noted("trace", trace_stages))
+        patch.setattr(runner, "predict", predicted)
         folder = tmp_path_factory.mktemp("sweep")
         result = run_point(point, Sweep(folder), setup_s=1000.0, stage=passed.setdefault("stages", []).append)
     return result, read_examples(result.folder), passed
@@ -129,9 +137,19 @@ def test_methods_are_warmed_up_and_timed_as_the_configuration_says(point: Point,
         point.decoders[name].method for name in ("method", "baseline")
     ]
     assert numbers[:2] == [2, 3]  # repeats, seed
+    assert (numbers[2], numbers[4]()) == (point.decoders["method"].synchronize, 0)  # shapes compiled
+    method, traced, *numbers = passed["trace"]
+    assert (method, len(traced), numbers[0]) == (point.decoders["method"].method, 1, 3)
     assert [one.limits.max_new_tokens for one in requests] == [NEW] * 4
     assert result.seconds["total"] == pytest.approx(sum(result.seconds.values()) - result.seconds["total"])
     assert result.seconds["setup"] == 1000.0
+
+
+def test_theory_predicts_from_the_traced_examples(measured: tuple) -> None:
+    result, _, passed = measured
+    given, found = passed["predict"]
+    assert (len(given["method"]), len(given["baseline"]), given["stages_s"]) == (1, 1, result.stages_s)
+    assert result.prediction == found and result.work is not None
 
 
 def test_every_part_of_a_measurement_is_named_when_it_begins(measured: tuple) -> None:
@@ -147,13 +165,18 @@ def test_only_the_traced_examples_have_a_timeline(measured: tuple) -> None:
 
 
 def test_a_point_in_batches_has_the_texts_of_batch_1_and_certificates(
-    words: list[str], measured: tuple, tmp_path: Path
+    words: list[str], measured: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone, examples, _ = measured
-    point = prepare(compose_config([*words, "runtime.batch=3", "measure.certify=true", "measure.repeats=1"]))
+    point = prepare(compose_config([*words, "runtime.batch=2", "measure.certify=true", "measure.repeats=1"]))
+    roomy: list[tuple] = []
+    monkeypatch.setattr(runner, "require_room", lambda models, *rest: roomy.append((set(map(id, models)), *rest)))
     result = run_point(point, Sweep(tmp_path))
     found = read_examples(result.folder)
-    assert (result.setting.batch, alone.setting.batch) == (3, 1) and point.id != alone.point
+    ((models, requests, batch),) = roomy
+    assert models == {id(one) for each in point.decoders.values() for one in each.models} and len(models) > 1
+    assert (len(requests), batch, result.seconds["setup"]) == (4, 2, 0.0)
+    assert (result.setting.batch, alone.setting.batch) == (2, 1) and point.id != alone.point
     assert [one.token_ids for one in found] == [one.token_ids for one in examples]
     assert [one.rounds for one in found] == [one.rounds for one in examples]
     assert result.quality == alone.quality and result.counts == alone.counts
@@ -161,6 +184,35 @@ def test_a_point_in_batches_has_the_texts_of_batch_1_and_certificates(
     assert sum(one.certificate["verdict"] == "equal" for one in found) == result.certificate.equal
     assert result.stages_s is result.cost is None  # what texts share is nobody's
     assert result.latency_s.total > sum(one.latency_s[0] for one in found)  # texts wait for one another
+
+
+def test_each_text_is_certified_with_its_own_seed_or_beside_the_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("certify", "certify_sampled", "seeded"):
+        monkeypatch.setattr(runner, name, lambda *given: given)
+    decoder, sampling = SimpleNamespace(target="target", method="method"), SimpleNamespace(greedy=True)
+    point = SimpleNamespace(decoders={"method": decoder}, sampling=sampling, seed=3)
+    timed = {
+        "method": [SimpleNamespace(token_ids=[1]), SimpleNamespace(token_ids=[2])],
+        "baseline": [SimpleNamespace(token_ids=[3]), SimpleNamespace(token_ids=[4])],
+    }
+    assert runner.certify_all(point, ["a", "b"], timed) == [
+        ("target", "a", [1], [3], "method"),
+        ("target", "b", [2], [4], "method"),
+    ]
+    sampling.greedy = False
+    assert runner.certify_all(point, ["a", "b"], timed) == [
+        ("method", "target", ("a", 3, 0), [1]),
+        ("method", "target", ("b", 3, 1), [2]),
+    ]
+
+
+def test_a_request_has_all_that_the_configuration_says() -> None:
+    decoder = SimpleNamespace(request=lambda *given: given)
+    decoding = SimpleNamespace(max_new_tokens=8)
+    point = SimpleNamespace(
+        decoders={"method": decoder}, decoding=decoding, sampling="drawn", seed=3, max_source_tokens=9
+    )
+    assert runner._request(point, SimpleNamespace(prompt="ein")) == ("ein", 8, "drawn", 3, 9)
 
 
 def test_a_clock_tells_each_lap(monkeypatch: pytest.MonkeyPatch) -> None:

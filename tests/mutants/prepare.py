@@ -14,7 +14,9 @@ SETTINGS = """
 source_paths = ["bild_lab"]
 only_mutate = {modules}
 also_copy = ["conf", "scripts", "run.py"]
-pytest_add_cli_args = ["-m", "not slow", "-p", "tests.mutants.shared_fixtures", "-p", "no:unraisableexception", "-p", "no:threadexception"]
+pytest_add_cli_args = [
+    "-m", "not slow", "-p", "tests.mutants.shared_fixtures", "-p", "no:unraisableexception", "-p", "no:threadexception"
+]
 pytest_add_cli_args_test_selection = {tests}
 process_isolation = "forkserver"
 use_git_change_detection = false

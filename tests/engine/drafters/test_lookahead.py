@@ -15,7 +15,7 @@ from bild_lab.engine.drafters import LookaheadDrafter, NoDraft
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
-from tests.stubs import StubModel
+from tests.stubs import SESSION, StubModel
 
 VOCABULARY = 12
 TABLE = torch.randn(200, VOCABULARY, generator=torch.Generator().manual_seed(4)).double()
@@ -135,6 +135,10 @@ def test_the_window_does_not_run_for_the_last_token() -> None:
     drafter = LookaheadDrafter(target, 5, 4, 5)
     decode(target, drafter, Limits(3, 1), Trace())
     assert len(target.fed) == 1
+    drafter.start(Request(Source((1, 2, 3)), Limits(3, 2)), SESSION)
+    first, last = drafter.propose([1, 2, 3]), drafter.propose([1, 2, 3, 4])
+    assert (len(first.probes), last.probes) == (4 + 2, None)  # the first level, behind the last token
+    assert first.parents is first.known_parents is None  # nothing is known yet
 
 
 def test_a_new_text_begins_with_an_empty_pool() -> None:

@@ -79,6 +79,7 @@ def test_after_an_unseen_token_bigrams_are_unigrams(unseen: int) -> None:
 
 
 def test_a_table_of_order_1_is_that_of_order_2_without_its_bigrams() -> None:
+    assert len(table(2).unigram().followers.tokens) == 0
     for ngrams in (table(1), table(2).unigram()):
         assert ngrams.order == 1
         assert pairs(ngrams.after(5)) == pairs(ngrams.unigrams) == pairs(table().unigrams)

@@ -1,0 +1,186 @@
+"""A chain drafted by a model, field by field. The model's next token depends on the last one alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from bild_lab.engine.draft import Draft, Verdict
+from bild_lab.engine.drafters import AdaptiveWindow, LowConfidence, ModelDrafter
+from bild_lab.engine.drafters.model import low_confidence
+from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.sampling import Sampling, pick
+from bild_lab.engine.session import Chain, DraftedChain, Scores
+from bild_lab.errors import UserError
+from tests.stubs import SESSION, StubModel, StubSession
+
+END = 4
+TABLE = torch.tensor(
+    [
+        [0.1, 0.6, 0.1, 0.1, 0.1],  # 0 is followed by 1, 1 by 2, 2 by 3, and 3 by the end
+        [0.1, 0.1, 0.5, 0.2, 0.1],
+        [0.2, 0.1, 0.1, 0.4, 0.2],
+        [0.1, 0.0, 0.1, 0.1, 0.7],
+        [0.9, 0.1, 0.0, 0.0, 0.0],
+    ],
+    dtype=torch.float64,
+)
+WARM = Sampling(temperature=0.5, top_k=4)
+
+
+class Programmed(StubModel):
+    """Has a program for whole chains, which notes what it is given."""
+
+    def __init__(self, drafted: DraftedChain | None = None) -> None:
+        super().__init__(lambda tokens: TABLE[tokens[-1]].log())
+        self.drafted, self.given = drafted, []
+
+    def start(self, source: Source, room: int, forwards: list | None = None, *_: object) -> StubSession:
+        model = self
+
+        class Session(StubSession):
+            def draft(self, rows: Sequence[int], chain: Chain) -> DraftedChain | None:
+                model.given.append((list(rows), chain))
+                return model.drafted
+
+        self.started = (source, room, forwards)
+        return Session(self, list(source.prompt[:-1]))
+
+
+def request_of(room: int = 20, sampling: Sampling | None = None, seed: int = 0) -> Request:
+    return Request(
+        Source((0,)), Limits(1, room, frozenset([END])), sampling or Sampling(), torch.Generator().manual_seed(seed)
+    )
+
+
+def begun(request: Request, *given: object, model: Programmed | None = None, **options: object) -> ModelDrafter:
+    drafter = ModelDrafter(model or Programmed(), *(given or (9,)), **options)
+    drafter.start(request, SESSION)
+    return drafter
+
+
+def numbers(held: Tensor | None) -> list | None:
+    return None if held is None else held.tolist()
+
+
+def test_a_greedy_chain_ends_with_the_window_the_text_or_an_end_token() -> None:
+    drafts = [
+        begun(request_of(), 2).propose([0]),
+        begun(request_of(room=3)).propose([0]),
+        begun(request_of()).propose([0]),
+    ]
+    assert [each.token_list for each in drafts] == [[1, 2], [1, 2, 3], [1, 2, 3, END]]
+    assert [each.calls for each in drafts] == [2, 3, 4]
+    for each in drafts:
+        assert (each.parents, each.probs, each.own_probs, each.uniforms, each.stats) == (None, None, None, None, {})
+    unlooked = begun(request_of(), 6)
+    assert unlooked.looks
+    unlooked.looks = False  # as on an accelerator
+    assert unlooked.propose([0]).token_list == [1, 2, 3, END, 0, 1]
+
+
+def test_rows_that_stand_are_not_fed_again() -> None:
+    model = Programmed()
+    drafter = begun(request_of(), 3, model=model)
+    assert model.started == (drafter._request.source, 20, SESSION.forwards)
+    drafter.propose([0])
+    assert model.fed == [0, 1, 2] and drafter.session.length == 3
+    assert drafter.propose([0, 1, 2, 2]).token_list == [3, END]
+    assert model.fed == [0, 1, 2, 2, 3]
+    drafter.forget(2)
+    assert drafter.session.length == 2
+    drafter.propose([0, 1, 2, 2])
+    assert model.fed == [0, 1, 2, 2, 3, 2, 2, 3]
+
+
+def test_a_sampled_chain_has_what_each_token_was_drawn_from_and_by() -> None:
+    drafter = begun(request_of(sampling=WARM, seed=5), 5, keeps_probs=True)
+    draft = drafter.propose([0])
+    uniforms = torch.rand(5, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    before = [0, *draft.token_list[:-1]]
+    assert len(draft) >= 2 and draft.calls == len(draft)
+    assert numbers(draft.uniforms) == uniforms[: len(draft)].tolist()
+    torch.testing.assert_close(draft.probs, WARM.probs(TABLE[before].log()))
+    torch.testing.assert_close(draft.own_probs, TABLE[before])
+    assert draft.tokens.tolist() == pick(draft.probs, draft.uniforms).tolist()
+    others = [begun(request_of(sampling=WARM, seed=seed), 5).propose([0]) for seed in (5, 5, 6, 7, 8)]
+    assert others[0].token_list == draft.token_list and others[0].own_probs is None
+    assert len({tuple(each.uniforms.tolist()) for each in others}) > 1
+
+
+def test_a_chain_ends_before_a_token_that_the_model_is_not_sure_of() -> None:
+    draft = begun(request_of(), 9, LowConfidence(0.45)).propose([0])
+    assert draft.token_list == [1, 2] and draft.calls == 3
+    assert draft.stats == {"fallback": True, "confidence": pytest.approx((0.6, 0.5, 0.4))}
+    drafter = begun(request_of(sampling=WARM), 9, LowConfidence(0.95), keeps_probs=True)
+    nothing = drafter.propose([0])
+    assert (nothing.token_list, nothing.calls, nothing.probs, nothing.own_probs) == ([], 1, None, None)
+    assert nothing.tokens.dtype == torch.long and len(nothing.uniforms) == 0
+    sure = begun(request_of(sampling=WARM), 3, LowConfidence(0.0)).propose([0])
+    assert (len(sure.probs), sure.stats["fallback"], len(sure.stats["confidence"])) == (len(sure), False, sure.calls)
+    cut = begun(request_of(sampling=Sampling(0.01)), 9, LowConfidence(0.45), keeps_probs=True).propose([0])
+    assert (len(cut), cut.probs.shape, cut.own_probs.shape) == (2, (2, 5), (2, 5))
+
+
+DRAFTED = DraftedChain([1, 2], 3, True, [0.6, 0.5, 0.4], TABLE[:2], TABLE[1:3])
+
+
+def test_a_program_is_given_all_of_it_and_its_chain_is_the_draft() -> None:
+    model = Programmed(DRAFTED)
+    drafter = begun(request_of(sampling=WARM, seed=5), 9, LowConfidence(0.5), keeps_probs=True, model=model)
+    draft = drafter.propose([0, 3])
+    ((rows, chain),) = model.given
+    uniforms = torch.rand(9, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    assert rows == [0, 3] and chain.uniforms.tolist() == uniforms.tolist()
+    assert replace(chain, uniforms=None) == Chain(9, frozenset([END]), 0.5, 0.5, None, True, False, True)
+    assert (draft.token_list, draft.calls, draft.uniforms.tolist()) == ([1, 2], 3, uniforms[:2].tolist())
+    assert draft.probs is DRAFTED.probs and draft.own_probs is DRAFTED.own_probs
+    assert draft.stats == {"fallback": True, "confidence": (0.6, 0.5, 0.4)} and model.fed == []
+    model.drafted = replace(DRAFTED, tokens=[], forwards=1)
+    empty = drafter.propose([0, 3])
+    assert (empty.token_list, empty.probs, empty.own_probs, empty.calls) == ([], None, None, 1)
+    plain = Programmed(replace(DRAFTED, tokens=torch.tensor([1, 2])))
+    draft = begun(request_of(room=4), 9, model=plain).propose([0])
+    assert (draft.token_list, draft.stats, draft.uniforms) == ([1, 2], {}, None)
+    assert plain.given == [([0], Chain(4, frozenset([END]), None, 0.0, None, False, True, True))]
+
+
+def test_a_rule_of_ones_own_and_a_window_of_nothing_have_no_program() -> None:
+    model = Programmed(DRAFTED)
+    assert begun(request_of(), 2, lambda confidence: confidence < 0.55, model=model).propose([0]).token_list == [1]
+    window = AdaptiveWindow(cost_ratio=0.9, largest=4, prior=0.5, memory=1.0)
+    idle = begun(request_of(), window, model=model).propose([0])
+    assert (idle.token_list, idle.calls, idle.probs) == ([], 0, None) and model.given == []
+
+
+def test_a_window_learns_from_its_own_rounds_and_begins_each_text_anew() -> None:
+    window = AdaptiveWindow(cost_ratio=0.1, largest=4, prior=0.5, memory=1.0)
+    drafter = begun(request_of(), window)
+    draft, verdict = Draft(torch.tensor([1, 2])), Verdict((0,), 3)
+    drafter.observe_other([0], draft, Scores(None), verdict)
+    assert window.acceptance_rate == 0.5
+    drafter.observe(draft, Scores(None), verdict)
+    assert window.acceptance_rate == 3 / 6
+    drafter.observe(draft, Scores(None), Verdict((0, 1), 3))
+    assert window.acceptance_rate == 5 / 8
+    drafter.start(request_of(), SESSION)
+    assert window.acceptance_rate == 0.5
+
+
+def test_what_a_drafter_gives_and_draws_from() -> None:
+    model = Programmed()
+    assert (ModelDrafter(model, 1).gives, ModelDrafter(model, 1, keeps_probs=True).gives) == (set(), {"own_probs"})
+    assert ModelDrafter(model, 1).draws_from is model and not ModelDrafter(model, 1).drafts_trees
+    assert low_confidence(None) is None and low_confidence(0.3) == LowConfidence(0.3)
+    assert (LowConfidence(0.5)(0.49), LowConfidence(0.5)(0.5)) == (True, False)  # at equality it drafts
+    for wrong in (-0.1, 1.1, "much"):
+        with pytest.raises(UserError, match=r"a probability and must lie in \[0, 1\], got .*; 0 never falls back"):
+            LowConfidence(wrong)
+    with pytest.raises(UserError, match="keeps_probs must be true or false, got 1"):
+        ModelDrafter(model, 1, keeps_probs=1)
+    meta = replace(StubModel(lambda _: TABLE[0]), device=torch.device("meta"))
+    assert not ModelDrafter(meta, 1).looks and ModelDrafter(meta, 1, LowConfidence(0.3)).looks
