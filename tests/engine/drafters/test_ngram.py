@@ -20,7 +20,7 @@ from bild_lab.engine.drafters import NGramDrafter, NGramTable, NoDraft
 from bild_lab.engine.drafters.ngram_table import Counts, load_table, read_table
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.sampling import Sampling
+from bild_lab.engine.sampling import Sampling, pick
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.data.examples import Example
@@ -112,6 +112,12 @@ def sampled(ngrams: NGramTable, sampling: Sampling, seed: int, window: int = 3) 
     drafter = NGramDrafter(UNIFORM, ngrams, window)
     drafter.start(Request(Source((5,)), Limits(1, 20), sampling, torch.Generator().manual_seed(seed)), SESSION)
     return drafter.propose([5])
+
+
+def test_each_drawn_token_has_the_number_that_picked_it() -> None:
+    draft = sampled(table(), Sampling(1.0), 0)
+    assert len(draft.uniforms) == len(draft) > 0
+    assert pick(draft.probs, draft.uniforms).tolist() == draft.token_list
 
 
 # counts without ties, whose order a nucleus would leave open

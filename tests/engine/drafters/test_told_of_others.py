@@ -19,6 +19,7 @@ from bild_lab.engine.drafters import (
     SpeculativeDrafter,
     StepDrafter,
     SuffixDrafter,
+    SyntheticDrafter,
     TokenRecycling,
 )
 from bild_lab.engine.drafters.candidates import CandidateDrafter, named_trees
@@ -59,6 +60,22 @@ def test_where_its_draft_was_dropped_it_drafts_as_anew(made: Callable[[], Drafte
     assert drafter.propose(DROPPED).depth >= 3
     drafter.forget(len(DROPPED))
     assert drafter.propose(STANDS).token_list == anew.propose(STANDS).token_list != []
+
+
+def test_a_drafters_model_is_given_the_targets_session_for_what_it_can_read_there() -> None:
+    given: list[tuple] = []
+
+    class Noting(StubModel):
+        def start(self, *start: object) -> object:
+            given.append(start)
+            return super().start(*start)
+
+    draft, request = Noting(lambda _: torch.ones(9)), request_of(0)
+    synthetic = SyntheticDrafter(TARGET, 1.0, 2, draft)
+    synthetic.prepare(request)
+    for drafter in (ModelDrafter(draft, 2), SpeculativeDrafter(draft, NoDraft(draft), 2), synthetic):
+        drafter.start(request, SESSION)
+    assert given == [(request.source, 30, SESSION.forwards, SESSION)] * 3
 
 
 def test_a_hybrid_passes_on_what_another_drafter_did() -> None:
