@@ -156,7 +156,8 @@ def test_a_metric_gets_one_reference_or_all_as_it_asks(metric, monkeypatch: pyte
 def test_the_metric_of_a_name_is_loaded_and_its_only_number_is_its_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (script := tmp_path / "own_share.py").write_text("")
+    (tmp_path / "own").mkdir()
+    (script := tmp_path / "own" / "own.py").write_text("")
     loaded: list[str] = []
 
     def load(name: str, keep_in_memory: bool) -> SimpleNamespace:
@@ -168,7 +169,7 @@ def test_the_metric_of_a_name_is_loaded_and_its_only_number_is_its_value(
     monkeypatch.setitem(sys.modules, "evaluate", SimpleNamespace(load=load))
     evaluate_module._module.cache_clear()
     require_loadable("evaluate:hub_share@of")
-    require_loadable(f"evaluate:{script}")
+    require_loadable(f"evaluate:{script.parent}")
     assert score("evaluate:hub_share", PREDICTIONS, REFERENCES).value == pytest.approx(400 / 6)
     assert loaded == ["hub_share", str(script)]
     with pytest.raises(UserError, match="^the metric evaluate:nothing cannot be loaded: no such metric; without"):
