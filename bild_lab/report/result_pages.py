@@ -20,10 +20,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
+from bild_lab.lab.analysis.machine import read_machine
 from bild_lab.lab.formatting import interval, number, percent, short_name, signed, signed_interval
 from bild_lab.lab.results.batches import batch_curves
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.results.table import to_frame
+from bild_lab.lab.schema.result import Result
 
 DATA, TEMPLATE = "data", ".md.j2"
 POINT_COLUMNS = """policy target draft dataset split n_examples dtype batch temperature engine quality
@@ -34,6 +36,8 @@ latency_s_p95 latency_s_mean speedup speedup_low speedup_high tokens_per_s basel
 acceptance_rate drafted accepted draft_calls target_calls fallbacks rollbacks exit_layer_mean agreement_with_target
 certificate_equal certificate_ties certificate_defects certificate_unjudged
 certificate_law certificate_rounding predicted_cost_ratio predicted_theorem predicted_rounds""".split()
+DEPTHS, MACHINES = 4, ("a100_sxm", "h100_sxm")
+DRAFT_COLUMNS = [*(f"accepted_{depth}" for depth in range(1, DEPTHS + 1)), "draft_share", *MACHINES]
 SCREEN_COLUMNS = """policy split n_examples quality quality_difference predicted_speedup tokens_per_target_call
 target_calls draft_calls acceptance_rate on_front""".split()
 SCREEN_SUMMARY = """points live_target_calls live_draft_calls recorded_target_calls recorded_draft_calls
@@ -52,9 +56,11 @@ def keep(folder: Path, data: Path, name: str | None = None) -> list[Path]:
     results = Sweep(folder).results() if (folder / "points").is_dir() else []
     if results:
         frame = to_frame(results)
+        drafting = pd.DataFrame([of_drafts(one) for one in results], columns=DRAFT_COLUMNS)
+        frame = pd.concat([frame, drafting], axis="columns")
         for model in ("target", "draft"):
             frame[model] = frame[model].map(short_name, na_action="ignore")
-        contents[f"{name}.csv"] = _csv(frame, POINT_COLUMNS)
+        contents[f"{name}.csv"] = _csv(frame, POINT_COLUMNS + DRAFT_COLUMNS)
     if curves := batch_curves(results):
         from bild_lab.report.batch_table import batch_table  # reads configurations, and so loads torch
 
@@ -82,6 +88,20 @@ def keep(folder: Path, data: Path, name: str | None = None) -> list[Path]:
     for file, content in contents.items():
         write_atomically(data / file, content.encode())
     return [data / file for file in contents]
+
+
+def of_drafts(result: Result) -> dict[str, float | None]:
+    """What its drafts did apart from the machine, and its predicted speedup on declared machines.
+
+    accepted_1 and so on: the share of rounds with at least so many accepted tokens. draft_share: of the time of traced
+    examples, the drafter's part. a100_sxm, h100_sxm: files of conf/machine.
+    """
+    depths, stages, work = result.counts.accepted_by_depth or [], result.stages_s, result.work
+    return {
+        **{f"accepted_{depth}": share for depth, share in enumerate(depths[:DEPTHS], start=1)},
+        "draft_share": stages["draft"] / total if stages and (total := sum(stages.values())) else None,
+        **{name: read_machine(name).speedup(work, result.setting["dtype"]) for name in MACHINES if work},
+    }
 
 
 def measured(environments: Sequence[tuple[str, Callable[[str], Any]]]) -> dict[str, Any]:

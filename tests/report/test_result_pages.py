@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bild_lab.errors import UserError
 from bild_lab.lab.results.records import Sweep
-from bild_lab.report.result_pages import DATA, TEMPLATE, TRAINING, Kept, difference, keep, page_of, render
+from bild_lab.lab.schema.result import ForwardKind, Work
+from bild_lab.report.result_pages import DATA, TEMPLATE, TRAINING, Kept, difference, keep, of_drafts, page_of, render
 from tests.report.sample import sample_drafted
 
 PAGES = Path(__file__).parents[2] / "docs" / "results"
@@ -68,6 +70,18 @@ def test_what_is_kept_comes_back(tmp_path: Path) -> None:
         kept.point(policy="bild")
     (tmp_path / f"page{TEMPLATE}").write_text('{{ kept("other").point(fallback=0.3) | speedup }}\n')
     assert render(tmp_path / f"page{TEMPLATE}").startswith("1.61 [")
+
+
+def test_depths_the_drafters_share_of_the_time_and_declared_machines_are_kept() -> None:
+    one, two = (ForwardKind(model=0, rows=rows, count=rows, flops=0, bytes_moved=rows * 10**9) for rows in (1, 2))
+    work = Work(method=[one], baseline=[two], rounds=1, baseline_rounds=2)
+    drafted = replace(sample_drafted("speculative", {"window": 5}, 1.5, 0.0, (0.8, 1.0)), work=work)
+    deep = replace(drafted, counts=replace(drafted.counts, accepted_by_depth=[0.9, 0.5]))
+    found = of_drafts(deep)
+    assert (found["accepted_1"], found["accepted_2"], "accepted_3" in found) == (0.9, 0.5, False)
+    assert found["draft_share"] == pytest.approx(0.38, rel=0.01)
+    assert found["h100_sxm"] == found["a100_sxm"] == pytest.approx(2.0)
+    assert "h100_sxm" not in of_drafts(replace(deep, work=None))
 
 
 def test_what_is_kept_of_a_benchmark_comes_back(tmp_path: Path) -> None:
