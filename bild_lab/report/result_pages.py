@@ -75,10 +75,9 @@ def keep(folder: Path, data: Path, name: str | None = None) -> list[Path]:
         contents[f"{name}.bench.csv"] = pd.DataFrame(bench["rows"]).to_csv(index=False, float_format="%.6g")
         summary["measured"] = measured([(bench["environment"]["started"], bench["environment"].get)])
         summary["forwards"] = [{**one, "ms": float(f"{one['ms']:.4g}")} for one in bench["forwards"]]
-    if (folder / "checkpoint").is_dir() and (folder / "metrics.json").is_file():
-        metrics = json.loads((folder / "metrics.json").read_text())
-        summary["training"] = {key: metrics[key] for key in TRAINING}
-        summary["training"]["compared"] = metrics.get("alignment", {}).get("compared")
+    metrics = folder / "metrics.json"
+    if metrics.is_file() and "recipe" in (trained := json.loads(metrics.read_text())):
+        summary["training"] = of_training(trained)
     if (folder / "screen.json").is_file():
         screen = json.loads((folder / "screen.json").read_text())
         summary["screen"] = {key: screen.get(key) for key in SCREEN_SUMMARY}
@@ -88,6 +87,14 @@ def keep(folder: Path, data: Path, name: str | None = None) -> list[Path]:
     for file, content in contents.items():
         write_atomically(data / file, content.encode())
     return [data / file for file in contents]
+
+
+def of_training(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Its end, and how it came there. progress: the metric that chose the best weights, by step."""
+    key = f"eval_{metrics['metric']}"
+    progress = {str(one["step"]): float(f"{one[key]:.4g}") for one in metrics["history"] if key in one}
+    compared = metrics.get("alignment", {}).get("compared")
+    return {**{one: metrics[one] for one in TRAINING}, "progress": progress, "compared": compared}
 
 
 def of_drafts(result: Result) -> dict[str, float | None]:

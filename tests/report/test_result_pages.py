@@ -101,12 +101,14 @@ def test_what_is_kept_of_a_benchmark_comes_back(tmp_path: Path) -> None:
 
 
 def test_the_end_of_a_training_is_kept(tmp_path: Path) -> None:
-    (tmp_path / "aligned" / "checkpoint").mkdir(parents=True)
+    (tmp_path / "aligned").mkdir()
     compared = {"token_agreement": {"before": 0.5, "after": 0.75}}
-    metrics = {**dict.fromkeys(TRAINING, 1), "history": [1] * 1000, "alignment": {"folder": "a", "compared": compared}}
+    end = {**dict.fromkeys(TRAINING, 1), "metric": "bleu"}
+    history = [{"step": 10, "loss": 1.5}, {"step": 10, "eval_bleu": 40.0}, {"step": 20, "eval_bleu": 41.123456}]
+    metrics = {**end, "history": history, "alignment": {"folder": "a", "compared": compared}}
     (tmp_path / "aligned" / "metrics.json").write_text(json.dumps(metrics))
     keep(tmp_path / "aligned", tmp_path / DATA)
-    assert Kept(tmp_path / DATA, "aligned").training == {**dict.fromkeys(TRAINING, 1), "compared": compared}
+    assert Kept(tmp_path / DATA, "aligned").training == {**end, "progress": {"10": 40.0, "20": 41.12}, "compared": compared}
 
 
 def test_a_folder_without_numbers_is_refused(tmp_path: Path) -> None:
