@@ -3,20 +3,24 @@
 `docs/results/NAME.md.j2` is a page's text. Its numbers come from `docs/results/data`: of each sweep `NAME.csv`, a row
 for every point; `NAME.json`, where and when it was measured; of a screening also `NAME.screen.csv`, a row for every
 screened point; of a benchmark `NAME.bench.csv`, a row for every arm, and its single forwards in `NAME.json`; of a
-training its end. No texts of datasets are kept.
+training its end; of drawn figures of the papers their tables, and their pictures in `docs/results/figures`. No texts of
+datasets are kept.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from PIL import Image
 
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
@@ -27,7 +31,8 @@ from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.results.table import to_frame
 from bild_lab.lab.schema.result import Result
 
-DATA, TEMPLATE = "data", ".md.j2"
+DATA, TEMPLATE, PICTURES = "data", ".md.j2", "figures"
+DRAWN = "_small"  # ends the names of figures at small scale
 POINT_COLUMNS = """policy target draft dataset split n_examples dtype batch temperature engine quality
 quality_low quality_high quality_difference quality_difference_low quality_difference_high chrf_difference
 chrf_difference_low chrf_difference_high log_probability_difference log_probability_difference_low
@@ -35,7 +40,9 @@ log_probability_difference_high latency_s_median
 latency_s_p95 latency_s_mean speedup speedup_low speedup_high tokens_per_s baseline_tokens_per_s tokens_per_target_call
 acceptance_rate drafted accepted draft_calls target_calls fallbacks rollbacks exit_layer_mean agreement_with_target
 certificate_equal certificate_ties certificate_defects certificate_unjudged
-certificate_law certificate_rounding predicted_cost_ratio predicted_theorem predicted_rounds""".split()
+certificate_law certificate_rounding predicted_cost_ratio predicted_theorem predicted_rounds
+pipeline_match_rate pipeline_latency_units pipeline_predicted_latency_units pipeline_theorem pipeline_exit
+pipeline_concurrent pipeline_host""".split()
 DEPTHS, MACHINES = 4, ("a100_sxm", "h100_sxm")
 DRAFT_COLUMNS = [*(f"accepted_{depth}" for depth in range(1, DEPTHS + 1)), "draft_share", *MACHINES]
 SCREEN_COLUMNS = """policy split n_examples quality quality_difference predicted_speedup tokens_per_target_call
@@ -48,7 +55,7 @@ FOUND = ("git", "cpu", "gpu", "cores", "threads", "torch", "transformers")  # in
 
 
 def keep(folder: Path, data: Path, name: str | None = None) -> list[Path]:
-    """Write what pages need of a sweep, screening, benchmark or training (outputs/NAME) to `data`. Returns the files.
+    """Write what pages need of a sweep, screening, benchmark, training or figures (outputs/NAME). Returns the files.
 
     Raises UserError for a folder that holds none of them.
     """
@@ -81,8 +88,13 @@ def keep(folder: Path, data: Path, name: str | None = None) -> list[Path]:
     if (folder / "screen.json").is_file():
         screen = json.loads((folder / "screen.json").read_text())
         summary["screen"] = {key: screen.get(key) for key in SCREEN_SUMMARY}
+    if drawn := of_figures(folder):
+        summary["figures"] = drawn
+        for figure in drawn:
+            write_atomically(data.parent / PICTURES / f"{figure}.png", small_picture(folder / f"{figure}{DRAWN}.png"))
     if not summary:
-        raise UserError(f"{folder} has nothing to keep; give the folder of a sweep, screening, benchmark or training")
+        wanted = "a sweep, screening, benchmark, training or drawn figures"
+        raise UserError(f"{folder} has nothing to keep; give the folder of {wanted}")
     contents[f"{name}.json"] = json.dumps(summary, indent=1) + "\n"
     for file, content in contents.items():
         write_atomically(data / file, content.encode())
@@ -95,6 +107,26 @@ def of_training(metrics: Mapping[str, Any]) -> dict[str, Any]:
     progress = {str(one["step"]): float(f"{one[key]:.4g}") for one in metrics["history"] if key in one}
     compared = metrics.get("alignment", {}).get("compared")
     return {**{one: metrics[one] for one in TRAINING}, "progress": progress, "compared": compared}
+
+
+def of_figures(folder: Path) -> dict[str, dict[str, Any]]:
+    """Of every figure drawn at small scale: its item in the paper, what it was measured on, and its tables."""
+    found = {}
+    for file in sorted(folder.glob(f"*{DRAWN}.md")):
+        parts = file.read_text().strip().split("\n\n")
+        (here,) = re.findall(r"\. Here: (.+)\.$", parts[1])
+        tables = [part for part in parts if part.startswith("| ")]
+        name = file.stem.removesuffix(DRAWN)
+        found[name] = {"item": parts[0].removeprefix("# "), "here": here, "tables": tables}
+    return found
+
+
+def small_picture(file: Path) -> bytes:
+    """A PNG with 256 colors."""
+    content = BytesIO()
+    with Image.open(file) as picture:
+        picture.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(content, "PNG", optimize=True)
+    return content.getvalue()
 
 
 def of_drafts(result: Result) -> dict[str, float | None]:
@@ -174,6 +206,11 @@ class Kept:
     @property
     def training(self) -> Mapping[str, Any]:
         return self._summary["training"]
+
+    @property
+    def figures(self) -> Mapping[str, Mapping[str, Any]]:
+        """Of figures of the papers, by name: item, here and tables."""
+        return self._summary["figures"]
 
     @property
     def screen(self) -> Mapping[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from bild_lab.errors import UserError
 from bild_lab.lab.results.records import Sweep
@@ -108,7 +109,36 @@ def test_the_end_of_a_training_is_kept(tmp_path: Path) -> None:
     metrics = {**end, "history": history, "alignment": {"folder": "a", "compared": compared}}
     (tmp_path / "aligned" / "metrics.json").write_text(json.dumps(metrics))
     keep(tmp_path / "aligned", tmp_path / DATA)
-    assert Kept(tmp_path / DATA, "aligned").training == {**end, "progress": {"10": 40.0, "20": 41.12}, "compared": compared}
+    assert Kept(tmp_path / DATA, "aligned").training == {
+        **end,
+        "progress": {"10": 40.0, "20": 41.12},
+        "compared": compared,
+    }
+
+
+def test_drawn_figures_keep_their_tables_and_a_small_picture(tmp_path: Path) -> None:
+    (tmp_path / "drawn").mkdir()
+    heading = "# Figure 4\n\nKim et al., 2023. The paper's hardware: a T4. Here: t5-large on toy test, 24 examples."
+    claims, numbers = (
+        "| claim | here |\n| --- | --- |\n| faster | holds |",
+        "| row | here |\n| --- | --- |\n| a | 1.50 |",
+    )
+    written = [
+        heading,
+        "Small scale: others.",
+        "![Figure 4](bild_fig4_small.png)",
+        claims,
+        numbers,
+        "## Texts\n\nA dog.",
+    ]
+    (tmp_path / "drawn" / "bild_fig4_small.md").write_text("\n\n".join(written) + "\n")
+    Image.effect_noise((300, 200), 90).convert("RGB").save(tmp_path / "drawn" / "bild_fig4_small.png")
+    keep(tmp_path / "drawn", tmp_path / DATA)
+    here = "t5-large on toy test, 24 examples"
+    wanted = {"bild_fig4": {"item": "Figure 4", "here": here, "tables": [claims, numbers]}}
+    assert Kept(tmp_path / DATA, "drawn").figures == wanted
+    with Image.open(tmp_path / "figures" / "bild_fig4.png") as picture:
+        assert (picture.size, picture.mode) == ((300, 200), "P")
 
 
 def test_a_folder_without_numbers_is_refused(tmp_path: Path) -> None:
