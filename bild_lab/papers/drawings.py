@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from bild_lab.report.style import FIGURE_STYLE, HAIRLINE, INK, MUTED, Mark, mark
 _DPI = 150
 _PANEL = (4.6, 3.6)  # inches
 _HEADING, _LEGEND = 0.75, 0.55
+_LETTER = 0.06  # as wide as a letter of the subtitle
 _ROW, _MOST_ROWS = 0.21, 100
 _HERE = "#0072B2"
 _STAR = {"marker": "*", "mfc": "#E69F00", "mec": INK, "mew": 0.7}
@@ -147,7 +149,8 @@ def page(path: Path, inches: tuple[float, float], picture: Picture) -> Iterator[
         FigureCanvasAgg(figure)
         left = 0.4 / inches[0]
         figure.text(left, 1 - 0.24 / inches[1], picture.title, va="center", size=11.5, weight="bold")
-        figure.text(left, 1 - 0.48 / inches[1], picture.subtitle, va="center", size=8, color=MUTED)
+        subtitle = textwrap.fill(picture.subtitle, int((inches[0] - 0.6) / _LETTER))
+        figure.text(left, 1 - 0.42 / inches[1], subtitle, va="top", size=8, color=MUTED)
         yield figure
         for kind, metadata in (("png", {}), ("pdf", {"CreationDate": None})):
             image = io.BytesIO()

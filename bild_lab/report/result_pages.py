@@ -3,29 +3,36 @@
 `docs/results/NAME.md.j2` is a page's text. Its numbers come from `docs/results/data`: of each sweep `NAME.csv`, a row
 for every point; `NAME.json`, where and when it was measured; of a screening also `NAME.screen.csv`, a row for every
 screened point; of a benchmark `NAME.bench.csv`, a row for every arm, and its single forwards in `NAME.json`; of a
-training its end. No texts of datasets are kept.
+training its end; of drawn figures of the papers their tables, and their pictures in `docs/results/figures`. No texts of
+datasets are kept.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from PIL import Image
 
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
+from bild_lab.lab.analysis.machine import read_machine
 from bild_lab.lab.formatting import interval, number, percent, short_name, signed, signed_interval
 from bild_lab.lab.results.batches import batch_curves
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.results.table import to_frame
+from bild_lab.lab.schema.result import Result
 
-DATA, TEMPLATE = "data", ".md.j2"
+DATA, TEMPLATE, PICTURES = "data", ".md.j2", "figures"
+DRAWN = "_small"  # ends the names of figures at small scale
 POINT_COLUMNS = """policy target draft dataset split n_examples dtype batch temperature engine quality
 quality_low quality_high quality_difference quality_difference_low quality_difference_high chrf_difference
 chrf_difference_low chrf_difference_high log_probability_difference log_probability_difference_low
@@ -33,7 +40,11 @@ log_probability_difference_high latency_s_median
 latency_s_p95 latency_s_mean speedup speedup_low speedup_high tokens_per_s baseline_tokens_per_s tokens_per_target_call
 acceptance_rate drafted accepted draft_calls target_calls fallbacks rollbacks exit_layer_mean agreement_with_target
 certificate_equal certificate_ties certificate_defects certificate_unjudged
-certificate_law certificate_rounding predicted_cost_ratio predicted_theorem predicted_rounds""".split()
+certificate_law certificate_rounding predicted_cost_ratio predicted_theorem predicted_rounds
+pipeline_match_rate pipeline_latency_units pipeline_predicted_latency_units pipeline_theorem pipeline_exit
+pipeline_concurrent pipeline_host""".split()
+DEPTHS, MACHINES = 4, ("a100_sxm", "h100_sxm")
+DRAFT_COLUMNS = [*(f"accepted_{depth}" for depth in range(1, DEPTHS + 1)), "draft_share", *MACHINES]
 SCREEN_COLUMNS = """policy split n_examples quality quality_difference predicted_speedup tokens_per_target_call
 target_calls draft_calls acceptance_rate on_front""".split()
 SCREEN_SUMMARY = """points live_target_calls live_draft_calls recorded_target_calls recorded_draft_calls
@@ -44,7 +55,7 @@ FOUND = ("git", "cpu", "gpu", "cores", "threads", "torch", "transformers")  # in
 
 
 def keep(folder: Path, data: Path, name: str | None = None) -> list[Path]:
-    """Write what pages need of a sweep, screening, benchmark or training (outputs/NAME) to `data`. Returns the files.
+    """Write what pages need of a sweep, screening, benchmark, training or figures (outputs/NAME). Returns the files.
 
     Raises UserError for a folder that holds none of them.
     """
@@ -52,9 +63,11 @@ def keep(folder: Path, data: Path, name: str | None = None) -> list[Path]:
     results = Sweep(folder).results() if (folder / "points").is_dir() else []
     if results:
         frame = to_frame(results)
+        drafting = pd.DataFrame([of_drafts(one) for one in results], columns=DRAFT_COLUMNS)
+        frame = pd.concat([frame, drafting], axis="columns")
         for model in ("target", "draft"):
             frame[model] = frame[model].map(short_name, na_action="ignore")
-        contents[f"{name}.csv"] = _csv(frame, POINT_COLUMNS)
+        contents[f"{name}.csv"] = _csv(frame, POINT_COLUMNS + DRAFT_COLUMNS)
     if curves := batch_curves(results):
         from bild_lab.report.batch_table import batch_table  # reads configurations, and so loads torch
 
@@ -69,19 +82,65 @@ def keep(folder: Path, data: Path, name: str | None = None) -> list[Path]:
         contents[f"{name}.bench.csv"] = pd.DataFrame(bench["rows"]).to_csv(index=False, float_format="%.6g")
         summary["measured"] = measured([(bench["environment"]["started"], bench["environment"].get)])
         summary["forwards"] = [{**one, "ms": float(f"{one['ms']:.4g}")} for one in bench["forwards"]]
-    if (folder / "checkpoint").is_dir() and (folder / "metrics.json").is_file():
-        metrics = json.loads((folder / "metrics.json").read_text())
-        summary["training"] = {key: metrics[key] for key in TRAINING}
-        summary["training"]["compared"] = metrics.get("alignment", {}).get("compared")
+    metrics = folder / "metrics.json"
+    if metrics.is_file() and "recipe" in (trained := json.loads(metrics.read_text())):
+        summary["training"] = of_training(trained)
     if (folder / "screen.json").is_file():
         screen = json.loads((folder / "screen.json").read_text())
         summary["screen"] = {key: screen.get(key) for key in SCREEN_SUMMARY}
+    if drawn := of_figures(folder):
+        summary["figures"] = drawn
+        for figure in drawn:
+            write_atomically(data.parent / PICTURES / f"{figure}.png", small_picture(folder / f"{figure}{DRAWN}.png"))
     if not summary:
-        raise UserError(f"{folder} has nothing to keep; give the folder of a sweep, screening, benchmark or training")
+        wanted = "a sweep, screening, benchmark, training or drawn figures"
+        raise UserError(f"{folder} has nothing to keep; give the folder of {wanted}")
     contents[f"{name}.json"] = json.dumps(summary, indent=1) + "\n"
     for file, content in contents.items():
         write_atomically(data / file, content.encode())
     return [data / file for file in contents]
+
+
+def of_training(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Its end, and how it came there. progress: the metric that chose the best weights, by step."""
+    key = f"eval_{metrics['metric']}"
+    progress = {str(one["step"]): float(f"{one[key]:.4g}") for one in metrics["history"] if key in one}
+    compared = metrics.get("alignment", {}).get("compared")
+    return {**{one: metrics[one] for one in TRAINING}, "progress": progress, "compared": compared}
+
+
+def of_figures(folder: Path) -> dict[str, dict[str, Any]]:
+    """Of every figure drawn at small scale: its item in the paper, what it was measured on, and its tables."""
+    found = {}
+    for file in sorted(folder.glob(f"*{DRAWN}.md")):
+        parts = file.read_text().strip().split("\n\n")
+        (here,) = re.findall(r"\. Here: (.+)\.$", parts[1])
+        tables = [part for part in parts if part.startswith("| ")]
+        name = file.stem.removesuffix(DRAWN)
+        found[name] = {"item": parts[0].removeprefix("# "), "here": here, "tables": tables}
+    return found
+
+
+def small_picture(file: Path) -> bytes:
+    """A PNG with 256 colors."""
+    content = BytesIO()
+    with Image.open(file) as picture:
+        picture.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(content, "PNG", optimize=True)
+    return content.getvalue()
+
+
+def of_drafts(result: Result) -> dict[str, float | None]:
+    """What its drafts did apart from the machine, and its predicted speedup on declared machines.
+
+    accepted_1 and so on: the share of rounds with at least so many accepted tokens. draft_share: of the time of traced
+    examples, the drafter's part. a100_sxm, h100_sxm: files of conf/machine.
+    """
+    depths, stages, work = result.counts.accepted_by_depth or [], result.stages_s, result.work
+    return {
+        **{f"accepted_{depth}": share for depth, share in enumerate(depths[:DEPTHS], start=1)},
+        "draft_share": stages["draft"] / total if stages and (total := sum(stages.values())) else None,
+        **{name: read_machine(name).speedup(work, result.setting["dtype"]) for name in MACHINES if work},
+    }
 
 
 def measured(environments: Sequence[tuple[str, Callable[[str], Any]]]) -> dict[str, Any]:
@@ -147,6 +206,11 @@ class Kept:
     @property
     def training(self) -> Mapping[str, Any]:
         return self._summary["training"]
+
+    @property
+    def figures(self) -> Mapping[str, Mapping[str, Any]]:
+        """Of figures of the papers, by name: item, here and tables."""
+        return self._summary["figures"]
 
     @property
     def screen(self) -> Mapping[str, Any]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from bild_lab.errors import UserError
 from bild_lab.lab.results.records import Sweep
-from bild_lab.report.result_pages import DATA, TEMPLATE, TRAINING, Kept, difference, keep, page_of, render
+from bild_lab.lab.schema.result import ForwardKind, Work
+from bild_lab.report.result_pages import DATA, TEMPLATE, TRAINING, Kept, difference, keep, of_drafts, page_of, render
 from tests.report.sample import sample_drafted
 
 PAGES = Path(__file__).parents[2] / "docs" / "results"
@@ -70,6 +73,18 @@ def test_what_is_kept_comes_back(tmp_path: Path) -> None:
     assert render(tmp_path / f"page{TEMPLATE}").startswith("1.61 [")
 
 
+def test_depths_the_drafters_share_of_the_time_and_declared_machines_are_kept() -> None:
+    one, two = (ForwardKind(model=0, rows=rows, count=rows, flops=0, bytes_moved=rows * 10**9) for rows in (1, 2))
+    work = Work(method=[one], baseline=[two], rounds=1, baseline_rounds=2)
+    drafted = replace(sample_drafted("speculative", {"window": 5}, 1.5, 0.0, (0.8, 1.0)), work=work)
+    deep = replace(drafted, counts=replace(drafted.counts, accepted_by_depth=[0.9, 0.5]))
+    found = of_drafts(deep)
+    assert (found["accepted_1"], found["accepted_2"], "accepted_3" in found) == (0.9, 0.5, False)
+    assert found["draft_share"] == pytest.approx(0.38, rel=0.01)
+    assert found["h100_sxm"] == found["a100_sxm"] == pytest.approx(2.0)
+    assert "h100_sxm" not in of_drafts(replace(deep, work=None))
+
+
 def test_what_is_kept_of_a_benchmark_comes_back(tmp_path: Path) -> None:
     environment = {"started": "2026-11-21T10:00:00+00:00", "threads": 2, "gpu": None}
     rows = [{"shape": "toy", "arm": arm, "ms_per_token": ms, "ratio": None} for arm, ms in (("ours", 1.5), ("a", 2.25))]
@@ -87,12 +102,43 @@ def test_what_is_kept_of_a_benchmark_comes_back(tmp_path: Path) -> None:
 
 
 def test_the_end_of_a_training_is_kept(tmp_path: Path) -> None:
-    (tmp_path / "aligned" / "checkpoint").mkdir(parents=True)
+    (tmp_path / "aligned").mkdir()
     compared = {"token_agreement": {"before": 0.5, "after": 0.75}}
-    metrics = {**dict.fromkeys(TRAINING, 1), "history": [1] * 1000, "alignment": {"folder": "a", "compared": compared}}
+    end = {**dict.fromkeys(TRAINING, 1), "metric": "bleu"}
+    history = [{"step": 10, "loss": 1.5}, {"step": 10, "eval_bleu": 40.0}, {"step": 20, "eval_bleu": 41.123456}]
+    metrics = {**end, "history": history, "alignment": {"folder": "a", "compared": compared}}
     (tmp_path / "aligned" / "metrics.json").write_text(json.dumps(metrics))
     keep(tmp_path / "aligned", tmp_path / DATA)
-    assert Kept(tmp_path / DATA, "aligned").training == {**dict.fromkeys(TRAINING, 1), "compared": compared}
+    assert Kept(tmp_path / DATA, "aligned").training == {
+        **end,
+        "progress": {"10": 40.0, "20": 41.12},
+        "compared": compared,
+    }
+
+
+def test_drawn_figures_keep_their_tables_and_a_small_picture(tmp_path: Path) -> None:
+    (tmp_path / "drawn").mkdir()
+    heading = "# Figure 4\n\nKim et al., 2023. The paper's hardware: a T4. Here: t5-large on toy test, 24 examples."
+    claims, numbers = (
+        "| claim | here |\n| --- | --- |\n| faster | holds |",
+        "| row | here |\n| --- | --- |\n| a | 1.50 |",
+    )
+    written = [
+        heading,
+        "Small scale: others.",
+        "![Figure 4](bild_fig4_small.png)",
+        claims,
+        numbers,
+        "## Texts\n\nA dog.",
+    ]
+    (tmp_path / "drawn" / "bild_fig4_small.md").write_text("\n\n".join(written) + "\n")
+    Image.effect_noise((300, 200), 90).convert("RGB").save(tmp_path / "drawn" / "bild_fig4_small.png")
+    keep(tmp_path / "drawn", tmp_path / DATA)
+    here = "t5-large on toy test, 24 examples"
+    wanted = {"bild_fig4": {"item": "Figure 4", "here": here, "tables": [claims, numbers]}}
+    assert Kept(tmp_path / DATA, "drawn").figures == wanted
+    with Image.open(tmp_path / "figures" / "bild_fig4.png") as picture:
+        assert (picture.size, picture.mode) == ((300, 200), "P")
 
 
 def test_a_folder_without_numbers_is_refused(tmp_path: Path) -> None:
