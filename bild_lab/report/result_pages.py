@@ -43,6 +43,7 @@ certificate_equal certificate_ties certificate_defects certificate_unjudged
 certificate_law certificate_rounding predicted_cost_ratio predicted_theorem predicted_rounds
 pipeline_match_rate pipeline_latency_units pipeline_predicted_latency_units pipeline_theorem pipeline_exit
 pipeline_concurrent pipeline_host""".split()
+LONGEST_TABLE = 60  # rows of a figure's table that a page shows
 DEPTHS, MACHINES = 4, ("a100_sxm", "h100_sxm")
 DRAFT_COLUMNS = [*(f"accepted_{depth}" for depth in range(1, DEPTHS + 1)), "draft_share", *MACHINES]
 SCREEN_COLUMNS = """policy split n_examples quality quality_difference predicted_speedup tokens_per_target_call
@@ -110,12 +111,12 @@ def of_training(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_figures(folder: Path) -> dict[str, dict[str, Any]]:
-    """Of every figure drawn at small scale: its item in the paper, what it was measured on, and its tables."""
+    """Of every figure drawn at small scale: its item in the paper, what it was measured on, and its shorter tables."""
     found = {}
     for file in sorted(folder.glob(f"*{DRAWN}.md")):
         parts = file.read_text().strip().split("\n\n")
         (here,) = re.findall(r"\. Here: (.+)\.$", parts[1])
-        tables = [part for part in parts if part.startswith("| ")]
+        tables = [part for part in parts if part.startswith("| ") and part.count("\n") <= LONGEST_TABLE]
         name = file.stem.removesuffix(DRAWN)
         found[name] = {"item": parts[0].removeprefix("# "), "here": here, "tables": tables}
     return found

@@ -18,7 +18,7 @@ from tests.report.sample import sample_drafted
 
 PAGES = Path(__file__).parents[2] / "docs" / "results"
 TEMPLATES = sorted(PAGES.glob(f"*{TEMPLATE}"))
-BY_HAND = {"bita", "early_exit", "figures", "kernels", "ppd", "training"}
+BY_HAND = {"early_exit", "kernels", "match_rates", "training"}
 MEASURED = re.compile(r"\d\.\d+ ?×|\[−?\d+\.\d+, |\d,\d{3} (target|drafter) forwards|\d\.\d BLEU")
 
 
