@@ -48,7 +48,12 @@ PAGES = [
 PLACES = (ROOT, ROOT / "bild_lab", ROOT / "tests", ROOT / "scripts")  # what paths in documents are relative to
 TO_BE_WRITTEN = {"bild_lab/engine/drafters/repeat.py", "conf/policy/repeat.yaml"}  # by who follows docs/adding.md
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-
+# of commands: those of pages of results change only when something is measured anew
+every_page_of_commands = pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.slow] if page.parent.name == "results" else []) for page in PAGES],
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
+)
 
 BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", flags=re.M | re.S)
 
@@ -286,7 +291,7 @@ def test_experiments_that_the_documents_name_exist(page: Path) -> None:
     assert [file for file in files if not (ROOT / "conf/experiment" / f"{file}.yaml").is_file()] == []
 
 
-@every_page
+@every_page_of_commands
 def test_command_lines_of_the_documents_compose(page: Path) -> None:
     for script, words in commands(page):
         assert script.is_file(), script
