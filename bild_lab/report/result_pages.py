@@ -30,6 +30,7 @@ from bild_lab.lab.results.batches import batch_curves
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.results.table import to_frame
 from bild_lab.lab.schema.result import Result
+from bild_lab.lab.schema.setting import BUSY_PERCENT
 
 DATA, TEMPLATE, PICTURES = "data", ".md.j2", "figures"
 DRAWN = "_small"  # ends the names of figures at small scale
@@ -40,7 +41,7 @@ log_probability_difference_high latency_s_median
 latency_s_p95 latency_s_mean speedup speedup_low speedup_high tokens_per_s baseline_tokens_per_s tokens_per_target_call
 acceptance_rate drafted accepted draft_calls target_calls fallbacks rollbacks exit_layer_mean agreement_with_target
 certificate_equal certificate_ties certificate_defects certificate_unjudged
-certificate_law certificate_rounding predicted_cost_ratio predicted_theorem predicted_rounds
+certificate_law certificate_rounding busy_elsewhere_percent predicted_cost_ratio predicted_theorem predicted_rounds
 pipeline_match_rate pipeline_latency_units pipeline_predicted_latency_units pipeline_theorem pipeline_exit
 pipeline_concurrent pipeline_host""".split()
 LONGEST_TABLE = 60  # rows of a figure's table that a page shows
@@ -251,7 +252,7 @@ def render(template: Path) -> str:
         keep_trailing_newline=True, autoescape=False,
     )  # fmt: skip
     environment.filters |= {
-        "speedup": lambda row: f"{number(row['speedup'])} {interval(row['speedup_low'], row['speedup_high'])}",
+        "speedup": speedup,
         "difference": difference,
         "number": number,
         "signed": signed,
@@ -260,6 +261,13 @@ def render(template: Path) -> str:
     }
     environment.globals |= {"kept": lambda name: Kept(folder / DATA, name)}
     return environment.get_template(template.name).render()
+
+
+def speedup(row: Mapping[str, Any]) -> str:
+    """With its interval, and what else ran if the timing cannot be relied on."""
+    busy = row.get("busy_elsewhere_percent") or 0.0
+    caution = f" (machine {percent(busy / 100)} busy elsewhere)" if busy > BUSY_PERCENT else ""
+    return f"{number(row['speedup'])} {interval(row['speedup_low'], row['speedup_high'])}{caution}"
 
 
 def difference(row: Mapping[str, Any], of: str = "quality") -> str:

@@ -13,7 +13,19 @@ from PIL import Image
 from bild_lab.errors import UserError
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.result import ForwardKind, Work
-from bild_lab.report.result_pages import DATA, TEMPLATE, TRAINING, Kept, difference, keep, of_drafts, page_of, render
+from bild_lab.lab.schema.setting import BUSY_PERCENT
+from bild_lab.report.result_pages import (
+    DATA,
+    TEMPLATE,
+    TRAINING,
+    Kept,
+    difference,
+    keep,
+    of_drafts,
+    page_of,
+    render,
+    speedup,
+)  # fmt: skip
 from tests.report.sample import sample_drafted
 
 PAGES = Path(__file__).parents[2] / "docs" / "results"
@@ -71,6 +83,12 @@ def test_what_is_kept_comes_back(tmp_path: Path) -> None:
         kept.point(policy="bild")
     (tmp_path / f"page{TEMPLATE}").write_text('{{ kept("other").point(fallback=0.3) | speedup }}\n')
     assert render(tmp_path / f"page{TEMPLATE}").startswith("1.61 [")
+
+
+def test_a_speedup_timed_on_a_busy_machine_says_so() -> None:
+    row = {"speedup": 1.2, "speedup_low": 1.1, "speedup_high": 1.3, "busy_elsewhere_percent": BUSY_PERCENT}
+    assert speedup(row) == "1.20 [1.10, 1.30]"
+    assert speedup({**row, "busy_elsewhere_percent": 17.6}) == "1.20 [1.10, 1.30] (machine 18 % busy elsewhere)"
 
 
 def test_depths_the_drafters_share_of_the_time_and_declared_machines_are_kept() -> None:
