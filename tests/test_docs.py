@@ -48,10 +48,10 @@ PAGES = [
 PLACES = (ROOT, ROOT / "bild_lab", ROOT / "tests", ROOT / "scripts")  # what paths in documents are relative to
 TO_BE_WRITTEN = {"bild_lab/engine/drafters/repeat.py", "conf/policy/repeat.yaml"}  # by who follows docs/adding.md
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-# of commands: those of pages of results change only when something is measured anew
+QUICK = ("README.md", "docs/start.md", "docs/commands.md", "docs/adding.md", "docs/own.md")  # pages for the fast tests
 every_page_of_commands = pytest.mark.parametrize(
     "page",
-    [pytest.param(page, marks=[pytest.mark.slow] if page.parent.name == "results" else []) for page in PAGES],
+    [pytest.param(page, marks=[] if page in [ROOT / one for one in QUICK] else [pytest.mark.slow]) for page in PAGES],
     ids=lambda page: page.relative_to(ROOT).as_posix(),
 )
 

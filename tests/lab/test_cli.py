@@ -211,6 +211,7 @@ def test_a_policy_with_another_drafter_is_labelled_so(command: Command, base: li
     assert label == "bild (changed: drafter.window, drafter.stop._target_, drafter.stop.threshold)"
 
 
+@pytest.mark.slow
 def test_a_decoder_only_pair_runs_with_a_prompt_template(command: Command, base: list[str], checkpoints: Path) -> None:
     code, printed = command(
         *base,
@@ -298,6 +299,7 @@ def test_a_point_measured_anew_replaces_the_old_one_in_the_table(
     assert frame["acceptance_rate"].tolist() == [1.0]  # the target drafts for itself
 
 
+@pytest.mark.slow
 def test_what_a_killed_write_left_is_never_read(command: Command, base: list[str]) -> None:
     command(*base)
     unfinished = Path("outputs/tested/points/.abc.1.2")
@@ -327,6 +329,7 @@ def test_a_sweep_begun_anew_keeps_what_was_measured_before(command: Command, bas
     ("damage", "message"),
     thinned([("nan", "scores a text with NaN in float32"), ("truncated", "cannot read the weights of")], 2),
 )
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_named_and_the_others_are_measured(
     damage: str, message: str, command: Command, base: list[str], checkpoints: Path, tmp_path: Path
 ) -> None:
@@ -370,6 +373,7 @@ def test_the_default_number_of_threads_comes_back(command: Command, base: list[s
     assert threads == {1, 2, DEFAULT_THREADS}
 
 
+@pytest.mark.slow
 def test_a_logger_that_fails_costs_no_point(command: Command, base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise ConnectionError("the server is gone")
@@ -602,6 +606,7 @@ def test_an_application_names_its_first_stage_before_its_main_runs(
     assert ["reading the configuration" in each for each in shown] == [True, True, False]  # the last prints itself
 
 
+@pytest.mark.slow
 def test_in_a_file_there_are_no_stages(command: Command, base: list[str]) -> None:
     code, printed = command(*base, "dataset.limit=2")
     assert code == 0 and " …" not in printed, printed

@@ -21,10 +21,15 @@ from tests.tiny import tiny_llama
 OWN_WORDS = {"speculative_hierarchy": ["pair.second_draft=toy:small"], "ngram": ["policy.table=table.safetensors"]}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def base(checkpoints: Path, data: Path) -> list[str]:
     pair = [f"pair.target={checkpoints / 't5'}", f"pair.draft={checkpoints / 't5-draft'}"]
     return [*pair, "dataset=multi30k", f"dataset.path={data}"]
+
+
+@pytest.fixture(scope="module")
+def plain(base: list[str]) -> str:
+    return name_of(*base)
 
 
 def name_of(*words: str) -> str:
@@ -62,8 +67,8 @@ def name_of(*words: str) -> str:
         "runtime.seed=1",
     ],
 )
-def test_every_setting_that_can_change_a_number_changes_the_name(base: list[str], word: str) -> None:
-    assert name_of(*base, word) != name_of(*base)
+def test_every_setting_that_can_change_a_number_changes_the_name(base: list[str], plain: str, word: str) -> None:
+    assert name_of(*base, word) != plain
 
 
 def test_languages_are_a_part_of_the_setting(base: list[str]) -> None:

@@ -163,7 +163,7 @@ def test_some_texts_are_distributed_exactly(name: str, pair: str) -> None:
     assert min(values) > FAIR, values
 
 
-@pytest.mark.parametrize("name", ["speculative sampling", "speculative sampling of trees"])
+@pytest.mark.parametrize("name", thinned(["speculative sampling", "speculative sampling of trees"], 2))
 def test_an_error_of_two_percent_is_noticed_in_some_texts(name: str, planted_error: None) -> None:
     assert p_values(SETTINGS[name], PAIRS["apart"], SOME)[-1] < FAIR
 

@@ -146,6 +146,7 @@ def test_a_map_is_part_of_a_points_setting_and_its_absence_is_not(configured: li
     assert spread.setting["hardware"] == plain.setting["hardware"]
 
 
+@pytest.mark.slow
 def test_a_result_says_how_many_parts_lie_where(
     configured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

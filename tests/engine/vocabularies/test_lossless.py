@@ -128,8 +128,7 @@ def test_a_model_drafts_by_its_text_what_it_drafts_by_shared_tokens_where_it_wan
     assert drafts[INTERSECTION][0][:1] == drafts[STRINGS][0][:1] or len(drafts[STRINGS][0]) == 0
 
 
-@pytest.mark.parametrize("how", [INTERSECTION, STRINGS])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "how"), thinned(product(FAMILIES, [INTERSECTION, STRINGS]), 3))
 def test_a_record_gives_the_texts_and_the_counts_of_live_runs(family: str, how: str) -> None:
     live = models_of(family, how, "native", 0)
     draft = TranslatedModel(RecordedModel(live.draft.model), live.draft.overlap, how)

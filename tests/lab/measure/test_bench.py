@@ -178,6 +178,7 @@ def test_a_request_of_the_benchmark_ends_at_its_length_only() -> None:
     assert not request.limits.reached([0, 1, 1])
 
 
+@pytest.mark.slow
 def test_a_shape_is_measured_alone_with_the_drafter_that_it_needs(benches: dict[str, Bench]) -> None:
     found = list(synthetic_benches(CPU, torch.float32, ["llama_12"]))
     assert [each.shape for each in found] == ["llama_12"]

@@ -26,6 +26,12 @@ def package(tmp_path: Path) -> Path:
     return shutil.copytree(PACKAGE, tmp_path / "checkout" / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
 
 
+@pytest.fixture(scope="module")
+def before() -> str:
+    """The hash of the package as it is."""
+    return code_hash(PACKAGE)
+
+
 def edit(file: Path, old: str, new: str) -> None:
     source = file.read_text()
     assert old in source, f"{file} has changed: give this test another line to edit"
@@ -57,9 +63,8 @@ def test_a_name_without_a_module_is_found(package: Path) -> None:
     assert misnamed(package) == ["lab/runner.py"]
 
 
-def test_comments_docstrings_and_layout_leave_the_hash(package: Path) -> None:
+def test_comments_docstrings_and_layout_leave_the_hash(package: Path, before: str) -> None:
     """Every measuring module is written anew from its syntax tree: other line breaks, no comments, other docstrings."""
-    before = code_hash(package)
     changed = 0
     modules = [file for file in measuring_modules(package) if file.suffix == ".py"]
     for file in modules:
@@ -74,8 +79,8 @@ def test_comments_docstrings_and_layout_leave_the_hash(package: Path) -> None:
     assert code_hash(package) == before
 
 
-def test_code_outside_of_what_measures_leaves_the_hash(package: Path) -> None:
-    before, measuring = code_hash(package), set(measuring_modules(package))
+def test_code_outside_of_what_measures_leaves_the_hash(package: Path, before: str) -> None:
+    measuring = set(measuring_modules(package))
     others = [file for file in package.rglob("*.py") if file not in measuring]
     assert {"report", "papers", "training", "lab"} <= {file.relative_to(package).parts[0] for file in others}
     for file in others:
@@ -102,14 +107,13 @@ def test_code_outside_of_what_measures_leaves_the_hash(package: Path) -> None:
         3,
     ),
 )
-def test_code_that_measures_changes_the_hash(package: Path, module: str, old: str, new: str) -> None:
-    before = code_hash(package)
+def test_code_that_measures_changes_the_hash(package: Path, before: str, module: str, old: str, new: str) -> None:
     edit(package / module, old, new)
     assert code_hash(package) != before
 
 
-def test_a_measuring_module_that_comes_goes_or_moves_changes_the_hash(package: Path) -> None:
-    hashes = [code_hash(package)]
+def test_a_measuring_module_that_comes_goes_or_moves_changes_the_hash(package: Path, before: str) -> None:
+    hashes = [before]
     (package / "engine" / "new.py").write_text("")
     hashes.append(code_hash(package))
     (package / "engine" / "new.py").rename(package / "engine" / "renamed.py")

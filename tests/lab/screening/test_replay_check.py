@@ -109,6 +109,7 @@ def test_a_threshold_within_the_rounding_is_a_tie_though_the_target_scores_its_s
     assert changed and found.verdict == TIE and 0 < found.apart <= most_noise(torch.bfloat16, replayed.target.depth)
 
 
+@pytest.mark.slow
 def test_a_text_that_decoding_again_does_not_give_is_a_defect(replayed: Replayed) -> None:
     one, request = replayed.screened[2], replayed.replay.requests[0]
     *text, last = one.texts[0].token_ids

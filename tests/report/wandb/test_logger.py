@@ -35,6 +35,7 @@ def written_by_the_service(file, awaited, seconds=30.0):
     return content
 
 
+@pytest.mark.slow
 def test_every_point_becomes_an_offline_run_under_the_outputs(tmp_path):
     results = [sample_baseline(), sample_result("bild", {"fallback": 0.5}, 1.5)]
     offline = logger(tmp_path / "outputs" / "first", "offline")

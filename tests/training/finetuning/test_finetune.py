@@ -96,7 +96,7 @@ def test_the_model_card_names_the_dataset_as_a_command_takes_it(whole: tuple[Pat
     assert "dataset.path" not in str(checkpoint_card(toy, Path("outputs/small")))
 
 
-@pytest.mark.parametrize("step", [1, 3, 6])
+@pytest.mark.parametrize("step", thinned([3, 1, 6], 3))
 def test_a_killed_training_resumes_as_if_it_had_not_been_killed(
     step: int, whole: tuple[Path, dict], tmp_path: Path
 ) -> None:
@@ -129,6 +129,7 @@ def without_weights(checkpoint: Path) -> None:
     (checkpoint / "model.safetensors").unlink()
 
 
+@pytest.mark.slow
 def test_a_training_resumes_with_the_threads_it_began_with(tmp_path: Path) -> None:
     before, steps = torch.get_num_threads(), Steps()
     try:
@@ -140,7 +141,7 @@ def test_a_training_resumes_with_the_threads_it_began_with(tmp_path: Path) -> No
     assert steps.threads == {before + 1} and torch.get_num_threads() == before
 
 
-@pytest.mark.parametrize("damage", [unmarked, cut_later, without_weights])
+@pytest.mark.parametrize("damage", thinned([without_weights, unmarked, cut_later], 3))
 def test_a_training_resumes_from_the_checkpoint_before_a_damaged_one(
     damage: Callable[[Path], None], whole: tuple[Path, dict], tmp_path: Path
 ) -> None:
