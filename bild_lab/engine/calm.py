@@ -14,7 +14,7 @@ from torch.nn.functional import cosine_similarity
 from bild_lab.engine.decode import whole
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, precise
-from bild_lab.engine.session import Feed, LoadedModel, Rows, Session, Want
+from bild_lab.engine.session import Feed, LoadedModel, Rows, StagedSession, Want
 from bild_lab.engine.trace import Round, Trace
 from bild_lab.errors import UserError
 
@@ -54,8 +54,9 @@ class Calm:
 
     The hidden state at the exit is copied to the skipped layers: only their keys and values are computed from
     it. A decoder-only prompt runs through all layers, except its last token, which produces the first new
-    token and may exit early. Every measurement waits for the device, so on an accelerator the layers
-    are not queued ahead. A round's statistics hold `exit_layer`, how many layers the token ran.
+    token and may exit early. The CPU kernels measure hidden_state themselves, in one call for each token. Elsewhere
+    every measurement waits for the device, so on an accelerator the layers are not queued ahead. A round's statistics
+    hold `exit_layer`, how many layers the token ran.
 
     Raises UserError for values out of range and for a target whose layers cannot be run one by one.
     """
@@ -114,9 +115,11 @@ class Calm:
             trace.rounds.append(Round(next_token=token, stats={"exit_layer": exit_layer}))
             yield [token]
 
-    def _step(self, session: Session, token: int, bar: float) -> tuple[Logits, int]:
+    def _step(self, session: StagedSession, token: int, bar: float) -> tuple[Logits, int]:
         """Run one token until its confidence exceeds the bar. Returns its logits and how many layers ran."""
         measure, depth = MEASURES[self.measure], self.target.depth
+        if measure.confidence is saturation and (found := session.until_saturated(token, bar)) is not None:
+            return found
         x: State | None = None
         for layer in range(depth):
             last = layer + 1 == depth

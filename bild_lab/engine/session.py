@@ -133,7 +133,8 @@ class Chain:
     the largest probability of its forward, at temperature 1, is smaller; None: never. uniforms: [steps] in [0, 1),
     one for each draw at this temperature; None with temperature 0. keeps_probs: return the distributions at
     temperature 1 too. plain: every token may be drawn, neither top-k nor top-p. looks: False: tokens behind an end
-    token may be drafted too, where looking for it would synchronize.
+    token may be drafted too, where looking for it would synchronize. at, layers, skipped: for drafted rows of some of
+    the layers, as in `Rows` and `Want`.
     """
 
     steps: int
@@ -144,6 +145,9 @@ class Chain:
     keeps_probs: bool = False
     plain: bool = True
     looks: bool = True
+    at: int | None = None
+    layers: tuple[int, ...] | None = None
+    skipped: Skipped = NOTHING
 
 
 @dataclass(frozen=True)
@@ -152,7 +156,8 @@ class DraftedChain:
 
     tokens: on the device if nothing had to be read. forwards: how many ran, up to the chain's end. fallback: the last
     one's confidence was below the threshold. confidences: of every forward, empty without a threshold. probs,
-    own_probs: of the drafted tokens, as in `Draft`.
+    own_probs: of the drafted tokens, as in `Draft`. states: of every row that ran, behind the last of the chain's
+    layers, if these are given.
     """
 
     tokens: list[int] | Int[Tensor, " n"]
@@ -161,6 +166,7 @@ class DraftedChain:
     confidences: list[float]
     probs: Float[Tensor, "n vocab"] | None
     own_probs: Float[Tensor, "n vocab"] | None
+    states: Float[Tensor, "rows dim"] | None = None
 
 
 @dataclass(frozen=True)
@@ -231,7 +237,14 @@ class Session(Protocol):
 
 
 class StagedSession(Session, Protocol):
-    """A target's own session, whose layers may have run different rows (PPD)."""
+    """A target's own session, whose layers may have run different rows (CALM, PPD)."""
+
+    def until_saturated(self, token: int, bar: float) -> tuple[Float[Tensor, "1 vocab"], int] | None:
+        """Run the text's next row up to the first layer whose output's cosine with its input exceeds the bar.
+
+        In one go; None if there is no program for it. The layers behind it get their keys and values from that output.
+        Returns the head's scores of it, and how many layers ran.
+        """
 
     def adopt(self, row: int, layers: Sequence[int]) -> None:
         """Move this drafted row (from 0) to the first slot after the cached rows, in these layers."""

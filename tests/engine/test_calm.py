@@ -20,11 +20,13 @@ from bild_lab.engine.models.native.attention import PlacedRows
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.errors import UserError
+from bild_lab.lab.analysis.cost import dimensions
 from bild_lab.lab.build import build_method
 from bild_lab.lab.measure.timing import Timed
 from bild_lab.lab.results.summary import counts
 from tests.engine.lossless.test_random_models import random_source
 from tests.policies import FAMILIES, WINDOWED, in_memory, shipped
+from tests.sessions import needs_kernels
 from tests.thinned import thinned
 from tests.tiny import TINY, VOCABULARY, scale_layer
 
@@ -63,6 +65,12 @@ def decoded(
 def vanilla(module: PreTrainedModel, request: Request) -> tuple[list[int], Trace]:
     target = in_memory(module, "native")
     return build_method(shipped("vanilla"), {"target": lambda: target}).decode(request, trace := Trace()), trace
+
+
+def work_of(trace: Trace) -> tuple[int, int]:
+    """FLOPs of all forwards, and values moved."""
+    works = [dimensions(one.config).work(one) for one in trace.forwards]
+    return sum(flops for flops, _ in works), sum(values for _, values in works)
 
 
 def exits_of(trace: Trace) -> list[int | None]:
@@ -249,6 +257,21 @@ def test_skipped_layers_are_filled_and_not_run(family: str, monkeypatch: pytest.
     assert work["run"] == [(layer, slot) for slot, left in places for layer in range(left)]
     assert work["fill"] == [(layer, slot) for slot, left in places for layer in range(left, DEPTH)]
     assert work["fill"]
+
+
+@needs_kernels
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_kernels_leave_in_one_call_where_the_loop_leaves(family: str) -> None:
+    target, exits = in_memory(target_of(family).float(), "kernels"), set()
+    for request in requests_of(family, 4):
+        for threshold in (0.6, 0.9, 0.97):
+            ours, theirs = Trace(), Trace()
+            text = Calm(target, "hidden_state", threshold, 4).decode(request, ours)
+            assert text == Calm(target.step_by_step(), "hidden_state", threshold, 4).decode(request, theirs)
+            assert exits_of(ours) == exits_of(theirs)
+            assert work_of(ours) == pytest.approx(work_of(theirs), rel=0.01)
+            exits |= set(exits_of(ours))
+    assert len(exits) >= 3
 
 
 def test_the_mean_exit_is_a_number_of_the_result() -> None:

@@ -99,6 +99,9 @@ class Layers(Protocol):
         They begin before this slot if rows have to run again, because a state cannot be cut.
         """
 
+    def until_saturated(self, start: int, token: int, bar: float) -> tuple[Float[Tensor, "1 vocab"], int] | None:
+        """As in `StagedSession`, at slot `start`."""
+
     def grow(self, start: int, tokens: Sequence[int], growth: Growth) -> GrownTree | None:
         """Run these rows from slot `start` on, and a tree behind them; None if there is no program for it."""
 
@@ -181,11 +184,23 @@ class CachedSession:
     def draft(self, rows: Sequence[int], chain: Chain) -> DraftedChain | None:
         if not chain.plain:
             return None
+        if chain.at is not None:
+            return self._draft_ahead(rows, chain, self.layers.reserved + chain.at)
         tokens = self._fed(rows)
         drafted = self.layers.draft(self._cached, tokens, chain)
         if drafted is not None:
             self._have_run([len(tokens), *[1] * (drafted.forwards - 1)])
         return drafted
+
+    @torch.inference_mode()
+    def until_saturated(self, token: int, bar: float) -> tuple[Float[Tensor, "1 vocab"], int] | None:
+        self.prefill()
+        found = self.layers.until_saturated(self._cached, token, bar)
+        if found is not None:
+            self._ran(self._cached, 1, layers=found[1], filled_layers=self.layers.depth - found[1])
+            self._base, self._started = self._cached, None
+            self._cached += 1
+        return found
 
     @torch.inference_mode()
     def grow(self, rows: Sequence[int], growth: Growth) -> GrownTree | None:
@@ -237,11 +252,13 @@ class CachedSession:
         """A program ran forwards of so many rows, the pending ones among the first."""
         self._pending, self._started = [], None
         for index, count in enumerate(counts):
-            scored = count if index else 1
-            self.forwards.append(
-                Forward(self.layers.config, rows=count, cached=self._cached, scored=scored, source=self.layers.source)
-            )
+            self._ran(self._cached, count, scored=count if index else 1)
             self._cached += count
+
+    def _ran(self, start: int, rows: int, scored: int = 1, **what: int) -> None:
+        """Record a forward of a program. what: other fields of `Forward`."""
+        source = self.layers.source
+        self.forwards.append(Forward(self.layers.config, rows=rows, cached=start, scored=scored, source=source, **what))
 
     def _joins(self) -> bool:
         """Whether the prompt runs with the first rows."""
@@ -260,22 +277,41 @@ class CachedSession:
 
     def _run_draft(self, work: Pass) -> Scores:
         """Run drafted rows. If they ran through the first layers, remember the output of those."""
-        layers = list(work.layers)
-        first = work.tree is None and not work.skipped and layers == list(range(len(layers)))
-        hidden = (*work.hidden, len(layers)) if first else work.hidden
+        first = work.tree is None and is_first(work.layers, work.skipped)
+        hidden = (*work.hidden, len(work.layers)) if first else work.hidden
         scores = self._run(replace(work, hidden=hidden))
         if not first:
             return scores
         *hidden, states = scores.hidden
-        before, ahead = self._started, work.start - self._cached
+        self._remember(work.start, Started(work.tokens, states, len(work.layers)))
+        return Scores(scores.logits, scores.head_input, tuple(hidden))
+
+    def _draft_ahead(self, rows: Sequence[int], chain: Chain, start: int) -> DraftedChain | None:
+        """Draft rows of some layers, from slot `start` on, as one program."""
+        self.prefill()
+        drafted = self.layers.draft(start, rows, chain)
+        if drafted is None:
+            return None
+        left_out = {f"skipped_{kind}": len(getattr(chain.skipped, kind)) for kind in ("attention", "feed_forward")}
+        ran, first = [*rows, *drafted.tokens][: len(rows) + drafted.forwards - 1], start
+        for count in (len(rows), *[1] * (drafted.forwards - 1)):
+            self._ran(first, count, layers=len(chain.layers), **left_out)
+            first += count
+        if is_first(chain.layers, chain.skipped):
+            started = Started(on_device(ran, self.layers.device), drafted.states, len(chain.layers))
+            self._remember(start, started)
+        return drafted
+
+    def _remember(self, start: int, ran: Started) -> None:
+        """Drafted rows from slot `start` on have run through the first layers."""
+        before, ahead = self._started, start - self._cached
         if ahead == 0:
-            self._started = Started(work.tokens, states, len(layers))
-        elif before is None or before.layers != len(layers) or before.tokens.shape[0] < ahead:
+            self._started = ran
+        elif before is None or before.layers != ran.layers or before.tokens.shape[0] < ahead:
             self._started = None  # the states of the rows between are not known
         else:
-            tokens = torch.cat([before.tokens[:ahead], work.tokens])
-            self._started = Started(tokens, torch.cat([before.states[:ahead], states]), len(layers))
-        return Scores(scores.logits, scores.head_input, tuple(hidden))
+            tokens = torch.cat([before.tokens[:ahead], ran.tokens])
+            self._started = Started(tokens, torch.cat([before.states[:ahead], ran.states]), ran.layers)
 
     def _run_text(self, work: Pass) -> Scores:
         """Run the text's next rows. They count as cached once the last layer has run."""
@@ -330,3 +366,8 @@ class CachedSession:
                 )
             )
         return self.layers.run(work)
+
+
+def is_first(layers: Sequence[int], skipped: Skipped) -> bool:
+    """Whether these are the first layers, whole."""
+    return not skipped and list(layers) == list(range(len(layers)))

@@ -93,6 +93,9 @@ class ModuleLayers:
             return [(slot, 1) for slot in range(first, end)]
         return [(first, end - first)]
 
+    def until_saturated(self, start: int, token: int, bar: float) -> None:
+        """Transformers' layers run one at a time."""
+
     def draft(self, start: int, tokens: Sequence[int], chain: Chain) -> None:
         """Transformers has no program for a chain."""
 

@@ -60,6 +60,9 @@ class ProcessedSession:
     def draft(self, rows: Sequence[int], chain: Chain) -> None:
         """Drafted one forward at a time."""
 
+    def until_saturated(self, token: int, bar: float) -> None:
+        """Run one layer at a time."""
+
     def grow(self, rows: Sequence[int], growth: Growth) -> None:
         """Grown one forward at a time."""
 

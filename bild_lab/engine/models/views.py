@@ -14,6 +14,7 @@ from bild_lab.engine.session import (
     EVERYTHING,
     NOTHING,
     Chain,
+    DraftedChain,
     Growth,
     LoadedModel,
     Prefix,
@@ -154,8 +155,12 @@ class View:
         self._ahead += len(rows.tokens)
         return scores
 
-    def draft(self, rows: Sequence[int], chain: Chain) -> None:
-        """The layers of a view run one forward at a time."""
+    def draft(self, rows: Sequence[int], chain: Chain) -> DraftedChain | None:
+        chain = replace(chain, at=self.length, layers=self._layers, skipped=self._skipped)
+        drafted = self._target.draft(rows, chain)
+        if drafted is not None:
+            self._ahead += len(rows) + drafted.forwards - 1
+        return drafted
 
     def grow(self, rows: Sequence[int], growth: Growth) -> None:
         """Raises UserError: a view drafts chains."""

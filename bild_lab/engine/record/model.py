@@ -149,10 +149,13 @@ class RecordedSession:
         head = self._stacked(wanted, HEAD_INPUT) if want.head_input else None
         return Scores(self._stacked(wanted, LOGITS) if wanted else None, head)
 
+    def until_saturated(self, token: int, bar: float) -> None:
+        """A record has no states inside the model."""
+
     def draft(self, rows: Sequence[int], chain: Chain) -> DraftedChain | None:
         """A greedy chain, from each node's likeliest token and its probability, which are computed once."""
         blind = chain.threshold is None and self._device.type != "cpu"  # drafts behind an end token too
-        if chain.temperature or blind or not chain.plain:
+        if chain.temperature or blind or not chain.plain or chain.at is not None:
             return None
         feed, nodes, confidences, fallback = list(rows), [], [], False
         while len(nodes) < chain.steps and not (nodes and feed[0] in chain.end_tokens):

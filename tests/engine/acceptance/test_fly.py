@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bild_lab.engine.acceptance import ExactMatch, Fly
-from bild_lab.engine.acceptance.fly import likeliest_entropy
+from bild_lab.engine.acceptance.fly import MOST, likeliest_entropy
 from bild_lab.engine.draft import ROOT, Draft, Verdict
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
@@ -72,6 +72,7 @@ def test_above_the_largest_entropy_the_rule_is_lossless() -> None:
     assert float(likeliest_entropy(most)) > float(likeliest_entropy(even[:1]))
     for sampling in (Sampling(), Sampling(temperature=1.0)):
         assert Fly(1.11, 1).lossless(sampling) and not Fly(1.1, 1).lossless(sampling)
+        assert not Fly(MOST, 1).lossless(sampling)
 
 
 def test_in_a_tree_the_matches_are_those_below() -> None:

@@ -45,6 +45,8 @@ def test_a_token_at_its_bar_falls() -> None:
     at = float(logits[0].softmax(-1)[1])
     assert TypicalAcceptance(at, 1.0)(Draft(torch.tensor([1])), logits, GREEDY).path == ()
     assert TypicalAcceptance(math.nextafter(at, 0), 1.0)(Draft(torch.tensor([1])), logits, GREEDY).path == (0,)
+    law = TypicalAcceptance(at, 1.0).law(Draft(torch.tensor([1])), logits, HOT, torch.eye(2, dtype=torch.float64)[[1]])
+    torch.testing.assert_close(law[0], logits[0].exp())
 
 
 def test_the_temperature_standardizes_the_target() -> None:

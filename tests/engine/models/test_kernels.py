@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from bild_lab.engine.acceptance import ExactMatch, SpeculativeSampling
 from bild_lab.engine.adapters import MedusaConfig, MedusaHeads
+from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.drafters import LowConfidence, ModelDrafter
 from bild_lab.engine.models.native import NativeModel, why_no_kernels
 from bild_lab.engine.models.native import layers as native_layers
 from bild_lab.engine.models.native.cpu import PackedHeads, library
+from bild_lab.engine.models.views import EarlyExit, LayerSkip
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling, pick
 from bild_lab.engine.session import Chain, Rows, Want
+from bild_lab.engine.trace import Forward, Trace
 from tests.engine.models.test_native import ARCHITECTURES, build
 from tests.engine.models.test_native import test_logits_are_those_of_transformers_in_float32 as compare_in_float32
 from tests.policies import in_memory
@@ -128,6 +133,56 @@ def test_a_chain_in_one_program_is_that_of_the_loop(family: str, sampling: Sampl
                 torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-4)
         ended += draft.calls == len(draft)
     assert ended
+
+
+def rounds_of(trace: Trace) -> list[tuple[object, ...]]:
+    return [(one.drafted, one.accepted, one.next_token, one.stats.get("fallback")) for one in trace.rounds]
+
+
+def forwards_of(trace: Trace) -> list[Forward]:
+    return [replace(one, config=None) for one in trace.forwards]
+
+
+VIEWS = {
+    "first layer": lambda target: EarlyExit(target, 1),
+    "without a layer": lambda target: LayerSkip(target, [1]),
+    "without blocks": lambda target: LayerSkip(target, [], [0], [2]),
+}
+
+
+@pytest.mark.parametrize(("sampling", "stop"), CHAINS[::3])
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("family", ["t5", "llama"])
+def test_a_view_drafts_in_one_program_what_it_drafts_in_the_loop(
+    family: str, view: str, sampling: Sampling, stop: float | None
+) -> None:
+    whole = in_memory(TINY[family](1, layers=3), "kernels")
+    source = Source((PAD,), torch.tensor([[5, 9, 12, 1]])) if family == "t5" else Source((START, 5, 9, 12))
+    rule = ExactMatch() if sampling.greedy else SpeculativeSampling()
+
+    def decoded(target: NativeModel) -> tuple[list[int], Trace]:
+        stopping = None if stop is None else LowConfidence(stop)
+        drafter = ModelDrafter(VIEWS[view](target), 4, stopping, keeps_probs=not sampling.greedy)
+        limits = Limits(len(source.prompt), 30, frozenset([7]))
+        request = Request(source, limits, sampling, torch.Generator().manual_seed(3))
+        return DraftThenVerify(target, drafter, rule).decode(request, trace := Trace()), trace
+
+    (text, trace), (expected, wanted) = decoded(whole), decoded(whole.step_by_step())
+    assert text == expected and trace.drafted == wanted.drafted
+    assert rounds_of(trace) == rounds_of(wanted)
+    assert forwards_of(trace) == forwards_of(wanted)
+
+
+def test_a_view_has_a_program_where_the_kernels_run() -> None:
+    target, source = in_memory(TINY["llama"](1), "kernels"), Source((START, 5, 9, 12))
+    for model, found in ((target, True), (target.step_by_step(), False)):
+        session = model.start(source, 9)
+        view = EarlyExit(model, 1).start(source, 9, target=session)
+        before = view.length
+        drafted = view.draft([12], Chain(3, frozenset()))
+        assert (drafted is not None) == found
+        if found:  # the last drafted token has not run
+            assert (view.length, session.length, drafted.states.shape[0]) == (before + 3, before, 3)
 
 
 def test_hidden_states_and_layers_are_those_of_pytorch() -> None:

@@ -139,12 +139,21 @@ class NativeLayers:
 
     def draft(self, start: int, tokens: Sequence[int], chain: Chain) -> DraftedChain | None:
         if self._workspace is not None and self.drafts_whole:
-            return self._workspace.draft(start, tokens, chain)
+            return self._workspace.draft(start, tokens, chain) if chain.layers is None else None
         if (packed := self._whole) is None:
             return None
         self._reserve(start + len(tokens) + chain.steps)
         self.place(packed, start + len(tokens) + chain.steps)
-        return self._together("draft", partial(run_program, packed.draft), (self, start, tokens, chain))
+        kind = ("draft", chain.layers, chain.skipped)
+        return self._together(kind, partial(run_program, packed.draft), (self, start, tokens, chain))
+
+    def until_saturated(self, start: int, token: int, bar: float) -> tuple[Float[Tensor, "1 vocab"], int] | None:
+        if self._batch is not None or (packed := self._whole) is None:  # texts of a batch leave behind different layers
+            return None
+        self._reserve(start + 1)
+        self.place(packed, start + 1)
+        found = packed.run(torch.tensor([token]), [self.behind(start, 1)], bar=bar)
+        return found.logits, found.ran
 
     def grow(self, start: int, tokens: Sequence[int], growth: Growth) -> GrownTree | None:
         if (packed := self._whole) is None:

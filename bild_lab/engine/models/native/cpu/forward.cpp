@@ -143,11 +143,14 @@ struct Pass {
     int64_t table;
     float *hidden;                // [layers][count][dim], or null
     float *head_input, *logits;   // [scored][dim], [scored][vocab]
+    float* before;                // [dim], or null. With it, one row leaves behind the first layer but the last whose
+    int32_t* ran;                 // output's cosine with its input exceeds the bar; `ran` gets how many layers ran, and
+    double bar;                   // the others compute only its keys and values, from that output
 };
 
 // A chain to draft, and what was drafted
 struct Chain {
-    int32_t steps, stops, end_count, forwards, drafted, fallback;
+    int32_t steps, stops, end_count, forwards, drafted, fallback, rows;  // rows: that ran
     double threshold;         // with stops: end before a token whose forward has a smaller confidence
     float temperature;        // 0: the likeliest token
     const int64_t* ends;      // [end_count]: tokens that end the chain, themselves drafted
@@ -155,6 +158,7 @@ struct Chain {
     int64_t* tokens;          // [steps]
     float* confidences;       // [steps]: the largest probability at temperature 1
     float *probs, *own_probs; // [steps][vocab]: what was drawn from, and at temperature 1; or null
+    float* states;            // [rows][dim]: the last layer's output, or null
 };
 
 // A tree to grow, and what was grown. A node's chance: the product of the probabilities on its branch
@@ -223,6 +227,18 @@ inline void multiply(const float* x, int stride, const T* w, int inputs, vec out
     }
     for (int r = 0; r < R; ++r)
         for (int half = 0; half < 2; ++half) out[r][half] = even[r][half] + odd[r][half];
+}
+
+// of two vectors, at most 1
+inline double cosine(const float* x, const float* y, int dim) {
+    double products = 0, left = 0, right = 0;
+    for (int i = 0; i < dim; ++i) {
+        products += double(x[i]) * y[i];
+        left += double(x[i]) * x[i];
+        right += double(y[i]) * y[i];
+    }
+    const double least = 1e-8;  // as in PyTorch
+    return std::min(1.0, products / (std::max(std::sqrt(left), least) * std::max(std::sqrt(right), least)));
 }
 
 struct Buffers {  // of one pass, for all threads; then for each thread
@@ -471,9 +487,12 @@ void forward(const Model& model, const Pass& pass, Buffers& b) {  // by every th
         }
         #pragma omp barrier
     }
+    bool fill = pass.fill;  // only keys and values
     for (int l = 0; l < pass.layers; ++l) {
         const int index = pass.layer[l];
         const Layer& layer = model.layer[index];
+        const bool leaves = pass.before && !fill && l + 1 < pass.layers;
+        if (leaves && omp_get_thread_num() == 0) std::memcpy(pass.before, x, 4 * dim);  // x changes behind barriers
 
         const int skipped = pass.skipped ? pass.skipped[l] : 0;
         if (!(skipped & 1)) {
@@ -495,7 +514,7 @@ void forward(const Model& model, const Pass& pass, Buffers& b) {  // by every th
                 for (int i = 0; i < head_dim; ++i) narrow(from[i], to + i);
             }
             #pragma omp barrier
-            if (pass.fill) continue;
+            if (fill) continue;
             mine = share(m * heads);
             for (int task = mine.first; task < mine.last; ++task) {
                 int head = task / m, row = task % m;
@@ -556,6 +575,11 @@ void forward(const Model& model, const Pass& pass, Buffers& b) {  // by every th
         if (pass.hidden) {
             Span rows = share(m * dim);
             std::memcpy(pass.hidden + int64_t(l) * m * dim + rows.first, x + rows.first, 4 * (rows.last - rows.first));
+            #pragma omp barrier
+        }
+        if (leaves) {  // every thread finds the same
+            fill = cosine(pass.before, x, dim) > pass.bar;
+            if (fill && omp_get_thread_num() == 0) *pass.ran = l + 1;
             #pragma omp barrier
         }
     }
@@ -747,7 +771,14 @@ struct Drafting {
         : model(model), pass(first), texts(first.text, first.text + first.texts), goes_on(first.texts, 1) {
         for (int i = 0; i < first.texts; ++i) chains.push_back(chain + i);
     }
-    void read(int i) { goes_on[i] = choose(*chains[i], pass.logits + int64_t(i) * model.vocab, model.vocab); }
+    void read(int i) {
+        Chain& chain = *chains[i];
+        const Text& text = pass.text[i];
+        const int64_t dim = model.dim;
+        if (chain.states) std::memcpy(chain.states + chain.rows * dim, pass.x + text.first * dim, 4 * text.count * dim);
+        chain.rows += text.count;
+        goes_on[i] = choose(chain, pass.logits + int64_t(i) * model.vocab, model.vocab);
+    }
     void next() {  // by one thread
         rows.clear();
         int kept = 0;

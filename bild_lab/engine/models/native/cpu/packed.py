@@ -59,16 +59,17 @@ class _Pass(Structure):
         *((name, c_int32) for name in "count texts scored layers threads fill".split()),
         *((name, c_void_p) for name in "text text_of scored_row tokens x layer skipped cos sin".split()),
         ("table", c_int64),
-        *((name, c_void_p) for name in ("hidden", "head_input", "logits")),
+        *((name, c_void_p) for name in ("hidden", "head_input", "logits", "before", "ran")),
+        ("bar", c_double),
     )
 
 
 class _Chain(Structure):
     _fields_ = (
-        *((name, c_int32) for name in "steps stops end_count forwards drafted fallback".split()),
+        *((name, c_int32) for name in "steps stops end_count forwards drafted fallback rows".split()),
         ("threshold", c_double),
         ("temperature", c_float),
-        *((name, c_void_p) for name in "ends uniforms tokens confidences probs own_probs".split()),
+        *((name, c_void_p) for name in "ends uniforms tokens confidences probs own_probs states".split()),
     )
 
 
@@ -102,13 +103,14 @@ class Behind(NamedTuple):
 class PackedScores:
     """What a pass gives, in float32. states: the last layer's output. hidden: of every layer that ran, if wanted.
 
-    logits, head_input: of the scored rows of every text, in order.
+    logits, head_input: of the scored rows of every text, in order. ran: how many layers, with a bar.
     """
 
     states: Float[Tensor, "m dim"]
     logits: Float[Tensor, "scored vocab"] | None
     head_input: Float[Tensor, "scored dim"] | None
     hidden: Float[Tensor, "layers m dim"] | None
+    ran: int | None = None
 
 
 class PackedDecoder:
@@ -172,23 +174,20 @@ class PackedDecoder:
         hidden: bool = False,
         fill: bool = False,
         skipped: Skipped = NOTHING,
+        bar: float | None = None,
     ) -> PackedScores:
         """The rows of several texts, one text after the other: token ids, or the states that the first layer reads.
 
         layers: indices; None: all. fill: only the keys and values of these layers, each from the same states.
-        skipped: blocks that are left out.
+        skipped: blocks that are left out. bar: one row leaves behind the first layer but the last whose output's cosine
+        with its input is larger; the other layers compute only its keys and values, from that output.
         """
         rows, m, scored = rows.contiguous(), rows.shape[0], sum(text.scored for text in texts)
-        chosen = self._every_layer if layers is None else torch.tensor(list(layers), dtype=torch.int32)
-        states = torch.empty(len(chosen), m, self.dim) if hidden else None
+        states = torch.empty(self.depth if layers is None else len(layers), m, self.dim) if hidden else None
         logits = torch.empty(scored, self.vocab) if scored else None
         head_input = torch.empty(scored, self.dim) if scored else None
-        work, held = self._pass(texts)
-        work.layers, work.fill, work.layer = len(chosen), fill, chosen.data_ptr()
-        if skipped:
-            marks = [(at in skipped.attention) + 2 * (at in skipped.feed_forward) for at in chosen.tolist()]
-            left_out = torch.tensor(marks, dtype=torch.int32)
-            work.skipped = left_out.data_ptr()
+        work, held = self._pass(texts, layers, skipped)
+        work.fill = fill
         if rows.is_floating_point():
             x = rows.float().clone()
         else:
@@ -198,22 +197,29 @@ class PackedDecoder:
             work.logits, work.head_input = logits.data_ptr(), head_input.data_ptr()
         if hidden:
             work.hidden = states.data_ptr()
+        if bar is not None:
+            before, ran = torch.empty(self.dim), c_int32(self.depth)
+            work.bar, work.before, work.ran = bar, before.data_ptr(), ctypes.addressof(ran)
         self._library.run(ctypes.byref(self._model), ctypes.byref(work))
         del held
-        return PackedScores(x, logits, head_input, states)
+        return PackedScores(x, logits, head_input, states, None if bar is None else ran.value)
 
     def draft(
         self, tokens: Sequence[Sequence[int]], texts: Sequence[Behind], chains: Sequence[Chain]
     ) -> list[DraftedChain]:
-        """The rows of each text and a chain behind them, in one call. The texts' chains run side by side."""
-        asks, kept = (_Chain * len(texts))(), []
-        for ask, chain in zip(asks, chains, strict=True):
+        """The rows of each text and a chain behind them, in one call. The texts' chains run side by side.
+
+        All chains are of the same layers.
+        """
+        asks, kept, part = (_Chain * len(texts))(), [], (chains[0].layers, chains[0].skipped)
+        for ask, chain, fed in zip(asks, chains, tokens, strict=True):
             sampled = chain.temperature > 0
             ends, drafted = (c_int64 * len(chain.end_tokens))(*chain.end_tokens), (c_int64 * chain.steps)()
             confidences = (c_float * chain.steps)()
             probs = torch.empty(chain.steps, self.vocab) if sampled else None
             own_probs = torch.empty(chain.steps, self.vocab) if chain.keeps_probs else None
-            kept.append((ends, drafted, confidences, probs, own_probs))
+            states = None if chain.layers is None else torch.empty(len(fed) + chain.steps - 1, self.dim)
+            kept.append((ends, drafted, confidences, probs, own_probs, states))
             ask.steps, ask.stops, ask.threshold = chain.steps, chain.threshold is not None, chain.threshold or 0.0
             ask.temperature, ask.end_count, ask.ends = chain.temperature, len(ends), ctypes.addressof(ends)
             ask.tokens, ask.confidences = ctypes.addressof(drafted), ctypes.addressof(confidences)
@@ -221,7 +227,9 @@ class PackedDecoder:
                 ask.uniforms, ask.probs = chain.uniforms.data_ptr(), probs.data_ptr()
             if chain.keeps_probs:
                 ask.own_probs = own_probs.data_ptr()
-        self._run_program(self._library.draft_chains, tokens, texts, asks, [1] * len(texts))
+            if states is not None:
+                ask.states = states.data_ptr()
+        self._run_program(self._library.draft_chains, tokens, texts, asks, [1] * len(texts), *part)
         return [
             DraftedChain(
                 tokens=drafted[: ask.drafted],
@@ -230,8 +238,9 @@ class PackedDecoder:
                 confidences=confidences[: ask.forwards] if chain.threshold is not None else [],
                 probs=None if probs is None else probs[: ask.drafted],
                 own_probs=None if own_probs is None else own_probs[: ask.drafted],
+                states=None if states is None else states[: ask.rows],
             )
-            for ask, chain, (_, drafted, confidences, probs, own_probs) in zip(asks, chains, kept, strict=True)
+            for ask, chain, (_, drafted, confidences, probs, own_probs, states) in zip(asks, chains, kept, strict=True)
         ]
 
     def grow(
@@ -267,19 +276,22 @@ class PackedDecoder:
         texts: Sequence[Behind],
         asks: ctypes.Array,
         later: Sequence[int],
+        layers: Sequence[int] | None = None,
+        skipped: Skipped = NOTHING,
     ) -> None:
         """later: how many rows of each text a later forward may run."""
-        work, held = self._pass(texts)
+        work, held = self._pass(texts, layers, skipped)
         fed = [token for each in tokens for token in each]
         ids, m = (c_int64 * len(fed))(*fed), max(len(fed), sum(later))
         x, logits = torch.empty(m, self.dim), torch.empty(sum(later), self.vocab)
-        work.layers, work.layer = self.depth, self._every_layer.data_ptr()
         work.tokens, work.x, work.logits = ctypes.addressof(ids), x.data_ptr(), logits.data_ptr()
         program(ctypes.byref(self._model), ctypes.byref(work), asks)
         del held
 
-    def _pass(self, texts: Sequence[Behind]) -> tuple[_Pass, list[object]]:
-        """A pass over the rows of these texts, and what it points to."""
+    def _pass(
+        self, texts: Sequence[Behind], layers: Sequence[int] | None, skipped: Skipped
+    ) -> tuple[_Pass, list[object]]:
+        """A pass of the rows of these texts through these layers, and what it points to."""
         cos, sin = self._rotations  # held here, as another thread may replace them
         made, text_of, scored, first = (_Text * len(texts))(), [], [], 0
         held: list[object] = [made, cos, sin]
@@ -303,6 +315,14 @@ class PackedDecoder:
         work.text, work.text_of = ctypes.addressof(made), ctypes.addressof(numbers)
         work.scored_row = ctypes.addressof(numbers) + 4 * first
         work.cos, work.sin, work.table = cos.data_ptr(), sin.data_ptr(), cos.shape[1]
+        chosen = self._every_layer if layers is None else torch.tensor(list(layers), dtype=torch.int32)
+        held.append(chosen)
+        work.layers, work.layer = len(chosen), chosen.data_ptr()
+        if skipped:
+            marks = [(at in skipped.attention) + 2 * (at in skipped.feed_forward) for at in chosen.tolist()]
+            left_out = torch.tensor(marks, dtype=torch.int32)
+            held.append(left_out)
+            work.skipped = left_out.data_ptr()
         return work, held
 
     def read_weights(self) -> None:
