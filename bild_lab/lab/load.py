@@ -95,9 +95,7 @@ def load(
 
     def any_model(path: str | Path | Loaded, revision: str | None, placement: Placement) -> LoadedModel:
         if isinstance(path, str | Path):
-            model = load_model(str(path), revision, where, precision, engine, compile, trust_remote_code, placement)
-            # a target drafts by its own layers
-            return model.step_by_step() if compile_drafter is False and isinstance(model, NativeModel) else model
+            return load_model(str(path), revision, where, precision, engine, compile, trust_remote_code, placement)
         if engine != "hf" or compile or placement.spread:
             raise UserError(
                 "a model in memory runs on hf, on one device, got other settings; save it to a folder and give that"
@@ -122,6 +120,8 @@ def load(
                     f"only the CPU kernels, and a GPU with runtime.compile=true, draft in one program, and {path} runs "
                     f"on {model.engine}; set runtime.compile_drafter=auto"
                 )
+            if compile_drafter is False and isinstance(model, NativeModel):
+                model = model.step_by_step()
             drafts.append(in_vocabulary_of(target_model.checkpoint, wrap(model), how))
             return drafts[-1]
 

@@ -47,6 +47,8 @@ FAST = {
     ("bita", "llama", "kernels"),
     ("speculative_tree", "llama", "native"),
     ("early_exit_speculative", "t5", "native"),
+    ("early_exit_speculative", "llama", "kernels"),
+    ("calm", "t5", "kernels"),
 }
 SOUND = {("speculative", "t5", "kernels"), ("ngram", "llama", "native")}  # of those that sample
 

@@ -281,6 +281,7 @@ class CachedSession:
         hidden = (*work.hidden, len(work.layers)) if first else work.hidden
         scores = self._run(replace(work, hidden=hidden))
         if not first:
+            self._started = None  # other keys and values may stand in its slots now
             return scores
         *hidden, states = scores.hidden
         self._remember(work.start, Started(work.tokens, states, len(work.layers)))
@@ -292,14 +293,21 @@ class CachedSession:
         drafted = self.layers.draft(start, rows, chain)
         if drafted is None:
             return None
-        left_out = {f"skipped_{kind}": len(getattr(chain.skipped, kind)) for kind in ("attention", "feed_forward")}
-        ran, first = [*rows, *drafted.tokens][: len(rows) + drafted.forwards - 1], start
+        slot = start
         for count in (len(rows), *[1] * (drafted.forwards - 1)):
-            self._ran(first, count, layers=len(chain.layers), **left_out)
-            first += count
+            self._ran(
+                slot,
+                count,
+                layers=len(chain.layers),
+                skipped_attention=len(chain.skipped.attention),
+                skipped_feed_forward=len(chain.skipped.feed_forward),
+            )
+            slot += count
         if is_first(chain.layers, chain.skipped):
-            started = Started(on_device(ran, self.layers.device), drafted.states, len(chain.layers))
-            self._remember(start, started)
+            ran = on_device([*rows, *drafted.tokens][: slot - start], self.layers.device)
+            self._remember(start, Started(ran, drafted.states, len(chain.layers)))
+        else:
+            self._started = None
         return drafted
 
     def _remember(self, start: int, ran: Started) -> None:

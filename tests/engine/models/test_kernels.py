@@ -168,7 +168,7 @@ def test_a_view_drafts_in_one_program_what_it_drafts_in_the_loop(
         return DraftThenVerify(target, drafter, rule).decode(request, trace := Trace()), trace
 
     (text, trace), (expected, wanted) = decoded(whole), decoded(whole.step_by_step())
-    assert text == expected and trace.drafted == wanted.drafted
+    assert text == expected and trace.drafted == wanted.drafted > 0
     assert rounds_of(trace) == rounds_of(wanted)
     assert forwards_of(trace) == forwards_of(wanted)
 
@@ -183,6 +183,17 @@ def test_a_view_has_a_program_where_the_kernels_run() -> None:
         assert (drafted is not None) == found
         if found:  # the last drafted token has not run
             assert (view.length, session.length, drafted.states.shape[0]) == (before + 3, before, 3)
+
+
+def test_the_target_goes_on_from_rows_that_a_view_ran_in_several_chains() -> None:
+    target, source = in_memory(TINY["llama"](1, layers=3), "kernels"), Source((START, 5, 9, 12))
+    session = target.start(source, 40)
+    view = EarlyExit(target, 2).start(source, 40, target=session)
+    text = [12, *view.draft([12], Chain(2, frozenset())).tokens]
+    text += view.draft(text[-1:], Chain(3, frozenset())).tokens
+    scores = session.extend(text).logits
+    assert [(one.rows, one.first_layer) for one in session.forwards[-2:]] == [(1, 0), (6, 2)]
+    assert torch.equal(scores, target.start(source, 40).extend(text).logits)
 
 
 def test_hidden_states_and_layers_are_those_of_pytorch() -> None:

@@ -24,7 +24,7 @@ from bild_lab.engine.models.native.cache import KeyValueCache
 from bild_lab.engine.models.native.layers import NativeLayers
 from bild_lab.engine.models.views import EarlyExit, LayerSkip
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.session import LoadedModel, Skipped, Want
+from bild_lab.engine.session import Chain, LoadedModel, Skipped, Want
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.build import build_method
@@ -33,7 +33,7 @@ from tests.engine.lossless.test_random_models import random_source, random_targe
 from tests.policies import FAMILIES, WINDOWED, in_memory
 from tests.sessions import needs_kernels
 from tests.thinned import thinned
-from tests.tiny import START
+from tests.tiny import START, tiny_llama
 
 PROMPT = "ein Hund läuft im Wasser"
 
@@ -246,6 +246,26 @@ def test_what_a_view_drafts_leaves_the_targets_text_as_it_was(
     made = drafted.generate(PROMPT, 40)
     assert made.token_ids == plain.generate(PROMPT, 40).token_ids
     assert made.trace.drafted > 0
+
+
+@pytest.mark.parametrize("in_one_program", [pytest.param(True, marks=needs_kernels), False])
+def test_a_second_view_leaves_nothing_of_its_own_where_the_first_ones_rows_were(in_one_program: bool) -> None:
+    """The target must not go on from the first view's states behind keys and values of the second."""
+    target, source = (
+        in_memory(tiny_llama(1, layers=3), "kernels" if in_one_program else "native"),
+        Source((START, 5, 9)),
+    )
+    session = target.start(source, 40)
+    for view in (EarlyExit(target, 2), LayerSkip(target, [0])):
+        beside = view.start(source, 40, target=session)
+        if in_one_program:
+            assert beside.draft([9], Chain(2, frozenset())) is not None
+        else:
+            beside.extend([9])
+    session.extend([9])
+    torch.testing.assert_close(
+        session.extend([12]).logits, target.start(source, 40).extend([9, 12]).logits[1:], atol=1e-5, rtol=1e-5
+    )
 
 
 def test_the_last_exit_is_the_target_and_every_draft_of_it_stands(checkpoints: Path) -> None:

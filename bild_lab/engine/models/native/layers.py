@@ -148,7 +148,7 @@ class NativeLayers:
         return self._together(kind, partial(run_program, packed.draft), (self, start, tokens, chain))
 
     def until_saturated(self, start: int, token: int, bar: float) -> tuple[Float[Tensor, "1 vocab"], int] | None:
-        if self._batch is not None or (packed := self._whole) is None:  # texts of a batch leave behind different layers
+        if (packed := self._whole) is None:
             return None
         self._reserve(start + 1)
         self.place(packed, start + 1)

@@ -238,7 +238,7 @@ inline double cosine(const float* x, const float* y, int dim) {
         right += double(y[i]) * y[i];
     }
     const double least = 1e-8;  // as in PyTorch
-    return std::min(1.0, products / (std::max(std::sqrt(left), least) * std::max(std::sqrt(right), least)));
+    return std::min(products / (std::max(std::sqrt(left), least) * std::max(std::sqrt(right), least)), 1.0);  // or NaN
 }
 
 struct Buffers {  // of one pass, for all threads; then for each thread
