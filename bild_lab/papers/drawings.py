@@ -30,6 +30,7 @@ from bild_lab.papers.verdicts import Comparison, Line
 from bild_lab.report.style import FIGURE_STYLE, HAIRLINE, INK, MUTED, Mark, marks
 
 _DPI = 150
+SAME_QUALITY = 0.05  # texts of one model that differ by ties move its quality less
 _PANEL = (4.6, 3.6)  # inches
 _HEADING, _LEGEND = 0.75, 0.55
 _LETTER = 0.06  # as wide as a letter of the subtitle
@@ -71,8 +72,8 @@ def draw_trade_offs(picture: Picture, path: Path) -> None:
             spots = [(1 / point.speedup.value, point.quality.value) for point in known]
             _curve(axes, spots, looks[row], pareto_front(spots))
             _stars(axes, picture, panel, row, looks[row])
-        if (quality := _quality_lines(axes, own)) is not None:
-            axes.plot(1.0, quality, "x", color=INK, ms=8, mew=2.2, zorder=6)
+        for quality, color in _quality_lines(axes, own, looks):
+            axes.plot(1.0, quality, "x", color=color, ms=8, mew=2.2, zorder=6)
         axes.set_xlabel("latency over the baseline's")
 
     _draw_panels(picture, path, draw)
@@ -85,7 +86,7 @@ def draw_engagement(picture: Picture, path: Path) -> None:
         for row, curve in own.items():
             spots = sorted((100 * replaced(point), point.quality.value) for point in curve)
             _curve(axes, spots, looks[row], range(len(spots)))
-        _quality_lines(axes, own)
+        _quality_lines(axes, own, looks)
         axes.set_xlabel("tokens that the large model replaced, %")
 
     _draw_panels(picture, path, draw)
@@ -111,7 +112,7 @@ def draw_dots(picture: Picture, path: Path) -> None:
         lines = [line for line in picture.comparison.lines if line.beside is not None]
         printed = any(line.cell.formula is None for line in lines)
         computed = any(line.cell.formula is not None for line in lines)
-        _legend(figure, [here, *([_star_key()] if printed else []), *([formula] if computed else [])])
+        _legend(figure, [here, *([_star_key()] if printed else []), *([formula] if computed else [])], 3)
 
 
 def draw_scatter(picture: Picture, path: Path) -> None:
@@ -166,8 +167,11 @@ def _draw_panels(picture: Picture, path: Path, draw: Callable[..., None]) -> Non
     looks = marks(list(dict.fromkeys(row for own in groups.values() for row in own)))
     columns = min(2, len(groups))
     lines = math.ceil(len(groups) / columns)
-    legend = _LEGEND + 0.2 * (len(looks) // 5)
-    inches = (max(7.0, _PANEL[0] * columns + 0.3), _HEADING + _PANEL[1] * lines + legend)
+    width = max(7.0, _PANEL[0] * columns + 0.3)
+    keys = _paper_keys(picture, groups)
+    beside = _legend_columns([*looks, *(key.get_label() for key in keys)], width)
+    legend = _LEGEND + 0.2 * ((len(looks) + len(keys) - 1) // beside)
+    inches = (width, _HEADING + _PANEL[1] * lines + legend)
     with page(path, inches, picture) as figure:
         for index, (panel, own) in enumerate(groups.items()):
             line, column = divmod(index, columns)
@@ -186,7 +190,7 @@ def _draw_panels(picture: Picture, path: Path, draw: Callable[..., None]) -> Non
             Line2D([], [], marker=look.marker, color=look.colour, ms=6, lw=1.4, label=row)
             for row, look in looks.items()
         ]
-        _legend(figure, [*handles, *_paper_keys(picture, groups)])
+        _legend(figure, [*handles, *keys], beside)
 
 
 def _curve(axes: Axes, spots: Sequence[tuple[float, float]], look: Mark, joined: Sequence[int]) -> None:
@@ -211,15 +215,23 @@ def _stars(axes: Axes, picture: Picture, panel: str, row: str, look: Mark) -> No
             axes.axvline(1 / speed, color=look.colour, linewidth=1.1, linestyle=(0, (1, 2)), zorder=1.5)
 
 
-def _quality_lines(axes: Axes, own: dict[str, list[Result]]) -> float | None:
-    quality = baseline_quality(_all(own))
-    if quality is None:
-        return None
-    for level, text in ((quality, "baseline"), (quality - 1, f"{MINUS}1 point")):
-        axes.axhline(level, color=MUTED, linewidth=1.0, linestyle="-" if level == quality else (0, (5, 4)), zorder=1.5)
-        place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "annotation_clip": False}
-        axes.annotate(text, (1, level), (2, 3), ha="right", size=7.5, color=MUTED, **place)
-    return quality
+def _quality_lines(axes: Axes, own: dict[str, list[Result]], looks: dict[str, Mark]) -> list[tuple[float, str]]:
+    """Lines at the baseline's quality and one point below. Returns each baseline with the color of its mark.
+
+    Where rows have models of their own, each has its baseline, in its color.
+    """
+    found = {row: quality for row, curve in own.items() if (quality := baseline_quality(curve)) is not None}
+    apart = max(found.values(), default=0.0) - min(found.values(), default=0.0) > SAME_QUALITY
+    baselines = [(found[row], looks[row].colour, f"baseline of {row}") for row in found]
+    if not apart:
+        baselines = [(quality, MUTED, "baseline") for quality, *_ in baselines[:1]]
+    for quality, color, name in baselines:
+        for level, text in ((quality, name), (quality - 1, "" if apart else f"{MINUS}1 point")):
+            line = "-" if level == quality else (0, (5, 4))
+            axes.axhline(level, color=color, linewidth=1.0, linestyle=line, zorder=1.5)
+            place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "annotation_clip": False}
+            axes.annotate(text, (1, level), (2, 3), ha="right", size=7.5, color=color, **place)
+    return [(quality, color if apart else INK) for quality, color, _ in baselines]
 
 
 def _dots(axes: Axes, quantity: str, lines: Sequence[Line]) -> None:
@@ -258,10 +270,14 @@ def _star_key() -> Line2D:
     return Line2D([], [], ls="", ms=10, label="paper", **_STAR)
 
 
-def _legend(figure: Figure, handles: list[Line2D]) -> None:
+def _legend(figure: Figure, handles: list[Line2D], columns: int) -> None:
     look = {"frameon": False, "columnspacing": 1.5, "handletextpad": 0.5}
-    figure.legend(handles=handles, ncols=min(len(handles), 5), loc="lower center", bbox_to_anchor=(0.5, 0.0), **look)
+    figure.legend(
+        handles=handles, ncols=min(len(handles), columns), loc="lower center", bbox_to_anchor=(0.5, 0.0), **look
+    )
 
 
-def _all(own: dict[str, list[Result]]) -> list[Result]:
-    return [point for curve in own.values() for point in curve]
+def _legend_columns(labels: Sequence[str], width: float) -> int:
+    """How many columns of a legend with these labels fit into so many inches, at most five."""
+    widest = 0.6 + 0.085 * max(map(len, labels), default=1)
+    return max(1, min(5, int(width / widest)))
