@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from bild_lab.lab.measure.bench.arms import Bench, Models
 
 BUSY_PERCENT = 15
-ROUNDS = {"t5_large": 7, "llama_12": 9}
+ROUNDS = {"t5_large": 5, "llama_12": 9}
 ROUNDS_OF_A_PAIR = 5  # of several texts each
 DEFAULTS = ["runtime.dtype=bfloat16", "dataset.limit=20", "decoding.max_new_tokens=64"]
 SHORT = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64"}
