@@ -20,6 +20,7 @@ pytest_add_cli_args = [
 pytest_add_cli_args_test_selection = {tests}
 process_isolation = "forkserver"
 use_git_change_detection = false
+timeout_constant = 20
 timeout_multiplier = 3
 """
 
