@@ -12,11 +12,14 @@ from torch import Tensor
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.drafters import AdaptiveWindow, LowConfidence, ModelDrafter
 from bild_lab.engine.drafters.model import low_confidence
+from bild_lab.engine.models.views import EarlyExit
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling, pick
 from bild_lab.engine.session import Chain, DraftedChain, Scores
 from bild_lab.errors import UserError
+from tests.policies import in_memory
 from tests.stubs import SESSION, StubModel, StubSession
+from tests.tiny import START, TINY
 
 END = 4
 TABLE = torch.tensor(
@@ -184,3 +187,11 @@ def test_what_a_drafter_gives_and_draws_from() -> None:
         ModelDrafter(model, 1, keeps_probs=1)
     meta = replace(StubModel(lambda _: TABLE[0]), device=torch.device("meta"))
     assert not ModelDrafter(meta, 1).looks and ModelDrafter(meta, 1, LowConfidence(0.3)).looks
+
+
+def test_a_view_of_the_target_drafts_beside_it_and_offers_no_states_of_its_own() -> None:
+    target, source = in_memory(TINY["llama"](0), "native"), Source((START, 5, 9))
+    drafter = ModelDrafter(EarlyExit(target, 1), 3)
+    drafter.start(Request(source, Limits(3, 20)), target.start(source, 20))
+    assert len(drafter.propose([START, 5, 9])) == 3
+    assert drafter.draws_from is None and ModelDrafter(target, 3).draws_from is target

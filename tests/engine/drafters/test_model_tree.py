@@ -10,6 +10,7 @@ import torch
 from bild_lab.engine.draft import ROOT, Verdict
 from bild_lab.engine.drafters import LowConfidence, ModelTreeDrafter
 from bild_lab.engine.drafters.model_tree import grow
+from bild_lab.engine.models.views import EarlyExit
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import GrownTree, Growth, Scores, Session
@@ -168,3 +169,26 @@ def test_no_branch_is_longer_than_the_text_may_become() -> None:
     drafter.start(Request(Source((0, 1)), Limits(2, 4)), SESSION)
     draft = drafter.propose([0, 1, 3])
     assert max(map(len, branches(draft.token_list, draft.parent_list))) == draft.calls == 3
+
+
+def test_a_leaf_with_just_the_least_chance_grows_on() -> None:
+    even = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64).log()
+    for least, levels in ((0.25, 3), (0.2500001, 2)):
+        growth = Growth(nodes=20, depth=9, width=9, children=2, end_tokens=frozenset(), least=least)
+        tree = grow(StubModel(lambda _: even).start(Source((0,)), 20), [0], growth, WARM)
+        assert len(tree.forwards) == levels
+
+
+def test_a_draft_model_starts_beside_the_target_and_forgets_what_the_text_lost() -> None:
+    target = in_memory(TINY["llama"](0), "native")
+    session = target.start(Source((START, 5, 9)), 20)
+    request = Request(Source((START, 5, 9)), Limits(3, 20))
+    view = ModelTreeDrafter(EarlyExit(target, 1), nodes=3, window=2, width=2, children=2)
+    view.start(request, session)  # a view without a target would be refused
+    with pytest.raises(UserError, match="draft chains alone"):
+        view.propose([START, 5, 9])
+    drafter = ModelTreeDrafter(target, nodes=3, window=2, width=2, children=2)
+    drafter.start(request, session)
+    drafter.propose([START, 5, 9])
+    drafter.forget(1)
+    assert drafter._session.length == 1

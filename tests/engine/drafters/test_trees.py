@@ -75,3 +75,20 @@ def test_widths_are_one_number_for_all_depths_or_one_for_each_of_the_first() -> 
     assert widths_of([5, 2], 3, 40) == (5, 2)
     with pytest.raises(UserError, match="top_k must be a whole number >= 1, got 1.5"):
         widths_of([1.5], 3, 40)
+
+
+def test_the_target_runs_a_row_for_the_last_token_every_node_and_every_probe() -> None:
+    assert [tree.rows for tree in grown(efficient_tree, (2, 1), 2)] == [1 + 2, 1 + 2 + 3 * 2, 1 + 3 + 4 * 2]
+    assert [tree.rows for tree in grown(efficient_tree, (2, 1))] == [1, 3, 4]
+
+
+def test_a_full_tree_may_be_too_large_and_no_other() -> None:
+    with pytest.raises(UserError, match="has 1110 nodes, more than 1024"):
+        grown(full_tree, (10, 10, 10))
+    assert grown(efficient_tree, (10, 10, 10))[-1].rows == 31
+
+
+def test_trees_without_nodes_use_no_candidates_and_ask_for_no_probes_unless_told() -> None:
+    assert TokenTrees(grown(full_tree, ()), 40, CPU).widest == 0
+    trees = TokenTrees(grown(efficient_tree, (1,), 2), 40, CPU)
+    assert (trees.layout(1).probes, trees.layout(1, 1).probes.tolist()) == (None, [40, 40])
