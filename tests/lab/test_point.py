@@ -7,12 +7,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from bild_lab.errors import UserError
 from bild_lab.lab import point as module
 from bild_lab.lab.config import DecodingSpec, MeasureSpec, PairSpec, RuntimeSpec, compose_config, typed
 from bild_lab.lab.data.examples import DatasetSpec
-from bild_lab.lab.point import prepare
+from bild_lab.lab.point import prepare, sweep_folder
 from tests.engine.adapters.tiny import random_adapter
 from tests.policies import RUNNABLE
 from tests.thinned import thinned
@@ -69,6 +70,39 @@ def name_of(*words: str) -> str:
 )
 def test_every_setting_that_can_change_a_number_changes_the_name(base: list[str], plain: str, word: str) -> None:
     assert name_of(*base, word) != plain
+
+
+def test_a_point_holds_what_it_was_asked_for(base: list[str]) -> None:
+    words = ["name=held", "policy=speculative", "policy.window=3", "decoding=sample", "decoding.temperature=0.7"]
+    words += [
+        "decoding.top_k=5",
+        "runtime.batch=2",
+        "runtime.seed=4",
+        "dataset.max_source_tokens=40",
+        "measure.warmup=3",
+    ]
+    point = prepare(compose_config([*base, *words]))
+    named = "target draft second_draft source_language target_language dataset split prompt_template chat_template"
+    measured = "metric dtype compile batch device threads processors decoding seed repeats warmup baseline"
+    found = "max_source_tokens n_examples data weights engine code hardware"
+    assert set(point.setting) == {*named.split(), *measured.split(), *found.split()}
+    told = {key: point.setting[key] for key in ("dataset", "batch", "seed", "warmup", "max_source_tokens", "compile")}
+    assert list(told.values()) == ["multi30k", 2, 4, 3, 40, False]
+    assert point.setting["n_examples"] == len(point.examples) > 0
+    assert (point.name, point.policy, point.batch, point.seed) == ("held", "speculative", 2, 4)
+    assert point.knobs["window"] == 3 and point.knobs["stop_confidence"] is None
+    assert (point.sampling.temperature, point.sampling.top_k, point.sampling.top_p) == (0.7, 5, None)
+    assert point.decoding.temperature == 0.7 and not point.baseline_is_target
+    greedy = prepare(compose_config(base))
+    assert greedy.batch == 1 and greedy.baseline_is_target and "batch" not in greedy.setting
+    assert not prepare(compose_config([*base, "measure.baseline=beam"])).baseline_is_target
+
+
+def test_results_go_to_a_folder_of_the_name_alone() -> None:
+    assert sweep_folder(OmegaConf.create({"name": "held"})) == Path("outputs/held")
+    for name in ("", ".", "..", "a/b", "a\\b", "a\n", None):
+        with pytest.raises(UserError, match="must be a plain folder name"):
+            sweep_folder(OmegaConf.create({"name": name}))
 
 
 def test_languages_are_a_part_of_the_setting(base: list[str]) -> None:
