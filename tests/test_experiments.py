@@ -184,7 +184,7 @@ def test_what_experiments_share_is_shared() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    thinned(COMMANDS, 6),
+    thinned(COMMANDS, 12),
 )
 def test_an_experiment_can_start_and_sweeps_over_knobs_that_are_there(
     command: str, checkpoints: Path, rows: Path
@@ -405,7 +405,7 @@ def test_a_row_of_ppds_tables_has_the_papers_prompt_and_all_the_numbers_it_print
     assert (asked, rest) == (printed, 0)
 
 
-@pytest.mark.parametrize("experiment", [f"ppd_tab1/{file}" for file in (*PROMPTS, "small")])
+@pytest.mark.parametrize("experiment", thinned([f"ppd_tab1/{file}" for file in ("small", *PROMPTS)], 3))
 def test_an_experiment_of_match_rates_fills_both_figures(
     experiment: str, checkpoints: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,7 @@ def test_points_of_several_machines_become_one_sweep(command: Command) -> None:
     assert len(one.results()) == 2  # as it was
 
 
+@pytest.mark.slow
 def test_merging_again_copies_nothing_and_what_is_new_is_added(command: Command) -> None:
     write_sweep("one", [0.2, 0.4], "EPYC", "a")
     command("name=all", "outputs/one")

@@ -240,6 +240,7 @@ def _only_examples() -> str:
     return file.read_text()
 
 
+@pytest.mark.slow
 def test_without_a_baseline_there_is_no_speedup(command: Command, base: list[str]) -> None:
     code, printed = command(*base, "measure.baseline=null")
     assert code == 0, printed

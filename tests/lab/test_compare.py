@@ -101,6 +101,7 @@ def test_the_page_has_a_plot_with_a_row_per_point_and_says_what_the_lab_book_say
     assert said["summary"].startswith("2 points compared. B against A: 2 faster in speed; 2 worse in quality.")
 
 
+@pytest.mark.slow
 def test_sweeps_of_more_and_fewer_examples_are_compared_over_those_that_both_have(
     command: Command, sweep: Callable[..., Sweep]
 ) -> None:

@@ -57,6 +57,7 @@ def test_fixed_shapes_decode_the_same_text(checkpoints: Path, traced: None, fami
         assert fixed.generate(prompt, 24).token_ids == eager.generate(prompt, 24).token_ids
 
 
+@pytest.mark.slow
 def test_the_compiler_itself_scores_several_rows_as_eager_code_does() -> None:
     # several: one row alone hides a wrong mask
     decoder = T5Decoder(tiny_t5(0, layers=1, decoder_layers=1))

@@ -89,7 +89,12 @@ def open_llama() -> Opened:
 
 
 DECODERS = [
-    pytest.param(partial(opened, family), id=f"{opened.__name__} {family}")
+    pytest.param(
+        partial(opened, family),
+        id=f"{opened.__name__} {family}",
+        # compiling takes seconds
+        marks=[pytest.mark.slow] if opened is open_fixed_decoder and family != "llama" else [],
+    )
     for opened in (open_native_decoder, open_fixed_decoder)
     for family in ("llama", *WINDOWED)
 ]

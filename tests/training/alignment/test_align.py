@@ -210,6 +210,7 @@ def test_the_tokenizer_gives_the_answers_of_these_tests_back(
     assert {answer.answer for answer in read_calibration(answered["deaf"]).answers} == {"w25 w17 w9"}
 
 
+@pytest.mark.slow
 def test_without_a_sweep_no_target_is_needed(
     command: Command, base: list[str], pairs: Path, tmp_path: Path, answered: dict[str, Path]
 ) -> None:

@@ -212,6 +212,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", place], check=True)
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_gives_one_line_and_the_same_command_resumes_when_there_is_room(
     command: Command, dataset: list[str], small_disk: Path
 ) -> None:

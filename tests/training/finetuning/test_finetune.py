@@ -108,6 +108,7 @@ def test_a_killed_training_resumes_as_if_it_had_not_been_killed(
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
+@pytest.mark.slow
 def test_steps_before_the_last_checkpoint_are_not_repeated(tmp_path: Path) -> None:
     killed(tmp_path, 5)
     steps = Steps()
@@ -192,6 +193,7 @@ def test_a_full_disk_is_reported_and_leaves_earlier_checkpoints_intact(
     assert losses(finetune(job(tmp_path))) == losses(whole[1])
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_written_can_be_written_later(
     whole: tuple[Path, dict], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,6 +285,7 @@ def test_a_model_learns_by_every_loss(model: dict, loss: str, tmp_path: Path) ->
     assert layers == ([] if loss == "last" else ["loss_layer_1", "loss_layer_2"])
 
 
+@pytest.mark.slow
 def test_a_step_in_two_parts_is_the_same_step(tmp_path: Path) -> None:
     plain = {**T5, "config": {**T5["config"], "dropout_rate": 0.0}}
     one = finetune(job(tmp_path / "one", model=plain))

@@ -129,6 +129,7 @@ def words(data: Path) -> list[str]:
     return ["dataset=multi30k", f"dataset.path={data}", *QUICK]
 
 
+@pytest.mark.slow
 def test_the_answers_are_generated_first_and_kept(command: Command, checkpoints: Path, data: Path) -> None:
     line = ["name=bita", f"model.path={checkpoints / 'llama'}", *words(data), "bita.mask_tokens=1"]
     line += ["dataset.prompt_template=German: {source} English:"]
