@@ -72,7 +72,7 @@ def draw_trade_offs(picture: Picture, path: Path) -> None:
             spots = [(1 / point.speedup.value, point.quality.value) for point in known]
             _curve(axes, spots, looks[row], pareto_front(spots))
             _stars(axes, picture, panel, row, looks[row])
-        for quality, color in _quality_lines(axes, own, looks):
+        for quality, color in quality_lines(axes, own, looks):
             axes.plot(1.0, quality, "x", color=color, ms=8, mew=2.2, zorder=6)
         axes.set_xlabel("latency over the baseline's")
 
@@ -86,7 +86,7 @@ def draw_engagement(picture: Picture, path: Path) -> None:
         for row, curve in own.items():
             spots = sorted((100 * replaced(point), point.quality.value) for point in curve)
             _curve(axes, spots, looks[row], range(len(spots)))
-        _quality_lines(axes, own, looks)
+        quality_lines(axes, own, looks)
         axes.set_xlabel("tokens that the large model replaced, %")
 
     _draw_panels(picture, path, draw)
@@ -169,7 +169,7 @@ def _draw_panels(picture: Picture, path: Path, draw: Callable[..., None]) -> Non
     lines = math.ceil(len(groups) / columns)
     width = max(7.0, _PANEL[0] * columns + 0.3)
     keys = _paper_keys(picture, groups)
-    beside = _legend_columns([*looks, *(key.get_label() for key in keys)], width)
+    beside = legend_columns([*looks, *(key.get_label() for key in keys)], width)
     legend = _LEGEND + 0.2 * ((len(looks) + len(keys) - 1) // beside)
     inches = (width, _HEADING + _PANEL[1] * lines + legend)
     with page(path, inches, picture) as figure:
@@ -215,7 +215,7 @@ def _stars(axes: Axes, picture: Picture, panel: str, row: str, look: Mark) -> No
             axes.axvline(1 / speed, color=look.colour, linewidth=1.1, linestyle=(0, (1, 2)), zorder=1.5)
 
 
-def _quality_lines(axes: Axes, own: dict[str, list[Result]], looks: dict[str, Mark]) -> list[tuple[float, str]]:
+def quality_lines(axes: Axes, own: dict[str, list[Result]], looks: dict[str, Mark]) -> list[tuple[float, str]]:
     """Lines at the baseline's quality and one point below. Returns each baseline with the color of its mark.
 
     Where rows have models of their own, each has its baseline, in its color.
@@ -277,7 +277,7 @@ def _legend(figure: Figure, handles: list[Line2D], columns: int) -> None:
     )
 
 
-def _legend_columns(labels: Sequence[str], width: float) -> int:
+def legend_columns(labels: Sequence[str], width: float) -> int:
     """How many columns of a legend with these labels fit into so many inches, at most five."""
     widest = 0.6 + 0.085 * max(map(len, labels), default=1)
     return max(1, min(5, int(width / widest)))

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 import scripts.figures
@@ -21,11 +22,12 @@ from bild_lab.lab.schema.measured_examples import MeasuredExample
 from bild_lab.lab.schema.result import Result
 from bild_lab.papers import finished_points as rows
 from bild_lab.papers.cells import Cell, Cells
-from bild_lab.papers.drawings import Picture
+from bild_lab.papers.drawings import Picture, legend_columns, quality_lines
 from bild_lab.papers.figures import FIGURES, draw_figure
 from bild_lab.papers.finished_points import read_points
 from bild_lab.papers.published import Order, load_published, published_names
 from bild_lab.papers.verdicts import AGREES, FAILS, HIGHER, HOLDS, LOWER, UNKNOWN, WITHIN, compare, judged, markdown
+from bild_lab.report.style import marks
 from tests.papers.test_replayed_points import store_replayed
 from tests.report.sample import BASELINE_QUALITY, ENVIRONMENT, sample_drafted, sample_example, sample_result
 from tests.thinned import thinned
@@ -444,3 +446,21 @@ def test_the_quality_of_other_data_gets_no_verdict() -> None:
     assert (quality.beside, quality.verdict) == (None, "–")
     assert (speedup.beside, speedup.verdict) == (1.28, "agrees")
     assert compare([replace(cells[0], data="iwslt2017")], load_published("bild_speculative"), "paper").lines[0].beside
+
+
+def test_a_legend_has_as_many_columns_as_fit() -> None:
+    short, long = ["bild", "calm"] * 6, ["relaxed acceptance", "calm"] * 6
+    assert (legend_columns(short, 7.0), legend_columns(long, 7.0), legend_columns(long, 1.0)) == (5, 3, 1)
+
+
+def test_rows_with_models_of_their_own_have_a_baseline_each() -> None:
+    def quality(baseline: float) -> Result:
+        result = bild(1.5)
+        return replace(result, quality=replace(result.quality, baseline=baseline))
+
+    looks, apart = marks(["bild", "calm"]), ["baseline of bild", "", "baseline of calm", ""]
+    for other_baseline, lines, names in ((39.0, 2, ["baseline", "−1 point"]), (41.0, 4, apart)):
+        axes = Figure().add_subplot()
+        drawn = quality_lines(axes, {"bild": [quality(39.0)], "calm": [quality(other_baseline)]}, looks)
+        assert len(axes.lines) == lines and [text.get_text() for text in axes.texts] == names
+        assert [value for value, _ in drawn] == ([39.0] if lines == 2 else [39.0, 41.0])

@@ -25,7 +25,7 @@ from bild_lab.report.result_pages import (
     page_of,
     render,
     speedup,
-)  # fmt: skip
+)
 from tests.report.sample import sample_drafted
 
 PAGES = Path(__file__).parents[2] / "docs" / "results"
