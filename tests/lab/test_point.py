@@ -19,7 +19,12 @@ from tests.policies import RUNNABLE
 from tests.thinned import thinned
 from tests.tiny import tiny_llama
 
-OWN_WORDS = {"speculative_hierarchy": ["pair.second_draft=toy:small"], "ngram": ["policy.table=table.safetensors"]}
+OWN_WORDS = {
+    "speculative_hierarchy": ["pair.second_draft=toy:small"],
+    "ngram": ["policy.table=table.safetensors"],
+    "judge": ["policy.adapter=judge"],
+    **dict.fromkeys(("eagle", "eagle3", "hydra"), ["policy.heads=heads"]),
+}
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +101,40 @@ def test_a_point_holds_what_it_was_asked_for(base: list[str]) -> None:
     greedy = prepare(compose_config(base))
     assert greedy.batch == 1 and greedy.baseline_is_target and "batch" not in greedy.setting
     assert not prepare(compose_config([*base, "measure.baseline=beam"])).baseline_is_target
+
+
+def test_a_name_is_made_of_these_parts(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part under another key would measure every finished point again."""
+    seen: list[dict] = []
+    monkeypatch.setattr(module, "content_hash", lambda parts: seen.append(parts) or "a name")
+    point = prepare(compose_config([*base, "policy=speculative", "measure.certify=true", "+dataset.cut=[w4,w5]"]))
+    parts = "policies setting traced_examples certify target_log_probability categories weights"
+    assert point.id == "a name" and set(seen[-1]) == set(parts.split())
+    assert seen[-1]["certify"] is True and seen[-1]["categories"] == [one.category for one in point.examples]
+    assert seen[-1]["setting"] == {
+        key: value for key, value in point.setting.items() if key not in ("target", "draft", "second_draft")
+    }
+    assert point.scoring.cut == ("w4", "w5")
+
+
+def test_decoders_are_loaded_as_the_configuration_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    revisions = {f"{name}_revision": f"revision of {name}" for name in ("target", "draft", "second_draft")}
+    languages = {"source_language": "de_DE", "target_language": "fr_XX", "vocabularies": "strings"}
+    runtime = {"dtype": "float16", "device": "cpu", "engine": "native", "compile": True, "compile_drafter": False}
+    runtime |= {"trust_remote_code": True, "device_map": "auto", "tensor_parallel": True}
+    pair = PairSpec(name="pair", target="a", draft="b", second_draft="c", **revisions, **languages)
+    monkeypatch.setattr(module, "load", lambda *named, **options: (named, options))
+    policy, wrap = compose_config([]).policy, id
+    decoding = typed(DecodingSpec, compose_config(["decoding.processors=checkpoint"]).decoding, "decoding")
+    named, options = module.decoder_of(policy, pair, decoding, RuntimeSpec(threads=None, seed=0, **runtime), wrap)
+    further = {"second_draft": "c", "processors": "checkpoint", "wrap": wrap}
+    assert named == ("a", "b", policy) and options == {**revisions, **languages, **runtime, **further}
+
+
+@pytest.mark.parametrize("group", ["pair", "decoding", "runtime", "measure", "dataset"])
+def test_an_unknown_key_is_told_with_its_group(base: list[str], group: str) -> None:
+    with pytest.raises(UserError, match=f"^{group} has no key 'abacus'"):
+        prepare(compose_config([*base, f"+{group}.abacus=1"]))
 
 
 def test_results_go_to_a_folder_of_the_name_alone() -> None:
@@ -191,6 +230,7 @@ def test_a_value_taken_from_elsewhere_counts_as_itself(base: list[str], monkeypa
     word = "policy.window='${oc.decode:${oc.env:MY_WINDOW}}'"
     monkeypatch.setenv("MY_WINDOW", "3")
     assert name_of(*base, word) == name_of(*base, "policy.window=3")
+    assert prepare(compose_config([*base, word])).knobs["window"] == 3
     monkeypatch.setenv("MY_WINDOW", "5")
     assert name_of(*base, word) == name_of(*base, "policy.window=5") != name_of(*base, "policy.window=3")
 
