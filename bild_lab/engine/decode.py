@@ -72,14 +72,14 @@ class DraftThenVerify:
 
 
 def draft_then_verify(
-    target: Model, drafter: Drafter, accept: Acceptance, request: Request, trace: Trace, verify_tail: bool = True
+    target: Model, drafter: Drafter, accept: Acceptance, request: Request, trace: Trace, verify_tail: bool
 ) -> list[int]:
     """Continue the prompt until an end token or the length limit; returns prompt and continuation."""
     return whole(request, rounds(target, drafter, accept, request, trace, verify_tail))
 
 
 def rounds(
-    target: Model, drafter: Drafter, accept: Acceptance, request: Request, trace: Trace, verify_tail: bool = True
+    target: Model, drafter: Drafter, accept: Acceptance, request: Request, trace: Trace, verify_tail: bool
 ) -> Iterator[list[int]]:
     """The loop: yields the tokens that each round adds to the text."""
     limits = request.limits

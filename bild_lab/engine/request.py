@@ -60,7 +60,7 @@ class Limits:
 
     def fitting(self, draft: Draft, tokens: Sequence[int]) -> Draft:
         """The draft without nodes behind the last position that the models have."""
-        return draft if self.positions is None else draft.within(self.reach(tokens))
+        return draft.within(self.reach(tokens))
 
     def reached(self, tokens: Sequence[int]) -> bool:
         return self.room(tokens) <= 0 or (len(tokens) > self.prompt_length and tokens[-1] in self.end_tokens)

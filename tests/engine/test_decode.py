@@ -307,14 +307,19 @@ class Noted(NoDraft):
 @pytest.mark.parametrize("streamed", [True, False])
 def test_each_part_is_told_what_it_asks_for(streamed: bool) -> None:
     """A rule that reads the round sees the committed tokens and all scores, but judges none of the probes."""
-    wanted, read = [], []
+    wanted, read, judged = [], [], []
 
     class Reading(ExactMatch):
         wants = Want(head_input=True)
 
         def in_round(self, tokens: list[int], scores: Scores) -> Acceptance:
             read.append((list(tokens), scores.logits.shape[0]))
-            return lambda draft, logits, request: ExactMatch()(draft, logits[:99], request)
+
+            def judge(draft: Draft, logits: Tensor, request: Request) -> Verdict:
+                judged.append(logits.shape[0])
+                return ExactMatch()(draft, logits, request)
+
+            return judge
 
     class Session(StubSession):
         def extend(self, rows: Rows, want: Want = EVERYTHING) -> Scores:
@@ -333,9 +338,9 @@ def test_each_part_is_told_what_it_asks_for(streamed: bool) -> None:
     assert drafter.told[0][1] is drafter.told[1][1] is request and isinstance(drafter.told[1][2], Session)
     assert drafter.told[2:] == [([5], 3, 6), ([6], 3, 7), ([7], 3, 8)]
     assert read == [([4, 5], 3), ([4, 5, 6], 3), ([4, 5, 6, 7], 3)]
+    assert judged == [2] * 3
     assert wanted == [Want(head_input=True)] * 3
-    judged = DraftThenVerify(target, drafter, ExactMatch())
-    judged.decode(request, Trace())
+    DraftThenVerify(target, drafter, ExactMatch()).decode(request, Trace())
     assert wanted[3:] == [EVERYTHING] * 3
 
 

@@ -53,7 +53,7 @@ def test_what_is_expected_stands_beside_what_is_measured() -> None:
     drafter, rule = ModelDrafter(TableModel(DRAFTER), 3, keeps_probs=True), StaticEnsemble(0.7)
     request = Request(Source((0,)), Limits(1, 600), Sampling(temperature=1.0), torch.Generator().manual_seed(1))
     trace = Trace()
-    draft_then_verify(TableModel(TARGET), drafter, rule, request, trace)
+    draft_then_verify(TableModel(TARGET), drafter, rule, request, trace, verify_tail=True)
     expected, accepted = 0.0, 0
     for one in trace.rounds:
         judged = min(one.accepted + 1, len(one.drafted))

@@ -97,7 +97,9 @@ def sampled_texts(
     generator = torch.Generator().manual_seed(seed)
     request = Request(Source((FIRST,)), Limits(1, length), Sampling(temperature=1.0), generator)
     model = TableModel(target)
-    return [tuple(draft_then_verify(model, drafter, rule, request, Trace())[1:]) for _ in range(count)]
+    return [
+        tuple(draft_then_verify(model, drafter, rule, request, Trace(), verify_tail=True)[1:]) for _ in range(count)
+    ]
 
 
 def text_law(judge: Judge, target: Tensor, draft: Tensor, window: int, length: int) -> Tensor:
