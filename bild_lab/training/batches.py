@@ -8,7 +8,7 @@ from itertools import islice
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Sampler
@@ -24,11 +24,20 @@ _GROUP = 50  # at most so many batches are sorted by length together
 
 
 @dataclass(frozen=True)
+class SoftTargets:
+    """A teacher's most likely tokens at each token of an answer. probs: their shares, which add up to 1."""
+
+    ids: Int[np.ndarray, "t k"]
+    probs: Float[np.ndarray, "t k"]
+
+
+@dataclass(frozen=True)
 class TokenizedExample:
-    """One example as token ids. answer: what is learned, its end token included."""
+    """One example as token ids. answer: what is learned, its end token included. soft: a teacher's targets, if any."""
 
     prompt: Int[np.ndarray, " s"]
     answer: Int[np.ndarray, " t"]
+    soft: SoftTargets | None = None
 
     @property
     def length(self) -> int:
@@ -73,7 +82,7 @@ class Collator:
     """Makes the tensors of a forward pass from examples, padded on the right.
 
     pad: the padding's token id. start: the first token of an encoder–decoder's decoder; None for a decoder, which
-    reads prompt and answer as one sequence and learns the answer alone.
+    reads prompt and answer as one sequence and learns the answer alone. Soft targets lie beside their labels.
     """
 
     pad: int
@@ -91,6 +100,13 @@ class Collator:
         if self.start is not None:
             shifted = [np.concatenate([[self.start], one.answer[:-1]]) for one in examples]
             batch["decoder_input_ids"] = padded(shifted, self.pad)
+        soft = [one.soft for one in examples]
+        if None not in soft:
+            before = [len(labelled) - len(one.answer) for labelled, one in zip(labels, examples, strict=True)]
+            wide = [((gap, 0), (0, 0)) for gap in before]
+            batch["soft_ids"] = padded([np.pad(one.ids, gap) for one, gap in zip(soft, wide, strict=True)], 0)
+            probs = [np.pad(one.probs, gap) for one, gap in zip(soft, wide, strict=True)]
+            batch["soft_probs"] = padded(probs, 0, kind=np.float32)
         return batch
 
     def prompts(self, examples: Sequence[TokenizedExample]) -> dict[str, Tensor]:
@@ -100,8 +116,10 @@ class Collator:
         return {"input_ids": input_ids, "attention_mask": mask}
 
 
-def padded(rows: Sequence[np.ndarray], value: int, side: str = "right") -> Int[Tensor, "batch longest"]:
-    tensors = [torch.from_numpy(row.astype(np.int64)) for row in rows]
+def padded(
+    rows: Sequence[np.ndarray], value: int, side: str = "right", kind: type = np.int64
+) -> Shaped[Tensor, "batch longest *rest"]:
+    tensors = [torch.from_numpy(row.astype(kind)) for row in rows]
     return pad_sequence(tensors, batch_first=True, padding_value=value, padding_side=side)
 
 

@@ -49,6 +49,11 @@ class TrainingFolder:
         """Where a tokenizer made by this training is kept until the training ends."""
         return self.work / "tokenizer"
 
+    @property
+    def soft_targets(self) -> Path:
+        """Where what a teacher says is kept until the training ends."""
+        return self.work / "soft_targets.safetensors"
+
     def finished(self) -> dict[str, Any] | None:
         """The metrics of the training that finished here; None if there is none."""
         file = self.result / METRICS

@@ -39,6 +39,7 @@ class Recipe:
     warmup_steps: int = 0  # steps in which the rate rises, at least 0
     clip_norm: float | None = None  # of the gradient, above 0; null: never; Adafactor clips its own updates
     label_smoothing: float = 0.0  # at least 0, below 1
+    soft_targets: int = 0  # the target's so many most likely tokens are learned at each place; 0: its answer alone
     loss: str = "last"  # early_exit: mean of the first and last layer's; calm: layer i weighs i / Σj (BiLD §7.2.1)
     precision: str = "auto"  # float32 or bfloat16; auto: bfloat16 autocast if the device is fast at it
     max_target_tokens: int = 128  # longer answers are cut; evaluations decode no more than this
@@ -54,7 +55,7 @@ class Recipe:
         for key in ("evaluate_every", "threads"):
             if getattr(self, key) is not None:
                 require_whole(f"train.{key}", getattr(self, key), 1)
-        for key in ("warmup_steps", "seed"):
+        for key in ("warmup_steps", "seed", "soft_targets"):
             require_whole(f"train.{key}", getattr(self, key), 0)
         require_flag("train.scale_parameter", self.scale_parameter)
         choices = {"optimizer": OPTIMIZERS, "schedule": SCHEDULES, "loss": LOSSES}
@@ -63,6 +64,11 @@ class Recipe:
                 raise UserError(f"train.{key} must be one of {', '.join(known)}, got {getattr(self, key)!r}")
         _require_number("learning_rate", self.learning_rate, lambda value: value > 0, "> 0")
         _require_number("label_smoothing", self.label_smoothing, lambda value: 0 <= value < 1, "in [0, 1)")
+        if self.soft_targets and self.label_smoothing:
+            raise UserError(
+                "train.soft_targets has the target's probabilities in place of smoothed labels; "
+                "set train.label_smoothing=0"
+            )
         if self.clip_norm is not None:
             _require_number("clip_norm", self.clip_norm, lambda value: value > 0, "> 0, or null")
         if self.evaluate_every is not None and self.evaluate_every % self.log_every:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -78,8 +79,11 @@ class ResumableTrainer(Trainer):
         return self.accelerator.prepare(loader)
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *options: Any, **named: Any) -> Any:
-        """Call the model with the task's options."""
-        return super().compute_loss(model, {**inputs, **self._task.model_options}, *options, **named)
+        """Call the model with the task's options; soft targets are the loss's alone."""
+        soft = {name: inputs[name] for name in ("soft_ids", "soft_probs") if name in inputs}
+        self.compute_loss_func = partial(self._task.loss, **soft)
+        fed = {name: tensor for name, tensor in inputs.items() if name not in soft}
+        return super().compute_loss(model, {**fed, **self._task.model_options}, *options, **named)
 
     def evaluate(self, *unused: Any, **named: Any) -> dict[str, float]:
         """The task's evaluation under the Trainer's names, `eval_…`."""

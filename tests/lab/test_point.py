@@ -23,7 +23,7 @@ OWN_WORDS = {
     "speculative_hierarchy": ["pair.second_draft=toy:small"],
     "ngram": ["policy.table=table.safetensors"],
     "judge": ["policy.adapter=judge"],
-    **dict.fromkeys(("eagle", "eagle3", "hydra"), ["policy.heads=heads"]),
+    **{policy: ["policy.heads=heads"] for policy in ("eagle", "eagle3", "hydra")},
 }
 
 

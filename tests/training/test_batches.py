@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.lab.data.examples import Example
 from bild_lab.training.batches import (
     BatchOrder,
     Collator,
+    SoftTargets,
     TokenizedExample,
     TokenLimits,
     evaluation_batches,
@@ -40,6 +43,27 @@ def test_a_decoder_reads_both_and_learns_the_answer_alone() -> None:
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 1, 0]]
     assert batch["labels"].tolist() == [[-100, -100, -100, 8, 1], [-100, 10, 11, 1, -100]]
     assert "decoder_input_ids" not in batch
+
+
+def test_soft_targets_lie_beside_their_labels() -> None:
+    """Wherever no label is learned, no token has a share."""
+    soft = [
+        SoftTargets(np.array([[8, 5], [1, 6]]), np.array([[0.75, 0.25], [0.5, 0.5]], np.float16)),
+        SoftTargets(
+            np.array([[10, 4], [3, 11], [1, 2]]), np.array([[1, 0], [0.625, 0.375], [0.875, 0.125]], np.float16)
+        ),
+    ]
+    taught = [replace(one, soft=each) for one, each in zip(TWO, soft, strict=True)]
+    for start, gaps in ((2, (0, 0)), (None, (3, 1))):
+        batch, plain = Collator(pad=0, start=start)(taught), Collator(pad=0, start=start)(TWO)
+        assert set(plain) == set(batch) - {"soft_ids", "soft_probs"}
+        assert all(torch.equal(batch[name], plain[name]) for name in plain)
+        assert batch["soft_ids"].dtype == torch.int64 and batch["soft_probs"].dtype == torch.float32
+        for row, (each, gap) in enumerate(zip(soft, gaps, strict=True)):
+            place = slice(gap, gap + len(each.ids))
+            assert batch["soft_ids"][row, place].tolist() == each.ids.tolist()
+            assert batch["soft_probs"][row, place].tolist() == each.probs.tolist()
+        assert torch.equal(batch["soft_probs"].sum(-1), (batch["labels"] != -100).float())
 
 
 def test_prompts_of_a_decoder_are_padded_on_the_left() -> None:

@@ -79,6 +79,8 @@ class Alignment:
                 f"train.max_target_tokens={self.recipe.max_target_tokens} would cut the target's longest answer of "
                 f"{longest} tokens; set train.max_target_tokens={longest}"
             )
+        if self.recipe.soft_targets or self.comparison is not None:
+            self._require_same_target()
         if self.comparison is None:
             return
         if self.measure.baseline != "vanilla":
@@ -86,19 +88,22 @@ class Alignment:
                 "the comparison is relative to the target's own decoding: measure.baseline must be vanilla, "
                 f"got {self.measure.baseline}"
             )
-        target = self.calibration.target
-        target.check()
-        if target.fingerprint != self.calibration.manifest["model"]["fingerprint"]:
-            raise UserError(
-                f"the checkpoint {target.path} has changed since it answered; "
-                "make the calibration data again, or set sweep=false"
-            )
         configs = self.points(self.unaligned)
         for config in configs:
             prepare(config)
         if self.comparison.select is not None:
             screening_of(configs, self.comparison.select, self.comparison.select_limit).require_other_examples(
                 self.comparison.split
+            )
+
+    def _require_same_target(self) -> None:
+        """Raise UserError unless the model that answered is where it was, with the same weights."""
+        target = self.calibration.target
+        target.check()
+        if target.fingerprint != self.calibration.manifest["model"]["fingerprint"]:
+            raise UserError(
+                f"the checkpoint {target.path} has changed since it answered; "
+                "make the calibration data again, or set sweep=false and train.soft_targets=0"
             )
 
 
@@ -174,6 +179,7 @@ def _training(
         folder=job.folder,
         model_path=job.small.path,
         model_revision=job.small.revision,
+        teacher=job.calibration.target if job.recipe.soft_targets else None,
         max_source_tokens=dataset.max_source_tokens,
         data=f"{len(learned):,} greedy answers of {source['target']} to {dataset.name} ({dataset.split})",
         title=f"aligning {job.small.path}",

@@ -19,6 +19,7 @@ from bild_lab.training.batches import BatchOrder, Collator, TokenizedExample, To
 from bild_lab.training.finetuning.evaluation import Evaluator, greedy_settings
 from bild_lab.training.finetuning.job import FinetuningJob
 from bild_lab.training.finetuning.losses import LayerLoss, layer_weights
+from bild_lab.training.finetuning.soft_targets import taught
 from bild_lab.training.finetuning.starting_points import (
     FreshModel,
     FromCheckpoint,
@@ -78,6 +79,7 @@ def job_identity(job: FinetuningJob, start: StartingPoint) -> dict[str, Any]:
         "metric": job.metric,
         "training examples": _digest(job.train),
         "validation examples": _digest(job.validation),
+        **({} if job.teacher is None else {"teacher": job.teacher.fingerprint}),
     }
 
 
@@ -117,6 +119,9 @@ def _prepare(
         model.set_attn_implementation("eager")  # the fused kernel's backward pass is slower for short sentences
     special = start.special_tokens(tokenizer)
     collate = Collator(special.pad, special.start)
+    if job.teacher is not None:
+        with arguments.main_process_first(local=False):
+            train = taught(train, job.teacher, collate, recipe, folder.soft_targets, arguments.device)
     weights = layer_weights(recipe.loss, decoder_depth(start.config))
     loss = LayerLoss(model, weights, recipe.label_smoothing, recipe.in_bfloat16)
     evaluator = _evaluator(job, validation, tokenizer, collate, special) if validation else None

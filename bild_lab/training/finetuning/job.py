@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.errors import UserError
 from bild_lab.lab.data.examples import Example
 from bild_lab.training.recipe import Recipe
@@ -23,7 +24,8 @@ class FinetuningJob:
 
     Either model_path (a folder, a hub id, or toy:small) or model (a fresh configuration, the fields of
     `conf/model/*.yaml`) is given. The answer to learn is an example's first reference; validation scores against all
-    references. Without validation examples the last weights are kept.
+    references. Without validation examples the last weights are kept. Raises UserError for soft targets without a
+    teacher.
     """
 
     train: tuple[Example, ...]
@@ -34,6 +36,7 @@ class FinetuningJob:
     model_path: str | None = None
     model: Mapping[str, Any] | None = None
     model_revision: str | None = None
+    teacher: Checkpoint | None = None  # gives soft targets, as many as the recipe says
     max_source_tokens: int | None = None  # longer prompts are cut
     data: str = "examples given by the caller"  # what they are, for the model card
     title: str = "training"
@@ -43,6 +46,8 @@ class FinetuningJob:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.recipe.soft_targets and self.teacher is None:
+            raise UserError("soft targets are those of a target: use scripts/align.py, or set train.soft_targets=0")
         if (self.model_path is None) == (self.model is None):
             raise UserError(
                 "a training needs either a checkpoint or a fresh configuration: "

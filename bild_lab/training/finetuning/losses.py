@@ -37,9 +37,10 @@ def layer_weights(loss: str, depth: int) -> dict[int, float]:
 class LayerLoss:
     """The weighted sum of the cross-entropies after some layers, in nats a token.
 
-    Called with a model's output, as the Trainer calls its `compute_loss_func`. The last layer's final norm and head
-    read the inner layers too. bfloat16: whether they do so under autocast, as the model runs. Raises UserError for
-    inner layers of an unknown architecture.
+    Called with a model's output, as the Trainer calls its `compute_loss_func`. With soft targets a teacher's
+    distribution takes the label's place (Hinton et al., 2015, §2, at temperature 1; at each token as in Kim and Rush,
+    2016, §3.1). The last layer's final norm and head read the inner layers too. bfloat16: whether they do so under
+    autocast, as the model runs. Raises UserError for inner layers of an unknown architecture.
     """
 
     def __init__(
@@ -56,9 +57,17 @@ class LayerLoss:
         return len(self._weights) > 1
 
     def __call__(
-        self, outputs: Any, labels: Int[Tensor, "batch n"], num_items_in_batch: Tensor | int | None = None
+        self,
+        outputs: Any,
+        labels: Int[Tensor, "batch n"],
+        num_items_in_batch: Tensor | int | None = None,
+        soft_ids: Int[Tensor, "batch n k"] | None = None,
+        soft_probs: Float[Tensor, "batch n k"] | None = None,
     ) -> Float[Tensor, ""]:
-        sums = self.sums(outputs, labels, self._smoothing)
+        if soft_ids is None:
+            sums = self.sums(outputs, labels, self._smoothing)
+        else:
+            sums = self._soft_sums(outputs, labels, soft_ids, soft_probs)
         count = (labels != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
         return sum(self._weights[layer] * total for layer, total in sums.items()) / count
 
@@ -78,6 +87,23 @@ class LayerLoss:
             )
             for layer in self._weights
         }
+
+    def _soft_sums(
+        self,
+        outputs: Any,
+        labels: Int[Tensor, "batch n"],
+        ids: Int[Tensor, "batch n k"],
+        probs: Float[Tensor, "batch n k"],
+    ) -> dict[int, Float[Tensor, ""]]:
+        """Each layer's cross-entropy with the teacher's distributions, in nats, summed over the labels."""
+        if not self._encoder_decoder:
+            labels, ids, probs = labels[:, 1:], ids[:, 1:], probs[:, 1:]
+        learned = labels != IGNORED
+        found = {}
+        for layer in self._weights:
+            logits = self._logits(outputs, layer)[:, : labels.shape[1]][learned].float()
+            found[layer] = -(probs[learned] * logits.log_softmax(-1).gather(-1, ids[learned])).sum()
+        return found
 
     def _logits(self, outputs: Any, layer: int) -> Float[Tensor, "batch n vocab"]:
         if layer == self._last:

@@ -243,10 +243,25 @@ def test_a_target_that_changed_since_it_answered_is_refused(
     manifest = json.loads((moved / "manifest.json").read_text())
     manifest["model"]["path"] = str(other)
     (moved / "manifest.json").write_text(json.dumps(manifest))
-    code, printed = command(*base, f"calibration={moved}")
-    assert code == 2
-    assert "has changed since it answered" in printed
-    assert not Path("outputs").exists()
+    soft = ["sweep=false", "train.soft_targets=3"]  # the target is asked again
+    for words in ([], soft):
+        code, printed = command(*base, *words, f"calibration={moved}")
+        assert code == 2
+        assert "has changed since it answered" in printed
+        assert not Path("outputs").exists()
+
+
+def test_an_alignment_learns_what_else_the_target_finds_likely(
+    command: Command, base: list[str], pairs: Path, answered: dict[str, Path]
+) -> None:
+    words = ["train.max_steps=4", "train.evaluate_every=4", "train.log_every=2", "sweep=false", "train.soft_targets=3"]
+    of = [f"model.path={pairs / 't5-draft'}", f"calibration={answered['t5']}"]
+    code, printed = command(*base, *words, *of)
+    assert code == 0, printed
+    metrics = json.loads((FOLDER / "metrics.json").read_text())
+    assert metrics["recipe"]["soft_targets"] == 3
+    assert metrics["identity"]["teacher"] == Checkpoint(str(pairs / "t5")).fingerprint
+    assert not (FOLDER / "training").exists() and (FOLDER / "checkpoint" / "model.safetensors").exists()
 
 
 @pytest.mark.parametrize(

@@ -134,3 +134,30 @@ def test_an_architecture_without_a_known_head_is_refused_for_inner_layers_alone(
     with pytest.raises(UserError, match="works for T5, mT5 and decoders shaped like Llama's, got gpt2"):
         LayerLoss(model, {1: 0.5, 2: 0.5}, 0.0, bfloat16=False)
     LayerLoss(model, {2: 1.0}, 0.0, bfloat16=False)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("kind", ["last", "early_exit"])
+def test_soft_targets_take_the_place_of_the_labels(name: str, kind: str) -> None:
+    """Token by token: each layer's cross-entropy with the teacher's shares, over the learned tokens alone."""
+    model = MODELS[name](3)
+    generator = torch.Generator().manual_seed(0)
+    labels = labels_of(model)
+    ids = torch.randint(0, 20, (*labels.shape, 3), generator=generator)
+    probs = torch.rand(*labels.shape, 3, generator=generator).softmax(-1)
+    weights = layer_weights(kind, 2)
+    loss = LayerLoss(model, weights, 0.0, bfloat16=False)
+    found = loss(forward(model, output_hidden_states=True), labels, soft_ids=ids, soft_probs=probs)
+    total = 0.0
+    for layer, weight in weights.items():
+        rows = forward(cut(model, layer)).logits.log_softmax(-1)
+        behind = 0 if name == "t5" else 1  # a decoder's row predicts the next token
+        for row, column in (labels != -100).nonzero().tolist():
+            chosen = rows[row, column - behind][ids[row, column]]
+            total -= weight * float(probs[row, column] @ chosen.detach())
+    assert float(found) == pytest.approx(total / 6, rel=1e-5)
+    sure = torch.stack([labels.clamp_min(0)] * 3, -1)
+    hard = loss(forward(model, output_hidden_states=True), labels)
+    assert torch.allclose(
+        loss(forward(model, output_hidden_states=True), labels, soft_ids=sure, soft_probs=probs), hard
+    )
