@@ -177,6 +177,26 @@ def test_seconds_are_shared_out() -> None:
     assert texts[2].latency_s == pytest.approx(0.02, rel=0.3)  # without its wait for a place
 
 
+def test_all_work_that_ran_before_a_text_got_its_place_counts_as_its_wait() -> None:
+    def slow(works: list[object]) -> list[object]:
+        time.sleep(0.01)
+        return works
+
+    def loop(count: int) -> Callable[[int], None]:
+        def run(slot: int) -> None:
+            for encoder in ("target's", "drafter's"):
+                current_batch().wait(Wanted(encoder, ENCODER, slow, slot, ahead=True))
+            for at in range(count):
+                want("step", at)
+
+        return run
+
+    batch = Batch(2)
+    texts = batch.run([loop(1), loop(9), loop(1), loop(1)])
+    assert [count for kind, count in batch.sizes if kind == "drafter's"] == [2, 2]  # the last text's ran early
+    assert 0.02 <= texts[3].latency_s < 0.03
+
+
 def test_outside_of_a_batch_nobody_waits() -> None:
     assert current_batch() is None
     with pytest.raises(UserError, match="batch size"):

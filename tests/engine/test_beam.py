@@ -7,28 +7,30 @@ import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, LogitsProcessorList, NoRepeatNGramLogitsProcessor, PreTrainedModel
 
 import run
 from bild_lab.engine.beam import BeamDrafter, BeamSearch, Hypothesis
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import Model
-from bild_lab.engine.trace import Trace
+from bild_lab.engine.session import EVERYTHING, Model, Rows, Scores, Want
+from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import run_application
 from tests.policies import in_memory
-from tests.stubs import ModuleModel, NextLogits, StubModel
+from tests.stubs import ModuleModel, NextLogits, StubModel, StubSession
 from tests.thinned import thinned
 from tests.tiny import END, PAD, START, VOCABULARY, relative_of, tiny_llama, tiny_t5
 
 FAMILIES = ("t5", "llama")
+NEVER = frozenset([VOCABULARY])  # an end token that no model can emit
 ENGINES = ("hf", "native")
 END_TOKENS = tuple(map(frozenset, ([END, 7, 9], [END], [], [END, 7, 9, 12, 20])))
 RULES = (
@@ -236,6 +238,48 @@ def test_values_out_of_range_are_told_with_a_remedy(values: dict[str, object], m
     with pytest.raises(UserError, match=message):
         drafter = BeamDrafter(model, chosen.pop("window"), chosen.pop("draft_beams"))
         BeamSearch(model, drafter=drafter, **chosen)
+
+
+def test_a_search_is_not_the_greedy_text_and_tells_its_stages() -> None:
+    assert not BeamSearch(StubModel(FORK), 2).lossless(Sampling())
+    request = Request(Source((0,)), Limits(1, 2, NEVER))
+    BeamSearch(StubModel(FORK), 2).decode(request, trace := StageTrace())
+    assert [name for name, _, _ in trace.spans] == ["prefill", *["draft", "verify"] * len(trace.rounds)]
+
+
+def test_texts_that_form_a_chain_are_fed_as_one() -> None:
+    """The first forward has one text; a tree's mask would cost time and change nothing."""
+    fed: list[Rows] = []
+
+    class Session(StubSession):
+        def extend(self, rows: Rows, want: Want = EVERYTHING) -> Scores:
+            fed.append(rows)
+            return super().extend(rows, want)
+
+    target = StubModel(FORK)
+    target.start = lambda source, room, forwards: Session(target, list(source.prompt[:-1]))
+    BeamSearch(target, 2).decode(Request(Source((0,)), Limits(1, 3, NEVER)), Trace())
+    assert [one.tree is None for one in fed[:2]] == [True, False]
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused() -> None:
+    model = StubModel(FORK)
+    model.writes_text = True
+    with pytest.raises(UserError, match="speculative beam search reads the draft model's scores"):
+        BeamDrafter(model, 2)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_processors_change_the_search_as_in_transformers(family: str) -> None:
+    changed = 0
+    for seed in range(4):
+        module, request = random_target(family, seed), random_request(family, seed, 14)
+        expected = by_transformers(module, request, 3, {"no_repeat_ngram_size": 2})
+        processors = LogitsProcessorList([NoRepeatNGramLogitsProcessor(2)])
+        held = replace(request, source=replace(request.source, processors=processors))
+        assert decode(in_memory(module, "native"), held, 3)[0] == expected
+        changed += expected != decode(in_memory(module, "native"), request, 3)[0]
+    assert changed
 
 
 def test_sampling_is_refused() -> None:

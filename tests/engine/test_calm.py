@@ -18,6 +18,7 @@ import bild_lab
 from bild_lab.engine.calm import MEASURES, Calm, Measure, decaying_threshold
 from bild_lab.engine.models.native.attention import PlacedRows
 from bild_lab.engine.request import Limits, Request
+from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.cost import dimensions
@@ -289,6 +290,13 @@ def test_a_traced_text_tells_prefill_and_every_token() -> None:
     trace = StageTrace()
     Calm(in_memory(target_of("llama"), "native"), "softmax", 0.3, 0).decode(requests_of("llama", 1)[0], trace)
     assert [name for name, _, _ in trace.spans] == ["prefill"] + ["verify"] * LENGTH
+
+
+def test_a_stream_is_the_same_text_token_by_token() -> None:
+    method, request = Calm(in_memory(target_of("t5"), "native"), "softmax", 0.3, 4), requests_of("t5", 1)[0]
+    text = method.decode(request, Trace())
+    assert list(method.stream(request, Trace())) == [[token] for token in text[request.limits.prompt_length :]]
+    assert not method.lossless(Sampling())
 
 
 def test_a_compiled_target_leaves_early_all_the_same(checkpoints: Path) -> None:

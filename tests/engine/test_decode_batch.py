@@ -118,6 +118,13 @@ def test_a_method_with_batches_of_its_own_gets_the_next_texts_when_all_have_ende
     assert texts[4].latency_s == texts[4].share_s != texts[0].latency_s and texts[0].trace == Trace()
 
 
+def test_a_method_that_loses_a_text_is_an_error() -> None:
+    method = Together(None)
+    method.decode_together = lambda several: [[0, 1]]
+    with pytest.raises(ValueError, match="shorter"):
+        decode_batch(method, requests(1, 2), Batch(2))
+
+
 def test_a_warm_up_is_one_batch_of_every_method() -> None:
     methods = {"method": Together(None), "baseline": Together(None)}
     warm_up_batches(methods, requests(1, 2, 3, 4, 5), 3, seed=0)

@@ -105,7 +105,7 @@ def refused(models: Path, name: str, heads: Path, exit_layer: int = 3) -> str:
 def test_heads_of_another_model_or_layer_are_refused(models: Path, tmp_path: Path) -> None:
     fresh(models, "llama").save(tmp_path)
     assert "whose weights are not those of" in refused(models, "other", tmp_path)
-    assert "[2, 3], got 4" in refused_layer(models, tmp_path)
+    assert f"exit_layer must be one that {tmp_path} has a head for, [2, 3], got 4" in refused_layer(models, tmp_path)
     config = json.loads((tmp_path / "heads_config.json").read_text())
     for name, value in (("hidden_size", 64), ("vocabulary", VOCABULARY + 1)):
         (tmp_path / "heads_config.json").write_text(json.dumps({**config, name: value}))

@@ -175,6 +175,35 @@ def test_matched_tokens_skip_the_layers_that_were_begun(targets: dict[str, Loade
     assert to_exit == [3, *[3 - 2] * (request.limits.max_new_tokens - 2)]
 
 
+def test_a_stream_is_the_same_text_token_by_token(targets: dict[str, LoadedModel]) -> None:
+    method, request = PredictivePipeline(targets["llama"], 3, 2), requests_of("llama", 1)[0]
+    text = method.decode(request, Trace())
+    assert list(method.stream(request, Trace())) == [[token] for token in text[request.limits.prompt_length :]]
+    assert method.lossless(Sampling()) and method.lossless(Sampling(temperature=1.0))
+
+
+def test_heads_are_read_before_a_text_is_timed(targets: dict[str, LoadedModel]) -> None:
+    method = PredictivePipeline(targets["t5"], 3, 2)
+    method.prepare(requests_of("t5", 1)[0])
+    assert "_trained_head" in vars(method)
+
+
+def test_candidates_are_not_scored(targets: dict[str, LoadedModel]) -> None:
+    """The head over so many rows would cost as much as a layer."""
+    _, trace = decoded(targets["t5"], requests_of("t5", 1)[0], 3, 4)
+    begun = [each for each in trace.forwards if each.rows == 4 and not each.encoder]
+    assert begun and {each.scored for each in begun} == {0}
+
+
+def test_a_target_whose_layers_cannot_be_run_alone_is_told_the_policy(
+    targets: dict[str, LoadedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(type(targets["t5"]), "require_layers", lambda self, what: asked.append(what))
+    PredictivePipeline(targets["t5"], 3, 2)
+    assert asked == ["ppd"]
+
+
 def test_without_an_exit_layer_half_of_the_layers_are_run_first(targets: dict[str, LoadedModel]) -> None:
     log = pipeline_log(decoded(targets["t5"], requests_of("t5", 1)[0], None, 1)[1])
     assert (log.layers, log.exit_layer) == (DEPTH, 3)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from bild_lab.engine.batch import Wanted, current_batch
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import Trace
@@ -78,6 +79,25 @@ def test_a_method_with_batches_of_its_own_gets_so_many_texts_at_a_time() -> None
     assert [one.token_ids for one in found] == [[7]] * 5
     first, last = found[0], found[-1]
     assert first.waited_s[0] == pytest.approx(2 * first.latency_s[0]) and last.waited_s == last.latency_s
+
+
+def test_a_batch_is_prepared_and_waited_for_before_and_after_its_work() -> None:
+    notes: list = []
+
+    class Prepared(Noted):
+        def prepare(self, request: Request) -> None:
+            self.notes.append(("prepare", request.source.prompt[0]))
+
+        def decode(self, request: Request, trace: Trace) -> list[int]:
+            work = Wanted("step", 1, lambda several: self.notes.append(("run", len(several))) or several, None)
+            current_batch().wait(work)
+            trace.stats["text"] = request.source.prompt[0]
+            return [*request.source.prompt, 1]
+
+    found = time_batches({"method": Prepared("method", notes)}, requests(3), 2, 1, 0, lambda: notes.append("waited"))
+    prepared = [("prepare", 0), ("prepare", 1), ("prepare", 2)]
+    assert notes == [*prepared, "waited", ("run", 2), "waited", ("run", 1), "waited"]
+    assert [one.trace.stats for one in found["method"]] == [{"text": at} for at in range(3)]
 
 
 def test_a_short_rest_belongs_to_the_block_before_it() -> None:

@@ -22,6 +22,9 @@ def test_points_that_differ_in_the_batch_alone_are_a_curve() -> None:
     assert [(one.batch, one.result.speedup.value) for one in curve.points] == [(1, 2.0), (4, 1.6), (8, 1.2)]
     exact = sample_result("speculative", {"window": 5}, 1.4, setting={"batch": 2, "dtype": "float32"})
     assert batch_curves([at(1, 2.0), exact]) == []  # another precision is another curve
+    knobs = [{"window": 5, "fallback": 0.5}, {"fallback": 0.5, "window": 5}]
+    (one,) = batch_curves([sample_result("bild", each, 1.5, setting={"batch": n}) for n, each in enumerate(knobs, 2)])
+    assert len(one.points) == 2  # the order of the knobs tells nothing
     other_knob = sample_result("speculative", {"window": 3}, 1.4, setting={"batch": 2})
     assert batch_curves([at(1, 2.0), other_knob]) == []
 
@@ -77,6 +80,18 @@ def test_a_round_is_predicted_from_its_rows() -> None:
     paid = step_seconds(baselines({1: 1.0, 2: 2.0}))  # each row costs as much as the first
     assert predicted_speedup(alone, 2, paid) == pytest.approx(3 * 2 / (10 + 0.8 + 0.2))
     assert predicted_speedup(at(1, 1.8), 2, paid) is None and predicted_speedup(None, 2, paid) is None
+    nobody = at(1, 1.8, prediction=PREDICTION, target_calls=0)
+    assert predicted_speedup(alone, 2, None) is None and predicted_speedup(nobody, 2, paid) is None
+
+
+def test_the_points_of_a_curve_hold_their_predictions() -> None:
+    """From the point at batch 1 and the baselines of the curve's own points."""
+    counts = {"target_calls": 100, "drafted": 400, "draft_calls": 400, "tokens_per_target_call": 3.0}
+    alone = at(1, 1.8, prediction=PREDICTION, baseline_tokens_per_s=1.0, **counts)
+    (curve,) = batch_curves([alone, at(2, 1.6, baseline_tokens_per_s=2.0)])
+    assert [one.predicted for one in curve.points] == pytest.approx([3 / 1.5, 3 / 1.6])  # rows cost nothing
+    (lone,) = batch_curves([at(2, 1.6, baseline_tokens_per_s=2.0), at(4, 1.2, baseline_tokens_per_s=4.0)])
+    assert [one.predicted for one in lone.points] == [None, None]
 
 
 def test_a_device_reads_weights_until_it_multiplies_for_longer() -> None:
