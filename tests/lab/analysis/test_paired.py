@@ -10,7 +10,8 @@ from sacrebleu.metrics import BLEU
 from sacrebleu.significance import PairedTest
 
 from bild_lab.errors import UserError
-from bild_lab.lab.analysis.paired import Compared, Pair, compare_pair, differences, match
+from bild_lab.lab.analysis.paired import SACREBLEU_SEED, Compared, Pair, compare_pair, differences, match
+from bild_lab.lab.metrics.quality import judge_values
 from bild_lab.lab.schema.measured_examples import MeasuredExample
 from bild_lab.lab.schema.result import Result
 from tests.lab.metrics.test_bleu import corpus
@@ -182,6 +183,7 @@ def test_agreement_is_compared_without_references() -> None:
     found = compared(decoded([1.0] * 40), decoded([1.0] * 40, texts), left=bild(**agreement), right=bild(**agreement))
     assert found.quality.value == -50
     assert found.quality_verdict == "worse"
+    assert found.quality == judge_values("BLEU", [100.0, 0.0] * 20, [100.0] * 40, seed=SACREBLEU_SEED).difference
 
 
 def test_without_references_quality_is_not_compared() -> None:
@@ -206,6 +208,8 @@ def test_stored_scores_of_examples_are_compared_without_references() -> None:
     b = [replace(one, scores={"pass_at_1": 100.0 * (index % 2)}) for index, one in enumerate(decoded([1.0] * 30))]
     found = compared(a, b, left=bild(**own), right=bild(**own))
     assert (found.quality.value, found.quality_verdict) == (50, "better")
+    values = [one.scores["pass_at_1"] for one in b]
+    assert found.quality == judge_values("BLEU", values, [0.0] * 30, seed=SACREBLEU_SEED).difference
     few = compared(a, b[:10], left=bild(**own), right=bild(**own))
     assert (few.n_examples, few.qualities) == (10, (0, 41.0))  # of A's own ten; B has no others
 
