@@ -179,11 +179,14 @@ def test_better_and_worse_change_places_with_a_and_b() -> None:
 
 def test_agreement_is_compared_without_references() -> None:
     agreement = {"setting": {"metric": "agreement"}}
-    texts = ["the same words", "other words"] * 20
-    found = compared(decoded([1.0] * 40), decoded([1.0] * 40, texts), left=bild(**agreement), right=bild(**agreement))
-    assert found.quality.value == -50
+    texts = ["the same words", "the same words", "other words"] * 133
+    same = decoded([1.0] * len(texts))
+    found = compared(same, decoded([1.0] * 399, texts), left=bild(**agreement), right=bild(**agreement))
+    assert found.quality.value == pytest.approx(-100 / 3)
     assert found.quality_verdict == "worse"
-    assert found.quality == judge_values("BLEU", [100.0, 0.0] * 20, [100.0] * 40, seed=SACREBLEU_SEED).difference
+    values = [100.0, 100.0, 0.0] * 133
+    assert found.quality == judge_values("BLEU", values, [100.0] * 399, seed=SACREBLEU_SEED).difference
+    assert found.quality != judge_values("BLEU", values, [100.0] * 399).difference
 
 
 def test_without_references_quality_is_not_compared() -> None:
