@@ -57,6 +57,10 @@ class DigitLayers:
         self.asked.append(("draft", *call))
         return self.program
 
+    def until_saturated(self, *call: object) -> object:
+        self.asked.append(("until_saturated", *call))
+        return self.program
+
     def grow(self, *call: object) -> object:
         self.asked.append(("grow", *call))
         return self.program
@@ -250,6 +254,45 @@ def test_the_text_goes_on_behind_an_early_exit_where_the_tokens_are_the_same() -
     assert layers.passes[3].head_input == 0
     assert [(each.layers, each.first_layer) for each in session.forwards] == [(None, 0), (1, 0), (1, 0), (1, 0), (2, 1)]
     assert session.length == 5
+
+
+def test_a_program_drafts_rows_of_the_first_layers_and_the_text_goes_on_from_them() -> None:
+    session, layers = opened([3, 4, 5], source=2)
+    chain = Chain(3, frozenset(), at=2, layers=(0,))
+    assert session.draft([5], chain) is None
+    layers.program = DraftedChain([8, 9], 2, False, [], None, None, torch.tensor([[51.0], [61.0], [81.0]]).double())
+    assert session.draft([5, 6], chain) is layers.program
+    assert layers.asked == [("draft", 2, [5], chain), ("draft", 2, [5, 6], chain)]
+    prompt, *program = session.forwards[1:]
+    assert (prompt.rows, prompt.layers) == (2, None)
+    assert program == [Forward(MODEL, 2, 2, 1, 2, layers=1), Forward(MODEL, 1, 4, 1, 2, layers=1)]
+    assert session.length == 2
+    assert numbers(session.extend([5, 6, 8, 9]).logits) == [5123.5, 6123.5, 8123.5, 9123.5]
+    assert ran(layers)[1:] == [(5, [9], [0], 0), (2, [51, 61, 81, 91], [1, 2], 4)]
+
+
+def test_drafted_rows_of_other_layers_leave_nothing_to_go_on_from() -> None:
+    session, layers = opened([5])
+    exited(session, [5], 0)
+    skipped = Skipped(frozenset({1}), frozenset({0, 2}))
+    layers.program = DraftedChain([6], 1, False, [], None, None)
+    session.draft([5], Chain(1, frozenset(), at=0, layers=(0, 1, 2), skipped=skipped))
+    assert session.forwards[-1] == Forward(MODEL, 1, 0, 1, layers=3, skipped_attention=1, skipped_feed_forward=2)
+    session.extend([5])
+    assert ran(layers)[1:] == [(0, [5], None, 1)]
+
+
+def test_a_program_runs_a_token_until_it_is_saturated_or_there_is_none() -> None:
+    session, layers = opened([3, 4, 5], source=2)
+    assert session.until_saturated(5, 0.5) is None and session.length == 2
+    exited(session, [5, 6], 2)
+    layers.program = (torch.tensor([[9.0]]), 2)
+    assert session.until_saturated(5, 0.25) is layers.program
+    assert layers.asked == [("until_saturated", 2, 5, 0.5), ("until_saturated", 2, 5, 0.25)]
+    assert session.forwards[-1] == Forward(MODEL, 1, 2, 1, 2, layers=2, filled_layers=1)
+    assert session.length == 3
+    session.extend([6])
+    assert ran(layers)[-1] == (3, [6], None, 1)  # what was drafted is forgotten
 
 
 @pytest.mark.parametrize("given", [
