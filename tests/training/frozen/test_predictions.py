@@ -45,6 +45,7 @@ def test_an_evaluation_counts_hits_by_predictor_and_the_leading_ones() -> None:
     scores = evaluate(Parrot(logits), PredictionLoss((1.0, 0.5)))
     assert scores["top_1_a"] == pytest.approx(3 / 4) and scores["top_1_b"] == pytest.approx(2 / 3)
     assert scores["top_5_b"] == 1.0
+    assert 0 < scores["seconds"] < 10
     assert scores["accepted"] == (2 + 0 + 1 + 1) / 4
     right, rest = -np.log(np.e**10 / (np.e**10 + 29)), np.log(np.e**10 + 29)
     second = np.log(np.e**10 + np.e**9 + 28) - 9
