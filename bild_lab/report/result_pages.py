@@ -179,6 +179,20 @@ class Kept:
     def screened(self) -> list[dict[str, Any]]:
         return _rows(self.data / f"{self.name}.screen.csv")
 
+    @cached_property
+    def confirmed(self) -> list[dict[str, Any]]:
+        """The screened points that were measured too, the one that lost least when it was chosen first.
+
+        As measured; `chosen_at` is the difference in quality that it was chosen at.
+        """
+        names = list(self.screened[0])
+        knobs = names[: names.index("split")]
+        by_knobs = {tuple(row[name] for name in knobs): row for row in self.screened}
+        keys = [tuple(point.get(name) for name in knobs) for point in self.points]
+        pairs = [(by_knobs[key], point) for key, point in zip(keys, self.points, strict=True) if key in by_knobs]
+        found = [{**point, "chosen_at": row["quality_difference"]} for row, point in pairs]
+        return sorted(found, key=lambda one: -one["chosen_at"])
+
     @property
     def exists(self) -> bool:
         """Whether it has been kept."""

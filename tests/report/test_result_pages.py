@@ -85,6 +85,18 @@ def test_what_is_kept_comes_back(tmp_path: Path) -> None:
     assert render(tmp_path / f"page{TEMPLATE}").startswith("1.61 [")
 
 
+def test_confirmed_points_are_told_with_what_they_were_chosen_at(tmp_path: Path) -> None:
+    """Found by all of their knobs, those without a value too; points that were not screened are left out."""
+    screened = [("bild", 0.1, 2, -0.9), ("bild", 0.2, 2, 0.1), ("bild", 0.2, 3, -2), ("speculative", "", 2, 0)]
+    rows = "".join(f"{policy},{fallback},{window},validation,{lost}\n" for policy, fallback, window, lost in screened)
+    (tmp_path / "plane.screen.csv").write_text("policy,fallback,window,split,quality_difference\n" + rows)
+    measured = [("speculative", "", 2, 0), ("bild", 0.1, 2, -1.2), ("bild", 0.2, 2, -0.3), ("speculative", "", 7, 0)]
+    rows = "".join(f"{policy},{window},{fallback},large,{lost}\n" for policy, fallback, window, lost in measured)
+    (tmp_path / "plane.csv").write_text("policy,window,fallback,target,quality_difference\n" + rows)
+    found = [(one["policy"], one["chosen_at"], one["quality_difference"]) for one in Kept(tmp_path, "plane").confirmed]
+    assert found == [("bild", 0.1, -0.3), ("speculative", 0, 0), ("bild", -0.9, -1.2)]
+
+
 def test_a_speedup_timed_on_a_busy_machine_says_so() -> None:
     row = {"speedup": 1.2, "speedup_low": 1.1, "speedup_high": 1.3, "busy_elsewhere_percent": BUSY_PERCENT}
     assert speedup(row) == "1.20 [1.10, 1.30]"
