@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 def generate(cfg: DictConfig) -> None:
     """Generate the missing answers. Raises UserError for bad input."""
     from bild_lab.engine.models.device import resolve_device  # torch is loaded after the words are checked
-    from bild_lab.training.calibration.generate import LONGEST_WAIT, generate_calibration
+    from bild_lab.training.calibration.generate import generate_calibration
+    from bild_lab.training.recipe import LONGEST_WAIT
     from bild_lab.training.terminal import answers_bar
 
     device = resolve_device(cfg.runtime.device)

@@ -25,7 +25,7 @@ _GROUP = 50  # at most so many batches are sorted by length together
 
 @dataclass(frozen=True)
 class SoftTargets:
-    """A teacher's most likely tokens at each token of an answer. probs: their shares, which add up to 1."""
+    """A teacher's most likely tokens at each token of an answer. probs: their shares of these, in float16."""
 
     ids: Int[np.ndarray, "t k"]
     probs: Float[np.ndarray, "t k"]

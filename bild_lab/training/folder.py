@@ -51,7 +51,7 @@ class TrainingFolder:
 
     @property
     def soft_targets(self) -> Path:
-        """Where what a teacher says is kept until the training ends."""
+        """Where what a teacher says is kept, for a training that resumes from a checkpoint."""
         return self.work / "soft_targets.safetensors"
 
     def finished(self) -> dict[str, Any] | None:

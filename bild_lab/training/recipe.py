@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from bild_lab.errors import UserError, require_flag, require_whole
 OPTIMIZERS = ("adafactor", "adamw")
 SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}  # names in Transformers
 LOSSES = ("last", "early_exit", "calm")
+LONGEST_WAIT = timedelta(days=7)  # of one process for another, which may have a model answer everything
 PRECISIONS = ("auto", "float32", "bfloat16")
 DEVICES = ("auto", "cpu")
 
@@ -39,7 +41,7 @@ class Recipe:
     warmup_steps: int = 0  # steps in which the rate rises, at least 0
     clip_norm: float | None = None  # of the gradient, above 0; null: never; Adafactor clips its own updates
     label_smoothing: float = 0.0  # at least 0, below 1
-    soft_targets: int = 0  # the target's so many most likely tokens are learned at each place; 0: its answer alone
+    soft_targets: int = 0  # how many of the target's likeliest tokens are learned at each place; 0: its answer alone
     loss: str = "last"  # early_exit: mean of the first and last layer's; calm: layer i weighs i / Σj (BiLD §7.2.1)
     precision: str = "auto"  # float32 or bfloat16; auto: bfloat16 autocast if the device is fast at it
     max_target_tokens: int = 128  # longer answers are cut; evaluations decode no more than this
@@ -83,8 +85,14 @@ class Recipe:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The values under the user's own keys, without the name, which decides nothing."""
-        return {f"train.{key}": value for key, value in asdict(self).items() if key != "name"}
+        """The values under the user's own keys, without the name, which decides nothing.
+
+        Nor does a key that came later and is not used: trainings from before it are the same.
+        """
+        held = {f"train.{key}": value for key, value in asdict(self).items() if key != "name"}
+        if not self.soft_targets:
+            del held["train.soft_targets"]
+        return held
 
     @property
     def evaluation_batch_size(self) -> int:

@@ -17,7 +17,7 @@ from transformers.trainer_callback import PrinterCallback
 from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError
 from bild_lab.training.folder import TrainingFolder
-from bild_lab.training.recipe import SCHEDULES, Recipe
+from bild_lab.training.recipe import LONGEST_WAIT, SCHEDULES, Recipe
 
 
 class TrainingTask(Protocol):
@@ -179,6 +179,7 @@ def training_arguments(recipe: Recipe, folder: TrainingFolder, metric: str | Non
         bf16=recipe.in_bfloat16,
         dataloader_pin_memory=not cpu,
         average_tokens_across_devices=True,
+        ddp_timeout=int(LONGEST_WAIT.total_seconds()),
         logging_steps=recipe.log_every,
         logging_nan_inf_filter=False,
         eval_strategy=evaluations,

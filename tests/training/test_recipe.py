@@ -92,3 +92,7 @@ def test_several_gpus_need_several_processes(tmp_path: Path, monkeypatch: pytest
         training_arguments(recipe, TrainingFolder(tmp_path), "bleu")
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     assert recipe.on_cpu
+
+
+def test_processes_wait_for_one_that_has_a_model_answer_everything(tmp_path: Path) -> None:
+    assert training_arguments(MICRO, TrainingFolder(tmp_path), "bleu").ddp_timeout > 24 * 3600

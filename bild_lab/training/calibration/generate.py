@@ -8,7 +8,6 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,6 @@ from bild_lab.training.calibration.greedy_answers import greedy_answers
 from bild_lab.training.output_files import require_same_settings, write_json, writing
 
 PLAN = "plan.json"
-LONGEST_WAIT = timedelta(days=7)  # of one process for another, whose answers may be longer
 _WHAT, _REMEDY = "the calibration data", "finished parts are kept; make room and run the same command again"
 _MOVED = frozenset({"model.path", "model.revision", "dataset.path"})  # fingerprint and data hash identify the contents
 

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from bild_lab.engine.models.checkpoint import decoder_depth
 from bild_lab.errors import UserError
+from bild_lab.lab.cli import stages
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.results.records import require_writable
 from bild_lab.training.batches import BatchOrder, Collator, TokenizedExample, TokenLimits, tokenize
@@ -120,6 +121,8 @@ def _prepare(
     special = start.special_tokens(tokenizer)
     collate = Collator(special.pad, special.start)
     if job.teacher is not None:
+        if job.progress:
+            stages.enter("asking the target for soft targets")
         with arguments.main_process_first(local=False):
             train = taught(train, job.teacher, collate, recipe, folder.soft_targets, arguments.device)
     weights = layer_weights(recipe.loss, decoder_depth(start.config))

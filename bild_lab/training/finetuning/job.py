@@ -25,7 +25,7 @@ class FinetuningJob:
     Either model_path (a folder, a hub id, or toy:small) or model (a fresh configuration, the fields of
     `conf/model/*.yaml`) is given. The answer to learn is an example's first reference; validation scores against all
     references. Without validation examples the last weights are kept. Raises UserError for soft targets without a
-    teacher.
+    teacher, and for a teacher without them.
     """
 
     train: tuple[Example, ...]
@@ -46,8 +46,11 @@ class FinetuningJob:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.recipe.soft_targets and self.teacher is None:
-            raise UserError("soft targets are those of a target: use scripts/align.py, or set train.soft_targets=0")
+        if bool(self.recipe.soft_targets) != (self.teacher is not None):
+            raise UserError(
+                "train.soft_targets are those of a target that answered: use scripts/align.py, or set "
+                "train.soft_targets=0 and give no teacher"
+            )
         if (self.model_path is None) == (self.model is None):
             raise UserError(
                 "a training needs either a checkpoint or a fresh configuration: "

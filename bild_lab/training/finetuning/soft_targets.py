@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save
 
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.models.ranks import launched
 from bild_lab.files import write_atomically
 from bild_lab.training.batches import IGNORED, Collator, SoftTargets, TokenizedExample
 from bild_lab.training.output_files import writing
@@ -32,11 +33,13 @@ def taught(
 ) -> list[TokenizedExample]:
     """The examples with the teacher's `recipe.soft_targets` most likely tokens at each token of their answers.
 
-    They are read from `file`, or found with the teacher's weights, in the training's precision, and written there.
+    They are read from `file`, or found and written there. The teacher's weights are in bfloat16 if the training runs
+    in it.
     """
     if not file.is_file():
         model = HuggingFaceModel(teacher, device, torch.bfloat16 if recipe.in_bfloat16 else torch.float32)
-        found = soft_targets(model, examples, collate, recipe.soft_targets, recipe.evaluation_batch_size)
+        batch_size = max(1, recipe.evaluation_batch_size // launched().count)
+        found = soft_targets(model, examples, collate, recipe.soft_targets, batch_size)
         tensors = {name: np.concatenate([getattr(one, name) for one in found]) for name in ("ids", "probs")}
         with writing(file, "the soft targets"):
             write_atomically(file, save(tensors))
@@ -50,8 +53,13 @@ def taught(
 def soft_targets(
     teacher: HuggingFaceModel, examples: Sequence[TokenizedExample], collate: Collator, count: int, batch_size: int
 ) -> list[SoftTargets]:
-    """The teacher's `count` most likely tokens, the likeliest first, at each token of every answer."""
-    pieces = len(teacher.checkpoint.vocabulary)  # a head may have more rows than the tokenizer has pieces
+    """The teacher's `count` most likely tokens, the likeliest first, at each token of every answer, and their shares.
+
+    Shares are of these tokens alone: what the teacher gives to others is left out.
+    """
+    pieces = max(teacher.checkpoint.vocabulary.values()) + 1  # a head may have more rows than the tokenizer has pieces
+    if teacher.checkpoint.encoder_decoder:
+        collate = replace(collate, start=teacher.checkpoint.decoder_start)
     found: list[SoftTargets] = [None] * len(examples)  # type: ignore[list-item]
     order = sorted(range(len(examples)), key=lambda index: -examples[index].length)
     for start in range(0, len(order), batch_size):

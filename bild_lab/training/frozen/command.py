@@ -21,12 +21,12 @@ from bild_lab.lab.point import sweep_folder
 from bild_lab.lab.results.records import require_writable
 from bild_lab.lab.toy_pair import named_checkpoint, stand_in, untrained
 from bild_lab.training.calibration.data import Calibration, read_calibration, read_calibrations
-from bild_lab.training.calibration.generate import LONGEST_WAIT, CalibrationJob, generate_calibration
+from bild_lab.training.calibration.generate import CalibrationJob, generate_calibration
 from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.frozen.job import FrozenJob, ModuleSpec
 from bild_lab.training.frozen.train import train_module
 from bild_lab.training.global_state import isolated
-from bild_lab.training.recipe import Recipe
+from bild_lab.training.recipe import LONGEST_WAIT, Recipe
 from bild_lab.training.terminal import answers_bar
 from bild_lab.training.wandb_log import print_closing, training_logger
 

@@ -108,6 +108,8 @@ class FrozenJob:
 
     def __post_init__(self) -> None:
         require_whole("held_out", self.held_out, 1)
+        if self.recipe.soft_targets:
+            raise UserError(f"a {self.spec.noun} does not learn train.soft_targets; only scripts/align.py does")
         self.spec.check(self.base.config)
         answered = self.calibration.manifest["model"]
         if answered["fingerprint"] != self.base.fingerprint:

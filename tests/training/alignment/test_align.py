@@ -251,16 +251,17 @@ def test_a_target_that_changed_since_it_answered_is_refused(
         assert not Path("outputs").exists()
 
 
+@pytest.mark.parametrize("family", ["t5", "llama"])
 def test_an_alignment_learns_what_else_the_target_finds_likely(
-    command: Command, base: list[str], pairs: Path, answered: dict[str, Path]
+    command: Command, base: list[str], pairs: Path, answered: dict[str, Path], family: str
 ) -> None:
     words = ["train.max_steps=4", "train.evaluate_every=4", "train.log_every=2", "sweep=false", "train.soft_targets=3"]
-    of = [f"model.path={pairs / 't5-draft'}", f"calibration={answered['t5']}"]
+    of = [f"model.path={pairs / f'{family}-draft'}", f"calibration={answered[family]}"]
     code, printed = command(*base, *words, *of)
     assert code == 0, printed
     metrics = json.loads((FOLDER / "metrics.json").read_text())
-    assert metrics["recipe"]["soft_targets"] == 3
-    assert metrics["identity"]["teacher"] == Checkpoint(str(pairs / "t5")).fingerprint
+    assert metrics["recipe"]["soft_targets"] == metrics["identity"]["train.soft_targets"] == 3
+    assert metrics["identity"]["teacher"] == Checkpoint(str(pairs / family)).fingerprint
     assert not (FOLDER / "training").exists() and (FOLDER / "checkpoint" / "model.safetensors").exists()
 
 

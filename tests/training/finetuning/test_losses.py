@@ -155,7 +155,7 @@ def test_soft_targets_take_the_place_of_the_labels(name: str, kind: str) -> None
         for row, column in (labels != -100).nonzero().tolist():
             chosen = rows[row, column - behind][ids[row, column]]
             total -= weight * float(probs[row, column] @ chosen.detach())
-    assert float(found) == pytest.approx(total / 6, rel=1e-5)
+    assert found.item() == pytest.approx(total / 6, rel=1e-5)
     sure = torch.stack([labels.clamp_min(0)] * 3, -1)
     hard = loss(forward(model, output_hidden_states=True), labels)
     assert torch.allclose(

@@ -15,6 +15,7 @@ from bild_lab.training.batches import Collator, TokenizedExample
 from bild_lab.training.finetuning.finetune import finetune
 from bild_lab.training.finetuning.soft_targets import soft_targets, taught
 from tests.tiny import PAD, VOCABULARY
+from tests.training.frozen.frozen_jobs import frozen_job
 from tests.training.jobs import MICRO, Kill, job, losses
 
 CPU = torch.device("cpu")
@@ -47,10 +48,16 @@ def test_a_head_with_more_rows_than_pieces_teaches_pieces_alone(
     checkpoints: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     teacher = HuggingFaceModel(Checkpoint(str(checkpoints / "t5")), CPU, torch.float32)
-    pieces = {f"w{index}": index for index in range(5)}
+    pieces = {f"w{index}": index for index in range(5) if index != 2}  # with a gap, as added tokens leave
     monkeypatch.setattr(Checkpoint, "vocabulary", pieces)
     found = soft_targets(teacher, EXAMPLES, Collator(PAD, PAD), VOCABULARY, 2)
     assert {one.ids.shape[1] for one in found} == {5} and max(one.ids.max() for one in found) == 4
+
+
+def test_a_teacher_begins_as_its_own_checkpoint_says(checkpoints: Path) -> None:
+    teacher = HuggingFaceModel(Checkpoint(str(checkpoints / "t5")), CPU, torch.float32)
+    own, other = (soft_targets(teacher, EXAMPLES, Collator(PAD, start), 4, 4) for start in (PAD, 2))
+    assert all(np.array_equal(one.ids, two.ids) for one, two in zip(own, other, strict=True))
 
 
 def test_they_are_found_once_and_kept_for_a_resumed_training(checkpoints: Path, tmp_path: Path) -> None:
@@ -66,7 +73,9 @@ def test_they_are_found_once_and_kept_for_a_resumed_training(checkpoints: Path, 
         assert np.array_equal(one.answer, plain.answer) and plain.soft is None
 
 
-def test_a_training_that_was_killed_resumes_with_the_same_losses(tmp_path: Path) -> None:
+def test_a_training_that_was_killed_resumes_with_the_same_losses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     finetune(job(tmp_path / "teacher", max_steps=2))
     teacher = Checkpoint(str(tmp_path / "teacher" / "checkpoint"))
     words = {"model_path": teacher.path, "teacher": teacher, "soft_targets": 90}
@@ -74,14 +83,24 @@ def test_a_training_that_was_killed_resumes_with_the_same_losses(tmp_path: Path)
     with pytest.raises(KeyboardInterrupt):
         finetune(job(tmp_path / "killed", callbacks=(Kill(3),), **words))
     assert (tmp_path / "killed" / "training" / "soft_targets.safetensors").is_file()
+    monkeypatch.setattr("bild_lab.training.finetuning.soft_targets.soft_targets", None)  # nobody asks again
     assert losses(finetune(job(tmp_path / "killed", **words))) == losses(whole)
     hard = finetune(job(tmp_path / "hard", model_path=teacher.path))
     assert losses(hard) != losses(whole) and hard["identity"] != whole["identity"]
     assert whole["identity"]["teacher"] == teacher.fingerprint and "teacher" not in hard["identity"]
 
 
-def test_they_need_a_teacher_and_whole_labels(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"soft targets are those of a target: use scripts/align\.py"):
-        job(tmp_path, soft_targets=2)
+def test_they_need_a_teacher_and_whole_labels(tmp_path: Path, checkpoints: Path) -> None:
+    for wrong in ({"soft_targets": 2}, {"teacher": Checkpoint(str(checkpoints / "t5"))}):
+        with pytest.raises(UserError, match=r"train\.soft_targets are those of a target .* use scripts/align\.py"):
+            job(tmp_path, **wrong)
+    with pytest.raises(UserError, match=r"an? .* does not learn train\.soft_targets"):
+        frozen_job(tmp_path, checkpoints / "llama", soft_targets=2)
     with pytest.raises(UserError, match=r"set train\.label_smoothing=0"):
         job(tmp_path, soft_targets=2, label_smoothing=0.1)
+
+
+def test_a_training_from_before_there_were_any_is_the_same(tmp_path: Path) -> None:
+    whole = finetune(job(tmp_path, max_steps=2))
+    assert not any("soft" in key or key == "teacher" for key in whole["identity"])
+    assert MICRO.identity["train.label_smoothing"] == 0.0
