@@ -10,8 +10,10 @@
 #include <type_traits>
 #include <vector>
 #include <omp.h>
-#if defined(__AMX_BF16__)
+#if defined(__AVX512BF16__)
 #include <immintrin.h>
+#endif
+#if defined(__AMX_BF16__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -251,6 +253,43 @@ template <class T>
 constexpr int STEP = std::is_same_v<T, bfloat16> ? 32 : 2;  // inputs of a panel come in multiples of it
 inline int64_t padded(int64_t n, int to) { return (n + to - 1) / to * to; }
 
+#if defined(__AVX512BF16__)
+// writes the rows to b.halves in bfloat16, a multiple of 32 long; returns how long
+inline int round_rows(const Matrix& matrix, const float* x, int stride, int rows, Buffers& b) {
+    const int inputs = padded(matrix.inputs, 32);
+    for (int row = 0; row < rows; ++row) {
+        uint16_t* to = b.halves + int64_t(row) * inputs;
+        for (int i = 0; i < inputs; i += LANES) {
+            words bits{};
+            if (i + LANES <= matrix.inputs) bits = (words)load(x + int64_t(row) * stride + i);
+            else std::memcpy(&bits, x + int64_t(row) * stride + i, 4 * std::max(0, matrix.inputs - i));
+            bits = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+            *reinterpret_cast<halves*>(to + i) = __builtin_convertvector(bits, halves);
+        }
+    }
+    return inputs;
+}
+
+// `multiply` of rounded rows: an instruction adds the products of a pair of inputs. Pairs are summed by turns in two sums
+template <int R>
+inline void multiply(const uint16_t* x, int stride, const bfloat16* w, int inputs, vec out[R][2]) {
+    vec sums[2][R][2] = {};
+    for (int k = 0; k < inputs; k += 4)
+        for (int turn = 0; turn < 2; ++turn, w += 2 * PANEL) {
+            const __m512bh left = (__m512bh)_mm512_loadu_si512(w), right = (__m512bh)_mm512_loadu_si512(w + PANEL);
+            for (int r = 0; r < R; ++r) {
+                int32_t two;
+                std::memcpy(&two, x + int64_t(r) * stride + k + 2 * turn, 4);
+                const __m512bh inputs_of_row = (__m512bh)_mm512_set1_epi32(two);
+                sums[turn][r][0] = (vec)_mm512_dpbf16_ps((__m512)sums[turn][r][0], inputs_of_row, left);
+                sums[turn][r][1] = (vec)_mm512_dpbf16_ps((__m512)sums[turn][r][1], inputs_of_row, right);
+            }
+        }
+    for (int r = 0; r < R; ++r)
+        for (int half = 0; half < 2; ++half) out[r][half] = sums[0][r][half] + sums[1][r][half];
+}
+#endif
+
 #if defined(__AMX_BF16__)
 constexpr int TILE = 16;  // rows of a tile
 
@@ -268,17 +307,7 @@ struct alignas(64) TileShapes {
 // `product` by matrix tiles: the rows are rounded to bfloat16 first. Up to 16 rows take as long as one
 template <class Use>
 inline void tile_product(const Matrix& matrix, const float* x, int stride, int rows, Buffers& b, Use use) {
-    const int inputs = padded(matrix.inputs, 32);
-    for (int row = 0; row < rows; ++row) {
-        uint16_t* to = b.halves + int64_t(row) * inputs;
-        for (int i = 0; i < inputs; i += LANES) {
-            words bits{};
-            if (i + LANES <= matrix.inputs) bits = (words)load(x + int64_t(row) * stride + i);
-            else std::memcpy(&bits, x + int64_t(row) * stride + i, 4 * std::max(0, matrix.inputs - i));
-            bits = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-            *reinterpret_cast<halves*>(to + i) = __builtin_convertvector(bits, halves);
-        }
-    }
+    const int inputs = round_rows(matrix, x, stride, rows, b);
     Span mine = share((matrix.outputs + PANEL - 1) / PANEL);
     for (int panel = mine.first; panel < mine.last; ++panel) {
         const bfloat16* w = static_cast<const bfloat16*>(matrix.packed) + int64_t(panel) * inputs * PANEL;
@@ -316,14 +345,9 @@ inline void tile_product(const Matrix& matrix, const float* x, int stride, int r
 }
 #endif
 
-// rows times this thread's panels; `use(row, panel, left, right)` takes the 32 results
-template <class T, class Use>
-inline void product(const Matrix& matrix, const float* x, int stride, int rows, Buffers& b, Use use) {
-#if defined(__AMX_BF16__)
-    if constexpr (std::is_same_v<T, bfloat16>)
-        if (has_tiles()) return tile_product(matrix, x, stride, rows, b, use);
-#endif
-    const int inputs = matrix.inputs;
+// `product` of rows of floats, or of rounded ones
+template <class T, class X, class Use>
+inline void panels_product(const Matrix& matrix, const X* x, int stride, int inputs, int rows, Use use) {
     Span mine = share((matrix.outputs + PANEL - 1) / PANEL);
     for (int panel = mine.first; panel < mine.last; ++panel) {
         const T* w = static_cast<const T*>(matrix.packed) + int64_t(panel) * padded(inputs, STEP<T>) * PANEL;
@@ -347,6 +371,22 @@ inline void product(const Matrix& matrix, const float* x, int stride, int rows, 
             case 1: some.template operator()<1>(); break;
         }
     }
+}
+
+// rows times this thread's panels; `use(row, panel, left, right)` takes the 32 results
+template <class T, class Use>
+inline void product(const Matrix& matrix, const float* x, int stride, int rows, Buffers& b, Use use) {
+#if defined(__AMX_BF16__)
+    if constexpr (std::is_same_v<T, bfloat16>)
+        if (has_tiles()) return tile_product(matrix, x, stride, rows, b, use);
+#endif
+#if defined(__AVX512BF16__)
+    if constexpr (std::is_same_v<T, bfloat16>) {
+        const int inputs = round_rows(matrix, x, stride, rows, b);
+        return panels_product<T>(matrix, b.halves, inputs, inputs, rows, use);
+    }
+#endif
+    panels_product<T>(matrix, x, stride, matrix.inputs, rows, use);
 }
 
 // a query over the keys that it sees. scores, seen: room for as many
