@@ -421,10 +421,12 @@ def test_a_forward_without_attention_and_one_without_feed_forward_cost_what_one_
     assert part(skipped_attention=1).flops < part().flops
 
 
-def test_the_blocks_of_a_llama_layer_cost_what_their_matrices_multiply() -> None:
-    config = tiny_llama(0, layers=1).config
-    alone = cost(Forward(config, 3, layers=1, first_layer=1, skipped_attention=1), 1)
-    assert alone.flops == 2 * 3 * (3 * config.hidden_size * config.intermediate_size)
+def test_the_blocks_of_a_layer_cost_what_their_matrices_multiply() -> None:
+    for config in (T5, LLAMA):
+        alone = cost(Forward(config, 3, source=3, layers=1, first_layer=1, skipped_attention=1), 1)
+        assert alone.flops == 2 * 3 * (3 * 4 * (5 if config is T5 else 6))
+    filled = cost(Forward(LLAMA, 3, layers=0, first_layer=1, filled_layers=1), 1)
+    assert filled.flops == 2 * 3 * (4 * 2 * 2)  # keys and values of one head of two
 
 
 def test_a_filled_layer_costs_its_keys_and_values_alone() -> None:
