@@ -14,7 +14,7 @@ from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft, Verdict, empty_draft
 from bild_lab.engine.drafters import LowConfidence, ModelDrafter, NoDraft
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.sampling import Sampling
+from bild_lab.engine.sampling import Sampling, pick
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from tests.stubs import SESSION, StubModel
@@ -90,6 +90,20 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p: float, kept: int) -
 def test_sampling_out_of_range_is_refused(values: dict) -> None:
     with pytest.raises(UserError, match=rf"decoding.{next(iter(values))} must"):
         Sampling(**values)
+
+
+@pytest.mark.parametrize("value", [True, "0.5", [1]])
+@pytest.mark.parametrize("key", ["temperature", "top_k", "top_p"])
+def test_sampling_by_what_is_no_number_is_refused(key: str, value: object) -> None:
+    with pytest.raises(UserError, match=f"decoding.{key} must be a number, got"):
+        Sampling(**{key: value})
+
+
+def test_a_token_without_probability_is_never_picked() -> None:
+    probs = torch.tensor([[0.0, 0.5, 0.0, 0.5], [0.25, 0.75, 0.0, 0.0]])
+    assert pick(probs, torch.tensor([0.0, 0.0])).tolist() == [1, 0]
+    assert pick(probs, torch.tensor([0.5, 0.25])).tolist() == [3, 1]
+    assert pick(probs, torch.tensor([0.999, 0.999])).tolist() == [3, 1]
 
 
 def test_rollback_keeps_tokens_before_the_first_disagreement() -> None:

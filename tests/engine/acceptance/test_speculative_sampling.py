@@ -11,7 +11,7 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from bild_lab.engine.acceptance import ExactMatch, SpeculativeSampling
-from bild_lab.engine.draft import ROOT, Draft, Verdict
+from bild_lab.engine.draft import ROOT, Draft, Tree, Verdict
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.errors import UserError
@@ -125,6 +125,40 @@ def test_real_draws_over_trees_are_distributed_as_the_targets() -> None:
         seen[text[0], text[1]] += 1
     expected = count * targets(p, 2)
     assert chisquare(seen.flatten().numpy(), expected.flatten().numpy()).pvalue > 0.001
+
+
+def literal(p: Tensor, q: Tensor, tokens: list[int], seed: int) -> tuple[int, int]:
+    """Algorithm 1 of speculative decoding, one draw after another: how many tokens stand, and the next one."""
+    generator = torch.Generator().manual_seed(seed)
+    uniform = torch.rand(len(tokens), generator=generator, dtype=p.dtype)
+    stand = 0
+    while stand < len(tokens) and uniform[stand] < p[stand, tokens[stand]] / q[stand, tokens[stand]]:
+        stand += 1
+    rest = p[stand] if stand == len(tokens) else (p[stand] - q[stand]).clamp(min=0)
+    return stand, int(torch.multinomial(rest / rest.sum(), 1, generator=generator))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_chain_is_judged_by_the_requests_own_draws(dtype: torch.dtype) -> None:
+    """As many numbers as tokens, then one draw: a text can be repeated whatever else draws."""
+    p, q, tokens = torch.stack([P, Q, P, P]).to(dtype), torch.stack([Q, P, Q]).to(dtype), [1, 2, 1]
+    found = set()
+    for seed in range(20):
+        request = Request(Source((0,)), Limits(1, 10), Sampling(1.0), torch.Generator().manual_seed(seed))
+        verdict = SpeculativeSampling()(Draft(torch.tensor(tokens), probs=q), p.log(), request)
+        assert (len(verdict.path), verdict.next_token) == literal(p, q, tokens, seed)
+        found.add(len(verdict.path))
+    assert found == {0, 1, 2, 3}
+
+
+def test_a_tree_is_judged_by_the_requests_own_draws() -> None:
+    draft = Draft(torch.tensor([1, 2, 0, 3]), probs=Q.repeat(4, 1), shape=Tree(torch.tensor(TREE)))
+    verdicts = []
+    for seed in (0, 1, 2):
+        torch.manual_seed(seed)
+        request = Request(Source((0,)), Limits(1, 10), Sampling(1.0), torch.Generator().manual_seed(7))
+        verdicts.append(SpeculativeSampling()(draft, P.repeat(5, 1).log(), request))
+    assert verdicts[0] == verdicts[1] == verdicts[2]
 
 
 @pytest.mark.parametrize("lenience", [0.9, 0.5, 0.1])
