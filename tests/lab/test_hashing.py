@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 from bild_lab.lab.data.conversations import Continuation, Example
@@ -24,6 +25,7 @@ def test_data_is_known_by_prompts_references_and_what_later_turns_follow() -> No
     changes = [{"prompt": "other"}, {"references": ("other",)}, {"id": "b"}, {"continues": Continuation("a", " ")}]
     hashes = [data_hash([one]), data_hash([one, one]), *(data_hash([replace(one, **change)]) for change in changes)]
     assert len(set(hashes)) == len(hashes)
+    assert hashes[0] == content_hash({"examples": [("a", "prompt", ("reference",))]})  # or all points are new
 
 
 def test_a_folder_is_known_by_its_files(tmp_path: Path) -> None:
@@ -33,4 +35,5 @@ def test_a_folder_is_known_by_its_files(tmp_path: Path) -> None:
     assert before == file_hash(str(tmp_path / "adapter"))
     (tmp_path / "adapter" / "deep" / "weights").write_text("2")
     assert before != file_hash(str(tmp_path / "adapter"))
+    assert file_hash(str(tmp_path / "adapter" / "deep" / "weights")) == sha256(b"2").hexdigest()
     assert file_hash(str(tmp_path / "missing")) is None

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
 
+from bild_lab.engine.hf_generation import HuggingFaceGenerate
 from bild_lab.errors import UserError
 from bild_lab.lab import point as module
 from bild_lab.lab.config import DecodingSpec, MeasureSpec, PairSpec, RuntimeSpec, compose_config, typed
@@ -81,6 +84,7 @@ def test_a_point_holds_what_it_was_asked_for(base: list[str]) -> None:
     words = ["name=held", "policy=speculative", "policy.window=3", "decoding=sample", "decoding.temperature=0.7"]
     words += [
         "decoding.top_k=5",
+        "decoding.top_p=0.5",
         "runtime.batch=2",
         "runtime.seed=4",
         "dataset.max_source_tokens=40",
@@ -96,7 +100,7 @@ def test_a_point_holds_what_it_was_asked_for(base: list[str]) -> None:
     assert point.setting["n_examples"] == len(point.examples) > 0
     assert (point.name, point.policy, point.batch, point.seed) == ("held", "speculative", 2, 4)
     assert point.knobs["window"] == 3 and point.knobs["stop_confidence"] is None
-    assert (point.sampling.temperature, point.sampling.top_k, point.sampling.top_p) == (0.7, 5, None)
+    assert (point.sampling.temperature, point.sampling.top_k, point.sampling.top_p) == (0.7, 5, 0.5)
     assert point.decoding.temperature == 0.7 and not point.baseline_is_target
     greedy = prepare(compose_config(base))
     assert greedy.batch == 1 and greedy.baseline_is_target and "batch" not in greedy.setting
@@ -114,7 +118,88 @@ def test_a_name_is_made_of_these_parts(base: list[str], monkeypatch: pytest.Monk
     assert seen[-1]["setting"] == {
         key: value for key, value in point.setting.items() if key not in ("target", "draft", "second_draft")
     }
-    assert point.scoring.cut == ("w4", "w5")
+    assert point.scoring.cut == ("w4", "w5") and point.setting["cut"] == ["w4", "w5"]
+
+
+def test_the_packages_of_a_peer_are_a_part_of_the_name(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    names = set()
+    for versions in ({"peer": "1"}, {"peer": "2"}):
+        monkeypatch.setattr(HuggingFaceGenerate, "versions", versions, raising=False)
+        monkeypatch.setattr(HuggingFaceGenerate, "cpu_seconds", lambda self: 0.0, raising=False)
+        seen: list[dict] = []
+        with monkeypatch.context() as patched:
+            patched.setattr(module, "content_hash", lambda parts, seen=seen: seen.append(parts) or "a name")
+            prepare(compose_config([*base, "policy=hf_generate"]))
+        assert seen[-1]["external"] == [versions]
+        names.add(name_of(*base, "policy=hf_generate"))
+    assert len(names) == 2
+
+
+def test_a_policy_without_batches_is_refused_from_two_texts_on(base: list[str]) -> None:
+    assert name_of(*base, "policy=hf_assisted", "runtime.batch=1")
+    with pytest.raises(UserError, match="hf_assisted"):
+        name_of(*base, "policy=hf_assisted", "runtime.batch=2")
+
+
+def test_sampling_out_of_range_is_refused_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "cached_examples", None)
+    with pytest.raises(UserError, match=r"decoding\.top_p must lie in \(0, 1\], got 1\.5"):
+        prepare(compose_config(["decoding=sample", "decoding.top_p=1.5"]))
+
+
+def test_the_configuration_is_kept_as_it_was_written(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_WINDOW", "3")
+    cfg = compose_config([*base, "policy=speculative", "policy.window='${oc.decode:${oc.env:MY_WINDOW}}'"])
+    assert prepare(cfg).config_yaml == OmegaConf.to_yaml(cfg, resolve=False)
+    assert "oc.env:MY_WINDOW" in prepare(cfg).config_yaml
+
+
+def test_facts_are_those_of_the_folder_that_a_variable_names(
+    checkpoints: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_ADAPTER", str(tmp_path / "adapter"))
+    base = [f"pair.target={checkpoints / 'llama'}", "pair.draft=null", "dataset=multi30k", f"dataset.path={data}"]
+    direct = prepare(compose_config([*base, "policy=bita", adapted(tmp_path / "adapter")]))
+    named = prepare(compose_config([*base, "policy=bita", "policy.adapter='${oc.env:MY_ADAPTER}'"]))
+    assert direct.facts == named.facts and direct.facts["trained"]["adapter"] and direct.id == named.id
+
+
+def test_another_placement_is_another_setting(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list = []
+    monkeypatch.setattr(module, "Placement", lambda *spread: spread)  # which asks for processes
+    monkeypatch.setattr(module, "placement_setting", lambda placement, device: seen.append(placement) or {})
+    cfg = compose_config(base)
+    groups = {"pair": PairSpec, "dataset": DatasetSpec, "decoding": DecodingSpec}
+    specs = [typed(spec, cfg[name], name) for name, spec in groups.items()]
+    runtime = replace(typed(RuntimeSpec, cfg.runtime, "runtime"), tensor_parallel=True)
+    module._setting(*specs, runtime, typed(MeasureSpec, cfg.measure, ""))
+    assert seen == [(None, True)]
+
+
+def test_words_are_replaced_however_deep_they_lie() -> None:
+    node = {"a": ["x", {"b": "x", "c": 1}], "x": "y"}
+    assert module._replaced(node, {"x": "content"}) == {"a": ["content", {"b": "content", "c": 1}], "x": "y"}
+
+
+def test_code_of_a_checkpoint_is_allowed_or_not_before_the_toy_pair_is_trained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list = []
+
+    def named(path: str, trust_remote_code: bool) -> object:
+        asked.append((path, trust_remote_code))
+        return SimpleNamespace(check=lambda: None)
+
+    monkeypatch.setattr(module, "named_checkpoint", named)
+    monkeypatch.setattr(module, "named_paths", lambda policy: {"a": "file"})
+    cfg = compose_config(["runtime.trust_remote_code=true", "decoding.processors=none"])
+    decoding, runtime = (
+        typed(spec, cfg[name], name) for name, spec in (("decoding", DecodingSpec), ("runtime", RuntimeSpec))
+    )
+    module.require_decodable(
+        cfg.policy, PairSpec(name="pair", target="own/model", draft="toy:small"), decoding, runtime
+    )
+    assert asked == [("own/model", True)]
 
 
 def test_decoders_are_loaded_as_the_configuration_says(monkeypatch: pytest.MonkeyPatch) -> None:
