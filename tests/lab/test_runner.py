@@ -79,6 +79,9 @@ def measured(point: Point, tmp_path_factory: pytest.TempPathFactory) -> tuple[Re
         patch.setattr(runner, "warm_up", noted("warm up", warm_up))
         patch.setattr(runner, "trace_stages", noted("trace", trace_stages))
         patch.setattr(runner, "predict", predicted)
+        patch.setattr(runner, "OtherLoad", lambda external: SimpleNamespace(percent=lambda: 30.0))
+        patch.setattr(runner, "RanksLoad", lambda ranks: SimpleNamespace(percent=lambda: 12.0))
+        patch.setattr(runner, "DeviceUse", lambda device: SimpleNamespace(shared=lambda: True, close=lambda: None))
         folder = tmp_path_factory.mktemp("sweep")
         result = run_point(point, Sweep(folder), setup_s=1000.0, stage=passed.setdefault("stages", []).append)
     return result, read_examples(result.folder), passed
@@ -145,10 +148,21 @@ def test_methods_are_warmed_up_and_timed_as_the_configuration_says(point: Point,
     assert result.seconds["setup"] == 1000.0
 
 
-def test_theory_predicts_from_the_traced_examples(measured: tuple) -> None:
+def test_a_result_tells_the_point_and_what_else_the_machine_did(point: Point, measured: tuple) -> None:
+    result, _, _ = measured
+    assert (result.composition, result.facts) == (point.composition, point.facts)
+    assert result.composition and result.facts["acceptance"] == "Rollback"
+    assert result.environment.get("busy_elsewhere_percent") == 18.0  # of other processes, without those of our own
+    assert result.environment.get("shared_device") is True and result.environment.get("parts") is None
+    assert "parts" not in result.environment
+    assert result.peak_memory_mb > 10
+
+
+def test_theory_predicts_from_the_traced_examples(point: Point, measured: tuple) -> None:
     result, _, passed = measured
     given, found = passed["predict"]
     assert (len(given["method"]), len(given["baseline"]), given["stages_s"]) == (1, 1, result.stages_s)
+    assert given["end_tokens"] == point.decoders["method"].target.checkpoint.end_tokens
     assert result.prediction == found and result.work is not None
 
 
@@ -171,7 +185,9 @@ def test_a_point_in_batches_has_the_texts_of_batch_1_and_certificates(
     point = prepare(compose_config([*words, "runtime.batch=2", "measure.certify=true", "measure.repeats=1"]))
     roomy: list[tuple] = []
     monkeypatch.setattr(runner, "require_room", lambda models, *rest: roomy.append((set(map(id, models)), *rest)))
-    result = run_point(point, Sweep(tmp_path))
+    advanced: list[int] = []
+    result = run_point(point, Sweep(tmp_path), advance=lambda: advanced.append(1))
+    assert len(advanced) == 4 and result.work is None
     found = read_examples(result.folder)
     ((models, requests, batch),) = roomy
     assert models == {id(one) for each in point.decoders.values() for one in each.models} and len(models) > 1
