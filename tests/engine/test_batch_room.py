@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,13 +24,16 @@ def test_a_batch_that_does_not_fit_is_refused_with_the_number_that_fits(monkeypa
     # as much again for a text whose encoder ran ahead
     each = 2 * 2 * (2 * 2 * 32 * (1 + 20 + SPARE_ROWS + 5) * 4)
     assert bytes_of_text(decoder.models, requests) == each
+    kernels = [SimpleNamespace(engine="kernels", checkpoint=one.checkpoint, dtype=one.dtype) for one in decoder.models]
+    others = [SimpleNamespace(engine="hf", checkpoint=one.checkpoint, dtype=one.dtype) for one in decoder.models]
+    assert bytes_of_text(kernels, requests) == each and bytes_of_text(others, requests) == 0
     monkeypatch.setattr(batch_room, "free_bytes", lambda device: 10 * each)
     require_room(decoder.models, requests, 9)
     with pytest.raises(UserError, match=re.escape("at most 9 fit: set runtime.batch=9")):
         require_room(decoder.models, requests, 10)
     assert quiet_batch(decoder.method, decoder.models, requests) == 9
     monkeypatch.setattr(batch_room, "free_bytes", lambda device: each // 2)
-    with pytest.raises(UserError, match="not even one text fits"):
+    with pytest.raises(UserError, match="are free; not even one text fits, or"):
         require_room(decoder.models, requests, 2, "batch_size")
 
 

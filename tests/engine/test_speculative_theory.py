@@ -151,7 +151,7 @@ def test_drafting_pays_only_above_the_cost_ratio() -> None:
     assert {optimal_window(rate, rate) for rate in np.linspace(0, 1, 201).tolist()} == {0}  # whatever the rounding
     assert optimal_window(0.31, 0.3) == 1
     assert optimal_window(0.8, 0.05) == 8
-    assert optimal_window(1.0, 0.3, most=7) == 7
+    assert optimal_window(1.0, 0.3, most=7) == 7 and optimal_window(1.0, 0.3, most=0) == 0
 
 
 def test_an_improvement_is_guaranteed_by_a_window_of_one() -> None:

@@ -154,3 +154,25 @@ def test_rules_whose_siblings_compete_have_no_law_in_a_tree() -> None:
     for rule in (TypicalAcceptance(0.4, 0.6), Rollback(1.2), RelaxedAcceptance(2, 0.3)):
         assert isinstance(rule, HasLaw)
         assert rule.law(draft, rows_after(draft, TARGET), sampled(), draft.probs) is None
+
+
+@pytest.mark.parametrize("name", ["speculative sampling", "rejection sampling", "block verification"])
+def test_the_law_of_a_lossless_rule_is_the_targets_behind_each_token(name: str) -> None:
+    """Of a chain that was drawn from the drafter: as many rows as tokens, and one."""
+    for tokens in ([1], [0, 2], [2, 1, 0]):
+        q = torch.stack([DRAFTER[0 if at == 0 else tokens[at - 1]] for at in range(len(tokens))])
+        draft = Draft(torch.tensor(tokens), probs=q)
+        rows = rows_after(draft, TARGET)
+        law = RULES_OF_CHAINS[name].law(draft, rows, sampled(), q)
+        p = sampled().sampling.probs(rows)
+        assert law.shape == p.shape
+        torch.testing.assert_close(law[-1], p[-1])
+        torch.testing.assert_close(law, p, atol=1e-6, rtol=0)
+
+
+def test_a_token_that_the_target_never_says_is_never_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "rand", lambda count, **options: torch.zeros(count, dtype=options.get("dtype")))
+    p, q = torch.tensor([[0.0, 1.0], [0.5, 0.5]]), torch.tensor([[0.5, 0.5]])
+    for rule in (SpeculativeSampling(), RejectionSampling()):
+        verdict = rule(Draft(torch.tensor([0]), probs=q), p.log(), sampled())
+        assert (verdict.path, verdict.next_token) == ((), 1)

@@ -66,7 +66,10 @@ def test_examples_are_stored_with_the_baselines_and_their_certificates() -> None
     assert alone.baseline_latency_s is None and "baseline_latency_s" not in alone.to_json()
     scored = measured_examples(examples, timed, texts, scores=[{"rouge": 50.0}, {}])
     assert [one.scores for one in scored] == [{"rouge": 50.0}, None]
-    assert first.scores is None
+    assert first.scores is None and first.log_probability is first.baseline_log_probability is None
+    likely = {"method": [-1.0, -2.0], "baseline": [-3.0, -4.0]}
+    told = measured_examples(examples, timed, texts, log_probabilities=likely)
+    assert [(one.log_probability, one.baseline_log_probability) for one in told] == [(-1.0, -3.0), (-2.0, -4.0)]
 
 
 def test_a_traced_example_has_the_text_of_every_token_emitted_or_drafted() -> None:
