@@ -188,6 +188,10 @@ def test_fallback_thresholds_are_probabilities(threshold: float) -> None:
         LowConfidence(threshold)
 
 
+def test_thresholds_of_certainty_and_of_nothing_are_allowed() -> None:
+    assert [LowConfidence(threshold).threshold for threshold in (0, 0.0, 1, 1.0)] == [0, 0, 1, 1]
+
+
 def test_a_drafter_at_its_threshold_drafts() -> None:
     assert not LowConfidence(0.5)(0.5)
     assert LowConfidence(0.5)(0.4999)

@@ -192,3 +192,11 @@ def test_a_draft_model_starts_beside_the_target_and_forgets_what_the_text_lost()
     drafter.propose([START, 5, 9])
     drafter.forget(1)
     assert drafter._session.length == 1
+
+
+def test_a_leaf_is_sure_as_the_fallback_threshold_says() -> None:
+    drafters = [ModelTreeDrafter(StubModel(table(0)), 9, 4, 2, 2, 0.1, stop) for stop in (None, LowConfidence(0.4))]
+    assert [one._growth for one in drafters] == [
+        Growth(9, 4, 2, 2, frozenset(), None, 0.1),
+        Growth(9, 4, 2, 2, frozenset(), 0.4, 0.1),
+    ]

@@ -135,7 +135,7 @@ def test_a_text_is_scored_once_however_many_resamples_there_are(metric: str, mon
 def test_a_pool_of_texts_gives_every_system_the_scores_it_has_alone(metric: str) -> None:
     pool = ["a b c d e", "a b c d f", "b c d e f g", "x y z w v", "b c d e f", "x y z w u"]
     references = [["a b c d e"]] * 2 + [["b c d e f"], ["x y z w v"]] + [["b c d e f"], ["x y z w v"]]
-    systems, baseline = [[0, 2, 3], [1, 4, 5], [0, 2, 3]], [0, 4, 3]
+    systems, baseline = [[0, 2, 3], [1, 4, 5], [0, 2, 3], [1, 2, 3]], [0, 4, 3]
     found = score_pool(metric, pool, references, systems, baseline, seed=3)
     base, own = [pool[at] for at in baseline], [references[at] for at in baseline]
     for picks, (scored, difference) in zip(systems, found, strict=True):

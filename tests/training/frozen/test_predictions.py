@@ -47,6 +47,13 @@ def test_an_evaluation_counts_hits_by_predictor_and_the_leading_ones() -> None:
     assert scores["top_5_b"] == 1.0
     assert 0 < scores["seconds"] < 10
     assert scores["accepted"] == (2 + 0 + 1 + 1) / 4
+    twice = PredictionEvaluator([ROW, ROW, ROW], chooser, ("a", "b"), "accepted", leading_hits, batch_size=1)
+    again = twice(Parrot(logits), PredictionLoss((1.0, 0.5)))  # three batches
+    assert {name: again[name] for name in scores if name != "seconds"} == pytest.approx(
+        {name: value for name, value in scores.items() if name != "seconds"}
+    )
+    model = Parrot(torch.cat([logits, -logits]))
+    assert twice._sums(model, PredictionLoss((1.0, 0.5)))[2] == 3 * 4  # contexts of all batches
     right, rest = -np.log(np.e**10 / (np.e**10 + 29)), np.log(np.e**10 + 29)
     second = np.log(np.e**10 + np.e**9 + 28) - 9
     assert scores["loss"] == pytest.approx((3 * right + rest + 0.5 * (2 * right + second)) / 7, rel=1e-5)
