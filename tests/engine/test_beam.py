@@ -226,6 +226,8 @@ def test_steps_behind_the_end_of_the_search_were_judged_by_nobody() -> None:
     [
         ({"beams": 1}, "beams must be a whole number >= 2, got 1; use policy=vanilla for a single hypothesis"),
         ({"beams": "4"}, "beams must be a whole number >= 2, got '4'"),
+        ({"length_penalty": True}, "length_penalty must be a finite number, got True"),
+        ({"length_penalty": "1"}, "length_penalty must be a finite number, got '1'"),
         ({"length_penalty": math.inf}, "length_penalty must be a finite number, got inf"),
         ({"early_stopping": "never"}, "early_stopping must be true or false, got 'never'"),
         ({"window": 0}, "the draft window must be a whole number >= 1, got 0"),

@@ -316,6 +316,7 @@ def test_a_compiled_target_leaves_early_all_the_same(checkpoints: Path) -> None:
         ("threshold", 1.5, r"threshold must lie in \[0, 1\], got 1.5"),
         ("threshold", "high", r"threshold must lie in \[0, 1\], got 'high'"),
         ("threshold", True, r"threshold must lie in \[0, 1\], got True"),
+        ("temperature", math.inf, "temperature must be a number >= 0, got inf"),
         ("temperature", -1, "temperature must be a number >= 0, got -1"),
         ("temperature", None, "temperature must be a number >= 0, got None"),
     ],

@@ -19,7 +19,7 @@ from bild_lab.engine.ppd.pipeline import PredictivePipeline
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
-from bild_lab.engine.trace import Trace
+from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.cost import total
 from bild_lab.lab.analysis.pipeline import pipeline_log
@@ -180,6 +180,13 @@ def test_a_stream_is_the_same_text_token_by_token(targets: dict[str, LoadedModel
     text = method.decode(request, Trace())
     assert list(method.stream(request, Trace())) == [[token] for token in text[request.limits.prompt_length :]]
     assert method.lossless(Sampling()) and method.lossless(Sampling(temperature=1.0))
+
+
+def test_a_traced_text_tells_each_token_and_its_stages(targets: dict[str, LoadedModel]) -> None:
+    request, trace = requests_of("llama", 1, longest=4)[0], StageTrace()
+    text = PredictivePipeline(targets["llama"], 3, 2).decode(request, trace)
+    assert [each.next_token for each in trace.rounds] == text[request.limits.prompt_length :]
+    assert [name for name, _, _ in trace.spans] == ["prefill", *["draft", "verify"] * 4]
 
 
 def test_heads_are_read_before_a_text_is_timed(targets: dict[str, LoadedModel]) -> None:
