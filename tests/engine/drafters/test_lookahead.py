@@ -141,6 +141,23 @@ def test_the_window_does_not_run_for_the_last_token() -> None:
     assert first.parents is first.known_parents is None  # nothing is known yet
 
 
+def test_a_window_begins_with_words_of_the_source() -> None:
+    drafter = LookaheadDrafter(StubModel(after), 6, 3, 4)
+    for encoder in (None, torch.tensor([[7, 8, 9]])):
+        drafter.start(Request(Source((1, 2), encoder), Limits(2, 20)), SESSION)
+        known = [1, 2] if encoder is None else [1, 2, 7, 8, 9]
+        assert drafter._levels == [random.Random(0).choices(known, k=7)]
+
+
+def test_an_ngram_ends_with_an_end_token_and_the_others_go_on() -> None:
+    drafter = LookaheadDrafter(StubModel(after), 3, 4, 4)
+    drafter.start(Request(Source((1, 2)), Limits(2, 20, frozenset([5]))), SESSION)
+    drafter._pool = {2: dict.fromkeys([(3, 4, 6), (3, 5, 7)])}  # the newest last
+    draft = drafter.propose([1, 2])
+    assert draft.token_list == [3, 5, 4, 6]
+    assert draft.parents.tolist() == draft.known_parents == [ROOT, 0, 0, 2]
+
+
 def test_a_new_text_begins_with_an_empty_pool() -> None:
     target = StubModel(after)
     drafter, counts = LookaheadDrafter(target, 6, 4, 6), []
