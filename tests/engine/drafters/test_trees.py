@@ -47,6 +47,12 @@ def test_a_tree_is_cut_where_fewer_tokens_may_come() -> None:
     assert len(draft(full_tree, (2, 2, 2), 0, None)) == 0
 
 
+def test_without_candidates_the_last_token_still_has_its_probes() -> None:
+    drafted = draft(efficient_tree, (2, 1), 0, None, 2)
+    assert len(drafted) == 0 and drafted.probes.tolist() == [40, 41]
+    assert drafted.under(7).tolist() == [7, 40, 41]
+
+
 def test_every_row_has_a_chain_of_probes_below_it() -> None:
     drafted = draft(efficient_tree, (2, 1), 2, CANDIDATES[:, :2], 2)
     rows, tree = drafted.under(7), drafted.tree

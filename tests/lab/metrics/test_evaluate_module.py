@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ import pytest
 
 from bild_lab.errors import UserError
 from bild_lab.lab.metrics import compare, evaluate_module, judge, score
-from bild_lab.lab.metrics.evaluate_module import evaluate_measure, require_loadable, script_of
+from bild_lab.lab.metrics.evaluate_module import _scale, evaluate_measure, require_loadable, script_of
 from bild_lab.lab.metrics.measures import Corpora, Mean
 
 SCRIPT = """
@@ -211,3 +211,14 @@ def test_metrics_of_a_local_folder_run_offline(tmp_path: Path, monkeypatch: pyte
     assert found.value == 50
     with pytest.raises(UserError, match="cannot be loaded: .*; without the hub give a folder NAME"):
         score(f"evaluate:{tmp_path / 'nothing'}", PREDICTIONS, REFERENCES)
+
+
+@pytest.mark.parametrize(
+    ("best", "worst", "shown"), [(1.0, 0.0, 50.0), (1.5, 0.0, 0.5), (0.0, 1.0, 50.0), (0.0, 2.0, 99.5)]
+)
+def test_a_metric_up_to_one_is_shown_in_percent_and_others_as_they_are(best: float, worst: float, shown: float) -> None:
+    def raw(texts: Sequence[str], expected: Sequence[str]) -> float:
+        return best if list(texts) == list(expected) else worst
+
+    name, ours = _scale("evaluate:own", "own", raw, [["a"], ["b"]], ["a", "b"])
+    assert name == ("own" if best > worst else "100-own") and ours(0.5) == shown
