@@ -1,11 +1,11 @@
-"""Measures a checked point and stores its result."""
+"""Measures a checked point, or several side by side, and stores their results."""
 
 from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from bild_lab.engine.batch_room import require_room
 from bild_lab.engine.models.device import DTYPES
 from bild_lab.engine.protocols import External
 from bild_lab.engine.request import Request
+from bild_lab.errors import UserError
 from bild_lab.lab.analysis.pipeline import pipeline_summary
 from bild_lab.lab.analysis.prediction import predict
 from bild_lab.lab.conversation_history import with_history
@@ -63,102 +64,168 @@ def run_point(
     every example. stage: called with the name of each part of the measurement when it begins. If several processes
     share the target, the first one stores its result.
     """
+    (result,) = run_points([point], sweep, setup_s, advance, stage)
+    return result
+
+
+def run_points(
+    points: Sequence[Point],
+    sweep: Sweep,
+    setup_s: float = 0.0,
+    advance: Callable[[], None] = lambda: None,
+    stage: Callable[[str], None] = lambda name: None,
+) -> list[Result]:
+    """Measure points side by side, store their results and return them. See `run_point`.
+
+    Every text is decoded by every point's policy in turn, and once by the baseline that they share. Each point's
+    `seconds` has its share of what they had together. Raises UserError for points whose timings would not be of the
+    same work.
+    """
+    require_same_work(points)
     clock = Clock(stage)
     clock.begin("load")
-    torch.set_num_threads(point.setting["threads"])
-    decoder = point.decoders[METHOD]
+    torch.set_num_threads(points[0].setting["threads"])
+    decoder = points[0].decoders[METHOD]
     device, synchronize, ranks = decoder.target.device, decoder.synchronize, decoder.ranks
     use = DeviceUse(device) if ranks.first or device.type == "cuda" else None  # processes share a CPU
     surroundings = {**environment(device), "host": platform.node()}
-    ranks.run(lambda: [each.load_weights() for each in point.decoders.values()])
+    if len(points) > 1:
+        surroundings["side_by_side"] = len(points)
+    ranks.run(lambda: [each.load_weights() for point in points for each in point.decoders.values()])
     if (parts := decoder.target.transformers.parts) is not None:
         surroundings["parts"] = parts
     clock.begin("fit")
-    point = with_fitted_tree(point)
-    decoder = point.decoders[METHOD]
+    points = [with_fitted_tree(point) for point in points]
+    first = points[0]
     clock.begin("history")
-    limit = point.decoding.max_new_tokens
-    examples = with_history(point.examples, point.vanilla, point.setting, limit, sweep.folder / "history")
-    requests = [_request(point, example) for example in examples]
+    limit = first.decoding.max_new_tokens
+    examples = with_history(first.examples, first.vanilla, first.setting, limit, sweep.folder / "history")
+    requests, *further = [[_request(point, example) for example in examples] for point in points]
+    if any(one.limits != other.limits for several in further for one, other in zip(requests, several, strict=True)):
+        raise UserError("the points' models read different numbers of tokens; measure them one by one")
     clock.begin("warmup")
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    require_no_nan(decoder.running, requests[0])
-    methods = {name: each.method for name, each in point.decoders.items()}
-    batch = point.batch
+    for point in points:
+        require_no_nan(point.decoders[METHOD].running, requests[0])
+    names = [METHOD, *(f"{METHOD} {place}" for place in range(2, len(points) + 1))]
+    decoders = dict(zip(names, (point.decoders[METHOD] for point in points), strict=True))
+    if BASELINE in first.decoders:
+        decoders[BASELINE] = first.decoders[BASELINE]
+    methods = {name: each.method for name, each in decoders.items()}
+    batch = first.batch
     if batch > 1:
-        require_room(
-            {id(one): one for each in point.decoders.values() for one in each.models}.values(), requests, batch
-        )
-    if batch > 1 and point.measure.warmup:
-        warm_up_batches(methods, requests, batch, point.seed)
+        require_room({id(one): one for each in decoders.values() for one in each.models}.values(), requests, batch)
+    if batch > 1 and first.measure.warmup:
+        warm_up_batches(methods, requests, batch, first.seed)
     else:
-        warm_up(methods, requests, point.measure.warmup, point.seed)
+        warm_up(methods, requests, first.measure.warmup, first.seed)
     clock.begin("decode")
     external = [method for method in methods.values() if isinstance(method, External)]
     others, ours = OtherLoad(lambda: sum(each.cpu_seconds() for each in external)), RanksLoad(ranks)
+    repeats, seed = first.measure.repeats, first.seed
     if batch > 1:
-        timed = time_batches(methods, requests, batch, point.measure.repeats, point.seed, synchronize, advance)
+        timed = time_batches(methods, requests, batch, repeats, seed, synchronize, advance)
     else:
-        timed = time_methods(
-            methods, requests, point.measure.repeats, point.seed, synchronize, advance, lambda: compiled_steps(point)
-        )
+        timed = time_methods(methods, requests, repeats, seed, synchronize, advance, lambda: compiled_steps(points))
     surroundings["busy_elsewhere_percent"] = round(max(0.0, others.percent() - ours.percent()), 1)
     surroundings["shared_device"] = any(ranks.gather(use is not None and use.shared()))
     if use is not None:
         use.close()
-    clock.begin("trace")
     ranks.require_equal("tokens", {name: [one.token_ids for one in several] for name, several in timed.items()})
-    stages = _trace_stages(point, requests, timed)
-    clock.begin("certify")
-    certificates = certify_all(point, requests, timed) if point.measure.certify else None
-    clock.begin("check")
-    likelihoods: dict[str, list[float]] = {METHOD: []}
-    for request, one in zip(requests, timed[METHOD], strict=True):
-        logits = require_no_nan(decoder.running, request, one.token_ids)  # the target's, whose forward serves twice
-        if point.measure.target_log_probability:
-            likelihoods[METHOD].append(log_probability(logits, one.token_ids))
-    clock.begin("likelihood")
-    if point.measure.target_log_probability and BASELINE in timed:
-        ours, theirs = ([one.token_ids for one in timed[name]] for name in (METHOD, BASELINE))
-        target = decoder.running[0]
-        likelihoods[BASELINE] = log_probabilities(target, requests, theirs, ours, likelihoods[METHOD])
-    clock.begin("metrics")
-    # what a program begins with counts; a space at its end does not
-    texts = {name: [decoder.text(one.token_ids).rstrip() for one in several] for name, several in timed.items()}
-    judged, scores = qualities(point.scoring, examples, texts, point.seed)
-    result = Result(
-        point=point.id,
-        name=point.name,
-        policy=point.policy,
-        knobs=point.knobs,
-        composition=point.composition,
-        engine=decoder.method.engine,
-        setting=Setting(point.setting),
-        facts=point.facts,
-        same_as_baseline=point.same_as_baseline,
-        quality=judged.pop(point.scoring.lead),
-        further_qualities=judged,
-        change=change_of(timed, likelihoods if likelihoods[METHOD] else None, point.sampling.greedy, point.seed),
-        **summarize(examples, timed, point.seed),
-        agreement_with_target=agreement(timed) if point.baseline_is_target else None,
-        certificate=None if certificates is None else count_verdicts(certificates),
-        peak_memory_mb=peak_memory_mb(device),
-        **_stages_and_costs(point, timed, stages),
-        environment=Environment(surroundings),
-        seconds={},
-    )
     clock.end()
-    result = replace(result, seconds={"setup": setup_s, **clock.laps, "total": setup_s + sum(clock.laps.values())})
-    measured = measured_examples(examples, timed, texts, certificates or (), scores, likelihoods)
-    spans = iter(() if stages is None else stages.spans)
-    for index, example in enumerate(examples[: point.measure.traced_examples]):
-        measured[index] = with_trace(measured[index], example.prompt, next(spans, ()), decoder.pieces)
-    if not ranks.first:
-        return result
-    return replace(
-        result, folder=sweep.write_point(point.id, point.config_yaml, result, measured, beside=not point.resume)
-    )
+    seconds = {"setup": setup_s, **clock.laps}
+    seconds = {part: spent / len(points) for part, spent in seconds.items()}
+    measured = Measured(sweep, examples, requests, surroundings, seconds, stage)
+    baseline = {BASELINE: timed[BASELINE]} if BASELINE in timed else {}
+    return [
+        measured.result(point, {METHOD: timed[name], **baseline}) for name, point in zip(names, points, strict=True)
+    ]
+
+
+def require_same_work(points: Sequence[Point]) -> None:
+    """Raise UserError unless the points differ in their policies and drafters alone."""
+    drafters = ("draft", "second_draft")
+    settings = [{key: value for key, value in one.setting.items() if key not in drafters} for one in points]
+    for point, setting in zip(points, settings, strict=True):
+        differing = [key for key in {**settings[0], **setting} if settings[0].get(key) != setting.get(key)]
+        if differing:
+            raise UserError(
+                f"points side by side must share everything but policy and drafter; {points[0].policy} and "
+                f"{point.policy} differ in {', '.join(differing)}"
+            )
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What points that were timed together share.
+
+    seconds: of every part so far, each point's share. stage: see `run_point`.
+    """
+
+    sweep: Sweep
+    examples: Sequence[Example]
+    requests: list[Request]
+    surroundings: Mapping[str, Any]
+    seconds: Mapping[str, float]
+    stage: Callable[[str], None]
+
+    def result(self, point: Point, timed: dict[str, list[Timed]]) -> Result:
+        """Trace, certify and score a point, and store its result."""
+        requests, examples = self.requests, self.examples
+        decoder = point.decoders[METHOD]
+        clock = Clock(self.stage)
+        clock.begin("trace")
+        stages = _trace_stages(point, requests, timed)
+        clock.begin("certify")
+        certificates = certify_all(point, requests, timed) if point.measure.certify else None
+        clock.begin("check")
+        likelihoods: dict[str, list[float]] = {METHOD: []}
+        for request, one in zip(requests, timed[METHOD], strict=True):
+            logits = require_no_nan(decoder.running, request, one.token_ids)  # the target's: its forward serves twice
+            if point.measure.target_log_probability:
+                likelihoods[METHOD].append(log_probability(logits, one.token_ids))
+        clock.begin("likelihood")
+        if point.measure.target_log_probability and BASELINE in timed:
+            ours, theirs = ([one.token_ids for one in timed[name]] for name in (METHOD, BASELINE))
+            target = decoder.running[0]
+            likelihoods[BASELINE] = log_probabilities(target, requests, theirs, ours, likelihoods[METHOD])
+        clock.begin("metrics")
+        # what a program begins with counts; a space at its end does not
+        texts = {name: [decoder.text(one.token_ids).rstrip() for one in several] for name, several in timed.items()}
+        judged, scores = qualities(point.scoring, examples, texts, point.seed)
+        result = Result(
+            point=point.id,
+            name=point.name,
+            policy=point.policy,
+            knobs=point.knobs,
+            composition=point.composition,
+            engine=decoder.method.engine,
+            setting=Setting(point.setting),
+            facts=point.facts,
+            same_as_baseline=point.same_as_baseline,
+            quality=judged.pop(point.scoring.lead),
+            further_qualities=judged,
+            change=change_of(timed, likelihoods if likelihoods[METHOD] else None, point.sampling.greedy, point.seed),
+            **summarize(examples, timed, point.seed),
+            agreement_with_target=agreement(timed) if point.baseline_is_target else None,
+            certificate=None if certificates is None else count_verdicts(certificates),
+            peak_memory_mb=peak_memory_mb(decoder.target.device),
+            **_stages_and_costs(point, timed, stages),
+            environment=Environment(self.surroundings),
+            seconds={},
+        )
+        clock.end()
+        seconds = {part: self.seconds.get(part, 0.0) + clock.laps.get(part, 0.0) for part in ("setup", *PARTS)}
+        result = replace(result, seconds={**seconds, "total": sum(seconds.values())})
+        measured = measured_examples(examples, timed, texts, certificates or (), scores, likelihoods)
+        spans = iter(() if stages is None else stages.spans)
+        for index, example in enumerate(examples[: point.measure.traced_examples]):
+            measured[index] = with_trace(measured[index], example.prompt, next(spans, ()), decoder.pieces)
+        if not decoder.ranks.first:
+            return result
+        folder = self.sweep.write_point(point.id, point.config_yaml, result, measured, beside=not point.resume)
+        return replace(result, folder=folder)
 
 
 def _trace_stages(point: Point, requests: list[Request], timed: dict[str, list[Timed]]) -> Stages | None:
@@ -199,9 +266,9 @@ def certify_all(point: Point, requests: list[Request], timed: dict[str, list[Tim
     return [certify(target, request, text, own.token_ids, method) for request, text, own in trios]
 
 
-def compiled_steps(point: Point) -> int:
-    """How many shapes the point's models have compiled. A model shared by several decoders counts once."""
-    models = {id(model): model for each in point.decoders.values() for model in each.models}
+def compiled_steps(points: Sequence[Point]) -> int:
+    """How many shapes the points' models have compiled. A model shared by several decoders counts once."""
+    models = {id(model): model for point in points for each in point.decoders.values() for model in each.models}
     return sum(model.compiled_steps for model in models.values())
 
 

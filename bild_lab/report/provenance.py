@@ -10,7 +10,10 @@ from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.setting import Environment
 
 # what can differ between two sources of points
-_SOURCE = ("sweep", "host", "hardware", "cores", "bild_lab", "code", "git", "torch", "transformers", "tokenizers", "os")
+_SOURCE = (
+    *("sweep", "host", "hardware", "cores", "bild_lab", "code", "git", "torch", "transformers", "tokenizers", "os"),
+    "side_by_side",
+)
 
 
 def notes(results: Sequence[Result], older: int = 0) -> list[str]:

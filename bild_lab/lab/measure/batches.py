@@ -8,7 +8,7 @@ from bild_lab.engine.batch import Batch
 from bild_lab.engine.batched import BatchedText, decode_batch
 from bild_lab.engine.protocols import Method, Prepares
 from bild_lab.engine.request import Request
-from bild_lab.lab.measure.timing import Timed, no_garbage_collection, seeded
+from bild_lab.lab.measure.timing import Timed, no_garbage_collection, order, seeded
 
 BLOCK = 8  # batches of texts that are decoded by one method before the other: a batch drains at the end of each
 
@@ -40,7 +40,7 @@ def time_batches(
     with no_garbage_collection():
         for turn, block in enumerate(blocks(len(requests), BLOCK * batch)):
             for repeat in range(repeats):
-                for name in names if (turn + repeat) % 2 == 0 else reversed(names):
+                for name in order(names, turn + repeat):
                     own = [seeded(requests[index], seed, index) for index in block]
                     texts = _time_block(methods[name], own, batch, synchronize)
                     if repeat == 0:

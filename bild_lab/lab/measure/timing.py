@@ -59,6 +59,7 @@ def time_methods(
 ) -> dict[str, list[Timed]]:
     """Decode every example with every method in turn, `repeats` times. The order alternates.
 
+    Of more than two methods another begins every second time, as every method then has every place equally often.
     The time covers a whole example including encoder and prefill. The device is synchronized once before and once
     after. A method's preparation (`Prepares`) is not timed. Repeats use the same seed, so they do the same work. An
     example is decoded again if a step was compiled meanwhile. Raises RuntimeError, naming the example, if a method
@@ -69,7 +70,7 @@ def time_methods(
     with no_garbage_collection():
         for index, request in enumerate(requests):
             for repeat in range(repeats):
-                for name in names if (index + repeat) % 2 == 0 else reversed(names):
+                for name in order(names, index + repeat):
                     before = -1
                     while before != compiled_steps():  # else the time would include compilation
                         before = compiled_steps()
@@ -81,6 +82,13 @@ def time_methods(
                     results[name][index].latency_s.append(seconds)
             advance()
     return results
+
+
+def order(names: Sequence[str], turn: int) -> list[str]:
+    """In which order methods decode: forward and backward in turn, and more than two from another one each time."""
+    start = turn // 2 % len(names) if len(names) > 2 else 0
+    turned = [*names[start:], *names[:start]]
+    return turned if turn % 2 == 0 else turned[::-1]
 
 
 def trace_stages(method: Method, requests: Sequence[Request], seed: int, synchronize: Callable[[], None]) -> Stages:

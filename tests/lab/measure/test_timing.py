@@ -16,7 +16,7 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.lab.measure import timing
-from bild_lab.lab.measure.timing import no_garbage_collection, seeded, time_methods, trace_stages, warm_up
+from bild_lab.lab.measure.timing import no_garbage_collection, order, seeded, time_methods, trace_stages, warm_up
 from tests.stubs import StubModel
 
 
@@ -182,3 +182,15 @@ def test_the_stages_of_all_examples_add_up_and_the_rest_is_host_code(monkeypatch
     assert stages.seconds == {"prefill": 2, "draft": 8, "verify": 8, "host": 64}
     assert seen == [5 * 1_000_003, 5 * 1_000_003 + 1]
     assert [spans[0] for spans in stages.spans] == [("prefill", 8, 9)] * 2
+
+
+def test_two_methods_take_turns_at_the_beginning() -> None:
+    assert [order(["a", "b"], turn) for turn in range(4)] == [["a", "b"], ["b", "a"], ["a", "b"], ["b", "a"]]
+
+
+def test_of_several_methods_each_has_every_place_equally_often() -> None:
+    names = ["a", "b", "c"]
+    turns = [order(names, turn) for turn in range(6)]
+    assert turns[:3] == [["a", "b", "c"], ["c", "b", "a"], ["b", "c", "a"]]
+    assert all(sorted(turn) == names for turn in turns)
+    assert all([turn[place] for turn in turns].count(name) == 2 for place in range(3) for name in names)

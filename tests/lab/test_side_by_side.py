@@ -1,0 +1,186 @@
+"""Points that are timed side by side: each one's own texts and numbers, one baseline, the same work."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bild_lab.engine.request import Limits
+from bild_lab.errors import UserError
+from bild_lab.lab import point as points
+from bild_lab.lab import runner
+from bild_lab.lab.cli import words_as_list
+from bild_lab.lab.config import compose_config
+from bild_lab.lab.measure.timing import time_methods
+from bild_lab.lab.point import Point, prepare
+from bild_lab.lab.results.records import Sweep
+from bild_lab.lab.runner import PARTS, require_same_work, run_point, run_points
+from bild_lab.lab.schema.measured_examples import read_examples
+from bild_lab.lab.schema.result import Result
+from scripts import interleave
+
+Command = Callable[..., tuple[int, str]]
+BILD = ["policy=bild", "policy.fallback=0.1", "policy.rollback=inf"]
+SPECULATIVE = ["policy=speculative", "policy.window=2"]
+
+
+@pytest.fixture(scope="module")
+def words(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    file = tmp_path_factory.mktemp("data") / "test.jsonl"
+    prompts = ["w5 w9 w30 w12", "w7 w8", "w39 w38 w3 w20", "w11 w4 w6"]
+    file.write_text("".join(json.dumps({"de": prompt, "en": "w5 w9 w30 w12"}) + "\n" for prompt in prompts))
+    words = [f"pair.target={checkpoints / 'llama'}", "dataset=multi30k", f"dataset.path={file}"]
+    words += ["decoding.max_new_tokens=8", "runtime.threads=1", "measure.repeats=2", "measure.traced_examples=1"]
+    return [*words, f"pair.draft={checkpoints / 'llama-draft'}"]
+
+
+def prepared(*words: str) -> Point:
+    points.cached_examples.cache_clear()
+    return prepare(compose_config(list(words)))
+
+
+@pytest.fixture(scope="module")
+def several(words: list[str], checkpoints: Path) -> list[Point]:
+    """BiLD without rollback, whose texts are not the target's, speculative decoding, and it with another drafter."""
+    other = [*words[:-1], f"pair.draft={checkpoints / 'llama'}"]
+    return [prepared(*words, *BILD), prepared(*words, *SPECULATIVE), prepared(*other, *SPECULATIVE)]
+
+
+@pytest.fixture(scope="module")
+def alone(several: list[Point], tmp_path_factory: pytest.TempPathFactory) -> list[Result]:
+    return [run_point(point, Sweep(tmp_path_factory.mktemp("alone"))) for point in several]
+
+
+def test_each_point_has_its_own_texts_and_all_share_one_baseline(
+    several: list[Point], alone: list[Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed, advanced, stages = [], [], []
+
+    def noted(methods: dict, *rest: object) -> object:
+        timed.append(list(methods.values()))
+        return time_methods(methods, *rest)
+
+    monkeypatch.setattr(runner, "time_methods", noted)
+    found = run_points(several, Sweep(tmp_path), 30.0, lambda: advanced.append(1), stages.append)
+    decoders = [*(one.decoders["method"] for one in several), several[0].decoders["baseline"]]
+    assert timed == [[one.method for one in decoders]]  # once, and one baseline
+    assert len(advanced) == 4 and set(stages) == set(PARTS.values())
+    examples = [read_examples(one.folder) for one in found]
+    for one, own, rows in zip(found, alone, examples, strict=True):
+        assert (one.point, one.policy, one.knobs) == (own.point, own.policy, own.knobs)
+        assert (one.quality, one.counts, one.agreement_with_target) == (
+            own.quality,
+            own.counts,
+            own.agreement_with_target,
+        )
+        assert [row.token_ids for row in rows] == [row.token_ids for row in read_examples(own.folder)]
+        assert one.speedup.value == pytest.approx(one.baseline_latency_s.total / one.latency_s.total, rel=1e-3)
+        assert one.setting.draft == own.setting.draft and one.environment["side_by_side"] == 3
+        assert [bool(row.spans) for row in rows] == [True, False, False, False]
+        assert one.seconds["setup"] == 10.0 and one.seconds["decode"] > 0
+        assert one.seconds["total"] == pytest.approx(sum(one.seconds[part] for part in ("setup", *PARTS)))
+    assert found[0].agreement_with_target < 1 == found[1].agreement_with_target
+    assert found[2].counts.tokens_per_target_call > found[1].counts.tokens_per_target_call  # drafted by the target
+    baselines = [[row.baseline_latency_s for row in rows] for rows in examples]
+    assert baselines[0] == baselines[1] == baselines[2]
+    own_s = [[row.latency_s for row in rows] for rows in examples]
+    assert own_s[0] != own_s[1] != own_s[2] and all(len(one) == 2 for rows in own_s for one in rows)
+    assert "side_by_side" not in alone[0].environment
+
+
+def test_without_a_baseline_and_in_batches_too(words: list[str], tmp_path: Path) -> None:
+    more = ["measure.baseline=null", "runtime.batch=2"]
+    found = run_points([prepared(*words, *more, *each) for each in (BILD, SPECULATIVE)], Sweep(tmp_path))
+    assert [one.policy for one in found] == ["bild", "speculative"]
+    assert all(one.speedup.value is None and one.latency_s.total > 0 for one in found)
+
+
+def test_points_of_other_work_are_refused(words: list[str], several: list[Point]) -> None:
+    fewer = prepared(*words, *SPECULATIVE, "dataset.limit=3", "decoding.max_new_tokens=7")
+    with pytest.raises(UserError, match="bild and speculative differ in .*n_examples, data"):
+        require_same_work([several[0], fewer])
+    with pytest.raises(UserError, match="decoding"):
+        run_points([several[0], fewer], Sweep(Path("unused")))
+    baseline = replace(several[1], setting={**several[1].setting, "pairs": 1})
+    with pytest.raises(UserError, match="differ in pairs"):
+        require_same_work([several[0], baseline])
+    require_same_work(several)
+
+
+def test_points_whose_models_read_fewer_tokens_are_refused(
+    several: list[Point], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = runner._request
+
+    def requested(point: Point, example: object) -> object:
+        request = own(point, example)
+        limits: Limits = replace(request.limits, positions=99)
+        return replace(request, limits=limits) if point is several[1] else request
+
+    monkeypatch.setattr(runner, "_request", requested)
+    with pytest.raises(UserError, match="read different numbers of tokens"):
+        run_points(several[:2], Sweep(tmp_path))
+
+
+@pytest.fixture
+def command(command: Command) -> Command:
+    return lambda *words: command(interleave, *words_as_list(list(words), "sweeps"), config="interleave")
+
+
+@pytest.fixture
+def measured(several: list[Point], command: Command) -> list[Result]:
+    """Two sweeps: one with BiLD, one with both points of speculative decoding."""
+    names = ("outputs/first", "outputs/second", "outputs/second")
+    return [run_point(point, Sweep(Path(name))) for name, point in zip(names, several, strict=True)]
+
+
+def test_finished_points_of_sweeps_are_timed_again_and_ranked(measured: list[Result], command: Command) -> None:
+    before = {file: file.read_bytes() for file in Path("outputs").rglob("*.json")}
+    code, printed = command("name=together", "outputs/first", "outputs/second", "limit=3", "repeats=1")
+    assert code == 0, printed
+    found = Sweep(Path("outputs/together")).results()
+    assert len(found) == 3 and {one.name for one in found} == {"together"}
+    assert {one.environment["side_by_side"] for one in found} == {3}
+    assert {(one.setting.n_examples, one.setting["repeats"]) for one in found} == {(3, 1)}
+    lines = [line for line in printed.splitlines() if "fastest" in line]
+    fastest = min(found, key=lambda one: one.latency_s.total)
+    slowest = max(found, key=lambda one: one.latency_s.total)
+    assert len(lines) == 3 and f"with {Path(fastest.setting.draft).name}: the fastest, " in lines[0]
+    ratio = slowest.latency_s.total / fastest.latency_s.total
+    assert lines[2].startswith(slowest.policy) and f"{ratio:.2f}× the time of the fastest [" in lines[2]
+    assert all("as fast as vanilla, BLEU " in line for line in lines)
+    assert Path("outputs/together/report.html").is_file()
+    assert {file: file.read_bytes() for file in before} == before  # the sweeps are as they were
+
+
+def test_points_are_named_by_the_beginning_of_their_hashes(measured: list[Result], command: Command) -> None:
+    chosen = f"points=[{measured[0].point[:6]},{measured[2].point}]"
+    code, printed = command("name=together", chosen, "outputs/first", "outputs/second")
+    assert code == 0, printed
+    found = Sweep(Path("outputs/together")).results()
+    assert {one.point for one in found} == {measured[0].point, measured[2].point}
+    assert {one.setting.n_examples for one in found} == {4} and {one.setting["repeats"] for one in found} == {2}
+    code, printed = command("name=other", "points=[none]", "outputs/first")
+    assert code == 2 and "no point of these sweeps begins with none" in printed
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([], "folders of sweeps are needed"),
+        (["outputs/nowhere"], "outputs/nowhere has no finished points"),
+        (["outputs/first"], "two points or more are timed side by side, got 1"),
+        (["outputs/first", "outputs/second", "repeats=0"], "repeats must be"),
+        (["outputs/first", "outputs/second", "limit=0"], "limit must be"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(
+    given: list[str], said: str, measured: list[Result], command: Command
+) -> None:
+    code, printed = command("name=together", *given)
+    assert code == 2 and said in printed
+    assert not Path("outputs/together").exists()
