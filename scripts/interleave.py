@@ -94,10 +94,10 @@ def ranking(results: Sequence[Result], sweep: Sweep) -> list[str]:
 
     ordered = sorted(results, key=lambda one: one.latency_s.total)
     seconds = [np.array([one.latency_s for one in read_examples(result.folder)]) for result in ordered]
-    knobs = varying_knobs(ordered)
     lines = []
     for result, own_s in zip(ordered, seconds, strict=True):
-        label = point_label(result, [knob for knob in knobs if knob in result.knobs])
+        peers = [one for one in ordered if one.policy == result.policy]
+        label = point_label(result, varying_knobs(peers) if len(peers) > 1 else list(result.knobs))
         drafter = f" with {short_name(result.setting.draft)}" if result.setting.draft else ""
         beside = paired_speedup(own_s, seconds[0])
         parts = [f"{times(beside.value)} the time of the fastest {interval(beside.low, beside.high)}"]

@@ -1,7 +1,7 @@
 """Write the pages of docs/results from the numbers kept beside them: python scripts/results.py [keep outputs/NAME]
 
 python scripts/results.py                       # or make results: every page that has a template
-python scripts/results.py keep outputs/NAME     # keep a sweep, screening, benchmark, training or outputs/figures
+python scripts/results.py keep outputs/NAME     # a sweep, screening, benchmark, training, match rates, outputs/figures
 python scripts/results.py keep outputs/NAME as=OTHER
 """
 

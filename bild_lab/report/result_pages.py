@@ -3,8 +3,8 @@
 `docs/results/NAME.md.j2` is a page's text. Its numbers come from `docs/results/data`: of each sweep `NAME.csv`, a row
 for every point; `NAME.json`, where and when it was measured; of a screening also `NAME.screen.csv`, a row for every
 screened point; of a benchmark `NAME.bench.csv`, a row for every arm, and its single forwards in `NAME.json`; of a
-training its end; of drawn figures of the papers their tables, and their pictures in `docs/results/figures`. No texts of
-datasets are kept.
+training its end; of match rates `NAME.match.csv`, over all positions, and their picture; of drawn figures of the
+papers their tables, and their pictures in `docs/results/figures`. No texts of datasets are kept.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ FOUND = ("git", "cpu", "gpu", "cores", "threads", "torch", "transformers")  # in
 
 
 def keep(folder: Path, data: Path, name: str | None = None) -> list[Path]:
-    """Write what pages need of a sweep, screening, benchmark, training or figures (outputs/NAME). Returns the files.
+    """Write what pages need of a sweep, screening, benchmark, training, match rates or figures. Returns the files.
 
     Raises UserError for a folder that holds none of them.
     """
@@ -85,8 +85,14 @@ def keep(folder: Path, data: Path, name: str | None = None) -> list[Path]:
         summary["measured"] = measured([(bench["environment"]["started"], bench["environment"].get)])
         summary["forwards"] = [{**one, "ms": float(f"{one['ms']:.4g}")} for one in bench["forwards"]]
     metrics = folder / "metrics.json"
-    if metrics.is_file() and "recipe" in (trained := json.loads(metrics.read_text())):
-        summary["training"] = of_training(trained)
+    told = json.loads(metrics.read_text()) if metrics.is_file() else {}
+    if "recipe" in told:
+        summary["training"] = of_training(told)
+    if "totals" in told:
+        contents[f"{name}.match.csv"] = pd.DataFrame(told["totals"]).to_csv(index=False, float_format="%.4g")
+        summary["measured"] = measured([(told["environment"]["started"], told["environment"].get)])
+        summary["match_rates"] = {key: told[key] for key in ("texts", "tokens")}
+        write_atomically(data.parent / PICTURES / f"{name}.png", small_picture(folder / "match_rates.png"))
     if (folder / "screen.json").is_file():
         screen = json.loads((folder / "screen.json").read_text())
         summary["screen"] = {key: screen.get(key) for key in SCREEN_SUMMARY}
@@ -95,7 +101,7 @@ def keep(folder: Path, data: Path, name: str | None = None) -> list[Path]:
         for figure in drawn:
             write_atomically(data.parent / PICTURES / f"{figure}.png", small_picture(folder / f"{figure}{DRAWN}.png"))
     if not summary:
-        wanted = "a sweep, screening, benchmark, training or drawn figures"
+        wanted = "a sweep, screening, benchmark, training, match rates or drawn figures"
         raise UserError(f"{folder} has nothing to keep; give the folder of {wanted}")
     contents[f"{name}.json"] = json.dumps(summary, indent=1) + "\n"
     for file, content in contents.items():
@@ -215,6 +221,16 @@ class Kept:
     def arms(self) -> list[dict[str, Any]]:
         return _rows(self.data / f"{self.name}.bench.csv")
 
+    @cached_property
+    def matches(self) -> list[dict[str, Any]]:
+        """Match rates over all positions: of every kind of heads, layer and k."""
+        return _rows(self.data / f"{self.name}.match.csv")
+
+    @property
+    def match_rates(self) -> Mapping[str, int]:
+        """How many texts and tokens they are over."""
+        return self._summary["match_rates"]
+
     @property
     def forwards(self) -> list[dict[str, Any]]:
         return self._summary["forwards"]
@@ -273,7 +289,7 @@ def render(template: Path) -> str:
         "percent": percent,
         "count": lambda value: f"{value:,}",
     }
-    environment.globals |= {"kept": lambda name: Kept(folder / DATA, name)}
+    environment.globals |= {"kept": lambda name: Kept(folder / DATA, name), "zip": zip}
     return environment.get_template(template.name).render()
 
 

@@ -150,6 +150,11 @@ def test_finished_points_of_sweeps_are_timed_again_and_ranked(measured: list[Res
     fastest = min(found, key=lambda one: one.latency_s.total)
     slowest = max(found, key=lambda one: one.latency_s.total)
     assert len(lines) == 3 and f"with {Path(fastest.setting.draft).name}: the fastest, " in lines[0]
+    assert sorted(line.partition(" with ")[0] for line in lines) == [
+        "bild (fallback 0.1, rollback ∞, window 10, verify_tail on)",  # the only one: all knobs
+        "speculative",  # they differ in their drafter alone
+        "speculative",
+    ]
     ratio = slowest.latency_s.total / fastest.latency_s.total
     assert lines[2].startswith(slowest.policy) and f"{ratio:.2f}× the time of the fastest [" in lines[2]
     assert all("as fast as vanilla, BLEU " in line for line in lines)

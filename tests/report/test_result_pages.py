@@ -146,6 +146,22 @@ def test_the_end_of_a_training_is_kept(tmp_path: Path) -> None:
     }
 
 
+def test_match_rates_and_their_picture_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "match").mkdir()
+    environment = {"started": "2026-11-21T10:00:00+00:00", "threads": 1}
+    totals = [{"heads": "shared", "layer": 2, "k": 1, "rate": 0.61234, "low": 0.6, "high": 0.62}]
+    told = {"totals": totals, "texts": 200, "tokens": 3000, "environment": environment, "settings": {"layers": [2]}}
+    (tmp_path / "match" / "metrics.json").write_text(json.dumps(told))
+    Image.effect_noise((300, 200), 90).convert("RGB").save(tmp_path / "match" / "match_rates.png")
+    files = keep(tmp_path / "match", tmp_path / DATA, "match_t5")
+    assert [file.name for file in files] == ["match_t5.match.csv", "match_t5.json"]
+    kept = Kept(tmp_path / DATA, "match_t5")
+    assert kept.matches == [{**totals[0], "rate": 0.6123}]
+    assert (kept.match_rates, kept.measured["threads"]) == ({"texts": 200, "tokens": 3000}, ["1"])
+    with Image.open(tmp_path / "figures" / "match_t5.png") as picture:
+        assert (picture.size, picture.mode) == ((300, 200), "P")
+
+
 def test_drawn_figures_keep_their_tables_and_a_small_picture(tmp_path: Path) -> None:
     (tmp_path / "drawn").mkdir()
     heading = "# Figure 4\n\nKim et al., 2023. The paper's hardware: a T4. Here: t5-large on toy test, 24 examples."
