@@ -276,3 +276,5 @@ def test_heads_for_different_layers_have_to_be_measured_one_by_one(checkpoints: 
         LayerHeads.fresh(target.decoder, {}, [layer]).save(tmp_path / str(layer))
     with pytest.raises(UserError, match="no layer has heads in all of .*; measure them one by one"):
         layers_of(spec(layers=None, heads=[str(tmp_path / "1"), str(tmp_path / "2")]), target)
+    with pytest.raises(UserError, match=rf"{tmp_path / '1'} has heads for, \[1\], got \[2\]"):
+        layers_of(spec(layers=(1, 2), heads=str(tmp_path / "1")), target)

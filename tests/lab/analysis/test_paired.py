@@ -13,7 +13,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.analysis.paired import SACREBLEU_SEED, Compared, Pair, compare_pair, differences, match
 from bild_lab.lab.metrics.quality import judge_values
 from bild_lab.lab.schema.measured_examples import MeasuredExample
-from bild_lab.lab.schema.result import Result
+from bild_lab.lab.schema.result import Result, Speedup
 from tests.lab.metrics.test_bleu import corpus
 from tests.report.sample import ENVIRONMENT, sample_example, sample_result
 
@@ -80,8 +80,14 @@ def test_of_points_alike_the_newest_counts() -> None:
 def test_a_knob_that_only_one_version_has_matches_unless_it_varies() -> None:
     known = [bild(knobs={"verify_tail": tail}) for tail in (True, False)]
     assert len(match([bild()], known[:1]).pairs) == 1
-    with pytest.raises(UserError, match="no point in common: A has bild fallback=0.5 rollback=2.0; B has"):
+    several = r"bild fallback=0\.5 rollback=2\.0 verify_tail=True, bild fallback=0\.5 .*tail=False; points"
+    with pytest.raises(UserError, match=f"no point in common: A has bild fallback=0.5 rollback=2.0; B has {several}"):
         match([bild()], known)
+
+
+def test_a_knob_is_compared_by_its_content_whatever_its_order() -> None:
+    first, second = ({"tree": {"nodes": 7, "depth": 3}}, {"tree": {"depth": 3, "nodes": 7}})
+    assert len(match([bild(knobs=first)], [bild(knobs=second)]).pairs) == 1
 
 
 def test_four_points_without_a_partner_are_named_and_the_others_counted() -> None:
@@ -138,6 +144,8 @@ def test_the_verdict_needs_the_whole_interval() -> None:
     mixed = compared(decoded([1.0] * 20), decoded([0.5, 1.6] * 10))
     assert (slower.speed_verdict, mixed.speed_verdict) == ("slower", "no difference")
     assert mixed.latency.low < 1 < mixed.latency.high
+    touching = replace(mixed, latency=Speedup(0.9, 0.8, 1.0, 0.9))
+    assert touching.speed_verdict == "no difference"
 
 
 @pytest.mark.parametrize(
