@@ -32,10 +32,12 @@ from bild_lab.lab.results.change import change_of
 from bild_lab.lab.results.example_rows import measured_examples, with_trace
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.results.summary import agreement, decoding_costs, qualities, summarize, work_of
+from bild_lab.lab.schema.measured_examples import MeasuredExample
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.setting import Environment, Setting
 from bild_lab.lab.shapes.command import with_fitted_tree
 
+LONGEST_DRAFT = 256  # tokens; texts that end so far before a model's last position are not affected by it
 DECODING = "decoding"  # the part whose examples are counted
 PARTS = {  # of a measurement: their names in a result's `seconds`, and on the screen
     "load": "loading models",
@@ -77,9 +79,9 @@ def run_points(
 ) -> list[Result]:
     """Measure points side by side, store their results and return them. See `run_point`.
 
-    Every text is decoded by every point's policy in turn, and once by the baseline that they share. Each point's
-    `seconds` has its share of what they had together. Raises UserError for points whose timings would not be of the
-    same work.
+    Every text (in a batch, block of texts) is decoded by every point's policy in turn, and once by the baseline that
+    they share. Each point's `seconds` has its share of what they had together. All are stored at the end, or none.
+    Raises UserError for points whose timings would not be of the same work.
     """
     require_same_work(points)
     clock = Clock(stage)
@@ -101,8 +103,9 @@ def run_points(
     limit = first.decoding.max_new_tokens
     examples = with_history(first.examples, first.vanilla, first.setting, limit, sweep.folder / "history")
     requests, *further = [[_request(point, example) for example in examples] for point in points]
-    if any(one.limits != other.limits for several in further for one, other in zip(requests, several, strict=True)):
-        raise UserError("the points' models read different numbers of tokens; measure them one by one")
+    for several in further:
+        if any(not _same_room(*pair) for pair in zip(requests, several, strict=True)):
+            raise UserError("the points' models end at different positions, near these texts; measure them one by one")
     clock.begin("warmup")
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -138,15 +141,27 @@ def run_points(
     seconds = {part: spent / len(points) for part, spent in seconds.items()}
     measured = Measured(sweep, examples, requests, surroundings, seconds, stage)
     baseline = {BASELINE: timed[BASELINE]} if BASELINE in timed else {}
-    return [
+    found = [
         measured.result(point, {METHOD: timed[name], **baseline}) for name, point in zip(names, points, strict=True)
     ]
+    return [measured.stored(point, *one) for point, one in zip(points, found, strict=True)]
+
+
+def _same_room(one: Request, other: Request) -> bool:
+    """Whether two requests end alike: at the same position, or both far from the last that their models have."""
+    limits, others = one.limits, other.limits
+    if limits.positions == others.positions:
+        return True
+    end = limits.prompt_length + limits.max_new_tokens
+    return all(each.positions is None or each.positions - end >= LONGEST_DRAFT for each in (limits, others))
 
 
 def require_same_work(points: Sequence[Point]) -> None:
     """Raise UserError unless the points differ in their policies and drafters alone."""
     drafters = ("draft", "second_draft")
     settings = [{key: value for key, value in one.setting.items() if key not in drafters} for one in points]
+    for setting, point in zip(settings, points, strict=True):
+        setting["categories"] = [one.category for one in point.examples]
     for point, setting in zip(points, settings, strict=True):
         differing = [key for key in {**settings[0], **setting} if settings[0].get(key) != setting.get(key)]
         if differing:
@@ -170,8 +185,8 @@ class Measured:
     seconds: Mapping[str, float]
     stage: Callable[[str], None]
 
-    def result(self, point: Point, timed: dict[str, list[Timed]]) -> Result:
-        """Trace, certify and score a point, and store its result."""
+    def result(self, point: Point, timed: dict[str, list[Timed]]) -> tuple[Result, list[MeasuredExample]]:
+        """Trace, certify and score a point."""
         requests, examples = self.requests, self.examples
         decoder = point.decoders[METHOD]
         clock = Clock(self.stage)
@@ -210,7 +225,7 @@ class Measured:
             **summarize(examples, timed, point.seed),
             agreement_with_target=agreement(timed) if point.baseline_is_target else None,
             certificate=None if certificates is None else count_verdicts(certificates),
-            peak_memory_mb=peak_memory_mb(decoder.target.device),
+            peak_memory_mb=None if "side_by_side" in self.surroundings else peak_memory_mb(decoder.target.device),
             **_stages_and_costs(point, timed, stages),
             environment=Environment(self.surroundings),
             seconds={},
@@ -222,9 +237,13 @@ class Measured:
         spans = iter(() if stages is None else stages.spans)
         for index, example in enumerate(examples[: point.measure.traced_examples]):
             measured[index] = with_trace(measured[index], example.prompt, next(spans, ()), decoder.pieces)
-        if not decoder.ranks.first:
+        return result, measured
+
+    def stored(self, point: Point, result: Result, examples: list[MeasuredExample]) -> Result:
+        """The result, stored with its examples by the first process."""
+        if not point.decoders[METHOD].ranks.first:
             return result
-        folder = self.sweep.write_point(point.id, point.config_yaml, result, measured, beside=not point.resume)
+        folder = self.sweep.write_point(point.id, point.config_yaml, result, examples, beside=not point.resume)
         return replace(result, folder=folder)
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +16,7 @@ from bild_lab.lab import point as points
 from bild_lab.lab import runner
 from bild_lab.lab.cli import words_as_list
 from bild_lab.lab.config import compose_config
+from bild_lab.lab.decoder import Decoder
 from bild_lab.lab.measure.timing import time_methods
 from bild_lab.lab.point import Point, prepare
 from bild_lab.lab.results.records import Sweep
@@ -111,24 +113,74 @@ def test_points_of_other_work_are_refused(words: list[str], several: list[Point]
     require_same_work(several)
 
 
-def test_points_whose_models_read_fewer_tokens_are_refused(
-    several: list[Point], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("positions", "others", "fits"), [(99, None, False), (99, 98, False), (300, 290, True)])
+def test_points_may_end_at_different_positions_far_from_the_texts(
+    positions: int,
+    others: int | None,
+    fits: bool,
+    several: list[Point],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     own = runner._request
 
     def requested(point: Point, example: object) -> object:
         request = own(point, example)
-        limits: Limits = replace(request.limits, positions=99)
-        return replace(request, limits=limits) if point is several[1] else request
+        limits: Limits = replace(request.limits, positions=positions if point is several[1] else others)
+        return replace(request, limits=limits)
 
     monkeypatch.setattr(runner, "_request", requested)
-    with pytest.raises(UserError, match="read different numbers of tokens"):
+    if fits:
+        assert len(run_points(several[:2], Sweep(tmp_path))) == 2
+        return
+    with pytest.raises(UserError, match="end at different positions, near these texts"):
         run_points(several[:2], Sweep(tmp_path))
+
+
+def test_every_point_is_loaded_checked_and_has_its_compiled_steps_counted(
+    several: list[Point], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, checked, passed = [], [], {}
+    monkeypatch.setattr(Decoder, "load_weights", lambda self: loaded.append(id(self)))
+    monkeypatch.setattr(runner, "with_fitted_tree", lambda point: replace(point, name="fitted"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "require_no_nan", lambda models, *rest: checked.append(models))
+        patch.setattr(runner, "warm_up", lambda methods, *rest: passed.update(warmed=list(methods.values())))
+        patch.setattr(runner, "time_methods", lambda *given: passed.update(steps=given[-1]) or 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run_points(several, Sweep(tmp_path))
+    assert {id(decoder) for point in several for decoder in point.decoders.values()} == set(loaded)
+    assert checked == [point.decoders["method"].running for point in several]
+    methods = [*(one.decoders["method"].method for one in several), several[0].decoders["baseline"].method]
+    assert passed["warmed"] == methods
+    before, last = passed["steps"](), several[2].decoders["method"].models[-1]
+    monkeypatch.setattr(last, "compiled_steps", last.compiled_steps + 7)
+    assert passed["steps"]() == before + 7
+
+
+def test_a_fault_behind_the_timing_of_one_point_stores_none(
+    several: list[Point], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def score(point: Point, timed: dict) -> int:
+        if point is several[1]:
+            raise ValueError("no scores")
+        return 1
+
+    monkeypatch.setattr(runner, "agreement", lambda timed: 1.0)
+    monkeypatch.setattr(runner, "_trace_stages", lambda point, requests, timed: score(point, timed) and None)
+    with pytest.raises(ValueError, match="no scores"):
+        run_points(several[:2], Sweep(tmp_path))
+    assert not Sweep(tmp_path).all_results()
 
 
 @pytest.fixture
 def command(command: Command) -> Command:
-    return lambda *words: command(interleave, *words_as_list(list(words), "sweeps"), config="interleave")
+    def call(*words: str) -> tuple[int, str]:
+        return command(
+            interleave, *interleave.with_hashes_as_text(words_as_list(list(words), "sweeps")), config="interleave"
+        )
+
+    return call
 
 
 @pytest.fixture
@@ -139,27 +191,32 @@ def measured(several: list[Point], command: Command) -> list[Result]:
 
 
 def test_finished_points_of_sweeps_are_timed_again_and_ranked(measured: list[Result], command: Command) -> None:
-    before = {file: file.read_bytes() for file in Path("outputs").rglob("*.json")}
+    before = {file: file.read_bytes() for file in Path("outputs").rglob("*") if file.is_file()}
     code, printed = command("name=together", "outputs/first", "outputs/second", "limit=3", "repeats=1")
     assert code == 0, printed
     found = Sweep(Path("outputs/together")).results()
     assert len(found) == 3 and {one.name for one in found} == {"together"}
-    assert {one.environment["side_by_side"] for one in found} == {3}
+    assert {one.environment.side_by_side for one in found} == {3}
+    assert {one.peak_memory_mb for one in found} == {None}  # it would be that of all of them
     assert {(one.setting.n_examples, one.setting["repeats"]) for one in found} == {(3, 1)}
+    assert all(one.seconds["setup"] > 0 for one in found)
     lines = [line for line in printed.splitlines() if "fastest" in line]
     fastest = min(found, key=lambda one: one.latency_s.total)
     slowest = max(found, key=lambda one: one.latency_s.total)
-    assert len(lines) == 3 and f"with {Path(fastest.setting.draft).name}: the fastest, " in lines[0]
-    assert sorted(line.partition(" with ")[0] for line in lines) == [
-        "bild (fallback 0.1, rollback ∞, window 10, verify_tail on)",  # the only one: all knobs
-        "speculative",  # they differ in their drafter alone
-        "speculative",
-    ]
+    assert len(lines) == 3 and f"drafter {Path(fastest.setting.draft).name}" in lines[0]
+    assert ": the fastest, " in lines[0]
+    assert sorted(line.partition(", drafter ")[0] for line in lines) == ["bild", "speculative", "speculative"]
+    assert "fallback 0.1 rollback ∞" in "".join(lines)
     ratio = slowest.latency_s.total / fastest.latency_s.total
     assert lines[2].startswith(slowest.policy) and f"{ratio:.2f}× the time of the fastest [" in lines[2]
     assert all("as fast as vanilla, BLEU " in line for line in lines)
     assert Path("outputs/together/report.html").is_file()
-    assert {file: file.read_bytes() for file in before} == before  # the sweeps are as they were
+    after = {file: file.read_bytes() for file in Path("outputs").rglob("*") if file.is_file()}
+    kept = {file: content for file, content in after.items() if file.parts[1] in ("first", "second")}
+    assert kept == before
+    code, printed = command("name=together", "outputs/first", "outputs/second")
+    assert code == 2 and "outputs/together has points already" in printed
+    assert Sweep(Path("outputs/together")).results() == found
 
 
 def test_points_are_named_by_the_beginning_of_their_hashes(measured: list[Result], command: Command) -> None:
@@ -169,8 +226,43 @@ def test_points_are_named_by_the_beginning_of_their_hashes(measured: list[Result
     found = Sweep(Path("outputs/together")).results()
     assert {one.point for one in found} == {measured[0].point, measured[2].point}
     assert {one.setting.n_examples for one in found} == {4} and {one.setting["repeats"] for one in found} == {2}
-    code, printed = command("name=other", "points=[none]", "outputs/first")
-    assert code == 2 and "no point of these sweeps begins with none" in printed
+
+
+def test_a_hash_that_looks_like_a_number_and_one_without_brackets_are_texts() -> None:
+    given = ["points=[12e456,00ab]", "points=778", 'points=["1","2"]', "name=a", "outputs/points=b"]
+    wanted = ["points=['12e456','00ab']", "points=['778']", "points=['1','2']", "name=a", "outputs/points=b"]
+    assert interleave.with_hashes_as_text(given) == wanted
+    cfg = compose_config(wanted[:1], "interleave")
+    assert list(cfg.points) == ["12e456", "00ab"]
+
+
+def test_points_that_differ_only_in_what_is_traced_are_one(
+    words: list[str], measured: list[Result], command: Command
+) -> None:
+    twice = run_point(prepared(*words, *BILD, "measure.traced_examples=2"), Sweep(Path("outputs/again")))
+    assert twice.point != measured[0].point
+    code, printed = command("name=together", "outputs/first", "outputs/again")
+    assert code == 2 and "two points or more are timed side by side, got 1" in printed
+
+
+def test_points_of_other_work_are_refused_before_anything_is_written(
+    words: list[str], measured: list[Result], command: Command
+) -> None:
+    run_point(prepared(*words, *SPECULATIVE, "decoding.max_new_tokens=7"), Sweep(Path("outputs/shorter")))
+    code, printed = command("name=together", "outputs/first", "outputs/shorter")
+    assert code == 2 and "must share everything but policy and drafter" in printed
+    assert not Path("outputs/together").exists()
+
+
+@pytest.mark.parametrize("content", ["dataset: [", "dataset: none\n", "", "name: x\ndataset: {limit: 1}\n"])
+def test_a_configuration_that_cannot_be_measured_is_named(
+    content: str, measured: list[Result], command: Command
+) -> None:
+    file = measured[0].folder / "config.yaml"
+    file.write_text(content)
+    code, printed = command("name=together", "outputs/first", "outputs/second")
+    assert code == 2 and str(file) in printed and "leave it out with points=" in printed
+    assert not Path("outputs/together").exists()
 
 
 @pytest.mark.parametrize(
@@ -179,6 +271,7 @@ def test_points_are_named_by_the_beginning_of_their_hashes(measured: list[Result
         ([], "folders of sweeps are needed"),
         (["outputs/nowhere"], "outputs/nowhere has no finished points"),
         (["outputs/first"], "two points or more are timed side by side, got 1"),
+        (["points=[none]", "outputs/first"], "no point of these sweeps begins with none"),
         (["outputs/first", "outputs/second", "repeats=0"], "repeats must be"),
         (["outputs/first", "outputs/second", "limit=0"], "limit must be"),
     ],
@@ -189,3 +282,23 @@ def test_bad_input_is_refused_before_anything_is_written(
     code, printed = command("name=together", *given)
     assert code == 2 and said in printed
     assert not Path("outputs/together").exists()
+
+
+def test_several_processes_are_refused(
+    measured: list[Result], command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interleave, "launched", lambda: SimpleNamespace(count=2))
+    code, printed = command("name=together", "outputs/first", "outputs/second")
+    assert code == 2 and "in one process" in printed
+
+
+def test_an_interrupt_says_that_nothing_is_stored(
+    measured: list[Result], command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "time_methods", interrupted)
+    code, printed = command("name=together", "outputs/first", "outputs/second")
+    assert code == 130 and "nothing is stored" in printed
+    assert not Sweep(Path("outputs/together")).results()

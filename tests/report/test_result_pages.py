@@ -149,7 +149,7 @@ def test_the_end_of_a_training_is_kept(tmp_path: Path) -> None:
 def test_match_rates_and_their_picture_are_kept(tmp_path: Path) -> None:
     (tmp_path / "match").mkdir()
     environment = {"started": "2026-11-21T10:00:00+00:00", "threads": 1}
-    totals = [{"heads": "shared", "layer": 2, "k": 1, "rate": 0.61234, "low": 0.6, "high": 0.62}]
+    totals = [{"heads": "shared", "layer": 2, "top_k": 1, "rate": 0.61234, "low": 0.6, "high": 0.62}]
     told = {"totals": totals, "texts": 200, "tokens": 3000, "environment": environment, "settings": {"layers": [2]}}
     (tmp_path / "match" / "metrics.json").write_text(json.dumps(told))
     Image.effect_noise((300, 200), 90).convert("RGB").save(tmp_path / "match" / "match_rates.png")

@@ -40,7 +40,7 @@ def time_batches(
     with no_garbage_collection():
         for turn, block in enumerate(blocks(len(requests), BLOCK * batch)):
             for repeat in range(repeats):
-                for name in order(names, turn + repeat):
+                for name in order(names, turn, repeat, repeats):
                     own = [seeded(requests[index], seed, index) for index in block]
                     texts = _time_block(methods[name], own, batch, synchronize)
                     if repeat == 0:

@@ -70,7 +70,7 @@ def time_methods(
     with no_garbage_collection():
         for index, request in enumerate(requests):
             for repeat in range(repeats):
-                for name in order(names, index + repeat):
+                for name in order(names, index, repeat, repeats):
                     before = -1
                     while before != compiled_steps():  # else the time would include compilation
                         before = compiled_steps()
@@ -84,9 +84,12 @@ def time_methods(
     return results
 
 
-def order(names: Sequence[str], turn: int) -> list[str]:
-    """In which order methods decode: forward and backward in turn, and more than two from another one each time."""
-    start = turn // 2 % len(names) if len(names) > 2 else 0
+def order(names: Sequence[str], index: int, repeat: int, repeats: int) -> list[str]:
+    """In which order methods decode an example, or block of them: two by turns, more from another one each time."""
+    if len(names) <= 2:
+        return list(names) if (index + repeat) % 2 == 0 else list(reversed(names))
+    turn = index * repeats + repeat
+    start = turn // 2 % len(names)
     turned = [*names[start:], *names[:start]]
     return turned if turn % 2 == 0 else turned[::-1]
 

@@ -60,6 +60,12 @@ CIRCUMSTANCES = (
         unit="%",
         digits=0,
     ),
+    Column(
+        "side_by_side",
+        "environment.side_by_side",
+        "How many points were timed together, text by text in turn beside one baseline; empty for a point by itself.",
+        digits=0,
+    ),
 )
 QUALITY = (
     Column("quality_metric", "quality.metric", "The quality metric, on a scale of 0 to 100."),
@@ -172,7 +178,7 @@ COUNTS = (
     Column(
         "peak_memory_mb",
         "peak_memory_mb",
-        "Peak memory of the process, method and baseline together.",
+        "Peak memory of the process, method and baseline together; empty where several points were timed side by side.",
         label="peak memory",
         heading="memory, MB",
         unit="MB",

@@ -205,9 +205,10 @@ class Result:
     the policy's name decides. quality: of the metric that leads. further_qualities: of the others, by their names in
     the configuration. change: None in older results. tokens_per_s_ratio: to the baseline's. agreement_with_target: the
     share of examples whose tokens all equal the target's own greedy text. categories: by name; None if the dataset has
-    none. peak_memory_mb: of method and baseline together. work: None in older results, and where forwards were not
-    recorded. stages_s: seconds in prefill, draft, verify and host over the traced examples. seconds: of each part of
-    measuring the point, with "total". stored_at: ISO date and time. folder: of the files; it is not stored in them.
+    none. peak_memory_mb: of method and baseline together; None beside other points. work: None in older results,
+    and where forwards were not recorded. stages_s: seconds in prefill, draft, verify and host over the traced
+    examples. seconds: of each part of measuring the point, with "total". stored_at: ISO date and time. folder: of
+    the files; it is not stored in them.
     """
 
     point: str

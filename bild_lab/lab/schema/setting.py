@@ -130,6 +130,11 @@ class Environment(Record):
         return self.get("busy_elsewhere_percent")
 
     @property
+    def side_by_side(self) -> int | None:
+        """How many points were timed together, text by text in turn; None for one by itself."""
+        return self.get("side_by_side")
+
+    @property
     def busy(self) -> bool:
         """Whether other processes used more than `BUSY_PERCENT` of the machine while the point was timed."""
         return (self.busy_elsewhere_percent or 0.0) > BUSY_PERCENT

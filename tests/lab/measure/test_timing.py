@@ -185,12 +185,14 @@ def test_the_stages_of_all_examples_add_up_and_the_rest_is_host_code(monkeypatch
 
 
 def test_two_methods_take_turns_at_the_beginning() -> None:
-    assert [order(["a", "b"], turn) for turn in range(4)] == [["a", "b"], ["b", "a"], ["a", "b"], ["b", "a"]]
+    turns = [[order(["a", "b"], index, repeat, 2) for repeat in range(2)] for index in range(2)]
+    assert turns == [[["a", "b"], ["b", "a"]], [["b", "a"], ["a", "b"]]]
 
 
-def test_of_several_methods_each_has_every_place_equally_often() -> None:
+@pytest.mark.parametrize("repeats", [1, 2, 3])
+def test_of_several_methods_each_has_every_place_equally_often(repeats: int) -> None:
     names = ["a", "b", "c"]
-    turns = [order(names, turn) for turn in range(6)]
+    turns = [order(names, index, repeat, repeats) for index in range(6) for repeat in range(repeats)]
     assert turns[:3] == [["a", "b", "c"], ["c", "b", "a"], ["b", "c", "a"]]
     assert all(sorted(turn) == names for turn in turns)
-    assert all([turn[place] for turn in turns].count(name) == 2 for place in range(3) for name in names)
+    assert all([turn[place] for turn in turns].count(name) == 2 * repeats for place in range(3) for name in names)

@@ -102,7 +102,7 @@ def test_the_table_of_version_1_is_the_table_of_today(tmp_path: Path) -> None:
     assert new.pop("temperature").tolist() == [0, 0, 0]
     assert new.pop("batch").tolist() == [1, 1, 1]
     certificates = ("certificate_unjudged", "certificate_law", "certificate_rounding")
-    later = new[[*(column.name for column in CHANGE), *certificates]]
+    later = new[[*(column.name for column in CHANGE), *certificates, "side_by_side"]]
     assert later.isna().all(axis=None)
     pd.testing.assert_frame_equal(new.drop(columns=later.columns), old)
 
