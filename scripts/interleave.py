@@ -116,7 +116,6 @@ def stored_configs(cfg: DictConfig) -> list[tuple[Path, DictConfig]]:
             config = OmegaConf.load(file)
             measure = configs[0][1].measure if configs else config.measure
             OmegaConf.update(config, "name", cfg.name)
-            OmegaConf.update(config, "resume", False)
             for key in AS_THE_FIRST:
                 OmegaConf.update(config, f"measure.{key}", measure[key])
             for key, value in (("dataset.limit", cfg.limit), ("measure.repeats", cfg.repeats)):
