@@ -94,11 +94,27 @@ def test_each_point_has_its_own_texts_and_all_share_one_baseline(
     assert "side_by_side" not in alone[0].environment
 
 
-def test_without_a_baseline_and_in_batches_too(words: list[str], tmp_path: Path) -> None:
-    more = ["measure.baseline=null", "runtime.batch=2"]
+def test_without_a_baseline_and_in_batches_too(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more, warmed = ["measure.baseline=null", "runtime.batch=2"], []
+    monkeypatch.setattr(runner, "warm_up_batches", lambda methods, *rest: warmed.append(len(methods)))
     found = run_points([prepared(*words, *more, *each) for each in (BILD, SPECULATIVE)], Sweep(tmp_path))
-    assert [one.policy for one in found] == ["bild", "speculative"]
+    assert [one.policy for one in found] == ["bild", "speculative"] and warmed == [2]
+    assert {one.seconds["setup"] for one in found} == {0.0}
     assert all(one.speedup.value is None and one.latency_s.total > 0 for one in found)
+
+
+def test_all_have_the_history_that_the_target_alone_gives(
+    several: list[Point], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(runner, "with_history", lambda *given: asked.append(given) or given[0])
+    monkeypatch.setattr(runner, "DeviceUse", lambda _: SimpleNamespace(shared=lambda: False, close=lambda: None))
+    found = run_points(several, Sweep(tmp_path))
+    first = several[0]
+    assert asked == [(first.examples, first.vanilla, first.setting, 8, tmp_path / "history")]
+    assert {one.environment.shared_device for one in found} == {False}
 
 
 def test_points_of_other_work_are_refused(words: list[str], several: list[Point]) -> None:
