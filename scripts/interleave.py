@@ -45,7 +45,7 @@ def interleave(cfg: DictConfig) -> None:
     from bild_lab.lab.point import sweep_folder  # late: torch takes seconds to load
     from bild_lab.lab.results.commands import record_command
     from bild_lab.lab.results.records import Sweep
-    from bild_lab.lab.runner import DECODING, require_same_work, run_points
+    from bild_lab.lab.runner import DECODING, run_points
     from bild_lab.lab.sweep import process_age_s
     from bild_lab.report.sweep import report_sweep
 
@@ -59,8 +59,6 @@ def interleave(cfg: DictConfig) -> None:
         raise UserError(f"{sweep.folder} has points already, timed in other minutes; choose another name=NAME")
     stages.enter("checking the points")
     points = prepared(cfg)
-    require_same_work(points)
-    record_command(sweep.folder)
     with progress() as bar:
         task = bar.add_task(DECODING, total=len(points[0].examples))
         results = run_points(
@@ -70,6 +68,7 @@ def interleave(cfg: DictConfig) -> None:
             lambda: bar.advance(task),
             lambda name: bar.update(task, description=name),
         )
+    record_command(sweep.folder)
     report_sweep(sweep)
     for line in ranking(points, results):
         output.print(escape(line))
