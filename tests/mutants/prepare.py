@@ -15,7 +15,7 @@ source_paths = ["bild_lab"]
 only_mutate = {modules}
 also_copy = ["conf", "scripts", "run.py"]
 pytest_add_cli_args = [
-    "-m", "not slow", "-p", "tests.mutants.shared_fixtures", "-p", "no:unraisableexception", "-p", "no:threadexception"
+    "-m", "not slow", "-p", "tests.mutants.plugin", "-p", "no:unraisableexception", "-p", "no:threadexception"
 ]
 pytest_add_cli_args_test_selection = {tests}
 process_isolation = "forkserver"
