@@ -42,6 +42,7 @@ class Recipe:
     clip_norm: float | None = None  # of the gradient, above 0; null: never; Adafactor clips its own updates
     label_smoothing: float = 0.0  # at least 0, below 1
     soft_targets: int = 0  # how many of the target's likeliest tokens are learned at each place; 0: its answer alone
+    residual_dropout: float = 0.0  # of what each sub-layer adds, for architectures without dropout such as Llama
     loss: str = "last"  # early_exit: mean of the first and last layer's; calm: layer i weighs i / Σj (BiLD §7.2.1)
     precision: str = "auto"  # float32 or bfloat16; auto: bfloat16 autocast if the device is fast at it
     max_target_tokens: int = 128  # longer answers are cut; evaluations decode no more than this
@@ -66,6 +67,7 @@ class Recipe:
                 raise UserError(f"train.{key} must be one of {', '.join(known)}, got {getattr(self, key)!r}")
         _require_number("learning_rate", self.learning_rate, lambda value: value > 0, "> 0")
         _require_number("label_smoothing", self.label_smoothing, lambda value: 0 <= value < 1, "in [0, 1)")
+        _require_number("residual_dropout", self.residual_dropout, lambda value: 0 <= value < 1, "in [0, 1)")
         if self.soft_targets and self.label_smoothing:
             raise UserError(
                 "train.soft_targets has the target's probabilities in place of smoothed labels; "
@@ -89,10 +91,9 @@ class Recipe:
 
         Nor does a key that came later and is not used: trainings from before it are the same.
         """
-        held = {f"train.{key}": value for key, value in asdict(self).items() if key != "name"}
-        if not self.soft_targets:
-            del held["train.soft_targets"]
-        return held
+        values = asdict(self)
+        later = {key for key in ("soft_targets", "residual_dropout") if not values[key]}
+        return {f"train.{key}": value for key, value in values.items() if key not in {"name", *later}}
 
     @property
     def evaluation_batch_size(self) -> int:

@@ -2,7 +2,8 @@
 
 `python -m tests.mutants` runs every group of groups.yaml; words such as `engine.loop` choose some. A group whose code
 and tests are as they were at its last run is not run again. MUTANT_EVERY=10 (or 5, or 2) takes each function's first
-mutant and every tenth after it. Results are in outputs/mutants.
+mutant and every tenth after it. MUTANT_AGAIN=1 runs the survivors of a stored result alone, for tests that were added.
+Results are in outputs/mutants.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -37,7 +39,7 @@ def main() -> None:
     failed = []
     for name in sys.argv[1:] or groups:
         try:
-            measure(name, groups[name], every)
+            measure(name, groups[name], every, bool(os.environ.get("MUTANT_AGAIN")))
         except RuntimeError as error:
             failed.append(name)
             print(f"{name}: {error}", flush=True)
@@ -47,30 +49,49 @@ def main() -> None:
         sys.exit(f"not measured: {', '.join(failed)}")
 
 
-def measure(name: str, group: Group, every: int) -> None:
-    """Run a group's mutants and store the result, unless that of the same code and tests, and no fewer, is there."""
+def measure(name: str, group: Group, every: int, again: bool) -> None:
+    """Run a group's mutants and store the result, unless that of the same code and tests, and no fewer, is there.
+
+    again: only those that survived. Raises RuntimeError without a result of the same code.
+    """
     modules, tests = (
         [f"{root}/{one}.py" for one in group[kind]] for kind, root in (("modules", "bild_lab"), ("tests", "tests"))
     )
-    key = hashlib.sha256(b"".join((PROJECT / path).read_bytes() for path in (*modules, *tests))).hexdigest()
-    if (found := stored(name)) is not None and found["key"] == key and found["every"] <= every:
+    keys = {"code": content(modules), "tests": content(tests)}
+    found = stored(name)
+    if again and (found is None or found["code"] != keys["code"]):
+        raise RuntimeError("no result of this code is stored, so its survivors are not known")
+    if found is not None and keys.items() <= found.items() and found["every"] <= every:
         return
+    chosen = survivors_of(found) if again else [f"*__mutmut_*{EVERY[every]}"]
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         prepare(folder, modules, tests)
-        run_mutmut(folder, every, file_of(name).with_suffix(".log"))
-        counted = {module: outcome(folder, module, every) for module in modules}
-    file_of(name).write_text(json.dumps({"key": key, "every": every, "modules": counted}, indent=1, ensure_ascii=False))
+        run_mutmut(folder, chosen, file_of(name).with_suffix(".log"))
+        counted = {module: outcome(folder, module, chosen) for module in modules}
+    if again:
+        every = found["every"]
+        for module, one in counted.items():
+            one["mutants"] = found["modules"][module]["mutants"]
+    file_of(name).write_text(json.dumps({**keys, "every": every, "modules": counted}, indent=1, ensure_ascii=False))
     survivors = sum(len(one["survivors"]) for one in counted.values())
     print(f"{name}: {sum(one['mutants'] for one in counted.values())} mutants, {survivors} survived", flush=True)
 
 
-def run_mutmut(folder: Path, every: int, log_file: Path) -> None:
+def content(paths: Sequence[str]) -> str:
+    return hashlib.sha256(b"".join((PROJECT / path).read_bytes() for path in paths)).hexdigest()
+
+
+def survivors_of(found: Mapping) -> list[str]:
+    return [each["name"] for one in found["modules"].values() for each in one["survivors"]]
+
+
+def run_mutmut(folder: Path, chosen: Sequence[str], log_file: Path) -> None:
     processes = os.environ.get("MUTANT_PROCESSES", str(os.cpu_count()))
     quick = {"OMP_NUM_THREADS": "1", "PYTHONPATH": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "WHOLE_TABLES": "1"}
     with log_file.open("w") as log:
         subprocess.run(
-            [sys.executable, "-m", "mutmut", "run", "--max-children", processes, chosen(every)],
+            [sys.executable, "-m", "mutmut", "run", "--max-children", processes, *chosen],
             cwd=folder,
             env={**os.environ, **quick},
             stdout=log,
@@ -79,17 +100,12 @@ def run_mutmut(folder: Path, every: int, log_file: Path) -> None:
         )
 
 
-def chosen(every: int) -> str:
-    """A pattern of the names of the mutants to run."""
-    return f"*__mutmut_*{EVERY[every]}"
-
-
-def outcome(folder: Path, module: str, every: int) -> dict:
-    """How many of a module's mutants were run, and those that survived."""
+def outcome(folder: Path, module: str, chosen: Sequence[str]) -> dict:
+    """How many of a module's chosen mutants were run, and those that survived."""
     meta = folder / "mutants" / f"{module}.meta"
     codes = json.loads(meta.read_text())["exit_code_by_key"] if meta.is_file() else {}
-    codes = {mutant: code for mutant, code in codes.items() if fnmatch(mutant, chosen(every))}
-    if not codes or None in codes.values():
+    codes = {mutant: code for mutant, code in codes.items() if any(fnmatch(mutant, each) for each in chosen)}
+    if None in codes.values() or (not codes and "*" in chosen[0]):
         raise RuntimeError(f"mutmut ended early in {module}; outputs/mutants says why")
     with chdir(folder):
         survivors = [difference(mutant, module) for mutant, code in codes.items() if code in SURVIVED]
@@ -101,16 +117,21 @@ def difference(mutant: str, module: str) -> dict[str, str]:
     lines = [line for line in get_diff_for_mutant(mutant, path=module).splitlines() if line[:3] not in ("---", "+++")]
     was, now = (" ".join(line[1:].strip() for line in lines if line.startswith(sign)) for sign in "-+")
     function = mutant.rpartition("__mutmut_")[0].rpartition(".x")[2].strip("_ǁ").replace("ǁ", ".")
-    return {"function": function, "was": was, "now": now}
+    return {"name": mutant, "function": function, "was": was, "now": now}
 
 
 def report(found: Mapping[str, dict], known: Sequence[Mapping[str, str]]) -> str:
     """The survivors that are not listed as equivalent, and the share of mutants noticed."""
-    listed = {(each["module"], each["was"], each["now"]) for each in known}
+    listed = {(each["module"], each["was"], each["now"]) for each in known if "module" in each}
+    alike = re.compile("|".join(each["alike"] for each in known if "alike" in each) or "(?!)")
     rows, left, total, equal = [], [], 0, 0
     for module, one in (item for group in found.values() for item in group["modules"].items()):
         name = module.removeprefix("bild_lab/").removesuffix(".py")
-        ours = [each for each in one["survivors"] if (name, each["was"], each["now"]) not in listed]
+        ours = [
+            each
+            for each in one["survivors"]
+            if (name, each["was"], each["now"]) not in listed and not alike.fullmatch(f"{each['was']}\n{each['now']}")
+        ]
         same = len(one["survivors"]) - len(ours)
         total, equal = total + one["mutants"], equal + same
         left += [f"{name}: {each['function']}\n  - {each['was']}\n  + {each['now']}" for each in ours]

@@ -20,6 +20,7 @@ from bild_lab.training.batches import BatchOrder, Collator, TokenizedExample, To
 from bild_lab.training.finetuning.evaluation import Evaluator, greedy_settings
 from bild_lab.training.finetuning.job import FinetuningJob
 from bild_lab.training.finetuning.losses import LayerLoss, layer_weights
+from bild_lab.training.finetuning.residual_dropout import add_residual_dropout
 from bild_lab.training.finetuning.soft_targets import taught
 from bild_lab.training.finetuning.starting_points import (
     FreshModel,
@@ -116,6 +117,7 @@ def _prepare(
     )
     require_room([one.length for one in (*train, *validation)], start.config)
     model = start.model(tokenizer)
+    add_residual_dropout(model, recipe.residual_dropout)
     if arguments.device.type == "cpu":
         model.set_attn_implementation("eager")  # the fused kernel's backward pass is slower for short sentences
     special = start.special_tokens(tokenizer)
