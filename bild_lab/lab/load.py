@@ -100,6 +100,8 @@ def load(
             raise UserError(
                 "a model in memory runs on hf, on one device, got other settings; save it to a folder and give that"
             )
+        if not isinstance(path, tuple):
+            raise UserError(f"a model in memory comes with its tokenizer: ({type(path).__name__}, tokenizer)")
         module, tokenizer = path
         checkpoint = LoadedCheckpoint(type(module).__name__, module=module, own_tokenizer=tokenizer)
         return HuggingFaceModel(checkpoint, torch.device(where), precision)

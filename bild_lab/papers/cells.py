@@ -109,9 +109,10 @@ def against_speculative(points: Sequence[Result]) -> list[Cell]:
     found = []
     both = curves(points, rows.unaligned_or_speculative)
     for (panel, name), curve in both.items():
-        if name != "speculative":
+        timed = [point for point in curve if point.speedup.value is not None]
+        if name != "speculative" or not timed:
             continue
-        rival = max(curve, key=lambda point: point.speedup.value or 0.0)
+        rival = max(timed, key=lambda point: point.speedup.value)
         found += [_speedup(panel, name, rival, "speedup"), _quality(panel, name, rival, "quality")]
         bild = [point for point in both.get((panel, "bild"), []) if point.speedup.value is not None]
         as_good = [point.speedup.value for point in bild if point.quality.value >= rival.quality.value - MINIMAL_LOSS]

@@ -48,10 +48,13 @@ def _known(point: Result, where: str, value: Any, keys: Sequence[str]) -> Any:
 
 
 def curves(points: Sequence[Result], row: RowOf) -> dict[tuple[str, str], list[Result]]:
-    """The points of each curve, by data set and row, in order of appearance, without points of the baseline."""
+    """The points of each curve, by data set and row, in order of appearance.
+
+    Those of the baseline are left out, and those whose quality is undefined.
+    """
     found: dict[tuple[str, str], list[Result]] = {}
     for point in points:
-        name = None if point.is_baseline else row(point)
+        name = None if point.is_baseline or point.quality.value is None else row(point)
         if name is not None:
             found.setdefault((point.setting.dataset, name), []).append(point)
     return found

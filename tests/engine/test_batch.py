@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+import greenlet
 import pytest
 
 from bild_lab.engine.batch import Batch, Wanted, current_batch
@@ -91,6 +92,7 @@ def test_a_text_that_wants_nothing_may_begin_early() -> None:
     batch = Batch(3)
     texts = batch.run([loop(1), loop(3), loop(3), loop(2), nothing, nothing, loop(1)])
     assert [one.result for one in texts] == [1, 3, 3, 2, 0, 0, 1]
+    assert [one.latency_s for one in texts[4:6]] == [0.0, 0.0]
     assert [count for kind, count in kinds(batch) if kind == "encode"] == [3, 2]  # the last began beside the fourth
 
 
@@ -132,13 +134,14 @@ def test_results_come_in_the_order_of_the_texts_and_each_end_is_told() -> None:
 
 
 def test_a_fault_names_the_example_and_ends_the_others() -> None:
-    closed = []
+    closed, running = [], []
 
     def fails(slot: int) -> None:
         want("step", 0)
         raise ValueError("no such token")
 
     def waits(slot: int) -> None:
+        running.append(greenlet.getcurrent())  # held, so that nothing but the batch ends it
         try:
             for at in range(9):
                 want("step", at)
@@ -199,5 +202,5 @@ def test_all_work_that_ran_before_a_text_got_its_place_counts_as_its_wait() -> N
 
 def test_outside_of_a_batch_nobody_waits() -> None:
     assert current_batch() is None
-    with pytest.raises(UserError, match="batch size"):
+    with pytest.raises(UserError, match="^the batch size must be"):
         Batch(0)

@@ -35,6 +35,19 @@ def test_a_batch_that_does_not_fit_is_refused_with_the_number_that_fits(monkeypa
     monkeypatch.setattr(batch_room, "free_bytes", lambda device: each // 2)
     with pytest.raises(UserError, match="are free; not even one text fits, or"):
         require_room(decoder.models, requests, 2, "batch_size")
+    assert quiet_batch(decoder.method, decoder.models, requests) == 1
+    together = SimpleNamespace(decode_together=list)
+    assert quiet_batch(together, others, requests) == QUIET_BATCH  # our own engines keep no caches for it
+    assert bytes_of_text(decoder.models, []) == 0
+
+
+def test_a_batch_that_does_not_fit_is_told_in_gibibytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_room, "bytes_of_text", lambda models, requests: 3 * len(requests) * batch_room.GIB)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 * batch_room.GIB, 80) if device is gpu else None)
+    gpu = SimpleNamespace(type="cuda")
+    message = "a batch of 4 texts needs 12.00 GiB for its caches, and 10.00 GiB are free; at most 3 fit"
+    with pytest.raises(UserError, match=re.escape(message)):
+        require_room([SimpleNamespace(device=gpu)], [None], 4)
 
 
 def test_the_bytes_of_a_text_are_those_of_a_decoder_only_cache() -> None:

@@ -200,6 +200,35 @@ def test_a_greedy_trap_is_left_by_the_second_beam() -> None:
     assert tokens == [0, 3, 3, 3]  # 0.4 · 0.9 · 0.9 > 0.6 · 0.1 · …, though 0.6 > 0.4
 
 
+def test_a_search_ends_where_the_best_that_runs_only_equals_the_worst_that_ended() -> None:
+    """Of each text one half ends and the other goes on."""
+    halves = following({0: {9: 0.5, 1: 0.5}, 1: {9: 0.5, 1: 0.5}})
+    request = Request(Source((0,)), Limits(1, 9, frozenset([9])))
+    tokens, trace = decode(StubModel(halves), request, 2, length_penalty=0)
+    assert (tokens, steps(trace)) == ([0, 9], 2)
+
+
+def test_each_round_tells_the_last_token_of_the_best_hypothesis() -> None:
+    counting = following({0: {1: 0.9, 4: 0.1}, 1: {2: 0.9, 4: 0.1}, 2: {3: 0.9, 4: 0.1}})
+    _, trace = decode(StubModel(counting), Request(Source((0,)), Limits(1, 3)), 2)
+    assert [each.next_token for each in trace.rounds] == [1, 2, 3]
+
+
+def test_a_drafter_has_its_own_number_of_candidates_and_can_be_asked_again() -> None:
+    request, first = Request(Source((5, 0)), Limits(2, 9)), [Hypothesis((0,), 0.0)]
+    for beams, width in ((None, 2), (4, 4)):
+        drafter = BeamDrafter(StubModel(BUSH), 2, beams)
+        drafter.start(request, 2, [])
+        drafted = drafter.propose(first)
+        assert [len(step) for step in drafted] == [width] * 2
+        assert drafter.propose(first) == drafted
+    request = random_request("llama", 0, 9)
+    once = BeamDrafter(ModuleModel(random_target("llama", 1)), 1)
+    once.start(request, 2, [])
+    first = [Hypothesis(request.source.prompt[-1:], 0.0)]
+    assert once.propose(first) == once.propose(first)
+
+
 def test_a_verification_is_of_all_candidates_and_a_missed_selection_costs_no_forward() -> None:
     target, draft = StubModel(BUSH), StubModel(FORK)
     request = Request(Source((5, 0)), Limits(2, 5))

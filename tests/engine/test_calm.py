@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import bild_lab
-from bild_lab.engine.calm import MEASURES, Calm, Measure, decaying_threshold
+from bild_lab.engine.calm import MEASURES, Calm, Measure, decaying_threshold, softmax_response
 from bild_lab.engine.models.native.attention import PlacedRows
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.sampling import Sampling
@@ -209,6 +209,21 @@ def test_tokens_leave_where_nothing_changes_any_more(family: str, measure: str) 
         assert tokens == vanilla(module, request)[0]
 
 
+def test_not_even_layers_that_change_nothing_exceed_a_threshold_of_1() -> None:
+    """Rounded, the cosine of a state with itself may be above 1."""
+    module = target_of("llama").float()
+    for index in range(1, DEPTH):
+        scale_layer(module, index, 0.0)
+    _, trace = decoded(module, requests_of("llama", 1)[0], threshold=1, temperature=0)
+    assert set(exits_of(trace)) == {DEPTH}
+
+
+def test_a_vocabulary_of_two_tokens_has_a_response_too() -> None:
+    state = torch.ones(1, 3)
+    logits = torch.tensor([[0.75, 0.25]]).log()
+    assert softmax_response(state, state, logits).tolist() == pytest.approx([0.5])
+
+
 def test_the_threshold_decays_from_the_first_position_to_the_length_limit() -> None:
     assert decaying_threshold(0.9, 4, 0, 100) == pytest.approx(0.91)
     assert decaying_threshold(0.9, 4, 50, 100) == pytest.approx(0.81 + 0.1 * math.exp(-2))
@@ -258,6 +273,8 @@ def test_skipped_layers_are_filled_and_not_run(family: str, monkeypatch: pytest.
     assert work["run"] == [(layer, slot) for slot, left in places for layer in range(left)]
     assert work["fill"] == [(layer, slot) for slot, left in places for layer in range(left, DEPTH)]
     assert work["fill"]
+    assert sum(each.layers or 0 for each in trace.forwards) == len(work["run"])
+    assert sum(each.filled_layers for each in trace.forwards) == len(work["fill"])
 
 
 @needs_kernels
@@ -270,9 +287,38 @@ def test_the_kernels_leave_in_one_call_where_the_loop_leaves(family: str) -> Non
             text = Calm(target, "hidden_state", threshold, 4).decode(request, ours)
             assert text == Calm(target.step_by_step(), "hidden_state", threshold, 4).decode(request, theirs)
             assert exits_of(ours) == exits_of(theirs)
+            assert len(ours.forwards) < len(theirs.forwards)
             assert work_of(ours) == pytest.approx(work_of(theirs), rel=0.01)
             exits |= set(exits_of(ours))
     assert len(exits) >= 3
+
+
+@needs_kernels
+def test_the_kernels_leave_by_the_softmax_response_layer_by_layer() -> None:
+    target, request = in_memory(target_of("llama").float(), "kernels"), requests_of("llama", 1)[0]
+    ours, theirs = Trace(), Trace()
+    text = Calm(target, "softmax", 0.3, 4).decode(request, ours)
+    assert text == Calm(target.step_by_step(), "softmax", 0.3, 4).decode(request, theirs)
+    assert exits_of(ours) == exits_of(theirs)
+
+
+@pytest.mark.parametrize(("measure", "scored"), [("softmax", sum), ("hidden_state", len)])
+def test_the_head_runs_where_it_is_measured_and_once_behind_the_exit(
+    measure: str, scored: Callable[[list[int]], int]
+) -> None:
+    _, trace = decoded(target_of("t5"), requests_of("t5", 1)[0], measure=measure, threshold=0.7)
+    assert len({*exits_of(trace)}) > 1
+    assert sum(each.scored for each in trace.forwards) == scored(exits_of(trace))
+
+
+def test_sampled_tokens_are_drawn_by_the_requests_chance_alone() -> None:
+    (request,) = requests_of("llama", 1)
+    texts = []
+    for seed, other in ((1, 5), (1, 6), (2, 5)):
+        torch.manual_seed(other)
+        drawn = replace(request, sampling=Sampling(2.0), generator=torch.Generator().manual_seed(seed))
+        texts.append(decoded(target_of("llama"), drawn)[0])
+    assert texts[0] == texts[1] != texts[2]
 
 
 def test_the_mean_exit_is_a_number_of_the_result() -> None:
@@ -324,6 +370,15 @@ def test_a_compiled_target_leaves_early_all_the_same(checkpoints: Path) -> None:
 def test_values_out_of_range_are_refused(checkpoints: Path, knob: str, wrong: object, told: str) -> None:
     with pytest.raises(UserError, match=told):
         bild_lab.load(str(checkpoints / "t5"), policy="calm", **{knob: wrong})
+
+
+def test_the_least_values_are_allowed_and_the_target_is_told_who_needs_its_layers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target, asked = in_memory(target_of("t5"), "native"), []
+    monkeypatch.setattr(type(target), "require_layers", lambda self, what: asked.append(what))
+    Calm(target, "hidden_state", 0, 0)
+    assert asked == ["CALM"]
 
 
 def test_a_token_as_sure_as_the_threshold_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

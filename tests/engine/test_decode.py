@@ -344,6 +344,46 @@ def test_each_part_is_told_what_it_asks_for(streamed: bool) -> None:
     assert wanted[3:] == [EVERYTHING] * 3
 
 
+def test_a_target_is_told_its_room_and_where_its_forwards_go() -> None:
+    target, told = StubModel(copying(1)), []
+
+    def start(source: Source, *rest: object) -> StubSession:
+        told.append(rest)
+        return StubSession(target, list(source.prompt[:-1]))
+
+    target.start = start
+    _, trace = decode(target, Noted(target), ExactMatch(), Source((4, 5)), 3)
+    ((room, forwards),) = told
+    assert room == 3 and forwards is trace.forwards
+
+
+def test_drafts_keep_to_the_positions_that_are_left() -> None:
+    class Long(NoDraft):
+        drafts_nothing = False
+
+        def propose(self, tokens: list[int]) -> Draft:
+            return Draft(torch.arange(tokens[-1] + 1, tokens[-1] + 6))
+
+    target = StubModel(copying(1))
+    request, trace = Request(Source((0,)), Limits(1, 7, positions=7)), Trace()
+    assert DraftThenVerify(target, Long(target), ExactMatch()).decode(request, trace) == list(range(8))
+    assert [len(each.drafted) for each in trace.rounds] == [5, 0] and max(target.fed) == 6
+
+
+@pytest.mark.parametrize("verify_tail", [True, False])
+def test_what_is_drafted_behind_the_end_counts_nowhere(verify_tail: bool) -> None:
+    class Blind(NoDraft):
+        drafts_nothing = False
+
+        def propose(self, tokens: list[int]) -> Draft:
+            return Draft(torch.tensor([1, 2, 3, 4]))
+
+    target = StubModel(copying(1))
+    ended = frozenset([3])
+    tokens, trace = decode(target, Blind(target), ExactMatch(), Source((0,)), 8, ended, verify_tail=verify_tail)
+    assert tokens == [0, 1, 2, 3] and trace.drafted == trace.accepted == 3
+
+
 def copying(offset: int) -> NextLogits:
     """Always says the next number, or the one `offset` further."""
     return lambda tokens: 9.0 * torch.nn.functional.one_hot(torch.tensor((tokens[-1] + offset) % 10), 10).double()

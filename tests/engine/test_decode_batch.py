@@ -111,7 +111,9 @@ class Together(Counting):
 
 def test_a_method_with_batches_of_its_own_gets_the_next_texts_when_all_have_ended() -> None:
     method, ended = Together(None), []
+    started = time.perf_counter()
     texts = decode_batch(method, requests(1, 2, 3, 4, 5), Batch(2), ended.append)
+    assert sum(one.share_s for one in texts) <= time.perf_counter() - started
     assert method.texts == [[1, 2], [3, 4], [5]] and ended == [0, 1, 2, 3, 4]
     assert [one.token_ids for one in texts] == [[10], [20], [30], [40], [50]]
     assert texts[0].latency_s == texts[1].latency_s == 2 * texts[0].share_s >= 0.002

@@ -94,7 +94,8 @@ def test_values_tokens_and_parents_come_to_the_host_together() -> None:
 
 
 def test_ancestors_are_the_same_by_both_ways() -> None:
-    for parents in ([], [-1], [-1, -1, -1], PARENTS.tolist(), list(range(-1, 15)), [-1, 0, 1, 1, 3, 4, 2, -1, 7, 8, 9]):
+    chains = [list(range(-1, rows - 1)) for rows in (0, 1, 2, 3, 4, 5, 16, 17)]
+    for parents in (*chains, [-1, -1, -1], PARENTS.tolist(), [-1, 0, 1, 1, 3, 4, 2, -1, 7, 8, 9]):
         expected = torch.zeros(len(parents), len(parents), dtype=torch.bool)
         for row in range(len(parents)):
             above = row

@@ -72,11 +72,15 @@ def test_temperature_divides_the_logits() -> None:
     torch.testing.assert_close(Sampling(temperature=2.0).probs(P.log()[None])[0], expected)
 
 
-def test_top_k_keeps_the_likeliest_tokens() -> None:
-    torch.testing.assert_close(
-        Sampling(temperature=1.0, top_k=2).probs(P.log()[None])[0],
-        torch.tensor([0.625, 0.375, 0.0, 0.0], dtype=torch.float64),
-    )
+@pytest.mark.parametrize("kept", [1, 2, 3, 4, 5])
+def test_top_k_keeps_the_likeliest_tokens(kept: int) -> None:
+    left = torch.where(torch.arange(4) < kept, P, 0)
+    torch.testing.assert_close(Sampling(temperature=1.0, top_k=kept).probs(P.log()[None])[0], left / left.sum())
+
+
+def test_a_top_p_of_1_keeps_what_float32_cannot_add() -> None:
+    probs = Sampling(temperature=1.0, top_p=1.0).probs(torch.tensor([[0.0, -30.0, -31.0]]))
+    assert (probs > 0).all()
 
 
 @pytest.mark.parametrize(("top_p", "kept"), [(0.4, 1), (0.5, 1), (0.51, 2), (0.79, 2), (0.81, 3), (0.96, 4), (1.0, 4)])
@@ -104,6 +108,8 @@ def test_a_token_without_probability_is_never_picked() -> None:
     assert pick(probs, torch.tensor([0.0, 0.0])).tolist() == [1, 0]
     assert pick(probs, torch.tensor([0.5, 0.25])).tolist() == [3, 1]
     assert pick(probs, torch.tensor([0.999, 0.999])).tolist() == [3, 1]
+    assert pick(2 * probs, torch.tensor([0.5, 0.25])).tolist() == [3, 1]  # shares of the sum, which rounding moves
+    assert pick(P[None], torch.tensor([1.0])).tolist() == [3]  # what rounds up to 1 is the last
 
 
 def test_rollback_keeps_tokens_before_the_first_disagreement() -> None:

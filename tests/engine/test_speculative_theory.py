@@ -210,8 +210,9 @@ def test_a_window_is_at_most_100_unless_asked_for_another() -> None:
 
 def test_what_is_no_pair_of_distributions_is_refused() -> None:
     p, q = distributions(2)
-    with pytest.raises(UserError, match=r"lie in \(0, 1\], got 0"):
-        lenient_acceptance(p, q, 0)
+    for lenience in (0, 1.5):
+        with pytest.raises(UserError, match=rf"lie in \(0, 1\], got {lenience}"):
+            lenient_acceptance(p, q, lenience)
     with pytest.raises(UserError, match=r"got \[2, 12\] and \[2, 11\]; pad the smaller"):
         acceptance_from_distributions(p, q[:, :-1])
     with pytest.raises(UserError, match=r"got \[0, 12\]"):

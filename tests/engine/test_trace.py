@@ -44,6 +44,7 @@ def test_drafted_tokens_behind_an_end_token_do_not_count() -> None:
         ((4, 1), 2, None),
     ]
     assert trace.rounds[0].stats == {"distance": (0.1, 0.2)}
+    assert [(each.depth, each.branch) for each in trace.rounds] == [(2, None)] * 3
     assert trace.rollbacks == 1
     assert trace.draft_calls == 12  # the forwards that ran
 

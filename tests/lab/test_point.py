@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -89,21 +90,33 @@ def test_a_point_holds_what_it_was_asked_for(base: list[str]) -> None:
         "runtime.seed=4",
         "dataset.max_source_tokens=40",
         "measure.warmup=3",
+        "resume=false",
+        "runtime.device=cpu",
+        "runtime.threads=3",
+        "runtime.compile_drafter=false",
+        "pair.vocabularies=strings",
     ]
     point = prepare(compose_config([*base, *words]))
     named = "target draft second_draft source_language target_language dataset split prompt_template chat_template"
     measured = "metric dtype compile batch device threads processors decoding seed repeats warmup baseline"
-    found = "max_source_tokens n_examples data weights engine code hardware"
+    found = "max_source_tokens n_examples data weights engine code hardware vocabularies compile_drafter"
     assert set(point.setting) == {*named.split(), *measured.split(), *found.split()}
+    assert [point.setting[key] for key in ("device", "threads", "vocabularies")] == ["cpu", 3, "strings"]
+    assert point.setting["compile_drafter"] is False
+    assert point.setting["code"].split(" ")[::2] == ["code", "torch", "transformers", "tokenizers", *module.SCORERS]
     told = {key: point.setting[key] for key in ("dataset", "batch", "seed", "warmup", "max_source_tokens", "compile")}
     assert list(told.values()) == ["multi30k", 2, 4, 3, 40, False]
     assert point.setting["n_examples"] == len(point.examples) > 0
     assert (point.name, point.policy, point.batch, point.seed) == ("held", "speculative", 2, 4)
     assert point.knobs["window"] == 3 and point.knobs["stop_confidence"] is None
+    assert point.composition == "ModelDrafter(window=3) + SpeculativeSampling(lenience=1.0)"
     assert (point.sampling.temperature, point.sampling.top_k, point.sampling.top_p) == (0.7, 5, 0.5)
     assert point.decoding.temperature == 0.7 and not point.baseline_is_target
+    assert (point.max_source_tokens, point.resume, list(point.decoders)) == (40, False, ["method", "baseline"])
+    assert point.vanilla.method.target is point.vanilla.target is point.decoders["baseline"].target
     greedy = prepare(compose_config(base))
-    assert greedy.batch == 1 and greedy.baseline_is_target and "batch" not in greedy.setting
+    assert greedy.resume and greedy.batch == 1 and greedy.baseline_is_target and "batch" not in greedy.setting
+    assert greedy.setting["threads"] == module.DEFAULT_THREADS
     assert not prepare(compose_config([*base, "measure.baseline=beam"])).baseline_is_target
 
 
@@ -119,6 +132,11 @@ def test_a_name_is_made_of_these_parts(base: list[str], monkeypatch: pytest.Monk
         key: value for key, value in point.setting.items() if key not in ("target", "draft", "second_draft")
     }
     assert point.scoring.cut == ("w4", "w5") and point.setting["cut"] == ["w4", "w5"]
+    prepare(compose_config([*base, "dataset.metrics=[bleu,chrf]"]))
+    assert seen[-1]["metrics"] == {"chrf": ""}
+    monkeypatch.setattr(module, "require_loadable", lambda metric: None)
+    prepare(compose_config([*base, "dataset.metric=evaluate:exact_match"]))
+    assert seen[-1]["metrics"] == {"evaluate:exact_match": f"{version('evaluate')} "}
 
 
 def test_the_packages_of_a_peer_are_a_part_of_the_name(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,6 +163,29 @@ def test_sampling_out_of_range_is_refused_before_anything_is_read(monkeypatch: p
     monkeypatch.setattr(module, "cached_examples", None)
     with pytest.raises(UserError, match=r"decoding\.top_p must lie in \(0, 1\], got 1\.5"):
         prepare(compose_config(["decoding=sample", "decoding.top_p=1.5"]))
+    with pytest.raises(UserError, match=r"decoding\.top_k must be >= 1, got 0"):
+        prepare(compose_config(["decoding=sample", "decoding.top_k=0"]))
+
+
+def test_greedy_text_is_certified_beside_the_target_alone_and_a_sampled_one_beside_any(base: list[str]) -> None:
+    words = [*base, "measure.certify=true", "measure.baseline=beam"]
+    with pytest.raises(UserError, match=r"measure\.certify compares greedy text with the target's own"):
+        name_of(*words)
+    assert name_of(*words, "decoding=sample")
+
+
+def test_agreement_needs_a_baseline(base: list[str]) -> None:
+    assert name_of(*base, "dataset.metric=agreement")
+    with pytest.raises(UserError, match="dataset.metric=agreement compares with a baseline"):
+        name_of(*base, "dataset.metric=agreement", "measure.baseline=null")
+
+
+def test_later_turns_may_still_lack_the_answers_that_they_follow(base: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "train.jsonl"
+    file.write_text(json.dumps({"prompt": ["w5 w6", "w7"], "prompt_id": 1, "category": "talk"}) + "\n")
+    module.cached_examples.cache_clear()
+    first, second = prepare(compose_config([*base[:2], "dataset=mt_bench", f"dataset.path={file}"])).examples
+    assert second.continues.id == first.id and not first.continues
 
 
 def test_the_configuration_is_kept_as_it_was_written(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,9 +212,34 @@ def test_another_placement_is_another_setting(base: list[str], monkeypatch: pyte
     cfg = compose_config(base)
     groups = {"pair": PairSpec, "dataset": DatasetSpec, "decoding": DecodingSpec}
     specs = [typed(spec, cfg[name], name) for name, spec in groups.items()]
-    runtime = replace(typed(RuntimeSpec, cfg.runtime, "runtime"), tensor_parallel=True)
+    runtime = replace(typed(RuntimeSpec, cfg.runtime, "runtime"), device_map="auto", tensor_parallel=True)
     module._setting(*specs, runtime, typed(MeasureSpec, cfg.measure, ""))
-    assert seen == [(None, True)]
+    assert seen == [("auto", True)]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("runtime.dtype=int3", "runtime.dtype must be one of"),
+        ("runtime.device=abacus", "runtime.device must be auto"),
+        ("decoding.processors=much", "decoding.processors must be"),
+        ("pair.source_language=de", "pair.source_language names a language"),
+        ("pair.target_language=de", "pair.target_language names a language"),
+        ("policy=bild pair.vocabularies=abacus", "pair.vocabularies must be one of"),
+        ("policy=ppd pair.target=toy:small", "ppd needs a target of two layers or more"),  # the small one has one
+        ("policy=ppd policy.top_k='${policy.nothing}'", "policy ppd: .*policy.nothing"),
+    ],
+)
+def test_what_the_toy_pair_cannot_do_is_known_from_its_architecture(words: str, message: str) -> None:
+    def check(*words: str) -> None:
+        cfg = compose_config(list(words))
+        groups = {"pair": PairSpec, "decoding": DecodingSpec, "runtime": RuntimeSpec}
+        module.require_decodable(cfg.policy, *(typed(spec, cfg[name], name) for name, spec in groups.items()))
+
+    for policy in ("bild", "ppd"):
+        check(f"policy={policy}")
+    with pytest.raises(UserError, match=message):
+        check(*words.split())
 
 
 def test_words_are_replaced_however_deep_they_lie() -> None:
@@ -222,9 +288,27 @@ def test_an_unknown_key_is_told_with_its_group(base: list[str], group: str) -> N
         prepare(compose_config([*base, f"+{group}.abacus=1"]))
 
 
+def test_resume_is_true_or_false(base: list[str]) -> None:
+    with pytest.raises(UserError, match="^resume must be"):
+        prepare(compose_config([*base, "resume=perhaps"]))
+
+
+def test_whether_a_pair_needs_training_is_asked_for_every_cache(
+    base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[str] = []
+    monkeypatch.setattr(module, "require_decodable", lambda policy, *_: checked.append(policy.name))
+    for cache, lacks in (("empty", True), ("filled", False)):
+        monkeypatch.setenv("BILD_LAB_CACHE", str(tmp_path / cache))
+        monkeypatch.setattr(module, "untrained", lambda name, lacks=lacks: lacks)
+        prepare(compose_config([*base, "policy=speculative"]))
+    assert checked == ["speculative", "vanilla"]
+
+
 def test_results_go_to_a_folder_of_the_name_alone() -> None:
-    assert sweep_folder(OmegaConf.create({"name": "held"})) == Path("outputs/held")
-    for name in ("", ".", "..", "a/b", "a\\b", "a\n", None):
+    for name in ("held", "X", "a" * 200):
+        assert sweep_folder(OmegaConf.create({"name": name})) == Path("outputs") / name
+    for name in ("", ".", "..", "a/b", "a\\b", "a\n", "a" * 201, None):
         with pytest.raises(UserError, match="must be a plain folder name"):
             sweep_folder(OmegaConf.create({"name": name}))
 

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import json
+import platform
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 import bild_lab
+from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.models.ranks import Ranks
 from bild_lab.lab import point as points
 from bild_lab.lab import runner
+from bild_lab.lab.analysis.pipeline import pipeline_summary
 from bild_lab.lab.analysis.prediction import predict
 from bild_lab.lab.config import compose_config
+from bild_lab.lab.decoder import Decoder
+from bild_lab.lab.measure.batches import time_batches, warm_up_batches
 from bild_lab.lab.measure.timing import time_methods, trace_stages, warm_up
 from bild_lab.lab.metrics.quality import score
 from bild_lab.lab.point import Point, prepare
+from bild_lab.lab.results.change import change_of
 from bild_lab.lab.results.records import Sweep
+from bild_lab.lab.results.summary import summarize
 from bild_lab.lab.runner import PARTS, Clock, run_point
 from bild_lab.lab.schema.measured_examples import MeasuredExample, read_examples
 from bild_lab.lab.schema.result import Prediction, Result
@@ -79,7 +89,10 @@ def measured(point: Point, tmp_path_factory: pytest.TempPathFactory) -> tuple[Re
         patch.setattr(runner, "warm_up", noted("warm up", warm_up))
         patch.setattr(runner, "trace_stages", noted("trace", trace_stages))
         patch.setattr(runner, "predict", predicted)
-        patch.setattr(runner, "OtherLoad", lambda external: SimpleNamespace(percent=lambda: 30.0))
+        patch.setattr(runner, "summarize", noted("summary", summarize))
+        patch.setattr(runner, "change_of", noted("change", change_of))
+        patch.setattr(runner, "pipeline_summary", noted("pipeline", pipeline_summary))
+        patch.setattr(runner, "OtherLoad", lambda external: SimpleNamespace(percent=lambda: 30.16))
         patch.setattr(runner, "RanksLoad", lambda ranks: SimpleNamespace(percent=lambda: 12.0))
         patch.setattr(runner, "DeviceUse", lambda device: SimpleNamespace(shared=lambda: True, close=lambda: None))
         folder = tmp_path_factory.mktemp("sweep")
@@ -140,6 +153,7 @@ def test_methods_are_warmed_up_and_timed_as_the_configuration_says(point: Point,
         point.decoders[name].method for name in ("method", "baseline")
     ]
     assert numbers[:2] == [2, 3]  # repeats, seed
+    assert (passed["summary"][2], passed["change"][2:]) == (3, (True, 3))  # resamples have the same seed
     assert (numbers[2], numbers[4]()) == (point.decoders["method"].synchronize, 0)  # shapes compiled
     method, traced, *numbers = passed["trace"]
     assert (method, len(traced), numbers[0]) == (point.decoders["method"].method, 1, 3)
@@ -151,8 +165,11 @@ def test_methods_are_warmed_up_and_timed_as_the_configuration_says(point: Point,
 def test_a_result_tells_the_point_and_what_else_the_machine_did(point: Point, measured: tuple) -> None:
     result, _, _ = measured
     assert (result.composition, result.facts) == (point.composition, point.facts)
+    assert (result.name, result.knobs) == (point.name, point.knobs)
+    assert (result.engine, result.same_as_baseline) == (point.decoders["method"].method.engine, False)
     assert result.composition and result.facts["acceptance"] == "Rollback"
-    assert result.environment.get("busy_elsewhere_percent") == 18.0  # of other processes, without those of our own
+    assert result.environment.get("busy_elsewhere_percent") == 18.2  # of other processes, without those of our own
+    assert result.environment.get("host") == platform.node()
     assert result.environment.get("shared_device") is True and result.environment.get("parts") is None
     assert "parts" not in result.environment
     assert result.peak_memory_mb > 10
@@ -163,7 +180,9 @@ def test_theory_predicts_from_the_traced_examples(point: Point, measured: tuple)
     given, found = passed["predict"]
     assert (len(given["method"]), len(given["baseline"]), given["stages_s"]) == (1, 1, result.stages_s)
     assert given["end_tokens"] == point.decoders["method"].target.checkpoint.end_tokens
-    assert result.prediction == found and result.work is not None
+    assert result.prediction == found and result.work is not None and result.cost is not None
+    timed, *given = passed["pipeline"]
+    assert (list(timed), given) == (["method", "baseline"], [result.stages_s, 1])
 
 
 def test_every_part_of_a_measurement_is_named_when_it_begins(measured: tuple) -> None:
@@ -185,8 +204,14 @@ def test_a_point_in_batches_has_the_texts_of_batch_1_and_certificates(
     point = prepare(compose_config([*words, "runtime.batch=2", "measure.certify=true", "measure.repeats=1"]))
     roomy: list[tuple] = []
     monkeypatch.setattr(runner, "require_room", lambda models, *rest: roomy.append((set(map(id, models)), *rest)))
+    given: dict[str, tuple] = {}
+    for name, call in (("warm", warm_up_batches), ("time", time_batches)):
+        monkeypatch.setattr(
+            runner, call.__name__, lambda *rest, name=name, call=call: given.update({name: rest}) or call(*rest)
+        )
     advanced: list[int] = []
     result = run_point(point, Sweep(tmp_path), advance=lambda: advanced.append(1))
+    assert (given["warm"][2:], given["time"][2:5]) == ((2, 3), (2, 1, 3))  # texts at once, repeats, seed
     assert len(advanced) == 4 and result.work is None
     found = read_examples(result.folder)
     ((models, requests, batch),) = roomy
@@ -200,6 +225,49 @@ def test_a_point_in_batches_has_the_texts_of_batch_1_and_certificates(
     assert sum(one.certificate["verdict"] == "equal" for one in found) == result.certificate.equal
     assert result.stages_s is result.cost is None  # what texts share is nobody's
     assert result.latency_s.total > sum(one.latency_s[0] for one in found)  # texts wait for one another
+
+
+def test_one_example_is_measured_without_anything_that_was_not_asked_for_and_stored_by_the_first_process(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used, closed, compared = [], [], []
+
+    class Use:
+        def __init__(self, device: torch.device) -> None:
+            used.append(device)
+
+        def shared(self) -> bool:
+            return False
+
+        def close(self) -> None:
+            closed.append(True)
+
+    class Second(Ranks):
+        def require_equal(self, what: str, value: object) -> None:
+            compared.append((what, value))
+
+    asked = ["resume=false", "dataset.limit=1", "measure.warmup=0", "measure.traced_examples=0"]
+    point = prepare(compose_config([*words, *asked, "measure.target_log_probability=false"]))
+    monkeypatch.setattr(runner, "DeviceUse", Use)
+    monkeypatch.setattr(runner, "OtherLoad", lambda external: SimpleNamespace(percent=lambda: 5.0))
+    monkeypatch.setattr(runner, "RanksLoad", lambda ranks: SimpleNamespace(percent=lambda: 9.0))
+    monkeypatch.setattr(runner, "require_room", None)  # one text has room
+    monkeypatch.setattr(HuggingFaceModel, "parts", {"cuda:0": 2})
+    monkeypatch.setattr(Decoder, "text", lambda self, token_ids: "  return 1\n ")
+    sweep = Sweep(tmp_path)
+    results = [run_point(point, sweep) for _ in range(2)]
+    assert used == [torch.device("cpu")] * 2 and len(closed) == 2
+    assert results[0].folder != results[1].folder  # resume=false keeps both
+    (example,) = read_examples(results[0].folder)
+    assert example.prediction == example.baseline_prediction == "  return 1"
+    assert (results[0].environment["parts"], results[0].environment["busy_elsewhere_percent"]) == ({"cuda:0": 2}, 0.0)
+    assert results[0].stages_s is results[0].certificate is results[0].change.log_probability is None
+    monkeypatch.setattr(HuggingFaceModel, "ranks", Second(rank=1))
+    traced = replace(point, measure=replace(point.measure, traced_examples=1))
+    result = run_point(traced, sweep)
+    assert result.folder is None and len(sweep.all_results()) == 2 and result.stages_s is not None
+    assert len(used) == len(closed) == 2  # the first one watches the CPU
+    assert compared == [("tokens", {"method": [example.token_ids], "baseline": [example.baseline_token_ids]})]
 
 
 def test_each_text_is_certified_with_its_own_seed_or_beside_the_targets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,6 +306,7 @@ def test_a_clock_tells_each_lap(monkeypatch: pytest.MonkeyPatch) -> None:
     clock.begin("load")
     clock.begin("decode")
     clock.end()
+    clock.end()  # of nothing
     assert clock.laps == {"load": 1.0, "decode": 4.0}
     assert named == ["loading models", "decoding"]
 

@@ -20,7 +20,7 @@ from bild_lab.lab.decoder import Decoder
 from bild_lab.lab.measure.timing import time_methods
 from bild_lab.lab.point import Point, prepare
 from bild_lab.lab.results.records import Sweep
-from bild_lab.lab.runner import PARTS, require_same_work, run_point, run_points
+from bild_lab.lab.runner import PARTS, Clock, require_same_work, run_point, run_points
 from bild_lab.lab.schema.measured_examples import read_examples
 from bild_lab.lab.schema.result import Result
 from scripts import interleave
@@ -28,6 +28,14 @@ from scripts import interleave
 Command = Callable[..., tuple[int, str]]
 BILD = ["policy=bild", "policy.fallback=0.1", "policy.rollback=inf"]
 SPECULATIVE = ["policy=speculative", "policy.window=2"]
+
+
+class TwoSeconds(Clock):
+    """Of which every part takes two."""
+
+    def end(self) -> None:
+        super().end()
+        self.laps = dict.fromkeys(self.laps, 2.0)
 
 
 @pytest.fixture(scope="module")
@@ -99,9 +107,16 @@ def test_without_a_baseline_and_in_batches_too(
 ) -> None:
     more, warmed = ["measure.baseline=null", "runtime.batch=2"], []
     monkeypatch.setattr(runner, "warm_up_batches", lambda methods, *rest: warmed.append(len(methods)))
+    monkeypatch.setattr(runner, "Clock", TwoSeconds)
     found = run_points([prepared(*words, *more, *each) for each in (BILD, SPECULATIVE)], Sweep(tmp_path))
     assert [one.policy for one in found] == ["bild", "speculative"] and warmed == [2]
-    assert {one.seconds["setup"] for one in found} == {0.0}
+    together, own = (
+        ("load", "fit", "history", "warmup", "decode"),
+        ("trace", "certify", "check", "likelihood", "metrics"),
+    )
+    seconds = {"setup": 0.0, **dict.fromkeys(together, 1.0), **dict.fromkeys(own, 2.0), "total": 15.0}
+    assert [one.seconds for one in found] == [seconds] * 2
+    assert {one.environment["side_by_side"] for one in found} == {2}
     assert all(one.speedup.value is None and one.latency_s.total > 0 for one in found)
 
 
@@ -126,7 +141,20 @@ def test_points_of_other_work_are_refused(words: list[str], several: list[Point]
     baseline = replace(several[1], setting={**several[1].setting, "pairs": 1})
     with pytest.raises(UserError, match="differ in pairs"):
         require_same_work([several[0], baseline])
-    require_same_work(several)
+    talk = replace(several[1], examples=tuple(replace(one, category="talk") for one in several[1].examples))
+    with pytest.raises(UserError, match="differ in categories"):
+        require_same_work([several[0], talk])
+    second = replace(several[1], setting={**several[1].setting, "second_draft": "a third model"})
+    require_same_work([*several, second])
+
+
+def test_texts_that_end_256_tokens_before_the_last_position_are_far_from_it() -> None:
+    def ending(positions: int | None) -> SimpleNamespace:
+        return SimpleNamespace(limits=Limits(30, 10, frozenset(), positions))
+
+    assert runner._same_room(ending(296), ending(None)) and runner._same_room(ending(None), ending(296))
+    assert not runner._same_room(ending(295), ending(None)) and not runner._same_room(ending(400), ending(295))
+    assert runner._same_room(ending(40), ending(40))
 
 
 @pytest.mark.parametrize(("positions", "others", "fits"), [(99, None, False), (99, 98, False), (300, 290, True)])
@@ -169,9 +197,10 @@ def test_every_point_is_loaded_checked_and_has_its_compiled_steps_counted(
     assert checked == [point.decoders["method"].running for point in several]
     methods = [*(one.decoders["method"].method for one in several), several[0].decoders["baseline"].method]
     assert passed["warmed"] == methods
-    before, last = passed["steps"](), several[2].decoders["method"].models[-1]
-    monkeypatch.setattr(last, "compiled_steps", last.compiled_steps + 7)
-    assert passed["steps"]() == before + 7
+    before = passed["steps"]()
+    for drafter in (one.decoders["method"].models[-1] for one in several[1:]):
+        monkeypatch.setattr(drafter, "compiled_steps", drafter.compiled_steps + 7)
+    assert passed["steps"]() == before + 14
 
 
 def test_a_fault_behind_the_timing_of_one_point_stores_none(

@@ -13,6 +13,7 @@ from bild_lab.papers.cells import (
     Cell,
     at_losses,
     cost_ratios,
+    greatest,
     greedy_speedups,
     match_rates,
     pipeline_compute,
@@ -141,6 +142,8 @@ def test_costs_are_those_of_the_fastest_point_at_minimal_loss_if_they_were_count
     assert cost_ratios([worse]) == cost_ratios([uncounted]) == []
     other_data = aligned(bild(1.3, setting={"dataset": "wmt"}))
     assert [cell.data for cell in cost_ratios([worse, uncounted, other_data])] == ["wmt"] * 4
+    both = cost_ratios([aligned(bild(1.6)), other_data])
+    assert [cell.data for cell in both] == [DATA] * 4 + ["wmt"] * 4
 
 
 def test_the_share_replaced_is_the_least_with_which_quality_reaches_the_targets() -> None:
@@ -148,7 +151,7 @@ def test_the_share_replaced_is_the_least_with_which_quality_reaches_the_targets(
         found = replace(bild(1.0, loss).quality, baseline=baseline)
         return Replayed("bild", Setting({**SETTING, "dataset": dataset}), found, tokens=200, rollbacks=rollbacks)
 
-    several = [replayed(10, 0.5), replayed(50, 0.12), replayed(30, 0.1), replayed(80, 0.0)]
+    several = [replayed(10, 0.5), replayed(30, 0.12), replayed(50, 0.1), replayed(80, 0.0)]
     share = Cell(DATA, "small model", "share replaced at the target's quality", 0.15)
     assert replaced_share(several) == [share, VANILLA]
     alone = replayed(1, 0.0, baseline=None, dataset="toy")
@@ -156,10 +159,11 @@ def test_the_share_replaced_is_the_least_with_which_quality_reaches_the_targets(
     assert replaced_share([alone, *several]) == [share, VANILLA]
 
 
-def test_the_fastest_speculative_point_is_the_rival_and_bild_is_as_good_or_as_fast() -> None:
-    def speculative(value: float, loss: float = 0.0) -> Result:
-        return known("toy", other("speculative", value, loss, lenience=1.0))
+def speculative(value: float, loss: float = 0.0) -> Result:
+    return known("toy", other("speculative", value, loss, lenience=1.0))
 
+
+def test_the_fastest_speculative_point_is_the_rival_and_bild_is_as_good_or_as_fast() -> None:
     bilds = [known("toy", bild(value, loss)) for value, loss in ((1.3, 0.0), (1.5, 0.1), (1.6, 0.2), (1.9, 1.0))]
     unmeasured = with_speedup(known("toy", bild(1.0)), value=None)
     untimed = with_speedup(speculative(1.2), value=None)
@@ -174,6 +178,35 @@ def test_the_fastest_speculative_point_is_the_rival_and_bild_is_as_good_or_as_fa
     assert len(ahead([speculative(1.4)])) == 2 and ahead(bilds) == []
     assert [cell.quantity for cell in ahead([speculative(1.4), bilds[0]])][2:] == ["speedup ahead of speculative"]
     assert [cell.quantity for cell in ahead([speculative(1.4), bilds[3]])][2:] == ["quality ahead of speculative"]
+
+
+def test_bild_at_the_minimal_loss_is_as_good_and_at_the_rivals_speed_as_fast() -> None:
+    good, fast = (known("toy", bild(value, loss)) for value, loss in ((1.3, 0.12), (1.4, 1.0)))
+    (_, _, speed, text) = ahead([speculative(1.4), good, fast])
+    assert (speed.value, text.value) == (pytest.approx(-0.1), -1.0)
+
+
+def test_every_data_set_has_a_rival_and_one_that_only_slows_down_is_one_too() -> None:
+    elsewhere = [replace(one, setting=Setting({**SETTING, "dataset": "wmt"})) for one in (speculative(0.9), bild(1.2))]
+    untimed = with_speedup(elsewhere[0], value=None)
+    cells = ahead([speculative(1.4), untimed, *(known("toy", one) for one in elsewhere)])
+    assert [(cell.data, cell.quantity, cell.value) for cell in cells] == [
+        (DATA, "speedup", 1.4),
+        (DATA, "quality", 41.0),
+        ("wmt", "speedup", 0.9),
+        ("wmt", "quality", 41.0),
+        ("wmt", "speedup ahead of speculative", pytest.approx(0.3)),
+        ("wmt", "quality ahead of speculative", 0.0),
+    ]
+    assert ahead([with_speedup(speculative(1.4), value=None), known("toy", bild(1.2))]) == []
+
+
+def test_a_point_without_a_quality_is_on_no_curve() -> None:
+    unknown = with_quality(known("toy", bild(1.9)), value=None)
+    assert [cell.row for cell in at_losses(rows.policy)([unknown])] == ["vanilla"]
+    kept = at_losses(rows.policy)([known("toy", bild(1.5))])
+    assert at_losses(rows.policy)([unknown, known("toy", bild(1.5))]) == kept != []
+    assert ahead([unknown, with_quality(speculative(1.4), value=None)]) == []
 
 
 def test_tables_leave_out_points_without_a_row_or_a_prediction() -> None:
@@ -208,8 +241,10 @@ def test_rows_keep_their_best_point_and_leave_out_the_baseline_and_what_has_no_r
     by_category = FIGURES["bita_tab7"].cells
     plain, baseline = replace(bita(9.0), categories=None), replace(sample_baseline(), categories=bita().categories)
     assert by_category([plain, baseline]) == []
-    best = [known("user", bita(3.0)), known("user", bita(2.0)), plain, baseline]
+    best = [plain, known("user", bita(3.0)), known("user", bita(2.0)), baseline]
     assert by_category(best) == [ratio("user", 2.5, "coding"), ratio("user", 3.0, "overall")]
+    first = speedup("bita", "speedup", 1.9)
+    assert greatest([speedup("bita", "speedup", 1.2), first, replace(first, low=1.0)]) == [first]
 
 
 def test_a_pipeline_without_matches_theorem_or_speedup_keeps_its_other_numbers() -> None:
@@ -217,6 +252,7 @@ def test_a_pipeline_without_matches_theorem_or_speedup_keeps_its_other_numbers()
     bare = with_speedup(bare, value=None)
     assert [cell.quantity for cell in pipeline_trade_off([bare])] == ["processes on average"]
     assert [cell.quantity for cell in pipeline_compute([bare])] == ["layers run per token"]
+    assert pipeline_trade_off([bare, ppd()]) == [*pipeline_trade_off([bare]), *CELLS["ppd_fig2"]]
 
 
 def test_match_rates_are_of_the_whole_text_or_also_by_position() -> None:
@@ -226,6 +262,12 @@ def test_match_rates_are_of_the_whole_text_or_also_by_position() -> None:
     part = Cell("squad", "layer 20, shared, k = 3", "match rate", 0.3, part="tokens 1-2")
     assert match_rates(rates, positions=True) == [part, whole]
     assert (part.panel, whole.panel) == ("squad, tokens 1-2", "squad")
+
+
+def test_a_curves_best_text_need_not_be_its_first() -> None:
+    several = points("bild_fig4")[::-1]
+    unaligned = curve("unaligned", (1.5, 41.0), (1.7, 40.0))
+    assert at_losses(rows.alignment)(several) == [*same("aligned", 1.6), *unaligned, VANILLA]
 
 
 def test_each_data_set_has_its_baselines_quality() -> None:

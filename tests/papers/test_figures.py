@@ -297,7 +297,12 @@ def test_texts_mark_the_targets_tokens(tmp_path: Path) -> None:
         (1.60, (None, None), AGREES),
         (1.80, (None, None), HIGHER),
         (1.40, (None, None), LOWER),
+        (1.77, (None, None), AGREES),  # the tolerance is 0.15
+        (1.47, (None, None), AGREES),
         (1.90, (1.5, 2.3), AGREES),
+        (1.90, (1.62, 2.3), AGREES),
+        (1.30, (1.1, 1.62), AGREES),
+        (1.90, (1.63, 2.3), HIGHER),
     ],
 )
 def test_a_verdict_asks_for_the_tolerance_or_the_interval(value: float, bounds: tuple, verdict: str) -> None:
@@ -318,6 +323,7 @@ def test_at_the_papers_scale_another_data_set_has_nothing_beside_it() -> None:
     [
         (Cell("p", "a", "q", 2.0), Cell("p", "b", "q", 1.0), HOLDS),
         (Cell("p", "a", "q", 1.0), Cell("p", "b", "q", 2.0), FAILS),
+        (Cell("p", "a", "q", 2.0), Cell("p", "b", "q", 2.0), HOLDS),
         (Cell("p", "a", "q", 1.0, 0.8, 1.9), Cell("p", "b", "q", 2.0, 1.7, 2.3), WITHIN),
         (Cell("p", "a", "q", 2.0, 1.7, 2.3), Cell("p", "b", "q", 1.9, 1.6, 2.2), WITHIN),
         (Cell("p", "a", "q", 2.0, 1.9, 2.1), Cell("p", "b", "q", 1.0, 0.9, 1.1), HOLDS),

@@ -16,6 +16,7 @@ from PIL import Image
 from transformers import PreTrainedModel
 
 import scripts.match_rates
+from bild_lab.engine import batch_room
 from bild_lab.engine.adapters.layer_heads import LayerHeads
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.hf import HuggingFaceModel
@@ -25,7 +26,19 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.pipeline import pipeline_log
-from bild_lab.papers.match_rates import TOTAL, MatchRates, MatchSpec, grouped, layers_of, measure_match_rates
+from bild_lab.lab.metrics.bootstrap import interval, times_drawn
+from bild_lab.papers.match_rates import (
+    TOTAL,
+    MatchRates,
+    MatchSpec,
+    Rate,
+    grouped,
+    heads_of,
+    layers_of,
+    measure_match_rates,
+    read_rates,
+    write_rates,
+)
 from tests.policies import FAMILIES, in_memory
 from tests.thinned import thinned
 from tests.tiny import END, PAD, START, VOCABULARY, save, tiny_llama, tiny_t5
@@ -110,6 +123,47 @@ def test_the_interval_draws_a_texts_matches_with_its_tokens() -> None:
     assert low == 0 < 2 / 154 < high <= 1
 
 
+def test_every_layer_and_k_has_its_own_interval_of_the_same_draws() -> None:
+    chance = np.random.default_rng(2)
+    counts = chance.integers(50, 100, (20, 3))
+    matches = chance.integers(0, counts[:, None, None, None], (20, 1, 2, 2, 3))
+    found = MatchRates(("shared",), (1, 2), (1, 3), 100, matches, counts)
+    drawn = times_drawn(20, 0)
+    for place, total in enumerate(found.totals()):
+        some = matches[:, 0, place // 2, place % 2].sum(-1)
+        assert (total["low"], total["high"]) == pytest.approx(interval(drawn @ some / (drawn @ counts.sum(-1))))
+
+
+def test_texts_are_counted_as_they_end_and_decode_one_by_one_where_memory_is_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target, told = in_memory(tiny_llama(3, 4), "native"), []
+    start = target.start
+
+    def started(*args: object) -> object:
+        told.append("begun")
+        return start(*args)
+
+    monkeypatch.setattr(target, "start", started)
+    texts = requests("llama")
+    together = measure_match_rates(target, texts, spec(), lambda: told.append("ended"))
+    assert sorted(told) == ["begun"] * 6 + ["ended"] * 6 and told[:6] == ["begun"] * 6
+    told.clear()
+    monkeypatch.setattr(batch_room, "free_bytes", lambda device: 1)
+    alone = measure_match_rates(target, texts, spec(), lambda: told.append("ended"))
+    assert told == ["begun", "ended"] * 6
+    assert (alone.matches == together.matches).all()
+
+
+def test_a_table_comes_back_as_it_was_written_and_folders_without_one_are_passed_over(tmp_path: Path) -> None:
+    rates = [Rate(20, 3, "shared", "1-2", 3, 10, 0.3), Rate(20, 1, 'my,\r\n"heads"', TOTAL, 7, 11, 7 / 11)]
+    for name, written in (("b", rates), ("c", rates[:1])):
+        write_rates(tmp_path / name, written)
+        (tmp_path / name / "metrics.json").write_text(json.dumps({"settings": {"dataset.name": name}}))
+    folders = [tmp_path / name for name in "abc"]
+    assert read_rates(folders) == [("b", rates[0]), ("b", rates[1]), ("c", rates[0])]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_behind_the_last_layer_every_first_choice_matches(family: str) -> None:
     found = measure_match_rates(in_memory(MODELS[family](3, 2), "native"), requests(family), spec(layers=(2,)))
@@ -166,8 +220,24 @@ def test_intervals_are_over_texts_not_tokens() -> None:
     assert {total[key] * 10 % 1 for key in ("low", "high")} == {0.0}
 
 
-def native(path: Path) -> NativeModel:
-    return NativeModel(HuggingFaceModel(Checkpoint(str(path)), torch.device("cpu"), torch.float32))
+def native(path: Path, dtype: torch.dtype = torch.float32) -> NativeModel:
+    return NativeModel(HuggingFaceModel(Checkpoint(str(path)), torch.device("cpu"), dtype))
+
+
+def test_trained_heads_compute_in_the_targets_precision(checkpoints: Path, tmp_path: Path) -> None:
+    target = native(checkpoints / "llama", torch.bfloat16)
+    LayerHeads.fresh(target.decoder, {}, [1]).save(tmp_path / "heads")
+    (head,) = heads_of(spec(heads=str(tmp_path / "heads")), target).values()
+    session = target.start(Source((START,)), 1)
+    scores = head(session, 1, torch.ones(2, target.checkpoint.config.hidden_size, dtype=torch.bfloat16))
+    assert (scores.shape, scores.dtype) == ((2, VOCABULARY), torch.bfloat16)
+
+
+def test_the_shared_head_measures_all_layers_and_any_k_of_the_vocabulary(checkpoints: Path) -> None:
+    target = native(checkpoints / "llama")
+    assert layers_of(spec(layers=None, top_k=(1, 3, VOCABULARY)), target) == (1, 2)
+    with pytest.raises(UserError, match=f"at most the target's vocabulary of 40 tokens, got {VOCABULARY + 1}"):
+        layers_of(spec(layers=None, top_k=(1, 3, VOCABULARY + 1)), target)
 
 
 @pytest.fixture

@@ -55,6 +55,11 @@ def test_a_comparison_without_claims_or_numbers_has_no_such_table() -> None:
     assert markdown(compare([], nothing, "small")) == ""
 
 
+def test_the_papers_number_has_decimals_of_its_own() -> None:
+    compared = compare([Cell("toy", "a", "latency", 1.2, formula=0.96)], PUBLISHED, "small")
+    assert "| toy | a | latency | 1.20 | 0.960 (formula) | ± 0.096 | higher |" in markdown(compared)
+
+
 @pytest.mark.parametrize(("value", "decimals"), [(0.999, 3), (-0.5, 3), (1.0, 2), (-1.0, 2), (40.0, 2)])
 def test_numbers_below_one_have_three_decimals(value: float, decimals: int) -> None:
     assert digits(value) == decimals

@@ -44,32 +44,42 @@ class BlockVerification:
         p = request.sampling.probs(logits)  # [n+1, vocab]
         q = drafter_probs(draft, p)  # [n, vocab]
         weights = prefix_weights(p, q, draft)  # [n+1]
-        scaled = weights[:, None] * p
-        behind = (scaled[:-1] - q).clamp(min=0).sum(-1)  # R_0 … R_{n−1}
-        room = behind + 1 - weights[:-1]
-        # where both are 0 the drafter is as good as the target, and the longer prefix stands anyway
-        chances = torch.cat([torch.where(room > 0, behind / room, 1.0)[1:], weights[-1:]])  # h_1 … h_n
+        scaled = weights[:-1, None] * p[:-1]
+        chances = torch.cat([chances_to_end(scaled, q, weights[:-1])[1:], weights[-1:]])  # h_1 … h_n
         uniform = torch.rand(len(draft), generator=request.generator, device=p.device, dtype=p.dtype)
         lengths = torch.arange(1, len(draft) + 1, device=p.device)
         kept = ((uniform < chances) * lengths).amax(0, keepdim=True)
-        rest = torch.cat([residual(scaled[:-1], q), p[-1:]]).index_select(0, kept)
+        rest = torch.cat([residual(scaled, q), p[-1:]]).index_select(0, kept)
         (counted, chosen) = draft.to_host(kept, draw(rest, request.generator))
         return Verdict(path=tuple(range(int(counted[0]))), next_token=int(chosen[0]))
 
     def law(
         self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request, drawn: Float[Tensor, "n vocab"]
     ) -> Float[Tensor, "n+1 vocab"]:
-        """Given that the prefix x_1 … x_i stands, which has probability P_i if its tokens are drawn from q.
+        """Given that the prefix x_1 … x_i stands.
 
-        A token x follows as drafted with probability P_{i+1} = min(1, P_i p(x) / q(x)); what is left of P_i goes to the
-        residual.
+        A token x follows as drafted with probability P_{i+1} = min(1, P_i p(x) / q(x)), as what is drafted behind it
+        is drawn from its q. Else the prefix ends there with probability h_i, and the residual follows.
         """
         p = request.sampling.probs(logits)
         q = drafter_probs(draft, p)
-        weights = prefix_weights(p, q, draft)[:-1, None]  # [n, 1]
-        kept = drawn * acceptance(weights * p[:-1], q)
-        rest = (weights - kept.sum(-1, keepdim=True)) * residual(weights * p[:-1], q)
-        return torch.cat([(kept + rest) / weights, p[-1:]])
+        weights = prefix_weights(p, q, draft)[:-1]  # [n]
+        scaled = weights[:, None] * p[:-1]
+        follows = drawn * acceptance(scaled, q)
+        ends = (1 - follows.sum(-1, keepdim=True)) * chances_to_end(scaled, q, weights)[:, None]
+        stands = follows.sum(-1, keepdim=True) + ends  # P_i if `drawn` is q
+        behind = torch.where(stands > 0, (follows + ends * residual(scaled, q)) / stands, p[:-1])
+        return torch.cat([behind, p[-1:]])
+
+
+def chances_to_end(
+    scaled: Float[Tensor, "n vocab"], q: Float[Tensor, "n vocab"], weights: Float[Tensor, " n"]
+) -> Float[Tensor, " n"]:
+    """h_0 … h_{n−1}: how likely the draft ends behind each prefix if it does not go on. scaled: P_i p behind it."""
+    left = (scaled - q).clamp(min=0).sum(-1)  # R_0 … R_{n−1}
+    room = left + 1 - weights
+    # where both are 0 the drafter is as good as the target, and the longer prefix stands anyway
+    return torch.where(room > 0, left / room, 1.0)
 
 
 def prefix_weights(p: Float[Tensor, "n+1 vocab"], q: Float[Tensor, "n vocab"], draft: Draft) -> Float[Tensor, " n+1"]:

@@ -58,7 +58,9 @@ class SuffixDrafter(Drafter):
             self._automaton = SuffixAutomaton()
             tokenizer = self._target.checkpoint.tokenizer if self._files else None
             for file in self._files:
-                self._automaton.extend(tokenizer(file.read_text(), add_special_tokens=False)["input_ids"])
+                self._automaton.extend(
+                    tokenizer(file.read_text(encoding="utf-8"), add_special_tokens=False)["input_ids"]
+                )
                 self._automaton.end_text()
             self._known.append(len(self._automaton))
         if self._keep:

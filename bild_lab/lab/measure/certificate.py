@@ -88,7 +88,8 @@ def certify(
     if not bool(one_by_one[pair].isfinite().all()):  # a processor forbids the token
         return Certificate(DEFECT, position, token, target_token)
     rounding = torch.finfo(target.dtype).eps * float(one_by_one[pair].abs().max())
-    noise = max(rounding, *(float((logits - one_by_one)[pair].abs().max()) for logits in wide.logits))
+    changes = torch.stack([(logits - one_by_one)[pair] for logits in wide.logits]).abs()
+    noise = float(changes.max().clamp(min=rounding))  # NaN stays, which `max` of numbers may drop
     gap, wide_gap = (float(logits[target_token] - logits[token]) for logits in (one_by_one, wide.logits[0]))
     best, second = one_by_one.topk(2).values.tolist()
     verdict = TIE if best - float(one_by_one[pair].min()) <= SLACK * noise else DEFECT

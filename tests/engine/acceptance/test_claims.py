@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -25,6 +27,7 @@ GREEDY, SAMPLED = Sampling(), Sampling(1.0)
         (RejectionSampling(), True, True),
         (SpeculativeSampling(), True, True),
         (Rollback(0.5), True, False),  # below log 2 the drafted token is the likeliest
+        (Rollback(math.log(2)), False, False),  # two tokens may have a half each
         (Rollback(1.0), False, False),
         (TypicalAcceptance(0.1, 0.3), False, False),
         (SpeculativeCascade(Diff(0.1)), False, False),

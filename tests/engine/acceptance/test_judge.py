@@ -156,7 +156,9 @@ def test_a_judge_alone_says_what_it_needs() -> None:
 
 @pytest.mark.parametrize("threshold", [-0.1, 1.1, math.nan, True, "0.5"])
 def test_the_threshold_is_a_chance(threshold: object) -> None:
-    with pytest.raises(UserError, match=r"the judge's threshold must lie in \[0, 1\]"):
+    with pytest.raises(
+        UserError, match=r"the judge's threshold must lie in \[0, 1\], got .*; larger accepts more, 0 is lossless$"
+    ):
         Judge(head(), threshold)
 
 

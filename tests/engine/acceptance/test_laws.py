@@ -18,6 +18,7 @@ from bild_lab.engine.acceptance import (
     SpeculativeCascade,
     SpeculativeSampling,
     StaticEnsemble,
+    StepScore,
     TruncationSampling,
     TypicalAcceptance,
 )
@@ -43,6 +44,7 @@ RULES_OF_CHAINS: dict[str, Acceptance] = {
     "truncation": TruncationSampling(ratio=0.5),
     **{name: SpeculativeCascade(rule(0.2)) for name, rule in RULES.items()},
 }
+RULES_OF_ALL_KINDS = {**RULES_OF_CHAINS, "exact match": ExactMatch(), "step score": StepScore(-1.0)}
 
 
 def with_own(proposals: Proposals) -> Proposals:
@@ -79,10 +81,10 @@ def test_the_law_of_a_chain_is_what_the_rule_does(name: str) -> None:
             torch.testing.assert_close(law[1], after, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("name", RULES_OF_CHAINS)
+@pytest.mark.parametrize("name", RULES_OF_ALL_KINDS)
 def test_chance_comes_from_the_request_alone(name: str) -> None:
     """Whatever else draws in between, the same seed gives the same verdicts."""
-    rule, found = RULES_OF_CHAINS[name], []
+    rule, found = RULES_OF_ALL_KINDS[name], []
     proposals = list(with_own(chain_of(DRAFTER, 2)))
     for seed in (1, 2):
         torch.manual_seed(seed)
@@ -129,12 +131,79 @@ def test_a_law_counts_what_was_really_drawn() -> None:
     assert float((law - TARGET[0]).abs().sum()) > 0.05
 
 
+def test_so_does_the_law_of_rejection_sampling() -> None:
+    draft, uniform = Draft(torch.tensor([1, 0]), probs=DRAFTER[[0, 1]]), torch.full((2, 3), 1 / 3, dtype=torch.float64)
+    law = RejectionSampling().law(draft, rows_after(draft, TARGET), sampled(), uniform)
+    for row in (0, 1):
+        ratios = TARGET[row] / DRAFTER[row]
+        kept = ratios / ratios.max() / 3
+        torch.testing.assert_close(law[row], kept + (1 - kept.sum()) * TARGET[row])
+
+
+@pytest.mark.parametrize("tokens", [[1, 0, 2], [1, 2, 0], [2, 1, 1]])
+def test_so_does_the_law_of_block_verification(tokens: list[int]) -> None:
+    """Every token behind a prefix is enumerated as drawn uniformly, and what follows it from the drafter."""
+    q, rule, request = DRAFTER[[0, *tokens[:-1]]], BlockVerification(), sampled()
+    uniform = torch.full((3, 3), 1 / 3, dtype=torch.float64)
+    law = rule.law(
+        Draft(torch.tensor(tokens), probs=q), rows_after(Draft(torch.tensor(tokens)), TARGET), request, uniform
+    )
+    for place in range(2):
+        seen = torch.zeros(3, dtype=torch.float64)
+        for other in range(3):
+            for last in range(3):
+                drafted = [*tokens[:place], other, last]
+                probs = DRAFTER[[0, *drafted[:-1]]]
+                draft = Draft(torch.tensor(drafted), probs=probs)
+                chance = 1 / 3 * float(probs[-1, last])
+                for text, probability in block_law(rule, draft, rows_after(draft, TARGET), request).items():
+                    if list(text[:place]) == tokens[:place] and len(text) > place:
+                        seen[text[place]] += chance * probability
+        torch.testing.assert_close(law[place], seen / seen.sum(), atol=1e-6, rtol=0)
+
+
+def test_block_verification_has_a_law_where_nothing_is_left_and_where_nothing_can_stand() -> None:
+    p = torch.tensor([[0.5, 0.5], [1.0, 0.0], [0.25, 0.75]], dtype=torch.float64)
+    rule, request = BlockVerification(), sampled()
+    as_good = Draft(torch.tensor([0, 0]), probs=p[:2])
+    torch.testing.assert_close(rule.law(as_good, p.log(), request, p[:2]), p)
+    wider = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
+    half_wrong = torch.tensor([[0.5, 0.0, 0.5]], dtype=torch.float64)  # the last is never accepted
+    law = rule.law(Draft(torch.tensor([0]), probs=wider[:1]), wider.log(), request, half_wrong)
+    assert law[0].tolist() == [0.75, 0.25, 0.0]
+    sure = Draft(torch.tensor([0, 0]), probs=torch.tensor([[1.0, 0.0]] * 2, dtype=torch.float64))
+    other = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)  # which neither model says behind the first
+    torch.testing.assert_close(rule.law(sure, p.log(), request, other)[1:], p[1:])
+
+
+def test_where_the_drafter_rules_tokens_out_rejection_sampling_emits_the_targets() -> None:
+    draft = Draft(torch.tensor([1]), probs=torch.tensor([[0.5, 0.5, 0.0]], dtype=torch.float64))
+    law = RejectionSampling().law(draft, rows_after(draft, TARGET), sampled(), torch.eye(3, dtype=torch.float64)[[1]])
+    torch.testing.assert_close(law, TARGET[[0, 1]])
+
+
+def test_what_stands_at_its_bar_stands_in_the_law_too() -> None:
+    p = torch.tensor([[0.5, 0.25, 0.25], [0.9, 0.05, 0.05]], dtype=torch.float64)
+    q, request = torch.tensor([[0.2, 0.4, 0.4]], dtype=torch.float64), sampled()
+    draft = Draft(torch.tensor([1]), probs=q)
+    torch.testing.assert_close(RelaxedAcceptance(3, 0.5).law(draft, p.log(), request, q), torch.cat([q, p[1:]]))
+    torch.testing.assert_close(
+        RelaxedAcceptance(2, 0.5).law(draft, p.log(), request, q), p
+    )  # two equal tokens are none of two
+    at = -float(p.log().log_softmax(-1)[0, 1])
+    token = torch.eye(3, dtype=torch.float64)[[1]]
+    torch.testing.assert_close(Rollback(at).law(draft, p.log(), request, token), torch.cat([token, p[1:]]))
+
+
 def test_a_token_that_is_not_in_q_is_accepted_if_the_target_has_it() -> None:
     q = torch.tensor([[0.0, 1.0, 0.0]], dtype=torch.float64)
     draft = Draft(torch.tensor([1]), probs=q)
     really = torch.tensor([[1.0, 0.0, 0.0]], dtype=torch.float64)
     law = SpeculativeSampling().law(draft, rows_after(draft, TARGET), sampled(), really)[0]
     torch.testing.assert_close(law, really[0])
+    p = torch.tensor([[0.0, 0.5, 0.5], [0.2, 0.3, 0.5]], dtype=torch.float64)  # and here it has not
+    law = SpeculativeSampling().law(draft, p.log(), sampled(), really)[0]
+    torch.testing.assert_close(law, torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64))
 
 
 def test_exact_match_emits_what_the_target_draws(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +228,7 @@ def test_rules_whose_siblings_compete_have_no_law_in_a_tree() -> None:
 @pytest.mark.parametrize("name", ["speculative sampling", "rejection sampling", "block verification"])
 def test_the_law_of_a_lossless_rule_is_the_targets_behind_each_token(name: str) -> None:
     """Of a chain that was drawn from the drafter: as many rows as tokens, and one."""
-    for tokens in ([1], [0, 2], [2, 1, 0]):
+    for tokens in ([1], [0, 2], [1, 0], [2, 1, 0]):
         q = torch.stack([DRAFTER[0 if at == 0 else tokens[at - 1]] for at in range(len(tokens))])
         draft = Draft(torch.tensor(tokens), probs=q)
         rows = rows_after(draft, TARGET)
@@ -173,6 +242,6 @@ def test_the_law_of_a_lossless_rule_is_the_targets_behind_each_token(name: str) 
 def test_a_token_that_the_target_never_says_is_never_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "rand", lambda count, **options: torch.zeros(count, dtype=options.get("dtype")))
     p, q = torch.tensor([[0.0, 1.0], [0.5, 0.5]]), torch.tensor([[0.5, 0.5]])
-    for rule in (SpeculativeSampling(), RejectionSampling()):
+    for rule in (SpeculativeSampling(), RejectionSampling(), BlockVerification()):
         verdict = rule(Draft(torch.tensor([0]), probs=q), p.log(), sampled())
         assert (verdict.path, verdict.next_token) == ((), 1)

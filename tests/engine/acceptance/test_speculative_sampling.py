@@ -11,7 +11,8 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from bild_lab.engine.acceptance import ExactMatch, SpeculativeSampling
-from bild_lab.engine.draft import ROOT, Draft, Tree, Verdict
+from bild_lab.engine.acceptance.speculative_sampling import as_wide_as, verify_chain
+from bild_lab.engine.draft import ROOT, Draft, Verdict
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.errors import UserError
@@ -152,13 +153,44 @@ def test_a_chain_is_judged_by_the_requests_own_draws(dtype: torch.dtype) -> None
 
 
 def test_a_tree_is_judged_by_the_requests_own_draws() -> None:
-    draft = Draft(torch.tensor([1, 2, 0, 3]), probs=Q.repeat(4, 1), shape=Tree(torch.tensor(TREE)))
-    verdicts = []
-    for seed in (0, 1, 2):
-        torch.manual_seed(seed)
-        request = Request(Source((0,)), Limits(1, 10), Sampling(1.0), torch.Generator().manual_seed(7))
-        verdicts.append(SpeculativeSampling()(draft, P.repeat(5, 1).log(), request))
-    assert verdicts[0] == verdicts[1] == verdicts[2]
+    draft = Draft(torch.tensor([1, 2, 0, 3]), torch.tensor(TREE), probs=Q.repeat(4, 1))
+    found = set()
+    for own in range(10):
+        verdicts = []
+        for other in range(5):
+            torch.manual_seed(other)
+            request = Request(Source((0,)), Limits(1, 10), Sampling(1.0), torch.Generator().manual_seed(own))
+            verdicts.append(SpeculativeSampling()(draft, P.repeat(5, 1).log(), request))
+        assert verdicts == verdicts[:1] * 5
+        found.add((verdicts[0].path, verdicts[0].next_token))
+    assert len(found) > 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_tree_with_one_branch_stands_as_far_as_its_chain(dtype: torch.dtype) -> None:
+    p, q, tokens = torch.stack([P, Q, P, P]).to(dtype), torch.stack([Q, P, Q]).to(dtype), [1, 2, 1]
+    draft = Draft(torch.tensor(tokens), torch.tensor([ROOT, 0, 1]), probs=q)
+    for seed in range(20):
+        request = Request(Source((0,)), Limits(1, 10), Sampling(1.0), torch.Generator().manual_seed(seed))
+        assert len(SpeculativeSampling()(draft, p.log(), request).path) == literal(p, q, tokens, seed)[0]
+
+
+def test_what_neither_model_says_never_stands_in_a_tree() -> None:
+    p, q = (torch.tensor([0.0, *rest], dtype=torch.float64) for rest in ((0.5, 0.5), (1.0, 0.0)))
+    draft = Draft(torch.tensor([0, 0]), torch.tensor([ROOT, ROOT]), probs=q.repeat(2, 1))
+    for _ in range(5):
+        assert SpeculativeSampling()(draft, p.repeat(3, 1).log(), sampled()).path == ()
+
+
+def test_statistics_of_the_drafted_tokens_are_kept_with_the_verdict() -> None:
+    draft = Draft(torch.tensor([1, 0]), probs=Q.repeat(2, 1))
+    verdict = verify_chain(P.repeat(3, 1), draft.probs, draft, None, gap=torch.tensor([0.25, 0.5]))
+    assert verdict.stats == {"gap": (0.25, 0.5)}
+
+
+def test_a_narrower_drafter_is_padded_and_takes_the_targets_precision() -> None:
+    wide = as_wide_as(P[None], torch.tensor([[0.25, 0.75]]))
+    assert wide.dtype == P.dtype and wide.tolist() == [[0.25, 0.75, 0.0, 0.0]]
 
 
 @pytest.mark.parametrize("lenience", [0.9, 0.5, 0.1])
@@ -194,6 +226,8 @@ def test_greedy_lenience_keeps_tokens_near_the_targets_best() -> None:
     assert SpeculativeSampling(0.5)(draft, logits, GREEDY) == Verdict((0, 1), 0)
     assert SpeculativeSampling(0.4)(draft, logits, GREEDY) == Verdict((0, 1, 2), 2)
     assert SpeculativeSampling(1.0)(draft, logits, GREEDY) == Verdict((0,), 0)
+    tie = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])  # which without lenience is the first one's
+    assert SpeculativeSampling(1.0)(Draft(torch.tensor([1])), tie, GREEDY) == Verdict((), 0)
 
 
 def test_greedy_lenience_stands_at_its_bound() -> None:

@@ -74,6 +74,13 @@ def test_greedily_the_text_is_the_ensembles() -> None:
     assert StaticEnsemble(0.38)(draft, logits, GREEDY) == Verdict((), 1)
 
 
+def test_at_weight_1_even_a_tie_of_probabilities_is_decided_as_the_target_does() -> None:
+    logits = torch.tensor([[0.0, 1e-20]] * 2, dtype=torch.float64)
+    assert logits[0].softmax(-1).unique().shape == (1,)
+    draft = Draft(torch.tensor([1]), own_probs=torch.tensor([[0.5, 0.5]], dtype=torch.float64))
+    assert StaticEnsemble(1)(draft, logits, GREEDY) == Verdict((0,), 1)
+
+
 def test_greedily_neither_models_choice_may_win() -> None:
     logits = torch.tensor([[0.5, 0.45, 0.05], [0.1, 0.2, 0.7]], dtype=torch.float64).log()
     draft = Draft(torch.tensor([2]), own_probs=torch.tensor([[0.05, 0.45, 0.5]], dtype=torch.float64))

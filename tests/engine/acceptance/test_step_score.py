@@ -42,7 +42,7 @@ def test_another_scorer_takes_its_place() -> None:
             return torch.tensor([-float(len(draft))])
 
     assert StepScore(-2, Shortest())(STEP, LOGITS, GREEDY).path == (0, 1)
-    assert StepScore(-1, Shortest())(STEP, LOGITS, GREEDY).path == ()
+    assert StepScore(-1.9, Shortest())(STEP, LOGITS, GREEDY).path == ()  # by the mean it would be kept
 
 
 def test_the_token_behind_a_step_is_the_targets_own() -> None:

@@ -48,6 +48,7 @@ def stays(p: list[float], token: int, bars: dict[str, float]) -> bool:
         {"rollback": 1.7},
         {"rollback": 0.1},
         {"ratio": 0.2, "top_k": 4, "rollback": 2.0},
+        {"epsilon": 0.2, "delta": 0.8, "ratio": 0.05, "top_k": 6},
     ],
 )
 def test_tokens_that_meet_every_bar_share_the_probability(bars: dict[str, float]) -> None:
@@ -95,6 +96,33 @@ def test_a_drafter_changes_no_law(bars: dict[str, float]) -> None:
         torch.testing.assert_close(continued(law, expected, 2), expected[0][:, None] * expected, atol=1e-6, rtol=0)
 
 
+def test_siblings_are_tried_one_after_another() -> None:
+    """Two first tokens drawn without replacement, and one behind each."""
+
+    def without(last: int, before: tuple[int, ...]) -> Tensor:
+        left = DRAFTER[last].clone()
+        left[list(before)] = 0.0
+        return left / left.sum()
+
+    rule = TruncationSampling(top_k=2)
+    expected = rule.probs(TARGET.log(), HOT)
+    law = emitted(rule, drafts([ROOT, ROOT], without, 3, chain=False), TARGET, sampled())
+    torch.testing.assert_close(continued(law, expected, 1), expected[0], atol=1e-6, rtol=0)
+
+
+def test_a_token_at_its_bar_stays_but_for_typical_acceptances() -> None:
+    p = torch.tensor([[0.5, 0.25, 0.125, 0.125]], dtype=torch.float64)
+    logits = p.log()
+    found = [float(each) for each in logits.softmax(-1)[0]]
+
+    def kept(**bars: float) -> list[bool]:
+        return (TruncationSampling(**bars).probs(logits, HOT)[0] > 0).tolist()
+
+    assert kept(ratio=found[1] / found[0]) == [True, True, False, False]
+    assert kept(rollback=-float(logits.log_softmax(-1)[0, 1])) == [True, True, False, False]
+    assert kept(epsilon=found[1], delta=1.0) == [True, False, False, False]
+
+
 def test_bilds_distance_is_taken_at_temperature_1_and_the_others_where_tokens_are_drawn() -> None:
     p = torch.tensor([[0.6, 0.3, 0.1]], dtype=torch.float64)
     hot = Sampling(temperature=3.0)
@@ -115,11 +143,11 @@ def test_bars_out_of_range_are_refused() -> None:
     for bars, message in (
         ({}, "needs a bar, got none"),
         ({"epsilon": 0.1}, "takes epsilon and delta together, got 0.1 and None"),
-        ({"ratio": 0}, r"ratio must lie in \(0, 1\]"),
+        ({"ratio": 0}, r"ratio must lie in \(0, 1\], got 0; smaller keeps more tokens$"),
         ({"epsilon": 0.1, "delta": 2}, r"delta must lie in \(0, 1\]"),
         ({"epsilon": 0, "delta": 0.3}, r"epsilon must lie in \(0, 1\]"),
         ({"top_k": 0}, "top_k must be a whole number >= 1"),
-        ({"rollback": 0}, r"rollback must lie in \(0, inf\]"),
+        ({"rollback": 0}, r"rollback must lie in \(0, inf\], got 0; larger keeps more$"),
     ):
         with pytest.raises(UserError, match=message):
             TruncationSampling(**bars)

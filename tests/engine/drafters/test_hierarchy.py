@@ -10,11 +10,12 @@ import torch
 
 from bild_lab.engine.acceptance import ExactMatch, SpeculativeSampling
 from bild_lab.engine.decode import DraftThenVerify
+from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.drafters import ModelDrafter, PromptLookup, SpeculativeDrafter, SyntheticDrafter
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import Want
+from bild_lab.engine.session import Scores, Want
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from tests.engine.test_decode import (
@@ -109,6 +110,39 @@ def test_an_inner_drafter_that_reads_more_than_logits_is_refused() -> None:
     inner.wants = Want(head_input=True)
     with pytest.raises(UserError, match="inner drafter must need logits alone, but ModelDrafter wants more"):
         SpeculativeDrafter(StubModel(copying(1)), inner, 3)
+
+
+def test_a_model_in_the_middle_that_drafts_text_is_refused() -> None:
+    middle = StubModel(copying(1))
+    middle.writes_text = True
+    with pytest.raises(UserError, match="^a hierarchy's middle model reads the draft model's scores"):
+        SpeculativeDrafter(middle, ModelDrafter(StubModel(copying(1)), 2), 3)
+
+
+def test_the_inner_drafter_is_told_what_the_middle_model_said_and_what_to_forget() -> None:
+    told: list[object] = []
+
+    class Noting(ModelDrafter):
+        def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+            told.append(scores.logits.argmax(-1).tolist())
+
+        def forget(self, length: int) -> None:
+            told.append(length)
+
+    middle, small = StubModel(copying(1)), StubModel(copying(1))
+    drafter = SpeculativeDrafter(middle, Noting(small, 2), 3)
+    drafter.start(Request(Source((0,)), Limits(1, 20)), SESSION)
+    drafter.propose([0])
+    drafter.forget(2)
+    assert told == [[1, 2, 3], 2]
+
+
+def test_inner_drafts_stay_within_the_positions_that_the_models_have() -> None:
+    middle, small = StubModel(copying(1)), StubModel(copying(1))
+    drafter = SpeculativeDrafter(middle, ModelDrafter(small, 5), 3)
+    drafter.start(Request(Source((0,)), Limits(1, 20, positions=3)), SESSION)
+    assert drafter.propose([0]).token_list == [1, 2, 3]
+    assert len(middle.fed) == 3
 
 
 def test_an_inner_drafter_prepares_before_the_text() -> None:

@@ -21,6 +21,7 @@ from bild_lab.engine.drafters import (
     NoDraft,
     PromptLookup,
 )
+from bild_lab.engine.drafters.bita import MaskTokenDrafter
 from bild_lab.engine.drafters.hybrid import both_wants
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.protocols import Drafter
@@ -105,6 +106,9 @@ def test_what_cannot_be_is_refused() -> None:
         HybridDrafter(NoDraft(TARGET), NoDraft(TARGET), 0)
     with pytest.raises(UserError, match="the first drafter of a hybrid cannot be a LookaheadDrafter"):
         HybridDrafter(LookaheadDrafter(TARGET, 2, 3, 2), PromptLookup(TARGET, 2, 2), 1)
+    masks = MaskTokenDrafter.__new__(MaskTokenDrafter)
+    with pytest.raises(UserError, match="the second drafter of a hybrid cannot be a MaskTokenDrafter"):
+        HybridDrafter(PromptLookup(TARGET, 2, 2), masks, 1)
 
 
 @pytest.mark.parametrize(

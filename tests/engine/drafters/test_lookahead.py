@@ -130,6 +130,12 @@ def test_no_row_stands_behind_the_last_position_of_the_models() -> None:
         assert max(rows) <= positions
 
 
+def test_the_window_takes_all_positions_that_are_left() -> None:
+    drafter = LookaheadDrafter(StubModel(after), 5, 4, 5)
+    drafter.start(Request(Source((1, 2, 3)), Limits(3, 17, positions=6)), SESSION)
+    assert len(drafter.propose([1, 2, 3]).probes) == 3
+
+
 def test_the_window_does_not_run_for_the_last_token() -> None:
     target = StubModel(after)
     drafter = LookaheadDrafter(target, 5, 4, 5)

@@ -146,6 +146,12 @@ def test_a_program_is_given_all_of_it_and_its_chain_is_the_draft() -> None:
     model.drafted = replace(DRAFTED, tokens=[], forwards=1)
     empty = drafter.propose([0, 3])
     assert (empty.token_list, empty.probs, empty.own_probs, empty.calls) == ([], None, None, 1)
+    model.drafted = DraftedChain([1], 1, False, [0.6], TABLE[:1], TABLE[1:2])
+    single = drafter.propose([0, 3])
+    assert single.probs is model.drafted.probs and single.own_probs is model.drafted.own_probs
+    drafter.looks = False  # as on an accelerator
+    drafter.propose([0, 3])
+    assert [chain.looks for _, chain in model.given] == [True, True, True, False]
     plain = Programmed(replace(DRAFTED, tokens=torch.tensor([1, 2])))
     draft = begun(request_of(room=4), 9, model=plain).propose([0])
     assert (draft.token_list, draft.stats, draft.uniforms) == ([1, 2], {}, None)
@@ -158,6 +164,8 @@ def test_a_rule_of_ones_own_and_a_window_of_nothing_have_no_program() -> None:
     window = AdaptiveWindow(cost_ratio=0.9, largest=4, prior=0.5, memory=1.0)
     idle = begun(request_of(), window, model=model).propose([0])
     assert (idle.token_list, idle.calls, idle.probs) == ([], 0, None) and model.given == []
+    unasked = begun(request_of(), window, LowConfidence(0.5), model=model).propose([0])
+    assert unasked.stats == {"fallback": False, "confidence": ()}  # it handed nothing over
 
 
 def test_a_window_learns_from_its_own_rounds_and_begins_each_text_anew() -> None:
@@ -180,11 +188,17 @@ def test_what_a_drafter_gives_and_draws_from() -> None:
     assert ModelDrafter(model, 1).draws_from is model and not ModelDrafter(model, 1).drafts_trees
     assert low_confidence(None) is None and low_confidence(0.3) == LowConfidence(0.3)
     assert (LowConfidence(0.5)(0.49), LowConfidence(0.5)(0.5)) == (True, False)  # at equality it drafts
+    assert LowConfidence(1.0)(0.99) and ModelDrafter(model, 1).session is None
     for wrong in (-0.1, 1.1, "much"):
         with pytest.raises(UserError, match=r"a probability and must lie in \[0, 1\], got .*; 0 never falls back"):
             LowConfidence(wrong)
     with pytest.raises(UserError, match="keeps_probs must be true or false, got 1"):
         ModelDrafter(model, 1, keeps_probs=1)
+    writer = Programmed()
+    writer.writes_text = True
+    with pytest.raises(UserError, match="^keeps_probs reads the draft model's scores, and drafted text has none"):
+        ModelDrafter(writer, 1, keeps_probs=True)
+    assert ModelDrafter(writer, 1).gives == set()
     meta = replace(StubModel(lambda _: TABLE[0]), device=torch.device("meta"))
     assert not ModelDrafter(meta, 1).looks and ModelDrafter(meta, 1, LowConfidence(0.3)).looks
 

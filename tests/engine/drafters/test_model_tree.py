@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bild_lab.engine.draft import ROOT, Verdict
+from bild_lab.engine.draft import ROOT, Verdict, empty_draft
 from bild_lab.engine.drafters import LowConfidence, ModelTreeDrafter
 from bild_lab.engine.drafters.model_tree import grow
 from bild_lab.engine.models.views import EarlyExit
@@ -17,7 +17,7 @@ from bild_lab.engine.session import GrownTree, Growth, Scores, Session
 from bild_lab.errors import UserError
 from tests.policies import in_memory
 from tests.sessions import needs_kernels
-from tests.stubs import SESSION, NextLogits, StubModel
+from tests.stubs import SESSION, NextLogits, StubModel, StubSession
 from tests.tiny import PAD, START, TINY
 
 VOCABULARY = 6
@@ -30,6 +30,7 @@ GROWTHS = {
     "more nodes than grow": replace(PLAIN, nodes=60),
     "sure leaves": replace(PLAIN, sure=0.35),
     "a chain": replace(PLAIN, nodes=3, width=1, children=1),
+    "few of many leaves": replace(PLAIN, nodes=60, width=2, children=3, end_tokens=frozenset()),
     "likely leaves": replace(PLAIN, least=0.1, depth=6, nodes=20),
 }
 
@@ -75,11 +76,11 @@ def branches(tokens: list[int], parents: list[int]) -> list[tuple[int, ...]]:
 def test_the_tree_holds_the_likeliest_branches(name: str, sampling: Sampling) -> None:
     growth = replace(GROWTHS[name], temperature=sampling.temperature or 1.0)
     for seed in range(8):
-        session = StubModel(table(seed)).start(Source((0, 1)), 40)
-        tree = grow(session, [1, 3], growth, sampling)
+        model = StubModel(table(seed))
+        tree = grow(model.start(Source((0, 1)), 40), [1, 3], growth, sampling)
         expected = by_definition(table(seed), [0, 1, 3], growth, sampling)
         assert set(branches(tree.tokens, tree.parents)) == set(expected)
-        assert len(tree.forwards) <= growth.depth
+        assert len(tree.forwards) <= growth.depth and sum(tree.forwards) == len(model.fed)
 
 
 def test_the_cache_keeps_the_accepted_branch() -> None:
@@ -155,6 +156,8 @@ def test_a_tree_in_one_program_is_that_of_the_loop(
         ({"width": 1.5}, "width must be a whole number >= 1, got 1.5"),
         ({"children": None}, "children must be a whole number >= 1, got None"),
         ({"window": True}, "window must be a whole number >= 1, got True"),
+        ({"least": True}, r"least is a probability and must lie in \[0, 1\], got True"),
+        ({"least": "0.1"}, r"least is a probability and must lie in \[0, 1\], got '0.1'"),
         ({"least": 2}, r"least is a probability and must lie in \[0, 1\], got 2; 0 always grows on"),
     ],
 )
@@ -162,6 +165,55 @@ def test_knobs_out_of_range_are_refused(wrong: dict, message: str) -> None:
     knobs = {"nodes": 4, "window": 2, "width": 2, "children": 2, **wrong}
     with pytest.raises(UserError, match=message):
         ModelTreeDrafter(StubModel(table(0)), **knobs)
+
+
+def test_a_program_is_given_the_requests_limits_and_how_it_chooses_tokens() -> None:
+    given: list[tuple[list[int], Growth]] = []
+
+    class Session(StubSession):
+        def grow(self, rows: list[int], growth: Growth) -> GrownTree:
+            given.append((list(rows), growth))
+            return GrownTree([3, 4], [ROOT, 0], [None, None], [1])
+
+    model = StubModel(table(0))
+    model.start = lambda source, *_: Session(model, list(source.prompt[:-1]))
+    drafter = ModelTreeDrafter(model, nodes=9, window=4, width=2, children=3, least=1)
+    samplings = (GREEDY, Sampling(top_k=2), WARM, Sampling(0.7, top_k=2))
+    for sampling in samplings:
+        drafter.start(Request(Source((0, 1)), Limits(2, 4, ENDS), sampling), SESSION)
+        drafter.observe(empty_draft(model.device), Scores(None), Verdict((), 5))  # before any tree there is no row
+        draft = drafter.propose([0, 1, 3])
+        assert (draft.token_list, list(draft.known_parents), draft.parents.tolist()) == ([3, 4], [ROOT, 0], [ROOT, 0])
+    growth = Growth(9, 3, 2, 3, ENDS, None, 1)
+    assert given == [
+        ([1, 3], replace(growth, temperature=temperature, plain=plain))
+        for temperature, plain in ((1.0, True), (1.0, True), (0.7, True), (0.7, False))
+    ]
+
+
+def test_behind_two_forwards_the_accepted_branch_stands_in_the_cache() -> None:
+    """Whichever branch that is: the next tree is that of a drafter that starts anew."""
+    for node in (0, 1):
+        drafter, fresh = (ModelTreeDrafter(StubModel(table(3)), nodes=9, window=2, width=2, children=2) for _ in "12")
+        request = Request(Source((0, 1)), Limits(2, 40))
+        drafter.start(request, SESSION)
+        draft = drafter.propose([0, 1])
+        assert draft.calls == 2 and draft.parent_list[node] == ROOT
+        drafter.observe(draft, Scores(None), Verdict((node,), 5))
+        text = [0, 1, draft.token_list[node], 5]
+        fresh.start(request, SESSION)
+        ours, theirs = drafter.propose(text), fresh.propose(text)
+        assert (ours.token_list, ours.parent_list) == (theirs.token_list, theirs.parent_list)
+
+
+def test_tokens_without_a_chance_are_not_drafted_and_a_leaf_at_the_threshold_is_sure() -> None:
+    even = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64).log()
+    growth = Growth(nodes=20, depth=1, width=9, children=3, end_tokens=frozenset())
+    tree = grow(StubModel(lambda _: even).start(Source((0,)), 20), [0], growth, WARM)
+    assert sorted(tree.tokens) == [0, 1]
+    for sure, count in ((0.5, 1), (0.5000001, 2)):
+        tree = grow(StubModel(lambda _: even).start(Source((0,)), 20), [0], replace(growth, sure=sure), WARM)
+        assert len(tree.tokens) == count
 
 
 def test_no_branch_is_longer_than_the_text_may_become() -> None:
@@ -189,7 +241,9 @@ def test_a_draft_model_starts_beside_the_target_and_forgets_what_the_text_lost()
         view.propose([START, 5, 9])
     drafter = ModelTreeDrafter(target, nodes=3, window=2, width=2, children=2)
     drafter.start(request, session)
-    drafter.propose([START, 5, 9])
+    before = len(session.forwards)
+    calls = drafter.propose([START, 5, 9]).calls
+    assert len(session.forwards) == before + calls
     drafter.forget(1)
     assert drafter._session.length == 1
 

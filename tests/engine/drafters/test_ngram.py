@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from scipy.stats import chisquare
 
@@ -17,7 +18,7 @@ import bild_lab
 from bild_lab.engine.acceptance import SpeculativeSampling
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.drafters import NGramDrafter, NGramTable, NoDraft
-from bild_lab.engine.drafters.ngram_table import Counts, load_table, read_table
+from bild_lab.engine.drafters.ngram_table import Counts, load_table, read_table, vocabulary_hash
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling, pick
@@ -169,6 +170,8 @@ def test_sampled_drafts_repeat_with_their_seed() -> None:
     ngrams = estimate(UNEVEN, 1, VOCABULARY, "uneven")
     texts = [sampled(ngrams, Sampling(1.0), seed, window=15).token_list for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
+    numbers = [sampled(ngrams, Sampling(1.0), seed, window=1).uniforms for seed in range(200)]
+    assert numbers[0].dtype == torch.float64 and len({float(one) for one in numbers}) == 200
 
 
 @pytest.mark.parametrize("order", [1, 2])
@@ -180,6 +183,8 @@ def test_a_saved_table_reads_as_it_was(order: int, tmp_path: Path) -> None:
             assert pairs(getattr(found, key)) == pairs(value)
         else:
             assert torch.equal(found.starts, value) if key == "starts" else getattr(found, key) == value
+    with safe_open(tmp_path / "new" / "table.safetensors", framework="pt") as file:
+        assert file.metadata()["tokens"] == "8"  # for a reader of the file
 
 
 def test_tables_that_cannot_serve_are_refused(tmp_path: Path) -> None:
@@ -202,6 +207,10 @@ def test_tables_that_cannot_serve_are_refused(tmp_path: Path) -> None:
     path.write_bytes(b"text")
     with pytest.raises(UserError, match="cannot read the n-gram table"):
         load_table(target, str(path), 1)
+
+
+def test_tables_on_disk_stay_those_of_their_vocabulary() -> None:
+    assert vocabulary_hash({"b": 1, "a": 0}) == "4b4543fe55612726"
 
 
 def test_a_table_of_order_2_serves_as_unigrams_too(tmp_path: Path) -> None:

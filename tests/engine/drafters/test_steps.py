@@ -28,12 +28,13 @@ class Pieces:
     """A tokenizer of a few pieces."""
 
     all_special_ids = (END,)
+    pieces = tuple(PIECES)
 
     def get_vocab(self) -> dict[str, int]:
-        return {piece: place for place, piece in enumerate(PIECES)}
+        return {piece: place for place, piece in enumerate(self.pieces)}
 
     def batch_decode(self, texts: list[list[int]]) -> list[str]:
-        return ["".join(PIECES[token] for token in text) for text in texts]
+        return ["".join(self.pieces[token] for token in text) for text in texts]
 
 
 TARGET = SimpleNamespace(checkpoint=SimpleNamespace(encoder_decoder=False, tokenizer=Pieces()))
@@ -42,6 +43,11 @@ TARGET = SimpleNamespace(checkpoint=SimpleNamespace(encoder_decoder=False, token
 def test_a_sentence_ends_with_its_mark_or_its_line() -> None:
     assert step_ends(Pieces(), SENTENCE) == {2, 4, 5, 7}
     assert step_ends(Pieces(), LINE) == {4}
+
+    class Others(Pieces):
+        pieces = ("a\nb", ".X", "c.\t", "XX. ")
+
+    assert step_ends(Others(), SENTENCE) == {0, 3}
 
 
 def logits_of(seed: int) -> Tensor:

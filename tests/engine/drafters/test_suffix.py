@@ -11,9 +11,12 @@ import torch
 
 from bild_lab.engine.acceptance import SpeculativeSampling
 from bild_lab.engine.decode import DraftThenVerify
+from bild_lab.engine.draft import Verdict
 from bild_lab.engine.drafters import NoDraft, SuffixDrafter
+from bild_lab.engine.drafters.suffix import corpus_files
 from bild_lab.engine.drafters.suffix_automaton import ROOT, SuffixAutomaton
 from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.session import Scores
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from tests.policies import load
@@ -68,6 +71,17 @@ def test_taking_everything_back_leaves_nothing() -> None:
     automaton.extend([2, 1, 1])
     automaton.cut(0)
     assert (automaton.follow, automaton.links, automaton.counts, automaton.whole) == ([{}], [-1], [0], ROOT)
+
+
+def test_each_boundary_occurs_once_whatever_was_taken_back() -> None:
+    automaton = SuffixAutomaton()
+    automaton.extend([1])
+    automaton.end_text()
+    automaton.extend([0, 2])
+    automaton.cut(2)
+    automaton.end_text()
+    boundaries = [state for token, state in automaton.follow[ROOT].items() if token < 0]
+    assert [automaton.counts[state] for state in boundaries] == [1, 1]
 
 
 def searched(texts: list[list[int]], window: int, factor: float, least: float) -> list[int]:
@@ -154,6 +168,15 @@ def test_the_most_frequent_way_on_goes_before_the_latest() -> None:
     assert suffix(tokens, factor=1).propose(tokens).token_list == [6]
 
 
+def test_the_first_word_of_a_vocabulary_is_drafted_like_any_other() -> None:
+    assert suffix([3, 0, 5, 3], factor=1).propose([3, 0, 5, 3]).token_list == [0]
+
+
+def test_a_chance_of_one_follows_only_what_always_came_next() -> None:
+    tokens = [3, 5, 1, 3, 5, 2, 3]
+    assert suffix(tokens, factor=3, least=1.0).propose(tokens).token_list == [5]
+
+
 def test_longer_matches_draft_further() -> None:
     tokens = [1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3]
     assert suffix(tokens, factor=1).propose(tokens).token_list == [4, 5, 6]
@@ -204,6 +227,25 @@ def test_answers_are_kept_if_asked_for_and_a_prompt_that_comes_again_finds_what_
     assert counts(kept, [1, 2, 3, 2, 2, 1]) == [*first, first[1], first[1], first[0]]
 
 
+def test_an_answer_counts_once_and_the_first_answer_to_a_prompt_stays() -> None:
+    drafter = suffix([8], keep=True)
+
+    def copied(prompt: int) -> list[int]:
+        drafter.prepare(request_of([prompt]))
+        drafter.start(request_of([prompt]), SESSION)
+        return drafter.propose([prompt, 1]).token_list[:1]
+
+    def answered(prompt: int, *answer: int) -> None:
+        copied(prompt)
+        drafter.observe(drafter.propose([prompt, *answer[:-1]]), Scores(None), Verdict((), answer[-1]))
+
+    answered(8, 1, 2)
+    answered(7, 1, 3)
+    assert copied(6) == [3]  # as frequent as 2, and later
+    answered(8, 1, 2, 1, 2)
+    assert copied(6) == [3]
+
+
 def test_greedy_decoding_is_the_targets_own_in_fewer_calls() -> None:
     target, request = StubModel(after), Request(Source((3,)), Limits(1, 40))
     expected = DraftThenVerify(target, NoDraft(target), SpeculativeSampling()).decode(request, Trace())
@@ -222,6 +264,8 @@ def test_a_corpus_is_copied_from(checkpoints: Path, tmp_path: Path) -> None:
     copied = load(checkpoints, "llama", "suffix", corpus=str(tmp_path)).generate("w5 w9", max_new_tokens=20)
     assert copied.token_ids == plain.token_ids
     assert copied.trace.target_calls < plain.trace.target_calls
+    file = tmp_path / "inner" / "one.txt"
+    assert corpus_files(str(tmp_path)) == corpus_files(str(file)) == [file]
 
 
 @pytest.mark.parametrize(
@@ -229,9 +273,14 @@ def test_a_corpus_is_copied_from(checkpoints: Path, tmp_path: Path) -> None:
     [
         ({"window": 0}, "the draft window must be a whole number >= 1, got 0"),
         ({"factor": 0}, "factor must be a number > 0, got 0"),
+        ({"factor": True}, "factor must be a number > 0, got True"),
+        ({"factor": "2"}, "factor must be a number > 0, got '2'"),
         ({"least": 1.5}, r"least is a chance and must lie in \[0, 1\], got 1.5"),
+        ({"least": True}, r"least is a chance and must lie in \[0, 1\], got True"),
+        ({"least": "1"}, r"least is a chance and must lie in \[0, 1\], got '1'"),
         ({"keep": 1}, "keep must be true or false, got 1"),
         ({"corpus": "no/such/folder"}, "corpus must be a folder with text files, or a text file, got 'no/such/folder'"),
+        ({"corpus": 5}, "corpus must be a folder with text files, or a text file, got 5"),
     ],
 )
 def test_values_that_cannot_be_are_refused(values: dict, message: str) -> None:

@@ -63,6 +63,19 @@ def test_candidates_are_followed_from_token_to_token() -> None:
     seen(drafter, [4], [[3, 6]])
     drafted = branches(drafter.propose([3]))
     assert drafted == {(4,), (4, 3), (5,), (4, 3, 4), (4, 6)}
+    draft = drafter.propose([3])
+    assert draft.known_parents == draft.parents.tolist()
+
+
+def test_what_follows_the_text_is_learned_from_another_drafters_forward() -> None:
+    drafter, logits = TokenRecycling(TARGET, 6, 1), torch.zeros(1, VOCABULARY)
+    drafter.start(request_of(0), SESSION)
+    logits[0, 4] = 1.0
+    drafter.observe_other([0, 2, 3], Draft(torch.tensor([], dtype=torch.long)), Scores(logits), Verdict((), 4))
+    assert branches(drafter.propose([3])) == {(4,)}
+    assert len(drafter.propose([2])) == 0
+    drafter.start(request_of(1), SESSION)  # nothing is kept unless that is asked for
+    assert len(drafter.propose([3])) == 0
 
 
 def test_rejected_tokens_are_recycled_and_the_newest_row_counts() -> None:

@@ -51,6 +51,7 @@ def test_without_candidates_the_last_token_still_has_its_probes() -> None:
     drafted = draft(efficient_tree, (2, 1), 0, None, 2)
     assert len(drafted) == 0 and drafted.probes.tolist() == [40, 41]
     assert drafted.under(7).tolist() == [7, 40, 41]
+    assert drafted.tree.parents.tolist() == [ROOT, 0, 1]
 
 
 def test_every_row_has_a_chain_of_probes_below_it() -> None:
@@ -68,6 +69,17 @@ def test_a_straightforward_chain_has_probes_below_its_root_alone() -> None:
     assert tree.parents.tolist() == [ROOT, 0, 1, 0, 3]
 
 
+def test_a_layout_tells_where_the_probes_of_each_row_are_and_how_many() -> None:
+    trees = TokenTrees(grown(efficient_tree, (2, 1), 3), 40, CPU)
+    assert trees.depth == 2 and trees.layout(2, 2).groups == ((4, 2), (6, 2), (8, 2), (10, 2))
+    assert trees.draft(CANDIDATES[:2, :2], trees.layout(2)).known_parents == (ROOT, ROOT, 0)
+
+
+def test_there_may_be_more_candidates_than_a_tree_uses() -> None:
+    trees = TokenTrees(grown(efficient_tree, (2, 1)), 40, CPU, widest=3)
+    assert trees.draft(CANDIDATES, trees.layout(2)).token_list == [10, 11, 20]
+
+
 def test_a_shape_is_laid_out_once() -> None:
     trees = TokenTrees(grown(efficient_tree, (2, 1), 2), 40, CPU)
     first, second = (trees.draft(CANDIDATES[:, :2] + offset, trees.layout(2, 2)) for offset in (0, 1))
@@ -79,6 +91,7 @@ def test_a_shape_is_laid_out_once() -> None:
 def test_widths_are_one_number_for_all_depths_or_one_for_each_of_the_first() -> None:
     assert widths_of(4, 3, 40) == (4, 4, 4)
     assert widths_of([5, 2], 3, 40) == (5, 2)
+    assert widths_of([40], 3, 40) == (40,)  # all tokens
     with pytest.raises(UserError, match="top_k must be a whole number >= 1, got 1.5"):
         widths_of([1.5], 3, 40)
 
@@ -92,6 +105,7 @@ def test_a_full_tree_may_be_too_large_and_no_other() -> None:
     with pytest.raises(UserError, match="has 1110 nodes, more than 1024"):
         grown(full_tree, (10, 10, 10))
     assert grown(efficient_tree, (10, 10, 10))[-1].rows == 31
+    assert grown(full_tree, (1024,))[-1].rows == 1025
 
 
 def test_trees_without_nodes_use_no_candidates_and_ask_for_no_probes_unless_told() -> None:

@@ -8,7 +8,7 @@ import torch
 from bild_lab.engine.acceptance import ExactMatch, SpeculativeSampling
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.drafters import AdaptiveWindow, ModelDrafter
-from bild_lab.engine.drafters.windows import PRIOR_TOKENS, PROBE_ROUNDS
+from bild_lab.engine.drafters.windows import PRIOR_TOKENS, PROBE_ROUNDS, FixedWindow
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.speculative_theory import optimal_window
 from bild_lab.engine.trace import Trace
@@ -59,6 +59,14 @@ def test_where_nothing_stands_one_token_is_drafted_in_every_eighth_round() -> No
     rounds = drafted(saying((0, 1)), saying((0, 2)), window, 2 + 2 * PROBE_ROUNDS)
     assert PROBE_ROUNDS == 8
     assert rounds == [2, 1, *[0] * 7, 1, *[0] * 7, 1]
+
+
+def test_a_text_where_drafting_never_pays_is_probed_in_its_eighth_round() -> None:
+    window, sizes = AdaptiveWindow(cost_ratio=0.9, largest=6, prior=0.1, memory=0.5), []
+    for _ in range(PROBE_ROUNDS):
+        sizes.append(window.size())
+        window.observe(sizes[-1], 0)
+    assert sizes == [0] * 7 + [1]
 
 
 def test_drafting_resumes_after_a_probe_that_stood() -> None:
@@ -112,5 +120,7 @@ def test_an_adaptive_window_is_lossless(family: str) -> None:
     ],
 )
 def test_windows_out_of_range_are_refused(values: dict[str, float], message: str) -> None:
+    with pytest.raises(UserError, match="^the draft window must be a whole number >= 1, got 0"):
+        FixedWindow(0)
     with pytest.raises(UserError, match=message):
         AdaptiveWindow(**{"cost_ratio": 0.1, "largest": 8, "prior": 0.7, "memory": 0.9, **values})

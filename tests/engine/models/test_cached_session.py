@@ -122,6 +122,8 @@ def test_only_what_is_asked_for_covers_the_prompt() -> None:
     everything = Want(head_input=True, hidden=(1, 2))
     session, _ = opened([4, 5])
     assert told(session.extend([5], everything)) == ([5123.5], [5123.5], [[51], [512]])
+    session, _ = opened([3, 4, 5])
+    assert told(session.extend([5], Want(hidden=(1,)))) == ([5123.5], None, [[51]])
     session, _ = opened([4, 5])
     assert told(session.extend([5, 6], Want(logits=1, head_input=True))) == ([6123.5], [6123.5], [])
     session, _ = opened([4, 5])
@@ -143,6 +145,9 @@ def test_a_long_prompt_runs_by_itself_before_the_first_rows() -> None:
     assert ran(layers) == [(0, [3, 4, 5], None, 1)]
     session.prefill()
     assert len(layers.passes) == 1
+    session, layers = opened([3, 4, 5, 6], longest_joined=1)
+    session.extend([6])
+    assert ran(layers) == [(0, [3, 4, 5], None, 1), (3, [6], None, 1)]
 
 
 def test_states_of_a_long_prompt_come_before_those_of_the_rows() -> None:
@@ -154,8 +159,9 @@ def test_states_of_a_long_prompt_come_before_those_of_the_rows() -> None:
         [[31, 41, 51, 61], [3123, 4123, 5123, 6123]],
     )
     assert ran(layers) == [(0, [3, 4], None, 1), (2, [5, 6], None, 2)]
-    session, layers = opened([3, 4, 5], longest_joined=1)
-    assert told(session.extend([5], Want(hidden=(1,), prompt=True)))[1:] == (None, [[31, 41, 51]])
+    session, layers = opened([2, 3, 4, 5], longest_joined=1)
+    assert told(session.extend([5], Want(hidden=(1,), prompt=True)))[1:] == (None, [[21, 31, 41, 51]])
+    assert ran(layers) == [(0, [2, 3, 4], None, 1), (3, [5], None, 1)]
     session, layers = opened([3, 4, 5], longest_joined=1)
     session.extend([5], Want(logits=1, prompt=True))
     assert ran(layers) == [(0, [3, 4, 5], None, 1)]
@@ -178,6 +184,12 @@ def test_rows_of_a_tree_that_ran_before_are_counted_from_its_first() -> None:
     session.extend(Rows([7, 8], Tree(torch.tensor([-1, 0, 0, 1]))))
     session.keep([0, 1, 3])
     assert layers.asked == [("gather", 1, [0, 1, 3])] and session.length == 3
+
+
+def test_before_any_row_there_is_nothing_to_keep() -> None:
+    session, _ = opened([4, 5], reserved=2)
+    session.keep([])
+    assert session.length == 1
 
 
 def test_kept_rows_of_a_chain_do_not_move_and_a_rollback_drops_rows() -> None:
@@ -295,6 +307,20 @@ def test_a_program_runs_a_token_until_it_is_saturated_or_there_is_none() -> None
     assert ran(layers)[-1] == (3, [6], None, 1)  # what was drafted is forgotten
 
 
+def test_a_drafted_token_that_did_not_run_leaves_nothing_to_go_on_from() -> None:
+    session, layers = opened([3, 4, 5])
+    states = torch.tensor([[51.0], [61.0], [81.0]]).double()
+    layers.program = DraftedChain([8, 9], 2, False, [], None, None, states)
+    session.draft([5, 6], Chain(3, frozenset(), at=2, layers=(0,)))
+    exited(session, [7], 6)  # behind token 9
+    assert numbers(session.extend([5, 6, 8, 9, 7]).logits) == [5123.5, 6123.5, 8123.5, 9123.5, 7123.5]
+
+
+def test_states_of_other_layers_are_returned_only_where_they_are_asked_for() -> None:
+    session, _ = opened([5])
+    assert exited(session, [5], 0, (1,)) == ([52.5], None, [])
+
+
 @pytest.mark.parametrize("given", [
     {"rows": Rows([5, 6], Tree(torch.tensor([-1, 0])))},
     {"want": Want(hidden=(1,))},
@@ -357,6 +383,7 @@ def test_given_states_leave_a_waiting_prompt_alone() -> None:
     session, layers = opened([4, 5])
     session.extend(Rows([5], states=torch.tensor([[51.0]])), Want(layers=(1,)))
     assert ran(layers) == [(0, [51], [1], 1)]
+    assert (session.length, layers.passes[0].prompt) == (1, 0)
 
 
 def test_without_layers_given_states_go_to_the_head() -> None:

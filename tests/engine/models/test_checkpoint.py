@@ -166,6 +166,11 @@ def test_a_continuation_keeps_its_indentation() -> None:
     assert load((build("bart"), fast), policy=shipped("vanilla")).text([3, 5]) == "return x"
 
 
+def test_a_model_in_memory_without_its_tokenizer_is_refused_in_words() -> None:
+    with pytest.raises(UserError, match=r"comes with its tokenizer: \(LlamaForCausalLM, tokenizer\)"):
+        load(build("llama"), policy=shipped("vanilla"))
+
+
 def test_a_stray_window_changes_no_engine(tmp_path: Path) -> None:
     module = build("llama")
     module.config.sliding_window = 6

@@ -65,6 +65,21 @@ def test_rows_are_stored_from_the_plans_slot_on_in_each_layer_by_itself() -> Non
         assert cache.get_seq_length() == 2 and cache.get_mask_sizes(3, 0) == cache.get_mask_sizes(3, 9) == (5, 0)
 
 
+def test_what_else_a_model_gives_its_cache_is_passed_on() -> None:
+    given = []
+
+    class Noting(DynamicLayer):
+        def update(self, *values: object, **options: object) -> object:
+            given.append((values[2:], options))
+            return super().update(*values, **options)
+
+    cache = SlotCache()
+    cache.layers = [Noting()]
+    with following(Plan(0)):
+        cache.update(rows(1), rows(1), 0, {"sin": 2}, cos=3)
+    assert given == [(({"sin": 2},), {"cos": 3})]
+
+
 def test_a_window_that_keeps_its_own_rows_says_how_many_it_has() -> None:
     cache = SlotCache()
     cache.layers = [DynamicSlidingWindowLayer(sliding_window=3)]
@@ -85,6 +100,9 @@ def test_gathered_rows_come_behind_the_ones_before_in_some_layers() -> None:
     assert held(cache, 0)[0] == [1, 2, 3, 4] and held(cache, 1) == held(cache, 3) == ([1, 2, 4], [-1, -2, -4])
     assert cache.layers[1].indexer_keys.flatten().tolist() == [5, 6, 8]
     assert cache.cuts and cache.lengths == {3, 4}
+    cache.layers.append(LinearAttentionLayer(2))  # without keys there is nothing to move
+    cache.gather(1, [1], [3, 5])
+    assert held(cache, 3) == ([1, 4], [-1, -4])
 
 
 def test_an_indexers_keys_are_cut_at_the_plans_slot() -> None:
@@ -121,14 +139,16 @@ class Text:
 
     def __init__(self) -> None:
         self.layer, self.beside, self.tokens = Recurrent(), LinearAttentionAndFullAttentionLayer(), []
-        self.snapshots = Snapshots(SimpleNamespace(layers=[DynamicLayer(), self.layer, self.beside]))
+        self.cut = DynamicIndexedLayer()
+        self.snapshots = Snapshots(SimpleNamespace(layers=[self.cut, self.layer, self.beside]))
 
     def feed(self, start: int, *tokens: int) -> int:
         """Go on from this slot. Returns how many rows ran."""
         first = self.snapshots.before(start)
-        self.beside.keys = torch.zeros(1) + len(self.tokens)  # cut by slot, whatever was saved
+        self.beside.keys = self.beside.values = self.cut.indexer_keys = torch.zeros(1) + len(self.tokens)
         again, new = self.snapshots.go_back(start), torch.tensor(tokens).float()
-        assert float(self.beside.keys) == len(self.tokens)
+        for by_slot in (self.beside.keys, self.beside.values, self.cut.indexer_keys):
+            assert float(by_slot) == len(self.tokens)  # cut by slot, whatever was saved
         ran = new if again is None else torch.cat([again, new])
         assert len(ran) == start - first + len(new)
         self.snapshots.add(ran)
@@ -169,6 +189,15 @@ def test_the_newest_states_and_the_first_are_kept() -> None:
     known = sorted({text.snapshots.before(start) for start in range(30)})
     assert known == [0, *range(31 - SNAPSHOTS, 30)] and len(known) == SNAPSHOTS
     assert text.feed(3, 9) == 4 and text.layer.numbers == text.expected
+
+
+def test_going_back_to_one_state_again_and_again_costs_no_other() -> None:
+    text = Text()
+    for place in range(10):
+        text.feed(place, place)
+    for token in range(2 * SNAPSHOTS):
+        assert text.feed(9, token) == 1
+    assert [text.snapshots.before(start) for start in range(10)] == list(range(10))
 
 
 def test_without_rows_there_is_nothing_to_go_back_to() -> None:

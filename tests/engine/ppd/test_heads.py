@@ -96,6 +96,22 @@ def test_the_pipeline_takes_its_candidates_from_a_folder_of_heads(models: Path, 
     assert found["shared"] == found["fresh"] > found["spoilt"]
 
 
+def test_heads_run_in_the_targets_precision_and_learn_nothing(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fresh(models, "llama").save(tmp_path)
+    seen, logits = set(), LayerHeads.logits
+
+    def noted(self: LayerHeads, layer: int, hidden: torch.Tensor) -> torch.Tensor:
+        seen.add((self.matrices.dtype, self.matrices.requires_grad))
+        return logits(self, layer, hidden)
+
+    monkeypatch.setattr(LayerHeads, "logits", noted)
+    knobs = {"exit_layer": 3, "heads": str(tmp_path)}
+    bild_lab.load(str(models / "llama"), policy="ppd", dtype="bfloat16", **knobs).generate(PROMPTS[0], 4)
+    assert seen == {(torch.bfloat16, False)}
+
+
 def refused(models: Path, name: str, heads: Path, exit_layer: int = 3) -> str:
     with pytest.raises(UserError) as caught:
         bild_lab.load(str(models / name), policy="ppd", exit_layer=exit_layer, heads=str(heads))

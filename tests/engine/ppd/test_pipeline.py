@@ -189,6 +189,20 @@ def test_a_traced_text_tells_each_token_and_its_stages(targets: dict[str, Loaded
     assert [name for name, _, _ in trace.spans] == ["prefill", *["draft", "verify"] * 4]
 
 
+def test_a_text_has_room_for_its_candidates_and_tells_how_it_was_decoded(
+    targets: dict[str, LoadedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, rooms = targets["llama"], []
+    start = target.start
+    monkeypatch.setattr(
+        target, "start", lambda source, room, *rest: (rooms.append(room), start(source, room, *rest))[1], raising=False
+    )
+    trace = Trace(stats={"loaded": True})
+    PredictivePipeline(target, 3, 2).decode(requests_of("llama", 1)[0], trace)
+    assert rooms == [20 + 2]
+    assert trace.stats == {"loaded": True, "layers": DEPTH, "exit_layer": 3, "top_k": 2}
+
+
 def test_heads_are_read_before_a_text_is_timed(targets: dict[str, LoadedModel]) -> None:
     method = PredictivePipeline(targets["t5"], 3, 2)
     method.prepare(requests_of("t5", 1)[0])

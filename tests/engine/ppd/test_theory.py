@@ -105,5 +105,5 @@ def test_other_values_out_of_range_are_refused() -> None:
         latency_per_token(0, 20, 0.5)
     with pytest.raises(UserError, match="at least one run"):
         latency_of_runs([], 40, 20)
-    with pytest.raises(UserError, match="the length of a run"):
+    with pytest.raises(UserError, match="^the length of a run"):
         latency_of_runs([0], 40, 20)

@@ -88,6 +88,7 @@ def test_kinds_keep_all_counts_and_costs() -> None:
     assert [(one.model, one.rows, one.count) for one in kinds] == [(0, 1, 3), (0, 5, 1), (1, 1, 1), (1, 7, 1)]
     assert sum(one.flops for one in kinds) == sum(cost(one, 2).flops for one in forwards)
     assert sum(one.bytes_moved for one in kinds) == sum(cost(one, 2).bytes_moved for one in forwards)
+    assert kinds_of(forwards[::-1], 2) == kinds  # by model and rows, whatever ran first
     assert kinds_of([Forward(MambaConfig(), 1)], 2) == []
 
 

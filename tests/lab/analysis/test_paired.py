@@ -10,8 +10,17 @@ from sacrebleu.metrics import BLEU
 from sacrebleu.significance import PairedTest
 
 from bild_lab.errors import UserError
-from bild_lab.lab.analysis.paired import SACREBLEU_SEED, Compared, Pair, compare_pair, differences, match
-from bild_lab.lab.metrics.quality import judge_values
+from bild_lab.lab.analysis.paired import (
+    SACREBLEU_SEED,
+    SIGNIFICANT,
+    Compared,
+    ComparedQuality,
+    Pair,
+    compare_pair,
+    differences,
+    match,
+)
+from bild_lab.lab.metrics.quality import Difference, judge, judge_values
 from bild_lab.lab.schema.measured_examples import MeasuredExample
 from bild_lab.lab.schema.result import Result, Speedup
 from tests.lab.metrics.test_bleu import corpus
@@ -70,6 +79,25 @@ def test_a_setting_that_varies_within_a_sweep_distinguishes_its_points() -> None
     assert [pair.distinct for pair in match(a, b).pairs] == [greedy, sampled]
     for pair in match(a, b).pairs:
         assert pair.a.setting == pair.b.setting
+
+
+def test_a_setting_that_varies_on_one_side_alone_distinguishes_its_points_too() -> None:
+    several = [bild(setting={"seed": seed}) for seed in (0, 1)]
+    for a, b in ((several, several[:1]), (several[:1], several)):
+        matching = match(a, b)
+        assert [(pair.a.setting["seed"], pair.b.setting["seed"]) for pair in matching.pairs] == [(0, 0)]
+        assert [one.setting["seed"] for one in [*matching.only_a, *matching.only_b]] == [1]
+
+
+def test_every_value_that_differs_is_told_with_those_of_the_commit() -> None:
+    newer = {"environment": {**ENVIRONMENT, "git": "def5678"}}
+    first = Pair(bild(setting={"threads": 2, "note": "old"}), bild(setting={"threads": 4}, **newer), {})
+    second = Pair(bild(setting={"threads": 8, "note": "old"}), bild(setting={"threads": 1}, **newer), {})
+    assert differences([first, second]) == {
+        "threads": ("2, 8", "4, 1"),
+        "note": ("old", "None"),
+        "commit": ("abc1234", "def5678"),
+    }
 
 
 def test_of_points_alike_the_newest_counts() -> None:
@@ -144,8 +172,14 @@ def test_the_verdict_needs_the_whole_interval() -> None:
     mixed = compared(decoded([1.0] * 20), decoded([0.5, 1.6] * 10))
     assert (slower.speed_verdict, mixed.speed_verdict) == ("slower", "no difference")
     assert mixed.latency.low < 1 < mixed.latency.high
-    touching = replace(mixed, latency=Speedup(0.9, 0.8, 1.0, 0.9))
-    assert touching.speed_verdict == "no difference"
+    for touching in (Speedup(0.9, 0.8, 1.0, 0.9), Speedup(1.1, 1.0, 1.2, 1.1)):
+        assert replace(mixed, latency=touching).speed_verdict == "no difference"
+
+
+def test_cards_of_one_kind_are_the_same_hardware() -> None:
+    environment = {**ENVIRONMENT, "gpu": "NVIDIA H100"}
+    first, second = (bild(setting={"device": f"cuda:{card}"}, environment=environment) for card in (0, 1))
+    assert compared(decoded([1.0]), decoded([0.5]), left=first, right=second).latency.value == 0.5
 
 
 @pytest.mark.parametrize(
@@ -174,6 +208,23 @@ def test_the_quality_difference_is_that_of_sacrebleus_paired_bootstrap() -> None
     assert found.value == pytest.approx(scores["BLEU"][1].score - scores["BLEU"][0].score)
     assert found.p_value == pytest.approx(scores["BLEU"][1].p_value)
     assert found.p_value < 0.05
+    assert found == judge("bleu", better, worse, expected, seed=SACREBLEU_SEED).difference
+
+
+@pytest.mark.parametrize(
+    ("value", "p_value", "verdict"),
+    [
+        (0.5, 0.049, "better"),
+        (-0.5, 0.049, "worse"),
+        (0.5, SIGNIFICANT, "no difference"),
+        (-0.5, SIGNIFICANT, "no difference"),
+    ],
+)
+def test_a_difference_has_a_verdict_if_chance_gives_it_in_fewer_than_5_of_100(
+    value: float, p_value: float, verdict: str
+) -> None:
+    difference = Difference("BLEU", value, value - 1, value + 1, p_value)
+    assert ComparedQuality("BLEU", (40.0, 40.0 + value), difference).verdict == verdict
 
 
 def test_better_and_worse_change_places_with_a_and_b() -> None:
@@ -221,6 +272,9 @@ def test_stored_scores_of_examples_are_compared_without_references() -> None:
     assert (found.quality.value, found.quality_verdict) == (50, "better")
     values = [one.scores["pass_at_1"] for one in b]
     assert found.quality == judge_values("BLEU", values, [0.0] * 30, seed=SACREBLEU_SEED).difference
+    uneven = [replace(one, scores={"pass_at_1": index**1.5}) for index, one in enumerate(b)]
+    drawn = judge_values("BLEU", [index**1.5 for index in range(30)], [0.0] * 30, seed=SACREBLEU_SEED).difference
+    assert compared(a, uneven, left=bild(**own), right=bild(**own)).quality == drawn
     few = compared(a, b[:10], left=bild(**own), right=bild(**own))
     assert (few.n_examples, few.qualities) == (10, (0, 41.0))  # of A's own ten; B has no others
 
@@ -236,7 +290,9 @@ def test_metrics_that_both_have_are_compared_behind_the_leading_one() -> None:
     (further,) = found.further
     assert (further.metric, further.values, further.verdict) == ("ROUGE-L", (70, 70), "better")
     assert further.difference.value == pytest.approx(100 / 3)
-    assert [one.metric for one in found.judged] == ["BLEU", "ROUGE-L"]
+    assert [(one.metric, one.values) for one in found.judged] == [("BLEU", found.qualities), ("ROUGE-L", (70, 70))]
+    stored = [replace(one, scores={"rouge": 50.0}) for one in decoded([1.0])]
+    assert compared(stored, stored, **sides).further[0].difference.metric == "ROUGE-L"
     assert compared(decoded([1.0]), decoded([1.0]), **sides).further[0].verdict == "not compared"
 
 

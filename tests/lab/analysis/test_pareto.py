@@ -92,6 +92,9 @@ def test_hypervolume_counts_dominated_and_repeated_points_for_nothing() -> None:
 def test_points_beyond_the_reference_add_nothing() -> None:
     beyond = [(1.0, 20.0), (1.2, 20.0), (0.1, 10.0), (0.1, 9.0)]
     assert hypervolume(beyond, (1.0, 10.0)) == 0
+    for point in beyond:
+        assert hypervolume([point], (1.0, 10.0)) == 0
+        assert hypervolume([point, (0.5, 12.0)], (1.0, 10.0)) == 0.5 * 2
 
 
 def test_hypervolume_agrees_with_counting_cells() -> None:

@@ -52,13 +52,22 @@ def test_drafts_of_different_lengths_have_no_window_and_no_theorem() -> None:
 
 def test_the_last_draft_of_a_text_may_be_shorter() -> None:
     assert fixed_window([text([round_of(4, 4), round_of(4, 0), round_of(1, 1)], 1.0)]) == 4
+    assert fixed_window([text([round_of(4, 4), round_of(1, 1)], 1.0)]) == 4
     assert fixed_window([text([round_of(2, 2)], 1.0)]) is None
+
+
+def test_nine_drafts_of_ten_fix_the_window() -> None:
+    for short, window in ((1, 4), (2, None)):
+        rounds = [round_of(2, 2)] * short + [round_of(4, 4)] * (10 - short)
+        assert fixed_window([text([*rounds, round_of(4, 4)], 1.0)]) == window
 
 
 def test_a_draft_that_ends_in_an_end_token_does_not_count() -> None:
     several = [text([round_of(4, 1), round_of(2, 1), round_of(3, 1), round_of(4, 4)], 1.0)]
     assert fixed_window(several) is None
     assert fixed_window(several, end_tokens=frozenset([1, 2])) == 4  # round_of(n) drafts 0 … n − 1
+    stages = {"prefill": 0.0, "draft": 13 * DRAFT_S, "verify": 0.04, "host": 0.0}
+    assert predict(several, [baseline_of(11)], stages, frozenset([1, 2])).window == 4
 
 
 def test_a_drafter_without_forwards_is_charged_by_the_token() -> None:
@@ -77,6 +86,7 @@ def test_nothing_is_predicted_without_drafts_or_against_another_baseline() -> No
     assert predict([drafting], [Timed([1, 2], [0.1], Trace())], stages) is None  # a peer's own loop
 
 
-def test_nothing_is_predicted_from_a_prefill_longer_than_the_whole_text() -> None:
-    stages = {"prefill": 1.0, "draft": 0.01, "verify": 0.04, "host": 0.0}
+@pytest.mark.parametrize("prefill_s", [0.1, 1.0])
+def test_nothing_is_predicted_from_a_prefill_as_long_as_the_whole_text(prefill_s: float) -> None:
+    stages = {"prefill": prefill_s, "draft": 0.01, "verify": 0.04, "host": 0.0}
     assert predict([text([round_of(4, 4), round_of(4, 4)], 0.05)], [baseline_of(10)], stages) is None

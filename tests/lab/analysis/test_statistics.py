@@ -62,6 +62,7 @@ def test_the_acceptance_rate_leaves_out_tokens_that_were_never_judged() -> None:
 def test_acceptance_by_position_counts_rounds_that_got_there() -> None:
     assert acceptance_by_position([(3, 3), (3, 1), (2, 2), (3, 0)]) == [3 / 4, 2 / 3, 1.0]
     assert acceptance_by_position([(3, 0)]) == [0.0]
+    assert acceptance_by_position([(2, 2), (2, 0)]) == [1 / 2, 1.0]
     assert acceptance_by_position([(0, 0)]) == acceptance_by_position([]) == []
 
 

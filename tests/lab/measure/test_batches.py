@@ -13,7 +13,7 @@ from bild_lab.engine.batch import Wanted, current_batch
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import Trace
-from bild_lab.lab.measure.batches import BLOCK, blocks, time_batches
+from bild_lab.lab.measure.batches import BLOCK, blocks, time_batches, warm_up_batches
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +65,19 @@ def test_methods_take_turns_with_blocks_and_each_text_has_its_own_seed() -> None
     assert all(len(one.latency_s) == len(one.waited_s) == 2 for several in found.values() for one in several)
 
 
+def test_more_than_two_methods_begin_in_turn() -> None:
+    notes: list = []
+    methods = {name: Noted(name, notes) for name in ("a", "b", "c")}
+    time_batches(methods, requests(2 * BLOCK), 1, 2, 0, lambda: None)
+    assert "".join(name for name, _, _ in notes[::BLOCK]) == "abc" + "cba" + "bca" + "acb"
+
+
+def test_a_warm_up_draws_as_the_texts_that_are_timed() -> None:
+    notes: list = []
+    warm_up_batches({"method": Noted("method", notes)}, requests(3, 1.0), 2, 5)
+    assert [(at, seed) for _, at, seed in notes] == [(0, 5 * 1_000_003), (1, 5 * 1_000_003 + 1)]
+
+
 def test_the_shares_of_a_batch_add_up_to_its_seconds() -> None:
     started = time.perf_counter()
     found = time_batches({"method": Noted("method", [])}, requests(8), 4, 1, 0, lambda: None)
@@ -104,3 +117,5 @@ def test_a_short_rest_belongs_to_the_block_before_it() -> None:
     assert [list(block) for block in blocks(9, 4)] == [[0, 1, 2, 3], [4, 5, 6, 7, 8]]
     assert [len(block) for block in blocks(10, 4)] == [4, 4, 2]
     assert [len(block) for block in blocks(3, 8)] == [3]
+    assert [len(block) for block in blocks(5, 4)] == [5]
+    assert [len(block) for block in blocks(7, 5)] == [5, 2]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from bild_lab.engine.acceptance import ExactMatch, Rollback
 from bild_lab.engine.decode import DraftThenVerify
-from bild_lab.engine.draft import Draft
+from bild_lab.engine.draft import ROOT, Draft
+from bild_lab.engine.drafters import NoDraft
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.session import EVERYTHING, as_rows
+from bild_lab.engine.session import EVERYTHING, Rows, as_rows
+from bild_lab.engine.trace import Trace
 from bild_lab.lab.measure.certificate import (
     DEFECT,
     EQUAL,
@@ -20,6 +23,7 @@ from bild_lab.lab.measure.certificate import (
     certify,
     count_verdicts,
     most_noise,
+    verification,
 )
 from bild_lab.lab.schema.result import CertificateCounts
 from tests.stubs import StubModel
@@ -184,3 +188,91 @@ def test_trees_are_scored_again_as_trees() -> None:
     found = certify(target, Request(REQUEST.source, Limits(1, 3)), [4, 4, 4], [4, 3, 3], method)
     assert (found.verdict, found.position, found.rows) == (TIE, 1, 4)
     assert found.wide_gap == pytest.approx(-0.002)
+
+
+def by_text(text: list[int]) -> Tensor:
+    """Other logits behind every text."""
+    seed = sum((token + 1) * 7**place for place, token in enumerate(text))
+    return torch.randn(6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+class Noting(StubModel):
+    """Notes the room of its sessions and the rows that they run."""
+
+    def start(self, source: Source, room: int, *_: object):  # type: ignore[no-untyped-def]
+        session = super().start(source, room)
+        extend = session.extend
+
+        def noted(rows, want=EVERYTHING):  # type: ignore[no-untyped-def]
+            self.rows.append(as_rows(rows))
+            return extend(rows, want)
+
+        session.extend = noted  # type: ignore[method-assign]
+        self.rooms.append(room)
+        return session
+
+
+def noting() -> Noting:
+    model = Noting(by_text)
+    model.rooms, model.rows = [], []
+    return model
+
+
+class Guesses(Fours):
+    """Every token as a child of the text, and behind each of them every token."""
+
+    drafts_trees = True
+
+    def propose(self, tokens: list[int]) -> Draft:
+        parents = [ROOT] * 6 + [node for node in range(6) for _ in range(6)]
+        return Draft(torch.arange(6).repeat(7), torch.tensor(parents))
+
+
+def shape(rows: Rows) -> tuple[list[int], list[int] | None]:
+    return list(map(int, rows.tokens)), None if rows.tree is None else rows.tree.parents.tolist()
+
+
+@pytest.mark.parametrize(("drafter", "width"), [(Fours(), 3), (Guesses(), 43)])
+def test_each_context_is_scored_again_behind_the_same_tokens_in_the_same_rows(drafter: Drafter, width: int) -> None:
+    request, prompt = Request(Source((2, 0)), Limits(2, 8)), [2, 0]
+    target = noting()
+    method = DraftThenVerify(target, drafter, ExactMatch())
+    text = method.decode(request, Trace())[2:]
+    verified = [shape(rows) for rows in target.rows]
+    for length in range(len(text)):
+        found = verification(target, request, text[:length], method)
+        assert found.rows == width
+        assert len(found.logits) == 2  # anew, and what the rule read
+        assert all(torch.equal(logits, by_text([*prompt, *text[:length]])) for logits in found.logits)
+        assert shape(target.rows[-1]) in verified
+    assert set(target.rooms) == {8}
+
+
+def test_the_text_of_a_method_that_drafts_nothing_is_scored_in_one_forward() -> None:
+    target = noting()
+    for method in (None, DraftThenVerify(target, NoDraft(target), ExactMatch())):
+        found = verification(target, REQUEST, [3, 4, 5], method)
+        assert (found.rows, len(found.logits)) == (4, 1)
+        assert torch.equal(found.logits[0], by_text([0, 3, 4, 5]))
+        assert shape(target.rows[-1]) == ([0, 3, 4, 5], None)
+    assert set(target.rooms) == {8}
+
+
+@pytest.mark.parametrize(("off", "verdict"), [(-0.5, TIE), (-0.50001, SESSION_DEFECT)])
+def test_noise_may_be_as_large_as_its_bound(off: float, verdict: str) -> None:
+    """A sixteenth of the largest score: two layers in bfloat16."""
+    target = by_width({3: off}, torch.bfloat16)
+    target.next_logits = lambda _: torch.tensor([0, 0, 0, 8.0, 7.5, 0], dtype=torch.float64)
+    target.depth = 2
+    method = DraftThenVerify(target, Fours(), ExactMatch())
+    assert certify(target, Request(REQUEST.source, Limits(1, 2)), [4, 4], [3, 3], method).verdict == verdict
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_numbers_that_are_none_are_a_defect_of_the_session(read: bool) -> None:
+    """Scored anew, or among those that the rule read."""
+    broken, sound = by_width({3: float("nan")}, torch.bfloat16), by_width({3: 0.012}, torch.bfloat16)
+    method = DraftThenVerify(broken if read else sound, Fours(), ExactMatch())
+    target = sound if read else broken
+    found = certify(target, Request(REQUEST.source, Limits(1, 2)), [4, 4], [3, 3], method)
+    assert found.verdict == SESSION_DEFECT

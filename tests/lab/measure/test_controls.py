@@ -85,7 +85,7 @@ def judged(fault: str, family: str, shape: str) -> None:
     assert 0 <= found.position < LENGTH
 
 
-@pytest.mark.parametrize(("family", "shape"), product(FAMILIES, SHAPES))
+@pytest.mark.parametrize(("family", "shape"), list(product(FAMILIES, SHAPES)))
 @pytest.mark.parametrize("fault", CONTROLS)
 def test_each_control_is_caught_and_by_this_check(fault: str, family: str, shape: str) -> None:
     judged(fault, family, shape)
@@ -97,7 +97,7 @@ def test_further_faults_are_caught_too(fault: str, family: str, shape: str) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "shape"), product(FAMILIES, SHAPES))
+@pytest.mark.parametrize(("family", "shape"), list(product(FAMILIES, SHAPES)))
 def test_a_misdeclared_draft_is_seen_in_its_law_too(family: str, shape: str) -> None:
     """The drafter's model says what its tokens are drawn from."""
     assert sampled(family, shape, "misdeclared draft").law > 1e-3
@@ -105,7 +105,7 @@ def test_a_misdeclared_draft_is_seen_in_its_law_too(family: str, shape: str) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "shape"), product(FAMILIES, SHAPES))
+@pytest.mark.parametrize(("family", "shape"), list(product(FAMILIES, SHAPES)))
 @pytest.mark.parametrize("fault", [None, *TARGET_FAULTS])
 def test_faults_of_the_target_are_caught_in_greedy_texts(fault: str | None, family: str, shape: str) -> None:
     verdicts = {found.verdict for found in greedy(family, shape, fault)}

@@ -52,3 +52,19 @@ def test_a_drafter_that_is_broken_is_the_one_named(checkpoints: Path, tmp_path: 
     decoder = load(str(checkpoints / "t5"), str(path), policy="bild")
     with pytest.raises(UserError, match="/small scores a text with NaN"):
         require_no_nan(decoder.running, decoder.request("w9 w5", 10))
+
+
+def test_the_first_models_scores_are_given_back(checkpoints: Path) -> None:
+    decoder = load(str(checkpoints / "llama"), str(checkpoints / "llama-draft"), policy="speculative")
+    request = decoder.request("w5 w9", 10)
+    assert len(decoder.running) == 2
+    scores = require_no_nan(decoder.running, request, [5, 6, END])
+    assert torch.equal(scores, text_logits(decoder.running[0], request, [5, 6, END]))
+
+
+@pytest.mark.parametrize(("emitted", "rows"), [([], 1), ([5], 1), ([5, 6], 2)])
+def test_every_emitted_token_has_its_row_and_an_empty_text_one(
+    emitted: list[int], rows: int, checkpoints: Path
+) -> None:
+    decoder = load(str(checkpoints / "llama"), policy="vanilla")
+    assert len(text_logits(decoder.target, decoder.request("w5 w9", 10), emitted)) == rows

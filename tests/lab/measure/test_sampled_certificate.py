@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,15 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from bild_lab.engine.acceptance import Fly, SpeculativeSampling, TypicalAcceptance
+from bild_lab.engine.acceptance import Fly, Rollback, SpeculativeSampling, TypicalAcceptance
 from bild_lab.engine.decode import DraftThenVerify
-from bild_lab.engine.draft import Draft
+from bild_lab.engine.draft import Draft, Tree
 from bild_lab.engine.drafters import ModelDrafter, NoDraft
 from bild_lab.engine.protocols import Acceptance, Drafter
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling, pick
 from bild_lab.engine.session import EVERYTHING, Scores, Want
 from bild_lab.engine.trace import Trace
+from bild_lab.lab.measure import sampled_certificate
 from bild_lab.lab.measure.certificate import (
     DEFECT,
     EXACT,
@@ -29,6 +31,7 @@ from bild_lab.lab.measure.certificate import (
     count_verdicts,
 )
 from bild_lab.lab.measure.sampled_certificate import (
+    DRAWN,
     DRAWS,
     LAW,
     LOGITS,
@@ -37,6 +40,7 @@ from bild_lab.lab.measure.sampled_certificate import (
     certify_sampled,
     drawn_as_declared,
 )
+from bild_lab.lab.measure.witness import Witness, total_variation
 from bild_lab.lab.schema.result import CertificateCounts
 from tests.engine.acceptance.exact import table
 from tests.engine.lossless.toy import TableModel, TableSession
@@ -46,23 +50,24 @@ LENGTH = 12
 
 
 class Loaded(TableModel):
-    """A table that counts as loaded. off: what the logits of several rows are moved by."""
+    """A table that counts as loaded. off: what the logits of several rows are moved by, in texts up to `until`."""
 
-    dtype, depth, off = torch.float32, 2, 0.0
+    dtype, depth, off, until = torch.float32, 2, 0.0, 99
 
     def start(self, source: Source, room: int, *_: object) -> TableSession:
         session = super().start(source, room)
         session.__class__ = Moved
-        session.off = self.off
+        session.off, session.until = self.off, self.until
         return session
 
 
 class Moved(TableSession):
     def extend(self, rows: Any, want: Want = EVERYTHING) -> Scores:
+        before = self.length
         scores = super().extend(rows, want)
-        if len(scores.logits) > 1:
+        if len(scores.logits) > 1 and before < self.until:
             scores.logits[:, 0] += self.off
-        return scores
+        return replace(scores, head_input=scores.logits) if want.head_input else scores
 
 
 def loaded(probs: Tensor, **changes: Any) -> Loaded:
@@ -71,8 +76,8 @@ def loaded(probs: Tensor, **changes: Any) -> Loaded:
     return model
 
 
-def request(seed: int = 3) -> Request:
-    return Request(Source((0,)), Limits(1, LENGTH), Sampling(0.8), torch.Generator().manual_seed(seed))
+def request(seed: int = 3, length: int = LENGTH) -> Request:
+    return Request(Source((0,)), Limits(1, length), Sampling(0.8), torch.Generator().manual_seed(seed))
 
 
 def certified(
@@ -124,6 +129,8 @@ def test_what_rounding_can_explain_is_told_by_the_number_of_rows() -> None:
     assert (more.verdict, more.check) == (SESSION_DEFECT, LOGITS)
     half = certified(SpeculativeSampling(), target=loaded(TARGET, off=1e-2, dtype=torch.bfloat16))
     assert half.verdict == ROUNDING
+    once = certified(SpeculativeSampling(), target=loaded(TARGET, off=1e-4, until=1))  # in the first round alone
+    assert once.verdict == ROUNDING
 
 
 def test_another_text_than_the_seeds_is_a_defect_at_its_first_other_token() -> None:
@@ -132,6 +139,8 @@ def test_another_text_than_the_seeds_is_a_defect_at_its_first_other_token() -> N
     tokens[4] = (tokens[4] + 1) % 5
     found = certify_sampled(method, method.target, request(), tokens)
     assert (found.verdict, found.check, found.position) == (DEFECT, TEXT, 4)
+    shorter = certify_sampled(method, method.target, request(), method.decode(request(), Trace())[1:8])
+    assert (shorter.verdict, shorter.check, shorter.position) == (DEFECT, TEXT, 7)
 
 
 def test_tokens_that_no_round_verified_are_a_defect() -> None:
@@ -158,6 +167,8 @@ def test_a_distribution_that_is_not_the_models_is_found_by_the_law_alone() -> No
     assert (found.verdict, found.check) == (DEFECT, LAW)
     unknown = Colder(loaded(DRAFTER, dtype=torch.bfloat16), 3)  # rounding may be as large: q counts as declared
     assert certified(SpeculativeSampling(), unknown).verdict == EXACT
+    kernels = Colder(loaded(DRAFTER, dtype=torch.bfloat16, engine="kernels"), 3)  # whose rows are all the same
+    assert certified(SpeculativeSampling(), kernels).check == LAW
 
 
 def test_tokens_are_drawn_again_from_their_q() -> None:
@@ -171,6 +182,15 @@ def test_tokens_are_drawn_again_from_their_q() -> None:
         assert not drawn_as_declared(replace(draft, tokens=swapped))
     assert drawn_as_declared(replace(draft, tokens=swapped, uniforms=None))  # nothing to draw with
     assert drawn_as_declared(Draft(torch.tensor([3])))
+    assert drawn_as_declared(Draft(torch.tensor([3]), uniforms=torch.tensor([0.5]).double()))
+
+
+@pytest.mark.parametrize(("miss", "drawn"), [(DRAWN, True), (2 * DRAWN, False)])
+@pytest.mark.parametrize(("token", "side"), [(0, 1), (1, -1)])
+def test_a_random_number_may_miss_a_share_by_rounding_alone(token: int, side: int, miss: float, drawn: bool) -> None:
+    draft = Draft(torch.tensor([token]), probs=torch.tensor([[0.5, 0.5]]), uniforms=torch.tensor([0.5]).double())
+    assert drawn_as_declared(draft)
+    assert drawn_as_declared(replace(draft, uniforms=draft.uniforms + side * miss)) == drawn
 
 
 def test_the_misdrawn_position_is_told() -> None:
@@ -214,4 +234,121 @@ def test_a_sum_in_float32_may_miss_one_but_not_by_much() -> None:
     assert certified(SpeculativeSampling(), drafter).verdict == EXACT
     drafter.factor = 0.9
     found = certified(SpeculativeSampling(), drafter)
+    assert (found.verdict, found.check) == (DEFECT, LAW)
+    unknown = Scaled(loaded(DRAFTER, dtype=torch.bfloat16), 3)
+    unknown.factor = 0.9  # its tokens are drawn by their shares of the sum, as the model says too
+    assert certified(SpeculativeSampling(), unknown).law == pytest.approx(found.law)
+
+
+@pytest.mark.parametrize("length", [1, 7])
+def test_rows_behind_the_end_of_the_text_are_no_contexts(length: int) -> None:
+    """Every draft is accepted, as the target drafts, so the last round's own token has no room."""
+    target = loaded(TARGET)
+    method = DraftThenVerify(target, ModelDrafter(target, 4), SpeculativeSampling())
+    found = certify_sampled(method, target, request(3, length), method.decode(request(3, length), Trace())[1:])
+    assert (found.verdict, found.contexts) == (EXACT, length)
+
+
+def test_an_empty_text_has_no_verdict() -> None:
+    method = DraftThenVerify(loaded(TARGET), ModelDrafter(loaded(DRAFTER), 3), SpeculativeSampling())
+    assert certify_sampled(method, method.target, request(length=0), []) == Certificate(NO_LAW, contexts=0)
+
+
+def test_of_several_defects_the_cause_is_told() -> None:
+    """A rule that reads wrong logits has their law."""
+    found = certified(SpeculativeSampling(0.5), target=loaded(TARGET, off=3.0))
+    assert found.law > 0.01
+    assert (found.verdict, found.check) == (SESSION_DEFECT, LOGITS)
+
+
+def test_rows_that_forbid_other_tokens_are_a_defect_of_the_session() -> None:
+    found = certified(SpeculativeSampling(), target=loaded(TARGET, off=-float("inf")))
+    assert (found.verdict, found.check) == (SESSION_DEFECT, LOGITS)
+
+
+def test_what_is_as_large_as_its_bound_is_within_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    lossy, rounded = SpeculativeSampling(0.5), loaded(TARGET, off=1e-4)
+    law, rounding = certified(lossy).law, max(certified(SpeculativeSampling(), target=rounded).rounding.values())
+    monkeypatch.setattr(sampled_certificate, "SAME", law)
+    assert certified(lossy).verdict == EXACT
+    monkeypatch.setattr(sampled_certificate, "SAME", rounding)
+    assert certified(SpeculativeSampling(), target=rounded).verdict == EXACT
+
+
+@pytest.mark.parametrize(("off", "verdict"), [(-0.5, ROUNDING), (-0.50001, SESSION_DEFECT)])
+def test_rows_may_differ_by_as_much_as_their_bound(off: float, verdict: str) -> None:
+    """A sixteenth of the largest logit: two layers in bfloat16."""
+    logits = torch.tensor([8.0, 7.0, 7.5, 6.0, 7.0]).double().repeat(5, 1)
+    found = certified(SpeculativeSampling(), target=loaded(TARGET, logits=logits, off=off, dtype=torch.bfloat16))
+    assert found.verdict == verdict
+
+
+class Probing(ModelDrafter):
+    """Two probes behind each drafted chain."""
+
+    def propose(self, tokens: list[int]) -> Draft:
+        draft = super().propose(tokens)
+        chain = torch.arange(-1, len(draft))
+        return replace(draft, probes=torch.tensor([0, 0]), shape=Tree(torch.cat([chain, torch.tensor([0, 0])])))
+
+
+def test_probes_count_among_the_rows_of_a_forward() -> None:
+    found = certified(SpeculativeSampling(), Probing(loaded(DRAFTER), 3))
+    assert found.verdict == EXACT
+    assert max(found.rounding) == 6  # the last committed token, three drafted ones and two probes
+
+
+class LenientLater(SpeculativeSampling):
+    """Lossless in the first rounds; by their text, and by what else the target's forward gave."""
+
+    wants = Want(head_input=True)
+
+    def in_round(self, tokens: Sequence[int], scores: Scores) -> Acceptance:
+        assert torch.equal(scores.head_input, scores.logits)
+        return SpeculativeSampling(0.2 if len(tokens) > 6 else 1.0)
+
+
+def test_a_rule_of_each_round_is_judged_by_the_law_of_that_round() -> None:
+    found = certified(LenientLater())
+    assert (found.verdict, found.check) == (DEFECT, LAW)
+    assert found.position >= 6
+
+
+def test_a_witness_says_of_a_rule_what_the_rule_says() -> None:
+    witness = Witness(Rollback(0.5), lambda *_: None)
+    assert [witness.lossless(Sampling(temperature)) for temperature in (0.0, 1.0)] == [True, False]
+
+
+def test_the_total_variation_of_distributions_that_share_nothing_is_1() -> None:
+    assert total_variation(torch.tensor([0.5, 0.5, 0]), torch.tensor([0, 0, 1.0])) == 1
+    assert total_variation(torch.tensor([0.5, 0.5, 0]), torch.tensor([0.25, 0.75, 0])) == 0.25
+
+
+def test_a_drafter_whose_own_scores_are_no_numbers_does_not_draw_what_it_declares(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Hiding(ModelDrafter):
+        def propose(self, tokens: list[int]) -> Draft:
+            return replace(super().propose(tokens), uniforms=None)
+
+    begin, nothing = sampled_certificate.Rounds.__post_init__, torch.full((5,), float("nan"))
+
+    def begun(self: Any) -> None:
+        begin(self)
+        object.__setattr__(self, "_drafter", SimpleNamespace(behind=lambda tokens: nothing))
+
+    assert certified(SpeculativeSampling(), Hiding(loaded(DRAFTER), 3)).verdict == EXACT
+    monkeypatch.setattr(sampled_certificate.Rounds, "__post_init__", begun)
+    assert certified(SpeculativeSampling(), Hiding(loaded(DRAFTER), 3)).verdict == DEFECT
+
+
+def test_a_law_that_is_no_number_is_a_defect() -> None:
+    class Nothing(ModelDrafter):
+        """Declares a q of zeros, and hides its random numbers."""
+
+        def propose(self, tokens: list[int]) -> Draft:
+            draft = super().propose(tokens)
+            return replace(draft, probs=torch.zeros_like(draft.probs), uniforms=None)
+
+    found = certified(SpeculativeSampling(), Nothing(loaded(DRAFTER), 3))
     assert (found.verdict, found.check) == (DEFECT, LAW)

@@ -189,6 +189,14 @@ def test_two_methods_take_turns_at_the_beginning() -> None:
     assert turns == [[["a", "b"], ["b", "a"]], [["b", "a"], ["a", "b"]]]
 
 
+def test_three_methods_are_timed_in_the_order_of_their_turns() -> None:
+    _, notes, requests = noted(examples=2)
+    names = ["a", "b", "c"]
+    time_methods({name: Noted(name, notes) for name in names}, requests, 2, 0, lambda: None)
+    turns = [order(names, index, repeat, 2) for index in range(2) for repeat in range(2)]
+    assert [name for name, _, _ in notes] == [name for turn in turns for name in turn]
+
+
 @pytest.mark.parametrize("repeats", [1, 2, 3])
 def test_of_several_methods_each_has_every_place_equally_often(repeats: int) -> None:
     names = ["a", "b", "c"]

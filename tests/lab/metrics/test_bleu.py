@@ -65,7 +65,19 @@ def test_several_references_and_sentences_with_fewer_of_them() -> None:
     assert quality.signature.startswith("nrefs:var|")
 
 
-@pytest.mark.parametrize("prediction", ["", "x", "cat", "the cat sat", "the dog ran home now"])
+FEW = ["", "x", "cat", "the cat sat", "the cat sat home", "the dog ran home now", "mat of lions eating fish"]
+FEW = [*FEW, "lions eat fish with salt", "the cat sat on the mat", "there the cat sat on the mat again"]
+
+
+def test_texts_scored_at_once_score_as_each_alone() -> None:
+    """As resamples do; a text without a match, or too short for a 4-gram, counts for itself alone."""
+    statistics, _ = bleu_statistics(FEW, [["the cat sat on the mat"]] * len(FEW))
+    expected = [BLEU()._compute_score_from_stats(list(row)).score for row in statistics]
+    assert bleu_from_sums(statistics).tolist() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("prediction", FEW)
 def test_predictions_with_few_or_no_matches_score_as_in_sacrebleu(prediction: str) -> None:
     expected = BLEU().corpus_score([prediction], [["the cat sat on the mat"]]).score
     assert score("bleu", [prediction], [["the cat sat on the mat"]]).value == pytest.approx(expected, rel=1e-12)

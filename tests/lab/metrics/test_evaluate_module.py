@@ -92,21 +92,36 @@ def test_values_in_percent_stay_as_they_are(metric) -> None:
 
 
 def test_a_metric_that_is_no_mean_is_computed_for_every_resample(metric) -> None:
-    metric(distinct)
+    metric(distinct, _hash="0123456789abcdef")
     predictions, references = ["a", "a", "b", "c", "d", "e"], [["b"], ["a"], ["b"], ["x"], ["y"], ["z"]]
     measure = evaluate_measure("evaluate:share", predictions, references)
     assert isinstance(measure, Corpora) and measure.per_example is None
+    assert (measure.metric, measure.signature) == ("share", "evaluate:share|script:0123456789ab")
     assert measure.value() == pytest.approx(100 * 2 / 5)
     drawn = np.random.default_rng(7).integers(6, size=6)
     one = distinct([predictions[at] for at in drawn], [references[at][0] for at in drawn])["share"]
     resampled = measure.resampled(7)
     assert len(resampled) == 100 and resampled[0] == pytest.approx(100 * one)
+    assert measure.value([0, 0, 3]) == pytest.approx(0) and measure.value([1, 0]) == pytest.approx(50)
+    assert measure.resampled(7, [1, 1]).tolist() == pytest.approx([100] * 100)
     right = [several[0] for several in references]  # whose every value is 100, as that of a mean would be
     assert evaluate_measure("evaluate:share", right, references).per_example is not None
     difference = compare("evaluate:share", right, predictions, references, seed=7)
     resampled = 100 - measure.resampled(7)
     assert difference.value == pytest.approx(60)
     assert (difference.low, difference.high) == pytest.approx((sorted(resampled)[2], sorted(resampled)[-3]))
+
+
+def test_values_up_to_two_stay_as_they_are_too(metric) -> None:
+    metric(lambda predictions, references: {"share": 2 * share(predictions, references)["share"]})
+    assert score("evaluate:share", PREDICTIONS, REFERENCES).value == pytest.approx(2 * 4 / 6)
+
+
+@pytest.mark.parametrize(("off", "mean"), [((0.0, 5e-7), True), ((100.0, 5e-5), True), ((100.0, 5e-4), False)])
+def test_a_mean_is_one_to_seven_digits(off: tuple[float, float], mean: bool) -> None:
+    value, error = off
+    found = evaluate_module._means(lambda picks: value + error * (len(picks) > 1), 9)
+    assert found == ([value] * 9 if mean else None)
 
 
 def test_a_metric_that_is_a_mean_by_chance_is_none(metric) -> None:
@@ -129,9 +144,16 @@ def test_a_list_of_values_is_a_mean_and_a_key_chooses_among_several_results(metr
         score("evaluate:share", PREDICTIONS, REFERENCES)
 
 
+def test_the_number_of_the_metrics_name_is_its_value_and_flags_and_texts_are_no_numbers(metric) -> None:
+    metric(lambda **given: {"other": 0.5, **share(**given)})
+    assert score("evaluate:share", PREDICTIONS, REFERENCES).value == pytest.approx(400 / 6)
+    metric(lambda **given: {"flag": True, "words": "three", "of": share(**given)["share"]})
+    assert score("evaluate:share", PREDICTIONS, REFERENCES).value == pytest.approx(400 / 6)
+
+
 def test_a_metric_that_judges_nothing_or_fails_is_refused(metric) -> None:
     metric(lambda predictions, references: {"share": 0.5})
-    with pytest.raises(UserError, match="gives the references themselves 0.5, and 'x' too"):
+    with pytest.raises(UserError, match="^evaluate:share gives the references themselves 0.5, and 'x' too"):
         score("evaluate:share", PREDICTIONS, REFERENCES)
     metric(lambda predictions, references: 1 / 0)
     with pytest.raises(UserError, match="evaluate:share fails: ZeroDivisionError"):

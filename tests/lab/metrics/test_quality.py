@@ -7,7 +7,7 @@ import pytest
 
 from bild_lab.errors import UserError
 from bild_lab.lab.metrics import Difference, compare, judge, judge_values, quality, score, score_pool
-from bild_lab.lab.metrics.bootstrap import resampled_sums
+from bild_lab.lab.metrics.bootstrap import p_value, resampled_sums
 from tests.lab.metrics.test_bleu import corpus
 
 OF_TEXTS = ("bleu", "chrf", "ter", "rouge", "exact_match", "agreement")
@@ -66,6 +66,29 @@ def test_a_difference_by_chance_has_a_large_p_value() -> None:
     assert difference.low < 0 < difference.high
 
 
+def test_a_p_value_counts_centred_differences_that_are_as_large() -> None:
+    assert p_value(np.array([1.0, 2.0, 3.0, 5.0]), 2.0) == (1 + 1) / (4 + 1)  # 3 from the centre, as one is
+    assert p_value(np.array([0.0, 4.0, 3.0]), 2.0) == (2 + 1) / (3 + 1)  # exactly as large
+
+
+def test_programs_run_in_every_function_only_where_that_was_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    allowed: list[bool] = []
+    monkeypatch.setattr(quality, "passes", lambda texts, _, run_code: allowed.append(run_code) or [0.0] * len(texts))
+    given = "pass_at_1", ["a", "b"], [["{answer}"]] * 2
+    for measured in (
+        lambda **run: score(*given, **run),
+        lambda **run: compare(*given[:2], ["c", "d"], given[2], **run),
+        lambda **run: judge(*given[:2], ["c", "d"], given[2], **run),
+        lambda **run: score_pool(*given, [[0, 1]], [1, 0], **run),
+    ):
+        allowed.clear()
+        measured()
+        assert set(allowed) == {False}
+        allowed.clear()
+        measured(run_code=True)
+        assert set(allowed) == {True}
+
+
 def test_the_same_seed_gives_the_same_interval_and_another_seed_another() -> None:
     predictions, references = corpus(30, seed=0)
     assert score("bleu", predictions, references, seed=1) == score("bleu", predictions, references, seed=1)
@@ -100,6 +123,7 @@ def test_one_example_has_an_interval_of_no_width() -> None:
     ("metric", "predictions", "references", "message"),
     [
         ("meteor", ["a"], [["a"]], "agreement, evaluate:NAME_OR_PATH, got 'meteor'"),
+        ("evaluate:", ["a"], [["a"]], "agreement, evaluate:NAME_OR_PATH, got 'evaluate:'"),
         ("bleu", [], [], "bleu needs at least one prediction, got none"),
         ("bleu", ["a", "b"], [["a"]], "references for 2 predictions, got 1"),
         ("rouge", ["a"], [[]], "example 0 has no reference; set dataset.metric=agreement"),
@@ -129,6 +153,8 @@ def test_a_text_is_scored_once_however_many_resamples_there_are(metric: str, mon
     assert scored == predictions
     compare(metric, predictions, baseline, references)
     assert scored == [*predictions, *predictions, *baseline]
+    compare(metric, predictions, list(predictions), references)  # as those of a lossless policy
+    assert scored == [*predictions, *predictions, *baseline, *predictions]
 
 
 @pytest.mark.parametrize("metric", OF_TEXTS)
@@ -141,6 +167,7 @@ def test_a_pool_of_texts_gives_every_system_the_scores_it_has_alone(metric: str)
     for picks, (scored, difference) in zip(systems, found, strict=True):
         texts = [pool[at] for at in picks]
         alone = score(metric, texts, own, seed=3)
+        assert scored.metric == alone.metric
         assert (scored.value, scored.low, scored.high) == pytest.approx((alone.value, alone.low, alone.high))
         assert vars(difference) == pytest.approx(vars(compare(metric, texts, base, own, seed=3)))
 
@@ -152,6 +179,7 @@ def test_values_of_examples_that_were_stored_judge_as_the_texts_did() -> None:
     base = judge("rouge", theirs, None, references, seed=5)
     stored = judge_values("ROUGE-L", judged.per_example, base.per_example, seed=5)
     assert stored.difference == judged.difference and base.difference is None
+    assert judge_values("ROUGE-L", base.per_example, seed=5).difference is None
     assert (stored.score.value, stored.score.low, stored.score.high) == pytest.approx(
         (judged.score.value, judged.score.low, judged.score.high)
     )

@@ -19,11 +19,11 @@ def random_text(generator: random.Random, lines: int) -> str:
     return "\n".join(" ".join(generator.choices(WORDS, k=generator.randint(0, 9))) for _ in range(lines))
 
 
-@pytest.mark.parametrize("lines", [1, 4])
-def test_every_f_measure_is_that_of_rouge_score(lines: int) -> None:
+@pytest.mark.parametrize(("lines", "others", "count"), [(1, 1, 150), (4, 4, 150), (1, 4, 30), (4, 1, 30)])
+def test_every_f_measure_is_that_of_rouge_score(lines: int, others: int, count: int) -> None:
     generator = random.Random(lines)
-    predictions = [random_text(generator, lines) for _ in range(150)]
-    references = [[random_text(generator, lines)] for _ in range(150)]
+    predictions = [random_text(generator, lines) for _ in range(count)]
+    references = [[random_text(generator, others)] for _ in range(count)]
     expected = [
         [100 * SCORER.score(several[0], prediction)[name].fmeasure for name in NAMES]
         for prediction, several in zip(predictions, references, strict=True)

@@ -11,6 +11,7 @@ from bild_lab.lab.metrics import Scoring, compare, cut_text, score
 def test_a_text_is_cut_before_the_first_of_the_marks() -> None:
     assert cut_text("    return 1\n\ndef g():\nclass", ["\nclass", "\ndef"]) == "    return 1\n"
     assert cut_text("one END two END three", ["END"]) == "one "
+    assert cut_text("END of it", ["END"]) == ""
     assert cut_text("nothing", ["\ndef"]) == cut_text("nothing", ()) == "nothing"
 
 

@@ -16,9 +16,15 @@ def at(batch: int, speedup: float, policy: str = "speculative", **changes: objec
 
 def test_points_that_differ_in_the_batch_alone_are_a_curve() -> None:
     curve, other = batch_curves(
-        [at(1, 2.0), at(8, 1.2), at(4, 1.6), at(1, 3.0, "bild"), at(2, 2.5, "bild"), sample_result("vanilla", {}, 1.0)]
+        [
+            sample_result("vanilla", {}, 1.0),
+            at(1, 1.9, "prompt_lookup"),  # at one batch alone
+            *(at(1, 2.0), at(8, 1.2), at(4, 1.6)),
+            *(at(1, 3.0, "bild"), at(2, 2.5, "bild")),
+        ]
     )
     assert (curve.policy, other.policy) == ("speculative", "bild")
+    assert (curve.label, other.label) == ("speculative", "bild")
     assert [(one.batch, one.result.speedup.value) for one in curve.points] == [(1, 2.0), (4, 1.6), (8, 1.2)]
     exact = sample_result("speculative", {"window": 5}, 1.4, setting={"batch": 2, "dtype": "float32"})
     assert batch_curves([at(1, 2.0), exact]) == []  # another precision is another curve
@@ -27,6 +33,9 @@ def test_points_that_differ_in_the_batch_alone_are_a_curve() -> None:
     assert len(one.points) == 2  # the order of the knobs tells nothing
     other_knob = sample_result("speculative", {"window": 3}, 1.4, setting={"batch": 2})
     assert batch_curves([at(1, 2.0), other_knob]) == []
+    third = sample_result("speculative", {"window": 3}, 1.2, setting={"batch": 4})
+    both = batch_curves([at(1, 2.0), other_knob, at(2, 1.5), third, at(1, 3.0, "bild")])
+    assert [one.label for one in both] == ["speculative (window 5)", "speculative (window 3)"]
 
 
 @pytest.mark.parametrize(
@@ -35,6 +44,8 @@ def test_points_that_differ_in_the_batch_alone_are_a_curve() -> None:
         ({1: 2.0, 2: 1.5, 4: 0.5}, 2 * 2**0.5),  # halfway between 2 and 4, in doublings
         ({1: 2.0, 8: 1.1}, None),
         ({1: 0.9, 2: 0.8}, 1.0),
+        ({1: 2.0, 2: 1.0}, 2.0),  # as fast is not faster
+        ({2: 2.0, 8: 0.5, 16: 0.4}, 2 * 4 ** (2 / 3)),
         ({1: 1.5, 2: 0.9, 4: 1.2, 8: 0.8}, 4 * 2**0.5),  # for good
     ],
 )
@@ -80,6 +91,13 @@ def test_a_round_is_predicted_from_its_rows() -> None:
     paid = step_seconds(baselines({1: 1.0, 2: 2.0}))  # each row costs as much as the first
     assert predicted_speedup(alone, 2, paid) == pytest.approx(3 * 2 / (10 + 0.8 + 0.2))
     assert predicted_speedup(at(1, 1.8), 2, paid) is None and predicted_speedup(None, 2, paid) is None
+    slow = step_seconds(baselines({1: 2.0, 2: 2.0}))  # of a target that takes twice as long, and a host too
+    assert predicted_speedup(alone, 2, slow) == pytest.approx(3 / (1 + 0.4 + 0.2))
+    counts = {"target_calls": 100, "drafted": 400, "tokens_per_target_call": 3.0}
+    few = at(1, 1.8, prediction=PREDICTION, draft_calls=200, **counts)
+    assert predicted_speedup(few, 1, free) == pytest.approx(3 / (1 + 0.2 + 0.1 * 1.2 / 1.4))
+    uncounted = at(1, 1.8, prediction=PREDICTION, draft_calls=0, **counts)  # a forward for each token
+    assert predicted_speedup(uncounted, 1, free) == predicted_speedup(alone, 1, free)
     nobody = at(1, 1.8, prediction=PREDICTION, target_calls=0)
     assert predicted_speedup(alone, 2, None) is None and predicted_speedup(nobody, 2, paid) is None
 
@@ -101,3 +119,4 @@ def test_a_device_reads_weights_until_it_multiplies_for_longer() -> None:
     drafter = roofline(weights=1, bytes_per_value=2, bandwidth=20.0, flops=200.0)
     assert device_speedup(alone, 1, seconds, drafter) == pytest.approx(3 / (1 + 4 * 0.1))
     assert device_speedup(alone, 8, seconds, None) == pytest.approx(3 / 4)  # 40 rows
+    assert device_speedup(alone, 20, seconds, None) == pytest.approx(3 * 2 / 10)

@@ -8,7 +8,7 @@ import pytest
 from transformers import LlamaConfig, MambaConfig
 
 from bild_lab.engine.trace import Forward, Round, Trace
-from bild_lab.lab.analysis.cost import total
+from bild_lab.lab.analysis.cost import kinds_of, total
 from bild_lab.lab.analysis.statistics import paired_speedup
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.measure.timing import Timed
@@ -82,6 +82,8 @@ def test_work_is_that_of_method_and_baseline_and_without_a_baseline_its_own_alon
     both, alone = work_of({"method": [one], "baseline": [one, one]}, 2), work_of({"method": [one]}, 2)
     assert (both.rounds, both.baseline_rounds, both.baseline[0].count) == (3, 6, 2)
     assert (alone.rounds, alone.baseline, alone.baseline_rounds) == (3, [], 0)
+    assert both.method == alone.method == kinds_of(one.trace.forwards, 2)
+    assert work_of({"method": [Timed([1], [1.0], Trace(rounds=[Round()]))]}, 2) is None
 
 
 def test_each_category_has_the_numbers_of_its_own_examples() -> None:
@@ -194,6 +196,7 @@ def test_every_count_is_told() -> None:
     assert (found.draft_calls, found.fallbacks, found.rollbacks, found.target_calls) == (9, 2, 2, 2)
     assert (found.nothing_accepted, found.acceptance_rate) == (1 / 3, 5 / 7)
     assert found.acceptance_by_position == [2 / 3, 1.0, 1.0, 0.0]
+    assert found.judged_by_position == [[2, 1, 0], [2, 0, 1], [1, 0, 0], [0, 1, 0]]
     one.trace.rounds[:] = [Round((1, 2), 2, None)]
     assert counts([one]).tokens_per_target_call is None  # the target never ran
 
@@ -201,16 +204,29 @@ def test_every_count_is_told() -> None:
 def test_intervals_and_p_value_are_drawn_by_the_seed() -> None:
     examples = [replace(one, references=("a b",)) for one in EXAMPLES]
     texts = {"method": ["a b", "a b", "a b", "c"], "baseline": ["a b", "c", "a c", "c"]}
-    found = {seed: summarize(examples, TIMED, seed) for seed in (3, 4)}
-    found = {seed: {**one, "quality": quality("rouge", examples, texts, seed)} for seed, one in found.items()}
+    found = {seed: quality("rouge", examples, texts, seed) for seed in (3, 4)}
     own = score("rouge", texts["method"], [["a b"]] * 4, seed=3)
     difference = compare("rouge", texts["method"], texts["baseline"], [["a b"]] * 4, seed=3)
-    assert (found[3]["quality"].low, found[3]["quality"].high) == (own.low, own.high)
-    assert (found[3]["quality"].difference_low, found[3]["quality"].p_value) == (difference.low, difference.p_value)
-    assert found[3]["quality"].p_value != found[4]["quality"].p_value
-    slow, fast = (latencies(TIMED[name]) for name in ("baseline", "method"))
-    assert found[3]["speedup"] == paired_speedup(slow, fast, 3)
-    assert found[3]["categories"]["math"].speedup == paired_speedup(slow[[0, 2]], fast[[0, 2]], 3)
+    assert (found[3].low, found[3].high) == (own.low, own.high)
+    assert (found[3].difference_low, found[3].p_value) == (difference.low, difference.p_value)
+    assert found[3].p_value != found[4].p_value
+
+
+def test_intervals_of_speedups_are_drawn_by_the_seed_for_the_whole_and_each_category() -> None:
+    method, baseline = ([timed(4, at + place**1.5) for place in range(20)] for at in (1.0, 2.0))
+    examples = [Example(str(place), "", "", category="ab"[place // 10]) for place in range(20)]
+    slow, fast = latencies(baseline), latencies(method)
+    for seed in (3, 4):
+        found = summarize(examples, {"method": method, "baseline": baseline}, seed)
+        assert found["speedup"] == paired_speedup(slow, fast, seed)
+        assert found["categories"]["b"].speedup == paired_speedup(slow[10:], fast[10:], seed)
+
+
+def test_in_a_batch_the_latency_is_with_the_waits_and_the_speed_without() -> None:
+    both = {name: [replace(one, waited_s=[7.0] * 3) for one in several] for name, several in TIMED.items()}
+    found, alone = summarize(EXAMPLES, both, seed=0), summarize(EXAMPLES, TIMED, seed=0)
+    assert found["latency_s"].total == found["baseline_latency_s"].total == 4 * 7
+    assert (found["tokens_per_s"], found["speedup"]) == (alone["tokens_per_s"], alone["speedup"])
 
 
 def test_a_baseline_without_tokens_has_no_ratio() -> None:

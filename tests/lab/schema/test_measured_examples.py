@@ -46,6 +46,8 @@ def test_a_round_keeps_what_was_recorded_to_four_digits() -> None:
     assert measured_round(replace(ROUND, stats={"confidence": (), "distance": (), "exit_layer": 3})).statistics == {
         "exit_layer": 3
     }
+    whole = {"latency_units": 123456, "lane": "second"}
+    assert measured_round(replace(ROUND, stats={**whole, "matched": None})).statistics == whole
 
 
 def test_examples_are_stored_with_the_baselines_and_their_certificates() -> None:

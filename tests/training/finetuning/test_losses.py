@@ -95,9 +95,10 @@ def test_an_inner_layers_loss_is_that_of_the_model_cut_there(name: str, kind: st
 
 
 @torch.no_grad()
-def test_a_tied_t5_scales_its_heads_input_after_every_layer() -> None:
+@pytest.mark.parametrize(("kind", "tied"), [("t5", True), ("mt5", True), ("t5", False)])
+def test_a_tied_t5_scales_its_heads_input_after_every_layer(kind: str, tied: bool) -> None:
     model = tiny_t5(1)
-    model.config.scale_decoder_outputs = True
+    model.config.model_type, model.config.scale_decoder_outputs = kind, tied
     loss = LayerLoss(model, {1: 0.5, 2: 0.5}, 0.0, bfloat16=False)
     sums = loss.sums(forward(model, output_hidden_states=True), LABELS)
     assert float(sums[1]) / 6 == pytest.approx(literal_loss(cut(model, 1)), abs=1e-5)

@@ -53,10 +53,32 @@ def test_an_evaluation_counts_hits_by_predictor_and_the_leading_ones() -> None:
         {name: value for name, value in scores.items() if name != "seconds"}
     )
     model = Parrot(torch.cat([logits, -logits]))
-    assert twice._sums(model, PredictionLoss((1.0, 0.5)))[2] == 3 * 4  # contexts of all batches
+    sums = twice._sums(model, PredictionLoss((1.0, 0.5)))
+    assert sums[2] == 3 * 4  # contexts of all batches
+    assert sums.dtype == torch.double  # a small loss counts beside the sum of many
     right, rest = -np.log(np.e**10 / (np.e**10 + 29)), np.log(np.e**10 + 29)
     second = np.log(np.e**10 + np.e**9 + 28) - 9
     assert scores["loss"] == pytest.approx((3 * right + rest + 0.5 * (2 * right + second)) / 7, rel=1e-5)
+
+
+class Learner(Parrot):
+    """Has a loss of its own for the first predictor."""
+
+    def forward(self, input_ids: torch.Tensor, contexts: torch.Tensor) -> OwnLoss:
+        return OwnLoss(super().forward(input_ids, contexts), torch.full((*contexts.shape, 1), 3.0))
+
+
+def test_a_fifth_choice_is_near_and_a_sixth_is_not_whatever_the_loss() -> None:
+    logits = torch.zeros(1, 4, 2, 30)
+    logits[0, :, 0, :6] = torch.arange(6.0, 0.0, -1.0)
+    for context, (label, score) in enumerate([(21, 2.5), (22, 1.5), (23, 2.5), (24, 6.5)]):
+        logits[0, context, 0, label] = score
+    chooser = ContextChooser((1, 2), per_answer=None, seed=0)
+    evaluate = PredictionEvaluator([ROW], chooser, ("a", "b"), "accepted", leading_hits, batch_size=4)
+    for module in (Parrot(logits), Learner(logits)):
+        scores = evaluate(module, PredictionLoss((0.5, 0.5)))
+        assert (scores["top_1_a"], scores["top_5_a"]) == (1 / 4, 3 / 4)
+    assert scores["loss"] == pytest.approx(0.5 * 4 * 3.0 / 7)
 
 
 def test_a_loss_is_weighted_by_predictor_and_divided_by_the_labels_of_the_whole_step() -> None:
@@ -66,6 +88,7 @@ def test_a_loss_is_weighted_by_predictor_and_divided_by_the_labels_of_the_whole_
     right, wrong = -np.log(np.e**2 / (np.e**2 + 2)), np.log(np.e**2 + 2)
     loss = PredictionLoss((1.0, 0.5))
     assert loss.total(logits, labels).item() == pytest.approx(right + 0.5 * wrong + wrong)
+    assert loss.total(logits[0], labels[0]).item() == loss.total(logits, labels).item()  # of one row
     assert loss(logits, labels).item() == pytest.approx((right + 1.5 * wrong) / 3)
     assert loss(logits, labels, num_items_in_batch=10).item() == pytest.approx((right + 1.5 * wrong) / 10)
 
