@@ -68,7 +68,7 @@ class BlockVerification:
         follows = drawn * acceptance(scaled, q)
         ends = (1 - follows.sum(-1, keepdim=True)) * chances_to_end(scaled, q, weights)[:, None]
         stands = follows.sum(-1, keepdim=True) + ends  # P_i if `drawn` is q
-        behind = torch.where(stands > 0, (follows + ends * residual(scaled, q)) / stands, p[:-1])
+        behind = torch.where(stands == 0, p[:-1], (follows + ends * residual(scaled, q)) / stands)
         return torch.cat([behind, p[-1:]])
 
 

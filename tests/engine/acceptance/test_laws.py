@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import replace
 
@@ -174,6 +175,7 @@ def test_block_verification_has_a_law_where_nothing_is_left_and_where_nothing_ca
     sure = Draft(torch.tensor([0, 0]), probs=torch.tensor([[1.0, 0.0]] * 2, dtype=torch.float64))
     other = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)  # which neither model says behind the first
     torch.testing.assert_close(rule.law(sure, p.log(), request, other)[1:], p[1:])
+    assert rule.law(sure, p.log(), request, other * math.nan)[:2].isnan().all()  # and is not taken for the target's
 
 
 def test_where_the_drafter_rules_tokens_out_rejection_sampling_emits_the_targets() -> None:
