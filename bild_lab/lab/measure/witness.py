@@ -93,8 +93,8 @@ class OneRow:
 
 
 def total_variation(p: Float[Tensor, " vocab"], q: Float[Tensor, " vocab"]) -> float:
-    """Half the sum of |p − q|: the largest difference in the probability of any set of tokens."""
-    return float((p.double() - q.double()).abs().sum()) / 2
+    """Half the sum of |p − q|: the largest difference in the probability of any set of tokens; 1 if one is NaN."""
+    return float((p.double() - q.double()).abs().sum().nan_to_num(nan=2.0)) / 2
 
 
 def distribution(sampling: Sampling, logits: Float[Tensor, " vocab"]) -> Float[Tensor, " vocab"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -322,6 +323,7 @@ def test_a_witness_says_of_a_rule_what_the_rule_says() -> None:
 def test_the_total_variation_of_distributions_that_share_nothing_is_1() -> None:
     assert total_variation(torch.tensor([0.5, 0.5, 0]), torch.tensor([0, 0, 1.0])) == 1
     assert total_variation(torch.tensor([0.5, 0.5, 0]), torch.tensor([0.25, 0.75, 0])) == 0.25
+    assert total_variation(torch.tensor([0.5, 0.5, 0]), torch.tensor([0.5, 0.5, math.nan])) == 1
 
 
 def test_a_drafter_whose_own_scores_are_no_numbers_does_not_draw_what_it_declares(
@@ -339,7 +341,8 @@ def test_a_drafter_whose_own_scores_are_no_numbers_does_not_draw_what_it_declare
 
     assert certified(SpeculativeSampling(), Hiding(loaded(DRAFTER), 3)).verdict == EXACT
     monkeypatch.setattr(sampled_certificate.Rounds, "__post_init__", begun)
-    assert certified(SpeculativeSampling(), Hiding(loaded(DRAFTER), 3)).verdict == DEFECT
+    found = certified(SpeculativeSampling(), Hiding(loaded(DRAFTER), 3))
+    assert (found.verdict, found.check, found.law) == (DEFECT, LAW, 1)
 
 
 def test_a_law_that_is_no_number_is_a_defect() -> None:
