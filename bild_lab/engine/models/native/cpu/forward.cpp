@@ -213,8 +213,8 @@ inline Pair pair(const bfloat16* w) {
     return {{low(left), low(right)}, {high(left), high(right)}};
 }
 
-// has memory send the weights that come 16 KiB behind a pair of inputs' while several rows keep the core busy; for one or
-// two rows the hardware is as quick
+// asks memory for the weights 16 KiB further on, while R rows are multiplied by these. For one or two rows the processor's
+// own prefetching is as quick
 template <int R, class T>
 inline void ask_for(const T* w) {
     if constexpr (R > 2)
