@@ -213,13 +213,14 @@ inline Pair pair(const bfloat16* w) {
     return {{low(left), low(right)}, {high(left), high(right)}};
 }
 
-// asks memory for the weights 16 KiB further on, while R rows are multiplied by these. For one or two rows the processor's
+constexpr int AHEAD = 16384;  // bytes
+// asks memory for the weights that far on, while R rows are multiplied by these. For one or two rows the processor's
 // own prefetching is as quick
 template <int R, class T>
 inline void ask_for(const T* w) {
     if constexpr (R > 2)
         for (int i = 0; i < 2 * PANEL; i += 64 / sizeof(T))
-            __builtin_prefetch(reinterpret_cast<const char*>(w + i) + 16384, 0, 2);
+            __builtin_prefetch(reinterpret_cast<const char*>(w + i) + AHEAD, 0, 2);
 }
 
 // R rows times one panel: the even and the odd inputs are summed apart, then added
@@ -229,7 +230,7 @@ inline void multiply(const float* x, int stride, const T* w, int inputs, vec out
     for (int k = 0; k < inputs; k += 2, w += 2 * PANEL) {
         const Pair weights = pair(w);
         ask_for<R>(w);
-        #pragma GCC unroll 6  // or the sums of 3 to 5 rows go to memory and back
+        #pragma GCC unroll ROWS  // or the sums of 3 to 5 rows go to memory and back
         for (int r = 0; r < R; ++r) {
             const float* row = x + r * stride + k;
             #pragma GCC unroll 2
@@ -239,7 +240,7 @@ inline void multiply(const float* x, int stride, const T* w, int inputs, vec out
             }
         }
     }
-    #pragma GCC unroll 6
+    #pragma GCC unroll ROWS
     for (int r = 0; r < R; ++r)
         for (int half = 0; half < 2; ++half) out[r][half] = even[r][half] + odd[r][half];
 }
@@ -292,7 +293,7 @@ inline void multiply(const uint16_t* x, int stride, const bfloat16* w, int input
         for (int turn = 0; turn < 2; ++turn, w += 2 * PANEL) {
             const __m512bh left = (__m512bh)_mm512_loadu_si512(w), right = (__m512bh)_mm512_loadu_si512(w + PANEL);
             ask_for<R>(w);
-            #pragma GCC unroll 6
+            #pragma GCC unroll ROWS
             for (int r = 0; r < R; ++r) {
                 int32_t two;
                 std::memcpy(&two, x + int64_t(r) * stride + k + 2 * turn, 4);
@@ -301,7 +302,7 @@ inline void multiply(const uint16_t* x, int stride, const bfloat16* w, int input
                 sums[turn][r][1] = (vec)_mm512_dpbf16_ps((__m512)sums[turn][r][1], inputs_of_row, right);
             }
         }
-    #pragma GCC unroll 6
+    #pragma GCC unroll ROWS
     for (int r = 0; r < R; ++r)
         for (int half = 0; half < 2; ++half) out[r][half] = sums[0][r][half] + sums[1][r][half];
 }
