@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from bild_lab.engine.adapters import BitaAdapter
@@ -96,11 +96,12 @@ class PromptRows:
 
 
 class BitaModule(nn.Module):
-    """Runs the mask tokens of many contexts of an answer through the frozen model, in one forward.
+    """Runs the mask tokens of many contexts of an answer through the frozen model, all beside one another.
 
-    The rows are [shallow prompt, tokens, groups of M masks]. A token sees itself and the tokens before it, as usual.
-    A mask of the group after n tokens sees these tokens, the prompt, itself and the masks before it in its group, and
-    no other group (BiTA Figure 3). A group's masks have the positions n, n + 1, …; prompt rows have position 0.
+    The tokens run first. They see neither prompt nor masks, so nothing that learns reaches them: they need no gradient,
+    and leave keys and values as a cache. The rows behind them are [shallow prompt, groups of M masks]. A mask of the
+    group after n tokens sees these tokens, the prompt, itself and the masks before it in its group, and no other group
+    (BiTA Figure 3). A group's masks have the positions n, n + 1, …; prompt rows have position 0.
     """
 
     def __init__(self, base: PreTrainedModel, adapter: BitaAdapter) -> None:
@@ -114,27 +115,31 @@ class BitaModule(nn.Module):
         self, input_ids: Int[Tensor, "batch n"], contexts: Int[Tensor, "batch contexts"]
     ) -> Float[Tensor, "batch contexts masks vocab"]:
         """Logits of every mask after each context. contexts: how many tokens each one holds."""
-        base, masks = self._base[0], self.adapter.masks
-        words = base.get_input_embeddings()(input_ids)
-        (batch, groups), count = contexts.shape, masks.shape[0]
+        base, masks, device = self._base[0], self.adapter.masks, input_ids.device
+        (batch, groups), count, tokens = contexts.shape, masks.shape[0], input_ids.shape[1]
+        cache = DynamicCache(config=base.config)
+        options = {"past_key_values": cache, "use_cache": True}
+        with torch.no_grad():
+            unprompted = PromptRows(None, None)
+            base(
+                input_ids,
+                attention_mask=causal(tokens, device)[None, None],
+                bita_prompt=unprompted,
+                logits_to_keep=1,
+                **options,
+            )
         shallow, prompt = self._prompt()
-        parts = [shallow, words, masks.repeat(groups, 1)]
-        rows = torch.cat([part.to(words.dtype).expand(batch, -1, -1) for part in parts], 1)
-        depth = torch.arange(count, device=words.device)
-        positions = [
-            torch.zeros_like(input_ids[:, :1]).expand(-1, shallow.shape[0]),
-            torch.arange(input_ids.shape[1], device=words.device).expand(batch, -1),
-            (contexts[..., None] + depth).flatten(1),
-        ]
+        rows = torch.cat([shallow, masks.repeat(groups, 1)]).to(base.dtype).expand(batch, -1, -1)
+        depth = torch.arange(count, device=device)
+        beside = torch.zeros_like(contexts[:, :1]).expand(-1, shallow.shape[0])
         deep = 0 if prompt.keys is None else prompt.keys.shape[2]
-        visible = visible_rows(contexts, deep, shallow.shape[0], input_ids.shape[1], count)
         logits = base(
             inputs_embeds=rows,
-            attention_mask=visible[:, None],
-            position_ids=torch.cat(positions, 1),
-            use_cache=False,
+            attention_mask=visible_rows(contexts, deep, tokens, shallow.shape[0], count)[:, None],
+            position_ids=torch.cat([beside, (contexts[..., None] + depth).flatten(1)], 1),
             logits_to_keep=groups * count,
             bita_prompt=prompt,
+            **options,
         ).logits
         return logits.view(batch, groups, count, -1)
 
@@ -191,19 +196,19 @@ def attend_with_prompt(
 
 
 def visible_rows(
-    contexts: Int[Tensor, "batch contexts"], deep: int, shallow: int, tokens: int, masks: int
+    contexts: Int[Tensor, "batch contexts"], deep: int, tokens: int, shallow: int, masks: int
 ) -> Bool[Tensor, "batch rows columns"]:
-    """Which columns [deep prompt, rows] each row [shallow prompt, tokens, masks] sees (BiTA Figure 3)."""
+    """Which columns [deep prompt, tokens, rows] each row [shallow prompt, masks] sees (BiTA Figure 3)."""
     (batch, groups), device = contexts.shape, contexts.device
-    first = shallow + tokens  # the first mask's row
-    rows = first + groups * masks
-    visible = torch.zeros(batch, rows, deep + rows, dtype=torch.bool, device=device)
-    visible[:, :shallow, deep : deep + shallow] = causal(shallow, device)
-    visible[:, shallow:first, deep + shallow : deep + first] = causal(tokens, device)
-    visible[:, first:, : deep + shallow] = True
+    first = deep + tokens  # the column of the first row
+    rows = shallow + groups * masks
+    visible = torch.zeros(batch, rows, first + rows, dtype=torch.bool, device=device)
+    visible[:, :shallow, first : first + shallow] = causal(shallow, device)
+    own = visible[:, shallow:]
+    own[..., :deep] = own[..., first : first + shallow] = True
     before = torch.arange(tokens, device=device) < contexts[..., None]  # [batch contexts tokens]
-    visible[:, first:, deep + shallow : deep + first] = before.repeat_interleave(masks, 1)
-    visible[:, first:, deep + first :] = torch.block_diag(*[causal(masks, device)] * groups)
+    own[..., deep:first] = before.repeat_interleave(masks, 1)
+    own[..., first + shallow :] = torch.block_diag(*[causal(masks, device)] * groups)
     return visible
 
 

@@ -106,17 +106,14 @@ def test_masks_see_the_prompt(prompt: str, bases: dict[str, Checkpoint]) -> None
 
 def test_the_attention_mask_is_that_of_the_papers_figure() -> None:
     drawn = """
-        . . p . . . . . . .
-        . . . t . . . . . .
-        . . . t t . . . . .
-        . . . t t t . . . .
-        D D p t . . m . . .
-        D D p t . . m m . .
-        D D p t t t . . m .
-        D D p t t t . . m m
+        . . . . . p . . . .
+        D D t . . p m . . .
+        D D t . . p m m . .
+        D D t t t p . . m .
+        D D t t t p . . m m
     """
     wanted = [[mark != "." for mark in line.split()] for line in drawn.strip().splitlines()]
-    visible = visible_rows(torch.tensor([[1, 3]]), deep=2, shallow=1, tokens=3, masks=2)
+    visible = visible_rows(torch.tensor([[1, 3]]), deep=2, tokens=3, shallow=1, masks=2)
     assert visible[0].tolist() == wanted
 
 
