@@ -120,14 +120,8 @@ class BitaModule(nn.Module):
         cache = DynamicCache(config=base.config)
         options = {"past_key_values": cache, "use_cache": True}
         with torch.no_grad():
-            unprompted = PromptRows(None, None)
-            base(
-                input_ids,
-                attention_mask=causal(tokens, device)[None, None],
-                bita_prompt=unprompted,
-                logits_to_keep=1,
-                **options,
-            )
+            before = causal(tokens, device)[None, None]
+            base.base_model(input_ids, attention_mask=before, bita_prompt=PromptRows(None, None), **options)
         shallow, prompt = self._prompt()
         rows = torch.cat([shallow, masks.repeat(groups, 1)]).to(base.dtype).expand(batch, -1, -1)
         depth = torch.arange(count, device=device)
