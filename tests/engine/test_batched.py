@@ -17,11 +17,11 @@ import torch
 
 from bild_lab.engine.batch import Batch, current_batch
 from bild_lab.engine.batched import BatchedText, apart, decode_batch, why_not_in_batches
+from bild_lab.engine.draft import ROOT
 from bild_lab.engine.drafters import AdaptiveWindow, ModelDrafter
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.native import layers as native_layers
 from bild_lab.engine.models.native import passes
-from bild_lab.engine.models.native.attention import PlacedRows
 from bild_lab.engine.models.native.cpu import Behind
 from bild_lab.engine.models.native.layers import NativeLayers
 from bild_lab.engine.models.native.side_by_side import SideBySide, side_by_side
@@ -283,17 +283,14 @@ def test_planted_faults_in_the_kernels_change_texts(fault: str, family: str, mon
         texts = [layers.behind(work.start, work.count, work.logits) for layers, work in works]
         longest = max(text.start for text in texts)
 
-        def changed(self: NativeLayers, start: int, count: int, scored: int = 1, placed: object = None) -> Behind:
-            own = Behind(count, start, self.cache, self._cross(), scored, placed, self.reserved)
+        def changed(self: NativeLayers, start: int, count: int, scored: int = 1, tree: object = None) -> Behind:
+            own = Behind(count, start, self.cache, self._cross(), scored, reserved=self.reserved)
             seen.append(own)
             if fault == "another text's cache":
                 return own._replace(cache=texts[len(seen) % len(texts)].cache)
             if fault == "wrong positions":
-                stop, late = start + count, int(start < longest)
-                slots = torch.arange(stop)
-                positions = slots[start:] + late
-                visible = slots <= slots[start:, None]
-                return own._replace(placed=PlacedRows(slice(start, stop), stop, positions, visible, slots))
+                # a sibling of the row before it, in place of a child
+                return own._replace(parents=torch.full((count + 1,), ROOT)) if 0 < start < longest else own
             return own._replace(start=min(longest, self.cache.capacity - count))
 
         with pytest.MonkeyPatch.context() as patch:

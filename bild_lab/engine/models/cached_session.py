@@ -213,10 +213,10 @@ class CachedSession:
             self._have_run([len(tokens), *grown.forwards[1:]])
         return grown
 
-    @torch.inference_mode()
     def keep(self, path: Sequence[int]) -> None:
         if list(path) != list(range(len(path))):
-            self.layers.gather(self._base, path)
+            with torch.inference_mode():  # only here: entering it takes time
+                self.layers.gather(self._base, path)
         self._cached = self._base + len(path)
 
     def rollback(self, length: int) -> None:

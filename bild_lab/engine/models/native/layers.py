@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from bild_lab.engine.batch import Batch, Wanted
+from bild_lab.engine.draft import Tree
 from bild_lab.engine.models.cached_session import Pass
 from bild_lab.engine.models.native import llama, t5
 from bild_lab.engine.models.native.attention import PlacedRows, place_rows
@@ -82,6 +83,8 @@ class NativeLayers:
         if prefix is not None:
             self.cache.keys[:, :, : self.reserved] = prefix.keys
             self.cache.values[:, :, : self.reserved] = prefix.values
+        masks = None if prefix is None else prefix.masks
+        self.masks = None if masks is None else masks.to(decoder.embedding.dtype).contiguous()
         self.memory: tuple[t5.Memory, ...] = ()
         if source.encoder_ids is not None:
             memory = self._encoded(packed_encoder, source.encoder_ids[0])
@@ -112,7 +115,7 @@ class NativeLayers:
         if work.prompt > KERNEL_ROWS and (self.packed is not None or self._batch is not None):
             return run_alone(self, work)  # by itself, as matrix products in PyTorch depend on their number of rows
         chosen = None if work.layers is None else tuple(work.layers)
-        kind = (chosen, work.skipped, work.fill, work.states is None, bool(work.hidden), self._prefix is None)
+        kind = (chosen, work.skipped, work.fill, work.states is None, bool(work.hidden), id(self._prefix))
         return self._together(kind, run_rows if self.packed is None else run_packed, (self, work))
 
     def depths(self, work: Pass) -> tuple[int, ...]:
@@ -126,11 +129,6 @@ class NativeLayers:
             return ()
         behind = self.depths(work)
         return tuple(states[behind.index(depth)] for depth in work.hidden)
-
-    @property
-    def embeds(self) -> bool:
-        """Whether some tokens have embeddings of their own, beyond the vocabulary."""
-        return self._prefix is not None
 
     @property
     def _whole(self) -> PackedDecoder | None:
@@ -163,9 +161,10 @@ class NativeLayers:
         self.place(packed, slots)
         return self._together("grow", partial(run_program, packed.grow), (self, start, tokens, growth))
 
-    def behind(self, start: int, count: int, scored: int = 1, placed: PlacedRows | None = None) -> Behind:
+    def behind(self, start: int, count: int, scored: int = 1, tree: Tree | None = None) -> Behind:
         """Where rows of this text stand, for the kernels."""
-        return Behind(count, start, self.cache, self._cross(), scored, placed, self.reserved)
+        parents = None if tree is None else tree.parents
+        return Behind(count, start, self.cache, self._cross(), scored, parents, self.reserved)
 
     def placed(self, work: Pass) -> PlacedRows:
         """The slots, positions and visible slots of a pass's rows."""

@@ -77,26 +77,35 @@ def run_packed(works: Sequence[Work]) -> list[Scores]:
     Logits and hidden states are float32 whatever the precision of the weights.
     """
     first, one = works[0]
-    texts, rows = [], []
+    texts = []
     for layers, work in works:
-        placed = layers.placed(work) if work.tree is not None or layers.reserved else None
-        texts.append(layers.behind(work.start, work.count, work.read, placed))
+        texts.append(layers.behind(work.start, work.count, work.read, work.tree))
         layers.place(first.packed, work.start + work.count)
-        if work.states is not None:
-            rows.append(work.states)
-        else:
-            rows.append(layers.embed(work) if layers.embeds else work.tokens)
-    together = rows[0] if len(rows) == 1 else torch.cat(rows)
+    tokens = joined([work.tokens for _, work in works])
+    states = None if one.states is None else joined([work.states for _, work in works])
     found = first.packed.run(
-        together, texts, layers=one.layers, hidden=bool(one.hidden), fill=one.fill, skipped=one.skipped
+        tokens,
+        texts,
+        states=states,
+        masks=first.masks,
+        reads=any(work.head_input for _, work in works),
+        layers=one.layers,
+        hidden=bool(one.hidden),
+        fill=one.fill,
+        skipped=one.skipped,
     )
     parts: Any = [None] * len(works)
     if one.hidden:
-        before = together if together.is_floating_point() else first.decoder.embed(together)
-        states = [before.float(), *found.hidden]
-        parts = zip(*(state.split([work.count for _, work in works]) for state in states), strict=True)
+        before = joined([layers.embed(work) for layers, work in works]) if states is None else states
+        every = [before.float(), *found.hidden]
+        parts = zip(*(state.split([work.count for _, work in works]) for state in every), strict=True)
     head = None if found.head_input is None else found.head_input.to(first.cache.keys.dtype)
     return _shared_out(works, found.logits, head, parts)
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """These rows behind one another."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _shared_out(
@@ -127,5 +136,5 @@ def encoded(decoder: t5.T5Decoder, encoder: PackedDecoder, sources: Sequence[Int
     for tokens in sources:
         rows = KeyValueCache((encoder.depth, heads, len(tokens), dim), decoder.embedding.dtype, tokens.device)
         texts.append(Behind(len(tokens), 0, rows, scored=len(tokens)))
-    found = encoder.run(sources[0] if len(sources) == 1 else torch.cat(list(sources)), texts).logits
+    found = encoder.run(joined(sources), texts).logits
     return [decoder.memory(each) for each in found.split([len(tokens) for tokens in sources])]

@@ -10,7 +10,7 @@
 #include <type_traits>
 #include <vector>
 #include <omp.h>
-#if defined(__AVX512BF16__)
+#if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
 #if defined(__AMX_BF16__)
@@ -57,7 +57,11 @@ inline float widen(bfloat16 x) {
 }
 inline vec wide(const float* p) { return load(p); }
 inline vec wide(const bfloat16* p) {
+#if defined(__AVX512F__)
+    return (vec)((words)_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))) << 16);
+#else
     return (vec)(__builtin_convertvector(*reinterpret_cast<const halves*>(p), words) << 16);
+#endif
 }
 inline void narrow(float x, float* to) { *to = x; }
 inline void narrow(float x, bfloat16* to) {  // to nearest, ties to even
@@ -124,21 +128,25 @@ struct Model {
 // Some rows of one text, and the cache behind which they stand
 struct Text {
     int32_t first, count, start, reserved, source;  // first: of the pass's rows. start: the cache slot of the first row
+    int32_t tree;                 // how many rows its tree has: the pass's are the last of them
     int64_t capacity;
-    const uint8_t* visible;       // [count][start + count], or null for a chain without a prefix
-    const int64_t* positions;     // [count], with visible
-    const int64_t* key_positions; // [start + count], with visible
+    const int64_t* parents;       // [tree]: an earlier row of the tree, or -1 behind the text; null for a chain
     void *keys, *values;          // [layers][kv_heads][capacity][head_dim]
     const void *memory_keys, *memory_values;  // [layers][heads][source][head_dim]
+    const uint8_t* visible;       // [count][start + count], or null for a chain without a prefix: see `Layout`
+    const int64_t* positions;     // [count], with visible
+    const int64_t* key_positions; // [start + count], with visible
 };
 
 struct Pass {
-    int32_t count, texts, scored, layers, threads, fill;
+    int32_t count, texts, scored, layers, threads, fill, given;  // given: the states are in x
     const Text* text;             // [texts], in the order of their rows
     const int32_t* text_of;       // [count]: of each row
     const int32_t* scored_row;    // [scored]: whose logits are wanted
-    const int64_t* tokens;        // [count], or null with states
-    float* x;                     // [count][dim]: states in, the last layer's output out
+    const int64_t* tokens;        // [count]
+    const void* masks;            // [..][dim]: embeddings of the token ids from first_mask on, which alone see the prefix;
+    int64_t first_mask;           // or null
+    float* x;                     // [count][dim]: states in, if given; the last layer's output out
     const int32_t* layer;         // [layers]
     const int32_t* skipped;       // [layers], or null: 1 for no attention, 2 for no feed-forward, 3 for neither
     const float *cos, *sin;       // [kinds][table][head_dim]: of every position
@@ -432,11 +440,21 @@ inline void attend(const float* query, const T* keys, const T* values, int stop,
         store(scores + i, e);
         for (int j = 0; j < LANES && i + j < count; ++j) total += e[j];
     }
-    for (int i = 0; i < whole; i += LANES) {
-        vec mixed{};
-        for (int n = 0; n < count; ++n) mixed += scores[n] * wide(values + int64_t(seen[n]) * dim + i);
-        store(out + i, mixed / total);
-    }
+    int done = 0;
+    auto mix = [&]<int V>() {  // V vectors of the output: each has a sum of its own, so that none waits for another
+        for (; done + V * LANES <= whole; done += V * LANES) {
+            vec mixed[V] = {};
+            for (int n = 0; n < count; ++n) {
+                const T* value = values + int64_t(seen[n]) * dim + done;
+                #pragma GCC unroll 4
+                for (int v = 0; v < V; ++v) mixed[v] += scores[n] * wide(value + v * LANES);
+            }
+            #pragma GCC unroll 4
+            for (int v = 0; v < V; ++v) store(out + done + v * LANES, mixed[v] / total);
+        }
+    };
+    mix.template operator()<4>();
+    mix.template operator()<1>();
     for (int i = whole; i < dim; ++i) {
         float mixed = 0;
         for (int n = 0; n < count; ++n) mixed += scores[n] * widen(values[int64_t(seen[n]) * dim + i]);
@@ -457,6 +475,35 @@ inline void place(const Model& model, const Layer& layer, const Pass& pass, int6
         x[i + half] = right * cos[i + half] + left * sin[i + half];
     }
 }
+
+inline bool is_mask(const Pass& pass, int row) { return pass.masks && pass.tokens[row] >= pass.first_mask; }
+
+// What the rows of a tree see, or those of a chain behind a prefix
+struct Layout {
+    std::vector<int64_t> positions, keys;
+    std::vector<uint8_t> visible;
+
+    void place(Text& text, const Pass& pass) {
+        if (!text.parents && !text.reserved) return;
+        const int rows = text.parents ? text.tree : text.count, stop = text.start + text.count, root = stop - rows;
+        auto parent = [&](int row) { return text.parents ? int(text.parents[row]) : row - 1; };
+        keys.resize(stop);
+        for (int slot = 0; slot < root; ++slot) keys[slot] = slot - text.reserved;
+        for (int row = 0; row < rows; ++row)
+            keys[root + row] = parent(row) < 0 ? root - text.reserved : keys[root + parent(row)] + 1;
+        positions.assign(keys.end() - text.count, keys.end());
+        visible.assign(int64_t(text.count) * stop, 0);
+        for (int row = 0; row < text.count; ++row) {
+            uint8_t* sees = visible.data() + int64_t(row) * stop;
+            const int prefix = is_mask(pass, text.first + row) ? 0 : text.reserved;
+            std::fill(sees + prefix, sees + root, 1);
+            for (int above = rows - text.count + row; above >= 0; above = parent(above)) sees[root + above] = 1;
+        }
+        text.visible = visible.data();
+        text.positions = positions.data();
+        text.key_positions = keys.data();
+    }
+};
 
 // where a row of a text stands
 inline int64_t position_of(const Text& text, int row) {
@@ -537,11 +584,14 @@ void forward(const Model& model, const Pass& pass, Buffers& b) {  // by every th
         #pragma omp barrier
     };
 
-    if (pass.tokens) {
+    if (!pass.given) {
         Span rows = share(m);
         for (int row = rows.first; row < rows.last; ++row) {
-            const T* embedding = static_cast<const T*>(model.embedding) + pass.tokens[row] * dim;
-            for (int i = 0; i < dim; ++i) x[int64_t(row) * dim + i] = widen(embedding[i]) * model.embedding_scale;
+            const bool mask = is_mask(pass, row);
+            const T* table = static_cast<const T*>(mask ? pass.masks : model.embedding);
+            const T* embedding = table + (pass.tokens[row] - (mask ? pass.first_mask : 0)) * dim;
+            const float scale = mask ? 1.0f : model.embedding_scale;
+            for (int i = 0; i < dim; ++i) x[int64_t(row) * dim + i] = widen(embedding[i]) * scale;
         }
         #pragma omp barrier
     }
@@ -874,21 +924,22 @@ struct Node { int64_t token; int32_t parent, row, depth; double chance; };
 // A growing tree. The threads of a team fill `found`; the first of them does the rest
 struct Growing {
     const Model& model;
+    const Pass& pass;
     Growth& growth;
     Text text;              // of the next level
     float* logits;          // of the level that has just run
     std::vector<Node> nodes;
     std::vector<int> leaves, ran;  // nodes whose rows are next; that have run behind the text
-    std::vector<int64_t> fed, positions, keys;
-    std::vector<uint8_t> visible;
+    std::vector<int64_t> fed, above;  // of the next level; the parent's row of each that ran behind the text
+    Layout layout;
     std::vector<double> chances;   // [width][children], of the level that has just run
     std::vector<int64_t> tokens;   // the same
     std::vector<float> confidences;
-    int root, kept;                // the slot behind the text; children of a leaf
+    int kept;                      // children of a leaf
     bool goes_on = true;
 
-    Growing(const Model& model, const Text& first, Growth& growth, float* logits)
-        : model(model), growth(growth), text(first), logits(logits), leaves{-1}, root(first.start + first.count),
+    Growing(const Model& model, const Pass& pass, const Text& first, Growth& growth, float* logits)
+        : model(model), pass(pass), growth(growth), text(first), logits(logits), leaves{-1},
           kept(std::min(growth.children, model.vocab)) {
         chances.resize(growth.width * kept);
         tokens.resize(growth.width * kept);
@@ -946,21 +997,11 @@ struct Growing {
             nodes[leaf].row = int(ran.size());
             ran.push_back(leaf);
             fed.push_back(nodes[leaf].token);
+            above.push_back(nodes[leaf].parent < 0 ? -1 : nodes[nodes[leaf].parent].row);
         }
-        const int stop = text.start + text.count;
-        positions.clear();
-        visible.assign(int64_t(text.count) * stop, 0);
-        for (int row = 0; row < text.count; ++row) {
-            uint8_t* sees = visible.data() + int64_t(row) * stop;
-            std::fill(sees, sees + root, 1);
-            for (int node = leaves[row]; node >= 0; node = nodes[node].parent) sees[root + nodes[node].row] = 1;
-            positions.push_back(root + nodes[leaves[row]].depth);
-        }
-        for (int slot = int(keys.size()); slot < root; ++slot) keys.push_back(slot);
-        for (int row = int(keys.size()) - root; row < int(ran.size()); ++row) keys.push_back(root + nodes[ran[row]].depth);
-        text.visible = visible.data();
-        text.positions = positions.data();
-        text.key_positions = keys.data();
+        text.tree = int(ran.size());
+        text.parents = above.data();
+        layout.place(text, pass);
     }
 
     void finish() {
@@ -987,7 +1028,7 @@ struct Grove {
     Grove(const Model& model, const Pass& first, Growth* growth) : pass(first) {
         trees.reserve(first.texts);
         for (int i = 0; i < first.texts; ++i)
-            trees.emplace_back(model, first.text[i], growth[i], pass.logits + int64_t(i) * model.vocab);
+            trees.emplace_back(model, first, first.text[i], growth[i], pass.logits + int64_t(i) * model.vocab);
         for (auto& tree : trees) {
             alive.push_back(&tree);
             found.push_back({&tree, 0});
@@ -1055,10 +1096,15 @@ extern "C" void draft_chains(const Model* model, const Pass* pass, Chain* chain)
     });
 }
 
-extern "C" void run(const Model* model, const Pass* pass) {
-    with_team(*model, *pass, 0, [&](Buffers& b) {
-        if (model->half) forward<bfloat16>(*model, *pass, b);
-        else forward<float>(*model, *pass, b);
+extern "C" void run(const Model* model, const Pass* given) {
+    std::vector<Text> texts(given->text, given->text + given->texts);
+    std::vector<Layout> layouts(texts.size());
+    Pass pass = *given;
+    for (int i = 0; i < pass.texts; ++i) layouts[i].place(texts[i], pass);
+    pass.text = texts.data();
+    with_team(*model, pass, 0, [&](Buffers& b) {
+        if (model->half) forward<bfloat16>(*model, pass, b);
+        else forward<float>(*model, pass, b);
     });
 }
 

@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bild_lab.engine.models.native.attention import PlacedRows
 from bild_lab.engine.models.native.cache import KeyValueCache
 from bild_lab.engine.models.native.cpu.library import library
 from bild_lab.engine.models.native.cpu.outline import ACTIVATIONS, DecoderOutline, LayerOutline, Weight
@@ -47,17 +46,19 @@ class _Model(Structure):
 
 class _Text(Structure):
     _fields_ = (
-        *((name, c_int32) for name in "first count start reserved source".split()),
+        *((name, c_int32) for name in "first count start reserved source tree".split()),
         ("capacity", c_int64),
-        *((name, c_void_p) for name in "visible positions key_positions keys values".split()),
-        *((name, c_void_p) for name in ("memory_keys", "memory_values")),
+        *((name, c_void_p) for name in "parents keys values memory_keys memory_values".split()),
+        *((name, c_void_p) for name in ("visible", "positions", "key_positions")),  # the kernels' own
     )
 
 
 class _Pass(Structure):
     _fields_ = (
-        *((name, c_int32) for name in "count texts scored layers threads fill".split()),
-        *((name, c_void_p) for name in "text text_of scored_row tokens x layer skipped cos sin".split()),
+        *((name, c_int32) for name in "count texts scored layers threads fill given".split()),
+        *((name, c_void_p) for name in "text text_of scored_row tokens masks".split()),
+        ("first_mask", c_int64),
+        *((name, c_void_p) for name in "x layer skipped cos sin".split()),
         ("table", c_int64),
         *((name, c_void_p) for name in ("hidden", "head_input", "logits", "before", "ran")),
         ("bar", c_double),
@@ -86,8 +87,8 @@ class Behind(NamedTuple):
     """Where a pass's rows of one text stand: `count` rows at the cache's slots from `start` on.
 
     scored: for how many of the last rows there are logits. memory: cross-attention keys and values, each
-    [layers heads s dim]. placed: positions and visible slots; None: a chain without a prefix. reserved: slots of a
-    prefix.
+    [layers heads s dim]. parents: of a tree, whose last rows these are, as in `Tree`; None: a chain. reserved: slots of
+    a prefix.
     """
 
     count: int
@@ -95,7 +96,7 @@ class Behind(NamedTuple):
     cache: KeyValueCache
     memory: tuple[Tensor, Tensor] | None = None
     scored: int = 0
-    placed: PlacedRows | None = None
+    parents: Int[Tensor, " tree"] | None = None
     reserved: int = 0
 
 
@@ -127,7 +128,8 @@ class PackedDecoder:
         layers = (_Layer * len(outline.layers))(*map(self._layer, outline.layers))
         self._held.append(layers)
         bias = outline.distance_bias
-        self.dim, self.vocab, self.depth = outline.embedding.shape[1], outline.head.shape[0], len(layers)
+        self.known, self.dim = outline.embedding.shape
+        self.vocab, self.depth = outline.head.shape[0], len(layers)
         self._model = _Model(
             dim=self.dim,
             heads=outline.heads,
@@ -167,42 +169,48 @@ class PackedDecoder:
 
     def run(
         self,
-        rows: Int[Tensor, " m"] | Float[Tensor, "m dim"],
+        tokens: Int[Tensor, " m"],
         texts: Sequence[Behind],
         *,
+        states: Float[Tensor, "m dim"] | None = None,
+        masks: Float[Tensor, "masks dim"] | None = None,
+        reads: bool = False,
         layers: Sequence[int] | None = None,
         hidden: bool = False,
         fill: bool = False,
         skipped: Skipped = NOTHING,
         bar: float | None = None,
     ) -> PackedScores:
-        """The rows of several texts, one text after the other: token ids, or the states that the first layer reads.
+        """The rows of several texts, one text after the other.
 
+        states: what the first layer reads; None: the tokens' embeddings. masks: embeddings of the token ids beyond the
+        vocabulary, in the precision of the weights. Their rows alone see a prefix. reads: give the head's input too.
         layers: indices; None: all. fill: only the keys and values of these layers, each from the same states.
         skipped: blocks that are left out. bar: one row leaves behind the first layer but the last whose output's cosine
         with its input is larger; the other layers compute only its keys and values, from that output.
         """
-        rows, m, scored = rows.contiguous(), rows.shape[0], sum(text.scored for text in texts)
-        states = torch.empty(self.depth if layers is None else len(layers), m, self.dim) if hidden else None
+        tokens, m, scored = tokens.contiguous(), tokens.shape[0], sum(text.scored for text in texts)
+        outputs = torch.empty(self.depth if layers is None else len(layers), m, self.dim) if hidden else None
         logits = torch.empty(scored, self.vocab) if scored else None
-        head_input = torch.empty(scored, self.dim) if scored else None
+        head_input = torch.empty(scored, self.dim) if scored and reads else None
+        x = torch.empty(m, self.dim) if states is None else states.float().clone(memory_format=torch.contiguous_format)
         work, held = self._pass(texts, layers, skipped)
-        work.fill = fill
-        if rows.is_floating_point():
-            x = rows.float().clone()
-        else:
-            x, work.tokens = torch.empty(m, self.dim), rows.data_ptr()
+        work.fill, work.given, work.tokens = fill, states is not None, tokens.data_ptr()
+        if masks is not None:
+            work.masks, work.first_mask = masks.data_ptr(), self.known
         work.x = x.data_ptr()
         if scored:
-            work.logits, work.head_input = logits.data_ptr(), head_input.data_ptr()
+            work.logits = logits.data_ptr()
+        if head_input is not None:
+            work.head_input = head_input.data_ptr()
         if hidden:
-            work.hidden = states.data_ptr()
+            work.hidden = outputs.data_ptr()
         if bar is not None:
             before, ran = torch.empty(self.dim), c_int32(self.depth)
             work.bar, work.before, work.ran = bar, before.data_ptr(), ctypes.addressof(ran)
         self._library.run(ctypes.byref(self._model), ctypes.byref(work))
         del held
-        return PackedScores(x, logits, head_input, states, None if bar is None else ran.value)
+        return PackedScores(x, logits, head_input, outputs, None if bar is None else ran.value)
 
     def draft(
         self, tokens: Sequence[Sequence[int]], texts: Sequence[Behind], chains: Sequence[Chain]
@@ -302,10 +310,10 @@ class PackedDecoder:
             if text.memory is not None:
                 into.source = text.memory[0].shape[2]
                 into.memory_keys, into.memory_values = (each.data_ptr() for each in text.memory)
-            if (placed := text.placed) is not None and placed.visible is not None:
-                parts = placed.visible.contiguous(), placed.positions.contiguous(), placed.key_positions.contiguous()
-                into.visible, into.positions, into.key_positions = (part.data_ptr() for part in parts)
-                held.append(parts)
+            if text.parents is not None:
+                parents = text.parents.contiguous()
+                into.tree, into.parents = parents.shape[0], parents.data_ptr()
+                held.append(parents)
             text_of += [index] * text.count
             first += text.count
             scored += range(first - text.scored, first)
