@@ -288,8 +288,7 @@ def test_planted_faults_in_the_kernels_change_texts(fault: str, family: str, mon
             seen.append(own)
             if fault == "another text's cache":
                 return own._replace(cache=texts[len(seen) % len(texts)].cache)
-            if fault == "wrong positions":
-                # a sibling of the row before it, in place of a child
+            if fault == "wrong positions":  # and it misses the row before it, whose child it should be
                 return own._replace(parents=torch.full((count + 1,), ROOT)) if 0 < start < longest else own
             return own._replace(start=min(longest, self.cache.capacity - count))
 

@@ -25,7 +25,8 @@ ATTENTION = "bild_lab_bita"  # in Transformers' register of attention functions
 class BitaSpec:
     """An adapter to train: the fields of `bita` in `conf/train_bita.yaml` (a `ModuleSpec`).
 
-    prompt: deep, shallow or none (BiTA Table 3). splits: split points of an answer in each epoch, all in one forward.
+    prompt: deep, shallow or none (BiTA Table 3). splits: split points of an answer in each
+    epoch, all beside one another.
     """
 
     prompt: str
@@ -120,8 +121,7 @@ class BitaModule(nn.Module):
         cache = DynamicCache(config=base.config)
         options = {"past_key_values": cache, "use_cache": True}
         with torch.no_grad():
-            before = causal(tokens, device)[None, None]
-            base.base_model(input_ids, attention_mask=before, bita_prompt=PromptRows(None, None), **options)
+            base.base_model(input_ids, bita_prompt=PromptRows(None, None), **options)
         shallow, prompt = self._prompt()
         rows = torch.cat([shallow, masks.repeat(groups, 1)]).to(base.dtype).expand(batch, -1, -1)
         depth = torch.arange(count, device=device)
@@ -171,13 +171,16 @@ class BitaModule(nn.Module):
 def attend_with_prompt(
     module: nn.Module,
     query: Float[Tensor, "batch heads m dim"],
-    key: Float[Tensor, "batch kv_heads m dim"],
-    value: Float[Tensor, "batch kv_heads m dim"],
-    attention_mask: Bool[Tensor, "batch 1 m n"] | None,
+    key: Float[Tensor, "batch kv_heads n dim"],
+    value: Float[Tensor, "batch kv_heads n dim"],
+    attention_mask: Bool[Tensor, "batch 1 m columns"] | None,
     bita_prompt: PromptRows,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention over the deep prompt's rows before the others (an attention function of Transformers)."""
+    """Attention over the deep prompt's rows before the others (an attention function of Transformers).
+
+    attention_mask: of all columns, those of the prompt first; None: causal, among the rows that are passed.
+    """
     layer = module.layer_idx
     bita_prompt.layers.add(layer)
     if bita_prompt.keys is not None:

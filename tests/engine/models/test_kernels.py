@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,13 +15,15 @@ from bild_lab.engine.acceptance import ExactMatch, SpeculativeSampling
 from bild_lab.engine.adapters import MedusaConfig, MedusaHeads
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.drafters import LowConfidence, ModelDrafter
+from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.native import NativeModel, why_no_kernels
 from bild_lab.engine.models.native import layers as native_layers
 from bild_lab.engine.models.native.cpu import PackedHeads, library
+from bild_lab.engine.models.native.layers import Decoder, NativeLayers
 from bild_lab.engine.models.views import EarlyExit, LayerSkip
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling, pick
-from bild_lab.engine.session import Chain, Rows, Want
+from bild_lab.engine.session import Chain, Prefix, Rows, Want
 from bild_lab.engine.trace import Forward, Trace
 from tests.engine.models.test_native import ARCHITECTURES, build
 from tests.engine.models.test_native import test_logits_are_those_of_transformers_in_float32 as compare_in_float32
@@ -59,6 +62,61 @@ def test_a_branch_of_a_tree_is_a_chain_to_the_last_bit(family: str) -> None:
     assert torch.equal(tree.extend(rows).logits[[0, 2, 4, 5]], expected)
     tree.keep([0, 2, 4, 5])
     assert torch.equal(tree.extend([21]).logits, chain.extend([21]).logits)
+
+
+@pytest.mark.parametrize("name", ["t5 v1.1", "llama with wide heads", "gemma3"])
+def test_bfloat16_is_as_close_to_float32_as_pytorch_is(name: str) -> None:
+    module, _, source = build(name)
+    kind, halves = type(build(name)[1]), module.bfloat16()
+    tokens = [source.prompt[-1], *range(5, 30)]
+    exact = native_session(kind(copy.deepcopy(halves).float()), source, 64).extend(tokens).logits
+    by_torch, by_kernels = (native_session(kind(halves), source, 64, kernels=each) for each in (False, True))
+    near, own = (float((each.extend(tokens).logits - exact).abs().mean()) for each in (by_torch, by_kernels))
+    assert own < 1.2 * near < float(exact.std())
+
+
+PREFIXED = ["t5 v1.1", "llama with wide heads", "mistral", "qwen3 windows", "gemma3"]
+
+
+def prefixed(decoder: Decoder, source: Source, kernels: bool) -> CachedSession:
+    """A session with a prefix of five rows and two masks."""
+    (layers, heads, dim), words = decoder.cache_shape, decoder.embedding
+    random = torch.Generator().manual_seed(2)
+    keys, values = (torch.randn(layers, heads, 5, dim, generator=random).to(words) for _ in range(2))
+    masks = torch.randn(2, words.shape[1], generator=random).to(words)
+    return native_session(decoder, source, 30, Prefix(keys, values, masks), kernels=kernels)
+
+
+def probed(decoder: Decoder, source: Source, kernels: bool) -> torch.Tensor:
+    """Logits of a text, and of a tree with probes behind it."""
+    session, words = prefixed(decoder, source, kernels), decoder.embedding.shape[0]
+    text = session.extend([source.prompt[-1], 4, 5, 6]).logits
+    parents = torch.tensor([-1, 0, 1, 0, 3, 4])
+    tree = session.extend(tree_rows([7, words, words + 1, 8, words, words + 1], parents)).logits
+    return torch.cat([text, tree])
+
+
+@pytest.mark.parametrize("name", PREFIXED)
+def test_probes_score_as_in_pytorch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, decoder, source = build(name)
+    expected = probed(decoder, source, kernels=False)
+    torch.testing.assert_close(probed(decoder, source, kernels=True), expected, atol=1e-3, rtol=1e-3)
+    turned = property(lambda self: self._prefix.masks.flip(0), lambda *_: None)
+    monkeypatch.setattr(NativeLayers, "masks", turned, raising=False)
+    assert float((probed(decoder, source, kernels=True) - expected).abs().max()) > 1e-2  # masks in the wrong order
+
+
+@pytest.mark.parametrize("name", PREFIXED)
+def test_text_beside_a_prefix_scores_the_same_to_the_last_bit(name: str) -> None:
+    module, _, source = build(name)
+    decoder = type(build(name)[1])(module.bfloat16())
+    alone, words = native_session(decoder, source, 30, kernels=True), decoder.embedding.shape[0]
+    beside = prefixed(decoder, source, kernels=True)
+    tokens = [source.prompt[-1], 4, 5, 6]
+    assert torch.equal(beside.extend(tokens).logits, alone.extend(tokens).logits)
+    rows = tree_rows([7, 8, 9, words, words + 1], torch.tensor([-1, 0, 0, 1, 3]))
+    expected = alone.extend(tree_rows([7, 8, 9], torch.tensor([-1, 0, 0]))).logits
+    assert torch.equal(beside.extend(rows).logits[:3], expected)
 
 
 @pytest.mark.parametrize("family", ["t5", "llama", "qwen3", "gemma3"])

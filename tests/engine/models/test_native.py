@@ -99,6 +99,7 @@ ARCHITECTURES: dict[str, Callable[[], PreTrainedModel]] = {
     "llama tied": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=True, head_dim=16)),
     "llama with a window that it ignores": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, sliding_window=9)),
     "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=9)),
+    "llama with wide heads": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, head_dim=84)),  # 4 vectors, 1, and a rest
     "llama with gelu": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, hidden_act="gelu_pytorch_tanh")),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, tie_word_embeddings=True)),
     "qwen2 windows": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, **WINDOWS["late"])),

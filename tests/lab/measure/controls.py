@@ -44,7 +44,7 @@ WINDOW = 3
 
 @dataclass(frozen=True)
 class Unmasked(Tree):
-    """Every row sees every other, whatever the order."""
+    """Every row sees every other, whatever the order. On PyTorch: the kernels read parents alone."""
 
     @cached_property
     def ancestors(self) -> Bool[Tensor, "m m"]:
@@ -57,7 +57,7 @@ class Unmasked(Tree):
 
 @dataclass(frozen=True)
 class Shifted(Tree):
-    """Every row stands one position too far."""
+    """Every row stands one position too far. On PyTorch, too."""
 
     @cached_property
     def depths(self) -> Int[Tensor, " m"]:

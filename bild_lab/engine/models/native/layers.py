@@ -46,7 +46,7 @@ class NativeLayers:
     The cache is allocated once, for the prompt and `room` more rows; it grows if that is not enough. With a
     workspace, every whole pass except the prompt's has a fixed shape; its logits are valid until the next one.
     With a batch, rows run together with those of its other texts; a pool then holds the cache, unless the CPU kernels
-    run them, which take any number of caches.
+    run them, which take any number of caches. masks: of the prefix, one table for all rows of a pass.
     drafts_whole: the CPU kernels may draft a chain or a tree as one program, a compiled GPU a chain.
     """
 
@@ -83,8 +83,7 @@ class NativeLayers:
         if prefix is not None:
             self.cache.keys[:, :, : self.reserved] = prefix.keys
             self.cache.values[:, :, : self.reserved] = prefix.values
-        masks = None if prefix is None else prefix.masks
-        self.masks = None if masks is None else masks.to(decoder.embedding.dtype).contiguous()
+        self.masks = None if prefix is None or prefix.masks is None else prefix.masks.contiguous()
         self.memory: tuple[t5.Memory, ...] = ()
         if source.encoder_ids is not None:
             memory = self._encoded(packed_encoder, source.encoder_ids[0])

@@ -127,26 +127,26 @@ struct Model {
 
 // Some rows of one text, and the cache behind which they stand
 struct Text {
-    int32_t first, count, start, reserved, source;  // first: of the pass's rows. start: the cache slot of the first row
-    int32_t tree;                 // how many rows its tree has: the pass's are the last of them
+    int32_t count, start, reserved, source;  // start: the cache slot of the first row
+    int32_t scored, tree;         // for how many of the last rows logits are wanted; rows of its tree, these are the last
     int64_t capacity;
     const int64_t* parents;       // [tree]: an earlier row of the tree, or -1 behind the text; null for a chain
     void *keys, *values;          // [layers][kv_heads][capacity][head_dim]
     const void *memory_keys, *memory_values;  // [layers][heads][source][head_dim]
+    // made by the kernels
     const uint8_t* visible;       // [count][start + count], or null for a chain without a prefix: see `Layout`
     const int64_t* positions;     // [count], with visible
     const int64_t* key_positions; // [start + count], with visible
+    int32_t first;                // of the pass's rows
 };
 
 struct Pass {
-    int32_t count, texts, scored, layers, threads, fill, given;  // given: the states are in x
+    int32_t texts, layers, threads, fill;
     const Text* text;             // [texts], in the order of their rows
-    const int32_t* text_of;       // [count]: of each row
-    const int32_t* scored_row;    // [scored]: whose logits are wanted
     const int64_t* tokens;        // [count]
+    const float* states;          // [count][dim]: what the first layer reads, or null for the tokens' embeddings
     const void* masks;            // [..][dim]: embeddings of the token ids from first_mask on, which alone see the prefix;
     int64_t first_mask;           // or null
-    float* x;                     // [count][dim]: states in, if given; the last layer's output out
     const int32_t* layer;         // [layers]
     const int32_t* skipped;       // [layers], or null: 1 for no attention, 2 for no feed-forward, 3 for neither
     const float *cos, *sin;       // [kinds][table][head_dim]: of every position
@@ -156,6 +156,10 @@ struct Pass {
     float* before;                // [dim], or null. With it, one row leaves behind the first layer but the last whose
     int32_t* ran;                 // output's cosine with its input exceeds the bar; `ran` gets how many layers ran, and
     double bar;                   // the others compute only its keys and values, from that output
+    // made by the kernels
+    int32_t count, scored;
+    const int32_t* text_of;       // [count]: of each row
+    const int32_t* scored_row;    // [scored]: whose logits are wanted
 };
 
 // A chain to draft, and what was drafted
@@ -265,8 +269,8 @@ inline double cosine(const float* x, const float* y, int dim) {
     return std::min(products / (std::max(std::sqrt(left), least) * std::max(std::sqrt(right), least)), 1.0);  // or NaN
 }
 
-struct Buffers {  // of one pass, for all threads; then for each thread
-    float *qkv, *mixed, *inner, *block, *normed, *scores, *tiles;
+struct Buffers {  // of one pass, for all threads; then for each thread. x: the states of the layer that runs
+    float *x, *qkv, *mixed, *inner, *block, *normed, *scores, *tiles;
     int* seen;
     uint16_t* halves;
 };
@@ -476,14 +480,14 @@ inline void place(const Model& model, const Layer& layer, const Pass& pass, int6
     }
 }
 
-inline bool is_mask(const Pass& pass, int row) { return pass.masks && pass.tokens[row] >= pass.first_mask; }
+inline bool is_mask(const Pass& pass, int64_t token) { return pass.masks && token >= pass.first_mask; }
 
 // What the rows of a tree see, or those of a chain behind a prefix
 struct Layout {
     std::vector<int64_t> positions, keys;
     std::vector<uint8_t> visible;
 
-    void place(Text& text, const Pass& pass) {
+    void place(Text& text, const Pass& pass, const int64_t* tokens) {  // tokens: [count], of this text
         if (!text.parents && !text.reserved) return;
         const int rows = text.parents ? text.tree : text.count, stop = text.start + text.count, root = stop - rows;
         auto parent = [&](int row) { return text.parents ? int(text.parents[row]) : row - 1; };
@@ -495,7 +499,7 @@ struct Layout {
         visible.assign(int64_t(text.count) * stop, 0);
         for (int row = 0; row < text.count; ++row) {
             uint8_t* sees = visible.data() + int64_t(row) * stop;
-            const int prefix = is_mask(pass, text.first + row) ? 0 : text.reserved;
+            const int prefix = is_mask(pass, tokens[row]) ? 0 : text.reserved;
             std::fill(sees + prefix, sees + root, 1);
             for (int above = rows - text.count + row; above >= 0; above = parent(above)) sees[root + above] = 1;
         }
@@ -523,7 +527,7 @@ struct Sizes {
         longest += 2 * LANES;
     }
     int64_t shared(const Model& model, const Pass& pass) const {
-        return pass.count * (features + mixed + inner + padded(model.dim, PANEL));
+        return pass.count * (features + mixed + inner + 2 * padded(model.dim, PANEL));
     }
     int64_t own(const Model& model, const Pass& pass) const {
         return pass.count * padded(model.dim, PANEL) + 2 * longest + PANEL * PANEL + padded(pass.count, PANEL) * widest / 2;
@@ -556,7 +560,7 @@ void forward(const Model& model, const Pass& pass, Buffers& b) {  // by every th
     const int heads = model.heads, kv_heads = model.kv_heads, both = heads + kv_heads;
     const Sizes sizes(model, pass);
     const int64_t features = sizes.features;
-    float* x = pass.x;
+    float* x = b.x;
 
     auto normed = [&](const float* weight) {
         for (int r = 0; r < m; ++r)
@@ -584,10 +588,14 @@ void forward(const Model& model, const Pass& pass, Buffers& b) {  // by every th
         #pragma omp barrier
     };
 
-    if (!pass.given) {
+    {
         Span rows = share(m);
         for (int row = rows.first; row < rows.last; ++row) {
-            const bool mask = is_mask(pass, row);
+            if (pass.states) {
+                std::memcpy(x + int64_t(row) * dim, pass.states + int64_t(row) * dim, 4 * dim);
+                continue;
+            }
+            const bool mask = is_mask(pass, pass.tokens[row]);
             const T* table = static_cast<const T*>(mask ? pass.masks : model.embedding);
             const T* embedding = table + (pass.tokens[row] - (mask ? pass.first_mask : 0)) * dim;
             const float scale = mask ? 1.0f : model.embedding_scale;
@@ -704,7 +712,7 @@ void forward(const Model& model, const Pass& pass, Buffers& b) {  // by every th
 
 // `work(buffers)` by every thread of a team. later: how many slots its later passes fill
 template <class Work>
-void with_team(const Model& model, const Pass& pass, int later, Work work) {
+void with_team(const Model& model, const Pass pass, int later, Work work) {
     const Sizes sizes(model, pass, later);
     const int64_t shared = sizes.shared(model, pass), own = sizes.own(model, pass);
     static thread_local std::vector<float> memory;
@@ -713,7 +721,8 @@ void with_team(const Model& model, const Pass& pass, int later, Work work) {
     #pragma omp parallel num_threads(pass.threads)
     {
         Buffers b;
-        b.qkv = base;
+        b.x = base;
+        b.qkv = b.x + pass.count * padded(model.dim, PANEL);
         b.mixed = b.qkv + pass.count * sizes.features;
         b.inner = b.mixed + pass.count * sizes.mixed;
         b.block = b.inner + pass.count * sizes.inner;
@@ -846,14 +855,17 @@ struct Rows {
         scored.clear();
         tokens.clear();
     }
-    void add(Text text, const int64_t* fed, int wanted) {  // wanted: for how many of its last rows there are logits
+    void add(Text text, const int64_t* fed) {
         text.first = int32_t(tokens.size());
         for (int row = 0; row < text.count; ++row) {
-            if (row >= text.count - wanted) scored.push_back(int32_t(tokens.size()));
+            if (row >= text.count - text.scored) scored.push_back(int32_t(tokens.size()));
             text_of.push_back(int32_t(texts.size()));
             tokens.push_back(fed[row]);
         }
         texts.push_back(text);
+    }
+    void add_all(const Pass& pass) {
+        for (int i = 0; i < pass.texts; ++i) add(pass.text[i], pass.tokens + tokens.size());
     }
     void fill(Pass& pass) const {
         pass.count = int32_t(tokens.size());
@@ -878,12 +890,14 @@ struct Drafting {
     Drafting(const Model& model, const Pass& first, Chain* chain)
         : model(model), pass(first), texts(first.text, first.text + first.texts), goes_on(first.texts, 1) {
         for (int i = 0; i < first.texts; ++i) chains.push_back(chain + i);
+        rows.add_all(first);
+        rows.fill(pass);
     }
-    void read(int i) {
+    void read(int i, const float* x) {
         Chain& chain = *chains[i];
         const Text& text = pass.text[i];
         const int64_t dim = model.dim;
-        if (chain.states) std::memcpy(chain.states + chain.rows * dim, pass.x + text.first * dim, 4 * text.count * dim);
+        if (chain.states) std::memcpy(chain.states + chain.rows * dim, x + text.first * dim, 4 * text.count * dim);
         chain.rows += text.count;
         goes_on[i] = choose(chain, pass.logits + int64_t(i) * model.vocab, model.vocab);
     }
@@ -896,7 +910,7 @@ struct Drafting {
             chains[kept] = chains[i];
             texts[kept].start += texts[kept].count;
             texts[kept].count = 1;
-            rows.add(texts[kept], chains[kept]->tokens + chains[kept]->drafted - 1, 1);
+            rows.add(texts[kept], chains[kept]->tokens + chains[kept]->drafted - 1);
             ++kept;
         }
         texts.resize(kept);
@@ -910,7 +924,7 @@ void draft(Drafting& all, Buffers& b) {
     for (;;) {
         forward<T>(all.model, all.pass, b);
         Span mine = share(int(all.texts.size()));
-        for (int i = mine.first; i < mine.last; ++i) all.read(i);
+        for (int i = mine.first; i < mine.last; ++i) all.read(i, b.x);
         #pragma omp barrier
         #pragma omp master
         all.next();
@@ -1000,8 +1014,9 @@ struct Growing {
             above.push_back(nodes[leaf].parent < 0 ? -1 : nodes[nodes[leaf].parent].row);
         }
         text.tree = int(ran.size());
+        text.scored = text.count;
         text.parents = above.data();
-        layout.place(text, pass);
+        layout.place(text, pass, fed.data());
     }
 
     void finish() {
@@ -1033,6 +1048,8 @@ struct Grove {
             alive.push_back(&tree);
             found.push_back({&tree, 0});
         }
+        rows.add_all(first);
+        rows.fill(pass);
     }
     void next() {  // by one thread
         rows.clear();
@@ -1044,7 +1061,7 @@ struct Grove {
             if (!tree->goes_on) continue;
             tree->logits = pass.logits + int64_t(found.size()) * tree->model.vocab;
             for (int row = 0; row < int(tree->leaves.size()); ++row) found.push_back({tree, row});
-            rows.add(tree->text, tree->fed.data(), tree->text.count);
+            rows.add(tree->text, tree->fed.data());
             alive.push_back(tree);
         }
         rows.fill(pass);
@@ -1067,17 +1084,17 @@ void grow(const Model& model, Grove& grove, Buffers& b) {
 
 }  // namespace
 
-// Grow a tree for each text: the first forward runs the pass's rows, each later one the likeliest leaves. The pass has
-// room for `width` rows of each
+// Grow a tree for each text: the first forward runs the pass's rows, each later one the likeliest leaves. The logits
+// have room for `width` rows of each
 extern "C" void grow_trees(const Model* model, const Pass* pass, Growth* growth) {
     Grove grove(*model, *pass, growth);
-    Pass widest = *pass;
+    Pass widest = grove.pass;
     int later = 0, leaves = 0;
     for (int i = 0; i < pass->texts; ++i) {
         later = std::max(later, growth[i].depth * growth[i].width);
         leaves += growth[i].width;
     }
-    widest.count = std::max(pass->count, leaves);
+    widest.count = std::max(widest.count, leaves);
     with_team(*model, widest, later, [&](Buffers& b) {
         if (model->half) grow<bfloat16>(*model, grove, b);
         else grow<float>(*model, grove, b);
@@ -1090,18 +1107,19 @@ extern "C" void draft_chains(const Model* model, const Pass* pass, Chain* chain)
     Drafting all(*model, *pass, chain);
     int later = 0;
     for (int i = 0; i < pass->texts; ++i) later = std::max(later, chain[i].steps);
-    with_team(*model, *pass, later, [&](Buffers& b) {
+    with_team(*model, all.pass, later, [&](Buffers& b) {
         if (model->half) draft<bfloat16>(all, b);
         else draft<float>(all, b);
     });
 }
 
 extern "C" void run(const Model* model, const Pass* given) {
-    std::vector<Text> texts(given->text, given->text + given->texts);
-    std::vector<Layout> layouts(texts.size());
     Pass pass = *given;
-    for (int i = 0; i < pass.texts; ++i) layouts[i].place(texts[i], pass);
-    pass.text = texts.data();
+    Rows rows;
+    rows.add_all(pass);
+    rows.fill(pass);
+    std::vector<Layout> layouts(pass.texts);
+    for (int i = 0; i < pass.texts; ++i) layouts[i].place(rows.texts[i], pass, pass.tokens + rows.texts[i].first);
     with_team(*model, pass, 0, [&](Buffers& b) {
         if (model->half) forward<bfloat16>(*model, pass, b);
         else forward<float>(*model, pass, b);

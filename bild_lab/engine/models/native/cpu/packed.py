@@ -46,22 +46,25 @@ class _Model(Structure):
 
 class _Text(Structure):
     _fields_ = (
-        *((name, c_int32) for name in "first count start reserved source tree".split()),
+        *((name, c_int32) for name in "count start reserved source scored tree".split()),
         ("capacity", c_int64),
         *((name, c_void_p) for name in "parents keys values memory_keys memory_values".split()),
-        *((name, c_void_p) for name in ("visible", "positions", "key_positions")),  # the kernels' own
+        *((name, c_void_p) for name in "visible positions key_positions".split()),  # these and `first`: the kernels'
+        ("first", c_int32),
     )
 
 
 class _Pass(Structure):
     _fields_ = (
-        *((name, c_int32) for name in "count texts scored layers threads fill given".split()),
-        *((name, c_void_p) for name in "text text_of scored_row tokens masks".split()),
+        *((name, c_int32) for name in "texts layers threads fill".split()),
+        *((name, c_void_p) for name in "text tokens states masks".split()),
         ("first_mask", c_int64),
-        *((name, c_void_p) for name in "x layer skipped cos sin".split()),
+        *((name, c_void_p) for name in "layer skipped cos sin".split()),
         ("table", c_int64),
         *((name, c_void_p) for name in ("hidden", "head_input", "logits", "before", "ran")),
         ("bar", c_double),
+        *((name, c_int32) for name in ("count", "scored")),  # these and below: the kernels'
+        *((name, c_void_p) for name in ("text_of", "scored_row")),
     )
 
 
@@ -102,12 +105,11 @@ class Behind(NamedTuple):
 
 @dataclass(frozen=True)
 class PackedScores:
-    """What a pass gives, in float32. states: the last layer's output. hidden: of every layer that ran, if wanted.
+    """What a pass gives, in float32. logits, head_input: of the scored rows of every text, in order.
 
-    logits, head_input: of the scored rows of every text, in order. ran: how many layers, with a bar.
+    hidden: of every layer that ran, if wanted. ran: how many layers, with a bar.
     """
 
-    states: Float[Tensor, "m dim"]
     logits: Float[Tensor, "scored vocab"] | None
     head_input: Float[Tensor, "scored dim"] | None
     hidden: Float[Tensor, "layers m dim"] | None
@@ -115,7 +117,7 @@ class PackedScores:
 
 
 class PackedDecoder:
-    """Runs a decoder's layers by the kernels.
+    """Runs a decoder's layers by the kernels. known: how many tokens have embeddings.
 
     A row's results are the same to the last bit whatever rows run beside it, of its own text or of others: each sum has
     one order. So the texts of a batch are those of batch 1 in every precision.
@@ -193,12 +195,13 @@ class PackedDecoder:
         outputs = torch.empty(self.depth if layers is None else len(layers), m, self.dim) if hidden else None
         logits = torch.empty(scored, self.vocab) if scored else None
         head_input = torch.empty(scored, self.dim) if scored and reads else None
-        x = torch.empty(m, self.dim) if states is None else states.float().clone(memory_format=torch.contiguous_format)
+        read = None if states is None else states.float().contiguous()
         work, held = self._pass(texts, layers, skipped)
-        work.fill, work.given, work.tokens = fill, states is not None, tokens.data_ptr()
+        work.fill, work.tokens = fill, tokens.data_ptr()
+        if read is not None:
+            work.states = read.data_ptr()
         if masks is not None:
             work.masks, work.first_mask = masks.data_ptr(), self.known
-        work.x = x.data_ptr()
         if scored:
             work.logits = logits.data_ptr()
         if head_input is not None:
@@ -210,7 +213,7 @@ class PackedDecoder:
             work.bar, work.before, work.ran = bar, before.data_ptr(), ctypes.addressof(ran)
         self._library.run(ctypes.byref(self._model), ctypes.byref(work))
         del held
-        return PackedScores(x, logits, head_input, outputs, None if bar is None else ran.value)
+        return PackedScores(logits, head_input, outputs, None if bar is None else ran.value)
 
     def draft(
         self, tokens: Sequence[Sequence[int]], texts: Sequence[Behind], chains: Sequence[Chain]
@@ -290,9 +293,8 @@ class PackedDecoder:
         """later: how many rows of each text a later forward may run."""
         work, held = self._pass(texts, layers, skipped)
         fed = [token for each in tokens for token in each]
-        ids, m = (c_int64 * len(fed))(*fed), max(len(fed), sum(later))
-        x, logits = torch.empty(m, self.dim), torch.empty(sum(later), self.vocab)
-        work.tokens, work.x, work.logits = ctypes.addressof(ids), x.data_ptr(), logits.data_ptr()
+        ids, logits = (c_int64 * len(fed))(*fed), torch.empty(sum(later), self.vocab)
+        work.tokens, work.logits = ctypes.addressof(ids), logits.data_ptr()
         program(ctypes.byref(self._model), ctypes.byref(work), asks)
         del held
 
@@ -301,27 +303,20 @@ class PackedDecoder:
     ) -> tuple[_Pass, list[object]]:
         """A pass of the rows of these texts through these layers, and what it points to."""
         cos, sin = self._rotations  # held here, as another thread may replace them
-        made, text_of, scored, first = (_Text * len(texts))(), [], [], 0
+        made = (_Text * len(texts))()
         held: list[object] = [made, cos, sin]
-        for index, (text, into) in enumerate(zip(texts, made, strict=True)):
-            into.first, into.count, into.start, into.reserved = first, text.count, text.start, text.reserved
+        for text, into in zip(texts, made, strict=True):
+            into.count, into.start, into.reserved, into.scored = text.count, text.start, text.reserved, text.scored
             into.capacity = text.cache.capacity
             into.keys, into.values = text.cache.keys.data_ptr(), text.cache.values.data_ptr()
             if text.memory is not None:
                 into.source = text.memory[0].shape[2]
                 into.memory_keys, into.memory_values = (each.data_ptr() for each in text.memory)
             if text.parents is not None:
-                parents = text.parents.contiguous()
+                parents = text.parents.long().contiguous()
                 into.tree, into.parents = parents.shape[0], parents.data_ptr()
                 held.append(parents)
-            text_of += [index] * text.count
-            first += text.count
-            scored += range(first - text.scored, first)
-        numbers = (c_int32 * (first + len(scored)))(*text_of, *scored)
-        held.append(numbers)
-        work = _Pass(count=first, texts=len(texts), scored=len(scored), threads=torch.get_num_threads())
-        work.text, work.text_of = ctypes.addressof(made), ctypes.addressof(numbers)
-        work.scored_row = ctypes.addressof(numbers) + 4 * first
+        work = _Pass(texts=len(texts), threads=torch.get_num_threads(), text=ctypes.addressof(made))
         work.cos, work.sin, work.table = cos.data_ptr(), sin.data_ptr(), cos.shape[1]
         chosen = self._every_layer if layers is None else torch.tensor(list(layers), dtype=torch.int32)
         held.append(chosen)
