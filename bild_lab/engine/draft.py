@@ -62,8 +62,7 @@ class Draft:
     def under(self, token: int) -> Int[Tensor, " m"]:
         """[m] token ids to run the target on: the last committed token, the nodes below it, then the probes."""
         last = self.tokens.new_full((1,), token)  # new_tensor would synchronize with the GPU
-        below = [part for part in (self.tokens, self.probes) if part is not None and part.shape[0]]
-        return torch.cat([last, *below]) if below else last
+        return torch.cat([last, self.tokens] if self.probes is None else [last, self.tokens, self.probes])
 
     def child(self, node: int, token: int) -> int | None:
         """The child of `node` (or ROOT) with this token, or None if it was not drafted."""
