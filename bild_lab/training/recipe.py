@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from accelerate.utils import parse_flag_from_env
 
+from bild_lab.engine.models.device import processor
 from bild_lab.errors import UserError, require_flag, require_whole
 
 OPTIMIZERS = ("adafactor", "adamw")
@@ -112,7 +113,15 @@ class Recipe:
             return self.precision == "bfloat16"
         if not self.on_cpu:
             return torch.cuda.is_available() and torch.cuda.is_bf16_supported()
-        return torch.backends.cpu.get_cpu_capability() == "AVX512"  # slower than float32 on other CPUs
+        return multiplies_bfloat16(processor("flags", "vendor_id"))
+
+
+def multiplies_bfloat16(facts: str) -> bool:
+    """Whether a CPU multiplies bfloat16 faster than float32, by its flags and vendor in /proc/cpuinfo.
+
+    It has matrix tiles, or products of pairs that are not Intel's, which are half as fast as float32.
+    """
+    return "amx_bf16" in facts or ("avx512_bf16" in facts and "GenuineIntel" not in facts)
 
 
 def steps_for_passes(passes: float, examples: int, batch_size: int) -> int:

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 from bild_lab.errors import UserError
 from bild_lab.lab.config import config_dir
+from bild_lab.training import recipe
 from bild_lab.training.finetuning.job import FinetuningJob
 from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.recipe import steps_for_passes, warmup_steps_for_ratio
@@ -45,6 +46,23 @@ PAPERS = {
 def test_a_papers_recipe_has_the_numbers_that_it_prints(name: str) -> None:
     recipe = OmegaConf.load(config_dir() / "train" / f"{name}.yaml")
     assert {key: recipe[key] for key in PAPERS[name]} == PAPERS[name]
+
+
+@pytest.mark.parametrize(
+    ("facts", "quick"),
+    [
+        ("vendor_id : GenuineIntel\nflags : avx512f avx512_bf16 amx_bf16", True),
+        ("vendor_id : AuthenticAMD\nflags : avx512f avx512_bf16", True),
+        ("vendor_id : GenuineIntel\nflags : avx512f avx512_bf16", False),
+        ("vendor_id : GenuineIntel\nflags : avx512f", False),
+        ("", False),
+    ],
+)
+def test_a_cpu_trains_in_bfloat16_where_that_is_faster(
+    facts: str, quick: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recipe, "processor", lambda *fields: facts)
+    assert replace(MICRO, precision="auto", device="cpu").in_bfloat16 is quick
 
 
 @pytest.mark.parametrize("key", REFUSED)

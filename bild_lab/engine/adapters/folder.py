@@ -114,8 +114,10 @@ def read_config(folder: Path, kind: Kind, cls: type[Config]) -> Config:
         values = json.loads(path.read_text())
     except ValueError as error:  # also for bytes that are not text
         raise UserError(f"{path} is not JSON; {kind.remedy}") from error
-    names = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    if not isinstance(values, Mapping) or set(values) != names:
+    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    names = {field.name for field in fields}
+    later = {field.name for field in fields if field.default is not dataclasses.MISSING}  # than older folders
+    if not isinstance(values, Mapping) or not names - later <= set(values) <= names:
         raise UserError(f"{path} must hold {', '.join(sorted(names))} and nothing else; {kind.remedy}")
     return cls(**values)
 

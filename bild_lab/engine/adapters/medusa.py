@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig
 
 from bild_lab.engine.adapters.folder import Kind, SavedModule, base_of, require_made_for
 from bild_lab.engine.sampling import precise
-from bild_lab.errors import UserError, require_whole
+from bild_lab.errors import UserError, require_flag, require_whole
 
 if TYPE_CHECKING:
     from bild_lab.engine.session import LoadedModel
@@ -33,7 +33,8 @@ class MedusaConfig:
     """The shapes of the heads, and the model they were trained for.
 
     heads: how many tokens are predicted beyond the target's own next token. layers: residual blocks in
-    each head. hidden_size, vocabulary: the base model's. base: its path and the fingerprint of its weights.
+    each head. hidden_size, vocabulary: the base model's. base: its path and the fingerprint of its weights. shared: all
+    heads end in the target's own matrix to the vocabulary, instead of one each.
     """
 
     heads: int
@@ -41,10 +42,13 @@ class MedusaConfig:
     hidden_size: int
     vocabulary: int
     base: Mapping[str, Any] = field(default_factory=dict)
+    shared: bool = False
 
     def __post_init__(self) -> None:
         require_whole("medusa.heads", self.heads, 1)
-        require_whole("medusa.layers", self.layers, 0)
+        require_flag("medusa.shared", self.shared)
+        alike = "heads without blocks that share a matrix are one" if self.shared else ""
+        require_whole("medusa.layers", self.layers, 1 if self.shared else 0, None, alike)
 
 
 class MedusaHeads(SavedModule):
@@ -52,7 +56,8 @@ class MedusaHeads(SavedModule):
 
     Each head is `layers` residual blocks x + silu(W x + b), then a matrix to the vocabulary. W and b start
     at zero, so that the blocks are the identity at first. The heads are stacked: blocks
-    [heads, layers, dim, dim], biases [heads, layers, dim], outputs [heads, vocab, dim].
+    [heads, layers, dim, dim], biases [heads, layers, dim], outputs [heads, vocab, dim]. With a shared matrix (Stern et
+    al., 2018, §6) `attach` gives them the target's own, which is neither trained nor saved; there are no outputs then.
     """
 
     kind, config_class = KIND, MedusaConfig
@@ -62,7 +67,9 @@ class MedusaHeads(SavedModule):
         dim = config.hidden_size
         self.blocks = nn.Parameter(torch.zeros(config.heads, config.layers, dim, dim))
         self.biases = nn.Parameter(torch.zeros(config.heads, config.layers, dim))
-        self.outputs = nn.Parameter(torch.zeros(config.heads, config.vocabulary, dim))
+        if not config.shared:
+            self.outputs = nn.Parameter(torch.zeros(config.heads, config.vocabulary, dim))
+        self._shared: tuple[Tensor, ...] = ()
 
     @classmethod
     def fresh(
@@ -72,27 +79,37 @@ class MedusaHeads(SavedModule):
         base: Mapping[str, Any],
         heads: int,
         layers: int = 1,
+        shared: bool = False,
     ) -> MedusaHeads:
         """Untrained heads, each a copy of the model's own head. Raises UserError for an encoder–decoder."""
         shape = base_of(model_config, "Medusa")
-        made = cls(MedusaConfig(heads, layers, shape.hidden_size, lm_head.shape[0], base=dict(base)))
+        made = cls(MedusaConfig(heads, layers, shape.hidden_size, lm_head.shape[0], dict(base), shared))
+        if shared:
+            return made.attach(lm_head)
         with torch.no_grad():
             made.outputs.copy_(lm_head.detach())  # the same for every head
         return made
 
+    def attach(self, lm_head: Float[Tensor, "vocab dim"]) -> MedusaHeads:
+        """End in this matrix of the target, if the heads share one."""
+        self._shared = (lm_head.detach(),)
+        return self
+
     def forward(self, hidden: Float[Tensor, "*rows dim"]) -> Float[Tensor, "heads *rows vocab"]:
         rows = hidden.reshape(-1, hidden.shape[-1])  # [n, dim]
-        x = rows.expand(self.config.heads, *rows.shape)  # [heads, n, dim]
-        for layer in range(self.config.layers):
-            x = x + silu(x @ self.blocks[:, layer].mT + self.biases[:, layer, None])
-        return (x @ self.outputs.mT).view(self.config.heads, *hidden.shape[:-1], self.config.vocabulary)
+        return self._logits(rows, self.config.heads).view(-1, *hidden.shape[:-1], self.config.vocabulary)
 
     def likeliest(self, hidden: Float[Tensor, " dim"], depth: int, count: int) -> Int[Tensor, "depth count"]:
         """The first heads' likeliest tokens."""
-        x = hidden.expand(depth, 1, -1)  # [depth, 1, dim]
+        return precise(self._logits(hidden[None], depth)[:, 0]).topk(count).indices
+
+    def _logits(self, rows: Float[Tensor, "n dim"], depth: int) -> Float[Tensor, "depth n vocab"]:
+        """Of the first `depth` heads."""
+        x = rows.expand(depth, *rows.shape)
         for layer in range(self.config.layers):
             x = x + silu(x @ self.blocks[:depth, layer].mT + self.biases[:depth, layer, None])
-        return precise((x @ self.outputs[:depth].mT)[:, 0]).topk(count).indices
+        ends = self._shared[0].to(x.dtype) if self.config.shared else self.outputs[:depth]
+        return x @ ends.mT
 
 
 def load_medusa(target: LoadedModel, path: str | None) -> MedusaHeads:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 from bild_lab.engine.adapters.medusa import MedusaHeads
 from bild_lab.engine.draft import Draft, Verdict
@@ -19,8 +20,8 @@ class MedusaDrafter(CandidateDrafter):
     The heads read the hidden state of the last accepted token, from which the target's own head chose the next
     token. Head i (from 0) predicts the token i + 1 positions after that one. The first round drafts nothing.
 
-    Each head's product with its vocabulary matrix is recorded as a forward without layers. The residual
-    blocks are far smaller and not recorded. Heads beyond the tree's depth do not run.
+    Each head's product with its vocabulary matrix is recorded as a forward without layers, that of heads with a shared
+    matrix as one. The residual blocks are far smaller and not recorded. Heads beyond the tree's depth do not run.
 
     tree: full_tree (the paper's Cartesian product), efficient_tree (BiTA's), a file of `scripts/fit_shape.py`, or auto:
     `run.py` fits one. top_k: candidates of each head, one number or one for each of the first heads; not for a file.
@@ -31,9 +32,16 @@ class MedusaDrafter(CandidateDrafter):
     def __init__(self, target: LoadedModel, heads: MedusaHeads, tree: str, top_k: int | Sequence[int]) -> None:
         most = heads.config.heads
         super().__init__(target, most, 0, named_trees(tree, top_k, most, 0, heads.config.vocabulary))
-        by_kernels = target.engine == "kernels"
-        self._heads = PackedHeads(heads.blocks, heads.biases, heads.outputs) if by_kernels else heads
-        self._config = target.checkpoint.config
+        self._target, self._given, self._config = target, heads, target.checkpoint.config
+
+    @cached_property
+    def _heads(self) -> MedusaHeads | PackedHeads:
+        """What finds the candidates; a shared matrix needs the target's weights."""
+        heads, shared = self._given, self._given.config.shared
+        if self._target.engine == "kernels":
+            outputs = self._target.packed if shared else heads.outputs
+            return PackedHeads(heads.blocks, heads.biases, outputs)
+        return heads.attach(self._target.vocabulary_weights()[1]) if shared else heads
 
     def start(self, request: Request, target: Session) -> None:
         super().start(request, target)
@@ -46,4 +54,5 @@ class MedusaDrafter(CandidateDrafter):
         row = verdict.path[-1] + 1 if verdict.path else 0
         depth = self._trees.depth
         self.candidates = self._heads.likeliest(scores.head_input[row], depth, self._trees.widest)
-        self._forwards += [Forward(self._config, rows=0, scored=1, layers=0)] * depth
+        together = depth if self._given.config.shared else 1
+        self._forwards += [Forward(self._config, rows=0, scored=together, layers=0)] * (depth // together)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from bild_lab.errors import UserError
@@ -28,3 +30,12 @@ def resolve_dtype(name: str) -> torch.dtype:
     if name not in DTYPES:
         raise UserError(f"runtime.dtype must be one of {', '.join(DTYPES)}, got {name!r}")
     return DTYPES[name]
+
+
+def processor(*fields: str) -> str:
+    """The lines of these fields in /proc/cpuinfo, each once, in order; nothing on systems without it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        return ""
+    return "\n".join(sorted({line for line in lines if line.startswith(fields)}))

@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 import torch
 
+from bild_lab.engine.models.device import processor
 from bild_lab.engine.models.placement import Placement
 from bild_lab.engine.models.ranks import Ranks
 from bild_lab.lab.measure.code import measuring_code
@@ -118,13 +119,8 @@ def _join_counts(names: list[str]) -> str:
 
 @lru_cache(maxsize=1)
 def cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:  # not Linux
-        pass
-    return platform.processor() or platform.machine()
+    _, _, name = processor("model name").partition("\n")[0].partition(":")
+    return name.strip() or platform.processor() or platform.machine()
 
 
 @lru_cache(maxsize=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from bild_lab.engine.adapters.hydra import HydraConfig, HydraHeads
+from bild_lab.errors import UserError
 from bild_lab.training.frozen.medusa import DECAY
 from bild_lab.training.frozen.predictions import leading_hits
 from bild_lab.training.frozen.states import decoder_states
@@ -22,11 +23,12 @@ from bild_lab.training.frozen.states import decoder_states
 class HydraSpec:
     """Heads to train: the fields of `medusa` in `conf/train_medusa.yaml`, with `variant=hydra` (a `ModuleSpec`).
 
-    layers: residual blocks of each head, at least 1.
+    layers: residual blocks of each head, at least 1. shared: Medusa's alone.
     """
 
     heads: int
     layers: int
+    shared: bool = False
 
     result_name: ClassVar[str] = "heads"
     noun: ClassVar[str] = "set of Hydra heads"
@@ -36,6 +38,8 @@ class HydraSpec:
 
     def __post_init__(self) -> None:
         HydraConfig(self.heads, self.layers, 1, 1)  # checks both
+        if self.shared:
+            raise UserError("medusa.shared=true is for variant=medusa; each Hydra head has its own matrix")
 
     @property
     def ahead(self) -> int:
@@ -58,7 +62,7 @@ class HydraSpec:
 
     @property
     def identity(self) -> dict[str, Any]:
-        return {"variant": "hydra", **{f"medusa.{key}": value for key, value in asdict(self).items()}}
+        return {"variant": "hydra", "medusa.heads": self.heads, "medusa.layers": self.layers}
 
     def check(self, config: PreTrainedConfig) -> None:
         """Nothing to check: any decoder has states."""

@@ -23,11 +23,12 @@ DECAY = 0.8  # λ: each head's weight relative to the head before it
 class MedusaSpec:
     """Heads to train: the fields of `medusa` in `conf/train_medusa.yaml` (a `ModuleSpec`).
 
-    layers: residual blocks of each head.
+    layers: residual blocks of each head. shared: they end in the model's own matrix to the vocabulary.
     """
 
     heads: int
     layers: int
+    shared: bool = False
 
     result_name: ClassVar[str] = "heads"
     noun: ClassVar[str] = "set of Medusa heads"
@@ -37,7 +38,7 @@ class MedusaSpec:
     contexts_per_answer: ClassVar[None] = None  # all of them: contexts cost no rows of the model
 
     def __post_init__(self) -> None:
-        MedusaConfig(self.heads, self.layers, 1, 1)  # checks both
+        MedusaConfig(self.heads, self.layers, 1, 1, shared=self.shared)  # checks all three
 
     @property
     def predictors(self) -> tuple[str, ...]:
@@ -54,7 +55,8 @@ class MedusaSpec:
 
     @property
     def identity(self) -> dict[str, Any]:
-        return {f"medusa.{key}": value for key, value in asdict(self).items()}
+        later = set() if self.shared else {"shared"}  # trainings from before it are the same
+        return {f"medusa.{key}": value for key, value in asdict(self).items() if key not in later}
 
     def check(self, config: PreTrainedConfig) -> None:
         """Raise UserError for an encoder–decoder."""
@@ -63,7 +65,7 @@ class MedusaSpec:
     def build(self, base: PreTrainedModel, origin: Mapping[str, Any], seed: int) -> MedusaModule:
         """Heads start as copies of the model's own head, so the seed is not used."""
         own = base.get_output_embeddings().weight
-        heads = MedusaHeads.fresh(base.config, own, origin, self.heads, self.layers)
+        heads = MedusaHeads.fresh(base.config, own, origin, self.heads, self.layers, self.shared)
         return MedusaModule(base, heads.to(base.device))
 
     def context_score(self, hits: Bool[Tensor, "n predictors"]) -> Float[Tensor, " n"]:
@@ -88,7 +90,7 @@ class MedusaModule(nn.Module):
         with torch.no_grad():  # padding is on the right, where no context sees it
             hidden = self._base[0].base_model(input_ids=input_ids, use_cache=False).last_hidden_state
         every = torch.arange(contexts.shape[0], device=contexts.device)
-        return self.heads(hidden[every[:, None], contexts - 1].to(self.heads.outputs.dtype)).movedim(0, 2)
+        return self.heads(hidden[every[:, None], contexts - 1].to(self.heads.blocks.dtype)).movedim(0, 2)
 
     def save(self, folder: Path) -> None:
         """Write the heads' two files."""

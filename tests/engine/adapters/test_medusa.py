@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -17,29 +18,47 @@ from tests.tiny import tiny_llama, tiny_t5
 MODEL = tiny_llama(0)
 
 
-def test_fresh_heads_say_what_the_models_own_head_says() -> None:
-    heads = MedusaHeads.fresh(MODEL.config, MODEL.lm_head.weight, {}, heads=2, layers=3)
+@pytest.mark.parametrize("shared", [False, True])
+def test_fresh_heads_say_what_the_models_own_head_says(shared: bool) -> None:
+    heads = MedusaHeads.fresh(MODEL.config, MODEL.lm_head.weight, {}, heads=2, layers=3, shared=shared)
     hidden = torch.randn(4, 5, 32)
     own = MODEL.lm_head(hidden)
     torch.testing.assert_close(heads(hidden), torch.stack([own, own]))
 
 
-def test_each_head_is_residual_blocks_and_a_matrix() -> None:
-    heads = random_heads(MODEL.config, MODEL.lm_head.weight)
+@pytest.mark.parametrize("shared", [False, True])
+def test_each_head_is_residual_blocks_and_a_matrix(shared: bool) -> None:
+    heads = random_heads(MODEL.config, MODEL.lm_head.weight, shared=shared)
     hidden = torch.randn(6, 32, generator=torch.Generator().manual_seed(0))
     for index, logits in enumerate(heads(hidden)):
         x = hidden + silu(linear(hidden, heads.blocks[index, 0], heads.biases[index, 0]))
-        torch.testing.assert_close(logits, linear(x, heads.outputs[index]), rtol=1e-5, atol=1e-5)
+        end = MODEL.lm_head.weight if shared else heads.outputs[index]
+        torch.testing.assert_close(logits, linear(x, end), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(heads(hidden[2]), heads(hidden)[:, 2], rtol=1e-5, atol=1e-5)
 
 
-def test_heads_come_back_from_their_folder(tmp_path: Path) -> None:
-    saved = random_heads(MODEL.config, MODEL.lm_head.weight)
+@pytest.mark.parametrize("shared", [False, True])
+def test_heads_come_back_from_their_folder(shared: bool, tmp_path: Path) -> None:
+    saved = random_heads(MODEL.config, MODEL.lm_head.weight, shared=shared)
     saved.save(tmp_path)
-    again = MedusaHeads.load(tmp_path)
+    again = MedusaHeads.load(tmp_path).attach(MODEL.lm_head.weight)
     assert again.config == saved.config
+    assert set(again.state_dict()) == {"blocks", "biases"} | (set() if shared else {"outputs"})
     hidden = torch.randn(2, 32)
     assert torch.equal(again(hidden), saved(hidden))
+
+
+def test_a_folder_from_before_heads_could_share_a_matrix_is_read(tmp_path: Path) -> None:
+    random_heads(MODEL.config, MODEL.lm_head.weight).save(tmp_path)
+    file = tmp_path / "heads_config.json"
+    config = json.loads(file.read_text())
+    assert config.pop("shared") is False
+    file.write_text(json.dumps(config))
+    assert not MedusaHeads.load(tmp_path).config.shared
+    del config["layers"]
+    file.write_text(json.dumps(config))
+    with pytest.raises(UserError, match="must hold base, heads, hidden_size, layers, shared, vocabulary"):
+        MedusaHeads.load(tmp_path)
 
 
 def test_what_heads_cannot_be_made_of_is_refused(tmp_path: Path, checkpoints: Path) -> None:
@@ -47,6 +66,8 @@ def test_what_heads_cannot_be_made_of_is_refused(tmp_path: Path, checkpoints: Pa
         MedusaHeads.fresh(tiny_t5(0).config, MODEL.lm_head.weight, {}, 3)
     with pytest.raises(UserError, match="medusa.heads must be a whole number >= 1, got 0"):
         MedusaHeads.fresh(MODEL.config, MODEL.lm_head.weight, {}, 0)
+    with pytest.raises(UserError, match="layers must be a whole number >= 1, got 0; heads without blocks that share"):
+        MedusaHeads.fresh(MODEL.config, MODEL.lm_head.weight, {}, 3, layers=0, shared=True)
     with pytest.raises(UserError, match="is no folder of Medusa heads: it needs heads.safetensors"):
         MedusaHeads.load(tmp_path)
     with pytest.raises(UserError, match=r"policy medusa needs heads; make one with: python scripts/train_medusa.py"):

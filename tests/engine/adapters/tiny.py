@@ -35,9 +35,11 @@ def random_adapter(
     return adapter
 
 
-def random_heads(config: PreTrainedConfig, lm_head: Tensor, heads: int = 3, seed: int = 0) -> MedusaHeads:
+def random_heads(
+    config: PreTrainedConfig, lm_head: Tensor, heads: int = 3, seed: int = 0, shared: bool = False
+) -> MedusaHeads:
     """Each head differs from the model's own, and from the others."""
-    made = MedusaHeads.fresh(config, lm_head, {"path": "a tiny model"}, heads)
+    made = MedusaHeads.fresh(config, lm_head, {"path": "a tiny model"}, heads, shared=shared)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in made.parameters():

@@ -20,11 +20,12 @@ from tests.tiny import START, VOCABULARY, tiny_llama
 WIDTHS = [8, 4, 2]
 
 
+@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("tree", ["full_tree", "efficient_tree"])
 @pytest.mark.parametrize("engine", ["native", "hf"])
-def test_proposals_are_those_of_the_heads_without_a_cache(engine: str, tree: str) -> None:
+def test_proposals_are_those_of_the_heads_without_a_cache(engine: str, tree: str, shared: bool) -> None:
     module = tiny_llama(4).double()
-    heads = random_heads(module.config, module.lm_head.weight).double().requires_grad_(False)
+    heads = random_heads(module.config, module.lm_head.weight, shared=shared).double().requires_grad_(False)
     source, target = Source((START, 5, 9, 12)), in_memory(module, engine)
     trace, request = Trace(), Request(source, Limits(len(source.prompt), 22, NEVER))
     drafter = MedusaDrafter(target, heads, tree, WIDTHS)
@@ -60,12 +61,15 @@ def test_fewer_heads_than_were_trained_may_draft() -> None:
     assert [len(each.drafted) for each in trace.rounds[1:3]] == [4, 4]
 
 
-def test_every_round_counts_one_product_with_each_heads_matrix() -> None:
+@pytest.mark.parametrize("shared", [False, True])
+def test_every_round_counts_one_product_with_each_heads_matrix(shared: bool) -> None:
+    """A shared one is read once, for a row of each head."""
     module = tiny_llama(4)
-    heads = random_heads(module.config, module.lm_head.weight).requires_grad_(False)
+    heads = random_heads(module.config, module.lm_head.weight, shared=shared).requires_grad_(False)
     target, trace = in_memory(module, "native"), Trace()
     DraftThenVerify(target, MedusaDrafter(target, heads, "full_tree", 2), ExactMatch()).decode(
         Request(Source((START, 5)), Limits(2, 6, NEVER)), trace
     )
     products = [cost(each, 4).flops for each in trace.forwards if each.layers == 0]
-    assert products == [2 * 32 * VOCABULARY] * 3 * len(trace.rounds)
+    one = 2 * 32 * VOCABULARY
+    assert products == ([3 * one] if shared else [one] * 3) * len(trace.rounds)

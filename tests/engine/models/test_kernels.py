@@ -29,7 +29,7 @@ from tests.engine.models.test_native import ARCHITECTURES, build
 from tests.engine.models.test_native import test_logits_are_those_of_transformers_in_float32 as compare_in_float32
 from tests.policies import in_memory
 from tests.sessions import native_session, needs_kernels, tree_rows
-from tests.tiny import PAD, START, TINY
+from tests.tiny import PAD, START, TINY, VOCABULARY
 
 pytestmark = needs_kernels
 CPU = torch.device("cpu")
@@ -270,11 +270,15 @@ def test_hidden_states_and_layers_are_those_of_pytorch() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("without", ["-mno-amx-bf16", "-mno-avx512f"])
-def test_processors_without_these_instructions_give_rows_that_do_not_depend_on_each_other(
-    without: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "flags",
+    [["-mno-amx-bf16"], ["-mno-amx-bf16", "-mno-avx512bf16"], ["-mno-amx-bf16", "-DQUICK_PAIRS"], ["-mno-avx512f"]],
+    ids=" ".join,
+)
+def test_other_processors_give_rows_that_do_not_depend_on_each_other(
+    flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(library, "FLAGS", (*library.FLAGS, without))
+    monkeypatch.setattr(library, "FLAGS", (*library.FLAGS, *flags))
     monkeypatch.setenv("BILD_LAB_CACHE", str(tmp_path))
     library.library.cache_clear()
     try:
@@ -330,16 +334,23 @@ def test_without_a_compiler_pytorch_runs_and_it_is_said_once(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("layers", "dim"), [(0, 32), (1, 32), (2, 44)])
-def test_the_likeliest_tokens_of_heads_are_those_of_pytorch(layers: int, dim: int, dtype: torch.dtype) -> None:
-    """Of 75 tokens, which leave a panel half empty, for one, two and three heads, likeliest first."""
+@pytest.mark.parametrize(
+    ("layers", "dim", "shared"), [(0, 32, False), (1, 32, False), (2, 44, False), (1, 32, True), (2, 32, True)]
+)
+def test_the_likeliest_tokens_of_heads_are_those_of_pytorch(
+    layers: int, dim: int, shared: bool, dtype: torch.dtype
+) -> None:
+    """Of 40 tokens, which leave a panel not full, for one, two and three heads, likeliest first."""
     draw = torch.Generator().manual_seed(layers)
-    heads = MedusaHeads(MedusaConfig(3, layers, dim, 75))
+    target = in_memory(TINY["llama"](0).to(dtype), "kernels")
+    heads = MedusaHeads(MedusaConfig(3, layers, dim, VOCABULARY, shared=shared))
+    heads.attach(target.vocabulary_weights()[1])
     with torch.no_grad():
         for weight in heads.parameters():
             weight.copy_((0.3 * torch.randn(weight.shape, generator=draw)).to(dtype))
     heads.requires_grad_(False)
-    packed = PackedHeads(*(each.to(dtype) for each in (heads.blocks, heads.biases, heads.outputs)))
+    outputs = target.packed if shared else heads.outputs.to(dtype)
+    packed = PackedHeads(heads.blocks.to(dtype), heads.biases.to(dtype), outputs)
     for depth in (1, 2, 3):
         hidden = torch.randn(dim, generator=draw).to(dtype)
         expected = heads(hidden.float())[:depth]  # [depth, vocab]

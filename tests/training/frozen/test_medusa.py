@@ -25,9 +25,9 @@ def base(checkpoints: Path) -> Checkpoint:
     return Checkpoint(str(checkpoints / "llama"))
 
 
-def random_heads(base: Checkpoint) -> MedusaHeads:
+def random_heads(base: Checkpoint, shared: bool) -> MedusaHeads:
     module = base.weights(torch.float32)
-    heads = MedusaHeads.fresh(base.config, module.lm_head.weight, {}, heads=3, layers=1)
+    heads = MedusaHeads.fresh(base.config, module.lm_head.weight, {}, heads=3, layers=1, shared=shared)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in heads.parameters():
@@ -35,8 +35,9 @@ def random_heads(base: Checkpoint) -> MedusaHeads:
     return heads.requires_grad_(False)
 
 
-def test_heads_predict_in_training_what_they_predict_in_decoding(base: Checkpoint) -> None:
-    heads = random_heads(base)
+@pytest.mark.parametrize("shared", [False, True])
+def test_heads_predict_in_training_what_they_predict_in_decoding(base: Checkpoint, shared: bool) -> None:
+    heads = random_heads(base, shared)
     text = torch.randint(3, VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(5))
     trained = MedusaModule(base.weights(torch.float32).eval(), heads)(text, torch.tensor([[4, 9], [6, 1]]))
     target = NativeModel(HuggingFaceModel(base, torch.device("cpu"), torch.float32))
@@ -60,8 +61,9 @@ def test_each_further_head_weighs_four_fifths() -> None:
     assert spec.offsets == (1, 2, 3)  # the model's own head predicts the token at 0
 
 
-def test_a_training_leaves_heads_that_learned(base: Checkpoint, tmp_path: Path) -> None:
-    spec = MedusaSpec(heads=2, layers=1)
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_training_leaves_heads_that_learned(base: Checkpoint, shared: bool, tmp_path: Path) -> None:
+    spec = MedusaSpec(heads=2, layers=1, shared=shared)
     changes = {"spec": spec, "max_steps": 60, "evaluate_every": 20, "log_every": 5, "learning_rate": 0.05}
     metrics = train_module(frozen_job(tmp_path, Path(base.path), **changes))
     assert [path.name for path in tmp_path.iterdir()] == ["heads"]
@@ -69,9 +71,15 @@ def test_a_training_leaves_heads_that_learned(base: Checkpoint, tmp_path: Path) 
     assert metrics["best"]["top_1_head_1"] > 0.3  # of 40 words
     heads = MedusaHeads.load(tmp_path / "heads")
     assert heads.config.base["fingerprint"] == base.fingerprint
-    assert set(load_file(tmp_path / "heads" / "heads.safetensors")) == {"blocks", "biases", "outputs"}
+    own = set() if shared else {"outputs"}
+    assert set(load_file(tmp_path / "heads" / "heads.safetensors")) == {"blocks", "biases", *own}
     card = (tmp_path / "heads" / "README.md").read_text()
     assert f"policy=medusa policy.heads={tmp_path}/heads" in card
+
+
+def test_a_training_from_before_heads_could_share_a_matrix_is_the_same() -> None:
+    assert MedusaSpec(heads=3, layers=1).identity == {"medusa.heads": 3, "medusa.layers": 1}
+    assert MedusaSpec(heads=3, layers=1, shared=True).identity["medusa.shared"] is True
 
 
 def test_what_cannot_have_heads_is_refused(checkpoints: Path) -> None:

@@ -189,9 +189,9 @@ struct Growth {
 
 // Heads that predict further ahead than the model's own: blocks x + silu(W x + b), then a matrix to the vocabulary
 struct Heads {
-    int32_t dim, vocab, half, layers;
+    int32_t dim, vocab, half, layers, shared;
     const Matrix* blocks;   // [heads][layers]
-    const Matrix* outputs;  // [heads]
+    const Matrix* outputs;  // [heads], or one that is shared; there are layers then
 };
 
 }  // extern "C"
@@ -226,11 +226,11 @@ inline Pair pair(const bfloat16* w) {
 }
 
 constexpr int AHEAD = 16384;  // bytes
-// asks memory for the weights that far on, while R rows are multiplied by these. For one or two rows the processor's
-// own prefetching is as quick
+// asks memory for the weights that far on, while R rows are multiplied by these. For one row the processor's own
+// prefetching is as quick
 template <int R, class T>
 inline void ask_for(const T* w) {
-    if constexpr (R > 2)
+    if constexpr (R > 1)
         for (int i = 0; i < 2 * PANEL; i += 64 / sizeof(T))
             __builtin_prefetch(reinterpret_cast<const char*>(w + i) + AHEAD, 0, 2);
 }
@@ -280,6 +280,17 @@ constexpr int STEP = std::is_same_v<T, bfloat16> ? 32 : 2;  // inputs of a panel
 inline int64_t padded(int64_t n, int to) { return (n + to - 1) / to * to; }
 
 #if defined(__AVX512BF16__)
+// Whether the instruction that adds products of bfloat16 pairs is as quick as the one for floats. AMD's is; Intel's takes
+// four times as long, so that floats are multiplied twice as fast
+inline bool quick_pairs() {
+#if defined(QUICK_PAIRS)  // for tests
+    return true;
+#else
+    static const bool quick = __builtin_cpu_is("amd");
+    return quick;
+#endif
+}
+
 // writes the rows to b.halves in bfloat16, a multiple of 32 long; returns how long
 inline int round_rows(const Matrix& matrix, const float* x, int stride, int rows, Buffers& b) {
     const int inputs = padded(matrix.inputs, 32);
@@ -411,10 +422,11 @@ inline void product(const Matrix& matrix, const float* x, int stride, int rows, 
         if (has_tiles()) return tile_product(matrix, x, stride, rows, b, use);
 #endif
 #if defined(__AVX512BF16__)
-    if constexpr (std::is_same_v<T, bfloat16>) {
-        const int inputs = round_rows(matrix, x, stride, rows, b);
-        return panels_product<T>(matrix, b.halves, inputs, inputs, rows, use);
-    }
+    if constexpr (std::is_same_v<T, bfloat16>)
+        if (quick_pairs()) {
+            const int inputs = round_rows(matrix, x, stride, rows, b);
+            return panels_product<T>(matrix, b.halves, inputs, inputs, rows, use);
+        }
 #endif
     panels_product<T>(matrix, x, stride, matrix.inputs, rows, use);
 }
@@ -786,9 +798,12 @@ void run_heads(const Heads& heads, const float* hidden, int depth, int count, fl
         #pragma omp barrier
         std::swap(from, to);
     }
-    for (int head = 0; head < depth; ++head)
-        product<T>(heads.outputs[head], heads.layers ? from + head * dim : hidden, dim, 1, b,
-                   [&](int, int panel, vec left, vec right) { put(logits + head * vocab, panel, heads.vocab, left, right); });
+    const int alike = heads.shared ? depth : 1;  // heads that a matrix serves
+    for (int head = 0; head < depth; head += alike)
+        product<T>(heads.outputs[head], heads.layers ? from + head * dim : hidden, dim, alike, b,
+                   [&](int row, int panel, vec left, vec right) {
+                       put(logits + (head + row) * vocab, panel, heads.vocab, left, right);
+                   });
     #pragma omp barrier
     Span mine = share(depth);
     for (int head = mine.first; head < mine.last; ++head)

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from filelock import FileLock
 
+from bild_lab.engine.models.device import processor
 from bild_lab.files import cache_folder
 
 log = logging.getLogger(__name__)
@@ -69,7 +70,8 @@ def library() -> ctypes.CDLL:
 def _compiled() -> Path:
     """The library's file, named by everything that decides its content."""
     compiler, runtime = _compiler(), _openmp()
-    decisive = (SOURCE.read_text(), " ".join(FLAGS), _answer(compiler, "--version"), str(runtime), _processor())
+    seen = processor("model name", "flags", "Features")  # by the compiler
+    decisive = (SOURCE.read_text(), " ".join(FLAGS), _answer(compiler, "--version"), str(runtime), seen)
     name = hashlib.sha256("\0".join(decisive).encode()).hexdigest()[:16]
     folder = cache_folder() / "kernels"
     path = folder / f"{name}.so"
@@ -114,12 +116,6 @@ def _openmp() -> Path:
     if found is None:
         raise KernelError("PyTorch runs without GNU OpenMP")
     return Path(found)
-
-
-def _processor() -> str:
-    """What the compiler sees of the processor."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
 
 
 def _answer(*command: str) -> str:

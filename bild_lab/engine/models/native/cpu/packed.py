@@ -161,6 +161,11 @@ class PackedDecoder:
         self._rotary = bias is None
 
     @property
+    def head(self) -> Matrix:
+        """The matrix to the vocabulary. It points into this decoder."""
+        return self._model.head
+
+    @property
     def positions(self) -> float:
         """How many positions the kernels can place."""
         return self._rotations[0].shape[1] if self._rotary else float("inf")
