@@ -97,7 +97,8 @@ class MedusaHeads(SavedModule):
 
     def forward(self, hidden: Float[Tensor, "*rows dim"]) -> Float[Tensor, "heads *rows vocab"]:
         rows = hidden.reshape(-1, hidden.shape[-1])  # [n, dim]
-        return self._logits(rows, self.config.heads).view(-1, *hidden.shape[:-1], self.config.vocabulary)
+        logits = self._logits(rows, self.config.heads)
+        return logits.view(self.config.heads, *hidden.shape[:-1], self.config.vocabulary)
 
     def likeliest(self, hidden: Float[Tensor, " dim"], depth: int, count: int) -> Int[Tensor, "depth count"]:
         """The first heads' likeliest tokens."""
@@ -108,8 +109,7 @@ class MedusaHeads(SavedModule):
         x = rows.expand(depth, *rows.shape)
         for layer in range(self.config.layers):
             x = x + silu(x @ self.blocks[:depth, layer].mT + self.biases[:depth, layer, None])
-        ends = self._shared[0].to(x.dtype) if self.config.shared else self.outputs[:depth]
-        return x @ ends.mT
+        return x @ (self._shared[0] if self.config.shared else self.outputs[:depth]).mT
 
 
 def load_medusa(target: LoadedModel, path: str | None) -> MedusaHeads:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import lru_cache, partial
 
 from bild_lab.engine.adapters.medusa import MedusaHeads
 from bild_lab.engine.draft import Draft, Verdict
@@ -32,16 +32,10 @@ class MedusaDrafter(CandidateDrafter):
     def __init__(self, target: LoadedModel, heads: MedusaHeads, tree: str, top_k: int | Sequence[int]) -> None:
         most = heads.config.heads
         super().__init__(target, most, 0, named_trees(tree, top_k, most, 0, heads.config.vocabulary))
-        self._target, self._given, self._config = target, heads, target.checkpoint.config
-
-    @cached_property
-    def _heads(self) -> MedusaHeads | PackedHeads:
-        """What finds the candidates; a shared matrix needs the target's weights."""
-        heads, shared = self._given, self._given.config.shared
-        if self._target.engine == "kernels":
-            outputs = self._target.packed if shared else heads.outputs
-            return PackedHeads(heads.blocks, heads.biases, outputs)
-        return heads.attach(self._target.vocabulary_weights()[1]) if shared else heads
+        self._shared, self._config = heads.config.shared, target.checkpoint.config
+        self._heads = lru_cache(maxsize=1)(partial(finder, target, heads))  # one for all copies of this drafter
+        if not self._shared:  # a shared matrix needs the target's weights
+            self._heads()
 
     def start(self, request: Request, target: Session) -> None:
         super().start(request, target)
@@ -53,6 +47,14 @@ class MedusaDrafter(CandidateDrafter):
             return
         row = verdict.path[-1] + 1 if verdict.path else 0
         depth = self._trees.depth
-        self.candidates = self._heads.likeliest(scores.head_input[row], depth, self._trees.widest)
-        together = depth if self._given.config.shared else 1
+        self.candidates = self._heads().likeliest(scores.head_input[row], depth, self._trees.widest)
+        together = depth if self._shared else 1
         self._forwards += [Forward(self._config, rows=0, scored=together, layers=0)] * (depth // together)
+
+
+def finder(target: LoadedModel, heads: MedusaHeads) -> MedusaHeads | PackedHeads:
+    """What finds the candidates on the target's engine."""
+    if target.engine == "kernels":
+        outputs = target.packed if heads.config.shared else heads.outputs
+        return PackedHeads(heads.blocks, heads.biases, outputs)
+    return heads.attach(target.vocabulary_weights()[1]) if heads.config.shared else heads

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NoReturn
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.distributed import DistributedConfig
@@ -23,6 +25,7 @@ from bild_lab.engine.trace import Forward
 from bild_lab.errors import UserError, require_flag
 
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
+READS_VOCABULARY = "this drafter reads the target's vocabulary matrices"
 TORCHRUN = "torchrun --nproc_per_node=N run.py runtime.tensor_parallel=true"
 
 
@@ -99,7 +102,14 @@ class SpreadModel(HuggingFaceModel):
         return module
 
     def require_layers(self, what: str) -> None:
-        require_one_device(self.checkpoint, what)
+        require_one_device(self.checkpoint, f"{what} runs some of the target's layers")
+
+    def vocabulary_weights(self) -> tuple[Float[Tensor, "vocab dim"], Float[Tensor, "vocab dim"]]:
+        """Raises UserError if one of them is on disk or in memory only until it runs."""
+        ends = (self.module.get_input_embeddings(), self.module.get_output_embeddings())
+        if any(each.weight.is_meta for each in ends):
+            require_one_device(self.checkpoint, READS_VOCABULARY)
+        return super().vocabulary_weights()
 
     @property
     def parts(self) -> dict[str, int]:
@@ -121,7 +131,11 @@ class ShardedModel(HuggingFaceModel):
         ).eval()
 
     def require_layers(self, what: str) -> None:
-        require_one_device(self.checkpoint, what)
+        require_one_device(self.checkpoint, f"{what} runs some of the target's layers")
+
+    def vocabulary_weights(self) -> tuple[Float[Tensor, "vocab dim"], Float[Tensor, "vocab dim"]]:
+        """Raises UserError: each process has a part of them."""
+        require_one_device(self.checkpoint, READS_VOCABULARY)
 
     @torch.inference_mode()
     def start(
@@ -145,10 +159,10 @@ class ShardedModel(HuggingFaceModel):
         return replace(prefix, keys=own(prefix.keys), values=own(prefix.values))
 
 
-def require_one_device(checkpoint: Checkpoint, what: str) -> None:
-    """Raise UserError: a target that is spread over devices cannot run some of its layers."""
+def require_one_device(checkpoint: Checkpoint, what: str) -> NoReturn:
+    """Raise UserError: a target that is spread over devices cannot do this."""
     raise UserError(
-        f"{what} runs some of the target's layers, and {checkpoint.path} is spread over devices; "
+        f"{what}, and {checkpoint.path} is spread over devices; "
         "leave out runtime.device_map and runtime.tensor_parallel"
     )
 

@@ -6,14 +6,17 @@ import pytest
 import torch
 
 from bild_lab.engine.acceptance import ExactMatch
+from bild_lab.engine.batch import Batch
+from bild_lab.engine.batched import decode_batch
 from bild_lab.engine.decode import DraftThenVerify
-from bild_lab.engine.drafters import MedusaDrafter
+from bild_lab.engine.drafters import MedusaDrafter, medusa
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
 from bild_lab.lab.analysis.cost import cost
 from tests.engine.adapters.tiny import random_heads
 from tests.engine.test_decode import NEVER, autoregressive, finished
 from tests.policies import in_memory
+from tests.sessions import needs_kernels
 from tests.stubs import uncached
 from tests.tiny import START, VOCABULARY, tiny_llama
 
@@ -73,3 +76,23 @@ def test_every_round_counts_one_product_with_each_heads_matrix(shared: bool) -> 
     products = [cost(each, 4).flops for each in trace.forwards if each.layers == 0]
     one = 2 * 32 * VOCABULARY
     assert products == ([3 * one] if shared else [one] * 3) * len(trace.rounds)
+
+
+@needs_kernels
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_kernels_draft_what_pytorch_drafts_and_pack_heads_once_for_all_texts(
+    shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, packed = tiny_llama(4), []
+    made = medusa.PackedHeads
+    monkeypatch.setattr(medusa, "PackedHeads", lambda *each: packed.append(each) or made(*each))
+    drafted = {}
+    for engine in ("native", "kernels"):
+        heads = random_heads(module.config, module.lm_head.weight, shared=shared).requires_grad_(False)
+        target = in_memory(module, engine)
+        method = DraftThenVerify(target, MedusaDrafter(target, heads, "full_tree", WIDTHS), ExactMatch())
+        requests = [Request(Source((START, first)), Limits(2, 12, NEVER)) for first in (5, 9, 12, 7)]
+        texts = [text for _ in range(2) for text in decode_batch(method, requests, Batch(2))]
+        drafted[engine] = [[each.drafted for each in text.trace.rounds] for text in texts]
+    assert drafted["kernels"] == drafted["native"] and any(map(any, drafted["native"]))
+    assert len(packed) == 1

@@ -11,7 +11,7 @@ from transformers.integrations import accelerate
 from bild_lab.engine.models.admission import input_device
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.layer_control import Plan, following
-from bild_lab.engine.models.placement import Placement, SpreadModel
+from bild_lab.engine.models.placement import Placement, ShardedModel, SpreadModel
 from bild_lab.engine.models.slot_cache import SlotCache
 from bild_lab.errors import UserError
 from bild_lab.lab.config import compose_config
@@ -78,6 +78,19 @@ def test_tokens_go_in_where_they_are_computed_not_where_the_first_weights_lie(ch
     logits = model.start(model.source(PROMPT), 8).extend([7, 8]).logits
     whole = load_model(str(checkpoints / "llama"), None, "cpu", torch.float32, "hf")
     assert torch.equal(logits, whole.start(whole.source(PROMPT), 8).extend([7, 8]).logits)
+
+
+def test_vocabulary_matrices_that_are_elsewhere_are_refused(checkpoints: Path) -> None:
+    checkpoint = Checkpoint(str(checkpoints / "llama"))
+    kept = SpreadModel(checkpoint, CPU, torch.float32, {"": "cpu"}).vocabulary_weights()
+    module = checkpoint.weights(torch.float32)
+    assert torch.equal(kept[0], module.model.embed_tokens.weight) and torch.equal(kept[1], module.lm_head.weight)
+    for model in (
+        SpreadModel(checkpoint, CPU, torch.float32, {"": "disk"}),
+        ShardedModel(checkpoint, CPU, torch.float32),
+    ):
+        with pytest.raises(UserError, match="reads the target's vocabulary matrices, and .* is spread over devices"):
+            model.vocabulary_weights()
 
 
 def test_a_model_whose_tokens_go_in_elsewhere_than_its_drafters_is_refused(checkpoints: Path) -> None:

@@ -335,23 +335,24 @@ def test_without_a_compiler_pytorch_runs_and_it_is_said_once(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
-    ("layers", "dim", "shared"), [(0, 32, False), (1, 32, False), (2, 44, False), (1, 32, True), (2, 32, True)]
+    ("layers", "dim", "shared", "most"),
+    [(0, 32, False, 3), (1, 32, False, 3), (2, 44, False, 3), (1, 32, True, 3), (2, 32, True, 40)],
 )
 def test_the_likeliest_tokens_of_heads_are_those_of_pytorch(
-    layers: int, dim: int, shared: bool, dtype: torch.dtype
+    layers: int, dim: int, shared: bool, most: int, dtype: torch.dtype
 ) -> None:
-    """Of 40 tokens, which leave a panel not full, for one, two and three heads, likeliest first."""
+    """Of 40 tokens, which leave a panel not full, for one, two and all heads, likeliest first."""
     draw = torch.Generator().manual_seed(layers)
     target = in_memory(TINY["llama"](0).to(dtype), "kernels")
-    heads = MedusaHeads(MedusaConfig(3, layers, dim, VOCABULARY, shared=shared))
-    heads.attach(target.vocabulary_weights()[1])
+    heads = MedusaHeads(MedusaConfig(most, layers, dim, VOCABULARY, shared=shared))
+    heads.attach(target.vocabulary_weights()[1].float())
     with torch.no_grad():
         for weight in heads.parameters():
             weight.copy_((0.3 * torch.randn(weight.shape, generator=draw)).to(dtype))
     heads.requires_grad_(False)
     outputs = target.packed if shared else heads.outputs.to(dtype)
     packed = PackedHeads(heads.blocks.to(dtype), heads.biases.to(dtype), outputs)
-    for depth in (1, 2, 3):
+    for depth in (1, 2, most):
         hidden = torch.randn(dim, generator=draw).to(dtype)
         expected = heads(hidden.float())[:depth]  # [depth, vocab]
         tokens = packed.likeliest(hidden, depth, 5)

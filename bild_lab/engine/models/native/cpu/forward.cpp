@@ -1144,7 +1144,7 @@ extern "C" void run(const Model* model, const Pass* given) {
 // The `count` likeliest tokens of each of the first `depth` heads behind a state: [depth][count]
 extern "C" void likeliest_tokens(const Heads* heads, const float* hidden, int depth, int count, int threads, int64_t* tokens) {
     const int64_t dim = padded(heads->dim, PANEL), vocab = padded(heads->vocab, PANEL);
-    const int64_t shared = depth * (2 * dim + vocab), own = PANEL * PANEL + PANEL * dim / 2;
+    const int64_t shared = depth * (2 * dim + vocab), own = PANEL * PANEL + padded(depth, PANEL) * dim / 2;
     static thread_local std::vector<float> memory;
     if (int64_t(memory.size()) < shared + own * threads) memory.resize(shared + own * threads);
     float* base = memory.data();

@@ -37,9 +37,11 @@ class PackedHeads:
         outputs: Float[Tensor, "heads vocab dim"] | PackedDecoder,
     ) -> None:
         self._library = library()
+        shared = isinstance(outputs, PackedDecoder)
+        if shared and outputs.dtype != blocks.dtype:
+            raise ValueError(f"heads in {blocks.dtype} cannot share a matrix in {outputs.dtype}")
         pairs = zip(blocks.flatten(0, 1), biases.flatten(0, 1), strict=True)
         matrices = [packed_matrix(Weight(matrix, bias)) for matrix, bias in pairs]
-        shared = isinstance(outputs, PackedDecoder)
         ends = [(outputs.head, outputs)] if shared else [packed_matrix(Weight(matrix)) for matrix in outputs]
         self._held = (
             (Matrix * len(matrices))(*(made for made, *_ in matrices)),
