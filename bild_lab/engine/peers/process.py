@@ -8,6 +8,7 @@ import signal
 import subprocess
 import tempfile
 import weakref
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -30,11 +31,11 @@ class Worker:
     """A process that has loaded a model and decodes with it.
 
     Between turns it is stopped (SIGSTOP), because an engine's idle threads spin for a while and would take the cores
-    from what is timed next. It ends with this object, and is killed if our process dies, stopped or not. Raises
-    UserError if the engine cannot load the model.
+    from what is timed next. It ends with this object, and is killed if our process dies, stopped or not. variables: of
+    its environment, beside ours. Raises UserError if the engine cannot load the model.
     """
 
-    def __init__(self, job: dict[str, Any]) -> None:
+    def __init__(self, job: dict[str, Any], variables: Mapping[str, str] | None = None) -> None:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115, closed with the process; a pipe would fill up
         self._name = job["engine"]
         self._process = subprocess.Popen(
@@ -44,7 +45,7 @@ class Worker:
             stderr=self._errors,
             text=True,
             bufsize=1,
-            env=_surroundings(),
+            env=_surroundings() | dict(variables or {}),
         )
         self.close = weakref.finalize(self, _end, self._process, self._errors)
         self._stopped = False

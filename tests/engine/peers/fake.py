@@ -9,9 +9,10 @@ import pytest
 
 from bild_lab.engine.peers import environment, process
 
-# the real protocol, with an engine that needs no packages: token 666 kills it, token 13 is an error
+# the real protocol, with an engine that needs no packages: token 666 kills it, token 13 is an error; it
+# is slow where CT2_USE_MKL is what SLOW says
 ENGINE = f"""
-import importlib.util, json, os, sys
+import importlib.util, json, os, sys, time
 spec = importlib.util.spec_from_file_location("worker", {str(process.SCRIPT)!r})
 worker = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(worker)
@@ -22,6 +23,8 @@ def load(job):
     print("a library prints this while it loads")
     def decode(request):
         print("and this while it decodes")
+        if os.environ.get("CT2_USE_MKL", "1") == os.environ.get("SLOW"):
+            time.sleep(0.1)
         if 666 in request["prompt"]:
             print("first words", file=sys.stderr)
             print("Illegal instruction", file=sys.stderr, flush=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -84,6 +85,22 @@ def test_a_text_ends_at_the_requests_limits(checkpoints: Path) -> None:
     finally:
         torch.set_num_threads(before)
         method.close()
+
+
+@pytest.mark.usefixtures("fake_engines")
+@pytest.mark.parametrize(("slow", "kept"), [("1", "0"), ("0", None)])
+def test_the_quickest_of_a_peers_settings_decodes(
+    slow: str, kept: str | None, checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLOW", slow)
+    method = CTranslate2(model(checkpoints))
+    request = bild_lab.load(str(checkpoints / "llama"), policy="vanilla").request(PROMPT, 2)
+    before = {each.pid for each in psutil.Process().children()}
+    text = method.decode(request, Trace())
+    (left,) = [each for each in psutil.Process().children() if each.pid not in before]  # the other one has ended
+    assert left.environ().get("CT2_USE_MKL") == kept
+    assert text[: len(request.source.prompt)] == list(request.source.prompt)
+    method.close()
 
 
 @pytest.mark.usefixtures("fake_engines")
