@@ -4,6 +4,7 @@
     python scripts/bench.py t5_small llama_12    these shapes; after them, runtime.dtype=float32 runtime.threads=1
     python scripts/bench.py pair.target=DIR pair.draft=DIR dataset=multi30k dataset.path=DIR dataset.limit=20
 
+outputs/NAME/bench.json keeps the rows: name=bench unless another is given.
 CTranslate2 and OpenVINO take part after `make peers`.
 """
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 BUSY_PERCENT = 15
 ROUNDS = {"t5_large": 5, "llama_12": 9}
 ROUNDS_OF_A_PAIR = 5  # of several texts each
-DEFAULTS = ["runtime.dtype=bfloat16", "dataset.limit=20", "decoding.max_new_tokens=64"]
+DEFAULTS = ["name=bench", "runtime.dtype=bfloat16", "dataset.limit=20", "decoding.max_new_tokens=64"]
 SHORT = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64"}
 LEGEND = (
     "Medians of interleaved rounds. to gen., to asst.: how many times as fast as Transformers' generate, and as its "
@@ -179,7 +180,7 @@ def main() -> None:
         if name in shapes:
             rows.extend(drafter_rows(name, device, dtype, synchronize))
     found = {"environment": {**environment(device), "busy_percent": busy}, "rows": rows, "forwards": costs}
-    path = Path("outputs/bench/bench.json")
+    path = Path("outputs", cfg.name, "bench.json")
     write_atomically(path, json.dumps(found, indent=2).encode() + os.linesep.encode())
     output.print(table(rows))
     output.print(f"{path} contains these rows, and the cost of a forward by query and context length")

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from bild_lab.lab.measure.environment import OtherLoad
+from bild_lab.lab.measure.environment import OtherLoad, name_in
 
 
 def test_another_busy_process_is_noticed_and_our_own_work_is_not() -> None:
@@ -27,3 +27,10 @@ def test_another_busy_process_is_noticed_and_our_own_work_is_not() -> None:
             process.kill()
             process.wait()
     assert loud > quiet + 10  # the other half of the tests may be running too
+
+
+def test_processors_of_one_name_are_told_apart_by_their_tiles() -> None:
+    flags, name = "flags\t\t: fpu avx512_bf16", "model name\t: Intel(R) Xeon(R) Processor"
+    assert name_in(f"{flags}\n{name}") == "Intel(R) Xeon(R) Processor"
+    assert name_in(f"{flags} amx_bf16\n{name}") == "Intel(R) Xeon(R) Processor with AMX"
+    assert name_in("Features\t: fp asimd") == name_in("") == ""

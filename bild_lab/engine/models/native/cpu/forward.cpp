@@ -226,13 +226,11 @@ inline Pair pair(const bfloat16* w) {
 }
 
 constexpr int AHEAD = 16384;  // bytes
-// asks memory for the weights that far on, while R rows are multiplied by these. For one row the processor's own
-// prefetching is as quick
-template <int R, class T>
+// asks memory for the weights that far on, while rows are multiplied by these: a core waits for memory less
+template <class T>
 inline void ask_for(const T* w) {
-    if constexpr (R > 1)
-        for (int i = 0; i < 2 * PANEL; i += 64 / sizeof(T))
-            __builtin_prefetch(reinterpret_cast<const char*>(w + i) + AHEAD, 0, 2);
+    for (int i = 0; i < 2 * PANEL; i += 64 / sizeof(T))
+        __builtin_prefetch(reinterpret_cast<const char*>(w + i) + AHEAD, 0, 2);
 }
 
 // R rows times one panel: the even and the odd inputs are summed apart, then added
@@ -241,7 +239,7 @@ inline void multiply(const float* x, int stride, const T* w, int inputs, vec out
     vec even[R][2] = {}, odd[R][2] = {};
     for (int k = 0; k < inputs; k += 2, w += 2 * PANEL) {
         const Pair weights = pair(w);
-        ask_for<R>(w);
+        ask_for(w);
         #pragma GCC unroll ROWS  // or the sums of 3 to 5 rows go to memory and back
         for (int r = 0; r < R; ++r) {
             const float* row = x + r * stride + k;
@@ -315,7 +313,7 @@ inline void multiply(const uint16_t* x, int stride, const bfloat16* w, int input
         #pragma GCC unroll 2
         for (int turn = 0; turn < 2; ++turn, w += 2 * PANEL) {
             const __m512bh left = (__m512bh)_mm512_loadu_si512(w), right = (__m512bh)_mm512_loadu_si512(w + PANEL);
-            ask_for<R>(w);
+            ask_for(w);
             #pragma GCC unroll ROWS
             for (int r = 0; r < R; ++r) {
                 int32_t two;
