@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup peers run test test-slow mutants lint format bench gpu figures results docs clean
+.PHONY: help setup peers run test test-slow lint format bench gpu figures results docs clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -35,9 +35,6 @@ test: setup ## Run the tests, under 6 minutes on two cores
 
 test-slow: setup ## Run every test, the slow ones too
 	$(BIN)/python -m pytest -n 2
-
-mutants: setup ## Change the modules that decide tokens and numbers, and count what the tests notice: an hour or more
-	$(BIN)/python -m tests.mutants
 
 lint: setup ## Check style, and that imports go one way
 	$(BIN)/ruff check .

@@ -1,7 +1,6 @@
 """Fixtures that several test modules share."""
 
 import gc
-import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,8 +20,7 @@ why_no_kernels(torch.device("cpu"), torch.float32)  # compiles them now: what it
 torch.set_num_threads(1)  # fastest for tiny models, and leaves the other core to the other half of the tests
 
 
-# tables of more cases than this are sampled by the fast tests, one of three; `make test-slow` runs all of them,
-# and so does `make mutants`, by WHOLE_TABLES=1
+# tables of more cases than this are sampled by the fast tests, one of three; `make test-slow` runs all of them
 LONG, STEP = 4, 3
 SAMPLED = (
     "tests/engine/",
@@ -40,8 +38,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     The third of each next three shifts, so that grids are taken along their diagonals.
     """
-    if os.environ.get("WHOLE_TABLES"):
-        return
     tables: dict[str, list[pytest.Item]] = {}
     for item in items:
         sampled = item.nodeid.startswith(SAMPLED) and not item.nodeid.startswith(CHEAP)
