@@ -7,8 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bild_lab.lab.decoder import Decoder, Generation
-    from bild_lab.lab.load import load
+    from bild_lab.lab.decoding.decoder import Decoder, Generation
+    from bild_lab.lab.decoding.load import load
     from bild_lab.lab.results.table import load_results
 
 try:
@@ -16,7 +16,12 @@ try:
 except PackageNotFoundError:  # run from a checkout that is not installed
     __version__ = "0.1.0"
 
-_MODULES = {"Decoder": "decoder", "Generation": "decoder", "load": "load", "load_results": "results.table"}
+_MODULES = {
+    "Decoder": "decoding.decoder",
+    "Generation": "decoding.decoder",
+    "load": "decoding.load",
+    "load_results": "results.table",
+}
 __all__ = ["Decoder", "Generation", "load", "load_results"]
 
 

@@ -39,4 +39,4 @@ def require_number(key: str, value: object, least: float, most: float, above: bo
 def require_model_path(key: str, value: object) -> None:
     """Raise UserError unless the value may name a checkpoint."""
     if not isinstance(value, str) or not value:
-        raise UserError(f"{key} must be a folder or a hub id, got {value!r}")
+        raise UserError(f"{key} must be a folder or a hub id, got {'null' if value is None else repr(value)}")

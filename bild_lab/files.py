@@ -4,7 +4,9 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 
 def cache_folder() -> Path:
@@ -65,3 +67,16 @@ def is_held(lock: Path) -> bool:
         return True
     except OSError:  # a folder without locks
         return False
+
+
+@dataclass(frozen=True)
+class NamesFile:
+    """Marks a parameter that names a file or a folder: its content, not its place, is part of a point's name.
+
+    words: values of the parameter that name none.
+    """
+
+    words: tuple[str, ...] = ()
+
+
+FilePath = Annotated[str, NamesFile()]

@@ -74,7 +74,7 @@ def pair_bench(cfg: DictConfig, name: str, device: torch.device, dtype: torch.dt
 
 def loaded(path: str, revision: str | None, device: torch.device, dtype: torch.dtype) -> Models:
     """A checkpoint on both engines of ours that PyTorch runs."""
-    from bild_lab.lab.load import load_model
+    from bild_lab.lab.decoding.load import load_model
 
     native, hf = (load_model(path, revision, str(device), dtype, engine) for engine in ("native", "hf"))
     native.load()

@@ -15,10 +15,10 @@ def build_table(cfg: DictConfig) -> None:
     """Count the references of a dataset in the target's tokens. Raises UserError for bad input."""
     from bild_lab.engine.drafters.ngram_table import require_order
     from bild_lab.lab.data.examples import DatasetSpec, load_examples  # late: torch takes seconds to load
-    from bild_lab.lab.data.words import dataset_words
     from bild_lab.lab.point import sweep_folder
     from bild_lab.lab.results.records import require_writable
     from bild_lab.lab.toy_pair import named_checkpoint
+    from bild_lab.training.dataset_words import dataset_words
     from bild_lab.training.ngrams import estimate, reference_tokens
 
     pair = typed(PairSpec, cfg.pair, "pair")

@@ -33,7 +33,7 @@ def compare(cfg: DictConfig) -> None:
     from bild_lab.lab.point import sweep_folder
     from bild_lab.lab.results.commits import SharedTexts, read_results, shared_texts
     from bild_lab.lab.results.records import require_writable
-    from bild_lab.lab.schema.measured_examples import read_examples
+    from bild_lab.lab.schema.examples import read_examples
     from bild_lab.report.comparison import comparison_table, notes, serving_table, summary, write_comparison
 
     require_engines(engines)

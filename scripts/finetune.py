@@ -44,7 +44,7 @@ class ValidationSpec:
 def run(cfg: DictConfig) -> None:
     """Train, and print where the checkpoint is. Raises UserError for bad input."""
     from bild_lab.lab.data.examples import DatasetSpec
-    from bild_lab.lab.data.words import dataset_words
+    from bild_lab.training.dataset_words import dataset_words
     from bild_lab.training.finetuning.finetune import finetune  # late: torch takes seconds to load
     from bild_lab.training.folder import TrainingFolder
     from bild_lab.training.wandb_log import print_closing

@@ -24,8 +24,8 @@ def fit(cfg: DictConfig) -> None:
     import torch  # late: it takes seconds to load
 
     from bild_lab.engine.drafters.candidates import CandidateDrafter
-    from bild_lab.lab.measure.timing import METHOD
     from bild_lab.lab.point import prepare, sweep_folder
+    from bild_lab.lab.schema.timed import METHOD
     from bild_lab.lab.shapes.command import budget_table, requests_of, rounds_of_sweep, summary, told
     from bild_lab.lab.shapes.fit import Effort, fit_tree, fit_window, method_to_fit
 

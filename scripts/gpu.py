@@ -225,12 +225,12 @@ def smi_says() -> str:
 
 def results(name: str, device: str) -> list[dict]:
     """The results of a sweep's points that this code measured on the device: others may have been left there."""
-    from bild_lab.lab.measure.code import measuring_code
+    from bild_lab.lab.code import code_hash
 
     files = sorted((ROOT / "outputs" / name / "points").glob("*/result.json"))
     found = [json.loads(file.read_text()) for file in files]
-    wanted = measuring_code(), device
-    return [one for one in found if (one["environment"]["code"], one["setting"]["device"]) == wanted]
+    wanted = code_hash(), device
+    return [one for one in found if (one["setting"]["code"].split()[0], one["setting"]["device"]) == wanted]
 
 
 def certificates(name: str, device: str) -> list[dict]:

@@ -133,7 +133,7 @@ def ranking(points: Sequence[Point], results: Sequence[Result]) -> Iterator[str]
     from bild_lab.lab.analysis.statistics import paired_speedup
     from bild_lab.lab.formatting import interval, signed, times
     from bild_lab.lab.point_progress import title_of
-    from bild_lab.lab.schema.measured_examples import read_examples
+    from bild_lab.lab.schema.examples import read_examples
 
     first = None
     for point, result in sorted(zip(points, results, strict=True), key=lambda pair: pair[1].latency_s.total):

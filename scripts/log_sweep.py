@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def log(cfg: DictConfig) -> None:
     """Log every sweep, and print where its runs are. Raises UserError for bad input, before anything is logged."""
-    from bild_lab.lab.build import build
+    from bild_lab.lab.decoding.build import build
     from bild_lab.lab.results.records import Sweep, require_writable
 
     sweeps = [Sweep(Path(str(folder)).expanduser()) for folder in cfg.sweeps]

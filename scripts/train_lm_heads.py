@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 def train(cfg: DictConfig) -> None:
     """Train, and print how to decode with the heads and compare them. Raises UserError for bad input."""
-    from bild_lab.lab.data.words import dataset_words  # late: torch takes seconds to load
+    from bild_lab.training.dataset_words import dataset_words  # late: torch takes seconds to load
     from bild_lab.training.frozen.command import train_and_report
 
     job = heads_job(cfg)

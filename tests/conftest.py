@@ -26,8 +26,8 @@ SAMPLED = (
     "tests/engine/",
     "tests/training/",
     "tests/lab/analysis/",
-    "tests/lab/test_load.py::test_every_policy",
-    "tests/lab/test_load.py::test_lossless",
+    "tests/lab/decoding/test_load.py::test_every_policy",
+    "tests/lab/decoding/test_load.py::test_lossless",
 )
 CHEAP = "tests/engine/acceptance/"  # its tables are run whole
 

@@ -20,9 +20,9 @@ from bild_lab.engine.request import Request, Source
 from bild_lab.engine.session import Session
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.build import build_method
 from bild_lab.lab.config import compose_policy
-from bild_lab.lab.decoder import Decoder
+from bild_lab.lab.decoding.build import build_method
+from bild_lab.lab.decoding.decoder import Decoder
 from tests.tiny_architectures import VOCABULARY, build, relative_of, word_tokenizer
 
 PROMPTS = ([5, 9, 12, 30, 7], [8, 8, 20, 11, 25, 8, 8, 20])

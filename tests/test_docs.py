@@ -269,7 +269,7 @@ def test_links_between_files_lead_somewhere(page: Path) -> None:
 
 @every_page
 def test_files_and_modules_that_the_documents_name_exist(page: Path) -> None:
-    """Files as `lab/build.py` or `engine/draft.py::Draft`, folders from the root, modules as `bild_lab.lab.build`."""
+    """Files as `lab/build.py` or `engine/draft.py::Draft`, folders from the root, modules as `bild_lab.lab.config`."""
     missing = []
     for code in code_in(page):
         if found := re.fullmatch(r"([\w/.-]+\.py|conf/[\w/]+\.yaml)(?:::(\w+))?", code):

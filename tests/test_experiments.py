@@ -25,7 +25,7 @@ from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.native import NativeModel
 from bild_lab.errors import UserError
-from bild_lab.lab.config import config_dir, typed
+from bild_lab.lab.config import PairSpec, config_dir, typed
 from bild_lab.lab.data.examples import DatasetSpec, load_examples
 from bild_lab.lab.point import cached_examples, prepare
 from bild_lab.papers.figures import FIGURES, measured
@@ -301,7 +301,7 @@ def test_bilds_figures_have_the_drafters_that_their_rows_are_named_after(name: s
 
 def test_a_pair_is_aligned_where_its_file_says_so() -> None:
     """And the released checkpoints say it too."""
-    pairs = [OmegaConf.load(file) for file in sorted((config_dir() / "pair").glob("*.yaml"))]
+    pairs = [typed(PairSpec, OmegaConf.load(file), "pair") for file in sorted((config_dir() / "pair").glob("*.yaml"))]
     released = [pair for pair in pairs if str(pair.target).startswith("kssteven/")]
     assert {pair.aligned for pair in released} == {True, False}
     assert all(pair.aligned == pair.draft.endswith("-bild-aligned") for pair in released)

@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, NoReturn
 
 from hydra.errors import HydraException
@@ -28,21 +29,6 @@ from bild_lab.lab.usage import usage
 BAD_INPUT, INTERRUPTED = 2, 130
 console = Console(stderr=True, soft_wrap=True, highlight=False)
 output = Console(soft_wrap=True, highlight=False)
-FREE_TEXT = (
-    "dataset.prompt_template",
-    "dataset.path",
-    "comparison.path",
-    "calibration",
-    "model.path",
-    "model.tokenizer",
-    "unaligned.path",
-    "pair.target",
-    "pair.draft",
-    "pair.second_draft",
-    "policy.heads",
-    "policy.table",
-    "policy.tree",
-)
 SECRET_NAME = re.compile(r"(?i)(token|secret|password|passwd|api_?key|credentials?)$")
 SECRET_VALUE = re.compile(r"\bhf_[A-Za-z0-9]{16,}")  # an access token of the hub
 
@@ -74,6 +60,14 @@ class Stages:
         """Called by `output` before it prints (a render hook of rich)."""
         self.leave()
         return renderables
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal asked a sweep to stop. code: the exit status, 130 for SIGINT and 143 for SIGTERM. finish: ends it."""
+
+    def __init__(self, code: int, finish: Callable[[int], None]) -> None:
+        super().__init__()
+        self.code, self.finish = code, finish
 
 
 stages = Stages()
@@ -115,6 +109,8 @@ def run_application(main: Callable[[], Any], config_name: str | None = "config")
         if not raised_by_hydra(error):
             raise
         refuse(error, config_name)
+    except Stopped as stop:
+        stop.finish(stop.code)
     except KeyboardInterrupt:
         console.print("[bold]stopped[/bold]; finished points are kept, the same command runs the rest")
         sys.exit(INTERRUPTED)
@@ -136,16 +132,27 @@ def show(text: str) -> NoReturn:
 def quote_free_text(word: str) -> str:
     """Put an override's free text in quotes: Hydra's grammar needs them, but the shell removes them.
 
-    Without them `dataset.prompt_template=German: {source}` does not parse. Quoted values, and lists of paths to
-    sweep over, are unchanged.
+    Free text is a template, and a path. Without quotes `dataset.prompt_template=German: {source}` does not parse.
+    Quoted values, and lists of paths to sweep over, are unchanged.
     """
     key, equals, value = word.partition("=")
-    if not equals or key not in FREE_TEXT or re.fullmatch(r"[\w./~:-]*", value) or value[:1] in "'\"":
+    if not equals or re.fullmatch(r"[\w./~:-]*", value) or value[:1] in "'\"":
         return word
-    if key != "dataset.prompt_template" and "," in value:
+    kind = re.split(r"[._]", key)[-1]
+    named = (kind == "template" and value[:1] != "[") or (
+        "," not in value and kind in ("path", "target", "draft", "tokenizer")
+    )
+    if not named and not _exists(value):
         return word
     escaped = value.replace("\\", "\\\\").replace("'", "\\'")
     return f"{key}='{escaped}'"
+
+
+def _exists(path: str) -> bool:
+    try:
+        return Path(path).expanduser().exists()
+    except (OSError, RuntimeError, ValueError):  # too long for a path, a user that there is not, a zero byte
+        return False
 
 
 def require_no_secrets(words: list[str]) -> None:
@@ -217,6 +224,8 @@ def plain_message(error: BaseException, config_name: str | None = "config") -> s
     if match := re.search(r"Could not find '([^']+)'", text):
         options = re.findall(r"^\t(\S+)$", text, flags=re.MULTILINE)
         return unknown_choice(match[1], options)
+    if match := re.search(r"Error merging override (.+)\n(.+)", text):
+        return f"{match[1]}: {match[2]}"
     return " ".join(line.strip() for line in str(error).splitlines() if line.strip() and "full_key" not in line)
 
 

@@ -1,25 +1,29 @@
-"""The configuration: its folder, its groups as dataclasses, and policies loaded by name."""
+"""The configuration: its folder, its groups as dataclasses, and policies by name.
+
+The dataclasses are Hydra's structured configs: they say which keys a group has, of which types and with which defaults.
+The files of `conf` state only what differs.
+"""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import types
-import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
-from bild_lab.errors import UserError, require_flag, require_model_path, require_whole
+from bild_lab.errors import UserError, require_model_path, require_whole
+from bild_lab.lab.data.dataset_spec import DatasetSpec
 
 T = TypeVar("T")
 
@@ -28,8 +32,6 @@ MOST_THREADS = 4096
 MOST_BATCH = 4096
 MOST_TOKENS = 2**20
 TOP_LEVEL = "name resume pair dataset policy decoding runtime measure logger".split()  # of conf/config.yaml
-CHECKED_ELSEWHERE = {"checked": "elsewhere"}  # by the code that uses the value, so Python users get the same message
-KINDS = {bool: "true or false", str: "text", int: "a whole number", float: "a number", type(None): "null"}
 
 
 def config_dir() -> Path:
@@ -39,12 +41,17 @@ def config_dir() -> Path:
     return inside if inside.is_dir() else package.parent / "conf"
 
 
-@dataclass(frozen=True)
+def whole(least: int, most: int = MOST_WHOLE, default: Any = dataclasses.MISSING) -> Any:
+    """A field for a whole number in this range."""
+    return dataclasses.field(default=default, metadata={"range": (least, most)})
+
+
+@dataclass
 class PairSpec:
     """Checkpoints: the keys of `pair`. `Languages` checks the languages."""
 
     name: str  # what tables and logs call the pair
-    target: str  # the large model: a folder, a hub id, toy:large or toy:small
+    target: str | None  # the large model: a folder, a hub id, toy:large or toy:small
     draft: str | None = None  # the small model, likewise; null: the policy drafts without one
     second_draft: str | None = None  # drafts for the draft model, likewise
     target_revision: str | None = None  # branch, tag or commit of the hub
@@ -58,119 +65,92 @@ class PairSpec:
     def __post_init__(self) -> None:
         for key in ("target", "draft", "second_draft"):
             value = getattr(self, key)
-            if value is not None:
+            if key == "target" or value is not None:
                 require_model_path(f"pair.{key}", value)
-        if self.target is None:
-            raise UserError("pair.target must be a folder or a hub id, got null")
 
 
-@dataclass(frozen=True)
+@dataclass
 class DecodingSpec:
     """How long to decode and how to choose tokens. `Sampling` and `processors_of` check all but the first."""
 
-    max_new_tokens: int
-    temperature: float = field(metadata=CHECKED_ELSEWHERE)
-    top_k: int | None = field(metadata=CHECKED_ELSEWHERE)
-    top_p: float | None = field(metadata=CHECKED_ELSEWHERE)
-    processors: Any = field(default="none", metadata=CHECKED_ELSEWHERE)
-
-    def __post_init__(self) -> None:
-        require_whole("decoding.max_new_tokens", self.max_new_tokens, 1, MOST_TOKENS)
+    max_new_tokens: int = whole(1, MOST_TOKENS)
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    processors: Any = "none"  # none, checkpoint, or a list of Transformers' logits processors
 
 
-@dataclass(frozen=True)
+@dataclass
 class RuntimeSpec:
-    """Where models run, and in which precision.
+    """Where models run, and in which precision. The engine checks device, engine, precision and placement."""
 
-    compile_drafter: draft a window as one program: auto (where there is one), true (or refuse), false (step by step).
-    threads: null keeps PyTorch's choice. trust_remote_code: run Python code that comes with a checkpoint. batch: texts
-    that decode at once.
-    device_map, tensor_parallel: how the target is spread over devices. `Placement` checks them.
-    """
-
-    device: str
-    engine: str
-    compile: bool
-    dtype: str
-    threads: int | None
-    seed: int
-    compile_drafter: bool | str = "auto"
-    trust_remote_code: bool = False
-    device_map: str | None = None
-    tensor_parallel: bool = False
-    batch: int = 1
+    device: str = "auto"  # cpu, cuda, cuda:1 …; auto: the GPU if there is one
+    engine: str = "auto"  # kernels, native, hf, or the first of these that can run the model
+    compile: bool = False  # native steps through torch.compile, on a GPU with CUDA graphs
+    compile_drafter: str = "auto"  # draft a window as one program: auto (where there is one), true (or refuse), false
+    dtype: str = "float32"
+    batch: int = whole(1, MOST_BATCH, default=1)  # texts that decode at once
+    threads: int | None = whole(1, MOST_THREADS, default=None)  # of the CPU; null: PyTorch chooses
+    seed: int = whole(0, default=0)
+    trust_remote_code: bool = False  # run Python code that comes with a checkpoint
+    device_map: str | None = None  # how the target is spread over devices
+    tensor_parallel: bool = False  # each process of torchrun holds a shard of the target
 
     def __post_init__(self) -> None:
-        require_flag("runtime.compile", self.compile)
-        require_whole("runtime.batch", self.batch, 1, MOST_BATCH)
-        if self.compile_drafter not in (True, False, "auto"):
+        self.compile_drafter = str(self.compile_drafter).lower()
+        if self.compile_drafter not in ("auto", "true", "false"):
             raise UserError(f"runtime.compile_drafter must be auto, true or false, got {self.compile_drafter!r}")
-        require_flag("runtime.trust_remote_code", self.trust_remote_code)
-        require_whole("runtime.seed", self.seed, 0, MOST_WHOLE)
-        if self.threads is not None:
-            require_whole("runtime.threads", self.threads, 1, MOST_THREADS)
 
 
-@dataclass(frozen=True)
+@dataclass
 class MeasureSpec:
-    """How often to time. baseline: the policy to compare with, or null. certify: check outputs against the target's.
+    """How often to time, and what else to look at."""
 
-    target_log_probability: score every text by the target. run_code: let dataset.metric=pass_at_1 run programs.
-    """
+    warmup: int = whole(0, default=3)  # examples decoded before timing starts
+    repeats: int = whole(1, default=3)  # how often policy and baseline decode each example, in turn
+    baseline: str | None = "vanilla"  # the policy to compare with; null: none
+    traced_examples: int = whole(0, default=20)  # examples decoded once more with a clock in every stage
+    certify: bool = False  # compare every output with the target's own
+    target_log_probability: bool = True  # score every text by the target
+    run_code: bool = False  # let dataset.metric=pass_at_1 run programs
 
-    warmup: int
-    repeats: int
-    baseline: str | None
-    traced_examples: int
-    certify: bool
-    target_log_probability: bool = True
-    run_code: bool = False
 
-    def __post_init__(self) -> None:
-        require_flag("measure.certify", self.certify)
-        require_flag("measure.target_log_probability", self.target_log_probability)
-        require_flag("measure.run_code", self.run_code)
-        require_whole("measure.warmup", self.warmup, 0)
-        require_whole("measure.repeats", self.repeats, 1)
-        require_whole("measure.traced_examples", self.traced_examples, 0)
+SCHEMAS = {
+    "pair": PairSpec,
+    "dataset": DatasetSpec,
+    "decoding": DecodingSpec,
+    "runtime": RuntimeSpec,
+    "measure": MeasureSpec,
+}
+for group, schema in SCHEMAS.items():  # a command names those that it takes: `- schema@pair: pair`
+    ConfigStore.instance().store(group="schema", name=group, node=schema)
 
 
 def typed(cls: type[T], node: Any, group: str) -> T:
-    """Convert a config group to its dataclass.
+    """Convert a config group, or a mapping, to its dataclass.
 
-    Raises UserError for a missing key, an unknown key, a key that cannot be resolved, and a value of a wrong type.
+    Raises UserError for a missing key, an unknown key, a key that cannot be resolved, a value of a wrong type, and a
+    whole number out of its range.
     """
-    if not OmegaConf.is_dict(node):
+    if not OmegaConf.is_dict(node) and not isinstance(node, dict):
         raise UserError(f"{group} must be a group of keys, got {node!r}; choose one of its files: {group}=NAME")
+    names = [one.name for one in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    schema = OmegaConf.structured(cls)
+    OmegaConf.set_readonly(schema, False)  # those of frozen dataclasses are
     try:
-        values = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
+        given = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_dict(node) else node
+        spec = OmegaConf.to_object(OmegaConf.merge(schema, given))
+    except MissingMandatoryValue as error:
+        key = error.full_key or error.key
+        raise UserError(f"{group} lacks the key {str(key)!r}; it has {', '.join(names)}") from error
+    except ConfigKeyError as error:
+        raise UserError(f"{group} has no key {str(error.key)!r}; it has {', '.join(sorted(names))}") from error
     except OmegaConfBaseException as error:
-        raise UserError(f"{group}: {str(error).splitlines()[0]}") from error
-    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    if unknown := sorted(set(map(str, values)) - set(fields)):
-        raise UserError(f"{group} has no key {unknown[0]!r}; it has {', '.join(sorted(fields))}")
-    unset = dataclasses.MISSING
-    wanted = [name for name, one in fields.items() if one.default is unset and one.default_factory is unset]
-    if missing := sorted(set(wanted) - set(values)):
-        raise UserError(f"{group} lacks the key {missing[0]!r}; it needs {', '.join(wanted)}")
-    spec = cls(**values)
-    hints = typing.get_type_hints(cls)  # class variables have hints too, and are not keys
-    for name in fields:
-        if fields[name].metadata != CHECKED_ELSEWHERE:
-            _require_kind(f"{group}.{name}", values.get(name, fields[name].default), hints[name])
+        raise UserError(f"{group}.{error.full_key or ''}: {str(error).splitlines()[0]}") from error
+    for one in dataclasses.fields(cls):  # type: ignore[arg-type]
+        if "range" in one.metadata and (value := getattr(spec, one.name)) is not None:
+            require_whole(f"{group}.{one.name}", value, *one.metadata["range"])
     return spec
-
-
-def _require_kind(key: str, value: Any, hint: Any) -> None:
-    """Raise UserError unless the value has one of the annotated types. The dataclass itself checks ranges."""
-    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    if not set(kinds) <= set(KINDS):
-        return  # columns and templates: the dataclass checks them
-    allowed = (*kinds, int) if float in kinds else kinds
-    if isinstance(value, int) and abs(value) > MOST_WHOLE:
-        raise UserError(f"{key} must be a number of at most 64 bits, got {value!r}")
-    if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in kinds):
-        raise UserError(f"{key} must be {' or '.join(KINDS[kind] for kind in kinds)}, got {value!r}")
 
 
 def compose_config(overrides: list[str], name: str = "config") -> DictConfig:
@@ -182,10 +162,13 @@ def compose_config(overrides: list[str], name: str = "config") -> DictConfig:
         return compose(name, overrides=overrides)
 
 
-def compose_policy(name: str, knobs: dict[str, Any] | None = None) -> DictConfig:
-    """The policy `conf/policy/NAME.yaml` with these knobs. Raises UserError for an unknown policy or knob."""
+def compose_policy(name: str, knobs: Mapping[str, Any] | None = None) -> DictConfig:
+    """The policy `conf/policy/NAME.yaml` with these knobs, inside the whole configuration that it may refer to.
+
+    Raises UserError for an unknown policy or knob.
+    """
     try:
-        policy = copy.deepcopy(_composed_with(name, _state_of_files())).policy
+        policy = _with_policy(name).policy
     except HydraException as error:
         raise UserError(f"policy must be one of {', '.join(policy_names())}, got {name!r}") from error
     for knob, value in (knobs or {}).items():
@@ -200,8 +183,7 @@ def drafter_of(name: str, knobs: Mapping[str, Any] | None) -> dict[str, Any]:
 
     Raises UserError for a policy whose drafter cannot draft for another policy's target.
     """
-    policy = compose_policy(name, dict(knobs or {}))
-    decoder = OmegaConf.to_container(OmegaConf.create({"policy": policy}).policy.decoder, resolve=True)
+    decoder = resolved(compose_policy(name, knobs))["decoder"]
     if "drafter" not in decoder or "target" in decoder:
         raise UserError(f"policy {name} has no drafter that drafts for a plain target; choose another, such as suffix")
     return decoder["drafter"]
@@ -210,47 +192,50 @@ def drafter_of(name: str, knobs: Mapping[str, Any] | None) -> dict[str, Any]:
 OmegaConf.register_new_resolver("drafter_of", drafter_of, replace=True)
 
 
-@lru_cache
-def _composed_with(policy: str, state: tuple[str, ...]) -> DictConfig:
-    """The whole configuration with a policy, which may refer to other groups.
+def resolved(policy: DictConfig) -> dict[str, Any]:
+    """A policy's name, knobs and parts with every interpolation resolved. Raises UserError where one cannot be.
 
-    state: of the files that it is composed of.
+    Interpolations start at the root of the configuration that the policy belongs to, with this policy in it.
     """
-    first = next(folder for folder in _search_path() if folder != "pkg://hydra.conf")  # goes before all others
-    file = {file.stem: file for file in _policy_files(first)}.get(policy)
-    text = file and file.read_text(encoding="utf-8")
-    if text is None or "@package" in text or "defaults" in (node := OmegaConf.create(text)):
-        return _composed(f"policy={policy}")  # Hydra knows where it is, and what else it is made of
-    whole = copy.deepcopy(_default_config(state))
+    root = policy._get_root()
+    whole = {} if root is policy else OmegaConf.to_container(root)
+    whole = OmegaConf.create({**whole, "policy": OmegaConf.to_container(policy)})
+    try:
+        return OmegaConf.to_container(whole.policy, resolve=True)
+    except OmegaConfBaseException as error:
+        if isinstance(error.__cause__, UserError):  # of a policy that this one is composed of
+            raise error.__cause__ from error
+        raise UserError(f"policy {policy.get('name')}: {str(error).splitlines()[0]}") from error
+
+
+def _with_policy(name: str) -> DictConfig:
+    """The whole configuration with a policy. A plain file is read as it is, as composing takes a fifth of a second."""
+    places = _search_path()
+    first = next((file for place in places if (file := Path(place) / f"policy/{name}.yaml").is_file()), None)
+    text = "defaults:" if first is None else first.read_text(encoding="utf-8")
+    if "@package" in text or "defaults" in (node := OmegaConf.create(text)):
+        return _without_hydra(compose_config([f"policy={name}"]))
+    whole = copy.deepcopy(_default_config(tuple(places)))
     whole.policy = node
     return whole
 
 
 @lru_cache
-def _default_config(state: tuple[str, ...]) -> DictConfig:
-    """The configuration without overrides. Composing takes a fifth of a second, and it serves every policy."""
-    return _composed()
+def _default_config(places: tuple[str, ...]) -> DictConfig:
+    """The configuration of these folders without overrides, which serves every policy."""
+    return _without_hydra(compose_config([]))
 
 
-def _composed(*overrides: str) -> DictConfig:
-    return OmegaConf.masked_copy(cfg := compose_config([*overrides]), [key for key in cfg if key != "hydra"])
-
-
-def _state_of_files() -> tuple[str, ...]:
-    """The folders that configurations come from, each with the time of the last change of a policy."""
-    times = ((one, [file.stat().st_mtime_ns for file in _policy_files(one)]) for one in _search_path())
-    return tuple(f"{one} {max(changed, default=0)}" for one, changed in times)
+def _without_hydra(cfg: DictConfig) -> DictConfig:
+    return OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"])
 
 
 def _search_path() -> list[str]:
-    """Where Hydra looks for configurations, in this order."""
+    """The folders where Hydra looks for configurations, in this order."""
     if not GlobalHydra.instance().is_initialized():
         return [str(config_dir())]
-    return [one.path for one in GlobalHydra.instance().config_loader().get_search_path().get_path()]
-
-
-def _policy_files(folder: str) -> list[Path]:
-    return sorted((Path(folder.removeprefix("file://")) / "policy").glob("*.yaml"))
+    paths = GlobalHydra.instance().config_loader().get_search_path().get_path()
+    return [one.path.removeprefix("file://") for one in paths if "pkg://" not in one.path]
 
 
 def require_keys(cfg: DictConfig, wanted: Sequence[str]) -> None:
@@ -268,19 +253,17 @@ def require_policy(policy: Any) -> None:
         raise UserError(f"policy must be one of {', '.join(policy_names())}, with a name, got {policy!r}")
     if not OmegaConf.is_dict(policy.get("decoder")) or not isinstance(policy.decoder.get("_target_"), str):
         raise UserError(f"policy.decoder must name its class in _target_, got {policy.get('decoder')!r}")
-    shipped = shipped_knobs(policy.name)
-    if shipped is None:
+    if (shipped := shipped_knobs(policy.name)) is None:
         return
     values = knob_values(OmegaConf.to_container(policy, resolve=False))
+    if differing := set(values) ^ set(shipped):
+        known = ", ".join(shipped) or "none"
+        raise UserError(f"policy {policy.name} has the knobs {known}, not {sorted(differing)[0]!r} or without it")
     for knob, value in values.items():
-        if knob not in shipped:
-            raise UserError(f"policy {policy.name} has no knob {knob!r}; it has {', '.join(shipped) or 'none'}")
         default = shipped[knob]
         wrong = isinstance(value, dict) or (isinstance(value, bool) and isinstance(default, int | float | str))
         if wrong and not isinstance(default, bool | dict | None):
             raise UserError(f"policy.{knob} must be a value such as {default!r}, got {value!r}")
-    if missing := [knob for knob in shipped if knob not in values]:
-        raise UserError(f"policy {policy.name} lacks its knob {missing[0]!r}; keep the knob, null may switch it off")
 
 
 @lru_cache

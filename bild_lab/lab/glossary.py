@@ -8,7 +8,7 @@ from __future__ import annotations
 import textwrap
 from typing import NamedTuple
 
-from bild_lab.lab.schema.columns import COLUMNS, COSTS, PREDICTION
+from bild_lab.lab.schema.result import COLUMNS, COSTS, PREDICTION
 
 
 class Term(NamedTuple):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib.metadata import version
@@ -12,16 +13,16 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from bild_lab.engine.adapters import bita, eagle_files, hydra, judge, layer_heads, medusa
 from bild_lab.engine.batch_room import require_batches
 from bild_lab.engine.models.device import resolve_device
 from bild_lab.engine.models.placement import Placement
 from bild_lab.engine.protocols import External
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import LoadedModel
 from bild_lab.errors import UserError, require_flag
-from bild_lab.files import cache_folder
-from bild_lab.lab.build import describe_decoder, policy_label
+from bild_lab.lab.code import code_hash
 from bild_lab.lab.config import (
+    SCHEMAS,
     TOP_LEVEL,
     DecodingSpec,
     MeasureSpec,
@@ -31,24 +32,52 @@ from bild_lab.lab.config import (
     knob_values,
     require_keys,
     require_policy,
+    resolved,
     typed,
 )
 from bild_lab.lab.data.examples import DatasetSpec, Example, load_examples
-from bild_lab.lab.decoder import Decoder
-from bild_lab.lab.facts import facts_of, named_paths
+from bild_lab.lab.decoding.build import describe_decoder, named_files, parts_of, policy_label
+from bild_lab.lab.decoding.decoder import Decoder
+from bild_lab.lab.decoding.load import decoder_of
 from bild_lab.lab.hashing import content_hash, data_hash, file_hash
-from bild_lab.lab.load import load, require_engine
-from bild_lab.lab.measure.environment import environment, placement_setting
-from bild_lab.lab.measure.timing import BASELINE, METHOD
+from bild_lab.lab.measure.environment import placement_setting
 from bild_lab.lab.metrics.evaluate_module import PREFIX, require_loadable, script_of
 from bild_lab.lab.metrics.programs import require_permission
 from bild_lab.lab.metrics.scoring import AGREEMENT, Scoring
 from bild_lab.lab.results.records import require_writable
-from bild_lab.lab.toy_pair import named_checkpoint, stand_in, untrained
+from bild_lab.lab.schema.timed import BASELINE, METHOD
 
-SCORERS = ("sacrebleu", "rouge-score")  # packages whose version can change a quality
+PACKAGES = ("torch", "transformers", "tokenizers", "sacrebleu", "rouge-score")  # whose version can change a number
 LONGEST_NAME = 200  # bytes; file systems allow 255, and our temporary names are longer than the folder's
 DEFAULT_THREADS = torch.get_num_threads()
+PAIR_KEYS = ("target", "draft", "second_draft", "source_language", "target_language")  # of a setting
+HEADS = sorted({one.KIND.config for one in (bita, eagle_files, hydra, judge, layer_heads, medusa)})  # files of settings
+
+
+@dataclass(frozen=True)
+class Specs:
+    """The checked groups of a configuration."""
+
+    pair: PairSpec
+    dataset: DatasetSpec
+    decoding: DecodingSpec
+    runtime: RuntimeSpec
+    measure: MeasureSpec
+
+    @classmethod
+    def of(cls, cfg: DictConfig) -> Specs:
+        """Raises UserError for a key or value that cannot be."""
+        specs = cls(**{group: typed(schema, cfg[group], group) for group, schema in SCHEMAS.items()})
+        _ = specs.sampling
+        return specs
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(self.decoding.temperature, self.decoding.top_k, self.decoding.top_p)
+
+    def decoder(self, policy: DictConfig, **options: Any) -> Decoder:
+        """A policy's decoder. options: as in `decoder_of`."""
+        return decoder_of(policy, self.pair, self.decoding, self.runtime, **options)
 
 
 @dataclass(frozen=True)
@@ -60,6 +89,7 @@ class Point:
     policy: str
     knobs: dict[str, Any]
     composition: str
+    code: str  # a hash of the code that this policy reaches
     setting: dict[str, Any]
     facts: dict[str, Any]  # do not affect the numbers; figures use them to place the point
     same_as_baseline: bool  # the same parts and knobs, whatever the names are
@@ -68,25 +98,38 @@ class Point:
     vanilla: Decoder  # gives the answers in the history of later turns
     examples: tuple[Example, ...]
     scoring: Scoring
-    decoding: DecodingSpec
-    measure: MeasureSpec
-    seed: int
-    max_source_tokens: int | None
+    specs: Specs
     resume: bool  # False: measure again even if the point is finished
 
     @property
     def batch(self) -> int:
         """How many texts decode at once."""
-        return self.setting.get("batch", 1)
+        return self.specs.runtime.batch
+
+    @property
+    def measure(self) -> MeasureSpec:
+        return self.specs.measure
+
+    @property
+    def decoding(self) -> DecodingSpec:
+        return self.specs.decoding
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.specs.sampling
+
+    @property
+    def seed(self) -> int:
+        return self.specs.runtime.seed
+
+    @property
+    def max_source_tokens(self) -> int | None:
+        return self.specs.dataset.max_source_tokens
 
     @property
     def baseline_is_target(self) -> bool:
         """Whether the baseline's outputs are the target's own greedy decoding."""
         return self.measure.baseline == "vanilla" and self.sampling.greedy
-
-    @property
-    def sampling(self) -> Sampling:
-        return Sampling(self.decoding.temperature, self.decoding.top_k, self.decoding.top_p)
 
 
 def prepare(cfg: DictConfig) -> Point:
@@ -96,101 +139,64 @@ def prepare(cfg: DictConfig) -> Point:
     """
     require_keys(cfg, TOP_LEVEL)
     require_policy(cfg.policy)
-    pair = typed(PairSpec, cfg.pair, "pair")
-    decoding = typed(DecodingSpec, cfg.decoding, "decoding")
-    runtime = typed(RuntimeSpec, cfg.runtime, "runtime")
-    measure = typed(MeasureSpec, cfg.measure, "measure")
-    dataset = typed(DatasetSpec, cfg.dataset, "dataset")
-    Sampling(decoding.temperature, decoding.top_k, decoding.top_p)
+    specs = Specs.of(cfg)
     require_writable(sweep_folder(cfg))
-    scoring = Scoring(dataset.scored, dataset.cut or (), measure.run_code)
-    _require_scorable(scoring, measure, runtime)
-    if measure.certify and measure.baseline != "vanilla" and decoding.temperature == 0:
-        raise UserError(
-            "measure.certify compares greedy text with the target's own; "
-            "set measure.baseline=vanilla, or decoding=sample"
-        )
+    scoring = Scoring(specs.dataset.scored, specs.dataset.cut or (), specs.measure.run_code)
+    _require_scorable(scoring, specs)
     require_flag("resume", cfg.resume)
     policies = {METHOD: cfg.policy}
-    if measure.baseline is not None:
-        policies[BASELINE] = compose_policy(measure.baseline)
-    examples = cached_examples(dataset)
-    if _needs_training((pair.target, pair.draft, pair.second_draft), cache_folder()):
-        for policy in policies.values():
-            require_decodable(policy, pair, decoding, runtime)
-    decoders = {name: decoder_of(policy, pair, decoding, runtime) for name, policy in policies.items()}
-    vanilla = decoder_of(compose_policy("vanilla"), pair, decoding, runtime)
-    if runtime.batch > 1:
+    if specs.measure.baseline is not None:
+        policies[BASELINE] = compose_policy(specs.measure.baseline)
+    values = {name: resolved(policy) for name, policy in policies.items()}
+    examples = cached_examples(specs.dataset)
+    decoders = {name: specs.decoder(policy) for name, policy in policies.items()}
+    if specs.runtime.batch > 1:
         for name, policy in policies.items():
             require_batches(policy.name, decoders[name].method, decoders[name].models)
-    setting = _setting(pair, dataset, decoding, runtime, measure)
-    target = decoders.get(BASELINE, decoders[METHOD]).target
-    setting |= {
-        "n_examples": len(examples),
-        "data": data_hash(examples),
-        "weights": target.checkpoint.fingerprint,
-        "engine": target.engine,
-        "code": _code(environment(target.device)),
-    }
-    contents = {name: _content_of(policy) for name, policy in policies.items()}
-    external = [each.method.versions for each in decoders.values() if isinstance(each.method, External)]
-    inputs = {
-        "policies": contents,
-        "setting": {key: value for key, value in setting.items() if key not in ("target", "draft", "second_draft")},
-        "traced_examples": measure.traced_examples,
-        "certify": measure.certify,
-        "target_log_probability": measure.target_log_probability,
-        **({"metrics": further} if (further := _further(scoring)) else {}),
-        "categories": [one.category for one in examples],
-        "weights": [model.checkpoint.fingerprint for each in decoders.values() for model in each.models],
-        **({"external": external} if external else {}),
-    }
+    contents = {name: _content_of(policy) for name, policy in values.items()}
+    setting = _setting(specs, examples, decoders, values)
+    code = code_hash(_modules(values[METHOD]))
     return Point(
-        id=content_hash(inputs),
+        id=content_hash(_inputs(specs, scoring, examples, decoders, contents, setting) | {"code": code}),
         name=str(cfg.name),
         policy=policy_label(cfg.policy),
-        knobs=knob_values(OmegaConf.to_container(cfg.policy, resolve=True)),
-        composition=describe_decoder(OmegaConf.to_container(cfg.policy.decoder, resolve=True)),
+        knobs=knob_values(values[METHOD]),
+        composition=describe_decoder(values[METHOD]["decoder"]),
+        code=code,
         setting=setting,
-        facts=facts_of(pair, OmegaConf.to_container(cfg.policy, resolve=True), decoders[METHOD]),
+        facts=facts_of(specs.pair, values[METHOD], decoders[METHOD]),
         same_as_baseline=contents.get(BASELINE) == contents[METHOD],
         config_yaml=OmegaConf.to_yaml(cfg, resolve=False),
         decoders=decoders,
-        vanilla=vanilla,
+        vanilla=specs.decoder(compose_policy("vanilla")),
         examples=examples,
         scoring=scoring,
-        decoding=decoding,
-        measure=measure,
-        seed=runtime.seed,
-        max_source_tokens=dataset.max_source_tokens,
+        specs=specs,
         resume=cfg.resume,
     )
 
 
-def _require_scorable(scoring: Scoring, measure: MeasureSpec, runtime: RuntimeSpec) -> None:
+def _require_scorable(scoring: Scoring, specs: Specs) -> None:
     """Raise UserError for metrics that need a baseline, a permission, or code of a stranger."""
+    measure = specs.measure
+    if measure.certify and measure.baseline != "vanilla" and specs.sampling.greedy:
+        raise UserError(
+            "measure.certify compares greedy text with the target's own; "
+            "set measure.baseline=vanilla, or decoding=sample"
+        )
     for metric in scoring.metrics:
         if metric == AGREEMENT and measure.baseline is None:
             raise UserError("dataset.metric=agreement compares with a baseline; set measure.baseline=vanilla")
         if metric == "pass_at_1":
             require_permission(scoring.run_code)
-        if metric.startswith(PREFIX) and "/" in metric and script_of(metric) is None and not runtime.trust_remote_code:
+        if not metric.startswith(PREFIX):
+            continue
+        if "/" in metric and script_of(metric) is None and not specs.runtime.trust_remote_code:
             raise UserError(
                 f"{metric} is no local folder, and a community metric is Python code from the hub; correct the path, "
                 "or allow it with runtime.trust_remote_code=true"
             )
-        if metric.startswith(PREFIX):
-            require_loadable(metric)
-
-
-def _further(scoring: Scoring) -> dict[str, str]:
-    """What else decides about the scores: further metrics, and what those of `evaluate` depend on."""
-    found = dict.fromkeys(scoring.metrics[1:], "")
-    for metric in scoring.metrics:
-        if metric.startswith(PREFIX):
-            script = script_of(metric)
-            found[metric] = f"{version('evaluate')} {'' if script is None else file_hash(str(script.parent))}"
-    return found
+        require_loadable(metric)
 
 
 def sweep_folder(cfg: DictConfig) -> Path:
@@ -207,117 +213,85 @@ def cached_examples(spec: DatasetSpec) -> tuple[Example, ...]:
     return load_examples(spec, unanswered=True)
 
 
-@lru_cache(maxsize=4)
-def _needs_training(names: tuple[str | None, ...], cache: Path) -> bool:
-    """Whether one of the models belongs to the toy pair and is not in the cache."""
-    return bool([name for name in names if untrained(name)])  # a wrong name must not wait for another's training
-
-
-def require_decodable(policy: DictConfig, pair: PairSpec, decoding: DecodingSpec, runtime: RuntimeSpec) -> None:
-    """Raise UserError for a policy that the toy pair cannot decode with, before it is trained, which takes minutes.
-
-    The pair's architecture is enough for that. A policy that reads a file waits for the pair, which the file is of.
-    """
-    require_engine(runtime.engine)
-    models = {"target": pair.target, "draft": pair.draft, "second_draft": pair.second_draft}
-    for path in models.values():
-        if path is not None and not path.startswith("toy:"):
-            named_checkpoint(path, trust_remote_code=runtime.trust_remote_code).check()
-    if named_paths(OmegaConf.to_container(policy, resolve=False)):
-        return
-    load(
-        **{name: None if path is None else stand_in(path) for name, path in models.items()},
-        policy=policy,
-        dtype=runtime.dtype,
-        device=runtime.device,
-        processors=decoding.processors,
-        source_language=pair.source_language,
-        target_language=pair.target_language,
-        vocabularies=pair.vocabularies,
-    )
-
-
-def decoder_of(
-    policy: DictConfig,
-    pair: PairSpec,
-    decoding: DecodingSpec,
-    runtime: RuntimeSpec,
-    wrap: Callable[[LoadedModel], LoadedModel] = lambda model: model,
-) -> Decoder:
-    """A policy's decoder, as the configuration says. wrap: see `load`."""
-    return load(
-        pair.target,
-        pair.draft,
-        policy,
-        dtype=runtime.dtype,
-        device=runtime.device,
-        engine=runtime.engine,
-        compile=runtime.compile,
-        compile_drafter=runtime.compile_drafter,
-        trust_remote_code=runtime.trust_remote_code,
-        device_map=runtime.device_map,
-        tensor_parallel=runtime.tensor_parallel,
-        target_revision=pair.target_revision,
-        draft_revision=pair.draft_revision,
-        second_draft=pair.second_draft,
-        second_draft_revision=pair.second_draft_revision,
-        processors=decoding.processors,
-        source_language=pair.source_language,
-        target_language=pair.target_language,
-        vocabularies=pair.vocabularies,
-        wrap=wrap,
-    )
-
-
 def _setting(
-    pair: PairSpec,
-    dataset: DatasetSpec,
-    decoding: DecodingSpec,
-    runtime: RuntimeSpec,
-    measure: MeasureSpec,
+    specs: Specs,
+    examples: tuple[Example, ...],
+    decoders: Mapping[str, Decoder],
+    policies: Mapping[str, dict[str, Any]],
 ) -> dict[str, Any]:
-    """Everything that two points must share to be compared."""
-    device, how = resolve_device(runtime.device), asdict(decoding)
+    """Everything that two points must share to be compared. What has its usual value in most settings is left out."""
+    pair, dataset, runtime, measure = specs.pair, specs.dataset, specs.runtime, specs.measure
+    device, decoding = resolve_device(runtime.device), asdict(specs.decoding)
+    target = decoders.get(BASELINE, decoders[METHOD]).target
+    unusual = {
+        "vocabularies": (pair.vocabularies, "auto"),
+        "cut": (list(dataset.cut or ()), []),
+        "compile_drafter": (runtime.compile_drafter, "auto"),
+        "batch": (runtime.batch, 1),
+    }
     return {
-        "target": pair.target,
-        "draft": pair.draft,
-        "second_draft": pair.second_draft,
-        "source_language": pair.source_language,
-        "target_language": pair.target_language,
-        **({} if pair.vocabularies == "auto" else {"vocabularies": pair.vocabularies}),
+        **{key: getattr(pair, key) for key in PAIR_KEYS},
         "dataset": dataset.name,
-        "split": dataset.split,
-        "prompt_template": dataset.prompt_template,
+        **{key: getattr(dataset, key) for key in ("split", "prompt_template", "max_source_tokens", "metric")},
         "chat_template": list(dataset.chat_template),
-        "max_source_tokens": dataset.max_source_tokens,
-        "metric": dataset.metric,
-        **({"cut": list(dataset.cut)} if dataset.cut else {}),
         "dtype": runtime.dtype,
         "compile": runtime.compile,
-        **({} if runtime.compile_drafter == "auto" else {"compile_drafter": runtime.compile_drafter}),
-        **({} if runtime.batch == 1 else {"batch": runtime.batch}),
+        **{key: value for key, (value, usual) in unusual.items() if value != usual},
         "device": str(device),
         **placement_setting(Placement(runtime.device_map, runtime.tensor_parallel), device),
         "threads": runtime.threads or DEFAULT_THREADS,
-        "processors": how.pop("processors"),
-        "decoding": how,
+        "processors": decoding.pop("processors"),
+        "decoding": decoding,
         "seed": runtime.seed,
-        "repeats": measure.repeats,
-        "warmup": measure.warmup,
-        "baseline": measure.baseline,
+        **{key: getattr(measure, key) for key in ("repeats", "warmup", "baseline")},
+        "n_examples": len(examples),
+        "data": data_hash(examples),
+        "weights": target.checkpoint.fingerprint,
+        "engine": target.engine,
+        "code": " ".join([code_hash(_modules(policies.get(BASELINE))), *(f"{one} {version(one)}" for one in PACKAGES)]),
     }
 
 
-def _code(surroundings: dict[str, Any]) -> str:
-    """The hash of our code and the versions of the packages that can change a number."""
-    return " ".join(f"{key} {surroundings[key]}" for key in ("code", "torch", "transformers", "tokenizers", *SCORERS))
+def _inputs(
+    specs: Specs,
+    scoring: Scoring,
+    examples: tuple[Example, ...],
+    decoders: Mapping[str, Decoder],
+    contents: Mapping[str, Any],
+    setting: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Everything that affects the numbers of a point. Paths do not, but the files that are there."""
+    external = [each.method.versions for each in decoders.values() if isinstance(each.method, External)]
+    return {
+        "policies": dict(contents),
+        "setting": {key: value for key, value in setting.items() if key not in ("target", "draft", "second_draft")},
+        **{key: getattr(specs.measure, key) for key in ("traced_examples", "certify", "target_log_probability")},
+        "metrics": _further_metrics(scoring),
+        "categories": [one.category for one in examples],
+        "weights": [model.checkpoint.fingerprint for each in decoders.values() for model in each.models],
+        "external": external,
+    }
 
 
-def _content_of(policy: DictConfig) -> dict[str, Any]:
-    """The policy without its name. Files that it names count with their content, wherever they lie."""
-    values = OmegaConf.to_container(policy, resolve=True)
-    contents = {path: file_hash(path) or path for path in named_paths(values).values()}
-    return _replaced({key: value for key, value in values.items() if key != "name"}, contents)
+def _further_metrics(scoring: Scoring) -> dict[str, str]:
+    """What else decides about the scores: further metrics, and what those of `evaluate` depend on."""
+    found = dict.fromkeys(scoring.metrics[1:], "")
+    for metric in scoring.metrics:
+        if metric.startswith(PREFIX):
+            script = script_of(metric)
+            found[metric] = f"{version('evaluate')} {'' if script is None else file_hash(str(script.parent))}"
+    return found
+
+
+def _modules(policy: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Where the parts of a policy are defined."""
+    return () if policy is None else tuple(sorted({part.__module__ for part, _ in parts_of(policy["decoder"])}))
+
+
+def _content_of(policy: Mapping[str, Any]) -> dict[str, Any]:
+    """A policy without its name. Files that it names count with their content, wherever they lie."""
+    contents = {path: file_hash(path) or path for path in named_files(policy).values()}
+    return _replaced({key: value for key, value in policy.items() if key != "name"}, contents)
 
 
 def _replaced(node: Any, others: Mapping[str, str]) -> Any:
@@ -327,3 +301,32 @@ def _replaced(node: Any, others: Mapping[str, str]) -> Any:
     if isinstance(node, list):
         return [_replaced(value, others) for value in node]
     return others.get(node, node) if isinstance(node, str) else node
+
+
+def facts_of(pair: PairSpec, policy: Mapping[str, Any], decoder: Decoder) -> dict[str, Any]:
+    """What does not affect the numbers of a point, and figures use to place it, in place of names or paths.
+
+    pair: its name. aligned: whether its draft model was aligned with the target. acceptance: the class of the
+    acceptance rule, None for a policy without one. trained: by knob, the settings of a small trained module in the
+    folder that the knob names; of a fitted tree its file. versions: of the packages of a peer with its own
+    environment. vocabularies: of each draft model with another vocabulary than the target's, how many pieces they
+    share, and how it drafts.
+    """
+    rule = (policy["decoder"].get("acceptance") or {}).get("_target_")
+    trained = {knob: _settings_in(Path(path).expanduser()) for knob, path in named_files(policy).items()}
+    return {
+        "pair": pair.name,
+        "aligned": pair.aligned,
+        "acceptance": None if rule is None else rule.rpartition(".")[2],
+        "trained": {knob: settings for knob, settings in trained.items() if settings is not None},
+        **({"versions": dict(decoder.method.versions)} if isinstance(decoder.method, External) else {}),
+        **({"vocabularies": decoder.vocabularies} if decoder.vocabularies else {}),
+    }
+
+
+def _settings_in(path: Path) -> dict[str, Any] | None:
+    """The settings of heads or an adapter in this folder, without their base model, or a JSON file; None for others."""
+    file = next((file for name in HEADS if (file := path / name).is_file()), path)
+    if file.suffix != ".json" or not file.is_file():
+        return None
+    return {key: value for key, value in json.loads(file.read_text()).items() if key != "base"}

@@ -14,9 +14,9 @@ from rich.text import Text
 from bild_lab.lab.cli import console, stages
 from bild_lab.lab.config import shipped_knobs
 from bild_lab.lab.formatting import knob_label, short_name
-from bild_lab.lab.measure.timing import METHOD
 from bild_lab.lab.point import Point
 from bild_lab.lab.runner import DECODING
+from bild_lab.lab.schema.timed import METHOD
 
 
 class PointProgress:

@@ -17,24 +17,24 @@ from bild_lab.engine.request import Request
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.pipeline import pipeline_summary
 from bild_lab.lab.analysis.prediction import predict
-from bild_lab.lab.conversation_history import with_history
 from bild_lab.lab.data.examples import Example
+from bild_lab.lab.decoding.history import with_history
 from bild_lab.lab.measure.batches import time_batches, warm_up_batches
 from bild_lab.lab.measure.certificate import Certificate, certify, count_verdicts
+from bild_lab.lab.measure.change import change_of
 from bild_lab.lab.measure.device_use import DeviceUse
 from bild_lab.lab.measure.environment import OtherLoad, RanksLoad, environment, peak_memory_mb
+from bild_lab.lab.measure.example_rows import measured_examples, with_trace
 from bild_lab.lab.measure.likelihood import log_probabilities, log_probability
 from bild_lab.lab.measure.nan_check import require_no_nan
 from bild_lab.lab.measure.sampled_certificate import certify_sampled
-from bild_lab.lab.measure.timing import BASELINE, METHOD, Stages, Timed, seeded, time_methods, trace_stages, warm_up
+from bild_lab.lab.measure.summary import agreement, decoding_costs, qualities, summarize, work_of
+from bild_lab.lab.measure.timing import Stages, seeded, time_methods, trace_stages, warm_up
 from bild_lab.lab.point import Point
-from bild_lab.lab.results.change import change_of
-from bild_lab.lab.results.example_rows import measured_examples, with_trace
 from bild_lab.lab.results.records import Sweep
-from bild_lab.lab.results.summary import agreement, decoding_costs, qualities, summarize, work_of
-from bild_lab.lab.schema.measured_examples import MeasuredExample
-from bild_lab.lab.schema.result import Result
-from bild_lab.lab.schema.setting import Environment, Setting
+from bild_lab.lab.schema.examples import MeasuredExample
+from bild_lab.lab.schema.result import Environment, Result, Setting
+from bild_lab.lab.schema.timed import BASELINE, METHOD, Timed
 from bild_lab.lab.shapes.command import with_fitted_tree
 
 LONGEST_DRAFT = 256  # tokens; texts that end so far before a model's last position are not affected by it
@@ -227,7 +227,7 @@ class Measured:
             certificate=None if certificates is None else count_verdicts(certificates),
             peak_memory_mb=None if "side_by_side" in self.surroundings else peak_memory_mb(decoder.target.device),
             **_stages_and_costs(point, timed, stages),
-            environment=Environment(self.surroundings),
+            environment=Environment({**self.surroundings, "code": point.code}),
             seconds={},
         )
         clock.end()

@@ -1,21 +1,24 @@
-"""One run or a sweep: check before anything is written, measure, report, and exit with a status code."""
+"""One run or a sweep: refuse what cannot work before anything is written, measure, report, exit with a status code."""
 
 from __future__ import annotations
 
 import gc
-import itertools
+import math
+import os
+import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import replace
+from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -28,50 +31,24 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError
-from bild_lab.lab.build import build, policy_label
-from bild_lab.lab.cli import console, escape, plain_message, refuse, stages
-from bild_lab.lab.config import knob_values
+from bild_lab.lab.cli import Stopped, console, escape, plain_message, refuse, stages
+from bild_lab.lab.config import compose_config, knob_values
+from bild_lab.lab.decoding.build import build, policy_label
+from bild_lab.lab.decoding.load import load_model
 from bild_lab.lab.formatting import times
 from bild_lab.lab.hashing import content_hash
-from bild_lab.lab.load import load_model
 from bild_lab.lab.point import Point, prepare, sweep_folder
 from bild_lab.lab.point_progress import PointProgress, remaining, title_of
 from bild_lab.lab.results.commands import record_command
-from bild_lab.lab.results.course import RunningCourse
+from bild_lab.lab.results.progress import Progress, advance, begin, read_progress, running
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.runner import run_point
 from bild_lab.lab.schema.result import Failure, FailureCause, Result
-from bild_lab.lab.stop_signals import Stopped, StopSignals
 from bild_lab.lab.torchrun import require_basic_launcher
 
 FAILED_POINTS = 1
-MOST_CHECKED_BEFORE = 64  # points prepared before a sweep, until one can run
-
-
-@dataclass
-class Run:
-    """The state of the run in this process. Only the process that the user started has jobs, report and live.
-
-    jobs: every job's configuration. report: writes the sweep's table, figure and report. live: writes the report
-    between points. failed: points that failed in this process, stored or not. measured_s: seconds of each point that
-    it measured. ended_s: when its last point ended, on the clock of `process_age_s`. course: how far the run is, for
-    who looks from outside. news: whether a point was stored since `live` was last called.
-    """
-
-    jobs: list[DictConfig] = field(default_factory=list)
-    report: Callable[[Sweep], None] = lambda sweep: None
-    live: Callable[[Sweep, str], None] = lambda sweep, progress: None
-    failed: set[str] = field(default_factory=set)
-    measured_s: list[float] = field(default_factory=list)
-    news: bool = False
-    ended_s: float = 0.0
-    course: RunningCourse | None = None
-
-
-_run = Run()
-_signals = StopSignals()
-_imported_s = time.perf_counter()
-_age_at_import_s = max(0.0, time.time() - psutil.Process().create_time())
+BASIC = ".BasicLauncher"  # measures in this process
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def measure_point(cfg: DictConfig) -> float:
@@ -79,121 +56,34 @@ def measure_point(cfg: DictConfig) -> float:
 
     Returns the speedup. A point that fails is recorded and does not end the sweep. A signal does.
     """
+    begun_s, ranks, sweep = time.perf_counter(), launched(), Sweep(sweep_folder(cfg))
+    result, measured = None, False
     try:
-        with _signals.measuring():
-            if _run.course is None and _run.jobs and launched().first:  # a single point, or one of a search
-                _begin(sweep_folder(cfg), None)
-            _report_between(cfg)
-            speedup, crashed = _measure_or_reuse(cfg)
-        if crashed and launched().count > 1:  # the other processes may wait for this one inside a forward
-            _finish(cfg, FAILED_POINTS)
-        if crashed:
-            _release_models()
-        if _run.course is not None:
-            _run.course.advance()
-        return float("nan") if speedup is None else speedup
-    except Stopped as stop:
-        _finish(cfg, stop.code)
-    finally:
-        _run.ended_s = process_age_s()
-    raise AssertionError("unreachable: a stopped run exits")
-
-
-def _begin(folder: Path, total: int | None, counts: bool = True) -> None:
-    """What a run writes before its first point: its command line, and how far it is. A search, which checks more than
-    `SweepCallback` does, has its turn with its first point.
-    """
-    record_command(folder)
-    _run.course = RunningCourse(folder, total, counts)
-
-
-def _report_between(cfg: DictConfig) -> None:
-    """Write the report of the points so far. What it takes counts as setup of the next point."""
-    if _run.news and _run.course is not None:
-        _run.news = False
-        _run.live(Sweep(sweep_folder(cfg)), _run.course.told)
-
-
-def _measure_or_reuse(cfg: DictConfig) -> tuple[float | None, bool]:
-    """The point's speedup, and whether an error may have left a device's memory full."""
-    sweep, ranks = Sweep(sweep_folder(cfg)), launched()
-    if _run.jobs:  # not one of several workers
-        stages.enter("checking the point")
-    try:
-        point = ranks.run(lambda: _prepare_everywhere(cfg))
+        point = ranks.run(lambda: _prepare(cfg))
         result = ranks.broadcast(sweep.newest(point.id) if cfg.resume else None)
-        failure = failure_hash(point.config_yaml)
-        if result is not None:
-            console.print(f"[dim]{escape(_title(point))}: finished before[/dim]")
+        if ranks.first and HydraConfig.get().mode == RunMode.RUN and not _own_progress(sweep.folder).process:
+            record_command(sweep.folder)  # a single point, or the first one of a search
+            begin(sweep.folder, None)
+        if result is None:
+            measured = True
+            result = _measure(point, sweep, process_age_s() if _is_first() else time.perf_counter() - begun_s)
         else:
-            result = _measure_with_progress(point, sweep)
-            _run.news = True
+            console.print(f"[dim]{escape(_title(point))}: finished before[/dim]")
         if ranks.first:
-            _log_point(cfg, sweep, result)
-        if ranks.first and failure not in _run.failed:
-            sweep.forget_failure(failure)
-        return result.speedup.value, False
+            sweep.forget_failure(failure_hash(cfg))
+            _log(cfg, sweep, result)
     except Exception as error:  # any error of one point: the others still run, and the exit code shows it
         _record_failure(cfg, sweep, error)
-        return None, not isinstance(error, UserError)
+        if not isinstance(error, UserError):
+            _release_models()
+            if ranks.count > 1:  # the other processes may wait for this one inside a forward
+                sys.exit(FAILED_POINTS)
+    if ranks.first:
+        advance(sweep.folder, time.perf_counter() - begun_s if measured and result is not None else None)
+    return math.nan if result is None or result.speedup.value is None else result.speedup.value
 
 
-class SweepCallback(Callback):
-    """Refuses a run that cannot work before any file is written, and reports when all points are done.
-
-    report: writes the sweep's table, figure and report. live: writes the report between points.
-    """
-
-    def __init__(self, report: Callable[[Sweep], None], live: Callable[[Sweep, str], None]) -> None:
-        self._report, self._live = report, live
-
-    def on_run_start(self, config: DictConfig, **_: Any) -> None:
-        self._start(config, [config])
-
-    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        self._start(config, _job_configs(config, _job_overrides(config)))
-
-    def on_run_end(self, config: DictConfig, **_: Any) -> None:
-        _finish(config)
-
-    def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
-        _finish(config)
-
-    def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
-        """Drop the two configurations of a finished job: Hydra would keep those of all jobs until the sweep ends."""
-        job_return.cfg = job_return.hydra_cfg = None
-
-    def _start(self, config: DictConfig, jobs: list[DictConfig]) -> None:
-        _run.jobs, _run.failed, _run.measured_s, _run.course, _run.news = jobs, set(), [], None, False
-        _run.report, _run.live = self._report, self._live
-        stages.enter(f"checking {len(jobs)} point{'s' * (len(jobs) != 1)}")
-        _check(jobs[:MOST_CHECKED_BEFORE])
-        if launched().first and config.hydra.mode == RunMode.MULTIRUN:
-            measures_here = config.hydra.launcher._target_.endswith(".BasicLauncher")
-            _begin(sweep_folder(config), len(jobs), measures_here)
-        _signals.install(lambda code: _finish(config, code))
-
-
-def _check(configs: list[DictConfig]) -> None:
-    """Exit with the first error unless one of the configurations can run."""
-    complaint: BaseException = UserError("the sweep has no points: one of its lists of values is empty")
-    for number, config in enumerate(configs):
-        try:
-            require_basic_launcher(config.hydra.launcher._target_)
-            logger(config)
-            Sweep(sweep_folder(config)).all_results()  # raises for results of a newer version
-            _prepare_everywhere(config)  # last: it may train the toy pair
-            return
-        except (UserError, HydraException, OmegaConfBaseException) as error:
-            complaint = error if number == 0 else complaint
-        except Exception:  # a bug of ours: Hydra would only warn and continue
-            stages.leave()
-            traceback.print_exc()
-            sys.exit(FAILED_POINTS)
-    refuse(complaint)
-
-
-def _prepare_everywhere(cfg: DictConfig) -> Point:
+def _prepare(cfg: DictConfig) -> Point:
     """Prepare a point. Raises UserError if torchrun started several processes and its target does not use them."""
     point = prepare(cfg)
     if point.vanilla.ranks != launched():
@@ -204,72 +94,51 @@ def _prepare_everywhere(cfg: DictConfig) -> Point:
     return point
 
 
-def _job_overrides(config: DictConfig) -> list[list[str]]:
-    """The overrides of every job that the basic sweeper will launch."""
-    given = [f"{key}={value}" for key, value in (config.hydra.sweeper.get("params") or {}).items()]
-    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
-    overrides = parser.parse_overrides([*given, *config.hydra.overrides.task])
-    return list(itertools.chain(*BasicSweeper.split_arguments(overrides, None)))
-
-
-def _job_configs(config: DictConfig, jobs: list[list[str]]) -> list[DictConfig]:
-    """Every job's configuration. Exits if one cannot be composed."""
-    loader = GlobalHydra.instance().config_loader()
-    try:
-        return [loader.load_sweep_config(config, job) for job in jobs]
-    except (HydraException, OmegaConfBaseException) as error:
-        refuse(error)
-
-
-@lru_cache(maxsize=1)
-def _logger(config_yaml: str) -> Any:
-    return build(OmegaConf.to_container(OmegaConf.create(config_yaml)), {})
-
-
-def logger(cfg: DictConfig) -> Any:
-    """The run's logger. The process has only one, as it remembers whether its server can be reached."""
-    return _logger(OmegaConf.to_yaml(cfg.logger, resolve=True))
-
-
-def _measure_with_progress(point: Point, sweep: Sweep) -> Result:
-    place, points = _place()
-    title, measured_s = _title(point), _run.measured_s
-    typical_s = sum(measured_s) / len(measured_s) if measured_s else None
-    with PointProgress(title, len(point.examples), place, points, typical_s) as shown:
-        result = run_point(point, sweep, since_last_point_s(), shown.advance, shown.stage)
-    measured_s.append(result.seconds["total"] - result.seconds["setup"])  # the first point's has the imports
-    speedup, quality = result.speedup.value, result.quality
+def _measure(point: Point, sweep: Sweep, setup_s: float) -> Result:
+    """Measure a point, showing how far it is."""
+    progress, place = _own_progress(sweep.folder), _place()
+    bars = PointProgress(_title(point), len(point.examples), place, progress.total or place, progress.typical_s)
+    with running(sweep.folder) if launched().first else nullcontext(), bars as shown:
+        result = run_point(point, sweep, setup_s, shown.advance, shown.stage)
+    speedup, others = result.speedup.value, result.further_qualities.values()
     faster = "" if speedup is None else f", {times(speedup)}"
-    left = "" if place >= points else f"; {remaining((points - place) * sum(measured_s) / len(measured_s))}"
-    scored = ", ".join(f"{one.metric} {one.value:.2f}" for one in (quality, *result.further_qualities.values()))
-    console.print(f"{escape(title)}: {escape(scored)}{faster}{left}")
+    point_s, later = result.total_s - result.seconds["setup"], (progress.total or 0) - place
+    left = "" if later <= 0 else f"; {remaining(later * (progress.typical_s or point_s))}"
+    scored = ", ".join(f"{one.metric} {one.value:.2f}" for one in (result.quality, *others))
+    console.print(f"{escape(_title(point))}: {escape(scored)}{faster}{left}")
     if result.environment.busy:
         busy = result.environment.busy_elsewhere_percent
         console.print(f"[bold red]{busy:.0f} % of the machine was busy with something else[/bold red]: timings suffer")
     return result
 
 
-def since_last_point_s() -> float:
-    """Seconds since the last point ended, or since the process started: imports, configuration, checks, data."""
-    return process_age_s() - _run.ended_s
+def _own_progress(folder: Path) -> Progress:
+    """The progress of this process's command; an empty one in the processes of a launcher."""
+    progress = read_progress(folder)
+    return progress if progress is not None and progress.process == os.getpid() else Progress(None)
 
 
-def process_age_s() -> float:
-    """Seconds since the process started, on a clock that is never set back."""
-    return _age_at_import_s + time.perf_counter() - _imported_s
+def _is_first() -> bool:
+    """Whether the job is the process's first one, which has the imports."""
+    return _place() == 1 and HydraConfig.get().launcher._target_.endswith(BASIC)
 
 
-def _place() -> tuple[int, int]:
-    """The point's place in the sweep, from 1, and how many there are; a launcher's worker knows its place alone."""
-    number = HydraConfig.get().job.get("num") if HydraConfig.get().mode == RunMode.MULTIRUN else None
-    return (1, 1) if number is None else (number + 1, len(_run.jobs) or number + 1)
+def _place() -> int:
+    """The point's place in the sweep, from 1."""
+    return (HydraConfig.get().job.get("num") or 0) + 1
 
 
 def _title(point: Point) -> str:
-    return title_of(point, *_place(), HydraConfig.get().overrides.task)
+    total = _own_progress(sweep_folder(OmegaConf.create({"name": point.name}))).total
+    return title_of(point, _place(), total or _place(), HydraConfig.get().overrides.task)
 
 
-def _log_point(cfg: DictConfig, sweep: Sweep, result: Result) -> None:
+def process_age_s() -> float:
+    """Seconds since the process started."""
+    return max(0.0, time.time() - psutil.Process().create_time())
+
+
+def _log(cfg: DictConfig, sweep: Sweep, result: Result) -> None:
     """Log a stored point unless it was logged. If that fails, the point is kept, and the exit code shows it."""
     try:
         logger(cfg).log_point(result, OmegaConf.to_container(cfg, resolve=True))
@@ -277,43 +146,39 @@ def _log_point(cfg: DictConfig, sweep: Sweep, result: Result) -> None:
         _record_failure(cfg, sweep, error, "not logged")
 
 
-def _logged_sweep(cfg: DictConfig, sweep: Sweep, stopped: bool) -> bool:
-    """Log the sweep as a whole unless it was stopped, and say where its runs are. False if that failed."""
-    try:
-        if not stopped:
-            logger(cfg).log_sweep(sweep)
-        for line in logger(cfg).closing():
-            console.print(escape(line))
-    except Exception as error:  # whatever a logging service raises
-        console.print(f"[bold red]the sweep was not logged[/bold red]: {escape(plain_message(error))}")
-        return False
-    return True
+def logger(cfg: DictConfig) -> Any:
+    """The run's logger. The process has only one, as it remembers whether its server can be reached."""
+    return _logger(OmegaConf.to_yaml(cfg.logger, resolve=True))
+
+
+@lru_cache(maxsize=1)
+def _logger(config_yaml: str) -> Any:
+    return build(OmegaConf.to_container(OmegaConf.create(config_yaml)), {})
+
+
+def failure_hash(cfg: DictConfig) -> str:
+    """The name that a failed point is stored under: a hash of its configuration, as nothing else may be known."""
+    return content_hash({"failed": OmegaConf.to_yaml(cfg, resolve=False)})
 
 
 def _record_failure(cfg: DictConfig, sweep: Sweep, error: Exception, what: str = "failed") -> None:
-    """Store and print what went wrong. If a launcher's worker cannot store it, the launcher gets the error."""
-    config_yaml = OmegaConf.to_yaml(cfg, resolve=False)
+    """Store and print what went wrong. Ends the process if it cannot be stored: no result could be either."""
     message = plain_message(error) if what == "failed" else f"{what}: {plain_message(error)}"
     cause = FailureCause(type(error).__name__, message, "".join(traceback.format_exception(error)))
     knobs = knob_values(OmegaConf.to_container(cfg.policy))
-    failure = Failure(failure_hash(config_yaml), policy_label(cfg.policy), knobs, cause)
-    try:
-        folder = sweep.write_failure(failure, config_yaml) if launched().first else sweep.folder
-    except OSError as fault:
-        if not _run.jobs:
-            raise
-        folder = Path(f"not written ({fault})")
-    _run.failed.add(failure.point)
-    _run.news = True
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    failure = Failure(failure_hash(cfg), policy_label(cfg.policy), knobs, cause, now)
     console.print(f"[bold red]{what}[/bold red] {failure.policy} {knobs}: {escape(plain_message(error))}")
+    if not launched().first:
+        console.print(f"[dim]{escape(cause.traceback)}[/dim]")
+        return
+    try:
+        folder = sweep.write_failure(failure, OmegaConf.to_yaml(cfg, resolve=False))
+    except OSError as fault:
+        console.print(f"[bold red]nothing can be stored in {escape(str(sweep.folder))}[/bold red]: {fault}")
+        sys.exit(FAILED_POINTS)
     if not isinstance(error, UserError):
-        trace = f"traceback in {folder / 'failed.json'}" if launched().first else cause.traceback
-        console.print(f"[dim]{escape(trace)}[/dim]")
-
-
-def failure_hash(config_yaml: str) -> str:
-    """The name that a failed point is stored under: a hash of its configuration, as nothing else may be known."""
-    return content_hash({"failed": config_yaml})
+        console.print(f"[dim]traceback in {escape(str(folder / 'failed.json'))}[/dim]")
 
 
 def _release_models() -> None:
@@ -324,37 +189,151 @@ def _release_models() -> None:
         torch.cuda.empty_cache()
 
 
-def _finish(config: DictConfig, code: int = 0) -> None:
-    """Write the table, the figure and the report. Exit non-zero if a point failed or the run was stopped."""
-    _signals.restore()
-    sweep = Sweep(sweep_folder(config))
-    if _run.course is not None:
-        _run.course.stop(ended=code == 0)
-        _run.course = None
-    if code:
-        console.print("[bold]stopped[/bold]; finished points are kept, the same command runs the rest")
-    try:
+class SweepCallback(Callback):
+    """What Hydra calls around the points of a command, in the process that the user started.
+
+    It refuses a command whose first point cannot be measured, before any file is written, and reports at the end,
+    however the command ends. report: writes the sweep's table, figure and report. live: writes the report between
+    points.
+    """
+
+    def __init__(self, report: Callable[[Sweep], None], live: Callable[[Sweep, str], None]) -> None:
+        self._report, self._live = report, live
+        self._failed_before: set[tuple[str, str]] = set()
+        self._handlers: dict[int, Any] = {}
+
+    def on_run_start(self, config: DictConfig, **_: Any) -> None:
+        _check(config)
+        self._start(config)
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        """Check the first point, so that others may fail and be recorded."""
+        here, jobs = config.hydra.launcher._target_.endswith(BASIC), values_of(config)
+        total = None if jobs is None else math.prod(map(len, jobs))
+        if total == 0:
+            refuse(UserError("the sweep has no points: one of its lists of values is empty"))
+        try:
+            require_basic_launcher(config.hydra.launcher._target_)
+        except UserError as error:
+            refuse(error)
+        if jobs is not None:
+            _check_first(jobs, config.hydra.job.config_name)
+        self._start(config)
         if launched().first:
-            stages.enter("writing the report")
-            _run.report(sweep)
-    except Exception as error:  # Hydra turns exceptions of callbacks into warnings
+            record_command(sweep_folder(config))
+            begin(sweep_folder(config), total, counts=here)
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
+        """Report between points; drop the finished job's configurations, which Hydra would keep until the end."""
+        job_return.cfg = job_return.hydra_cfg = None
+        progress = _own_progress(sweep_folder(config))
+        if launched().first and progress.total is not None and progress.done != progress.total:
+            self._live(Sweep(sweep_folder(config)), str(progress))
+
+    def on_run_end(self, config: DictConfig, **_: Any) -> None:
+        self._finish(config)
+
+    def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
+        self._finish(config)
+
+    def _start(self, config: DictConfig) -> None:
+        """Take the stop signals, and note the failures of earlier commands."""
+        self._failed_before = _failures(Sweep(sweep_folder(config)))
+        self._handlers = {number: signal.signal(number, self._stop(config)) for number in SIGNALS}
+
+    def _stop(self, config: DictConfig) -> Callable[[int, Any], None]:
+        """The handler of a stop signal: the point that is measured is dropped, finished ones are reported."""
+
+        def stop(number: int, _: Any) -> None:
+            self._restore()
+            raise Stopped(128 + number, lambda code: self._finish(config, code))
+
+        return stop
+
+    def _restore(self) -> None:
+        """From now on a signal ends the process."""
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def _finish(self, config: DictConfig, code: int = 0) -> None:
+        """Write the table, the figure and the report. Exits non-zero if a point failed or the command was stopped."""
+        self._restore()
+        sweep = Sweep(sweep_folder(config))
+        if launched().first and (progress := _own_progress(sweep.folder)).process:
+            replace(progress, ended=code == 0).write(sweep.folder)
+        if code:
+            console.print("[bold]stopped[/bold]; finished points are kept, the same command runs the rest")
+        try:
+            if launched().first:
+                stages.enter("writing the report")
+                self._report(sweep)
+        except Exception as error:  # Hydra turns exceptions of callbacks into warnings
+            stages.leave()
+            traceback.print_exc()
+            console.print(f"[bold red]the report could not be written[/bold red]: {escape(str(error))}")
+            sys.exit(code or FAILED_POINTS)
+        if launched().first and not _log_sweep(config, sweep, stopped=bool(code)):
+            sys.exit(code or FAILED_POINTS)
+        if failed := _failures(sweep) - self._failed_before:
+            console.print(f"[bold red]{len(failed)} point(s) failed[/bold red]")
+            sys.exit(code or FAILED_POINTS)
+        if code:
+            sys.exit(code)
+
+
+def _failures(sweep: Sweep) -> set[tuple[str, str]]:
+    return {(one.point, one.stored_at) for one in sweep.failures() if one.stored_at}
+
+
+def values_of(config: DictConfig) -> list[list[str]] | None:
+    """The overrides of a sweep, each with all its values; None for a sweeper that decides on the way."""
+    if not config.hydra.sweeper._target_.endswith(".BasicSweeper"):
+        return None
+    given = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
+    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+    # of a key that is given twice, the last counts
+    last = {one.get_key_element(): one for one in parser.parse_overrides([*given, *config.hydra.overrides.task])}
+    return [
+        [f"{key}={value}" for value in one.sweep_string_iterator()] if one.is_sweep_override() else [one.input_line]
+        for key, one in last.items()
+    ]
+
+
+def _check_first(jobs: list[list[str]], config_name: str) -> None:
+    """Exit with a message unless the first job can be measured, and every file of a group that is swept over exists."""
+    first = [several[0] for several in jobs]
+    try:
+        config = compose_config(first, config_name)
+        for several in jobs:
+            for other in several[1:] if "." not in several[0].partition("=")[0] else ():
+                compose_config([*(one for one in first if one != several[0]), other], config_name)
+    except (HydraException, OmegaConfBaseException) as error:
+        refuse(error)
+    _check(config)
+
+
+def _check(config: DictConfig) -> None:
+    """Exit with a message unless the point can be measured."""
+    try:
+        Sweep(sweep_folder(config)).all_results()  # raises for results of a newer version
+        logger(config)
+        _prepare(OmegaConf.masked_copy(config, [key for key in config if key != "hydra"]))
+    except (UserError, HydraException, OmegaConfBaseException) as error:
+        refuse(error)
+    except Exception:  # a bug of ours: Hydra would only warn and continue
         stages.leave()
         traceback.print_exc()
-        console.print(f"[bold red]the report could not be written[/bold red]: {escape(str(error))}")
-        sys.exit(code or FAILED_POINTS)
-    if launched().first and not _logged_sweep(config, sweep, stopped=bool(code)):
-        sys.exit(code or FAILED_POINTS)
-    if failed := _run.failed | _failed_elsewhere(sweep):
-        console.print(f"[bold red]{len(failed)} point(s) failed[/bold red]")
-        sys.exit(code or FAILED_POINTS)
-    if code:
-        sys.exit(code)
+        sys.exit(FAILED_POINTS)
 
 
-def _failed_elsewhere(sweep: Sweep) -> set[str]:
-    """The jobs of this run that a launcher's workers stored as failed."""
-    stored = {failure.point for failure in sweep.failures()} - _run.failed
-    if not stored:
-        return set()
-    jobs = (OmegaConf.masked_copy(job, [key for key in job if key != "hydra"]) for job in _run.jobs)
-    return stored & {failure_hash(OmegaConf.to_yaml(job, resolve=False)) for job in jobs}
+def _log_sweep(cfg: DictConfig, sweep: Sweep, stopped: bool) -> bool:
+    """Log the sweep as a whole unless it was stopped, and say where its runs are. False if that failed."""
+    try:
+        if not stopped:
+            logger(cfg).log_sweep(sweep)
+        for line in logger(cfg).closing():
+            console.print(escape(line))
+    except Exception as error:  # whatever a logging service raises
+        console.print(f"[bold red]the sweep was not logged[/bold red]: {escape(plain_message(error))}")
+        return False
+    return True

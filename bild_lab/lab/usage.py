@@ -58,7 +58,7 @@ def _read(config_name: str) -> tuple[str, dict[str, str | None]]:
             texts.append(text)
             groups |= inherited
         elif isinstance(entry, dict):
-            groups |= {group: chosen for group, chosen in entry.items() if not group.startswith("override ")}
+            groups |= {group: one for group, one in entry.items() if not group.startswith(("override ", "schema@"))}
     return "\n".join([*texts, _body(file)]), groups
 
 

@@ -19,9 +19,9 @@ from bild_lab.errors import UserError, require_model_path, require_whole
 from bild_lab.lab.cli import escape, output, progress
 from bild_lab.lab.config import typed
 from bild_lab.lab.data.examples import DatasetSpec, load_examples
+from bild_lab.lab.decoding.load import load_model
 from bild_lab.lab.formatting import short_name
 from bild_lab.lab.hashing import data_hash, file_hash
-from bild_lab.lab.load import load_model
 from bild_lab.lab.measure.environment import environment
 from bild_lab.lab.point import sweep_folder
 from bild_lab.lab.results.records import require_writable

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -46,9 +46,9 @@ class MatchSpec:
     which are counted together.
     """
 
-    layers: Sequence[int] | None
-    top_k: Sequence[int]
-    heads: str | Sequence[str]
+    layers: list[int] | None
+    top_k: list[int]
+    heads: Any
     positions: int
 
     def __post_init__(self) -> None:
@@ -139,7 +139,7 @@ def ranks_of(
     tokens: Sequence[int],
     states: Float[Tensor, "layers n dim"],
     head: Head,
-    layers: Sequence[int],
+    layers: list[int],
     most: int,
 ) -> Int[np.ndarray, "measured n"]:
     """How many tokens each layer ranks above the final one; `most` if it is not among the first `most`."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 
-from bild_lab.lab.schema.measured_examples import MeasuredExample, read_examples
+from bild_lab.lab.schema.examples import MeasuredExample, read_examples
 from bild_lab.lab.schema.result import Result
 from bild_lab.papers.drawings import Picture, page
 from bild_lab.report.style import HAIRLINE, INK, MUTED

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bild_lab.errors import UserError
-from bild_lab.lab.schema.quality import Quality
-from bild_lab.lab.schema.setting import Setting
+from bild_lab.lab.schema.numbers import Quality
+from bild_lab.lab.schema.result import Setting
 from bild_lab.lab.screening.rows import SUMMARY, TABLE
 
 

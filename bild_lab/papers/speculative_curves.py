@@ -20,8 +20,8 @@ from bild_lab.engine.speculative_theory import (
 )
 from bild_lab.errors import UserError
 from bild_lab.lab.results.groups import by_setting, setting_title
-from bild_lab.lab.schema.result import Result, Speedup
-from bild_lab.lab.schema.setting import Setting
+from bild_lab.lab.schema.numbers import Speedup
+from bild_lab.lab.schema.result import Result, Setting
 from bild_lab.report.figure_files import paper_figure, write_csv
 from bild_lab.report.style import HAIRLINE, MUTED, Mark, marks
 

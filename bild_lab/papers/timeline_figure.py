@@ -15,9 +15,8 @@ from bild_lab.errors import UserError
 from bild_lab.lab.formatting import knob_label, number
 from bild_lab.lab.results.groups import Group, by_setting, setting_title
 from bild_lab.lab.results.records import Sweep
-from bild_lab.lab.schema.measured_examples import MeasuredExample, read_examples
-from bild_lab.lab.schema.result import Result
-from bild_lab.lab.schema.setting import Setting
+from bild_lab.lab.schema.examples import MeasuredExample, read_examples
+from bild_lab.lab.schema.result import Result, Setting
 from bild_lab.report.figure_files import paper_figure
 from bild_lab.report.style import HAIRLINE, INK, MUTED, STAGE_COLOURS
 

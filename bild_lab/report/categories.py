@@ -11,8 +11,8 @@ from rich.text import Text
 
 from bild_lab.lab.formatting import interval, knob_label, number, percent, point_label
 from bild_lab.lab.results.groups import Group, by_setting
-from bild_lab.lab.schema.columns import COLUMNS
-from bild_lab.lab.schema.result import Category, Result
+from bild_lab.lab.schema.numbers import Category
+from bild_lab.lab.schema.result import COLUMNS, Result
 from bild_lab.report.page.tables import TableCell, TableColumn, TableRow, speedup_cell
 from bild_lab.report.provenance import disturbance
 

@@ -19,7 +19,8 @@ from bild_lab.lab.analysis.paired import NOT_COMPARED, SAME, SIGNIFICANT, Compar
 from bild_lab.lab.analysis.serving_names import Value, figures
 from bild_lab.lab.formatting import MISSING, interval, knob_label, number, short_name, signed, signed_interval, times
 from bild_lab.lab.results.groups import varying_knobs
-from bild_lab.lab.schema.result import Result, Speedup
+from bild_lab.lab.schema.numbers import Speedup
+from bild_lab.lab.schema.result import Result
 from bild_lab.report.page.forest import forest
 from bild_lab.report.page.tables import TableCell
 from bild_lab.report.page.templates import page_environment

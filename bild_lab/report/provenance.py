@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from bild_lab.lab.formatting import MISSING, number, percent
-from bild_lab.lab.schema.result import Result
-from bild_lab.lab.schema.setting import Environment
+from bild_lab.lab.schema.result import Environment, Result
 
 # what can differ between two sources of points
 _SOURCE = (

@@ -29,8 +29,7 @@ from bild_lab.lab.formatting import interval, number, percent, short_name, signe
 from bild_lab.lab.results.batches import batch_curves
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.results.table import to_frame
-from bild_lab.lab.schema.result import Result
-from bild_lab.lab.schema.setting import BUSY_PERCENT
+from bild_lab.lab.schema.result import BUSY_PERCENT, Result
 
 DATA, TEMPLATE, PICTURES = "data", ".md.j2", "figures"
 DRAWN = "_small"  # ends the names of figures at small scale

@@ -17,8 +17,7 @@ from bild_lab.lab.formatting import (
     signed,
 )
 from bild_lab.lab.results.groups import Group, by_setting, differing_keys
-from bild_lab.lab.schema.columns import COLUMNS
-from bild_lab.lab.schema.result import Failure, Result
+from bild_lab.lab.schema.result import COLUMNS, Failure, Result
 from bild_lab.report.provenance import disturbance
 
 WIDTH = 80

@@ -10,7 +10,7 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 
 from bild_lab.lab.data.examples import DatasetSpec
-from bild_lab.lab.data.words import dataset_words
+from bild_lab.training.dataset_words import dataset_words
 
 _TEMPLATE = Path(__file__).with_name("model_card.md.j2")
 _LEFT_OUT = ("name", "device", "threads", "log_every")  # of the recipe: they do not change the weights

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
-from bild_lab.lab.build import flatten
+from bild_lab.lab.decoding.build import flatten
 from bild_lab.lab.schema.json_values import to_json
 
 

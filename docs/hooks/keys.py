@@ -88,7 +88,7 @@ def groups(name: str) -> dict[str, str]:
     for entry in yaml.safe_load((CONF / f"{name}.yaml").read_text()).get("defaults", ()):
         if isinstance(entry, dict):
             ((group, file),) = entry.items()
-            chosen |= {} if group.startswith("override") else {group: file or "null"}
+            chosen |= {} if group.startswith(("override", "schema@")) else {group: file or "null"}
         elif entry != "_self_":
             chosen |= groups(entry)
     return chosen

@@ -14,8 +14,8 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 
 from bild_lab.engine.models.native import why_no_kernels
-from bild_lab.lab.decoder import Decoder
-from bild_lab.lab.load import load
+from bild_lab.lab.decoding.decoder import Decoder
+from bild_lab.lab.decoding.load import load
 from tests.policies import RUNNABLE, is_lossless, shipped
 from tests.policies import load as load_tiny
 from tests.tiny_architectures import END, PAD, START, build, relative_of, word_tokenizer

@@ -28,7 +28,7 @@ import run
 from bild_lab.lab import cli, runner
 from bild_lab.lab.cli import quote_free_text, run_application
 from bild_lab.lab.config import compose_config
-from bild_lab.lab.load import load_model
+from bild_lab.lab.decoding.load import load_model
 from bild_lab.lab.measure.device_use import DeviceUse
 from bild_lab.lab.point import DEFAULT_THREADS
 from bild_lab.lab.results.commands import read_commands
@@ -473,7 +473,7 @@ BAD_INPUT = {
     "resume is a word": (["resume=off"], "resume must be true or false, got 'off'"),
     "top_p is a word": (["decoding.top_p=abc"], "decoding.top_p must be a number, got 'abc'"),
     "top_k is a fraction": (["decoding.top_k=5.5"], "decoding.top_k must be a number, got 5.5"),
-    "path is a number": (["dataset.path=2024"], "dataset.path must be text, got 2024"),
+    "path is a number": (["dataset.path=2024"], "dataset.path 2024 does not exist"),
     "no drafter": (["policy.decoder.drafter=null"], "DraftThenVerify"),
     "logger mode": (["logger=wandb", "logger.mode=onlin"], "logger mode wants online or offline, got onlin"),
     "knob of one policy only": (

@@ -37,18 +37,6 @@ def test_a_shipped_policy_is_what_hydra_composes(name: str) -> None:
     whole, ours = compose_config([f"policy={name}"]), compose_policy(name)
     assert OmegaConf.to_yaml(ours) == OmegaConf.to_yaml(whole.policy)
     assert OmegaConf.to_container(ours, resolve=True) == OmegaConf.to_container(whole.policy, resolve=True)
-    composed = config._composed(f"policy={name}")  # as a policy is that Hydra has to compose
-    assert OmegaConf.to_yaml(ours._get_root()) == OmegaConf.to_yaml(composed) == OmegaConf.to_yaml(whole)
-    assert OmegaConf.is_struct(ours) == OmegaConf.is_struct(composed.policy)
-
-
-def test_the_shipped_policies_are_composed_by_one_composition(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[object] = []
-    monkeypatch.setattr(config, "compose_config", lambda *given: calls.append(given) or compose_config(*given))
-    config._composed_with.cache_clear()
-    config._default_config.cache_clear()
-    assert [compose_policy(name).name for name in policy_names()] == policy_names()
-    assert len(calls) == 1
 
 
 def test_a_policy_of_the_users_own_folder_refers_to_other_groups_and_other_policies(own: Path) -> None:

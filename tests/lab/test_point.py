@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
 
+from bild_lab.engine.drafters import NoDraft
 from bild_lab.engine.hf_generation import HuggingFaceGenerate
+from bild_lab.engine.session import Model
 from bild_lab.errors import UserError
+from bild_lab.files import FilePath
 from bild_lab.lab import point as module
-from bild_lab.lab.config import DecodingSpec, MeasureSpec, PairSpec, RuntimeSpec, compose_config, typed
-from bild_lab.lab.data.examples import DatasetSpec
+from bild_lab.lab.config import compose_config
 from bild_lab.lab.point import prepare, sweep_folder
 from tests.engine.adapters.tiny import random_adapter
-from tests.policies import RUNNABLE
-from tests.thinned import thinned
 from tests.tiny import tiny_llama
-
-OWN_WORDS = {
-    "speculative_hierarchy": ["pair.second_draft=toy:small"],
-    "ngram": ["policy.table=table.safetensors"],
-    "judge": ["policy.adapter=judge"],
-    **{policy: ["policy.heads=heads"] for policy in ("eagle", "eagle3", "hydra")},
-}
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +50,7 @@ def name_of(*words: str) -> str:
         "dataset.prompt_template='w5 {source}'",
         "dataset.metric=rouge",
         "dataset.metrics=[bleu,chrf]",
-        "+dataset.cut=[w4]",
+        "dataset.cut=[w4]",
         "decoding.max_new_tokens=7",
         "decoding=sample",
         "decoding.processors=checkpoint",
@@ -102,8 +94,8 @@ def test_a_point_holds_what_it_was_asked_for(base: list[str]) -> None:
     found = "max_source_tokens n_examples data weights engine code hardware vocabularies compile_drafter"
     assert set(point.setting) == {*named.split(), *measured.split(), *found.split()}
     assert [point.setting[key] for key in ("device", "threads", "vocabularies")] == ["cpu", 3, "strings"]
-    assert point.setting["compile_drafter"] is False
-    assert point.setting["code"].split(" ")[::2] == ["code", "torch", "transformers", "tokenizers", *module.SCORERS]
+    assert point.setting["compile_drafter"] == "false"
+    assert point.setting["code"].split(" ")[1::2] == list(module.PACKAGES)
     told = {key: point.setting[key] for key in ("dataset", "batch", "seed", "warmup", "max_source_tokens", "compile")}
     assert list(told.values()) == ["multi30k", 2, 4, 3, 40, False]
     assert point.setting["n_examples"] == len(point.examples) > 0
@@ -124,8 +116,8 @@ def test_a_name_is_made_of_these_parts(base: list[str], monkeypatch: pytest.Monk
     """A part under another key would measure every finished point again."""
     seen: list[dict] = []
     monkeypatch.setattr(module, "content_hash", lambda parts: seen.append(parts) or "a name")
-    point = prepare(compose_config([*base, "policy=speculative", "measure.certify=true", "+dataset.cut=[w4,w5]"]))
-    parts = "policies setting traced_examples certify target_log_probability categories weights"
+    point = prepare(compose_config([*base, "policy=speculative", "measure.certify=true", "dataset.cut=[w4,w5]"]))
+    parts = "policies setting traced_examples certify target_log_probability metrics categories weights external code"
     assert point.id == "a name" and set(seen[-1]) == set(parts.split())
     assert seen[-1]["certify"] is True and seen[-1]["categories"] == [one.category for one in point.examples]
     assert seen[-1]["setting"] == {
@@ -159,12 +151,29 @@ def test_a_policy_without_batches_is_refused_from_two_texts_on(base: list[str]) 
         name_of(*base, "policy=hf_assisted", "runtime.batch=2")
 
 
-def test_sampling_out_of_range_is_refused_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "cached_examples", None)
-    with pytest.raises(UserError, match=r"decoding\.top_p must lie in \(0, 1\], got 1\.5"):
-        prepare(compose_config(["decoding=sample", "decoding.top_p=1.5"]))
-    with pytest.raises(UserError, match=r"decoding\.top_k must be >= 1, got 0"):
-        prepare(compose_config(["decoding=sample", "decoding.top_k=0"]))
+REFUSED = {  # what is wrong with the configuration, before a weight is read
+    "decoding.top_p=1.5": "decoding.top_p",
+    "decoding.top_k=0": "decoding.top_k",
+    "policy.fallback=1.5": "1.5",
+    "policy.rollback=0": "rollback",
+    "policy.window=0": "window",
+    "pair.draft=/nowhere/model": "/nowhere/model",
+    "pair.draft=null": "pair.draft",
+    "dataset.path=/nowhere": "/nowhere",
+    "runtime.engine=abacus": "runtime.engine",
+    "runtime.device=abacus": "runtime.device",
+    "runtime.dtype=int3": "runtime.dtype",
+    "decoding.processors=much": "decoding.processors",
+    "pair.target_language=de": "pair.target_language",
+    "pair.vocabularies=abacus": "pair.vocabularies",
+    "resume=perhaps": "resume",
+}
+
+
+@pytest.mark.parametrize("word", REFUSED)
+def test_what_cannot_be_measured_is_refused_with_the_key_at_fault(base: list[str], word: str) -> None:
+    with pytest.raises(UserError, match=re.escape(REFUSED[word])):
+        prepare(compose_config([*base, "decoding=sample", word]))
 
 
 def test_greedy_text_is_certified_beside_the_target_alone_and_a_sampled_one_beside_any(base: list[str]) -> None:
@@ -205,104 +214,10 @@ def test_facts_are_those_of_the_folder_that_a_variable_names(
     assert direct.facts == named.facts and direct.facts["trained"]["adapter"] and direct.id == named.id
 
 
-def test_another_placement_is_another_setting(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list = []
-    monkeypatch.setattr(module, "Placement", lambda *spread: spread)  # which asks for processes
-    monkeypatch.setattr(module, "placement_setting", lambda placement, device: seen.append(placement) or {})
-    cfg = compose_config(base)
-    groups = {"pair": PairSpec, "dataset": DatasetSpec, "decoding": DecodingSpec}
-    specs = [typed(spec, cfg[name], name) for name, spec in groups.items()]
-    runtime = replace(typed(RuntimeSpec, cfg.runtime, "runtime"), device_map="auto", tensor_parallel=True)
-    module._setting(*specs, runtime, typed(MeasureSpec, cfg.measure, ""))
-    assert seen == [("auto", True)]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("runtime.dtype=int3", "runtime.dtype must be one of"),
-        ("runtime.device=abacus", "runtime.device must be auto"),
-        ("decoding.processors=much", "decoding.processors must be"),
-        ("pair.source_language=de", "pair.source_language names a language"),
-        ("pair.target_language=de", "pair.target_language names a language"),
-        ("policy=bild pair.vocabularies=abacus", "pair.vocabularies must be one of"),
-        ("policy=ppd pair.target=toy:small", "ppd needs a target of two layers or more"),  # the small one has one
-        ("policy=ppd policy.top_k='${policy.nothing}'", "policy ppd: .*policy.nothing"),
-    ],
-)
-def test_what_the_toy_pair_cannot_do_is_known_from_its_architecture(words: str, message: str) -> None:
-    def check(*words: str) -> None:
-        cfg = compose_config(list(words))
-        groups = {"pair": PairSpec, "decoding": DecodingSpec, "runtime": RuntimeSpec}
-        module.require_decodable(cfg.policy, *(typed(spec, cfg[name], name) for name, spec in groups.items()))
-
-    for policy in ("bild", "ppd"):
-        check(f"policy={policy}")
-    with pytest.raises(UserError, match=message):
-        check(*words.split())
-
-
-def test_words_are_replaced_however_deep_they_lie() -> None:
-    node = {"a": ["x", {"b": "x", "c": 1}], "x": "y"}
-    assert module._replaced(node, {"x": "content"}) == {"a": ["content", {"b": "content", "c": 1}], "x": "y"}
-
-
-def test_code_of_a_checkpoint_is_allowed_or_not_before_the_toy_pair_is_trained(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked: list = []
-
-    def named(path: str, trust_remote_code: bool) -> object:
-        asked.append((path, trust_remote_code))
-        return SimpleNamespace(check=lambda: None)
-
-    monkeypatch.setattr(module, "named_checkpoint", named)
-    monkeypatch.setattr(module, "named_paths", lambda policy: {"a": "file"})
-    cfg = compose_config(["runtime.trust_remote_code=true", "decoding.processors=none"])
-    decoding, runtime = (
-        typed(spec, cfg[name], name) for name, spec in (("decoding", DecodingSpec), ("runtime", RuntimeSpec))
-    )
-    module.require_decodable(
-        cfg.policy, PairSpec(name="pair", target="own/model", draft="toy:small"), decoding, runtime
-    )
-    assert asked == [("own/model", True)]
-
-
-def test_decoders_are_loaded_as_the_configuration_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    revisions = {f"{name}_revision": f"revision of {name}" for name in ("target", "draft", "second_draft")}
-    languages = {"source_language": "de_DE", "target_language": "fr_XX", "vocabularies": "strings"}
-    runtime = {"dtype": "float16", "device": "cpu", "engine": "native", "compile": True, "compile_drafter": False}
-    runtime |= {"trust_remote_code": True, "device_map": "auto", "tensor_parallel": True}
-    pair = PairSpec(name="pair", target="a", draft="b", second_draft="c", **revisions, **languages)
-    monkeypatch.setattr(module, "load", lambda *named, **options: (named, options))
-    policy, wrap = compose_config([]).policy, id
-    decoding = typed(DecodingSpec, compose_config(["decoding.processors=checkpoint"]).decoding, "decoding")
-    named, options = module.decoder_of(policy, pair, decoding, RuntimeSpec(threads=None, seed=0, **runtime), wrap)
-    further = {"second_draft": "c", "processors": "checkpoint", "wrap": wrap}
-    assert named == ("a", "b", policy) and options == {**revisions, **languages, **runtime, **further}
-
-
 @pytest.mark.parametrize("group", ["pair", "decoding", "runtime", "measure", "dataset"])
 def test_an_unknown_key_is_told_with_its_group(base: list[str], group: str) -> None:
     with pytest.raises(UserError, match=f"^{group} has no key 'abacus'"):
         prepare(compose_config([*base, f"+{group}.abacus=1"]))
-
-
-def test_resume_is_true_or_false(base: list[str]) -> None:
-    with pytest.raises(UserError, match="^resume must be"):
-        prepare(compose_config([*base, "resume=perhaps"]))
-
-
-def test_whether_a_pair_needs_training_is_asked_for_every_cache(
-    base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checked: list[str] = []
-    monkeypatch.setattr(module, "require_decodable", lambda policy, *_: checked.append(policy.name))
-    for cache, lacks in (("empty", True), ("filled", False)):
-        monkeypatch.setenv("BILD_LAB_CACHE", str(tmp_path / cache))
-        monkeypatch.setattr(module, "untrained", lambda name, lacks=lacks: lacks)
-        prepare(compose_config([*base, "policy=speculative"]))
-    assert checked == ["speculative", "vanilla"]
 
 
 def test_results_go_to_a_folder_of_the_name_alone() -> None:
@@ -311,14 +226,6 @@ def test_results_go_to_a_folder_of_the_name_alone() -> None:
     for name in ("", ".", "..", "a/b", "a\\b", "a\n", "a" * 201, None):
         with pytest.raises(UserError, match="must be a plain folder name"):
             sweep_folder(OmegaConf.create({"name": name}))
-
-
-def test_languages_are_a_part_of_the_setting(base: list[str]) -> None:
-    cfg = compose_config([*base, "pair.source_language=de", "pair.target_language=fr"])
-    groups = {"pair": PairSpec, "dataset": DatasetSpec, "decoding": DecodingSpec}
-    specs = [typed(spec, cfg[name], name) for name, spec in groups.items()]
-    setting = module._setting(*specs, typed(RuntimeSpec, cfg.runtime, "runtime"), typed(MeasureSpec, cfg.measure, ""))
-    assert (setting["source_language"], setting["target_language"], setting["processors"]) == ("de", "fr", "none")
 
 
 def test_what_changes_no_number_leaves_the_name(base: list[str], data: Path, tmp_path: Path) -> None:
@@ -389,10 +296,39 @@ def test_a_folder_with_the_name_of_a_word_counts_for_nothing(
     assert name_of(*base) == before
 
 
-def test_other_code_gives_another_name(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    before = name_of(*base)
-    monkeypatch.setattr("bild_lab.lab.measure.environment.measuring_code", lambda: "other")
-    assert name_of(*base) != before
+def test_the_code_that_a_policy_reaches_counts(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own alone, so that a changed rule leaves the points of other policies, and the group that they share."""
+    rule, real = "bild_lab.engine.acceptance.rollback", module.code_hash
+    before = {policy: prepare(compose_config([*base, f"policy={policy}"])) for policy in ("bild", "speculative")}
+    monkeypatch.setattr(module, "code_hash", lambda reached: "other" if rule in reached else real(reached))
+    after = {policy: prepare(compose_config([*base, f"policy={policy}"])) for policy in before}
+    assert [before[one].id == after[one].id for one in before] == [False, True]
+    assert before["bild"].setting == after["bild"].setting == {**before["speculative"].setting}
+
+
+def test_a_knob_that_names_a_file_counts_with_its_content_whatever_it_is_called(
+    base: list[str], tmp_path: Path
+) -> None:
+    """Which one it is, the annotation of the part's parameter says."""
+    file = tmp_path / "words.txt"
+    own = {"name": "mine", "lexicon": str(file), "comment": str(file)}
+    part = {"_target_": "tests.lab.test_point.WithLexicon", "lexicon": "${policy.lexicon}", "comment": "a"}
+    own["decoder"] = {"_target_": "bild_lab.engine.decode.DraftThenVerify", "drafter": part}
+    own["decoder"]["acceptance"] = {"_target_": "bild_lab.engine.acceptance.SpeculativeSampling"}
+    ids = []
+    for content in ("one", "two"):
+        file.write_text(content)
+        cfg = compose_config(base)
+        cfg.policy = own
+        ids.append(prepare(cfg).id)
+    moved = shutil.copy(file, tmp_path / "moved.txt")
+    cfg.policy.lexicon = cfg.policy.comment = str(moved)
+    assert ids[0] != ids[1] == prepare(cfg).id
+
+
+class WithLexicon(NoDraft):
+    def __init__(self, target: Model, lexicon: FilePath, comment: str) -> None:
+        super().__init__(target)
 
 
 def test_a_value_taken_from_elsewhere_counts_as_itself(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -426,54 +362,6 @@ def test_categories_count_as_results_are_told_for_each(base: list[str], tmp_path
     assert name_of(*rows, "dataset.category_column=kind") != name_of(*rows)
 
 
-BEFORE_TRAINING = [
-    (["policy.fallback=1.5"], r"must lie in \[0, 1\], got 1.5"),
-    (["policy.rollback=0"], "rollback threshold must be > 0"),
-    (["policy.window=0"], "window must be a whole number >= 1, got 0"),
-    (["policy=medusa"], "policy.heads|decoder-only"),
-    (["pair.draft=/nowhere/model"], "no checkpoint folder /nowhere/model"),
-    (["pair.draft=toy:medium"], "the toy pair has the members"),
-    (["pair.draft=null"], "policy bild drafts with a small model"),
-    (["dataset.split=dev2"], "the toy corpus has splits"),
-    (["dataset=multi30k", "dataset.path=/nowhere"], "does not exist"),
-    (["runtime.engine=abacus"], "runtime.engine must be one of"),
-    (["runtime.device=abacus"], "runtime.device must be auto"),
-    (["runtime.dtype=int3"], "runtime.dtype must be one of"),
-    (["decoding.processors=much"], "decoding.processors must be"),
-    (["pair.target_language=de"], "pair.target_language names a language"),
-]
-
-
-class Trained(Exception):
-    """The toy pair would be trained now."""
-
-
-@pytest.fixture
-def untrained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty cache, and a training that says so instead of running."""
-
-    def train(name: str) -> None:
-        raise Trained
-
-    monkeypatch.setenv("BILD_LAB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("bild_lab.lab.toy_pair._train", train)
-    module.cached_examples.cache_clear()
-
-
-@pytest.mark.parametrize(("words", "message"), thinned(BEFORE_TRAINING, 3))
-def test_bad_input_is_refused_before_the_toy_pair_is_trained(untrained: None, words: list[str], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        prepare(compose_config(["dataset.limit=1", *words]))
-
-
-@pytest.mark.parametrize("policy", thinned((policy for policy, family in RUNNABLE if family == "t5"), 6))
-def test_a_policy_that_the_toy_pair_can_decode_with_is_not_refused_before_it_is_trained(
-    untrained: None, policy: str
-) -> None:
-    with pytest.raises(Trained):
-        prepare(compose_config(["dataset.limit=1", f"policy={policy}", *OWN_WORDS.get(policy, [])]))
-
-
 def test_another_script_of_a_local_metric_gives_another_name(
     base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -491,7 +379,7 @@ def test_another_script_of_a_local_metric_gives_another_name(
 
 def test_what_runs_code_is_refused_unless_it_was_allowed(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "require_loadable", lambda metric: None)
-    program = "+dataset.reference_template='{answer}'"
+    program = "dataset.reference_template='{answer}'"
     with pytest.raises(UserError, match=r"allow it with measure\.run_code=true"):
         name_of(*base, "dataset.metric=pass_at_1", program)
     assert name_of(*base, "dataset.metrics=[bleu,pass_at_1]", program, "measure.run_code=true")

@@ -16,26 +16,17 @@ from bild_lab.lab import point as points
 from bild_lab.lab import runner
 from bild_lab.lab.cli import words_as_list
 from bild_lab.lab.config import compose_config
-from bild_lab.lab.decoder import Decoder
 from bild_lab.lab.measure.timing import time_methods
 from bild_lab.lab.point import Point, prepare
 from bild_lab.lab.results.records import Sweep
-from bild_lab.lab.runner import PARTS, Clock, require_same_work, run_point, run_points
-from bild_lab.lab.schema.measured_examples import read_examples
+from bild_lab.lab.runner import PARTS, require_same_work, run_point, run_points
+from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.result import Result
 from scripts import interleave
 
 Command = Callable[..., tuple[int, str]]
 BILD = ["policy=bild", "policy.fallback=0.1", "policy.rollback=inf"]
 SPECULATIVE = ["policy=speculative", "policy.window=2"]
-
-
-class TwoSeconds(Clock):
-    """Of which every part takes two."""
-
-    def end(self) -> None:
-        super().end()
-        self.laps = dict.fromkeys(self.laps, 2.0)
 
 
 @pytest.fixture(scope="module")
@@ -102,34 +93,12 @@ def test_each_point_has_its_own_texts_and_all_share_one_baseline(
     assert "side_by_side" not in alone[0].environment
 
 
-def test_without_a_baseline_and_in_batches_too(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    more, warmed = ["measure.baseline=null", "runtime.batch=2"], []
-    monkeypatch.setattr(runner, "warm_up_batches", lambda methods, *rest: warmed.append(len(methods)))
-    monkeypatch.setattr(runner, "Clock", TwoSeconds)
+def test_without_a_baseline_and_in_batches_too(words: list[str], tmp_path: Path) -> None:
+    more = ["measure.baseline=null", "runtime.batch=2"]
     found = run_points([prepared(*words, *more, *each) for each in (BILD, SPECULATIVE)], Sweep(tmp_path))
-    assert [one.policy for one in found] == ["bild", "speculative"] and warmed == [2]
-    together, own = (
-        ("load", "fit", "history", "warmup", "decode"),
-        ("trace", "certify", "check", "likelihood", "metrics"),
-    )
-    seconds = {"setup": 0.0, **dict.fromkeys(together, 1.0), **dict.fromkeys(own, 2.0), "total": 15.0}
-    assert [one.seconds for one in found] == [seconds] * 2
+    assert [one.policy for one in found] == ["bild", "speculative"]
     assert {one.environment["side_by_side"] for one in found} == {2}
     assert all(one.speedup.value is None and one.latency_s.total > 0 for one in found)
-
-
-def test_all_have_the_history_that_the_target_alone_gives(
-    several: list[Point], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
-    monkeypatch.setattr(runner, "with_history", lambda *given: asked.append(given) or given[0])
-    monkeypatch.setattr(runner, "DeviceUse", lambda _: SimpleNamespace(shared=lambda: False, close=lambda: None))
-    found = run_points(several, Sweep(tmp_path))
-    first = several[0]
-    assert asked == [(first.examples, first.vanilla, first.setting, 8, tmp_path / "history")]
-    assert {one.environment.shared_device for one in found} == {False}
 
 
 def test_points_of_other_work_are_refused(words: list[str], several: list[Point]) -> None:
@@ -179,28 +148,6 @@ def test_points_may_end_at_different_positions_far_from_the_texts(
         return
     with pytest.raises(UserError, match="end at different positions, near these texts"):
         run_points(several[:2], Sweep(tmp_path))
-
-
-def test_every_point_is_loaded_checked_and_has_its_compiled_steps_counted(
-    several: list[Point], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded, checked, passed = [], [], {}
-    monkeypatch.setattr(Decoder, "load_weights", lambda self: loaded.append(id(self)))
-    monkeypatch.setattr(runner, "with_fitted_tree", lambda point: replace(point, name="fitted"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "require_no_nan", lambda models, *rest: checked.append(models))
-        patch.setattr(runner, "warm_up", lambda methods, *rest: passed.update(warmed=list(methods.values())))
-        patch.setattr(runner, "time_methods", lambda *given: passed.update(steps=given[-1]) or 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            run_points(several, Sweep(tmp_path))
-    assert {id(decoder) for point in several for decoder in point.decoders.values()} == set(loaded)
-    assert checked == [point.decoders["method"].running for point in several]
-    methods = [*(one.decoders["method"].method for one in several), several[0].decoders["baseline"].method]
-    assert passed["warmed"] == methods
-    before = passed["steps"]()
-    for drafter in (one.decoders["method"].models[-1] for one in several[1:]):
-        monkeypatch.setattr(drafter, "compiled_steps", drafter.compiled_steps + 7)
-    assert passed["steps"]() == before + 14
 
 
 def test_a_fault_behind_the_timing_of_one_point_stores_none(
@@ -271,14 +218,6 @@ def test_points_are_named_by_the_beginning_of_their_hashes(measured: list[Result
     found = Sweep(Path("outputs/together")).results()
     assert {one.point for one in found} == {measured[0].point, measured[2].point}
     assert {one.setting.n_examples for one in found} == {4} and {one.setting["repeats"] for one in found} == {2}
-
-
-def test_a_hash_that_looks_like_a_number_and_one_without_brackets_are_texts() -> None:
-    given = ["points=[12e456,00ab]", "points=778", 'points=["1","2"]', "name=a", "outputs/points=b"]
-    wanted = ["points=['12e456','00ab']", "points=['778']", "points=['1','2']", "name=a", "outputs/points=b"]
-    assert interleave.with_hashes_as_text(given) == wanted
-    cfg = compose_config(wanted[:1], "interleave")
-    assert list(cfg.points) == ["12e456", "00ab"]
 
 
 def test_points_that_differ_only_in_what_is_traced_are_one(

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bild_lab.lab.schema.result import Result
-from bild_lab.lab.schema.setting import Setting
+from bild_lab.lab.schema.result import Result, Setting
 from bild_lab.papers import finished_points as rows
 from bild_lab.papers.cells import (
     Cell,

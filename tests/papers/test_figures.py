@@ -18,7 +18,7 @@ import scripts.figures
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import run_application
 from bild_lab.lab.results.records import Sweep
-from bild_lab.lab.schema.measured_examples import MeasuredExample
+from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.result import Result
 from bild_lab.papers import finished_points as rows
 from bild_lab.papers.cells import Cell, Cells
@@ -359,7 +359,6 @@ def test_a_claim_of_several_steps_fails_with_any_of_them(values: Sequence[float]
     [
         (rows.alignment, bild(1.5), "facts.aligned"),
         (rows.prompt_design, bita(), "facts.trained.adapter.prompt"),
-        (rows.pipeline, replace(ppd(), pipeline=replace(ppd().pipeline, layers=None)), "pipeline.layers"),
     ],
 )
 def test_a_point_of_a_version_without_these_facts_has_to_be_measured_again(

@@ -11,7 +11,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.point import prepare
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.runner import run_point
-from bild_lab.lab.schema.measured_examples import read_examples
+from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.screening.candidates import grid_of
 from bild_lab.lab.screening.found import screen
 from bild_lab.lab.screening.rows import NUMBERS, Row, write_rows

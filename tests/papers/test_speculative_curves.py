@@ -23,7 +23,8 @@ from bild_lab.engine.speculative_theory import (
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import run_application
 from bild_lab.lab.results.records import Sweep
-from bild_lab.lab.schema.result import Result, Speedup
+from bild_lab.lab.schema.numbers import Speedup
+from bild_lab.lab.schema.result import Result
 from bild_lab.papers.speculative_curves import (
     Measured,
     Panel,

@@ -17,7 +17,7 @@ import run
 from bild_lab.errors import UserError
 from bild_lab.lab.results.groups import by_setting
 from bild_lab.lab.results.records import Sweep
-from bild_lab.lab.schema.measured_examples import MeasuredExample
+from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.result import Result
 from bild_lab.papers.timeline_figure import Lane, TimedRound, draw_lane, draw_trace, readable, selected, timelines_of
 from bild_lab.report.style import STAGE_COLOURS

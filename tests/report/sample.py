@@ -7,8 +7,9 @@ import json
 from dataclasses import fields, replace
 from typing import Any
 
-from bild_lab.lab.schema.measured_examples import MeasuredExample, MeasuredRound
-from bild_lab.lab.schema.result import SCHEMA, Counts, Failure, FailureCause, Result
+from bild_lab.lab.schema.examples import MeasuredExample, MeasuredRound
+from bild_lab.lab.schema.numbers import Counts
+from bild_lab.lab.schema.result import SCHEMA, Failure, FailureCause, Result
 
 SETTING = {
     "target": "t5-large",
@@ -79,6 +80,7 @@ def sample_result(policy: str, knobs: dict, speedup: float | None, difference: f
         "knobs": knobs,
         "composition": f"{policy}({', '.join(f'{key}={value}' for key, value in knobs.items())})",
         "setting": setting,
+        "same_as_baseline": policy == setting["baseline"],
         "facts": {"pair": "first", "aligned": False, "acceptance": None, "trained": {}},
         "quality": _quality(BASELINE_QUALITY + difference, BASELINE_QUALITY),
         "latency_s": _latency(mean),

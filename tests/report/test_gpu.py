@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from bild_lab.errors import UserError
+from bild_lab.lab.code import code_hash
 from bild_lab.lab.measure.bench import gpu as bench
 from bild_lab.lab.measure.bench.shapes import Shape, llama
-from bild_lab.lab.measure.code import measuring_code
-from bild_lab.lab.schema.result import CertificateCounts
+from bild_lab.lab.schema.numbers import CertificateCounts
 from bild_lab.report.gpu import FAILED, LEFT_OUT, PASSED, Found, LeftOut, Step, attempt, headline, write
 from scripts import gpu
 from tests.pretended import Machine, pretended_gpu
@@ -136,12 +136,12 @@ def test_points_of_earlier_code_or_another_device_do_not_count(tmp_path: Path, m
     monkeypatch.setattr(gpu, "ROOT", tmp_path)
     for name, code, device in (
         ("a", "earlier", "cuda"),
-        ("b", measuring_code(), "cuda"),
-        ("c", measuring_code(), "cpu"),
+        ("b", code_hash(), "cuda"),
+        ("c", code_hash(), "cpu"),
     ):
         (tmp_path / "outputs/swept/points" / name).mkdir(parents=True)
         file = tmp_path / "outputs/swept/points" / name / "result.json"
-        file.write_text(json.dumps({"point": name, "environment": {"code": code}, "setting": {"device": device}}))
+        file.write_text(json.dumps({"point": name, "setting": {"device": device, "code": f"{code} torch 2"}}))
     assert [one["point"] for one in gpu.results("swept", "cuda")] == ["b"]
 
 

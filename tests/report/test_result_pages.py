@@ -12,8 +12,8 @@ from PIL import Image
 
 from bild_lab.errors import UserError
 from bild_lab.lab.results.records import Sweep
-from bild_lab.lab.schema.result import ForwardKind, Work
-from bild_lab.lab.schema.setting import BUSY_PERCENT
+from bild_lab.lab.schema.numbers import ForwardKind, Work
+from bild_lab.lab.schema.result import BUSY_PERCENT
 from bild_lab.report.result_pages import (
     DATA,
     TEMPLATE,

@@ -13,6 +13,7 @@ from transformers import PreTrainedConfig
 
 from bild_lab.engine.adapters.folder import Kind, SavedModule, base_of, read_config, require_made_for
 from bild_lab.errors import UserError, require_whole
+from bild_lab.files import FilePath
 
 if TYPE_CHECKING:
     from bild_lab.engine.session import LoadedModel
@@ -114,12 +115,12 @@ class BitaAdapter(SavedModule):
         return cls(BitaConfig(prompt, count, mask_tokens, *sizes, base=dict(base)), seed)
 
 
-def bita_config(path: Path | str) -> BitaConfig:
+def bita_config(path: Path | FilePath) -> BitaConfig:
     """The configuration of an adapter that was saved, without its weights. Raises UserError for any other folder."""
     return read_config(Path(path).expanduser(), KIND, BitaConfig)
 
 
-def load_bita(target: LoadedModel, path: str | None) -> BitaAdapter:
+def load_bita(target: LoadedModel, path: FilePath | None) -> BitaAdapter:
     """Load the adapter in this folder, in the target's precision and on its device.
 
     Raises UserError if there is none, or if its shapes are not the target's.

@@ -25,7 +25,7 @@ from bild_lab.engine.adapters.eagle import EAGLE, EAGLE3, Eagle, EagleConfig, sp
 from bild_lab.engine.adapters.folder import Kind, described, require_made_for, shapes
 from bild_lab.engine.models.hub import hub_problem, require_hub
 from bild_lab.errors import UserError
-from bild_lab.files import write_atomically
+from bild_lab.files import FilePath, write_atomically
 
 if TYPE_CHECKING:
     from bild_lab.engine.session import LoadedModel
@@ -45,7 +45,7 @@ AUX_LAYERS = "eagle_aux_hidden_state_layer_ids"  # vLLM's name for the target's 
 EXTRA_NORMS = ("embedding_layernorm", "embed_layernorm", "hidden_layernorm", "pre_lm_head_layernorm")
 
 
-def load_eagle(target: LoadedModel, path: str | None, variant: str) -> Eagle:
+def load_eagle(target: LoadedModel, path: FilePath | None, variant: str) -> Eagle:
     """Load the EAGLE in this folder or of this hub id, in the target's precision and on its device.
 
     Raises UserError if there is none, if it is of another variant, or if it does not fit the target.

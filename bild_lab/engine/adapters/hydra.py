@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig
 
 from bild_lab.engine.adapters.folder import Kind, SavedModule, require_made_for
 from bild_lab.errors import UserError, require_whole
+from bild_lab.files import FilePath
 
 if TYPE_CHECKING:
     from bild_lab.engine.session import LoadedModel
@@ -100,7 +101,7 @@ class HydraHeads(SavedModule):
         return linear(x, self.outputs[head])
 
 
-def load_hydra(target: LoadedModel, path: str | None) -> HydraHeads:
+def load_hydra(target: LoadedModel, path: FilePath | None) -> HydraHeads:
     """Load the heads in this folder, in the target's precision and on its device.
 
     Raises UserError if there are none, or if their shapes are not the target's.

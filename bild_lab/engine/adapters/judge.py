@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig
 from bild_lab.engine.adapters.folder import Kind, SavedModule, require_made_for
 from bild_lab.engine.sampling import precise
 from bild_lab.errors import UserError, require_number, require_whole
+from bild_lab.files import FilePath
 
 if TYPE_CHECKING:
     from bild_lab.engine.session import LoadedModel
@@ -68,7 +69,7 @@ def hidden_size_of(config: PreTrainedConfig) -> int:
     return config.get_text_config(decoder=True).hidden_size
 
 
-def load_judge(target: LoadedModel, path: str | None) -> JudgeHead:
+def load_judge(target: LoadedModel, path: FilePath | None) -> JudgeHead:
     """Load the judge in this folder, on the target's device.
 
     Raises UserError if there is none, or if it was trained for another target.

@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig
 from bild_lab.engine.adapters.folder import Kind, SavedModule, base_of, require_made_for
 from bild_lab.engine.sampling import precise
 from bild_lab.errors import UserError, require_flag, require_whole
+from bild_lab.files import FilePath
 
 if TYPE_CHECKING:
     from bild_lab.engine.session import LoadedModel
@@ -112,7 +113,7 @@ class MedusaHeads(SavedModule):
         return x @ (self._shared[0] if self.config.shared else self.outputs[:depth]).mT
 
 
-def load_medusa(target: LoadedModel, path: str | None) -> MedusaHeads:
+def load_medusa(target: LoadedModel, path: FilePath | None) -> MedusaHeads:
     """Load the heads in this folder, in the target's precision and on its device.
 
     Raises UserError if there are none, or if their shapes are not the target's.

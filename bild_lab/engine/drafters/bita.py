@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from bild_lab.engine.adapters.bita import BitaConfig
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.drafters.candidates import STRAIGHTFORWARD, CandidateDrafter, named_trees
-from bild_lab.engine.drafters.trees import efficient_tree, grown
+from bild_lab.engine.drafters.trees import TreeFile, efficient_tree, grown
 from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import LoadedModel, Scores
 from bild_lab.errors import require_whole
@@ -36,7 +36,7 @@ class MaskTokenDrafter(CandidateDrafter):
         self,
         target: LoadedModel,
         adapter: BitaConfig,
-        tree: str,
+        tree: TreeFile,
         top_k: int | Sequence[int],
         mask_tokens: int | None = None,
     ) -> None:

@@ -8,6 +8,7 @@ from functools import lru_cache, partial
 from bild_lab.engine.adapters.medusa import MedusaHeads
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.drafters.candidates import CandidateDrafter, named_trees
+from bild_lab.engine.drafters.trees import TreeFile
 from bild_lab.engine.models.native.cpu import PackedHeads
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import LoadedModel, Scores, Session, Want
@@ -29,7 +30,7 @@ class MedusaDrafter(CandidateDrafter):
 
     wants = Want(head_input=True)
 
-    def __init__(self, target: LoadedModel, heads: MedusaHeads, tree: str, top_k: int | Sequence[int]) -> None:
+    def __init__(self, target: LoadedModel, heads: MedusaHeads, tree: TreeFile, top_k: int | Sequence[int]) -> None:
         most = heads.config.heads
         super().__init__(target, most, 0, named_trees(tree, top_k, most, 0, heads.config.vocabulary))
         self._shared, self._config = heads.config.shared, target.checkpoint.config

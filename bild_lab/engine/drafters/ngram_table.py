@@ -15,7 +15,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from bild_lab.errors import UserError
-from bild_lab.files import write_atomically
+from bild_lab.files import FilePath, write_atomically
 
 if TYPE_CHECKING:
     from bild_lab.engine.session import LoadedModel
@@ -118,7 +118,7 @@ def read_table(path: Path) -> NGramTable:
     )
 
 
-def load_table(target: LoadedModel, path: str | None, order: int) -> NGramTable:
+def load_table(target: LoadedModel, path: FilePath | None, order: int) -> NGramTable:
     """Load the table of a policy, as unigrams (order 1) or bigrams (order 2).
 
     Raises UserError for a missing or unreadable table, a table with another vocabulary, and a table

@@ -16,7 +16,7 @@ from torch import Tensor
 from bild_lab.engine.draft import ROOT, Draft, Tree, Verdict, empty_draft
 from bild_lab.engine.drafters.model_tree import grow
 from bild_lab.engine.drafters.tree_file import read_trees
-from bild_lab.engine.drafters.trees import GROWTHS, Node, efficient_tree, widths_of
+from bild_lab.engine.drafters.trees import GROWTHS, Node, TreeFile, efficient_tree, widths_of
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import EVERYTHING, Growth, LoadedModel, Rows, Scores, Session, Want, on_device
@@ -58,7 +58,7 @@ class TreeKnobs:
     file in the form of `scripts/fit_shape.py`. window: the longest branch. Raises UserError for what cannot be.
     """
 
-    tree: str
+    tree: TreeFile
     window: int
     top_k: int | Sequence[int] = 3
     nodes: int = 15
@@ -93,7 +93,7 @@ class StateTreeDrafter(Drafter):
         self,
         target: LoadedModel,
         heads: Any,
-        tree: str,
+        tree: TreeFile,
         window: int,
         top_k: int | Sequence[int] = 3,
         nodes: int = 15,

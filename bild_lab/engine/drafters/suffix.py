@@ -11,6 +11,7 @@ from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import LoadedModel, Scores, Session, on_device
 from bild_lab.errors import UserError, require_flag, require_whole
+from bild_lab.files import FilePath
 
 
 class SuffixDrafter(Drafter):
@@ -35,7 +36,7 @@ class SuffixDrafter(Drafter):
         window: int,
         factor: float,
         least: float,
-        corpus: str | None = None,
+        corpus: FilePath | None = None,
         keep: bool = False,
     ) -> None:
         require_whole("the draft window", window, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from jaxtyping import Int
@@ -12,6 +13,7 @@ from torch import Tensor
 from bild_lab.engine.draft import ROOT, Draft, Tree
 from bild_lab.engine.session import on_device
 from bild_lab.errors import UserError, require_whole
+from bild_lab.files import NamesFile
 
 MOST_NODES = 1024  # a full tree grows exponentially with its depth
 
@@ -49,6 +51,7 @@ def full_tree(widths: Sequence[int]) -> list[Node]:
 
 Growth = Callable[[Sequence[int]], list[Node]]
 GROWTHS: dict[str, Growth] = {"efficient_tree": efficient_tree, "full_tree": full_tree}
+TreeFile = Annotated[str, NamesFile((*GROWTHS, "straightforward", "auto", "chain", "dynamic", "eagle_tree"))]
 
 
 def widths_of(top_k: int | Sequence[int], depth: int, vocabulary: int) -> tuple[int, ...]:

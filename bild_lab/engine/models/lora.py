@@ -28,7 +28,11 @@ def adapter_or_model(checkpoint: Checkpoint) -> Checkpoint:
     folder, revision = checkpoint.folder, checkpoint.revision
     if checkpoint.on_hub:
         offline = {"revision": revision, "local_files_only": hub_problem() is not None}
-        if find_adapter_config_file(checkpoint.path, **offline) is None:
+        try:
+            is_adapter = find_adapter_config_file(checkpoint.path, **offline) is not None
+        except OSError:  # no name that the hub can have: reading the checkpoint says so
+            is_adapter = False
+        if not is_adapter:
             return checkpoint
         folder = Path(snapshot_download(checkpoint.path, allow_patterns=FILES, **offline))
     elif not (Path(checkpoint.location) / SETTINGS).is_file():

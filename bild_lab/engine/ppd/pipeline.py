@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from typing import Annotated
 
 import torch
 from jaxtyping import Float, Int
@@ -21,6 +22,7 @@ from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import Feed, LoadedModel, Rows, StagedSession, Want
 from bild_lab.engine.trace import Round, Trace
 from bild_lab.errors import UserError, require_whole
+from bild_lab.files import NamesFile
 
 SHARED = "shared"
 
@@ -53,7 +55,7 @@ class PredictivePipeline:
     target: LoadedModel
     exit_layer: int | None = None
     top_k: int = 3
-    heads: str = SHARED
+    heads: Annotated[str, NamesFile((SHARED,))] = SHARED
 
     def __post_init__(self) -> None:
         self.target.require_layers("ppd")

@@ -36,7 +36,7 @@ from transformers import PreTrainedConfig
 from bild_lab.engine.models.native import families, t5
 from bild_lab.engine.trace import Forward
 from bild_lab.errors import UserError
-from bild_lab.lab.schema.result import ForwardKind
+from bild_lab.lab.schema.numbers import ForwardKind
 
 
 @dataclass(frozen=True)

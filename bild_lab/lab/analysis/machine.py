@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from bild_lab.errors import UserError
 from bild_lab.lab.config import config_dir, typed
-from bild_lab.lab.schema.result import ForwardKind, Work
+from bild_lab.lab.schema.numbers import ForwardKind, Work
 
 FOLDER = "machine"  # in conf
 
@@ -30,7 +30,7 @@ class Machine:
 
     name: str
     bytes_per_s: float
-    flops_per_s: Mapping[str, float]
+    flops_per_s: dict[str, float]
     forward_s: float = 0.0
     round_s: float = 0.0
 

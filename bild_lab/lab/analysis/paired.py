@@ -14,9 +14,9 @@ from bild_lab.lab.analysis.statistics import paired_speedup
 from bild_lab.lab.hashing import plain_numbers
 from bild_lab.lab.metrics import Difference, Judged, cut_text, judge, judge_values
 from bild_lab.lab.metrics.scoring import AGREEMENT
-from bild_lab.lab.schema.measured_examples import MeasuredExample
-from bild_lab.lab.schema.quality import Quality
-from bild_lab.lab.schema.result import Result, Speedup
+from bild_lab.lab.schema.examples import MeasuredExample
+from bild_lab.lab.schema.numbers import Quality, Speedup
+from bild_lab.lab.schema.result import Result
 
 SIGNIFICANT = 0.05
 SACREBLEU_SEED = 12345  # with it, intervals of BLEU are those of `sacrebleu --paired-bs`

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from bild_lab.engine.ppd.theory import expected_compute, expected_latency
 from bild_lab.engine.trace import Trace
 from bild_lab.lab.analysis.prediction import total_s
-from bild_lab.lab.measure.timing import BASELINE, METHOD, Timed
-from bild_lab.lab.schema.result import Pipeline
+from bild_lab.lab.schema.numbers import Pipeline
+from bild_lab.lab.schema.timed import BASELINE, METHOD, Timed
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import numpy as np
 
 from bild_lab.engine.speculative_theory import walltime_improvement
 from bild_lab.lab.analysis.statistics import acceptance_rate
-from bild_lab.lab.measure.timing import Timed
-from bild_lab.lab.schema.result import Prediction
+from bild_lab.lab.schema.numbers import Prediction
+from bild_lab.lab.schema.timed import Timed
 
 FIXED_WINDOW_SHARE = 0.9  # a window is fixed if at least this share of drafts has one length
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bild_lab.errors import UserError
-from bild_lab.lab.schema.result import Counts, Result
+from bild_lab.lab.schema.numbers import Counts
+from bild_lab.lab.schema.result import Result
 
 Value = float | list[float] | None
 

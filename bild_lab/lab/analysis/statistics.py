@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float
 
-from bild_lab.lab.schema.result import Latency, Speedup
+from bild_lab.lab.schema.numbers import Latency, Speedup
 
 RESAMPLES = 2000
 # with fewer, intervals that are called 95 % hold clearly less often than nine times in ten (docs/design.md)

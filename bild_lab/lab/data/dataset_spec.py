@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.data.conversations import Template
@@ -20,7 +21,7 @@ _TEXTS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, unsafe_hash=True)
 class DatasetSpec:
     """Where a dataset is and which of its columns are used: the fields of `conf/dataset/*.yaml`.
 
@@ -42,13 +43,13 @@ class DatasetSpec:
     limit: int | None = None  # the first rows only, at least 1; null: all
     # the text to decode from; of a list the turns of a conversation. Columns: a name, a.b for a field inside one, or a
     # list of which the first one that a row has is taken
-    source_column: str | Sequence[str] | None
-    input_column: str | Sequence[str] | None = None  # for {input} of the prompt, else below the source
-    reference_column: str | Sequence[str] | None = None  # one or several references; null: dataset.metric=agreement
-    id_column: str | Sequence[str] | None = None  # null: examples are numbered
-    category_column: str | Sequence[str] | None = None  # the dataset's own division; reports have a table by it
+    source_column: Any
+    input_column: Any = None  # for {input} of the prompt, else below the source
+    reference_column: Any = None  # one or several references; null: dataset.metric=agreement
+    id_column: Any = None  # null: examples are numbered
+    category_column: Any = None  # the dataset's own division; reports have a table by it
     prompt_template: str = "{source}"  # states the task; must hold {source}
-    chat_template: str | Sequence[str] = "{question}"  # holds {question}; with several, each question is asked in all
+    chat_template: Any = "{question}"  # holds {question}; with several, each question is asked in all
     next_turn_template: str = Template.next_turn  # holds {answer}, to the turn before, and then {question}
     turns: int | None = 1  # how many turns of a conversation, at least 1; null: all
     history: str | None = None  # a file or folder with columns `id` and `answer`, which later turns continue
@@ -56,8 +57,8 @@ class DatasetSpec:
     # evaluate:NAME_OR_PATH, or agreement (the share of texts that are the baseline's own); null: agreement without
     # references
     metric: str | None
-    metrics: Sequence[str] | None = None  # several at once, of which the first leads; null: metric alone
-    cut: Sequence[str] | None = None  # the text that is scored ends before the first of these; agreement compares all
+    metrics: Any = None  # several at once, of which the first leads; null: metric alone
+    cut: Any = None  # the text that is scored ends before the first of these; agreement compares all
     # a reference made of columns, {NAME} each; pass_at_1 wants a program with its tests, and {answer} for the output
     reference_template: str | None = None
     shots: int = 0  # how many solved examples stand before every question

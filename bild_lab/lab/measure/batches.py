@@ -8,7 +8,8 @@ from bild_lab.engine.batch import Batch
 from bild_lab.engine.batched import BatchedText, decode_batch
 from bild_lab.engine.protocols import Method, Prepares
 from bild_lab.engine.request import Request
-from bild_lab.lab.measure.timing import Timed, no_garbage_collection, order, seeded
+from bild_lab.lab.measure.timing import no_garbage_collection, order, seeded
+from bild_lab.lab.schema.timed import Timed
 
 BLOCK = 8  # batches of texts that are decoded by one method before the other: a batch drains at the end of each
 

@@ -20,7 +20,7 @@ from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import LAST, Feed, LoadedModel, Rows
 from bild_lab.lab.measure.witness import OneRow, largest, visited, witnessed
-from bild_lab.lab.schema.result import CertificateCounts
+from bild_lab.lab.schema.numbers import CertificateCounts
 
 EQUAL, TIE, DEFECT = "equal", "numerical tie", "defect"
 EXACT, ROUNDING, NO_LAW = "exact", "rounding", "no closed form"  # of sampled texts

@@ -22,7 +22,6 @@ import torch
 from bild_lab.engine.models.device import processor
 from bild_lab.engine.models.placement import Placement
 from bild_lab.engine.models.ranks import Ranks
-from bild_lab.lab.measure.code import measuring_code
 
 PACKAGES = ("torch", "transformers", "tokenizers", "sacrebleu", "rouge-score", "datasets")
 
@@ -32,7 +31,6 @@ def environment(device: torch.device) -> dict[str, Any]:
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     return {
         "bild_lab": _version("bild_lab"),
-        "code": measuring_code(),
         **{name: _version(name) for name in PACKAGES},
         "python": platform.python_version(),
         "cpu": cpu_name(),

@@ -6,28 +6,14 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from bild_lab.engine.protocols import Method, Prepares
 from bild_lab.engine.request import Request
 from bild_lab.engine.trace import Span, StageTrace, Trace
-
-METHOD, BASELINE = "method", "baseline"  # the measured policy, and the policy that it is compared with
-
-
-@dataclass(frozen=True)
-class Timed:
-    """One method's output on one example: the emitted tokens, the seconds of every repeat, and the trace.
-
-    latency_s: in a batch, its share of the batch's seconds. waited_s: in a batch, from its place to its end.
-    """
-
-    token_ids: list[int]
-    latency_s: list[float]
-    trace: Trace
-    waited_s: list[float] = field(default_factory=list)
+from bild_lab.lab.schema.timed import Timed
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from bild_lab.lab.analysis.statistics import ENOUGH_EXAMPLES
 from bild_lab.lab.formatting import short_name
 from bild_lab.lab.hashing import plain_numbers
 from bild_lab.lab.schema.json_values import to_json
-from bild_lab.lab.schema.result import Result
-from bild_lab.lab.schema.setting import Setting
+from bild_lab.lab.schema.result import Result, Setting
 
 FEW = 12
 

@@ -19,8 +19,8 @@ from filelock import FileLock, Timeout
 from bild_lab.errors import UserError
 from bild_lab.files import sync_folder, write_atomically
 from bild_lab.lab.hashing import plain_numbers
+from bild_lab.lab.schema.examples import EXAMPLES, MeasuredExample
 from bild_lab.lab.schema.json_values import from_json, to_json
-from bild_lab.lab.schema.measured_examples import EXAMPLES, MeasuredExample
 from bild_lab.lab.schema.result import Failure, FailureCause, Result
 
 CONFIG, RESULT, FAILURE = "config.yaml", "result.json", "failed.json"
@@ -71,7 +71,7 @@ class Sweep:
     def adopt(self, result: Result) -> bool:
         """Copy another sweep's point here, whole or not at all. False where this sweep has it as new or newer."""
         present = self.newest(result.point)
-        if present is not None and _stored_at(present) >= _stored_at(result):
+        if present is not None and present.stored_at >= result.stored_at:
             return False
         self.points.mkdir(parents=True, exist_ok=True)
         files = {file.name: file.read_bytes() for file in sorted(result.folder.iterdir())}
@@ -226,14 +226,10 @@ def _point_of(folder: Path) -> str:
     return folder.name.partition(".")[0]
 
 
-def _stored_at(result: Result) -> str:
-    return result.stored_at or result.environment.started  # the oldest files have only the time of the start
-
-
 def _age(result: Result) -> tuple[str, int, str]:
     """A sort key that is greater for later results, even if the clock was set back in between."""
     number = result.folder.name.partition(".")[2]
-    return (_stored_at(result), int(number) if number.isdigit() else 1, result.folder.name)
+    return (result.stored_at, int(number) if number.isdigit() else 1, result.folder.name)
 
 
 def _identity(result: Result) -> str:

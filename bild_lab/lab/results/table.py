@@ -12,8 +12,7 @@ import pandas as pd
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
 from bild_lab.lab.results.records import Sweep
-from bild_lab.lab.schema.columns import IDENTITY, TABLE
-from bild_lab.lab.schema.result import Result
+from bild_lab.lab.schema.result import IDENTITY, TABLE, Result
 
 
 def load_results(*folders: str | Path) -> pd.DataFrame:

@@ -1,1 +1,1 @@
-"""The schema of results: fields with types and units, and the columns and labels for them."""
+"""Results as typed data: every number with its name, unit and meaning, and how it is stored."""

@@ -1,246 +1,182 @@
-"""The measurements of one point: the content of `result.json`. `columns.py` names and explains the numbers."""
+"""The measurements of one point: the content of `result.json`. Every field says what it is called and means."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from bild_lab.errors import UserError
-from bild_lab.lab.schema import version1
+from bild_lab.lab.schema.columns import SHARE, TIMES, Column, column, columns_of, group
 from bild_lab.lab.schema.json_values import NOT_STORED, from_json, to_json
-from bild_lab.lab.schema.quality import Change, Quality
-from bild_lab.lab.schema.setting import Environment, Setting
+from bild_lab.lab.schema.numbers import (
+    Category,
+    CertificateCounts,
+    Change,
+    Counts,
+    DecodingCosts,
+    Latency,
+    Pipeline,
+    Prediction,
+    Quality,
+    Speedup,
+    Work,
+)
 
-SCHEMA = 2
-
-
-@dataclass(frozen=True)
-class Latency:
-    """Seconds per example; the median of an example's repeats counts. total: of all examples.
-
-    In a batch an example's seconds are those from its place to its end, so they overlap with those of others.
-    """
-
-    median: float
-    p95: float
-    mean: float
-    total: float
-
-
-@dataclass(frozen=True)
-class Speedup:
-    """Baseline time divided by method time, with a 95 % bootstrap interval over examples. All None without a baseline.
-
-    value: the ratio of total times, as in the papers. median: of the ratios of single examples.
-    """
-
-    value: float | None = None
-    low: float | None = None
-    high: float | None = None
-    median: float | None = None
+SCHEMA = 3
+BUSY_PERCENT = 10  # of all cores' time; more than this used by others changes the timings
 
 
-@dataclass(frozen=True, kw_only=True)
-class Counts:
-    """Totals over the rounds of all examples. All None for a method without rounds, such as Transformers' own.
+@dataclass(frozen=True, eq=False)
+class Record(Mapping[str, Any]):
+    """A mapping with arbitrary keys, which are also attributes; None for a key that is not there."""
 
-    acceptance_by_position: the share of drafts accepted at a position, among those accepted at all positions before.
-    accepted_by_depth: the share of rounds with at least one accepted token, at least two, and so on.
-    judged_by_position: how many drafts had a token accepted at each position, rejected, and dropped unobserved behind a
-    rejection; None in older results.
-    exit_layer_mean: after how many layers a token was predicted, for methods that exit early.
-    """
+    entries: Mapping[str, Any]
 
-    tokens_per_target_call: float | None = None
-    acceptance_rate: float | None = None
-    nothing_accepted: float | None = None
-    drafted: int | None = None
-    accepted: int | None = None
-    draft_calls: int | None = None
-    target_calls: int | None = None
-    fallbacks: int | None = None
-    rollbacks: int | None = None
-    exit_layer_mean: float | None = None
-    acceptance_by_position: list[float | None] | None = None
-    accepted_by_depth: list[float] | None = None
-    judged_by_position: list[list[int]] | None = None
+    def __getitem__(self, key: str) -> Any:
+        return self.entries[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __getattr__(self, key: str) -> Any:
+        if key.startswith("__") or key == "entries":  # what copying and pickling ask for
+            raise AttributeError(key)
+        return self.get(key)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Category:
-    """The numbers of one category of the dataset; the fields have the same meaning as in `Result`."""
+class Setting(Record):
+    """Everything that two points must share to be compared, such as models, data and hardware (`lab/point.py`)."""
 
-    n_examples: int
-    tokens: int
-    tokens_per_s: float
-    baseline_tokens_per_s: float | None
-    tokens_per_s_ratio: float | None
-    speedup: Speedup
-    tokens_per_target_call: float | None
-    acceptance_rate: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class CertificateCounts:
-    """How many examples are the target's own, differ by rounding, or differ by more.
-
-    Greedy: equal texts, numerical ties, and defects. Sampled: examples whose distributions are the target's own in
-    every context, within 1e-6 of total variation; those that rounding moves; and defects. unjudged: sampled examples
-    of a rule whose distribution has no closed form. law: the largest total variation between what the rule emits and
-    the target's distribution. rounding: by the number of rows in a forward, the largest total variation between the
-    target's distribution in it and one row after another. The last three are None for greedy texts.
-    """
-
-    equal: int
-    ties: int
-    defects: int
-    unjudged: int | None = None
-    law: float | None = None
-    rounding: Mapping[str, float] | None = None
+    def get(self, key: str, default: Any = None) -> Any:
+        return super().get(key, 1 if key == "batch" else default)  # which only batches have
 
     @property
-    def most_rounding(self) -> float | None:
-        """Over all numbers of rows."""
-        return max(self.rounding.values()) if self.rounding else None
+    def temperature(self) -> float:
+        """0 for greedy decoding."""
+        return self["decoding"]["temperature"]
+
+    @classmethod
+    def columns(cls, prefix: str, path: str) -> Iterator[Column]:
+        for one in (
+            Column("The large model, whose output is wanted.", "target"),
+            Column("The small model that drafts, if the pair has one.", "draft"),
+            Column("The dataset.", "dataset"),
+            Column("The part of the dataset.", "split"),
+            Column(
+                "How many examples were decoded. Each turn of a conversation is an example.",
+                "n_examples",
+                label="examples",
+                digits=0,
+            ),
+            Column("The precision of the weights.", "dtype"),
+            Column("The device that decoded.", "device"),
+            Column("How many texts decoded at once.", "batch", digits=0),
+            Column("The temperature of sampling; 0: the most likely token.", "temperature", digits=1),
+        ):
+            yield replace(one, path=f"{path}{one.name}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prediction:
-    """Speedups over the target alone, from theory to measured time; each step adds one cost that theory leaves out.
+class Environment(Record):
+    """The environment of a point's measurement: versions, hardware, other load (`lab/measure/environment.py`)."""
 
-    window: tokens per draft, None if drafts have different lengths. cost_ratio: c, seconds per drafter
-    step divided by seconds per token of the target alone. theorem: Theorem 3.8 with these, None without
-    a fixed window. rounds: with the measured tokens and drafter steps per target call. verify: with the
-    measured time of verification, including the acceptance rule. host: with the time of host code
-    between the stages. prefill: with the encoder, and the actual lengths of both texts. measured: the
-    timed speedup on these examples, without the synchronization of the traced pass.
-    """
+    @property
+    def busy(self) -> bool:
+        """Whether other processes used more than `BUSY_PERCENT` of the machine while the point was timed."""
+        return (self.busy_elsewhere_percent or 0.0) > BUSY_PERCENT
 
-    acceptance_rate: float | None
-    window: int | None
-    cost_ratio: float
-    theorem: float | None
-    rounds: float
-    verify: float
-    host: float
-    prefill: float
-    measured: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pipeline:
-    """Measurements of predictive pipelined decoding, and Theorem 4.1 with the measured match rate.
-
-    layers: of the target. exit_layer: after how many layers the next token is started; both None in older results.
-    match_rate: over the tokens that have a successor; None if no text has two tokens. Units are layer times per
-    token, as executed and as predicted. The theorem assumes candidates for every token. The executor has none for the
-    last token before the length limit, so its compute may be smaller.
-
-    The other fields are speedups over the target alone, from theory to measured time; each step adds one cost that
-    theory leaves out. theorem: Theorem 4.1. exit: with the measured time up to the exit, including the head and the
-    choice of candidates. concurrent: with the measured time of running current token and candidates in parallel,
-    which compete for memory and for Python's GIL. host: with the time of host code. prefill: with the encoder. They
-    are None if nothing was traced, or if the baseline is not the target alone.
-    """
-
-    layers: int | None = None
-    exit_layer: int | None = None
-    match_rate: float | None
-    latency_units: float
-    compute_units: float
-    predicted_latency_units: float
-    predicted_compute_units: float
-    theorem: float | None = None
-    exit: float | None = None
-    concurrent: float | None = None
-    host: float | None = None
-    prefill: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecodingCosts:
-    """Operations and memory traffic of all forwards, and their ratios to the baseline's (None without a baseline).
-
-    Intensity is operations per byte.
-    """
-
-    flops_per_token: float
-    bytes_per_token: float
-    flops_per_byte: float | None
-    flops_ratio: float | None = None
-    bytes_ratio: float | None = None
-    intensity_ratio: float | None = None
-
-
-@dataclass(frozen=True)
-class ForwardKind:
-    """Forwards of one model that had as many rows. model: 0 has most weights. flops, bytes_moved: of all of them."""
-
-    model: int
-    rows: int
-    count: int
-    flops: int
-    bytes_moved: int
-
-
-@dataclass(frozen=True)
-class Work:
-    """All forwards and rounds of the method, and of the baseline: what a declared machine's speed is predicted from."""
-
-    method: Sequence[ForwardKind]
-    baseline: Sequence[ForwardKind]
-    rounds: int
-    baseline_rounds: int
+    @classmethod
+    def columns(cls, prefix: str, path: str) -> Iterator[Column]:
+        for one in (
+            Column(
+                "Whether another process of bild_lab used the device meanwhile. Do not rely on the timings then.",
+                "shared_device",
+            ),
+            Column(
+                "How much of all cores’ time other processes used while the point was timed. Above 10 % do not rely on "
+                "the timings.",
+                "busy_elsewhere_percent",
+                label="machine busy elsewhere",
+                unit="%",
+                digits=0,
+            ),
+            Column(
+                "How many points were timed together, text by text in turn beside one baseline; empty for a point by "
+                "itself.",
+                "side_by_side",
+                digits=0,
+            ),
+        ):
+            yield replace(one, path=f"{path}{one.name}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """The result of one point.
 
-    point: the hash that names it. name: of the sweep. composition: the decoder's parts in one line. engine: what ran
-    the target, "kernels", "native" or "hf". facts: facts that do not affect the numbers (`lab/facts.py`); None in older
-    results. same_as_baseline: whether the policy is the baseline's with the same knobs; None in older results, where
-    the policy's name decides. quality: of the metric that leads. further_qualities: of the others, by their names in
-    the configuration. change: None in older results. tokens_per_s_ratio: to the baseline's. agreement_with_target: the
-    share of examples whose tokens all equal the target's own greedy text. categories: by name; None if the dataset has
-    none. peak_memory_mb: of method and baseline together; None beside other points. work: None in older results,
-    and where forwards were not recorded. stages_s: seconds in prefill, draft, verify and host over the traced
-    examples. seconds: of each part of measuring the point, with "total". stored_at: ISO date and time. folder: of
-    the files; it is not stored in them.
+    name: of the sweep. composition: the decoder's parts in one line. facts: what does not affect the numbers
+    (`lab/point.py`). same_as_baseline: whether the policy is the baseline's with the same knobs. quality: of the metric
+    that leads. further_qualities: of the others, by their names in the configuration. categories: by name; None if the
+    dataset has none. work: None where forwards were not recorded. stages_s: seconds in prefill, draft, verify and host
+    over the traced examples. seconds: of each part of measuring the point, with "total". stored_at: ISO date and time.
+    folder: of the files; it is not stored in them.
     """
 
-    point: str
+    point: str = column("The folder of the point: a hash of everything that affects its numbers.", required=True)
+    policy: str = column("How tokens were decoded: by which target, drafter and acceptance rule.", required=True)
     name: str
-    policy: str
     knobs: Mapping[str, Any]
     composition: str
-    engine: str | None = None
-    setting: Setting
+    setting: Setting = group("")
+    engine: str | None = column(
+        "What ran the target: kernels (our C++), native (our modules), hf (those of Transformers), or a peer’s own.",
+    )
+    environment: Environment = group("")
     facts: Mapping[str, Any] | None = None
-    same_as_baseline: bool | None = None
-    quality: Quality
+    same_as_baseline: bool = False
+    quality: Quality = group("quality_")
     further_qualities: Mapping[str, Quality] = field(default_factory=dict)
-    change: Change | None = None
-    latency_s: Latency
+    latency_s: Latency = group("latency_s_")
     baseline_latency_s: Latency | None = None
-    speedup: Speedup = Speedup()
-    tokens: int
-    tokens_per_s: float
-    baseline_tokens_per_s: float | None = None
-    tokens_per_s_ratio: float | None = None
-    counts: Counts = Counts()
-    agreement_with_target: float | None = None
+    speedup: Speedup = group("speedup_", Speedup())
+    tokens: int = column(
+        "Tokens emitted, after every cut at an end token or the length limit.", digits=0, required=True
+    )
+    tokens_per_s: float = column(
+        "Emitted tokens per second.", label="tokens per second", heading="tokens/s", unit="1/s", digits=1, required=True
+    )
+    baseline_tokens_per_s: float | None = column("The baseline’s tokens per second.", unit="1/s", digits=1)
+    tokens_per_s_ratio: float | None = column("Tokens per second over the baseline’s.", unit=TIMES)
+    counts: Counts = group("", Counts())
+    agreement_with_target: float | None = column(
+        "The share of examples whose token ids all equal the target’s own greedy output. It does not say how good the "
+        "other outputs are. In bfloat16 even a lossless method may differ at positions where two tokens are nearly "
+        "tied.",
+        label="same output as the target alone",
+        heading="same output",
+        short="same",
+        unit=SHARE,
+        digits=1,
+    )
+    peak_memory_mb: float | None = column(
+        "Peak memory of the process, method and baseline together; empty where several points were timed side by side.",
+        label="peak memory",
+        heading="memory, MB",
+        unit="MB",
+        digits=0,
+    )
+    change: Change | None = group("", None)
     categories: Mapping[str, Category] | None = None
-    certificate: CertificateCounts | None = None
-    peak_memory_mb: float | None = None
-    stages_s: Mapping[str, float] | None = None
-    prediction: Prediction | None = None
-    pipeline: Pipeline | None = None
-    cost: DecodingCosts | None = None
+    certificate: CertificateCounts | None = group("certificate_", None)
+    cost: DecodingCosts | None = group("", None)
+    prediction: Prediction | None = group("predicted_", None)
+    pipeline: Pipeline | None = group("pipeline_", None)
     work: Work | None = None
-    environment: Environment
+    stages_s: Mapping[str, float] | None = None
     seconds: Mapping[str, float]
     stored_at: str | None = None
     folder: Path | None = field(default=None, compare=False, metadata=NOT_STORED)
@@ -253,8 +189,6 @@ class Result:
     @property
     def is_baseline(self) -> bool:
         """Whether this is the baseline that the others of its setting are compared with."""
-        if self.same_as_baseline is None:
-            return self.policy == self.setting.baseline
         return self.same_as_baseline
 
     @property
@@ -275,20 +209,19 @@ class Result:
 
     @classmethod
     def from_json(cls, content: Any, folder: Path | None = None) -> Result:
-        """Read the content of `result.json`, also of version 1.
+        """Read the content of `result.json`.
 
-        Raises UserError for a newer version than this code knows, ValueError for anything that is not a result.
+        Raises UserError for another version than this code knows, ValueError for anything that is not a result.
         """
         schema = content.get("schema") if isinstance(content, dict) else None
         if not isinstance(schema, int):
             raise ValueError("the file must hold a result with its schema")
-        if schema > SCHEMA:
+        if schema != SCHEMA:
             raise UserError(
-                f"{folder or 'the result'} was written by a newer version of bild_lab: this one reads results up to "
-                f"schema {SCHEMA}, got schema {schema}; update bild_lab, or choose another name=NAME"
+                f"{folder or 'the result'} was written by another version of bild_lab: this one reads results of "
+                f"schema {SCHEMA}, got schema {schema}; use that version, or choose another name=NAME"
             )
-        current = content if schema == SCHEMA else version1.upgraded(content)
-        return replace(from_json(cls, current), folder=folder)
+        return replace(from_json(cls, content), folder=folder)
 
 
 @dataclass(frozen=True)
@@ -302,9 +235,24 @@ class FailureCause:
 
 @dataclass(frozen=True)
 class Failure:
-    """A point that has no result: the content of `failed.json`."""
+    """A point that has no result: the content of `failed.json`. stored_at: ISO date and time; empty for damage."""
 
     point: str
     policy: str
     knobs: Mapping[str, Any]
     error: FailureCause
+    stored_at: str = ""
+
+
+_OWN = list(columns_of(Result))
+IDENTITY = tuple(one for one in _OWN if one.path in ("point", "policy"))
+# the columns of `sweep.csv`, in order; those of the knobs come after the identity
+TABLE = (
+    *(one for one in _OWN if one.in_table),
+    Column("BiTA’s name for tokens_per_s_ratio under greedy decoding.", "greedy_speedup", "greedy_speedup", unit=TIMES),
+)
+COLUMNS = {one.name: one for one in (*TABLE, *(one for one in _OWN if not one.in_table))}
+SETTING, CERTIFICATE, COSTS, PREDICTION = (
+    tuple(one for one in TABLE if one.path.startswith(f"{part}."))
+    for part in ("setting", "certificate", "cost", "prediction")
+)

@@ -13,8 +13,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.errors import UserError
-from bild_lab.lab.build import policy_label
 from bild_lab.lab.config import compose_config, compose_policy, knob_values
+from bild_lab.lab.decoding.build import policy_label
 from bild_lab.lab.screening.space import Values, read_lists
 
 KNOB = "policy."

@@ -17,10 +17,10 @@ from bild_lab.lab.analysis.machine import Machine
 from bild_lab.lab.cli import stages
 from bild_lab.lab.measure.certificate import DEFECT, TIE
 from bild_lab.lab.measure.cost_model import CostModel, fit
-from bild_lab.lab.measure.timing import METHOD
 from bild_lab.lab.point import prepare
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.result import Result
+from bild_lab.lab.schema.timed import METHOD
 from bild_lab.lab.screening.replay import SECONDS, Screened
 from bild_lab.lab.screening.rows import (
     Row,

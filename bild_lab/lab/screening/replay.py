@@ -23,15 +23,15 @@ from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.cost import kinds_of
 from bild_lab.lab.analysis.machine import Machine
+from bild_lab.lab.code import code_hash
 from bild_lab.lab.config import PairSpec, RuntimeSpec, typed
-from bild_lab.lab.conversation_history import with_history
+from bild_lab.lab.decoding.history import with_history
+from bild_lab.lab.decoding.load import Decoder
 from bild_lab.lab.hashing import content_hash
-from bild_lab.lab.load import Decoder
-from bild_lab.lab.measure.code import measuring_code
 from bild_lab.lab.measure.cost_model import features_of
 from bild_lab.lab.measure.nan_check import require_no_nan
-from bild_lab.lab.measure.timing import METHOD
 from bild_lab.lab.point import Point, decoder_of
+from bild_lab.lab.schema.timed import METHOD
 from bild_lab.lab.screening.candidates import Candidate
 
 FOLDER = "record"  # in the folder of a sweep
@@ -81,7 +81,7 @@ def versions() -> dict[str, str]:
     """Of the code that scores."""
     import transformers
 
-    return {"code": measuring_code(), "torch": torch.__version__, "transformers": transformers.__version__}
+    return {"code": code_hash(), "torch": torch.__version__, "transformers": transformers.__version__}
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import EVERYTHING, LoadedModel, Prefix, Rows, Scores, Session, Want
 from bild_lab.engine.trace import Forward, Trace
-from bild_lab.lab.decoder import Decoder
+from bild_lab.lab.decoding.decoder import Decoder
 from bild_lab.lab.measure.certificate import DEFECT, TIE, most_noise
 from bild_lab.lab.measure.witness import difference
 

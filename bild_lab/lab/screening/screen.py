@@ -20,10 +20,11 @@ from bild_lab.lab.cli import progress
 from bild_lab.lab.config import PairSpec, RuntimeSpec, typed
 from bild_lab.lab.data.local_files import canonical_split
 from bild_lab.lab.measure.cost_model import CostModel, TimedText
-from bild_lab.lab.measure.timing import METHOD, time_methods
+from bild_lab.lab.measure.timing import time_methods
 from bild_lab.lab.metrics import score_pool
 from bild_lab.lab.metrics.scoring import AGREEMENT
 from bild_lab.lab.point import Point, decoder_of, prepare, sweep_folder
+from bild_lab.lab.schema.timed import METHOD
 from bild_lab.lab.screening.candidates import Candidate, Grid, vanilla
 from bild_lab.lab.screening.replay import FOLDER, Records, Replay, Screened, versions
 from bild_lab.lab.screening.replay_check import Judged, judge
@@ -56,7 +57,7 @@ class ScreenSpec:
     each_policy: bool
     timed_s: float
     sample_texts: int
-    space: Sequence[str]
+    space: list[str]
 
     def __post_init__(self) -> None:
         require_whole("screen.confirmations", self.confirmations, 0)

@@ -18,15 +18,15 @@ from bild_lab.engine.request import Request
 from bild_lab.errors import UserError
 from bild_lab.files import cache_folder
 from bild_lab.lab.cli import console, escape
-from bild_lab.lab.config import typed
+from bild_lab.lab.config import resolved, typed
 from bild_lab.lab.data.examples import DatasetSpec, Example, load_examples
 from bild_lab.lab.data.local_files import canonical_split
-from bild_lab.lab.facts import named_paths
+from bild_lab.lab.decoding.build import named_files
 from bild_lab.lab.hashing import content_hash, data_hash, file_hash
-from bild_lab.lab.measure.timing import METHOD
 from bild_lab.lab.point import Point
 from bild_lab.lab.results.records import Sweep
-from bild_lab.lab.schema.measured_examples import read_examples
+from bild_lab.lab.schema.examples import read_examples
+from bild_lab.lab.schema.timed import METHOD
 from bild_lab.lab.shapes.fit import Budget, Effort, Fitted, fit_tree
 from bild_lab.lab.shapes.window import DraftedRound
 
@@ -61,11 +61,11 @@ def with_fitted_tree(point: Point) -> Point:
     if not isinstance(drafter, CandidateDrafter) or drafter.fitted:
         return point
     split, examples = other_texts(point)
-    knobs = OmegaConf.to_container(OmegaConf.create(point.config_yaml).policy, resolve=False)
+    knobs = resolved(OmegaConf.create(point.config_yaml).policy)
     decisive = {
         **told(point, split),
-        "adapter": [file_hash(path) for path in named_paths(knobs).values()],
-        "knobs": {key: value for key, value in point.knobs.items() if key not in named_paths(knobs)},
+        "adapter": [file_hash(path) for path in named_files(knobs).values()],
+        "knobs": {key: value for key, value in point.knobs.items() if key not in named_files(knobs)},
         "decoding": asdict(point.decoding),
         "source": point.max_source_tokens,
         "data": data_hash(examples),

@@ -21,7 +21,7 @@ from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
-from bild_lab.lab.decoder import Decoder
+from bild_lab.lab.decoding.decoder import Decoder
 from bild_lab.lab.shapes.acceptance import acceptance_of, ranks_of, silent, watch
 from bild_lab.lab.shapes.costs import Costs, TimedRound, forward_times, host_line, measured_rows, timed_rounds, typical
 from bild_lab.lab.shapes.optimum import best_by_rows, best_trees

@@ -21,13 +21,14 @@ from omegaconf import DictConfig
 from bild_lab.engine.protocols import Method
 from bild_lab.errors import UserError, require_flag, require_whole
 from bild_lab.files import write_atomically
-from bild_lab.lab.build import build_method
 from bild_lab.lab.config import PairSpec, RuntimeSpec, compose_policy, typed
-from bild_lab.lab.decoder import Decoder
+from bild_lab.lab.decoding.build import build_method
+from bild_lab.lab.decoding.decoder import Decoder
 from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.measure.cost_model import CostModel, TimedText, fit
-from bild_lab.lab.measure.timing import METHOD, time_methods
+from bild_lab.lab.measure.timing import time_methods
 from bild_lab.lab.point import Point, decoder_of, prepare, sweep_folder
+from bild_lab.lab.schema.timed import METHOD
 from bild_lab.lab.screening.replay import FOLDER, Records, Replay, Text, decoded, versions
 from bild_lab.lab.tuning.search import STARTUP_TRIALS, STUDY, sqlite_storage
 

@@ -9,7 +9,7 @@ import json
 import logging
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -51,7 +51,7 @@ class TuneSpec:
     loss: float | None
     validation: str
     test: str
-    space: Sequence[str]
+    space: list[str]
     live: bool = False
 
     def __post_init__(self) -> None:

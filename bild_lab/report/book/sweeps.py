@@ -10,8 +10,8 @@ from typing import Any
 
 from bild_lab.files import is_held
 from bild_lab.lab.formatting import knob_value
-from bild_lab.lab.results.course import COURSE, read_course
 from bild_lab.lab.results.groups import Group, by_setting, data_title, pair_title
+from bild_lab.lab.results.progress import PROGRESS, is_running, read_progress
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.result import Failure, Result
 from bild_lab.lab.screening.rows import SUMMARY
@@ -26,7 +26,7 @@ _DIGITS = 5  # of numbers on the page
 
 def is_sweep(folder: Path) -> bool:
     """Whether the folder holds points, or was to hold them."""
-    return any((folder / name).exists() for name in ("points", "sweep.csv", COURSE, SUMMARY, STUDY))
+    return any((folder / name).exists() for name in ("points", "sweep.csv", PROGRESS, SUMMARY, STUDY))
 
 
 def read_sweep(folder: Path) -> Entry:
@@ -70,10 +70,9 @@ def _screened(folder: Path) -> str:
 def _state(folder: Path, results: Sequence[Result], failures: Sequence[Failure]) -> tuple[str, str]:
     """The state of the folder, and how far it is in words."""
     damaged = sum(failure.error.type == "Damaged" for failure in failures)
-    found = read_course(folder)
-    if found is not None and not found[0].ended:
-        course, runs = found
-        return (RUNNING if runs else INTERRUPTED), course.told
+    progress = read_progress(folder)
+    if progress is not None and not progress.ended:
+        return (RUNNING if is_running(folder) else INTERRUPTED), str(progress)
     if damaged:
         return DAMAGED, f"{damaged} of {_points(len(results) + damaged)} damaged"
     if failures:

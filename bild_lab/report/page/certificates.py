@@ -8,7 +8,7 @@ from typing import Any
 
 from bild_lab.lab.formatting import MISSING
 from bild_lab.lab.results.groups import Group
-from bild_lab.lab.schema.measured_examples import MeasuredExample
+from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.report.page.plots import Figure, figure_of
 from bild_lab.report.page.tables import TableCell, TableColumn, TableRow, name_of, point_rows, policy_column
 

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from bild_lab.lab.formatting import MISSING, interval, signed, signed_interval
 from bild_lab.lab.results.groups import Group
-from bild_lab.lab.schema.columns import COLUMNS
-from bild_lab.lab.schema.result import Result
+from bild_lab.lab.schema.result import COLUMNS, Result
 from bild_lab.report.page.tables import (
     TableCell,
     TableColumn,

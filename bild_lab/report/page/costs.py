@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bild_lab.lab.results.groups import Group
-from bild_lab.lab.schema.columns import COLUMNS, COSTS, PREDICTION
+from bild_lab.lab.schema.result import COLUMNS, COSTS, PREDICTION
 from bild_lab.report.page.tables import TableColumn, TableRow, column_of, point_rows, policy_column
 
 

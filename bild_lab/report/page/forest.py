@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from bild_lab.lab.analysis.paired import NOT_COMPARED, SAME, Compared
 from bild_lab.lab.formatting import interval, number, signed, signed_interval
 from bild_lab.lab.metrics import Difference
-from bild_lab.lab.schema.result import Speedup
+from bild_lab.lab.schema.numbers import Speedup
 
 LABELS, PANEL, GAP = 330.0, 350.0, 34.0  # widths
 TOP, ROW, BOTTOM = 30.0, 24.0, 34.0  # heights

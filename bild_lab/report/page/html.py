@@ -15,9 +15,8 @@ from bild_lab.lab.glossary import TERMS
 from bild_lab.lab.results.batches import batch_curves
 from bild_lab.lab.results.commands import read_commands
 from bild_lab.lab.results.groups import FEW, Group, by_setting, differing_keys, setting_title
-from bild_lab.lab.schema.columns import SETTING
-from bild_lab.lab.schema.measured_examples import read_examples
-from bild_lab.lab.schema.result import Failure, Result
+from bild_lab.lab.schema.examples import read_examples
+from bild_lab.lab.schema.result import SETTING, Failure, Result
 from bild_lab.report.bars import with_bars
 from bild_lab.report.categories import category_table
 from bild_lab.report.headline import sentences

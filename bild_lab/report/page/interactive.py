@@ -17,8 +17,7 @@ from bild_lab.lab.formatting import (
     times,
 )
 from bild_lab.lab.results.groups import Group
-from bild_lab.lab.schema.columns import COLUMNS
-from bild_lab.lab.schema.result import Result
+from bild_lab.lab.schema.result import COLUMNS, Result
 from bild_lab.report.page.plots import Figure, figure_of
 from bild_lab.report.provenance import disturbance
 from bild_lab.report.style import MUTED, STAGE_COLOURS, Mark

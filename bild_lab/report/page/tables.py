@@ -22,9 +22,9 @@ from bild_lab.lab.formatting import (
     times,
 )
 from bild_lab.lab.results.groups import Group
-from bild_lab.lab.schema.column import Column
-from bild_lab.lab.schema.columns import CERTIFICATE, COLUMNS
-from bild_lab.lab.schema.result import Category, Counts, Latency, Quality, Result, Speedup
+from bild_lab.lab.schema.columns import Column
+from bild_lab.lab.schema.numbers import Category, Counts, Latency, Quality, Speedup
+from bild_lab.lab.schema.result import CERTIFICATE, COLUMNS, Result
 from bild_lab.report.provenance import disturbance
 
 MARGIN = 1.0  # points of quality that a hypervolume's reference point is below the baseline

@@ -11,7 +11,7 @@ from bild_lab.lab.data.examples import Example
 from bild_lab.lab.formatting import point_label
 from bild_lab.lab.results.commits import examples_of
 from bild_lab.lab.results.groups import Group, setting_title
-from bild_lab.lab.schema.measured_examples import MeasuredExample
+from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.report.page.tables import name_of
 
 MOST_CHARACTERS = 300_000  # of all texts of a setting, to keep the page small

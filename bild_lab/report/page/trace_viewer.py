@@ -8,7 +8,7 @@ from typing import Any
 
 from bild_lab.lab.formatting import point_label
 from bild_lab.lab.results.groups import Group
-from bild_lab.lab.schema.measured_examples import MeasuredExample
+from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.report.page.tables import name_of
 
 MOST_EXAMPLES = 20  # per point, to keep the page small

@@ -16,7 +16,7 @@ from bild_lab.lab.config import config_dir
 from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.results.commits import examples_of
 from bild_lab.lab.results.records import Sweep
-from bild_lab.lab.schema.measured_examples import read_examples
+from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.result import Result
 from bild_lab.report.wandb.logged import OFFLINE, ONLINE, Logged, note, noted, sync_command
 from bild_lab.report.wandb.panels import panels, path_name, sweep_panels, title

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from bild_lab.errors import UserError
-from bild_lab.lab.schema.column import Column
-from bild_lab.lab.schema.columns import COLUMNS
+from bild_lab.lab.schema.columns import Column
+from bild_lab.lab.schema.result import COLUMNS
 from bild_lab.report.wandb.panels import ACCEPTANCE, EXAMPLES, LONGEST_TITLE, POINTS
 
 if TYPE_CHECKING:

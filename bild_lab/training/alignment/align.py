@@ -20,7 +20,7 @@ from bild_lab.lab.data.examples import Example
 from bild_lab.lab.metrics import score
 from bild_lab.lab.point import cached_examples, prepare
 from bild_lab.lab.results.records import Sweep
-from bild_lab.lab.schema.measured_examples import read_examples
+from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.result import Result
 from bild_lab.training.alignment.agreement import agreement
 from bild_lab.training.alignment.choice import LOSSES, screening_of

@@ -43,8 +43,8 @@ class Comparison:
     path: str | None
     limit: int | None
     window: int
-    fallback: Sequence[float]
-    rollback: Sequence[float]
+    fallback: list[float]
+    rollback: list[float]
 
     def __post_init__(self) -> None:
         require_whole("comparison.window", self.window, 1)

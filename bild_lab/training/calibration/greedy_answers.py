@@ -15,7 +15,7 @@ from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.native import NativeModel, why_no_kernels, why_not_native
 from bild_lab.engine.protocols import Method
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.lab.load import fits_twice
+from bild_lab.lab.decoding.load import fits_twice
 
 
 def greedy_answers(

@@ -16,9 +16,9 @@ from transformers import PreTrainedConfig, PreTrainedModel, TrainerCallback
 
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.errors import UserError, require_whole
-from bild_lab.lab.data.words import dataset_words
 from bild_lab.training.batches import spread_evenly
 from bild_lab.training.calibration.data import Calibration
+from bild_lab.training.dataset_words import dataset_words
 from bild_lab.training.fit_checks import require_room
 from bild_lab.training.frozen.contexts import AnsweredPrompt, ContextChooser
 from bild_lab.training.recipe import Recipe

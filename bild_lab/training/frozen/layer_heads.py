@@ -35,7 +35,7 @@ class LayerHeadsSpec:
     last layer chooses, with which match rates compare.
     """
 
-    layers: Sequence[int]
+    layers: list[int]
     rank: int | None
     labels: str
 

@@ -19,13 +19,13 @@ from bild_lab.engine.sampling import Sampling
 from bild_lab.errors import require_flag, require_number
 from bild_lab.files import holding, write_atomically
 from bild_lab.lab.data.examples import DatasetSpec, Example
-from bild_lab.lab.data.words import dataset_words
-from bild_lab.lab.decoder import Decoder
+from bild_lab.lab.decoding.decoder import Decoder
 from bild_lab.lab.hashing import data_hash
 from bild_lab.lab.measure.environment import environment
 from bild_lab.lab.metrics import score
 from bild_lab.lab.metrics.scoring import AGREEMENT, cut_text
 from bild_lab.training.batches import spread_evenly
+from bild_lab.training.dataset_words import dataset_words
 from bild_lab.training.folder import METRICS, TrainingFolder
 from bild_lab.training.judge.classifier import Labels, fit
 from bild_lab.training.judge.search import Unchanged, search

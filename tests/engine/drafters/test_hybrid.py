@@ -29,8 +29,8 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import EVERYTHING, Growth, Scores, Want
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.config import compose_policy
-from bild_lab.lab.facts import named_paths
+from bild_lab.lab.config import compose_policy, resolved
+from bild_lab.lab.decoding.build import named_files
 from tests.engine.adapters.tiny import files_of, random_eagle, random_hydra
 from tests.engine.drafters.naive import drafted, eagle_behind, grown, hydra_behind, texts_before
 from tests.engine.test_decode import NEVER, autoregressive, finished
@@ -180,5 +180,5 @@ def test_drafters_of_states_read_those_of_the_text_whatever_else_ran(beside: str
 
 
 def test_files_of_the_second_policy_count_with_their_content() -> None:
-    policy = compose_policy("hybrid", {"second": "medusa", "second_knobs": {"heads": "some/folder"}})
-    assert named_paths(policy) == {"second_knobs.heads": "some/folder"}
+    policy = resolved(compose_policy("hybrid", {"second": "medusa", "second_knobs": {"heads": "some/folder"}}))
+    assert named_files(policy) == {"second_knobs.heads": "some/folder"}

@@ -20,7 +20,7 @@ from bild_lab.engine.models.tree_masks import Branches
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import Feed
 from bild_lab.errors import UserError
-from bild_lab.lab.load import load
+from bild_lab.lab.decoding.load import load
 from tests.models_tried import in_memory, try_architecture
 from tests.policies import shipped
 from tests.stubs import uncached

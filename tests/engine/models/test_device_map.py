@@ -15,7 +15,7 @@ from bild_lab.engine.models.placement import Placement, ShardedModel, SpreadMode
 from bild_lab.engine.models.slot_cache import SlotCache
 from bild_lab.errors import UserError
 from bild_lab.lab.config import compose_config
-from bild_lab.lab.load import load_model
+from bild_lab.lab.decoding.load import load_model
 from bild_lab.lab.point import Point, prepare
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.runner import run_point

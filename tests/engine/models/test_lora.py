@@ -13,7 +13,7 @@ import torch
 
 from bild_lab.engine.models import lora
 from bild_lab.errors import UserError
-from bild_lab.lab.load import load
+from bild_lab.lab.decoding.load import load
 from tests.loopback_hub import REPOSITORY, loopback_hub
 from tests.policies import shipped
 from tests.tiny_architectures import build, word_tokenizer
@@ -91,7 +91,7 @@ def test_an_adapter_without_a_base_is_refused(tmp_path: Path, monkeypatch: pytes
 
 
 _GENERATE = """
-from bild_lab.lab.load import load
+from bild_lab.lab.decoding.load import load
 from tests.policies import shipped
 decoder = load("me/adapter", policy=shipped("vanilla"))
 print(decoder.target.checkpoint.fingerprint, decoder.generate([5, 9, 12, 30], 12).token_ids)

@@ -39,7 +39,7 @@ from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import Prefix, Rows, Want
 from bild_lab.errors import UserError
-from bild_lab.lab.load import load_model
+from bild_lab.lab.decoding.load import load_model
 from tests.checkpoints import SHARED, needs_shared
 from tests.sessions import module_session, native_session, needs_kernels, tree_rows
 

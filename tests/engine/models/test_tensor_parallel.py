@@ -24,7 +24,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab import torchrun as processes
 from bild_lab.lab.cli import run_application
 from bild_lab.lab.config import compose_config
-from bild_lab.lab.load import load_model
+from bild_lab.lab.decoding.load import load_model
 from bild_lab.lab.measure.environment import RanksLoad, cpu_name
 from bild_lab.lab.point import prepare
 from bild_lab.lab.torchrun import only_first_prints
@@ -243,7 +243,7 @@ def test_two_processes_share_the_heads_of_an_adapters_prompt(
     alone([*words, "name=one"], monkeypatch)
     assert texts("two") == texts("one") != {}
     results = [json.loads(next(Path("outputs", name).rglob("result.json")).read_text()) for name in ("one", "two")]
-    assert results[0]["acceptance_rate"] == results[1]["acceptance_rate"]
+    assert results[0]["counts"]["acceptance_rate"] == results[1]["counts"]["acceptance_rate"]
 
 
 FAULTY = """

@@ -16,7 +16,7 @@ from bild_lab.engine.ppd.pipeline import PredictivePipeline
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.trace import Trace
 from bild_lab.lab.analysis.pipeline import match_rate, pipeline_log
-from bild_lab.lab.load import load_model
+from bild_lab.lab.decoding.load import load_model
 from tests.checkpoints import SHARED, needs_shared
 
 SENTENCES, LONGEST = 200, 40

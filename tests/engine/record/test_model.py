@@ -25,8 +25,8 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import LAST, Rows
 from bild_lab.engine.trace import Forward, Round, Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.build import build_method
 from bild_lab.lab.config import policy_names
+from bild_lab.lab.decoding.build import build_method
 from tests.engine.adapters.tiny import files_of
 from tests.engine.lossless.greedy import emitted, table_of
 from tests.engine.lossless.test_random_models import random_source

@@ -37,8 +37,8 @@ from bild_lab.engine.session import Rows, Session, Want
 from bild_lab.engine.trace import Forward, Round, Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.cost import Cost, Matrices, by_model, cost, dimensions, knows, total
-from bild_lab.lab.build import build_method
 from bild_lab.lab.config import compose_policy
+from bild_lab.lab.decoding.build import build_method
 from tests.policies import in_memory
 from tests.sessions import module_session, native_session
 from tests.thinned import thinned

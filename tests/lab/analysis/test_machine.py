@@ -16,10 +16,11 @@ from bild_lab.engine.trace import Forward, Round, Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.cost import cost, kinds_of
 from bild_lab.lab.analysis.machine import Machine, read_machine
-from bild_lab.lab.measure.timing import Timed
+from bild_lab.lab.measure.summary import work_of
 from bild_lab.lab.results.records import Sweep
-from bild_lab.lab.results.summary import work_of
-from bild_lab.lab.schema.result import Result, Work
+from bild_lab.lab.schema.numbers import Work
+from bild_lab.lab.schema.result import Result
+from bild_lab.lab.schema.timed import Timed
 from scripts import predict
 from tests.report.sample import sample_baseline, sample_result
 

@@ -21,8 +21,9 @@ from bild_lab.lab.analysis.paired import (
     match,
 )
 from bild_lab.lab.metrics.quality import Difference, judge, judge_values
-from bild_lab.lab.schema.measured_examples import MeasuredExample
-from bild_lab.lab.schema.result import Result, Speedup
+from bild_lab.lab.schema.examples import MeasuredExample
+from bild_lab.lab.schema.numbers import Speedup
+from bild_lab.lab.schema.result import Result
 from tests.lab.metrics.test_bleu import corpus
 from tests.report.sample import ENVIRONMENT, sample_example, sample_result
 

@@ -12,8 +12,8 @@ from bild_lab.engine.speculative_theory import expected_tokens, optimal_window, 
 from bild_lab.engine.trace import Round, Trace
 from bild_lab.lab.analysis.prediction import predict
 from bild_lab.lab.analysis.reasons import DRAFTER, HOST, MISSES, REJECTIONS, VERIFICATION, WINDOW, reasons
-from bild_lab.lab.measure.timing import Timed
 from bild_lab.lab.schema.result import Result
+from bild_lab.lab.schema.timed import Timed
 from tests.report.sample import sample_baseline, sample_result
 
 STEP_S = 0.010  # a token by the target alone

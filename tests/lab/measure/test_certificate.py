@@ -25,7 +25,7 @@ from bild_lab.lab.measure.certificate import (
     most_noise,
     verification,
 )
-from bild_lab.lab.schema.result import CertificateCounts
+from bild_lab.lab.schema.numbers import CertificateCounts
 from tests.stubs import StubModel
 
 REQUEST = Request(Source((0,)), Limits(1, 8))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bild_lab.lab.load import load
+from bild_lab.lab.decoding.load import load
 from bild_lab.lab.measure import likelihood
 from bild_lab.lab.measure.likelihood import log_probabilities, log_probability
 from bild_lab.lab.measure.nan_check import text_logits

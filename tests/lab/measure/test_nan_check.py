@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bild_lab.errors import UserError
-from bild_lab.lab.load import load
+from bild_lab.lab.decoding.load import load
 from bild_lab.lab.measure.nan_check import require_no_nan, text_logits
 from tests.tiny import END
 

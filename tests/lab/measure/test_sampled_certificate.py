@@ -42,7 +42,7 @@ from bild_lab.lab.measure.sampled_certificate import (
     drawn_as_declared,
 )
 from bild_lab.lab.measure.witness import Witness, total_variation
-from bild_lab.lab.schema.result import CertificateCounts
+from bild_lab.lab.schema.numbers import CertificateCounts
 from tests.engine.acceptance.exact import table
 from tests.engine.lossless.toy import TableModel, TableSession
 

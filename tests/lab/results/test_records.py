@@ -16,7 +16,7 @@ import pytest
 from bild_lab.errors import UserError
 from bild_lab.lab.results.records import Sweep, require_writable
 from bild_lab.lab.results.table import write_table
-from bild_lab.lab.schema.measured_examples import read_examples
+from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.result import SCHEMA, Failure, FailureCause, Result
 from tests.report.sample import sample_example, sample_result
 
@@ -108,16 +108,7 @@ def test_the_newest_is_the_last_stored_also_when_the_clock_was_set_back(
     assert sweep.newest("second").stored_at == "2026-01-01T14:00:00.000+00:00"  # the clock's own again
 
 
-def test_results_from_before_the_stored_time_was_kept_are_ordered_by_their_start(tmp_path: Path) -> None:
-    sweep = Sweep(tmp_path / "sweep")
-    for point, started in (("abc", "2026-02"), ("bcd", "2026-01")):
-        (sweep.points / point).mkdir(parents=True)
-        content = result(point, environment={"started": started}).to_json()
-        (sweep.points / point / "result.json").write_text(json.dumps(content))
-    assert [one.point for one in sweep.results()] == ["abc"]
-
-
-DAMAGED = ["", '{"point": "ab', "\0\0\0", "[]", "{}", '{"schema": 2, "point": "abc"}', '{"schema": 1}']
+DAMAGED = ["", '{"point": "ab', "\0\0\0", "[]", "{}", '{"schema": 3, "point": "abc"}']
 
 
 @pytest.mark.parametrize("content", DAMAGED)
@@ -133,13 +124,13 @@ def test_a_damaged_result_is_told_and_measured_again(content: str, tmp_path: Pat
     assert sweep.failures() == []
 
 
-def test_a_result_of_a_newer_version_is_refused_with_the_remedy(tmp_path: Path) -> None:
+def test_a_result_of_another_version_is_refused(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path / "sweep")
     folder = sweep.write_point("abc", "", result(), [])
     content = json.loads((folder / "result.json").read_text())
     (folder / "result.json").write_text(json.dumps({**content, "schema": SCHEMA + 1}))
     for read in (sweep.results, sweep.failures, lambda: sweep.newest("abc")):
-        with pytest.raises(UserError, match=r"abc was written by a newer version .* got schema 3; update bild_lab"):
+        with pytest.raises(UserError, match=f"got schema {SCHEMA + 1}"):
             read()
 
 

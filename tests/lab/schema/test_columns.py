@@ -9,11 +9,9 @@ import pytest
 
 from bild_lab.lab.glossary import TERMS
 from bild_lab.lab.results.table import to_row
-from bild_lab.lab.schema.column import SHARE, TIMES, Column
-from bild_lab.lab.schema.columns import COLUMNS, TABLE
-from bild_lab.lab.schema.quality import Change
-from bild_lab.lab.schema.result import Counts, DecodingCosts, Latency, Pipeline, Prediction, Result
-from bild_lab.lab.schema.setting import Environment
+from bild_lab.lab.schema.columns import SHARE, TIMES, Column
+from bild_lab.lab.schema.numbers import Change, Counts, DecodingCosts, Latency, Pipeline, Prediction
+from bild_lab.lab.schema.result import COLUMNS, TABLE, Environment, Result
 from tests.report.sample import ENVIRONMENT, sample_drafted, sample_result
 
 OUTPUTS = Path(__file__).resolve().parents[3] / "docs" / "outputs.md"
@@ -46,7 +44,7 @@ def test_every_measured_number_has_a_column() -> None:
     assert {each.name for each in fields(Latency) if f"latency_s.{each.name}" not in paths} == {"total"}
 
 
-def test_how_busy_the_machine_was_is_a_column_of_the_table_and_missing_in_older_results() -> None:
+def test_how_busy_the_machine_was_is_a_column_of_the_table() -> None:
     busy = sample_result("bild", {}, 1.5, environment={**ENVIRONMENT, "busy_elsewhere_percent": 74.4})
     assert [to_row(one)["busy_elsewhere_percent"] for one in (busy, sample_result("bild", {}, 1.5))] == [74.4, None]
     assert [Environment({"busy_elsewhere_percent": value}).busy for value in (9.9, 10, 10.1)] == [False, False, True]

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from bild_lab.lab.config import compose_config
-from bild_lab.lab.measure.timing import METHOD
 from bild_lab.lab.point import Point, prepare
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.runner import run_point
+from bild_lab.lab.schema.timed import METHOD
 from bild_lab.lab.shapes import command as module
 from bild_lab.lab.shapes.fit import Effort
 from scripts import fit_shape

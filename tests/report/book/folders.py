@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bild_lab.lab.results.course import RunningCourse
+from bild_lab.lab.results.progress import Progress
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.result import Result
 from tests.report.sample import sample_example, sample_result, sample_sweep
@@ -68,10 +68,7 @@ def write_outputs(outputs: Path) -> None:
     """A folder of every kind and state."""
     write_sweep(outputs / "first")
     three = write_sweep(outputs / "stopped", [sample_result("bild", {"fallback": at}, 1.5) for at in (0.2, 0.4, 0.6)])
-    course = RunningCourse(three.folder, 9)
-    for _ in range(3):
-        course.advance()
-    course.stop(ended=False)
+    Progress(9, 3).write(three.folder)
     write_sweep(outputs / "plane", [])
     write_json(outputs / "plane/screen.json", {"points": 380})
     write_json(outputs / "bita/metrics.json", TRAINED)

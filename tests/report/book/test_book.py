@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import pytest
 
 from bild_lab.files import holding
-from bild_lab.lab.results.course import RunningCourse
+from bild_lab.lab.results.progress import Progress, running
 from bild_lab.lab.schema.json_values import to_json
 from bild_lab.report.book import book
 from bild_lab.report.book.book import PAGE, matching, read_entries, write_book
@@ -125,12 +125,11 @@ def test_the_newest_comes_first(written: Path) -> None:
 
 
 def test_what_runs_is_told_from_what_was_interrupted(outputs: Path) -> None:
-    course = RunningCourse(outputs / "first", 25)
-    course.advance()
-    with holding(TrainingFolder(outputs / "half").lock):
+    Progress(25, 1).write(outputs / "first")
+    with holding(TrainingFolder(outputs / "half").lock), running(outputs / "first"):
         assert entry(outputs, "first").told_state == "running, 1 of 25 points"
         assert entry(outputs, "half").told_state == "running, step 120 of 400"
-    course.stop(ended=True)
+    Progress(25, 25, ended=True).write(outputs / "first")
     assert entry(outputs, "first").told_state == "finished, 20 points"
     assert entry(outputs, "half").state == "interrupted"
     assert TrainingFolder(outputs).work.name == WORK
@@ -148,7 +147,7 @@ def test_a_result_of_a_newer_version_is_told_in_its_place(outputs: Path) -> None
     file = next(iter((outputs / "stopped/points").glob("*/result.json")))
     file.write_text(json.dumps({**json.loads(file.read_text()), "schema": 99}))
     newer = entry(outputs, "stopped")
-    assert newer.state == "damaged" and "newer version of bild_lab" in newer.headline
+    assert newer.state == "damaged" and "another version of bild_lab" in newer.headline
     assert entry(outputs, "first").state == "finished"
 
 

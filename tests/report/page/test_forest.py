@@ -8,7 +8,7 @@ import pytest
 
 from bild_lab.lab.analysis.paired import Compared, Pair
 from bild_lab.lab.metrics import Difference
-from bild_lab.lab.schema.result import Speedup
+from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.report.page.forest import LABELS, Forest, forest
 from tests.report.sample import sample_result
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from bild_lab.lab.schema.result import CertificateCounts, Failure, Result
+from bild_lab.lab.schema.numbers import CertificateCounts
+from bild_lab.lab.schema.result import Failure, Result
 from bild_lab.report.page.html import write_html
 from tests.report.sample import ENVIRONMENT, sample_baseline, sample_failure, sample_result, sample_sweep
 

@@ -8,7 +8,7 @@ import pytest
 
 from bild_lab.lab.results.groups import by_setting
 from bild_lab.lab.results.records import Sweep
-from bild_lab.lab.schema.measured_examples import MeasuredExample
+from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.result import Result
 from bild_lab.report.page import texts
 from bild_lab.report.page.tables import name_of

@@ -4,7 +4,7 @@ import pytest
 
 from bild_lab.lab.results.groups import by_setting
 from bild_lab.lab.results.records import Sweep
-from bild_lab.lab.schema.measured_examples import read_examples
+from bild_lab.lab.schema.examples import read_examples
 from bild_lab.report.page.html import write_html
 from bild_lab.report.page.tables import name_of
 from bild_lab.report.page.trace_viewer import viewer_data

@@ -21,7 +21,7 @@ from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.errors import UserError
 from bild_lab.lab.data.examples import DatasetSpec, load_examples
-from bild_lab.lab.load import load_model
+from bild_lab.lab.decoding.load import load_model
 from bild_lab.training.alignment.agreement import token_agreement
 from bild_lab.training.alignment.align import require_fits, split_answers
 from bild_lab.training.calibration.data import Answer, Calibration, read_calibration

@@ -257,7 +257,7 @@ def test_data_that_is_missing_unfinished_or_changed_is_refused(damage: Callable[
 BAD_INPUT = {
     "misspelt key": (["model.pth=x"], "no configuration key model.pth; did you mean model.path?"),
     "misspelt key of its own": (["part_siz=4"], "did you mean part_size? `python generate_calibration.py --cfg job`"),
-    "no model": (["model.path=null"], "model.path must be a folder or a hub id, got None"),
+    "no model": (["model.path=null"], "model.path must be a folder or a hub id, got null"),
     "missing checkpoint": (["model.path=/nowhere/model"], "no checkpoint folder /nowhere/model"),
     "missing data": (["dataset.path=/nowhere"], "dataset.path /nowhere does not exist"),
     "missing split": (["dataset.split=train"], "has no split 'train', only test"),

@@ -10,7 +10,7 @@ import torch
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.trace import Trace
-from bild_lab.lab.load import load
+from bild_lab.lab.decoding.load import load
 from bild_lab.training.calibration.greedy_answers import greedy_answers
 from tests.tiny import save, tiny_t5
 

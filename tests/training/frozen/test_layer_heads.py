@@ -256,7 +256,7 @@ def test_references_need_no_answers_and_are_not_confused_with_them(
     code, printed = command(train_lm_heads, *line, "calibration=outputs/calib")
     assert code == 2 and "holds a model's own answers, which heads.labels=data does not learn" in printed
     code, printed = command(train_lm_heads, *line, "model.path=null")
-    assert code == 2 and "model.path must be a folder or a hub id, got None" in printed
+    assert code == 2 and "model.path must be a folder or a hub id, got null" in printed
     assert not Path("outputs").exists()
     code, printed = command(train_lm_heads, *line)
     assert code == 0, printed

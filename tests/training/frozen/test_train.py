@@ -153,7 +153,7 @@ def test_the_answers_are_generated_first_and_kept(command: Command, checkpoints:
 
 
 BAD_INPUT = {
-    "no model": ([], "model.path must be a folder or a hub id, got None"),
+    "no model": ([], "model.path must be a folder or a hub id, got null"),
     "an encoder–decoder": (["model.path={t5}"], "a BiTA adapter needs a decoder-only model, got the encoder–decoder"),
     "no masks": (["model.path={llama}", "bita.mask_tokens=0"], "bita.mask_tokens must be a whole number >= 1"),
     "no calibration": (["model.path={llama}", "calibration=nowhere"], "no calibration data in nowhere"),

@@ -14,7 +14,7 @@ import pytest
 from bild_lab.engine.adapters import JudgeHead
 from bild_lab.errors import UserError
 from bild_lab.lab.data.examples import DatasetSpec, load_examples
-from bild_lab.lab.load import load
+from bild_lab.lab.decoding.load import load
 from bild_lab.report.book.entry import TRAINING
 from bild_lab.report.book.folders import reader_of
 from bild_lab.training.judge import job as jobs

@@ -1,0 +1,256 @@
+"""A target and the method that decodes with it: from a prompt to text."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, overload
+
+import torch
+
+from bild_lab.engine.batch import Batch
+from bild_lab.engine.batch_room import quiet_batch, require_batches, require_room
+from bild_lab.engine.batched import decode_batch
+from bild_lab.engine.models.checkpoint import Prompt
+from bild_lab.engine.models.ranks import Ranks
+from bild_lab.engine.processors import Processors
+from bild_lab.engine.protocols import Method, Prepares, Streams
+from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.sampling import Sampling
+from bild_lab.engine.session import LoadedModel
+from bild_lab.engine.trace import StageTrace, Trace
+from bild_lab.engine.vocabularies import TranslatedModel
+from bild_lab.errors import UserError, require_whole
+from bild_lab.lab.decoding.languages import Languages
+
+UNIVERSAL = "universal"  # how Transformers drafts with another vocabulary
+SPACE = "▁"  # how SentencePiece writes a space, of which decoding drops the first
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One continuation. token_ids: as emitted, including the end token. text: without special tokens."""
+
+    text: str
+    token_ids: list[int]
+    trace: Trace
+    latency_s: float
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A target model and a method that decodes with it."""
+
+    target: LoadedModel
+    method: Method
+    models: tuple[LoadedModel, ...]  # the target, then the models that draft
+    processors: Processors = Processors()
+    languages: Languages = Languages()
+
+    @property
+    def running(self) -> tuple[LoadedModel, ...]:
+        """The models that run: Transformers' own generate runs its own modules, whatever engine our loop uses.
+
+        Of a peer in a process of its own these are the same checkpoints, as our loop would run them.
+        """
+        return tuple(each.transformers if self.method.engine == "hf" else each for each in self.models)
+
+    @property
+    def vocabularies(self) -> list[dict[str, Any]]:
+        """Of each draft model with another vocabulary than the target's: how it drafts, and what the two share.
+
+        Transformers' own loop drafts in its own way, whatever was chosen for ours.
+        """
+        facts = [model.facts for model in self.models if isinstance(model, TranslatedModel)]
+        return facts if self.method.feeds is not None else [{**one, "chosen": UNIVERSAL} for one in facts]
+
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that hold the target's weights."""
+        return self.target.transformers.ranks
+
+    def load_weights(self) -> None:
+        """Read the weights now instead of at the first decoding.
+
+        Raises UserError for a model whose sessions would not give its own scores.
+        """
+        for model in self.running:
+            model.load()
+            if self.method.feeds is not None:
+                model.admit(self.method.feeds)
+
+    def request(
+        self,
+        prompt: Prompt,
+        max_new_tokens: int,
+        sampling: Sampling | None = None,
+        seed: int = 0,
+        max_source_tokens: int | None = None,
+    ) -> Request:
+        """Tokenize a prompt (text, token ids or messages) and set its limits and sampling."""
+        require_whole("max_new_tokens", max_new_tokens, 1)
+        sampling = sampling or Sampling()
+        source = self.languages.text(self.target, prompt, max_source_tokens)
+        positions = self._require_positions(source, max_new_tokens)
+        limits = Limits(len(source.prompt), max_new_tokens, self.target.checkpoint.end_tokens, positions)
+        if self.processors:
+            processors = self.processors.for_text(source, limits, self.target.checkpoint.config)
+            source = replace(source, processors=processors)
+        generator = None if sampling.greedy else torch.Generator(self.target.device).manual_seed(seed)
+        return Request(source, limits, sampling, generator)
+
+    def _require_positions(self, source: Source, max_new_tokens: int) -> int | None:
+        """How many tokens all models can read; None for any number. Raises UserError for a longer request."""
+        prompt, read = len(source.prompt), len(source.prompt) + max_new_tokens - 1  # the last token is never read
+        limits = []
+        for model in self.running:
+            name = f"{model.checkpoint.path} ({model.checkpoint.config.model_type})"
+            most = model.positions if self.method.feeds is None else model.session_positions
+            if most is not None and read > most:
+                unchanged = "" if most == model.positions else ", as its rotation changes with longer texts"
+                remedy = "" if most == model.positions else ", or use policy=hf_generate"
+                raise UserError(
+                    f"{name} reads at most {most} tokens{unchanged}, got a prompt of {prompt} and {max_new_tokens} new "
+                    f"tokens; lower decoding.max_new_tokens or dataset.max_source_tokens{remedy}"
+                )
+            limits.append(most)
+            longest = 0 if source.encoder_ids is None else source.encoder_ids.shape[1]
+            if (most := model.source_positions) is not None and longest > most:
+                raise UserError(
+                    f"the encoder of {name} reads at most {most} tokens, got a source of {longest}; "
+                    "lower dataset.max_source_tokens"
+                )
+        return min((most for most in limits if most is not None), default=None)
+
+    @overload
+    def generate(self, prompt: Prompt, max_new_tokens: int = ..., **options: Any) -> Generation: ...
+    @overload
+    def generate(self, prompt: Sequence[Prompt], max_new_tokens: int = ..., **options: Any) -> list[Generation]: ...
+    def generate(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        max_new_tokens: int = 128,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+        max_source_tokens: int | None = None,
+        batch: int | None = 1,
+    ) -> Generation | list[Generation]:
+        """Continue one prompt, or translate it with an encoder–decoder. The trace holds every round and its stages.
+
+        prompt: text, token ids, or the messages of a chat; or a list of such prompts, which gives a list.
+        max_source_tokens: a longer prompt is cut to so many tokens; None: never.
+        batch: how many of several prompts to decode at once, to the same texts; their traces then have no stages. None:
+        as many as pay where nobody times, one for what decodes no batches.
+        """
+        if isinstance(prompt, torch.Tensor):
+            prompt = prompt.tolist()
+        if several(prompt):
+            options = (max_new_tokens, temperature, top_k, top_p, seed, max_source_tokens)
+            if batch == 1:
+                return [self.generate(one, *options) for one in prompt]
+            sampling = Sampling(temperature, top_k, top_p)
+            requests = [self.request(one, max_new_tokens, sampling, seed, max_source_tokens) for one in prompt]
+            return self._generate_together(requests, batch)
+        request = self.request(prompt, max_new_tokens, Sampling(temperature, top_k, top_p), seed, max_source_tokens)
+        self.load_weights()
+        if isinstance(self.method, Prepares):
+            self.method.prepare(request)
+        trace = StageTrace(synchronize=self.synchronize)
+        started = time.perf_counter()
+        tokens = self.method.decode(request, trace)
+        self.synchronize()
+        emitted = tokens[request.limits.prompt_length :]
+        return Generation(self.text(emitted), emitted, trace, time.perf_counter() - started)
+
+    def _generate_together(self, requests: list[Request], batch: int | None) -> list[Generation]:
+        """Raises UserError for a method that decodes no batches, and for a batch that does not fit into memory."""
+        self.load_weights()
+        if batch is None:
+            batch = quiet_batch(self.method, self.models, requests)
+        else:
+            require_batches(type(self.method).__name__, self.method, self.models)
+            require_room(self.models, requests, batch)
+        texts = decode_batch(self.method, requests, Batch(batch))
+        return [Generation(self.text(one.token_ids), one.token_ids, one.trace, one.latency_s) for one in texts]
+
+    def stream(
+        self,
+        prompt: Prompt,
+        max_new_tokens: int = 128,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+    ) -> Iterator[str]:
+        """The text of `generate` in pieces, as tokens are accepted.
+
+        A method that cannot stream, such as beam search, gives the text in one piece.
+        """
+        if several(prompt):
+            raise UserError(f"a stream has one prompt, got a list of {len(prompt)}; use generate, or stream each")
+        request = self.request(prompt, max_new_tokens, Sampling(temperature, top_k, top_p), seed)
+        self.load_weights()
+        if isinstance(self.method, Streams):
+            parts = self.method.stream(request, Trace())
+        else:
+            parts = iter([self.method.decode(request, Trace())[request.limits.prompt_length :]])
+        emitted: list[int] = []
+        shown = ""
+        for part in parts:
+            emitted += part
+            text = settled(self.text(emitted))
+            if text.startswith(shown) and len(text) > len(shown):
+                yield text[len(shown) :]
+                shown = text
+        text = self.text(emitted)
+        if len(text) > len(shown):
+            yield text[len(shown) :]
+
+    def text(self, token_ids: list[int]) -> str:
+        """Without special tokens. Behind the prompt it gives the whole text: leading spaces are kept."""
+        checkpoint = self.target.checkpoint
+        text = checkpoint.tokenizer.decode(token_ids, skip_special_tokens=True)
+        if checkpoint.encoder_decoder:
+            return text.strip()
+        written = "".join(checkpoint.tokenizer.convert_ids_to_tokens(token_ids, skip_special_tokens=True))
+        spaces = len(written) - len(written.lstrip(SPACE))
+        return " " * spaces + text.lstrip(" ") if spaces else text
+
+    def pieces(self, token_ids: Iterable[int]) -> dict[int, str]:
+        """The text that each token adds, with its leading space, by token id. Special tokens are given by name."""
+        tokenizer = self.target.checkpoint.tokenizer
+        special = set(tokenizer.all_special_ids)
+        anchor = tokenizer.encode("a", add_special_tokens=False)[-1]  # a token decoded alone loses its leading space
+        before = tokenizer.decode([anchor])
+        return {
+            token: tokenizer.convert_ids_to_tokens(token)
+            if token in special
+            else tokenizer.decode([anchor, token])[len(before) :]
+            for token in token_ids
+        }
+
+    def synchronize(self) -> None:
+        """Wait until the target's device has finished its work."""
+        self.target.transformers.synchronize()
+
+
+def several(prompt: Prompt | Sequence[Prompt]) -> bool:
+    """Whether it is a list of prompts: its first entry is text, token ids or a list of messages."""
+    if isinstance(prompt, str) or not len(prompt):
+        return False
+    first = prompt[0]
+    return isinstance(first, str | Sequence)
+
+
+def settled(text: str) -> str:
+    """The text without its last two words.
+
+    Later tokens may still change these: a character may take several tokens, and some tokenizers remove spaces
+    before punctuation.
+    """
+    words = list(re.finditer(r"\S+", text))
+    return text[: words[-2].start()].rstrip() if len(words) > 2 else ""

@@ -1,0 +1,223 @@
+"""Decoding from Python: `bild_lab.load(...)` and `decoder.generate(...)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from functools import lru_cache, partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import psutil
+import torch
+from omegaconf import DictConfig
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from bild_lab.engine.models.checkpoint import Checkpoint, LoadedCheckpoint
+from bild_lab.engine.models.device import resolve_device, resolve_dtype
+from bild_lab.engine.models.hf import HuggingFaceModel, weightless
+from bild_lab.engine.models.lora import adapter_or_model
+from bild_lab.engine.models.native import NativeModel, why_no_kernels, why_not_native
+from bild_lab.engine.models.placement import Placement
+from bild_lab.engine.protocols import External, Method
+from bild_lab.engine.session import LoadedModel, NeedsScoresError
+from bild_lab.engine.vocabularies import AUTO, INTERSECTION, in_vocabulary_of
+from bild_lab.errors import UserError
+from bild_lab.lab.config import DecodingSpec, PairSpec, RuntimeSpec, compose_policy, typed
+from bild_lab.lab.decoding.build import build_method
+from bild_lab.lab.decoding.decoder import Decoder
+from bild_lab.lab.decoding.generation_settings import (
+    NONE,
+    processors_of,
+    warn_of_precision,
+    warn_of_vocabularies,
+    warn_of_what_is_left_out,
+)
+from bild_lab.lab.decoding.languages import Languages
+from bild_lab.lab.toy_pair import named_checkpoint
+
+ENGINES = ("auto", "kernels", "native", "hf")
+OPTIONS = {  # the keys of the configuration that `load` takes beside knobs
+    "pair": [one.name for one in fields(PairSpec) if one.name.endswith(("_revision", "_language", "vocabularies"))],
+    "runtime": [one.name for one in fields(RuntimeSpec) if one.name not in ("batch", "threads", "seed")],
+}
+ON_ONE_DEVICE = Placement()
+Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]  # a model in memory and its tokenizer
+
+
+def load(
+    target: str | Path | Loaded,
+    draft: str | Path | Loaded | None = None,
+    policy: str | DictConfig = "bild",
+    second_draft: str | Path | Loaded | None = None,
+    **options: Any,
+) -> Decoder:
+    """A decoder for a pair of checkpoints.
+
+    target, draft, second_draft: a folder, a hub id, toy:large or toy:small; or a model in memory with its tokenizer,
+    which runs on hf.
+    policy: a name in conf/policy with its knobs as keywords (`fallback=0.6`), or a composed policy.
+    options: knobs; and by the names and with the values of the configuration the keys of `RuntimeSpec` (`dtype`,
+    `device`, `engine`, `compile` …), of `PairSpec` (`target_revision`, `source_language`, `vocabularies` …), and
+    `processors`, which may also be objects.
+    Weights load at the first decoding, and later decoders share them.
+    Raises UserError if the parts do not fit together.
+    """
+    given = {"target": target, "draft": draft, "second_draft": second_draft}
+    in_memory = {key: one for key, one in given.items() if not isinstance(one, str | Path | None)}
+    paths = {key: None if one is None else key if key in in_memory else str(one) for key, one in given.items()}
+    chosen = {group: _taken(options, keys) for group, keys in OPTIONS.items()}
+    decoding = DecodingSpec(max_new_tokens=1, processors=options.pop("processors", NONE))
+    if options and not isinstance(policy, str):
+        raise UserError(f"knobs need a policy's name, got a composed policy; set {', '.join(options)} in it instead")
+    node = compose_policy(policy, options) if isinstance(policy, str) else policy
+    pair = typed(PairSpec, {"name": "user", **paths, **chosen["pair"]}, "pair")
+    return decoder_of(node, pair, decoding, typed(RuntimeSpec, chosen["runtime"], "runtime"), in_memory=in_memory)
+
+
+def _taken(options: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    """Take the options with these names out."""
+    return {key: options.pop(key) for key in keys if key in options}
+
+
+def decoder_of(
+    policy: DictConfig,
+    pair: PairSpec,
+    decoding: DecodingSpec,
+    runtime: RuntimeSpec,
+    wrap: Callable[[LoadedModel], LoadedModel] = lambda model: model,
+    in_memory: Mapping[str, Loaded] = MappingProxyType({}),
+) -> Decoder:
+    """A policy's decoder, as the configuration says.
+
+    wrap: takes every model's place, such as a record of it (`engine.record`). in_memory: models that need no loading,
+    by their keys in `pair`. Raises UserError if the parts do not fit together.
+    """
+    require_engine(runtime.engine)
+    models = _Models(pair, runtime, in_memory)
+    target = wrap(models.load("target", models.placement))
+    drafts: list[LoadedModel] = []
+
+    def draft_model(key: str, vocabularies: str) -> LoadedModel:
+        if getattr(pair, key) is None:
+            raise UserError(f"policy {policy.name} drafts with a small model; give one with pair.{key} ({key}=)")
+        model = models.drafting(models.load(key, ON_ONE_DEVICE))
+        drafts.append(in_vocabulary_of(target.checkpoint, wrap(model), vocabularies))
+        return drafts[-1]
+
+    def built(vocabularies: str) -> Method:
+        drafts.clear()
+        parts = {key: partial(draft_model, key, vocabularies) for key in ("draft", "second_draft")}
+        return build_method(policy, {"target": lambda: target, **parts})
+
+    try:
+        method = built(pair.vocabularies)
+    except NeedsScoresError:
+        if pair.vocabularies != AUTO:
+            raise
+        method = built(INTERSECTION)
+    for model in (target, *drafts):
+        model.checkpoint.check()
+        warn_of_precision(model.checkpoint, models.dtype)
+    languages = Languages(pair.source_language, pair.target_language)
+    languages.check(target.checkpoint)
+    processors = processors_of(decoding.processors, target.checkpoint)
+    if isinstance(method, External) and (processors or pair.target_language is not None):
+        raise UserError(
+            f"{method.engine} knows neither processors nor target languages here; set decoding.processors={NONE} and "
+            "pair.target_language=null, or use policy=hf_generate"
+        )
+    warn_of_what_is_left_out(decoding.processors, languages, target.checkpoint)
+    decoder = Decoder(target, method, (target, *drafts), processors, languages)
+    warn_of_vocabularies(decoder.vocabularies)
+    return decoder
+
+
+class _Models:
+    """Loads the models of a pair, all on one engine."""
+
+    def __init__(self, pair: PairSpec, runtime: RuntimeSpec, in_memory: Mapping[str, Loaded]) -> None:
+        self.placement = Placement(runtime.device_map, runtime.tensor_parallel)
+        self.device = str(self.placement.home(resolve_device(runtime.device)))
+        self.dtype = resolve_dtype(runtime.dtype)
+        on_hf = runtime.engine == "auto" and (self.placement.spread or in_memory)
+        self.engine = "hf" if on_hf else runtime.engine
+        self._pair, self._runtime, self._in_memory = pair, runtime, in_memory
+
+    def load(self, key: str, placement: Placement) -> LoadedModel:
+        """The model of this key of the pair."""
+        if key not in self._in_memory:
+            path, revision = getattr(self._pair, key), getattr(self._pair, f"{key}_revision")
+            options = (self.engine, self._runtime.compile, self._runtime.trust_remote_code, placement)
+            return load_model(path, revision, self.device, self.dtype, *options)
+        if self.engine != "hf" or self._runtime.compile or placement.spread:
+            raise UserError(
+                "a model in memory runs on hf, on one device, got other settings; save it to a folder and give that"
+            )
+        given = self._in_memory[key]
+        if not isinstance(given, tuple):
+            raise UserError(f"a model in memory comes with its tokenizer: ({type(given).__name__}, tokenizer)")
+        module, tokenizer = given
+        checkpoint = LoadedCheckpoint(type(module).__name__, module=module, own_tokenizer=tokenizer)
+        return HuggingFaceModel(checkpoint, torch.device(self.device), self.dtype)
+
+    def drafting(self, model: LoadedModel) -> LoadedModel:
+        """The model as `runtime.compile_drafter` wants it to draft."""
+        wanted, graphs = self._runtime.compile_drafter, model.compiled and model.device.type == "cuda"
+        if wanted == "true" and not graphs and model.engine != "kernels":
+            raise UserError(
+                "only the CPU kernels, and a GPU with runtime.compile=true, draft in one program, and "
+                f"{model.checkpoint.path} runs on {model.engine}; set runtime.compile_drafter=auto"
+            )
+        return model.step_by_step() if wanted == "false" and isinstance(model, NativeModel) else model
+
+
+def require_engine(engine: str) -> None:
+    """Raise UserError for an unknown engine."""
+    if engine not in ENGINES:
+        raise UserError(f"runtime.engine must be one of {', '.join(ENGINES)}, got {engine!r}")
+
+
+def fits_twice(checkpoint: Checkpoint, dtype: torch.dtype) -> bool:
+    """Whether this machine has room for two copies of the weights."""
+    numbers = sum(weight.numel() for weight in weightless(checkpoint).parameters())
+    return 2 * numbers * dtype.itemsize < psutil.virtual_memory().total
+
+
+@lru_cache(maxsize=4)
+def load_model(
+    path: str,
+    revision: str | None,
+    device: str,
+    dtype: torch.dtype,
+    engine: str,
+    compile: bool = False,
+    trust_remote_code: bool = False,
+    placement: Placement = ON_ONE_DEVICE,
+) -> LoadedModel:
+    """A checkpoint's model, shared by all decoders of the process.
+
+    Raises UserError for an unknown engine, for a model that the native engine cannot run, and for a placement that
+    the model does not allow.
+    """
+    require_engine(engine)
+    checkpoint = adapter_or_model(named_checkpoint(path, revision, trust_remote_code))
+    if engine in ("kernels", "native") and placement.spread:
+        raise UserError("a target that is spread over devices runs on hf; set runtime.engine=hf or auto")
+    reason = None if engine == "hf" else why_not_native(checkpoint.config, dtype)
+    if engine in ("kernels", "native") and reason is not None:
+        raise UserError(f"{path} cannot run natively, as {reason}; set runtime.engine=hf or auto")
+    where = torch.device(device)
+    if engine != "hf" and reason is None:
+        if engine == "kernels" and compile:
+            raise UserError("the CPU kernels are compiled ahead of time; set runtime.compile=false")
+        lacking = "native was asked for" if engine == "native" or compile else why_no_kernels(where, dtype)
+        if lacking is None and not fits_twice(checkpoint, dtype):
+            lacking = "its weights and their packed copy do not fit into memory"
+        if engine == "kernels" and lacking is not None:
+            raise UserError(f"the CPU kernels cannot run: {lacking}; set runtime.engine=auto")
+        return NativeModel(HuggingFaceModel(checkpoint, where, dtype), compile, kernels=lacking is None)
+    if compile:
+        raise UserError(f"only the native engine compiles, and {path} runs on hf; set runtime.compile=false")
+    return placement.model(checkpoint, where, dtype)

@@ -1,0 +1,197 @@
+"""Computes the numbers of one result from timed examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from bild_lab.engine.trace import Trace
+from bild_lab.lab.analysis.cost import kinds_of, knows, total
+from bild_lab.lab.analysis.statistics import (
+    acceptance_by_position,
+    acceptance_rate,
+    accepted_by_depth,
+    judged_by_position,
+    latency_summary,
+    nothing_accepted,
+    paired_speedup,
+)
+from bild_lab.lab.data.examples import Example
+from bild_lab.lab.metrics import Judged, Scoring
+from bild_lab.lab.schema.numbers import Category, Counts, DecodingCosts, Quality, Speedup, Work
+from bild_lab.lab.schema.timed import BASELINE, METHOD, Timed
+
+
+def summarize(
+    examples: Sequence[Example],
+    timed: Mapping[str, Sequence[Timed]],
+    seed: int,
+) -> dict[str, Any]:
+    """Fields of a Result: latency, speed and counts of the method, against the baseline if it was timed."""
+    baseline = timed.get(BASELINE)
+    return {
+        "latency_s": latency_summary(waits(timed[METHOD])),
+        "baseline_latency_s": None if baseline is None else latency_summary(waits(baseline)),
+        **speed(timed, seed),
+        "counts": counts(timed[METHOD]),
+        "categories": by_category(examples, timed, seed),
+    }
+
+
+def latencies(several: Sequence[Timed]) -> Float[np.ndarray, "examples repeats"]:
+    return np.array([one.latency_s for one in several])
+
+
+def waits(several: Sequence[Timed]) -> Float[np.ndarray, "examples repeats"]:
+    """Seconds from the first to the last token of each text, in a batch with its waits for others."""
+    return np.array([one.waited_s or one.latency_s for one in several])
+
+
+def speed(timed: Mapping[str, Sequence[Timed]], seed: int) -> dict[str, Any]:
+    """Tokens per second and speedup: the fields that Result and Category share.
+
+    tokens_per_s_ratio: the method's rate divided by the baseline's, BiTA's "greedy speedup" (§4.1.3) under greedy
+    decoding. It equals the speedup if both emit the same number of tokens, as lossless methods do.
+    """
+    tokens, rates = {}, {}
+    for name, several in timed.items():
+        tokens[name] = sum(len(one.token_ids) for one in several)
+        rates[name] = tokens[name] / float(np.median(latencies(several), axis=1).sum())
+    own = {"tokens": tokens[METHOD], "tokens_per_s": rates[METHOD]}
+    if BASELINE not in timed:
+        return {**own, "baseline_tokens_per_s": None, "tokens_per_s_ratio": None, "speedup": Speedup()}
+    return {
+        **own,
+        "baseline_tokens_per_s": rates[BASELINE],
+        "tokens_per_s_ratio": rates[METHOD] / rates[BASELINE] if rates[BASELINE] else None,
+        "speedup": paired_speedup(latencies(timed[BASELINE]), latencies(timed[METHOD]), seed),
+    }
+
+
+def by_category(
+    examples: Sequence[Example], timed: Mapping[str, Sequence[Timed]], seed: int
+) -> dict[str, Category] | None:
+    """Speed and acceptance per category of the dataset, in its order (BiTA Table 7); None without categories."""
+    members: dict[str, list[int]] = {}
+    for index, example in enumerate(examples):
+        if example.category is not None:
+            members.setdefault(example.category, []).append(index)
+    found = {}
+    for category, indices in members.items():
+        own = {name: [several[index] for index in indices] for name, several in timed.items()}
+        summed = counts(own[METHOD])
+        found[category] = Category(
+            n_examples=len(indices),
+            **speed(own, seed),
+            tokens_per_target_call=summed.tokens_per_target_call,
+            acceptance_rate=summed.acceptance_rate,
+        )
+    return found or None
+
+
+def agreement(timed: Mapping[str, Sequence[Timed]]) -> float:
+    """The share of examples whose tokens all equal the baseline's."""
+    pairs = zip(timed[METHOD], timed[BASELINE], strict=True)
+    same = [one.token_ids == other.token_ids for one, other in pairs]
+    return sum(same) / len(same)
+
+
+def qualities(
+    scoring: Scoring, examples: Sequence[Example], texts: Mapping[str, Sequence[str]], seed: int
+) -> tuple[dict[str, Quality], list[dict[str, float]]]:
+    """Every metric of the outputs with its interval, and the paired difference from the baseline's.
+
+    Also each example's own values of the metrics that are means of such.
+    """
+    references = [one.references for one in examples]
+    judged = scoring.judge(texts[METHOD], texts.get(BASELINE), references, seed)
+    known = {name: each.per_example for name, each in judged.items() if each.per_example is not None}
+    values = [{name: several[index] for name, several in known.items()} for index in range(len(examples))]
+    return {name: _quality(each) for name, each in judged.items()}, values
+
+
+def _quality(judged: Judged) -> Quality:
+    own, difference = judged.score, judged.difference
+    if difference is None:
+        return Quality(**asdict(own))
+    return Quality(
+        **asdict(own),
+        baseline=own.value - difference.value,
+        difference=difference.value,
+        difference_low=difference.low,
+        difference_high=difference.high,
+        p_value=difference.p_value,
+    )
+
+
+def counts(method: Sequence[Timed]) -> Counts:
+    """Totals over all rounds; all None for a method without rounds, such as Transformers' own loop."""
+    traces = [one.trace for one in method]
+    rounds = [(each.depth, each.accepted) for trace in traces for each in trace.rounds]
+    if not rounds:
+        return Counts()
+    target_calls = sum(trace.target_calls for trace in traces)
+    tokens = sum(len(one.token_ids) for one in method)
+    return Counts(
+        tokens_per_target_call=tokens / target_calls if target_calls else None,
+        acceptance_rate=acceptance_rate(rounds),
+        nothing_accepted=nothing_accepted(rounds),
+        drafted=sum(trace.drafted for trace in traces),
+        accepted=sum(trace.accepted for trace in traces),
+        draft_calls=sum(trace.draft_calls for trace in traces),
+        target_calls=target_calls,
+        fallbacks=sum(trace.fallbacks for trace in traces),
+        rollbacks=sum(trace.rollbacks for trace in traces),
+        exit_layer_mean=mean_statistic(traces, "exit_layer"),
+        acceptance_by_position=acceptance_by_position(rounds),
+        accepted_by_depth=accepted_by_depth([accepted for _, accepted in rounds]),
+        judged_by_position=judged_by_position(rounds),
+    )
+
+
+def mean_statistic(traces: Sequence[Trace], name: str) -> float | None:
+    """The mean of one of a method's statistics over the rounds that recorded it; None if none did.
+
+    "exit_layer": after how many layers a token was predicted (CALM; BiLD §7.2).
+    """
+    recorded = [each.stats.get(name) for trace in traces for each in trace.rounds]
+    known = [value for value in recorded if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def work_of(timed: Mapping[str, Sequence[Timed]], bytes_per_value: int) -> Work | None:
+    """The forwards and rounds of method and baseline; None if they were not recorded, or their cost is unknown."""
+    kinds, rounds = {}, {}
+    for name, several in timed.items():
+        kinds[name] = kinds_of((each for one in several for each in one.trace.forwards), bytes_per_value)
+        rounds[name] = sum(len(one.trace.rounds) for one in several)
+    if not kinds[METHOD]:
+        return None
+    return Work(kinds[METHOD], kinds.get(BASELINE, []), rounds[METHOD], rounds.get(BASELINE, 0))
+
+
+def decoding_costs(timed: Mapping[str, Sequence[Timed]], bytes_per_value: int) -> DecodingCosts | None:
+    """Operations and memory traffic of the method, and their ratios to the baseline's (BiLD Figure 8).
+
+    None if forwards were not recorded (Transformers' own loop), or if the cost of an architecture is unknown.
+    """
+    forwards = {name: [each for one in several for each in one.trace.forwards] for name, several in timed.items()}
+    own = forwards[METHOD]
+    if not own or not all(knows(each.config) for several in forwards.values() for each in several):
+        return None
+    spent, tokens = total(own, bytes_per_value), sum(len(one.token_ids) for one in timed[METHOD])
+    ratios = {}
+    if forwards.get(BASELINE):
+        base = total(forwards[BASELINE], bytes_per_value)
+        flops, moved = spent.flops / base.flops, spent.bytes_moved / base.bytes_moved
+        ratios = {"flops_ratio": flops, "bytes_ratio": moved, "intensity_ratio": flops / moved}
+    return DecodingCosts(
+        flops_per_token=spent.flops / tokens,
+        bytes_per_token=spent.bytes_moved / tokens,
+        flops_per_byte=spent.intensity,
+        **ratios,
+    )

@@ -1,0 +1,84 @@
+"""How far the last command of a sweep is: `.progress.json` in its folder, beside a lock that its process holds."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import AbstractContextManager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from bild_lab.files import holding, is_held, write_atomically
+
+PROGRESS, _LOCK = ".progress.json", ".progress.lock"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a command wants to measure in a folder, and how much of it is done.
+
+    total: points; None if it is not known, as in a search. done: points that were measured, found finished or failed;
+    None where other processes measure them. measured, measured_s: of these, those that this command measured, and the
+    seconds that it took. ended: whether the command came to its end. One that was stopped or killed did not. process:
+    of the command.
+    """
+
+    total: int | None
+    done: int | None = 0
+    measured: int = 0
+    measured_s: float = 0.0
+    ended: bool = False
+    process: int = 0
+
+    def __str__(self) -> str:
+        """`3 of 9 points`; `3 points so far` where the total is not known."""
+        count = self.done if self.total is None else self.total
+        points = f"{count} point{'' if count == 1 else 's'}"
+        if self.total is None:
+            return f"{points} so far"
+        return points if self.done is None else f"{self.done} of {points}"
+
+    @property
+    def typical_s(self) -> float | None:
+        """Seconds that a point takes, None if none was measured yet."""
+        return self.measured_s / self.measured if self.measured else None
+
+    def write(self, folder: Path) -> None:
+        with suppress(OSError):  # a full disk shows with the point that cannot be stored
+            write_atomically(folder / PROGRESS, json.dumps(asdict(self)).encode())
+
+
+def begin(folder: Path, total: int | None, counts: bool = True) -> None:
+    """This process's command begins. counts: whether the process measures the points itself."""
+    Progress(total, 0 if counts else None, process=os.getpid()).write(folder)
+
+
+def running(folder: Path) -> AbstractContextManager[None]:
+    """Hold the lock that shows that the command of this folder runs."""
+    return holding(folder / _LOCK)
+
+
+def advance(folder: Path, measured_s: float | None) -> None:
+    """One point more of this process's command is done.
+
+    measured_s: the seconds that it took; None if it was finished before, or failed.
+    """
+    if (one := read_progress(folder)) is None or one.done is None or one.process != os.getpid():
+        return
+    one = replace(one, done=one.done + 1)
+    if measured_s is not None:
+        one = replace(one, measured=one.measured + 1, measured_s=one.measured_s + measured_s)
+    one.write(folder)
+
+
+def read_progress(folder: Path) -> Progress | None:
+    """The progress of the last command; None if it is not known."""
+    try:
+        return Progress(**json.loads((folder / PROGRESS).read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def is_running(folder: Path) -> bool:
+    """Whether the process of the last command still runs."""
+    return is_held(folder / _LOCK)

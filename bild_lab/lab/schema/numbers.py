@@ -1,0 +1,419 @@
+"""The groups of a result's numbers: quality, speed, counts, change, certificate, cost and predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from bild_lab.lab.schema.columns import (
+    NATS,
+    POINTS,
+    SHARE,
+    TIMES,
+    Column,
+    HasColumns,
+    column,
+    columns_of,
+    high_end,
+    low_end,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quality(HasColumns):
+    """The quality of the outputs, on the metric's scale of 0 to 100, with its 95 % interval over examples.
+
+    signature: how it was computed. extra: further scores of the same outputs, such as rouge1. What compares with the
+    baseline is None without one.
+    """
+
+    metric: str = column("The quality metric, on a scale of 0 to 100.", name="quality_metric", required=True)
+    value: float | None = column(
+        "The metric of the point’s outputs, with its 95 % interval.", name="quality", unit=POINTS, required=True
+    )
+    low: float | None = low_end("the quality", POINTS)
+    high: float | None = high_end("the quality", POINTS)
+    signature: str | None = None
+    extra: Mapping[str, float | None] = field(default_factory=dict)
+    baseline: float | None = column("The baseline’s quality on the same examples.", unit=POINTS)
+    difference: float | None = column(
+        "The point’s quality minus the baseline’s on the same examples, with its paired 95 % interval.",
+        label="difference from the baseline",
+        heading="difference",
+        short="diff.",
+        unit=POINTS,
+    )
+    difference_low: float | None = low_end("the difference", POINTS)
+    difference_high: float | None = high_end("the difference", POINTS)
+    p_value: float | None = column(
+        "How often a quality difference at least this large would come by chance if the two systems were equally good.",
+        name="p_value",
+        label="p-value",
+        digits=3,
+        in_table=False,
+    )
+
+
+@dataclass(frozen=True)
+class Latency(HasColumns):
+    """Seconds per example; the median of an example's repeats counts. total: of all examples.
+
+    In a batch an example's seconds are those from its place to its end, so they overlap with those of others.
+    """
+
+    median: float = column(
+        "Seconds from an example’s token ids to those of its output, in a batch with its waits for others. Half of the "
+        "examples took less than the median, 95 % less than p95.",
+        label="median latency per example",
+        heading="latency",
+        short="ms",
+        unit="s",
+        required=True,
+    )
+    p95: float = column("95 % of the examples took less.", label="latency, p95", unit="s", required=True)
+    mean: float = column("The mean over the examples.", label="latency, mean", unit="s", required=True)
+    total: float
+
+
+@dataclass(frozen=True)
+class Speedup(HasColumns):
+    """Baseline time over method time, with a 95 % bootstrap interval over examples. All None without a baseline."""
+
+    value: float | None = column(
+        "The baseline’s total time divided by the point’s, over the same examples, at the same batch, with its 95 % "
+        "interval. 1.5× means two thirds of the time. “Relative latency” is one over it.",
+        name="speedup",
+        unit=TIMES,
+    )
+    low: float | None = low_end("the speedup", TIMES)
+    high: float | None = high_end("the speedup", TIMES)
+    median: float | None = column("The median of the speedups of single examples.", unit=TIMES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts(HasColumns):
+    """Totals over the rounds of all examples. All None for a method without rounds, such as Transformers' own.
+
+    acceptance_by_position: the share of drafts accepted at a position, among those accepted at all positions before.
+    accepted_by_depth: the share of rounds with at least one accepted token, at least two, and so on.
+    judged_by_position: how many drafts had a token accepted at each position, rejected, and dropped unobserved after a
+    rejection.
+    """
+
+    tokens_per_target_call: float | None = column(
+        "Emitted tokens per forward pass of the target: 1 for plain decoding; more is better. Spec-Bench calls it mean "
+        "accepted tokens, SPEED-Bench acceptance length.",
+        heading="tokens/call",
+        short="tok/call",
+    )
+    acceptance_rate: float | None = column(
+        "The probability that a drafted token is accepted, given that those before it are: accepted tokens, divided by "
+        "accepted tokens plus rejections. Tokens after a rejected token are dropped and count as neither.",
+        heading="acceptance",
+        short="acc.",
+        unit=SHARE,
+        digits=1,
+    )
+    nothing_accepted: float | None = column(
+        "The share of rounds with a draft in which the target accepted none of its tokens.",
+        label="rounds with nothing accepted",
+        heading="none accepted",
+        unit=SHARE,
+        digits=1,
+    )
+    drafted: int | None = column("Tokens that were proposed.", digits=0)
+    accepted: int | None = column("Drafted tokens that the target accepted.", digits=0)
+    draft_calls: int | None = column("Forward passes of the drafter.", digits=0)
+    target_calls: int | None = column("Forward passes of the target.", digits=0)
+    fallbacks: int | None = column(
+        "How often the drafter handed over to the target early, as its confidence was too low.", digits=0
+    )
+    rollbacks: int | None = column("How often the target replaced a drafted token.", digits=0)
+    exit_layer_mean: float | None = column(
+        "After how many layers a token was predicted, on average; for methods that exit early.",
+        unit="layers",
+    )
+    acceptance_by_position: list[float | None] | None = None
+    accepted_by_depth: list[float] | None = None
+    judged_by_position: list[list[int]] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Category:
+    """The numbers of one category of the dataset; the fields have the same meaning as in `Result`."""
+
+    n_examples: int
+    tokens: int
+    tokens_per_s: float
+    baseline_tokens_per_s: float | None
+    tokens_per_s_ratio: float | None
+    speedup: Speedup
+    tokens_per_target_call: float | None
+    acceptance_rate: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change(HasColumns):
+    """What differs from the baseline's texts, and how likely the target itself finds the texts.
+
+    The first two are None when sampling, where texts differ anyway. Every low and high is a 95 % bootstrap interval
+    over examples. What needs a baseline is None without one, and the log-probabilities where they were not asked for.
+    """
+
+    changed: float | None = column(
+        "The share of texts whose tokens are not all the baseline’s.",
+        label="texts changed",
+        heading="changed",
+        unit=SHARE,
+        digits=1,
+    )
+    first_difference: float | None = column(
+        "How many tokens a changed text shares with the baseline’s before the first that differs; the median.",
+        label="tokens before the first difference",
+        heading="first difference",
+        unit="tokens",
+        digits=1,
+    )
+    length_ratio: float | None = column(
+        "Tokens emitted, divided by the baseline’s, with its paired 95 % interval.",
+        label="length, relative",
+        heading="length",
+        unit=TIMES,
+    )
+    length_ratio_low: float | None = low_end("the relative length", TIMES)
+    length_ratio_high: float | None = high_end("the relative length", TIMES)
+    log_probability: float | None = column(
+        "The log-probability that the target itself gives to the emitted tokens at temperature 1, in nats per token, "
+        "with its 95 % interval: a quality that needs no reference. Greedy texts are not the most likely.",
+        label="log-probability by the target",
+        heading="log-probability",
+        unit=NATS,
+        digits=3,
+    )
+    log_probability_low: float | None = low_end("the log-probability", NATS)
+    log_probability_high: float | None = high_end("the log-probability", NATS)
+    log_probability_baseline: float | None = column("The same of the baseline’s texts.", unit=NATS, digits=3)
+    log_probability_difference: float | None = column(
+        "The point’s log-probability minus the baseline’s on the same examples, with its paired 95 % interval.",
+        label="log-probability, difference from the baseline’s",
+        heading="difference",
+        unit=NATS,
+        digits=3,
+    )
+    log_probability_difference_low: float | None = low_end("the difference", NATS)
+    log_probability_difference_high: float | None = high_end("the difference", NATS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CertificateCounts(HasColumns):
+    """How many examples are the target's own, differ by rounding, or differ by more.
+
+    law: the largest total variation between what the rule emits and the target's distribution. rounding: by the number
+    of rows in a forward, the largest total variation between the target's distribution in it and one row after another.
+    The last three are None for greedy texts.
+    """
+
+    equal: int = column(
+        "Examples whose text is the target’s own; when sampling, whose tokens have its distribution to 1e-6 of total "
+        "variation.",
+        digits=0,
+        required=True,
+    )
+    ties: int = column(
+        "Examples that differ from it by a numerical tie; when sampling, by rounding.", digits=0, required=True
+    )
+    defects: int = column("Examples that differ from it by more.", digits=0, required=True)
+    unjudged: int | None = column("Sampled examples of a rule whose output distribution has no closed form.", digits=0)
+    law: float | None = column(
+        "The largest total variation between what the rule emits and the target’s distribution, in any context.",
+    )
+    rounding: Mapping[str, float] | None = None
+
+    @property
+    def most_rounding(self) -> float | None:
+        """Over all numbers of rows."""
+        return max(self.rounding.values()) if self.rounding else None
+
+    @classmethod
+    def columns(cls, prefix: str, path: str) -> Iterator[Column]:
+        yield from columns_of(cls, prefix, path)
+        yield Column(
+            "The largest total variation between the target’s distribution with many rows in a forward and with one.",
+            f"{prefix}rounding",
+            f"{path}most_rounding",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingCosts(HasColumns):
+    """Operations and memory traffic of all forwards, and their ratios to the baseline's (None without a baseline)."""
+
+    flops_per_token: float = column(
+        "Arithmetic operations per emitted token (GFLOP: billions of them).",
+        label="operations per token",
+        heading="GFLOP/token",
+        unit="FLOP",
+        digits=3,
+        scale=1e9,
+        required=True,
+    )
+    bytes_per_token: float = column(
+        "Memory traffic per emitted token (MB: millions of bytes).",
+        label="memory traffic per token",
+        heading="MB/token",
+        unit="bytes",
+        digits=1,
+        scale=1e6,
+        required=True,
+    )
+    flops_per_byte: float | None = column(
+        "Arithmetic intensity: operations per byte of memory traffic.",
+        label="intensity",
+        heading="FLOP/byte",
+        unit="FLOP/byte",
+        required=True,
+    )
+    flops_ratio: float | None = column(
+        "Operations per token over the baseline’s.",
+        label="operations, relative",
+        heading="operations",
+        unit=TIMES,
+    )
+    bytes_ratio: float | None = column(
+        "Memory traffic per token over the baseline’s.",
+        label="memory traffic, relative",
+        heading="traffic",
+        unit=TIMES,
+    )
+    intensity_ratio: float | None = column(
+        "Intensity over the baseline’s.", label="intensity, relative", heading="intensity", unit=TIMES
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction(HasColumns):
+    """Speedups over the target alone, from theory to measured time; each step adds one cost that theory leaves out."""
+
+    cost_ratio: float = column(
+        "The cost ratio: seconds of a drafter step over seconds of a token by the target alone.",
+        label="cost ratio",
+        heading="c",
+        digits=3,
+        required=True,
+    )
+    window: int | None = column(
+        "Tokens per draft, if all drafts have the same length.",
+        label="fixed window",
+        heading="window",
+        unit="tokens",
+        digits=0,
+        required=True,
+    )
+    theorem: float | None = column(
+        "The speedup over the target alone that Theorem 3.8 of speculative decoding gives for the acceptance rate α, "
+        "the window and the cost ratio c. Each of the next columns adds one thing that it leaves out.",
+        label="Theorem 3.8",
+        heading="Thm 3.8",
+        unit=TIMES,
+        required=True,
+    )
+    rounds: float = column(
+        "The same speedup with the measured numbers of tokens and drafter steps per target call.",
+        label="with real rounds",
+        heading="rounds",
+        unit=TIMES,
+        required=True,
+    )
+    verify: float = column(
+        "The one before, with the measured time of verification, including the acceptance rule.",
+        label="with real verification",
+        heading="+ verify",
+        unit=TIMES,
+        required=True,
+    )
+    host: float = column(
+        "The one before, with the time of host code between the stages.",
+        label="with host code",
+        heading="+ host",
+        unit=TIMES,
+        required=True,
+    )
+    prefill: float = column(
+        "The one before, with the encoder and prompt, and the actual lengths of the texts.",
+        label="with prefill",
+        heading="+ prefill",
+        unit=TIMES,
+        required=True,
+    )
+    acceptance_rate: float | None = column(
+        "The acceptance rate on the traced examples.",
+        name="traced_acceptance_rate",
+        label="acceptance rate, traced",
+        heading="α",
+        unit=SHARE,
+        digits=1,
+        in_table=False,
+        required=True,
+    )
+    measured: float = column(
+        "The timed speedup of the traced examples, without the waits of the traced pass.",
+        name="traced_speedup",
+        label="speedup, traced",
+        heading="measured",
+        unit=TIMES,
+        in_table=False,
+        required=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline(HasColumns):
+    """Measurements of predictive pipelined decoding, and Theorem 4.1 with the measured match rate.
+
+    layers: of the target. exit_layer: after how many layers the next token is started. match_rate: over the tokens that
+    have a successor; None if no text has two tokens. The theorem assumes candidates for every token. The executor has
+    none for the last token before the length limit, so its compute may be smaller. The speedups over the target alone
+    go from theory to measured time. They are None if nothing was traced, or if the baseline is not the target alone.
+    """
+
+    layers: int
+    exit_layer: int
+    match_rate: float | None = column("The share of correct predictions.", unit=SHARE, required=True)
+    latency_units: float = column("Layer times per token.", unit="layers", required=True)
+    compute_units: float = column("Layers that ran per token.", unit="layers", required=True)
+    predicted_latency_units: float = column(
+        "Layer times per token by Theorem 4.1 of predictive pipelined decoding.", unit="layers", required=True
+    )
+    predicted_compute_units: float = column("Layers that run per token by Theorem 4.1.", unit="layers", required=True)
+    theorem: float | None = column("The speedup by Theorem 4.1.", unit=TIMES)
+    exit: float | None = column(
+        "The one before, with the measured time up to the exit, the head and the choice of candidates included.",
+        unit=TIMES,
+    )
+    concurrent: float | None = column(
+        "The one before, with the measured time of running token and candidates in parallel, which compete for memory.",
+        unit=TIMES,
+    )
+    host: float | None = column("The one before, with the time of host code.", unit=TIMES)
+    prefill: float | None = column("The one before, with the encoder.", unit=TIMES)
+
+
+@dataclass(frozen=True)
+class ForwardKind:
+    """Forwards of one model that had as many rows. model: 0 has most weights. flops, bytes_moved: of all of them."""
+
+    model: int
+    rows: int
+    count: int
+    flops: int
+    bytes_moved: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """All forwards and rounds of the method, and of the baseline: what a declared machine's speed is predicted from."""
+
+    method: Sequence[ForwardKind]
+    baseline: Sequence[ForwardKind]
+    rounds: int
+    baseline_rounds: int

@@ -1,0 +1,130 @@
+"""What `decoding.processors` takes, what it refuses, and what it tells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import GenerationConfig, MBart50Tokenizer, NoRepeatNGramLogitsProcessor, PreTrainedConfig
+
+from bild_lab.engine.models.checkpoint import LoadedCheckpoint
+from bild_lab.engine.processors import asked_for
+from bild_lab.errors import UserError
+from bild_lab.lab.decoding.generation_settings import processors_of, warn, warn_of_precision, warn_of_what_is_left_out
+from bild_lab.lab.decoding.languages import Languages
+from bild_lab.lab.decoding.load import load
+from tests.policies import shipped
+from tests.tiny_architectures import build, word_tokenizer
+
+NGRAM = {"_target_": "transformers.NoRepeatNGramLogitsProcessor", "ngram_size": 3}
+FORCED = {"forced_bos_token_id": 0, "num_beams": 4, "min_length": 56, "no_repeat_ngram_size": 3}
+
+
+def checkpoint(**said: Any) -> LoadedCheckpoint:
+    made = LoadedCheckpoint("some/bart", own_tokenizer=word_tokenizer())
+    vars(made)["generation"] = GenerationConfig(**said)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def told_anew() -> None:
+    warn.cache_clear()
+
+
+def test_none_and_a_silent_checkpoint_change_nothing() -> None:
+    silent = checkpoint(max_new_tokens=20, do_sample=True, temperature=0.6, num_beams=4, repetition_penalty=1.0)
+    assert not processors_of("none", checkpoint(**FORCED))
+    assert not processors_of("checkpoint", silent)
+    assert load((build("llama"), word_tokenizer()), policy=shipped("vanilla")).request([5], 4).source.processors is None
+
+
+def test_a_checkpoint_asks_for_what_generate_would_follow() -> None:
+    assert asked_for(checkpoint(**FORCED).generation) == {
+        "forced_bos_token_id": 0,
+        "no_repeat_ngram_size": 3,
+        "min_length": 56,
+    }
+
+
+def test_a_list_holds_objects_or_their_configurations() -> None:
+    own = NoRepeatNGramLogitsProcessor(3)
+    assert processors_of([own], checkpoint()).own == (own,)
+    (built,) = processors_of([NGRAM], checkpoint()).own
+    assert isinstance(built, NoRepeatNGramLogitsProcessor) and built.ngram_size == 3
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ("all", "must be checkpoint, none, or a list .*, got 'all'"),
+        (None, "must be checkpoint, none, or a list"),
+        ([], "must be checkpoint, none, or a list"),
+        (3, "must be checkpoint, none, or a list"),
+        (["none"], "must list logits processors, each with its _target_, got 'none'"),
+        ([{**NGRAM, "ngram_size": -1}], "decoding.processors: .*ngram_size.* strictly positive"),
+        ([{**NGRAM, "size": 1}], "NoRepeatNGramLogitsProcessor has no parameter 'size'"),
+        ([{"_target_": "transformers.GenerationConfig"}], "must list logits processors"),
+        ([{"_target_": "transformers.Nothing"}], "cannot find transformers.Nothing"),
+        ([{"_target_": "os.system", "command": "true"}], "belongs to Python itself"),
+    ],
+)
+def test_anything_else_is_refused(wanted: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        processors_of(wanted, checkpoint())
+
+
+def test_processors_that_run_the_model_again_are_refused() -> None:
+    with pytest.raises(UserError, match="must depend on the text and its scores alone, got guidance_scale"):
+        processors_of("checkpoint", checkpoint(guidance_scale=1.5))
+    guided = {"_target_": "transformers.ClassifierFreeGuidanceLogitsProcessor", "guidance_scale": 1.5}
+    with pytest.raises(UserError, match="got ClassifierFreeGuidanceLogitsProcessor, which runs the model again"):
+        processors_of([guided], checkpoint())
+
+
+def test_what_is_left_out_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        warn_of_what_is_left_out("none", Languages(), checkpoint(min_length=56, suppress_tokens=list(range(90))))
+    (message,) = caplog.messages
+    assert message.startswith("decoding.processors=none leaves out what some/bart says: suppress_tokens=[0, 1, ")
+    assert message.endswith("…, min_length=56; decoding.processors=checkpoint follows it")
+
+
+def test_a_forced_first_token_is_told_loudly(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_what_is_left_out("none", Languages(), checkpoint(**FORCED))
+    (message,) = caplog.messages
+    assert message.startswith("FIRST TOKEN NOT FORCED: decoding.processors=none leaves out")
+    assert "forced_bos_token_id=0" in message and "set decoding.processors=checkpoint" in message
+
+
+def test_a_translator_without_a_language_is_told_loudly(caplog: pytest.LogCaptureFixture) -> None:
+    translator = checkpoint()
+    vars(translator)["tokenizer"] = MBart50Tokenizer(
+        vocab=[("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
+    )
+    warn_of_what_is_left_out("none", Languages(), translator)
+    (message,) = caplog.messages
+    assert message == "NO TARGET LANGUAGE: some/bart may write any; set pair.target_language"
+    warn_of_what_is_left_out("none", Languages(target="de_DE"), translator)
+    assert len(caplog.messages) == 1
+
+
+def test_nothing_is_told_where_nothing_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_what_is_left_out("checkpoint", Languages(), checkpoint(**FORCED))
+    warn_of_what_is_left_out("none", Languages(), checkpoint())
+    assert caplog.messages == []
+
+
+def test_a_checkpoint_in_half_precision_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    stored = checkpoint()
+    vars(stored)["config"] = PreTrainedConfig(dtype=torch.bfloat16)
+    for dtype in (torch.bfloat16, torch.float32, torch.float32):
+        warn_of_precision(stored, dtype)
+    (message,) = caplog.messages
+    assert "is stored in bfloat16 and loads in float32, with 2 times the memory; runtime.dtype=bfloat16" in message
+
+
+def test_other_engines_are_refused_processors(checkpoints: Path, fake_engines: Path) -> None:
+    with pytest.raises(UserError, match="openvino knows neither processors nor target languages here; set"):
+        load(str(checkpoints / "llama"), policy=shipped("openvino"), processors=[NGRAM])

@@ -1,0 +1,226 @@
+"""`bild_lab.load` and every policy of conf/policy on both families of models."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+
+import bild_lab
+from bild_lab.engine.vocabularies import overlap
+from bild_lab.errors import UserError
+from bild_lab.lab import config
+from bild_lab.lab.config import compose_policy, config_dir, policy_names
+from bild_lab.lab.decoding.build import describe_decoder, policy_label
+from bild_lab.lab.decoding.generation_settings import warn
+from tests.checkpoints import SHARED, needs_shared
+from tests.engine.vocabularies.foreign import foreign_module
+from tests.policies import GREEDY_ONLY, RUNNABLE, is_lossless, load
+from tests.thinned import thinned
+from tests.tiny import relative_of, save, tiny_llama
+
+PROMPT = "w5 w9 w30 w12"
+
+
+def transformers_greedy(folder: Path, prompt: str, max_new_tokens: int) -> list[int]:
+    """What a user gets from Transformers alone."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    auto = AutoModelForSeq2SeqLM if "t5" in folder.name else AutoModelForCausalLM
+    model = auto.from_pretrained(folder, dtype=torch.float32).eval()
+    inputs = tokenizer(prompt, return_tensors="pt")
+    inputs.pop("token_type_ids", None)
+    out = model.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False)[0].tolist()
+    return out[1:] if model.config.is_encoder_decoder else out[inputs["input_ids"].shape[1] :]
+
+
+@pytest.mark.parametrize(("policy", "family"), RUNNABLE)
+def test_every_policy_decodes_within_its_limits_and_repeats(checkpoints: Path, policy: str, family: str) -> None:
+    decoder = load(checkpoints, family, policy)
+    for max_new_tokens in (1, 2, 7, 25):
+        result = decoder.generate(PROMPT, max_new_tokens=max_new_tokens)
+        assert 1 <= len(result.token_ids) <= max_new_tokens
+        ended = decoder.target.checkpoint.end_tokens & set(result.token_ids[:-1])
+        assert not ended, "tokens behind an end token"
+        assert result.token_ids == decoder.generate(PROMPT, max_new_tokens=max_new_tokens).token_ids
+
+
+@pytest.mark.parametrize(
+    ("policy", "family"), thinned(((policy, family) for policy, family in RUNNABLE if is_lossless(policy)), 4)
+)
+def test_lossless_policies_give_the_tokens_of_transformers(checkpoints: Path, policy: str, family: str) -> None:
+    decoder = load(checkpoints, family, policy)
+    for prompt in (PROMPT, "w7", "w39 w38 w3 w3 w20 w21 w22 w23 w24"):
+        expected = transformers_greedy(checkpoints / family, prompt, 20)
+        assert decoder.generate(prompt, max_new_tokens=20).token_ids == expected
+
+
+@pytest.mark.parametrize("policy", [name for name in policy_names() if name not in GREEDY_ONLY])
+def test_every_policy_samples_reproducibly(checkpoints: Path, policy: str) -> None:
+    decoder = load(checkpoints, "llama", policy)
+    texts = [decoder.generate(PROMPT, max_new_tokens=25, temperature=1.0, seed=seed).token_ids for seed in (3, 3, 4)]
+    assert texts[0] == texts[1]
+    assert texts[0] != texts[2]
+
+
+def test_a_result_tells_text_tokens_rounds_and_stages(checkpoints: Path) -> None:
+    result = load(checkpoints, "t5", "bild", fallback=0.2, rollback=1.5).generate(PROMPT, max_new_tokens=16)
+    words = [f"w{token}" for token in result.token_ids if token > 2]
+    assert result.text.split() == words
+    assert result.latency_s > sum(result.trace.stages_s.values()) > 0
+    emitted = [token for each in result.trace.rounds for token in (*each.drafted[: each.accepted], each.next_token)]
+    assert emitted[: len(result.token_ids)] == result.token_ids
+    assert all(len(each.stats["distance"]) == len(each.drafted) for each in result.trace.rounds)
+
+
+def test_knobs_are_those_of_the_policy_file(checkpoints: Path) -> None:
+    with pytest.raises(UserError, match="policy bild has no knob 'fallbak'; it has fallback, rollback, window, verify"):
+        load(checkpoints, "t5", "bild", fallbak=0.5)
+    with pytest.raises(UserError, match="policy must be one of .*vanilla, got 'blid'"):
+        load(checkpoints, "t5", "blid")
+
+
+def test_a_policy_that_drafts_asks_for_a_draft_model(checkpoints: Path) -> None:
+    with pytest.raises(UserError, match="policy speculative drafts with a small model; give one"):
+        bild_lab.load(target=str(checkpoints / "t5"), policy="speculative")
+    assert bild_lab.load(target=str(checkpoints / "t5"), policy="vanilla").generate(PROMPT, 3).token_ids
+
+
+def test_models_are_shared_between_decoders(checkpoints: Path) -> None:
+    first, second = load(checkpoints, "t5", "bild"), load(checkpoints, "t5", "speculative")
+    assert first.target is second.target
+
+
+def test_how_a_drafter_drafts_can_be_asked_for(checkpoints: Path) -> None:
+    pair = {"target": str(checkpoints / "t5"), "draft": str(checkpoints / "t5-draft"), "policy": "speculative"}
+    as_it_can, by_steps = (bild_lab.load(**pair, compile_drafter=each) for each in ("auto", False))
+    assert by_steps.generate(PROMPT, 9).token_ids == as_it_can.generate(PROMPT, 9).token_ids
+    assert [getattr(each.models[1], "drafts_whole", False) for each in (as_it_can, by_steps)] == [True, False]
+    with pytest.raises(
+        UserError, match="only the CPU kernels, and a GPU .* draft in one program, and .*t5-draft runs on hf"
+    ):
+        bild_lab.load(**pair, compile_drafter=True, engine="hf")
+
+
+def test_wrong_pairs_fail_before_any_weight_is_read(checkpoints: Path) -> None:
+    with pytest.raises(UserError, match="different vocabularies that share no piece and cannot write each other's"):
+        bild_lab.load(target=str(checkpoints / "llama"), draft=str(checkpoints / "llama-words"), dtype="float16")
+    fresh = bild_lab.load(target=str(checkpoints / "llama"), policy="vanilla", dtype="float16")
+    assert "module" not in vars(fresh.target)
+
+
+@pytest.fixture(scope="module")
+def foreign_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """llama, and a drafter with other words in another order; in both w3 is a word like all others."""
+    folder, target = tmp_path_factory.mktemp("models"), tiny_llama(1)
+    module, words = foreign_module(relative_of(target, 2, noise=0.05), seed=3)
+    return str(save(target, folder / "llama", unknown="<pad>")), str(save(module, folder / "foreign", words, "<pad>"))
+
+
+@pytest.mark.parametrize("how", ["auto", "intersection", "strings"])
+def test_a_draft_model_may_have_another_vocabulary(
+    foreign_pair: tuple[str, str], how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn.cache_clear()
+    target, draft = foreign_pair
+    expected = bild_lab.load(target, policy="vanilla").generate(PROMPT, 25).token_ids
+    for policy, knobs in (("speculative", {}), ("speculative_tree", {}), ("bild", {"rollback": 0.69})):
+        result = bild_lab.load(target, draft, policy, vocabularies=how, **knobs).generate(PROMPT, 25)
+        assert result.token_ids == expected
+        assert result.trace.accepted > 0
+    way = "its text, tokenized anew" if how == "strings" else "the tokens that both have"
+    told = [one for one in caplog.messages if "another vocabulary" in one]
+    assert len(told) == 1
+    shares = "(35 pieces) has another vocabulary than the target (37) and shares 33 of its pieces"
+    assert f"{shares}: it drafts by {way}" in told[0]
+
+
+def test_a_policy_that_reads_scores_gets_the_shared_tokens(
+    foreign_pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overlap, "ENOUGH", 2.0)  # auto would take the text
+    pair = dict(zip(("target", "draft"), foreign_pair, strict=True))
+    assert bild_lab.load(**pair, policy="speculative").models[1].how == "strings"
+    for policy in ("speculative_cascade", "speculative_beam"):
+        decoder = bild_lab.load(**pair, policy=policy)
+        assert [model.how for model in decoder.models[1:]] == ["intersection"]
+        assert decoder.generate(PROMPT, 12).token_ids
+        with pytest.raises(UserError, match="reads the draft model's scores.*pair.vocabularies=intersection"):
+            bild_lab.load(**pair, policy=policy, vocabularies="strings")
+    with pytest.raises(UserError, match="pair.vocabularies must be one of auto, intersection, strings, got 'text'"):
+        bild_lab.load(**pair, policy="speculative", vocabularies="text")
+
+
+def test_a_draft_model_of_another_kind_is_refused(checkpoints: Path) -> None:
+    with pytest.raises(UserError, match="must be of one kind, got .*t5 .an encoder–decoder. and .*llama .decoder-only"):
+        bild_lab.load(str(checkpoints / "t5"), str(checkpoints / "llama"), "speculative")
+
+
+def test_processors_see_the_targets_tokens(foreign_pair: tuple[str, str]) -> None:
+    never = [{"_target_": "transformers.NoRepeatNGramLogitsProcessor", "ngram_size": 1}]
+    target, draft = foreign_pair
+    expected = bild_lab.load(target, policy="vanilla", processors=never).generate(PROMPT, 25).token_ids
+    assert expected != bild_lab.load(target, policy="vanilla").generate(PROMPT, 25).token_ids
+    for how in ("intersection", "strings"):
+        decoder = bild_lab.load(target, draft, "speculative", vocabularies=how, processors=never)
+        assert decoder.generate(PROMPT, 25).token_ids == expected
+
+
+def test_a_truncated_checkpoint_is_refused(checkpoints: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in (checkpoints / "t5").iterdir():
+        content = file.read_bytes()
+        (broken / file.name).write_bytes(content[: len(content) // 2] if file.suffix == ".safetensors" else content)
+    with pytest.raises(UserError, match="cannot read the weights of"):
+        bild_lab.load(target=str(broken), policy="vanilla").generate(PROMPT)
+
+
+def test_a_composition_is_described_and_changes_are_marked() -> None:
+    policy = compose_policy("bild", {"fallback": 0.5})
+    node = OmegaConf.to_container(OmegaConf.create({"policy": policy}).policy.decoder, resolve=True)
+    assert describe_decoder(node) == ("ModelDrafter(window=10, LowConfidence(threshold=0.5)) + Rollback(threshold=2.0)")
+    assert policy_label(policy) == "bild"
+    policy.decoder.drafter.window = 3
+    assert policy_label(policy) == "bild (changed: drafter.window)"
+    policy.decoder.acceptance = {"_target_": "bild_lab.engine.acceptance.SpeculativeSampling"}
+    assert policy_label(policy) == "bild (changed: drafter.window, acceptance._target_, acceptance.threshold)"
+
+
+@pytest.mark.parametrize(
+    "file", sorted(config_dir().rglob("*.yaml")), ids=lambda file: f"{file.parent.name}/{file.stem}"
+)
+def test_every_configuration_file_says_what_it_is_and_how_to_run_it(file: Path) -> None:
+    lines = file.read_text().splitlines()
+    first = lines[1] if lines[0].startswith("# @package") else lines[0]
+    assert first.startswith("# ")
+    assert "python run.py" in first or "python scripts/" in first
+
+
+@pytest.mark.slow
+@needs_shared
+@pytest.mark.parametrize(
+    ("family", "draft", "template"), [("t5", "tiny", "{}"), ("llama", "small", "German: {} English:")]
+)
+def test_trained_checkpoints_decode_as_transformers_does(family: str, draft: str, template: str) -> None:
+    models = SHARED / "models"
+    rows = (SHARED / "data" / "multi30k" / "test.jsonl").read_text().splitlines()[:4]
+    prompts = [template.format(json.loads(row)["de"]) for row in rows]
+    target, small = str(models / f"{family}-large"), str(models / f"{family}-{draft}")
+    expected = [transformers_greedy(models / f"{family}-large", prompt, 40) for prompt in prompts]
+    for policy, knobs in (("vanilla", {}), ("speculative", {"window": 4}), ("bild", {"rollback": 0.69})):
+        decoder = bild_lab.load(target, small, policy, **knobs)
+        assert [decoder.generate(prompt, max_new_tokens=40).token_ids for prompt in prompts] == expected
+
+
+def test_a_policy_whose_file_changed_is_composed_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    conf = shutil.copytree(config.config_dir(), tmp_path / "conf")
+    monkeypatch.setattr(config, "config_dir", lambda: conf)
+    assert config.compose_policy("bild").window == 10
+    file = conf / "policy" / "bild.yaml"
+    file.write_text(file.read_text().replace("window: 10 ", "window: 4 "))
+    assert config.compose_policy("bild").window == 4

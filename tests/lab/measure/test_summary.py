@@ -1,0 +1,249 @@
+"""The numbers of a result, from timed examples."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from transformers import LlamaConfig, MambaConfig
+
+from bild_lab.engine.trace import Forward, Round, Trace
+from bild_lab.lab.analysis.cost import kinds_of, total
+from bild_lab.lab.analysis.statistics import paired_speedup
+from bild_lab.lab.data.examples import Example
+from bild_lab.lab.measure.example_rows import measured_examples, with_trace
+from bild_lab.lab.measure.summary import (
+    agreement,
+    by_category,
+    counts,
+    decoding_costs,
+    latencies,
+    qualities,
+    speed,
+    summarize,
+    work_of,
+)
+from bild_lab.lab.metrics import Scoring, compare, score
+from bild_lab.lab.schema.numbers import Counts, Quality, Speedup
+from bild_lab.lab.schema.timed import Timed
+
+
+def timed(tokens: int, median_s: float, drafted: int = 0, accepted: int = 0) -> Timed:
+    trace = Trace()
+    for kept in (accepted, 0):  # two rounds, of which the second drafted nothing
+        trace.rounds.append(Round(tuple(range(drafted if kept else 0)), kept, 9))
+    return Timed(list(range(tokens)), [median_s, 9.0, median_s], trace)
+
+
+EXAMPLES = [Example(str(index), "", "", category=name) for index, name in enumerate(["math", "stem", "math", None])]
+TIMED = {
+    "method": [timed(4, 1.0, drafted=4, accepted=3), timed(6, 2.0), timed(8, 3.0), timed(2, 4.0)],
+    "baseline": [timed(4, 2.0), timed(6, 2.0), timed(4, 4.0), timed(2, 6.0)],
+}
+
+
+def quality(metric: str, examples: list[Example], texts: dict[str, list[str]], seed: int = 0) -> Quality:
+    return qualities(Scoring((metric,)), examples, texts, seed)[0][metric]
+
+
+def test_several_metrics_are_told_each_with_its_difference_and_means_by_example() -> None:
+    examples = [replace(one, references=("a b",)) for one in EXAMPLES]
+    texts = {"method": ["a b", "a b", "a b", "c"], "baseline": ["a b", "c", "c", "c"]}
+    found, values = qualities(Scoring(("rouge", "chrf", "exact_match")), examples, texts, seed=0)
+    assert [one.metric for one in found.values()] == ["ROUGE-L", "chrF", "exact match"]
+    assert all(one.difference > 0 and one.baseline < one.value for one in found.values())
+    assert values[:1] == values[1:2] == [{"rouge": 100.0, "exact_match": 100.0}]
+    assert values[3] == {"rouge": 0.0, "exact_match": 0.0}
+
+
+def test_the_ratio_of_tokens_a_second_is_the_papers_greedy_speedup() -> None:
+    measured = speed(TIMED, seed=0)
+    assert (measured["tokens"], measured["tokens_per_s"]) == (20, 20 / 10)
+    assert measured["baseline_tokens_per_s"] == pytest.approx(16 / 14)
+    assert measured["tokens_per_s_ratio"] == pytest.approx((20 / 10) / (16 / 14))
+    assert measured["speedup"].value == pytest.approx(14 / 10)
+
+
+def test_the_ratio_is_the_speedup_where_both_emit_the_same_tokens() -> None:
+    same = {name: [several[0], several[1], several[3]] for name, several in TIMED.items()}
+    measured = speed(same, seed=0)
+    assert measured["tokens_per_s_ratio"] == pytest.approx(measured["speedup"].value)
+
+
+def test_without_a_baseline_there_is_no_ratio() -> None:
+    measured = speed({"method": TIMED["method"]}, seed=0)
+    assert measured["tokens_per_s_ratio"] is None and measured["baseline_tokens_per_s"] is None
+    assert measured["speedup"] == Speedup()
+
+
+def test_work_is_that_of_method_and_baseline_and_without_a_baseline_its_own_alone() -> None:
+    one = Timed([1], [1.0], Trace(rounds=[Round()] * 3, forwards=[Forward(LlamaConfig(), 1)]))
+    both, alone = work_of({"method": [one], "baseline": [one, one]}, 2), work_of({"method": [one]}, 2)
+    assert (both.rounds, both.baseline_rounds, both.baseline[0].count) == (3, 6, 2)
+    assert (alone.rounds, alone.baseline, alone.baseline_rounds) == (3, [], 0)
+    assert both.method == alone.method == kinds_of(one.trace.forwards, 2)
+    assert work_of({"method": [Timed([1], [1.0], Trace(rounds=[Round()]))]}, 2) is None
+
+
+def test_each_category_has_the_numbers_of_its_own_examples() -> None:
+    found = by_category(EXAMPLES, TIMED, seed=0)
+    assert list(found) == ["math", "stem"]
+    assert (found["math"].n_examples, found["stem"].n_examples) == (2, 1)
+    assert found["math"].tokens == 12
+    assert found["math"].tokens_per_s == 12 / 4
+    assert found["math"].speedup.value == pytest.approx(6 / 4)
+    assert found["math"].tokens_per_target_call == 12 / 4
+    assert found["math"].acceptance_rate == 3 / 4
+    assert found["stem"].acceptance_rate is None
+    assert found["stem"].speedup.value == 1.0
+
+
+def test_a_data_set_without_categories_has_no_numbers_by_category() -> None:
+    assert by_category([Example("1", "", "")], {"method": TIMED["method"][:1]}, seed=0) is None
+
+
+def test_rounds_add_up_to_counts_with_the_mean_of_what_a_method_recorded() -> None:
+    one = timed(8, 1.0, drafted=4, accepted=3)
+    one.trace.rounds[0] = replace(one.trace.rounds[0], stats={"exit_layer": 3})
+    found = counts([one, timed(2, 1.0)])
+    assert (found.drafted, found.accepted, found.target_calls, found.rollbacks) == (4, 3, 4, 1)
+    assert found.tokens_per_target_call == 10 / 4
+    assert found.accepted_by_depth == [0.25, 0.25, 0.25]
+    assert found.exit_layer_mean == 3  # of the rounds that have one
+
+
+def test_a_method_without_rounds_has_no_counts() -> None:
+    assert counts([Timed([1, 2], [1.0], Trace())]) == Counts()
+
+
+def test_other_numbers_of_a_result_are_of_the_method_not_of_the_baseline() -> None:
+    texts = {"method": ["a b c d e f"] * 4, "baseline": ["a b c d e g"] * 4}
+    examples = [replace(one, references=("a b c d e f",)) for one in EXAMPLES]
+    found = summarize(examples, TIMED, seed=0)
+    assert quality("bleu", examples, texts).value == pytest.approx(100)
+    assert quality("bleu", examples, texts).baseline < 90
+    assert (found["latency_s"].total, found["baseline_latency_s"].total) == (10, 14)
+    assert (found["tokens"], found["counts"].drafted) == (20, 4)
+    assert found["categories"]["math"].tokens == 12
+    alone = summarize(examples, {"method": TIMED["method"]}, seed=0)
+    assert alone["baseline_latency_s"] is None
+    assert quality("bleu", examples, {"method": texts["method"]}).difference is None
+
+
+def test_a_difference_of_quality_is_positive_where_the_method_is_better() -> None:
+    examples = [replace(one, references=("a b",)) for one in EXAMPLES]
+    texts = {"method": ["a b", "a b", "a b", "c"], "baseline": ["a b", "c", "c", "c"]}
+    found = quality("rouge", examples, texts)
+    assert (found.metric, found.value, found.baseline, found.difference) == ("ROUGE-L", 75, 25, 50)
+    assert found.difference_low <= 50 <= found.difference_high and found.difference_high > 0
+    assert quality("rouge", examples, {"method": texts["method"]}).baseline is None
+
+
+def test_the_metric_agreement_asks_for_the_baselines_texts() -> None:
+    examples = [replace(one, references=("c",)) for one in EXAMPLES]
+    texts = {"method": ["a b", "a b", "a b", "c"], "baseline": ["a b", "c", "c", "c"]}
+    found = quality("agreement", examples, texts)
+    assert (found.value, found.baseline, found.difference) == (50, 100, -50)
+
+
+def test_texts_agree_if_all_their_tokens_do() -> None:
+    def of(*texts: list[int]) -> list[Timed]:
+        return [Timed(text, [1.0], Trace()) for text in texts]
+
+    pairs = {
+        "method": of([1, 2, 3, 4], [1, 2, 3, 4], [1, 2], [4]),
+        "baseline": of([1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 3], [5]),
+    }
+    assert agreement(pairs) == 1 / 4
+
+
+def test_the_mean_of_a_statistic_is_over_the_rounds_that_recorded_it() -> None:
+    one = timed(8, 1.0)
+    one.trace.rounds[:] = [Round((), 0, 9, stats=stats) for stats in ({"exit_layer": 1}, {"exit_layer": 4}, {})]
+    assert counts([one]).exit_layer_mean == 2.5
+
+
+def test_costs_are_the_methods_per_token_and_over_the_baselines() -> None:
+    sizes = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = LlamaConfig(**sizes, vocab_size=20)
+
+    def of(*forwards: Forward, tokens: int) -> list[Timed]:
+        return [Timed(list(range(tokens)), [1.0], Trace(forwards=[each])) for each in forwards]
+
+    own, base = Forward(config, 4, scored=4), Forward(config, 1, scored=1)
+    several = {"method": of(own, own, tokens=3), "baseline": of(base, base, base, tokens=1)}
+    found = decoding_costs(several, 2)
+    spent, alone = total([own, own], 2), total([base] * 3, 2)
+    assert found.flops_per_token == spent.flops / 6 and found.bytes_per_token == spent.bytes_moved / 6
+    assert found.flops_per_byte == spent.flops / spent.bytes_moved
+    assert found.flops_ratio == spent.flops / alone.flops > 2
+    assert found.bytes_ratio == spent.bytes_moved / alone.bytes_moved < 2
+    assert found.intensity_ratio == pytest.approx((spent.flops / spent.bytes_moved) / (alone.flops / alone.bytes_moved))
+    assert decoding_costs({"method": several["method"]}, 2).flops_ratio is None
+    assert decoding_costs({**several, "baseline": of(Forward(MambaConfig(), 1), tokens=1)}, 2) is None
+    assert decoding_costs({"method": [Timed([1], [1.0], Trace())]}, 2) is None
+
+
+def test_every_count_is_told() -> None:
+    one = timed(8, 1.0, drafted=4, accepted=3)
+    one.trace.rounds[:] = [
+        Round((1, 2, 3, 4), 3, 9, draft_calls=5, stats={"fallback": True}),
+        Round((1, 2), 0, 9, draft_calls=2, stats={"fallback": True}),
+        Round((1, 2), 2, None, draft_calls=2),
+    ]
+    found = counts([one])
+    assert (found.draft_calls, found.fallbacks, found.rollbacks, found.target_calls) == (9, 2, 2, 2)
+    assert (found.nothing_accepted, found.acceptance_rate) == (1 / 3, 5 / 7)
+    assert found.acceptance_by_position == [2 / 3, 1.0, 1.0, 0.0]
+    assert found.judged_by_position == [[2, 1, 0], [2, 0, 1], [1, 0, 0], [0, 1, 0]]
+    one.trace.rounds[:] = [Round((1, 2), 2, None)]
+    assert counts([one]).tokens_per_target_call is None  # the target never ran
+
+
+def test_intervals_and_p_value_are_drawn_by_the_seed() -> None:
+    examples = [replace(one, references=("a b",)) for one in EXAMPLES]
+    texts = {"method": ["a b", "a b", "a b", "c"], "baseline": ["a b", "c", "a c", "c"]}
+    found = {seed: quality("rouge", examples, texts, seed) for seed in (3, 4)}
+    own = score("rouge", texts["method"], [["a b"]] * 4, seed=3)
+    difference = compare("rouge", texts["method"], texts["baseline"], [["a b"]] * 4, seed=3)
+    assert (found[3].low, found[3].high) == (own.low, own.high)
+    assert (found[3].difference_low, found[3].p_value) == (difference.low, difference.p_value)
+    assert found[3].p_value != found[4].p_value
+
+
+def test_intervals_of_speedups_are_drawn_by_the_seed_for_the_whole_and_each_category() -> None:
+    method, baseline = ([timed(4, at + place**1.5) for place in range(20)] for at in (1.0, 2.0))
+    examples = [Example(str(place), "", "", category="ab"[place // 10]) for place in range(20)]
+    slow, fast = latencies(baseline), latencies(method)
+    for seed in (3, 4):
+        found = summarize(examples, {"method": method, "baseline": baseline}, seed)
+        assert found["speedup"] == paired_speedup(slow, fast, seed)
+        assert found["categories"]["b"].speedup == paired_speedup(slow[10:], fast[10:], seed)
+
+
+def test_in_a_batch_the_latency_is_with_the_waits_and_the_speed_without() -> None:
+    both = {name: [replace(one, waited_s=[7.0] * 3) for one in several] for name, several in TIMED.items()}
+    found, alone = summarize(EXAMPLES, both, seed=0), summarize(EXAMPLES, TIMED, seed=0)
+    assert found["latency_s"].total == found["baseline_latency_s"].total == 4 * 7
+    assert (found["tokens_per_s"], found["speedup"]) == (alone["tokens_per_s"], alone["speedup"])
+
+
+def test_a_baseline_without_tokens_has_no_ratio() -> None:
+    silent = {"method": TIMED["method"], "baseline": [replace(one, token_ids=[]) for one in TIMED["baseline"]]}
+    assert speed(silent, seed=0)["tokens_per_s_ratio"] is None
+
+
+def test_an_example_is_stored_with_all_that_it_was() -> None:
+    rounds = [
+        Round((4, 5), 1, 6, draft_calls=2, stats={"fallback": True, "confidence": (0.123456, 1), "exit_layer": 3})
+    ]
+    one = Timed([4, 6], [1.0], Trace(rounds=[*rounds, Round((), 0, None)]))
+    (found,) = measured_examples([Example("first", "prompt", "")], {"method": [one]}, {"method": ["four six"]})
+    assert (found.id, found.token_ids, found.prediction, found.latency_s) == ("first", [4, 6], "four six", [1.0])
+    first, second = found.rounds
+    assert (first.drafted, first.accepted, first.next_token, first.draft_calls) == ((4, 5), 1, 6, 2)
+    assert (first.fallback, second.fallback) == (True, False)
+    assert first.statistics == {"confidence": [0.1235, 1], "exit_layer": 3}
+    traced = with_trace(found, "prompt", [("draft", 0.12345678, 1.0)], lambda tokens: dict.fromkeys(tokens, "w"))
+    assert (traced.prompt, traced.spans) == ("prompt", (("draft", 0.123457, 1.0),))
+    assert traced.pieces == {"4": "w", "5": "w", "6": "w"}

@@ -1,0 +1,171 @@
+"""Editing what measures makes a point anew; editing anything else keeps finished points."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import multiprocessing
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+import run
+from bild_lab.lab import code
+from bild_lab.lab.code import EVERY_POINT, PACKAGE, code_hash, code_text, reached
+
+ROLLBACK = "engine/acceptance/rollback.py"
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A copy of the package, to be edited."""
+    return shutil.copytree(PACKAGE, tmp_path / "checkout" / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def anew(modules: tuple[str, ...], package: Path) -> str:
+    """The hash after files have changed."""
+    for cached in (code_hash, code._imported, code._content):
+        cached.cache_clear()
+    return code_hash(modules, package)
+
+
+def edit(file: Path, old: str, new: str) -> None:
+    source = file.read_text()
+    assert old in source, f"{file} has changed: give this test another line to edit"
+    file.write_text(source.replace(old, new))
+
+
+RULE = ("bild_lab.engine.acceptance.rollback",)
+
+
+def test_comments_docstrings_and_layout_leave_the_hash(package: Path) -> None:
+    """Every module that a point reaches is written anew from its syntax tree, with other docstrings."""
+    modules = [file for file in reached((*EVERY_POINT, *RULE), package) if file.suffix == ".py"]
+    before = code_hash(RULE, package)
+    for file in modules:
+        tree = ast.parse(file.read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, DOCUMENTED) and ast.get_docstring(node) is not None:
+                node.body[0] = ast.Expr(ast.Constant("Something else."))
+        file.write_text(f"# a comment\n{ast.unparse(tree)}\n\n\n")
+    assert len(modules) > 50 and anew(RULE, package) == before
+
+
+def test_code_that_a_point_does_not_reach_leaves_the_hash(package: Path) -> None:
+    """Reports, papers, training, another rule, a new drafter, the configuration."""
+    before, reaches = code_hash(RULE, package), reached((*EVERY_POINT, *RULE), package)
+    others = [file for file in package.rglob("*.py") if file not in reaches]
+    assert {"report", "papers", "training", "lab", "engine"} == {
+        file.relative_to(package).parts[0] for file in others
+    } - {"__init__.py", "errors.py", "files.py"}
+    assert package / "engine/acceptance/cascades.py" in others
+    for file in others:
+        file.write_text(file.read_text() + "\nCHANGED = True\n")
+    (package / "engine/drafters/mine.py").write_text("CHANGED = True\n")
+    drafters = package / "engine/drafters/__init__.py"
+    drafters.write_text(f"from bild_lab.engine.drafters.mine import CHANGED\n{drafters.read_text()}")
+    assert anew(RULE, package) == before
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new"),
+    [
+        (ROLLBACK, "-self._threshold)", "-2 * self._threshold)"),
+        ("engine/models/native/t5.py", "import torch\n", "import torch\n\nNEW = 1\n"),
+        ("engine/models/native/cpu/forward.cpp", "float total = 0", "float total = 1"),
+        ("lab/measure/timing.py", "time.perf_counter()", "time.monotonic()"),
+        ("lab/metrics/bleu.py", "ORDERS = 4", "ORDERS = 3"),
+        ("lab/analysis/statistics.py", "RESAMPLES = 2000", "RESAMPLES = 1000"),
+        ("lab/decoding/decoder.py", "skip_special_tokens=True", "skip_special_tokens=False"),
+    ],
+)
+def test_code_that_measures_changes_the_hash(package: Path, module: str, old: str, new: str) -> None:
+    rule, every = code_hash(RULE, package), code_hash((), package)
+    edit(package / module, old, new)
+    assert anew(RULE, package) != rule
+    assert (anew((), package) != every) == (module != ROLLBACK)  # a rule is the affair of policies with it
+
+
+def test_a_part_of_another_package_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "my_drafter.py"
+    monkeypatch.syspath_prepend(tmp_path)
+    hashes = set()
+    for content in ("A = 1\n", "A = 2\n", "A = 2  # as before\n"):
+        file.write_text(content)
+        importlib.import_module("my_drafter")
+        hashes.add(anew(("my_drafter",), PACKAGE))
+    assert len(hashes) == 2
+
+
+DIFFERENT = {
+    "numbers": ("x = 1", "x = 1.0"),
+    "flags": ("x = 1", "x = True"),
+    "words": ("x = None", "x = 'None'"),
+    "order": ("x = a, b", "x = b, a"),
+    "comparisons": ("x = a < b", "x = a <= b"),
+    "arguments": ("f(a)", "f(*a)"),
+    "parameters": ("def f(a, *, b): pass", "def f(a, b): pass"),
+    "slices": ("x[1:]", "x[:1]"),
+    "signs": ("-1", "+1"),
+    "no docstring": ("x = 1", "x = 1\n'a string below the first line'"),
+}
+
+
+@pytest.mark.parametrize(("one", "other"), DIFFERENT.values(), ids=DIFFERENT)
+def test_different_code_is_different_text(one: str, other: str) -> None:
+    assert code_text(ast.parse(one)) != code_text(ast.parse(other))
+
+
+def sweep_with(checkout: Path, folder: Path, words: list[str], log: Path) -> None:
+    """In a forked process: run the checkout's run.py, whose package takes the place of ours."""
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("bild_lab", "run")]:
+        del sys.modules[name]
+    sys.path.insert(0, str(checkout))
+    os.chdir(folder)
+    sys.stdout = sys.stderr = log.open("w")
+    sys.argv = ["run.py", *words]
+    import bild_lab.lab.cli
+    import run
+
+    assert Path(bild_lab.__file__).is_relative_to(checkout)
+    bild_lab.lab.cli.run_application(run.main)
+
+
+@pytest.mark.slow
+def test_a_sweep_measures_again_only_where_measuring_code_changed(
+    package: Path, checkpoints: Path, data: Path, tmp_path: Path
+) -> None:
+    checkout, source = package.parent, Path(run.__file__).parent
+    shutil.copytree(source / "conf", checkout / "conf")
+    shutil.copy(source / "run.py", checkout)
+    words = [f"pair.target={checkpoints / 't5'}", f"pair.draft={checkpoints / 't5-draft'}", "dataset=multi30k"]
+    words += [f"dataset.path={data}", "decoding.max_new_tokens=8", "measure.repeats=1"]
+    words += ["measure.warmup=0", "policy=bild", "policy.rollback=2", "name=tested"]
+
+    def sweep(log: str) -> tuple[str, list[dict]]:
+        process = multiprocessing.get_context("fork").Process(
+            target=sweep_with, args=(checkout, tmp_path, words, tmp_path / log)
+        )
+        process.start()
+        process.join(300)
+        printed = (tmp_path / log).read_text()
+        assert process.exitcode == 0, printed
+        files = (tmp_path / "outputs" / "tested" / "points").glob("*/result.json")
+        return printed, sorted((json.loads(file.read_text()) for file in files), key=lambda result: result["stored_at"])
+
+    printed, (first,) = sweep("first")
+    assert "finished before" not in printed and first["counts"]["rollbacks"] == 0
+    for module in ("report/terminal.py", "training/trainer.py", ROLLBACK):
+        (package / module).write_text(f"# a new comment\n{(package / module).read_text()}")
+    edit(checkout / "conf" / "policy" / "bild.yaml", "name: bild", "# a new comment\nname: bild")
+    printed, results = sweep("prose")
+    assert "finished before" in printed and results == [first]
+    edit(package / ROLLBACK, "-self._threshold)", "-self._threshold + 1000)")
+    printed, results = sweep("rule")
+    assert "finished before" not in printed
+    assert [result["counts"]["rollbacks"] > 0 for result in results] == [False, True]
