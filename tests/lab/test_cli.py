@@ -29,7 +29,7 @@ from bild_lab.lab import cli, runner
 from bild_lab.lab.cli import quote_free_text, run_application
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.load import load_model
-from bild_lab.lab.measure.device_use import DeviceUse
+from bild_lab.lab.measure.environment import DeviceUse
 from bild_lab.lab.point import DEFAULT_THREADS
 from bild_lab.lab.results.commands import read_commands
 from bild_lab.lab.results.records import Sweep
@@ -280,7 +280,7 @@ def test_a_certified_run_judges_the_distributions_of_sampled_texts(command: Comm
     assert table.loc["speculative", columns[:2]].sum() == 6
     assert table.loc["typical_acceptance", columns].tolist() == [0, 0, 6, 0]
     assert table.loc["fly", columns].tolist() == [0, 0, 0, 6]
-    assert table.loc["speculative", "certificate_law"] < 1e-6 < table.loc["typical_acceptance", "certificate_law"]
+    assert table.loc["speculative", "certificate_output"] < 1e-6 < table.loc["typical_acceptance", "certificate_output"]
     assert "Distributions when sampling" in Path("outputs/tested/report.html").read_text()
 
 

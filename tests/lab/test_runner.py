@@ -20,7 +20,6 @@ from bild_lab.lab.analysis.pipeline import pipeline_summary
 from bild_lab.lab.analysis.prediction import predict
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.decoder import Decoder
-from bild_lab.lab.measure.batches import time_batches, warm_up_batches
 from bild_lab.lab.measure.timing import time_methods, trace_stages, warm_up
 from bild_lab.lab.metrics.quality import score
 from bild_lab.lab.point import Point, prepare
@@ -92,8 +91,7 @@ def measured(point: Point, tmp_path_factory: pytest.TempPathFactory) -> tuple[Re
         patch.setattr(runner, "summarize", noted("summary", summarize))
         patch.setattr(runner, "change_of", noted("change", change_of))
         patch.setattr(runner, "pipeline_summary", noted("pipeline", pipeline_summary))
-        patch.setattr(runner, "OtherLoad", lambda external: SimpleNamespace(percent=lambda: 30.16))
-        patch.setattr(runner, "RanksLoad", lambda ranks: SimpleNamespace(percent=lambda: 12.0))
+        patch.setattr(runner, "OtherLoad", lambda ranks, external: SimpleNamespace(percent=lambda: 18.16))
         patch.setattr(runner, "DeviceUse", lambda device: SimpleNamespace(shared=lambda: True, close=lambda: None))
         folder = tmp_path_factory.mktemp("sweep")
         result = run_point(point, Sweep(folder), setup_s=1000.0, stage=passed.setdefault("stages", []).append)
@@ -147,7 +145,8 @@ def test_the_speedup_is_the_baselines_time_over_the_methods(measured: tuple) -> 
 def test_methods_are_warmed_up_and_timed_as_the_configuration_says(point: Point, measured: tuple) -> None:
     result, _, passed = measured
     methods, requests, *numbers = passed["warm up"]
-    assert (list(methods), len(requests), numbers) == (["method", "baseline"], 4, [1, 3])  # one example, seed 3
+    assert (list(methods), len(requests)) == (["method", "baseline"], 4)
+    assert numbers == [1, 3, 1]  # one example, seed 3, one text at a time
     methods, requests, *numbers = passed["time"]
     assert [methods[name] for name in ("method", "baseline")] == [
         point.decoders[name].method for name in ("method", "baseline")
@@ -168,7 +167,7 @@ def test_a_result_tells_the_point_and_what_else_the_machine_did(point: Point, me
     assert (result.name, result.knobs) == (point.name, point.knobs)
     assert (result.engine, result.same_as_baseline) == (point.decoders["method"].method.engine, False)
     assert result.composition and result.facts["acceptance"] == "Rollback"
-    assert result.environment.get("busy_elsewhere_percent") == 18.2  # of other processes, without those of our own
+    assert result.environment.get("busy_elsewhere_percent") == 18.2
     assert result.environment.get("host") == platform.node()
     assert result.environment.get("shared_device") is True and result.environment.get("parts") is None
     assert "parts" not in result.environment
@@ -205,13 +204,14 @@ def test_a_point_in_batches_has_the_texts_of_batch_1_and_certificates(
     roomy: list[tuple] = []
     monkeypatch.setattr(runner, "require_room", lambda models, *rest: roomy.append((set(map(id, models)), *rest)))
     given: dict[str, tuple] = {}
-    for name, call in (("warm", warm_up_batches), ("time", time_batches)):
+    for name, call in (("warm", warm_up), ("time", time_methods)):
         monkeypatch.setattr(
             runner, call.__name__, lambda *rest, name=name, call=call: given.update({name: rest}) or call(*rest)
         )
     advanced: list[int] = []
     result = run_point(point, Sweep(tmp_path), advance=lambda: advanced.append(1))
-    assert (given["warm"][2:], given["time"][2:5]) == ((2, 3), (2, 1, 3))  # texts at once, repeats, seed
+    assert given["warm"][3:] == (3, 2) and given["time"][2:4] == (1, 3)  # seed, texts at once; repeats, seed
+    assert given["time"][-1] == 2
     assert len(advanced) == 4 and result.work is None
     found = read_examples(result.folder)
     ((models, requests, batch),) = roomy
@@ -249,8 +249,7 @@ def test_one_example_is_measured_without_anything_that_was_not_asked_for_and_sto
     asked = ["resume=false", "dataset.limit=1", "measure.warmup=0", "measure.traced_examples=0"]
     point = prepare(compose_config([*words, *asked, "measure.target_log_probability=false"]))
     monkeypatch.setattr(runner, "DeviceUse", Use)
-    monkeypatch.setattr(runner, "OtherLoad", lambda external: SimpleNamespace(percent=lambda: 5.0))
-    monkeypatch.setattr(runner, "RanksLoad", lambda ranks: SimpleNamespace(percent=lambda: 9.0))
+    monkeypatch.setattr(runner, "OtherLoad", lambda ranks, external: SimpleNamespace(percent=lambda: 0.0))
     monkeypatch.setattr(runner, "require_room", None)  # one text has room
     monkeypatch.setattr(HuggingFaceModel, "parts", {"cuda:0": 2})
     monkeypatch.setattr(Decoder, "text", lambda self, token_ids: "  return 1\n ")

@@ -106,7 +106,7 @@ def test_without_a_baseline_and_in_batches_too(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     more, warmed = ["measure.baseline=null", "runtime.batch=2"], []
-    monkeypatch.setattr(runner, "warm_up_batches", lambda methods, *rest: warmed.append(len(methods)))
+    monkeypatch.setattr(runner, "warm_up", lambda methods, *rest: warmed.append(len(methods)))
     monkeypatch.setattr(runner, "Clock", TwoSeconds)
     found = run_points([prepared(*words, *more, *each) for each in (BILD, SPECULATIVE)], Sweep(tmp_path))
     assert [one.policy for one in found] == ["bild", "speculative"] and warmed == [2]
@@ -190,7 +190,7 @@ def test_every_point_is_loaded_checked_and_has_its_compiled_steps_counted(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "require_no_nan", lambda models, *rest: checked.append(models))
         patch.setattr(runner, "warm_up", lambda methods, *rest: passed.update(warmed=list(methods.values())))
-        patch.setattr(runner, "time_methods", lambda *given: passed.update(steps=given[-1]) or 1 / 0)
+        patch.setattr(runner, "time_methods", lambda *given: passed.update(steps=given[-2]) or 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run_points(several, Sweep(tmp_path))
     assert {id(decoder) for point in several for decoder in point.decoders.values()} == set(loaded)

@@ -24,14 +24,10 @@ MEASURING = (
     "lab/generation_settings.py",  # chooses the processors that scores pass through
     "lab/languages.py",  # adds to prompts
     "lab/load.py",  # chooses the engine
-    "lab/measure/batches.py",
     "lab/measure/certificate.py",
-    "lab/measure/device_use.py",  # detects timings that shared a device
-    "lab/measure/environment.py",  # peak memory and other load
-    "lab/measure/likelihood.py",
-    "lab/measure/sampled_certificate.py",
-    "lab/measure/witness.py",
-    "lab/measure/nan_check.py",  # decides which results are stored at all
+    "lab/measure/environment.py",  # peak memory, other load, and timings that shared a device
+    "lab/measure/recorder.py",
+    "lab/measure/scores.py",  # decides which results are stored at all
     "lab/measure/timing.py",
     "lab/metrics",
     "lab/point.py",  # passes the configuration to the measuring code

@@ -96,8 +96,8 @@ CERTIFICATE = (
         digits=0,
     ),
     Column(
-        "certificate_law",
-        "certificate.law",
+        "certificate_output",
+        "certificate.output",
         "The largest total variation between what the rule emits and the target’s distribution, in any context.",
     ),
     Column(

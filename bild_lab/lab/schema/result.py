@@ -88,7 +88,7 @@ class CertificateCounts:
 
     Greedy: equal texts, numerical ties, and defects. Sampled: examples whose distributions are the target's own in
     every context, within 1e-6 of total variation; those that rounding moves; and defects. unjudged: sampled examples
-    of a rule whose distribution has no closed form. law: the largest total variation between what the rule emits and
+    of a rule whose distribution has no closed form. output: the largest total variation between what the rule emits and
     the target's distribution. rounding: by the number of rows in a forward, the largest total variation between the
     target's distribution in it and one row after another. The last three are None for greedy texts.
     """
@@ -97,7 +97,7 @@ class CertificateCounts:
     ties: int
     defects: int
     unjudged: int | None = None
-    law: float | None = None
+    output: float | None = None
     rounding: Mapping[str, float] | None = None
 
     @property

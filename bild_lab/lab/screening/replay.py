@@ -29,7 +29,7 @@ from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.load import Decoder
 from bild_lab.lab.measure.code import measuring_code
 from bild_lab.lab.measure.cost_model import features_of
-from bild_lab.lab.measure.nan_check import require_no_nan
+from bild_lab.lab.measure.scores import require_no_nan
 from bild_lab.lab.measure.timing import METHOD
 from bild_lab.lab.point import Point, decoder_of
 from bild_lab.lab.screening.candidates import Candidate

@@ -90,7 +90,7 @@ def test_a_file_of_version_1_loses_nothing(policy: str) -> None:
         del old["cost"]["forwards"]
     if new["pipeline"] is not None:
         assert (new["pipeline"].pop("layers"), new["pipeline"].pop("exit_layer")) == (None, None)
-    assert {new["certificate"].pop(key) for key in ("unjudged", "law", "rounding")} == {None}
+    assert {new["certificate"].pop(key) for key in ("unjudged", "output", "rounding")} == {None}
     assert {key: new["counts"][key] if key in counts else new[key] for key in old} == old
     assert set(new) == {key for key in old if key not in counts} | {"counts"}
 
@@ -101,7 +101,7 @@ def test_the_table_of_version_1_is_the_table_of_today(tmp_path: Path) -> None:
     assert new.pop("busy_elsewhere_percent").tolist() == [90.6, 91.1, 87.8]
     assert new.pop("temperature").tolist() == [0, 0, 0]
     assert new.pop("batch").tolist() == [1, 1, 1]
-    certificates = ("certificate_unjudged", "certificate_law", "certificate_rounding")
+    certificates = ("certificate_unjudged", "certificate_output", "certificate_rounding")
     later = new[[*(column.name for column in CHANGE), *certificates, "side_by_side"]]
     assert later.isna().all(axis=None)
     pd.testing.assert_frame_equal(new.drop(columns=later.columns), old)
