@@ -40,9 +40,9 @@ from bild_lab.lab.hashing import content_hash, data_hash, file_hash
 from bild_lab.lab.load import load, require_engine
 from bild_lab.lab.measure.environment import environment, placement_setting
 from bild_lab.lab.measure.timing import BASELINE, METHOD
-from bild_lab.lab.metrics.evaluate_module import PREFIX, require_loadable, script_of
+from bild_lab.lab.metrics import AGREEMENT, Scoring
 from bild_lab.lab.metrics.programs import require_permission
-from bild_lab.lab.metrics.scoring import AGREEMENT, Scoring
+from bild_lab.lab.metrics.text_metrics import EVALUATE, PASS_AT_1, require_loadable, script_of
 from bild_lab.lab.results.records import require_writable
 from bild_lab.lab.toy_pair import named_checkpoint, stand_in, untrained
 
@@ -172,14 +172,19 @@ def _require_scorable(scoring: Scoring, measure: MeasureSpec, runtime: RuntimeSp
     for metric in scoring.metrics:
         if metric == AGREEMENT and measure.baseline is None:
             raise UserError("dataset.metric=agreement compares with a baseline; set measure.baseline=vanilla")
-        if metric == "pass_at_1":
+        if metric == PASS_AT_1:
             require_permission(scoring.run_code)
-        if metric.startswith(PREFIX) and "/" in metric and script_of(metric) is None and not runtime.trust_remote_code:
+        if (
+            metric.startswith(EVALUATE)
+            and "/" in metric
+            and script_of(metric) is None
+            and not runtime.trust_remote_code
+        ):
             raise UserError(
                 f"{metric} is no local folder, and a community metric is Python code from the hub; correct the path, "
                 "or allow it with runtime.trust_remote_code=true"
             )
-        if metric.startswith(PREFIX):
+        if metric.startswith(EVALUATE):
             require_loadable(metric)
 
 
@@ -187,7 +192,7 @@ def _further(scoring: Scoring) -> dict[str, str]:
     """What else decides about the scores: further metrics, and what those of `evaluate` depend on."""
     found = dict.fromkeys(scoring.metrics[1:], "")
     for metric in scoring.metrics:
-        if metric.startswith(PREFIX):
+        if metric.startswith(EVALUATE):
             script = script_of(metric)
             found[metric] = f"{version('evaluate')} {'' if script is None else file_hash(str(script.parent))}"
     return found

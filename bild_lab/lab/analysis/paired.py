@@ -12,8 +12,7 @@ import numpy as np
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.statistics import paired_speedup
 from bild_lab.lab.hashing import plain_numbers
-from bild_lab.lab.metrics import Difference, Judged, cut_text, judge, judge_values
-from bild_lab.lab.metrics.scoring import AGREEMENT
+from bild_lab.lab.metrics import AGREEMENT, Difference, Judged, cut_text, judge, judge_values
 from bild_lab.lab.schema.measured_examples import MeasuredExample
 from bild_lab.lab.schema.quality import Quality
 from bild_lab.lab.schema.result import Result, Speedup

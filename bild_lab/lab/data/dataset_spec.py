@@ -9,7 +9,7 @@ from pathlib import Path
 from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.data.conversations import Template
 from bild_lab.lab.data.local_files import SPLIT_WORDS, SUFFIXES, canonical_split
-from bild_lab.lab.metrics import require_metric
+from bild_lab.lab.metrics import metric_named
 from bild_lab.lab.metrics.programs import ANSWER
 
 BUILTIN = ("toy",)
@@ -119,7 +119,7 @@ class DatasetSpec:
         if len(set(self.scored)) < len(self.scored):
             raise UserError(f"dataset.metrics must be different ones, got {', '.join(self.scored)}")
         for metric in self.scored:
-            require_metric(metric)
+            metric_named(metric)
             if metric == "agreement":
                 continue
             if not self.has_references:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bild_lab.lab.measure.timing import BASELINE, METHOD, Timed
-from bild_lab.lab.metrics.bootstrap import interval, resampled_sums
+from bild_lab.lab.metrics.measures import interval, resampled_sums
 from bild_lab.lab.schema.quality import Change
 
 

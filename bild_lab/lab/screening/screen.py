@@ -21,8 +21,7 @@ from bild_lab.lab.config import PairSpec, RuntimeSpec, typed
 from bild_lab.lab.data.local_files import canonical_split
 from bild_lab.lab.measure.cost_model import CostModel, TimedText
 from bild_lab.lab.measure.timing import METHOD, time_methods
-from bild_lab.lab.metrics import score_pool
-from bild_lab.lab.metrics.scoring import AGREEMENT
+from bild_lab.lab.metrics import AGREEMENT, score_pool
 from bild_lab.lab.point import Point, decoder_of, prepare, sweep_folder
 from bild_lab.lab.screening.candidates import Candidate, Grid, vanilla
 from bild_lab.lab.screening.replay import FOLDER, Records, Replay, Screened, versions

@@ -23,7 +23,7 @@ from bild_lab.lab.analysis.paired import (
 from bild_lab.lab.metrics.quality import Difference, judge, judge_values
 from bild_lab.lab.schema.measured_examples import MeasuredExample
 from bild_lab.lab.schema.result import Result, Speedup
-from tests.lab.metrics.test_bleu import corpus
+from tests.lab.metrics.test_text_metrics import corpus
 from tests.report.sample import ENVIRONMENT, sample_example, sample_result
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from bild_lab.engine.trace import Trace
 from bild_lab.lab.measure.timing import Timed
-from bild_lab.lab.metrics.bootstrap import interval, resampled_sums
+from bild_lab.lab.metrics.measures import interval, resampled_sums
 from bild_lab.lab.results.change import change_of
 
 
