@@ -18,7 +18,7 @@ MEASURING = (
     "lab/analysis/prediction.py",
     "lab/analysis/statistics.py",
     "lab/build.py",  # knobs become the parts of a method
-    "lab/data/conversations.py",  # answers become part of the next prompt, after the data was hashed
+    "lab/data/examples.py",  # answers become part of the next prompt, after the data was hashed
     "lab/conversation_history.py",
     "lab/decoder.py",  # sets a request's limits, turns tokens into text
     "lab/generation_settings.py",  # chooses the processors that scores pass through
@@ -52,11 +52,8 @@ NOT_MEASURING = (
     "lab/cli.py",
     "lab/config.py",  # its values are part of the point's name
     "lab/data/__init__.py",
-    "lab/data/hub_datasets.py",  # all prompts, references and categories are part of the point's name
-    "lab/data/local_files.py",
-    "lab/data/dataset_spec.py",
-    "lab/data/examples.py",
-    "lab/data/row_values.py",
+    "lab/data/dataset_spec.py",  # all prompts, references and categories are part of the point's name
+    "lab/data/rows.py",
     "lab/data/toy.py",
     "lab/data/toy_lexicon.py",
     "lab/data/toy_phrases.py",
