@@ -15,8 +15,7 @@ from bild_lab.engine.models.device import DTYPES
 from bild_lab.engine.protocols import External
 from bild_lab.engine.request import Request
 from bild_lab.errors import UserError
-from bild_lab.lab.analysis.pipeline import pipeline_summary
-from bild_lab.lab.analysis.prediction import predict
+from bild_lab.lab.analysis.prediction import pipeline_summary, predict
 from bild_lab.lab.conversation_history import with_history
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.measure.certificate import Certificate, certify, certify_sampled, count_verdicts

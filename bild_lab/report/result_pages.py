@@ -24,7 +24,7 @@ from PIL import Image
 
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
-from bild_lab.lab.analysis.machine import read_machine
+from bild_lab.lab.analysis.cost import read_machine
 from bild_lab.lab.formatting import interval, number, percent, short_name, signed, signed_interval
 from bild_lab.lab.results.batches import batch_curves
 from bild_lab.lab.results.records import Sweep

@@ -16,8 +16,7 @@ from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.ranks import Ranks
 from bild_lab.lab import point as points
 from bild_lab.lab import runner
-from bild_lab.lab.analysis.pipeline import pipeline_summary
-from bild_lab.lab.analysis.prediction import predict
+from bild_lab.lab.analysis.prediction import pipeline_summary, predict
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.decoder import Decoder
 from bild_lab.lab.measure.timing import time_methods, trace_stages, warm_up

@@ -14,7 +14,6 @@ PACKAGE = Path(__file__).resolve().parents[2]
 MEASURING = (
     "engine",
     "lab/analysis/cost.py",
-    "lab/analysis/pipeline.py",
     "lab/analysis/prediction.py",
     "lab/analysis/statistics.py",
     "lab/build.py",  # knobs become the parts of a method
@@ -44,11 +43,8 @@ NOT_MEASURING = (
     "files.py",
     "lab/__init__.py",
     "lab/analysis/__init__.py",
-    "lab/analysis/machine.py",  # predicts from stored results
     "lab/analysis/paired.py",  # compares stored results
     "lab/analysis/pareto.py",
-    "lab/analysis/reasons.py",  # explains stored results
-    "lab/analysis/serving_names.py",
     "lab/cli.py",
     "lab/config.py",  # its values are part of the point's name
     "lab/data/__init__.py",

@@ -21,8 +21,7 @@ from bild_lab.engine.request import Request
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.analysis.cost import kinds_of
-from bild_lab.lab.analysis.machine import Machine
+from bild_lab.lab.analysis.cost import Machine, kinds_of
 from bild_lab.lab.config import PairSpec, RuntimeSpec, typed
 from bild_lab.lab.conversation_history import with_history
 from bild_lab.lab.hashing import content_hash

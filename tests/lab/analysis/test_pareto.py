@@ -31,7 +31,7 @@ def test_front_of_nothing_is_empty():
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_front_refuses_points_that_have_no_order(bad):
-    with pytest.raises(UserError, match=r"finite costs and qualities, got cost .* at point 1; leave that point out"):
+    with pytest.raises(UserError, match=r"finite costs and qualities, got .* at point 1"):
         pareto_front([(1.0, 1.0), (bad, 1.0)])
 
 
@@ -105,5 +105,5 @@ def test_hypervolume_agrees_with_counting_cells() -> None:
 
 
 def test_hypervolume_refuses_points_that_have_no_order() -> None:
-    with pytest.raises(UserError, match="leave that point out"):
+    with pytest.raises(UserError, match="at point 0"):
         hypervolume([(math.nan, 1.0)], (1.0, 0.0))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bild_lab.engine.trace import Round, Trace
-from bild_lab.lab.analysis.pipeline import PipelineLog, pipeline_log, pipeline_summary, pipeline_units
+from bild_lab.lab.analysis.prediction import PipelineLog, pipeline_log, pipeline_summary, pipeline_units
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.measure.timing import Timed
 from bild_lab.lab.point import prepare

@@ -10,8 +10,7 @@ import pytest
 
 from bild_lab.engine.speculative_theory import expected_tokens, optimal_window, walltime_improvement
 from bild_lab.engine.trace import Round, Trace
-from bild_lab.lab.analysis.prediction import predict
-from bild_lab.lab.analysis.reasons import DRAFTER, HOST, MISSES, REJECTIONS, VERIFICATION, WINDOW, reasons
+from bild_lab.lab.analysis.prediction import DRAFTER, HOST, MISSES, REJECTIONS, VERIFICATION, WINDOW, predict, reasons
 from bild_lab.lab.measure.timing import Timed
 from bild_lab.lab.schema.result import Result
 from tests.report.sample import sample_baseline, sample_result
