@@ -58,7 +58,7 @@ def output_by(judge: Trial, draft: Draft, p: PerRow, drawn: PerNode) -> PerRow:
     """The distribution of the token emitted after each row, by a rule that tries the children of a row in order.
 
     If a child drawn from d is accepted with probability a, and r is left after it, then what is emitted from this child
-    on is d·a + (1 − Σ d·a)·r, where r stands for what is emitted from the next child on. p: left for the first child of
+    on is d·a + (1 − Σ d·a)·r, where r is what is emitted from the next child on. p: left for the first child of
     each row. drawn: d of each node, given the siblings before it.
     """
     output = p.clone()

@@ -166,7 +166,7 @@ def total(forwards: Iterable[Forward], bytes_per_value: int) -> Cost:
 def by_model(forwards: Iterable[Forward], bytes_per_value: int) -> list[tuple[PreTrainedConfig, Cost]]:
     """The cost of each model's forwards, with the model that has most weights first.
 
-    Models are told apart by their configuration objects. Raises UserError for an unknown architecture.
+    Each configuration object is one model. Raises UserError for an unknown architecture.
     """
     groups: dict[int, list[Forward]] = {}  # by identity: equal configurations may be two models
     for forward in forwards:

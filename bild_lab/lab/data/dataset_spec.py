@@ -84,7 +84,7 @@ class DatasetSpec:
     cut: Sequence[str] | None = None  # the text that is scored ends before the first of these; agreement compares all
     # a reference made of columns, {NAME} each; pass_at_1 wants a program with its tests, and {answer} for the output
     reference_template: str | None = None
-    shots: int = 0  # how many solved examples stand before every question
+    shots: int = 0  # how many solved examples come before every question
     shot_split: str = "train"  # the first examples of this split; it must be another one than split
     shot_template: str = SHOT  # of a solved example; must hold both
     max_source_tokens: int | None = None  # the tokenizer cuts the prompt to this length, at least 1; null: never

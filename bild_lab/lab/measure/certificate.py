@@ -32,6 +32,10 @@ NORMALIZED = 1e-4  # how far from 1 the sum of a softmax in float32 may be
 REDRAWN = 1e-3  # total variation of a drafter's q, declared and computed again, that rounding in float32 may make
 
 
+# How many rows ran, the logits that the rule read, and what it emits; None if that is not known.
+Context = tuple[int, Float[Tensor, " vocab"], Float[Tensor, " vocab"] | None]
+
+
 @dataclass(frozen=True)
 class Certificate:
     """One example's verdict.
@@ -154,22 +158,10 @@ def certify_sampled(method: Method, target: LoadedModel, request: Request, token
     """
     if not isinstance(method, DraftThenVerify):
         return Certificate(NO_FORM)
-    drafter, again = one_row_of_drafter(method, request), []
-    contexts: dict[int, tuple[int, Float[Tensor, " vocab"], Float[Tensor, " vocab"] | None]] = {}
-    defects: list[tuple[str, int]] = []
-    for one, new_tokens in recorded_rounds(method, request):
-        again += new_tokens
-        if one is None:
-            continue
-        start = request.limits.prompt_length
-        if not drawn_as_declared(one.draft):
-            defects.append((DRAWS, len(one.text) - start))
-        output = output_of(one, request, drafter)
-        for length, row in one.contexts:
-            if length - start < len(tokens):
-                contexts[length - start] = (one.rows, one.logits[row], None if output is None else output[row])
+    again, contexts, wrong_draws = sampled_again(method, request)
     if (position := first_difference(again, tokens)) is not None:
         return Certificate(DEFECT, position, check=TEXT)
+    defects = [(DRAWS, position) for position in wrong_draws]
     own, prompt = OneRow(target, request), request.source.prompt
     rounding: dict[int, float] = {}
     farthest: float | None = None
@@ -188,14 +180,34 @@ def certify_sampled(method: Method, target: LoadedModel, request: Request, token
             farthest = max(farthest or 0.0, total_variation(output, p))
             if not farthest <= SAME:
                 defects.append((OUTPUT, position))
-    found = {"contexts": len(contexts), "output": farthest, "rounding": dict(sorted(rounding.items()))}
+    known = {position: output for position, (_, _, output) in contexts.items() if position < len(tokens)}
+    found = {"contexts": len(known), "output": farthest, "rounding": dict(sorted(rounding.items()))}
     if defects:
         order = (DRAWS, LOGITS, OUTPUT, UNVERIFIED)  # the cause before its consequences
         check, position = min(defects, key=lambda one: (order.index(one[0]), one[1]))
         return Certificate(SESSION_DEFECT if check == LOGITS else DEFECT, position, check=check, **found)
-    if not contexts or any(output is None for _, _, output in contexts.values()):
+    if not known or any(output is None for output in known.values()):
         return Certificate(NO_FORM, **found)
     return Certificate(EXACT if max(rounding.values()) <= SAME else ROUNDING, **found)
+
+
+def sampled_again(method: DraftThenVerify, request: Request) -> tuple[list[int], dict[int, Context], list[int]]:
+    """The text once more, its contexts by their place in it, and where drafted tokens were not drawn from their q."""
+    drafter, start = one_row_of_drafter(method, request), request.limits.prompt_length
+    again: list[int] = []
+    contexts: dict[int, Context] = {}
+    wrong_draws = []
+    for one, new_tokens in recorded_rounds(method, request):
+        again += new_tokens
+        if one is None:
+            continue
+        if not drawn_as_declared(one.draft):
+            wrong_draws.append(len(one.text) - start)
+        output = output_of(one, request, drafter)
+        for length, row in one.contexts:
+            emits = None if output is None else output[row].clone()
+            contexts[length - start] = (one.rows, one.logits[row].clone(), emits)
+    return again, contexts, wrong_draws
 
 
 def one_row_of_drafter(method: DraftThenVerify, request: Request) -> OneRow | None:

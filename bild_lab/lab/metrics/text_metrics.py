@@ -1,4 +1,4 @@
-"""All metrics, one row each, with sacrebleu, rouge_score and Hugging Face's `evaluate` behind them."""
+"""All metrics, one row each, computed by sacrebleu, rouge_score and Hugging Face's `evaluate`."""
 
 from __future__ import annotations
 

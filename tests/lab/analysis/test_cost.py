@@ -298,41 +298,6 @@ def log_of(trace: Trace, **names: PreTrainedConfig) -> list[tuple[object, ...]]:
     return [(named[id(f.config)], f.rows, f.cached, f.scored, f.source, f.encoder) for f in trace.forwards]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_vanilla_runs_the_target_once_a_token_and_nothing_else(engine: str) -> None:
-    for family, expected in {
-        "t5 gated": [
-            ("target", 6, 0, 0, 6, True),
-            ("target", 1, 0, 1, 6, False),
-            ("target", 1, 1, 1, 6, False),
-            ("target", 1, 2, 1, 6, False),
-        ],
-        "llama": [
-            ("target", 7, 0, 1, 0, False),
-            ("target", 1, 7, 1, 0, False),
-            ("target", 1, 8, 1, 0, False),
-        ],
-    }.items():
-        model = EngineModel(make(family), engine)
-        trace = decode("vanilla", model, model, source_of(model.module), 3)
-        assert log_of(trace, target=model.module.config) == expected
-
-
-def test_a_drafter_that_is_always_right_leaves_the_forwards_of_algorithm_1() -> None:
-    target, draft = (EngineModel(make("t5 gated"), "native") for _ in range(2))
-    trace = decode("speculative", target, draft, source_of(target.module), 5, window=2)
-    assert log_of(trace, target=target.module.config, draft=draft.module.config) == [
-        ("target", 6, 0, 0, 6, True),
-        ("draft", 6, 0, 0, 6, True),
-        ("draft", 1, 0, 1, 6, False),
-        ("draft", 1, 1, 1, 6, False),
-        ("target", 3, 0, 3, 6, False),  # the start token and two drafted ones; the third token is its own
-        ("draft", 2, 2, 1, 6, False),  # its second token was never fed
-        ("draft", 1, 4, 1, 6, False),
-        ("target", 3, 3, 3, 6, False),
-    ]
-
-
 def speculative_log(
     rounds: list[Round], prompt: int, source: int, scores_all: bool
 ) -> list[tuple[str, int, int, int, int, bool]]:
@@ -427,9 +392,3 @@ def test_the_blocks_of_a_layer_cost_what_their_matrices_multiply() -> None:
         assert alone.flops == 2 * 3 * (3 * 4 * (5 if config is T5 else 6))
     filled = total([Forward(LLAMA, 3, layers=0, first_layer=1, filled_layers=1)], 1)
     assert filled.flops == 2 * 3 * (4 * 2 * 2)  # keys and values of one head of two
-
-
-def test_a_filled_layer_costs_its_keys_and_values_alone() -> None:
-    plain, filled = (total([Forward(T5, 2, 4, 1, source=3, layers=1, filled_layers=n)], 1) for n in (0, 3))
-    assert filled.flops - plain.flops == 3 * 2 * 2 * 4 * 12  # three times two rows of 4 by 4×12
-    assert filled.bytes_moved - plain.bytes_moved == 3 * (4 * 12 + 2 * (4 + 12))

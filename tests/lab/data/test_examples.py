@@ -259,14 +259,6 @@ def test_multi30k_loads_from_a_folder(split: str, count: int) -> None:
 
 
 @needs_shared_data
-def test_iwslt_names_the_splits_there_are() -> None:
-    path = str(SHARED_DATA / "iwslt2017-de-en")
-    assert len(load_examples(from_config("iwslt2017", path=path, split="val"))) == 888
-    with pytest.raises(UserError, match="has no split 'test', only validation; set dataset.split"):
-        load_examples(from_config("iwslt2017", path=path))
-
-
-@needs_shared_data
 @pytest.mark.parametrize("path", ["mt_bench", "mt_bench/question.jsonl"])
 def test_mt_bench_gives_both_turns_with_their_categories(path: str) -> None:
     examples = load_examples(from_config("mt_bench", path=str(SHARED_DATA / path)), unanswered=True)
@@ -275,22 +267,6 @@ def test_mt_bench_gives_both_turns_with_their_categories(path: str) -> None:
     assert examples[0].prompt.startswith("Compose an engaging travel blog post")
     assert (examples[1].id, examples[1].category, examples[1].turn) == ("81/2", "writing", 2)
     assert examples[1].source == "Rewrite your previous response. Start every sentence with the letter A."
-
-
-@needs_shared_data
-def test_first_turns_of_mt_bench_have_the_same_ids_alone() -> None:
-    examples = load_examples(from_config("mt_bench", path=str(SHARED_DATA / "mt_bench"), turns=1))
-    assert [example.id for example in examples] == [str(number) for number in range(81, 161)]
-
-
-@needs_shared_data
-def test_code_alpaca_appends_inputs_and_humaneval_keeps_its_task_ids() -> None:
-    alpaca = load_examples(from_config("code_alpaca", path=str(SHARED_DATA / "code_alpaca")))
-    assert len(alpaca) == 2017
-    assert alpaca[0].prompt == ("What are the distinct values from the given list?\ndataList = [3, 9, 3, 5, 7, 9, 5]")
-    humaneval = load_examples(from_config("humaneval", path=str(SHARED_DATA / "humaneval")))
-    assert (len(humaneval), humaneval[3].id) == (164, "HumanEval/3")
-    assert humaneval[0].prompt.startswith("from typing import List\n\n\ndef has_close_elements")
 
 
 ROWS_OF = {
@@ -410,13 +386,6 @@ def test_own_data_with_references_need_a_metric(rows_file) -> None:
 def test_own_data_without_a_column_name_those_that_there_are(rows_file) -> None:
     with pytest.raises(UserError, match=r"rows.jsonl line 1 .*question, meta.by; .*dataset.source_column="):
         load_examples(local(rows_file({"question": "Who?", "meta": {"by": 1}})))
-
-
-def test_own_data_without_a_path_are_refused() -> None:
-    with pytest.raises(UserError, match="dataset.source_column"):
-        from_config("local")
-    with pytest.raises(UserError, match="dataset.path=DIR"):
-        from_config("local", source_column="text")
 
 
 SOLVED = [{"q": f"What is {n} and {n}?", "a": f"{n} + {n} = {2 * n}\n#### {2 * n}"} for n in range(12)]

@@ -90,8 +90,8 @@ def test_what_counts_as_a_tie_is_what_the_targets_own_scores_vary_by() -> None:
 def test_scores_of_two_tokens_vary_by_their_rounding_at_least() -> None:
     eps = torch.finfo(torch.float32).eps
     assert certify(scoring({3: 8.0, 4: 7.0, 5: 64.0}), REQUEST, [4], [3]).noise == 8 * eps
-    tied, apart = (certify(scoring({3: 8.0, 4: 8.0 - gap}), REQUEST, [4], [3]) for gap in (32 * eps, 33 * eps))
-    assert (tied.verdict, apart.verdict) == (TIE, DEFECT)  # four times the noise, and more
+    tied, different = (certify(scoring({3: 8.0, 4: 8.0 - gap}), REQUEST, [4], [3]) for gap in (32 * eps, 33 * eps))
+    assert (tied.verdict, different.verdict) == (TIE, DEFECT)  # four times the noise, and more
 
 
 def test_a_session_may_vary_by_the_rounding_of_two_sums_in_each_layer() -> None:

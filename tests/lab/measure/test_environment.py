@@ -73,11 +73,6 @@ def test_another_device_is_not_shared(tmp_path: Path) -> None:
     assert not first.shared()
 
 
-def test_a_use_that_is_dropped_has_ended(tmp_path: Path) -> None:
-    DeviceUse(CPU, tmp_path)
-    assert not DeviceUse(CPU, tmp_path).shared()
-
-
 def test_a_process_that_is_killed_leaves_the_device_free(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     ready, go = context.Event(), context.Event()

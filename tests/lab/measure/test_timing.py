@@ -90,7 +90,7 @@ def test_method_and_baseline_take_turns_at_being_first() -> None:
     turns, others = ["method", "baseline"], ["baseline", "method"]
     assert [name for name, _, _ in notes] == [*turns, *others, *turns, *others, *turns, *others]
     assert [example for _, example, _ in notes] == [7] * 6 + [8] * 6
-    assert calls == [6, 12]  # told after every example
+    assert calls == [6, 12]  # once after every example
     # the tokens are the first repeat's, without the prompt
     assert {name: [one.token_ids for one in several] for name, several in timed.items()} == {
         "method": [[1], [8]],
@@ -195,19 +195,6 @@ def test_the_stages_of_all_examples_add_up_and_the_rest_is_host_code(monkeypatch
     assert [spans[0] for spans in stages.spans] == [("prefill", 8, 9)] * 2
 
 
-def test_two_methods_take_turns_at_the_beginning() -> None:
-    turns = [[order(["a", "b"], index, repeat, 2) for repeat in range(2)] for index in range(2)]
-    assert turns == [[["a", "b"], ["b", "a"]], [["b", "a"], ["a", "b"]]]
-
-
-def test_three_methods_are_timed_in_the_order_of_their_turns() -> None:
-    _, notes, requests = noted(examples=2)
-    names = ["a", "b", "c"]
-    time_methods({name: Noted(name, notes) for name in names}, requests, 2, 0, lambda: None)
-    turns = [order(names, index, repeat, 2) for index in range(2) for repeat in range(2)]
-    assert [name for name, _, _ in notes] == [name for turn in turns for name in turn]
-
-
 @pytest.mark.parametrize("repeats", [1, 2, 3])
 def test_of_several_methods_each_has_every_place_equally_often(repeats: int) -> None:
     names = ["a", "b", "c"]
@@ -247,12 +234,6 @@ def test_in_batches_methods_take_turns_with_blocks_and_each_text_has_its_own_see
     assert len(advanced) == size + rest
     assert [one.token_ids for one in found["method"]] == [[at + 1] for at in range(size + rest)]
     assert all(len(one.latency_s) == len(one.waited_s) == 2 for several in found.values() for one in several)
-
-
-def test_in_batches_more_than_two_methods_begin_in_turn() -> None:
-    notes: list = []
-    in_batches(*(Slow(name, notes) for name in "abc"), count=4 * BLOCK, repeats=2)
-    assert "".join(name for name, _, _ in notes[:: 2 * BLOCK]) == "abc" + "cba" + "bca" + "acb"
 
 
 def test_a_batch_warms_up_with_the_texts_that_are_timed_first() -> None:
