@@ -29,7 +29,7 @@ def compare(cfg: DictConfig) -> None:
     engines = [cfg.names] if isinstance(cfg.names, str) else [str(name) for name in cfg.names]
     # imported late: drawing and scoring libraries take seconds, and bad input should not wait for them
     from bild_lab.lab.analysis.paired import compare_pair, differences, match
-    from bild_lab.lab.analysis.serving_names import require_engines
+    from bild_lab.lab.analysis.statistics import require_engines
     from bild_lab.lab.point import sweep_folder
     from bild_lab.lab.results.commits import SharedTexts, read_results, shared_texts
     from bild_lab.lab.results.records import require_writable

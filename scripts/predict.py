@@ -19,7 +19,7 @@ from bild_lab.files import write_atomically
 from bild_lab.lab.cli import output, run_application, stages
 
 if TYPE_CHECKING:
-    from bild_lab.lab.analysis.machine import Machine
+    from bild_lab.lab.analysis.cost import Machine
     from bild_lab.lab.schema.result import Result
 
 FILE = "predicted.csv"
@@ -57,7 +57,7 @@ def main() -> None:
             "python scripts/predict.py outputs/NAME machine=h100_sxm"
         )
     stages.enter("loading libraries")
-    from bild_lab.lab.analysis.machine import read_machine  # late: torch takes seconds to load
+    from bild_lab.lab.analysis.cost import read_machine  # late: torch takes seconds to load
     from bild_lab.lab.results.records import Sweep
 
     machines = [read_machine(name) for name in names]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def run(cfg: DictConfig) -> None:
     """Screen, choose, confirm and print. Raises UserError for bad input."""
-    from bild_lab.lab.analysis.machine import Machine  # late: torch takes seconds to load
+    from bild_lab.lab.analysis.cost import Machine  # late: torch takes seconds to load
     from bild_lab.lab.screening.candidates import grid_of
     from bild_lab.lab.screening.found import screen
     from bild_lab.lab.screening.screen import RecordSpec, Screening, ScreenSpec

@@ -67,16 +67,16 @@ class Acceptance(Protocol):
 
 
 @runtime_checkable
-class HasLaw(Protocol):
+class DeclaresOutput(Protocol):
     """An acceptance rule whose output distribution under sampling has a closed form, which certificates compute."""
 
-    def law(
+    def output_distribution(
         self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request, drawn: Float[Tensor, "n vocab"]
     ) -> Float[Tensor, "n+1 vocab"] | None:
-        """The distribution of the token that the rule emits behind each row; None if it is not known for this draft.
+        """The distribution of the token that the rule emits after each row; None if it is not known for this draft.
 
         drawn: the distribution that each node was really drawn from, given the siblings before it. A row's own
-        children are what is drawn anew; the rows above are accepted. `acceptance/laws.py` adds up accepted and
+        children are what is drawn anew; the rows above are accepted. `acceptance/trees.py` adds up accepted and
         replaced tokens.
         """
 

@@ -41,9 +41,9 @@ from bild_lab.lab.decoding.decoder import Decoder
 from bild_lab.lab.decoding.load import decoder_of
 from bild_lab.lab.hashing import content_hash, data_hash, file_hash
 from bild_lab.lab.measure.environment import placement_setting
-from bild_lab.lab.metrics.evaluate_module import PREFIX, require_loadable, script_of
+from bild_lab.lab.metrics import AGREEMENT, Scoring
 from bild_lab.lab.metrics.programs import require_permission
-from bild_lab.lab.metrics.scoring import AGREEMENT, Scoring
+from bild_lab.lab.metrics.text_metrics import EVALUATE, PASS_AT_1, require_loadable, script_of
 from bild_lab.lab.results.records import require_writable
 from bild_lab.lab.schema.timed import BASELINE, METHOD
 
@@ -187,9 +187,9 @@ def _require_scorable(scoring: Scoring, specs: Specs) -> None:
     for metric in scoring.metrics:
         if metric == AGREEMENT and measure.baseline is None:
             raise UserError("dataset.metric=agreement compares with a baseline; set measure.baseline=vanilla")
-        if metric == "pass_at_1":
+        if metric == PASS_AT_1:
             require_permission(scoring.run_code)
-        if not metric.startswith(PREFIX):
+        if not metric.startswith(EVALUATE):
             continue
         if "/" in metric and script_of(metric) is None and not specs.runtime.trust_remote_code:
             raise UserError(
@@ -277,7 +277,7 @@ def _further_metrics(scoring: Scoring) -> dict[str, str]:
     """What else decides about the scores: further metrics, and what those of `evaluate` depend on."""
     found = dict.fromkeys(scoring.metrics[1:], "")
     for metric in scoring.metrics:
-        if metric.startswith(PREFIX):
+        if metric.startswith(EVALUATE):
             script = script_of(metric)
             found[metric] = f"{version('evaluate')} {'' if script is None else file_hash(str(script.parent))}"
     return found

@@ -15,19 +15,14 @@ from bild_lab.engine.models.device import DTYPES
 from bild_lab.engine.protocols import External
 from bild_lab.engine.request import Request
 from bild_lab.errors import UserError
-from bild_lab.lab.analysis.pipeline import pipeline_summary
-from bild_lab.lab.analysis.prediction import predict
+from bild_lab.lab.analysis.prediction import pipeline_summary, predict
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.decoding.history import with_history
-from bild_lab.lab.measure.batches import time_batches, warm_up_batches
-from bild_lab.lab.measure.certificate import Certificate, certify, count_verdicts
+from bild_lab.lab.measure.certificate import Certificate, certify, certify_sampled, count_verdicts
 from bild_lab.lab.measure.change import change_of
-from bild_lab.lab.measure.device_use import DeviceUse
-from bild_lab.lab.measure.environment import OtherLoad, RanksLoad, environment, peak_memory_mb
+from bild_lab.lab.measure.environment import DeviceUse, OtherLoad, environment, peak_memory_mb
 from bild_lab.lab.measure.example_rows import measured_examples, with_trace
-from bild_lab.lab.measure.likelihood import log_probabilities, log_probability
-from bild_lab.lab.measure.nan_check import require_no_nan
-from bild_lab.lab.measure.sampled_certificate import certify_sampled
+from bild_lab.lab.measure.scores import log_probabilities, log_probability, require_no_nan
 from bild_lab.lab.measure.summary import agreement, decoding_costs, qualities, summarize, work_of
 from bild_lab.lab.measure.timing import Stages, seeded, time_methods, trace_stages, warm_up
 from bild_lab.lab.point import Point
@@ -119,19 +114,13 @@ def run_points(
     batch = first.batch
     if batch > 1:
         require_room({id(one): one for each in decoders.values() for one in each.models}.values(), requests, batch)
-    if batch > 1 and first.measure.warmup:
-        warm_up_batches(methods, requests, batch, first.seed)
-    else:
-        warm_up(methods, requests, first.measure.warmup, first.seed)
+    warm_up(methods, requests, first.measure.warmup, first.seed, batch)
     clock.begin("decode")
     external = [method for method in methods.values() if isinstance(method, External)]
-    others, ours = OtherLoad(lambda: sum(each.cpu_seconds() for each in external)), RanksLoad(ranks)
+    others = OtherLoad(ranks, lambda: sum(each.cpu_seconds() for each in external))
     repeats, seed = first.measure.repeats, first.seed
-    if batch > 1:
-        timed = time_batches(methods, requests, batch, repeats, seed, synchronize, advance)
-    else:
-        timed = time_methods(methods, requests, repeats, seed, synchronize, advance, lambda: compiled_steps(points))
-    surroundings["busy_elsewhere_percent"] = round(max(0.0, others.percent() - ours.percent()), 1)
+    timed = time_methods(methods, requests, repeats, seed, synchronize, advance, lambda: compiled_steps(points), batch)
+    surroundings["busy_elsewhere_percent"] = round(others.percent(), 1)
     surroundings["shared_device"] = any(ranks.gather(use is not None and use.shared()))
     if use is not None:
         use.close()

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from bild_lab.files import write_atomically
 from bild_lab.lab.analysis.paired import NOT_COMPARED, SAME, SIGNIFICANT, Compared, ComparedQuality
-from bild_lab.lab.analysis.serving_names import Value, figures
+from bild_lab.lab.analysis.statistics import Value, figures
 from bild_lab.lab.formatting import MISSING, interval, knob_label, number, short_name, signed, signed_interval, times
 from bild_lab.lab.results.groups import varying_knobs
 from bild_lab.lab.schema.numbers import Speedup

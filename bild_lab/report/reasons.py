@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bild_lab.lab.analysis.pareto import best_at_loss
-from bild_lab.lab.analysis.reasons import (
+from bild_lab.lab.analysis.prediction import (
     DRAFTER,
     HOST,
     MISSES,

@@ -24,7 +24,7 @@ from PIL import Image
 
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
-from bild_lab.lab.analysis.machine import read_machine
+from bild_lab.lab.analysis.cost import read_machine
 from bild_lab.lab.formatting import interval, number, percent, short_name, signed, signed_interval
 from bild_lab.lab.results.batches import batch_curves
 from bild_lab.lab.results.records import Sweep
@@ -40,7 +40,7 @@ log_probability_difference_high latency_s_median
 latency_s_p95 latency_s_mean speedup speedup_low speedup_high tokens_per_s baseline_tokens_per_s tokens_per_target_call
 acceptance_rate drafted accepted draft_calls target_calls fallbacks rollbacks exit_layer_mean agreement_with_target
 certificate_equal certificate_ties certificate_defects certificate_unjudged
-certificate_law certificate_rounding busy_elsewhere_percent side_by_side
+certificate_output certificate_rounding busy_elsewhere_percent side_by_side
 predicted_cost_ratio predicted_theorem predicted_rounds
 pipeline_match_rate pipeline_latency_units pipeline_predicted_latency_units pipeline_theorem pipeline_exit
 pipeline_concurrent pipeline_host""".split()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ from omegaconf import OmegaConf
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import quote_free_text
 from bild_lab.lab.config import config_dir
-from bild_lab.lab.data.examples import DatasetSpec
-from bild_lab.lab.data.local_files import find_split_files
+from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.data.rows import find_split_files
 
 LOCAL = "local"
 TEMPLATES = ("chat_template", "next_turn_template")
@@ -29,13 +28,15 @@ def dataset_words(spec: DatasetSpec) -> list[str]:
     """
     first = spec.name.partition(" + ")[0]  # of several datasets
     name = first if (config_dir() / "dataset" / f"{first}.yaml").is_file() else LOCAL
-    given = _file("dataset", name)
-    usual = {field.name: field.default for field in fields(DatasetSpec)} | given
-    values = {**asdict(spec), "name": first}
+    defaults, given = {field.name: field.default for field in fields(DatasetSpec)}, _file("dataset", name)
+    usual, values = defaults | given, {**asdict(spec), "name": first}
     words = [f"dataset={name}"]
-    if (template := _template(values)) is not None:
-        words.append(f"template={template}")
-        usual |= {key: values[key] for key in TEMPLATES}
+    for file in sorted((config_dir() / "template").glob("*.yaml")):
+        held = {**defaults, **_file("template", file.stem)}
+        if all(_plain(held[key]) == _plain(values[key]) for key in TEMPLATES):
+            words.append(f"template={file.stem}")
+            usual |= {key: values[key] for key in TEMPLATES}
+            break
     derived = DatasetSpec(**{**values, "name": None}).name if usual["name"] is None else usual["name"]
     usual |= {"name": derived, "limit": values["limit"], "metric": usual["metric"] or "agreement"}
     values["split"] = _split(spec, usual["split"])
@@ -45,16 +46,6 @@ def dataset_words(spec: DatasetSpec) -> list[str]:
 
 def _file(group: str, name: str) -> dict[str, Any]:
     return OmegaConf.to_container(OmegaConf.load(config_dir() / group / f"{name}.yaml"))
-
-
-def _template(values: Mapping[str, Any]) -> str | None:
-    """The file of conf/template with these templates."""
-    unset = {field.name: field.default for field in fields(DatasetSpec)}
-    for file in sorted((config_dir() / "template").glob("*.yaml")):
-        held = {**unset, **_file("template", file.stem)}
-        if all(_plain(held[key]) == _plain(values[key]) for key in TEMPLATES):
-            return file.stem
-    return None
 
 
 def _split(spec: DatasetSpec, usual: str) -> str:
@@ -73,11 +64,9 @@ def _split(spec: DatasetSpec, usual: str) -> str:
 
 def _plain(value: Any) -> Any:
     """A column or template that is alone like one in a list."""
-    return list(value) if isinstance(value, list | tuple) and len(value) != 1 else _alone(value)
-
-
-def _alone(value: Any) -> Any:
-    return value[0] if isinstance(value, list | tuple) else value
+    if not isinstance(value, list | tuple):
+        return value
+    return value[0] if len(value) == 1 else list(value)
 
 
 def _word(key: str, value: Any) -> str:

@@ -15,7 +15,7 @@ from bild_lab.engine.batched import apart, decode_batch, why_not_in_batches
 from bild_lab.engine.drafters.windows import AdaptiveWindow
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
-from bild_lab.lab.measure.batches import warm_up_batches
+from bild_lab.lab.measure.timing import warm_up
 
 
 class Drafting:
@@ -129,7 +129,7 @@ def test_a_method_that_loses_a_text_is_an_error() -> None:
 
 def test_a_warm_up_is_one_batch_of_every_method() -> None:
     methods = {"method": Together(None), "baseline": Together(None)}
-    warm_up_batches(methods, requests(1, 2, 3, 4, 5), 3, seed=0)
+    warm_up(methods, requests(1, 2, 3, 4, 5), 1, 0, 3)
     assert [one.texts for one in methods.values()] == [[[1, 2, 3]]] * 2
 
 

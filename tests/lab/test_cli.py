@@ -29,7 +29,7 @@ from bild_lab.lab import cli, runner
 from bild_lab.lab.cli import quote_free_text, run_application
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.decoding.load import load_model
-from bild_lab.lab.measure.device_use import DeviceUse
+from bild_lab.lab.measure.environment import DeviceUse
 from bild_lab.lab.point import DEFAULT_THREADS
 from bild_lab.lab.results.commands import read_commands
 from bild_lab.lab.results.records import Sweep
@@ -280,7 +280,7 @@ def test_a_certified_run_judges_the_distributions_of_sampled_texts(command: Comm
     assert table.loc["speculative", columns[:2]].sum() == 6
     assert table.loc["typical_acceptance", columns].tolist() == [0, 0, 6, 0]
     assert table.loc["fly", columns].tolist() == [0, 0, 0, 6]
-    assert table.loc["speculative", "certificate_law"] < 1e-6 < table.loc["typical_acceptance", "certificate_law"]
+    assert table.loc["speculative", "certificate_output"] < 1e-6 < table.loc["typical_acceptance", "certificate_output"]
     assert "Distributions when sampling" in Path("outputs/tested/report.html").read_text()
 
 
@@ -446,8 +446,8 @@ BAD_INPUT = {
         "experiment=bild_fig2 is a folder; choose one of its files: bild_fig2/paper, bild_fig2/small",
     ),
     "fallback out of range": (["policy.fallback=1.5"], r"must lie in [0, 1], got 1.5"),
-    "rollback out of range": (["policy.rollback=0"], "rollback threshold must be > 0 nats, got 0"),
-    "threshold is a word": (["policy.rollback=much"], "rollback threshold must be > 0 nats, got 'much'"),
+    "rollback out of range": (["policy.rollback=0"], "rollback threshold, in nats, must lie in (0, inf], got 0"),
+    "threshold is a word": (["policy.rollback=much"], "rollback threshold, in nats, must lie in (0, inf], got 'much'"),
     "window out of range": (["policy.window=0"], "window must be a whole number >= 1, got 0"),
     "no draft model": (["pair.draft=null"], "policy bild drafts with a small model"),
     "missing checkpoint": (["pair.target=/nowhere/model"], "no checkpoint folder /nowhere/model"),

@@ -6,7 +6,7 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
-from bild_lab.lab.data.conversations import Continuation, Example
+from bild_lab.lab.data.examples import Continuation, Example
 from bild_lab.lab.hashing import content_hash, data_hash, file_hash
 
 

@@ -64,8 +64,7 @@ def point(words: list[str]) -> Point:
 def measured(point: Point, tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, list[MeasuredExample], list[str]]:
     """The result, its examples, and the parts of the measurement as they began."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "OtherLoad", lambda external: SimpleNamespace(percent=lambda: 30.16))
-        patch.setattr(runner, "RanksLoad", lambda ranks: SimpleNamespace(percent=lambda: 12.0))
+        patch.setattr(runner, "OtherLoad", lambda ranks, external: SimpleNamespace(percent=lambda: 18.16))
         patch.setattr(runner, "DeviceUse", lambda device: SimpleNamespace(shared=lambda: True, close=lambda: None))
         folder, stages = tmp_path_factory.mktemp("sweep"), []
         result = run_point(point, Sweep(folder), setup_s=1000.0, stage=stages.append)
@@ -122,7 +121,7 @@ def test_a_result_tells_the_point_and_what_else_the_machine_did(point: Point, me
     assert (result.name, result.knobs) == (point.name, point.knobs)
     assert (result.engine, result.same_as_baseline) == (point.decoders["method"].method.engine, False)
     assert result.composition and result.facts["acceptance"] == "Rollback"
-    assert result.environment.get("busy_elsewhere_percent") == 18.2  # of other processes, without those of our own
+    assert result.environment.get("busy_elsewhere_percent") == 18.2
     assert result.environment.get("host") == platform.node()
     assert result.environment.get("shared_device") is True and result.environment.get("parts") is None
     assert "parts" not in result.environment

@@ -25,8 +25,8 @@ from bild_lab.engine.ppd.pipeline import PredictivePipeline
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.analysis.pipeline import pipeline_log
-from bild_lab.lab.metrics.bootstrap import interval, times_drawn
+from bild_lab.lab.analysis.prediction import pipeline_log
+from bild_lab.lab.metrics.measures import interval, times_drawn
 from bild_lab.papers.match_rates import (
     TOTAL,
     MatchRates,

@@ -1,7 +1,7 @@
 """Acceptance rules: one module for each way to decide how much of a draft is accepted."""
 
 from bild_lab.engine.acceptance.block_verification import BlockVerification
-from bild_lab.engine.acceptance.cascades import SpeculativeCascade
+from bild_lab.engine.acceptance.cascades import SpeculativeCascade, StaticEnsemble
 from bild_lab.engine.acceptance.exact_match import ExactMatch
 from bild_lab.engine.acceptance.fly import Fly
 from bild_lab.engine.acceptance.judge import Judge
@@ -9,10 +9,8 @@ from bild_lab.engine.acceptance.rejection_sampling import RejectionSampling
 from bild_lab.engine.acceptance.relaxed import RelaxedAcceptance
 from bild_lab.engine.acceptance.rollback import Rollback
 from bild_lab.engine.acceptance.speculative_sampling import SpeculativeSampling
-from bild_lab.engine.acceptance.static_ensemble import StaticEnsemble
 from bild_lab.engine.acceptance.step_score import StepScore
-from bild_lab.engine.acceptance.truncation import TruncationSampling
-from bild_lab.engine.acceptance.typical import TypicalAcceptance
+from bild_lab.engine.acceptance.typical import TruncationSampling, TypicalAcceptance
 
 __all__ = [
     "BlockVerification",

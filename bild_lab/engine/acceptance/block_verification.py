@@ -7,8 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bild_lab.engine.acceptance.exact_match import ExactMatch
-from bild_lab.engine.acceptance.laws import acceptance
-from bild_lab.engine.acceptance.speculative_sampling import drafter_probs, residual
+from bild_lab.engine.acceptance.speculative_sampling import acceptance, drafter_probs, residual
+from bild_lab.engine.acceptance.trees import PerNode, PerRow
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, draw
@@ -21,8 +21,8 @@ class BlockVerification:
 
         h_i = R_i / (R_i + 1 − P_i), where R_i = Σ_x max(0, P_i p(x | x_1 … x_i) − q(x | x_1 … x_i)),
 
-    and the whole draft, behind which there is no q, with h_n = P_n. The longest accepted prefix stands. The next token
-    is drawn from norm(max(0, P_i p − q)) behind it, or from p behind the whole draft.
+    and the whole draft, after which there is no q, with h_n = P_n. The longest accepted prefix is kept. The next token
+    is drawn from norm(max(0, P_i p − q)) after it, or from p after the whole draft.
 
     The text has the target's distribution: a prefix of i tokens or more is accepted with probability P_i. No rule that
     reads these probabilities accepts more tokens in expectation; speculative sampling accepts as many or fewer. Under
@@ -32,15 +32,12 @@ class BlockVerification:
     accepts_trees = False
     needs: frozenset[str] = frozenset()
 
-    def __init__(self) -> None:
-        self._exact = ExactMatch()
-
     def lossless(self, sampling: Sampling) -> bool:
         return True
 
-    def __call__(self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict:
+    def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
         if request.sampling.greedy or not len(draft):
-            return self._exact(draft, logits, request)
+            return ExactMatch()(draft, logits, request)
         p = request.sampling.probs(logits)  # [n+1, vocab]
         q = drafter_probs(draft, p)  # [n, vocab]
         weights = prefix_weights(p, q, draft)  # [n+1]
@@ -53,12 +50,10 @@ class BlockVerification:
         (counted, chosen) = draft.to_host(kept, draw(rest, request.generator))
         return Verdict(path=tuple(range(int(counted[0]))), next_token=int(chosen[0]))
 
-    def law(
-        self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request, drawn: Float[Tensor, "n vocab"]
-    ) -> Float[Tensor, "n+1 vocab"]:
-        """Given that the prefix x_1 … x_i stands.
+    def output_distribution(self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode) -> PerRow:
+        """Given that the prefix x_1 … x_i is kept.
 
-        A token x follows as drafted with probability P_{i+1} = min(1, P_i p(x) / q(x)), as what is drafted behind it
+        A token x follows as drafted with probability P_{i+1} = min(1, P_i p(x) / q(x)), as what is drafted after it
         is drawn from its q. Else the prefix ends there with probability h_i, and the residual follows.
         """
         p = request.sampling.probs(logits)
@@ -67,22 +62,20 @@ class BlockVerification:
         scaled = weights[:, None] * p[:-1]
         follows = drawn * acceptance(scaled, q)
         ends = (1 - follows.sum(-1, keepdim=True)) * chances_to_end(scaled, q, weights)[:, None]
-        stands = follows.sum(-1, keepdim=True) + ends  # P_i if `drawn` is q
-        behind = torch.where(stands == 0, p[:-1], (follows + ends * residual(scaled, q)) / stands)
-        return torch.cat([behind, p[-1:]])
+        kept = follows.sum(-1, keepdim=True) + ends  # P_i if `drawn` is q
+        after = torch.where(kept == 0, p[:-1], (follows + ends * residual(scaled, q)) / kept)
+        return torch.cat([after, p[-1:]])
 
 
-def chances_to_end(
-    scaled: Float[Tensor, "n vocab"], q: Float[Tensor, "n vocab"], weights: Float[Tensor, " n"]
-) -> Float[Tensor, " n"]:
-    """h_0 … h_{n−1}: how likely the draft ends behind each prefix if it does not go on. scaled: P_i p behind it."""
+def chances_to_end(scaled: PerNode, q: PerNode, weights: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    """h_0 … h_{n−1}: how likely the draft ends after each prefix if it does not go on. scaled: P_i p after it."""
     left = (scaled - q).clamp(min=0).sum(-1)  # R_0 … R_{n−1}
     room = left + 1 - weights
-    # where both are 0 the drafter is as good as the target, and the longer prefix stands anyway
+    # where both are 0 the drafter is as good as the target, and the longer prefix is kept anyway
     return torch.where(room > 0, left / room, 1.0)
 
 
-def prefix_weights(p: Float[Tensor, "n+1 vocab"], q: Float[Tensor, "n vocab"], draft: Draft) -> Float[Tensor, " n+1"]:
+def prefix_weights(p: PerRow, q: PerNode, draft: Draft) -> Float[Tensor, " n+1"]:
     """P_0 … P_n: how much of its target probability each prefix still has, after what was capped before."""
     drafted = draft.tokens[:, None]
     ratios = p[:-1].gather(-1, drafted)[:, 0] / q.gather(-1, drafted)[:, 0]

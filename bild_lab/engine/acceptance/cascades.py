@@ -1,104 +1,44 @@
-"""Speculative cascades: the drafter's tokens are kept unless a deferral rule asks for the target's."""
+"""Speculative sampling towards a mixture of target and drafter: speculative cascades and the static ensemble."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from bild_lab.engine.acceptance.speculative_sampling import as_wide_as, drafter_probs, speculative_law, verify_chain
+from bild_lab.engine.acceptance.speculative_sampling import SpeculativeRule, as_wide_as, drafter_probs, verify_chain
+from bild_lab.engine.acceptance.trees import PerNode, PerRow, accepted_path, first_of
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.request import Request
-from bild_lab.engine.sampling import Sampling, precise
-from bild_lab.errors import UserError
+from bild_lab.engine.sampling import Sampling, likeliest, precise
+from bild_lab.errors import UserError, require_number
 
 
-class Deferral(Protocol):
-    """Says which of the drafter's tokens are deferred to the target.
-
-    p and q are the models' own distributions, at temperature 1. A result with one column holds for every token of
-    a position.
-    """
-
-    def __call__(self, p: Float[Tensor, "n vocab"], q: Float[Tensor, "n vocab"]) -> Bool[Tensor, " n #vocab"]: ...
+def greatest(probs: PerNode) -> Float[Tensor, "n 1"]:
+    return probs.amax(-1, keepdim=True)
 
 
-@dataclass(frozen=True)
-class Alpha:
-    """How much more confident the target must be before a rule defers to it. A greater alpha defers less."""
-
-    alpha: float
-
-    def __post_init__(self) -> None:
-        if isinstance(self.alpha, bool) or not isinstance(self.alpha, int | float) or not math.isfinite(self.alpha):
-            raise UserError(f"a cascade's alpha must be a finite number, got {self.alpha!r}; greater defers less")
+def distance(p: PerNode, q: PerNode) -> Float[Tensor, "n 1"]:
+    """The total variation of each row."""
+    return (p - q).abs().sum(-1, keepdim=True) / 2
 
 
-class Chow(Alpha):
-    """Defer a position where max q < 1 − α: the drafter is unsure."""
-
-    def __call__(self, p: Float[Tensor, "n vocab"], q: Float[Tensor, "n vocab"]) -> Bool[Tensor, "n 1"]:
-        return greatest(q) < 1 - self.alpha
-
-
-class Diff(Alpha):
-    """Defer a position where max q < max p − α: the target is more confident."""
-
-    def __call__(self, p: Float[Tensor, "n vocab"], q: Float[Tensor, "n vocab"]) -> Bool[Tensor, "n 1"]:
-        return greatest(q) < greatest(p) - self.alpha
-
-
-class Opt(Alpha):
-    """Defer a position where max q < max p − α · D_TV(p, q): like Diff, but it accounts for the cost of rejections."""
-
-    def __call__(self, p: Float[Tensor, "n vocab"], q: Float[Tensor, "n vocab"]) -> Bool[Tensor, "n 1"]:
-        distance = (p - q).abs().sum(-1, keepdim=True) / 2  # total variation
-        return greatest(q) < greatest(p) - self.alpha * distance
-
-
-class TokenV1(Alpha):
-    """Defer tokens with q(token) < max p − α."""
-
-    def __call__(self, p: Float[Tensor, "n vocab"], q: Float[Tensor, "n vocab"]) -> Bool[Tensor, "n vocab"]:
-        return q < greatest(p) - self.alpha
-
-
-class TokenV2(Alpha):
-    """Defer tokens with p(token) < max p − α."""
-
-    def __call__(self, p: Float[Tensor, "n vocab"], q: Float[Tensor, "n vocab"]) -> Bool[Tensor, "n vocab"]:
-        return p < greatest(p) - self.alpha
-
-
-class TokenV3(Alpha):
-    """Defer tokens with p(token) < (1 − α) · max p."""
-
-    def __call__(self, p: Float[Tensor, "n vocab"], q: Float[Tensor, "n vocab"]) -> Bool[Tensor, "n vocab"]:
-        return p < (1 - self.alpha) * greatest(p)
-
-
-RULES: dict[str, type[Alpha]] = {
-    "chow": Chow,
-    "diff": Diff,
-    "opt": Opt,
-    "token_v1": TokenV1,
-    "token_v2": TokenV2,
-    "token_v3": TokenV3,
+# Which of the drafter's tokens are deferred to the target, by p and q, the models' own distributions at temperature 1,
+# and α: how much more confident the target must be. The first three defer whole positions, which have one column.
+DEFERRALS: dict[str, Callable[[PerNode, PerNode, float], Bool[Tensor, " n #vocab"]]] = {
+    "chow": lambda p, q, alpha: greatest(q) < 1 - alpha,  # the drafter is unsure
+    "diff": lambda p, q, alpha: greatest(q) < greatest(p) - alpha,  # the target is more confident
+    "opt": lambda p, q, alpha: greatest(q) < greatest(p) - alpha * distance(p, q),  # accounts for rejections
+    "token_v1": lambda p, q, alpha: q < greatest(p) - alpha,
+    "token_v2": lambda p, q, alpha: p < greatest(p) - alpha,
+    "token_v3": lambda p, q, alpha: p < (1 - alpha) * greatest(p),
 }
 
 
-def deferral(rule: str, alpha: float) -> Deferral:
-    """The deferral rule with this name. Raises UserError for an unknown name."""
-    if rule not in RULES:
-        raise UserError(f"a cascade's rule must be one of {', '.join(RULES)}, got {rule!r}")
-    return RULES[rule](alpha)
-
-
-class SpeculativeCascade:
+class SpeculativeCascade(SpeculativeRule):
     """Speculative sampling towards π instead of the target's p (Narasimhan et al., 2025).
 
     π(v) = q(v) (1 − r(v)) + p(v) Σ_u r(u) q(u), where r says which tokens the rule defers. If all tokens
@@ -108,48 +48,83 @@ class SpeculativeCascade:
     are chosen from. Under greedy decoding these are one-hot, and so is π: the drafter's argmax is kept
     unless it is deferred, and then the target's argmax replaces it. After a fully accepted draft there
     is no drafter distribution, and the target chooses alone.
+
+    rule: one of `DEFERRALS`. alpha: finite; a greater one defers less.
     """
 
     accepts_trees = False
     needs = frozenset({"own_probs"})
 
-    def __init__(self, rule: Deferral) -> None:
-        if not callable(rule):
-            raise UserError(f"a cascade's rule must be a part that defers, such as Opt(alpha=0.1), got {rule!r}")
-        self._rule = rule
+    def __init__(self, rule: str, alpha: float) -> None:
+        if rule not in DEFERRALS:
+            raise UserError(f"a cascade's rule must be one of {', '.join(DEFERRALS)}, got {rule!r}")
+        if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
+            raise UserError(f"a cascade's alpha must be a finite number, got {alpha!r}; greater defers less")
+        self._defers, self._alpha = DEFERRALS[rule], alpha
 
     def lossless(self, sampling: Sampling) -> bool:
         return False
 
-    def __call__(self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict:
-        mixed, q = self._mixed(draft, logits, request)
-        return verify_chain(mixed, q, draft, request.generator)
-
-    def law(
-        self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request, drawn: Float[Tensor, "n vocab"]
-    ) -> Float[Tensor, "n+1 vocab"]:
-        return speculative_law(draft, *self._mixed(draft, logits, request), drawn)
-
-    def _mixed(
-        self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request
-    ) -> tuple[Float[Tensor, "n+1 vocab"], Float[Tensor, "n vocab"]]:
-        """π, which is p behind the whole draft, and q."""
-        n = len(draft)
-        p = request.sampling.probs(logits)  # [n+1, vocab]
-        q = drafter_probs(draft, p)  # [n, vocab]
+    def distributions(self, draft: Draft, logits: PerRow, request: Request) -> tuple[PerRow, PerNode]:
+        n, p = len(draft), request.sampling.probs(logits)
+        q = drafter_probs(draft, p)
         if n == 0:
             return p, q
         own = precise(logits[:n]).softmax(-1)
-        deferred = self._rule(own, as_wide_as(own, draft.own_probs))
+        deferred = self._defers(own, as_wide_as(own, draft.own_probs), self._alpha)
         return torch.cat([cascaded(p[:n], q, deferred), p[n:]]), q
 
 
-def cascaded(
-    p: Float[Tensor, "n vocab"], q: Float[Tensor, "n vocab"], deferred: Bool[Tensor, " n #vocab"]
-) -> Float[Tensor, "n vocab"]:
+def cascaded(p: PerNode, q: PerNode, deferred: Bool[Tensor, " n #vocab"]) -> PerNode:
     """π: q for tokens that are not deferred; the deferred probability mass is spread according to p."""
     return q * ~deferred + p * (q * deferred).sum(-1, keepdim=True)
 
 
-def greatest(probs: Float[Tensor, "n vocab"]) -> Float[Tensor, "n 1"]:
-    return probs.amax(-1, keepdim=True)
+class StaticEnsemble(SpeculativeRule):
+    """Speculative sampling towards π = w p + (1 − w) q instead of the target's p (DIVERSED, Wang et al., 2026).
+
+    The distribution of an emitted token is π, and a drafted token is accepted with probability
+    Σ min(π, q) = 1 − TV(π, q) = 1 − w TV(p, q). Each round's statistics hold this as `expected_acceptance`, for every
+    drafted token, so that the mean over the judged ones can be compared with the measured acceptance rate. After a
+    fully accepted draft there is no drafter distribution, and the target chooses alone.
+
+    Under greedy decoding the text is the ensemble's own: the token with the largest w p + (1 − w) q, of both models'
+    distributions at temperature 1. There a drafted token is accepted or not, and no chance is recorded.
+
+    weight: w in [0, 1]. At 1 the rule is lossless, at 0 every drafted token is accepted.
+    """
+
+    accepts_trees = False
+    needs = frozenset({"own_probs"})
+
+    def __init__(self, weight: float) -> None:
+        require_number("a static ensemble's weight", weight, 0, 1, remedy="1 is the target alone, smaller accepts more")
+        self._weight = weight
+
+    def lossless(self, sampling: Sampling) -> bool:
+        return self._weight == 1
+
+    def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
+        if request.sampling.greedy:
+            return self._greedy(draft, logits)
+        mixed, q = self.distributions(draft, logits, request)
+        expected = 1 - distance(mixed[:-1], q)[:, 0]
+        return verify_chain(mixed, q, draft, request.generator, expected_acceptance=expected)
+
+    def distributions(self, draft: Draft, logits: PerRow, request: Request) -> tuple[PerRow, PerNode]:
+        p = request.sampling.probs(logits)
+        q = drafter_probs(draft, p)
+        return torch.cat([self._mixed(p[:-1], q), p[-1:]]), q
+
+    def _greedy(self, draft: Draft, logits: PerRow) -> Verdict:
+        scores, n = precise(logits), len(draft)
+        chosen = likeliest(scores)
+        if n and self._weight < 1:
+            p = scores[:n].softmax(-1)
+            chosen[:n] = likeliest(self._mixed(p, as_wide_as(p, draft.own_probs)))
+        (chosen,) = draft.to_host(chosen)
+        path, row = accepted_path(draft, first_of([draft.token_list[place] == chosen[place] for place in range(n)]))
+        return Verdict(path, int(chosen[row]))
+
+    def _mixed(self, p: PerNode, q: PerNode) -> PerNode:
+        return self._weight * p + (1 - self._weight) * q

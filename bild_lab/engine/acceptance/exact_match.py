@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from jaxtyping import Float
-from torch import Tensor
-
-from bild_lab.engine.draft import ROOT, Draft, Verdict
+from bild_lab.engine.acceptance.trees import PerNode, PerRow, accepted_path, first_of
+from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
 
@@ -22,16 +20,11 @@ class ExactMatch:
     def lossless(self, sampling: Sampling) -> bool:
         return True
 
-    def __call__(self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict:
+    def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
         (chosen,) = draft.to_host(request.sampling.choose(logits, request.generator))  # [n+1]
-        path: list[int] = []
-        node = ROOT
-        while (following := draft.child(node, chosen[node + 1])) is not None:
-            path.append(following)
-            node = following
-        return Verdict(path=tuple(path), next_token=int(chosen[node + 1]))
+        drafted = zip(draft.token_list, draft.parent_list, strict=True)
+        path, row = accepted_path(draft, first_of([token == chosen[parent + 1] for token, parent in drafted]))
+        return Verdict(path, int(chosen[row]))
 
-    def law(
-        self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request, drawn: Float[Tensor, "n vocab"]
-    ) -> Float[Tensor, "n+1 vocab"]:
+    def output_distribution(self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode) -> PerRow:
         return request.sampling.probs(logits)  # whatever was drafted

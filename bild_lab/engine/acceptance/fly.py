@@ -1,4 +1,4 @@
-"""FLy: a mismatch stands if the target was unsure there and agrees with what follows."""
+"""FLy: a mismatch is accepted if the target was unsure there and agrees with what follows."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bild_lab.engine.acceptance.forgiving import forgiving_verdict, judged_probs, own_decisions
-from bild_lab.engine.acceptance.trees import judged_nodes, judging_rows
+from bild_lab.engine.acceptance.speculative_sampling import forgiving_verdict, judged_probs, own_decisions
+from bild_lab.engine.acceptance.trees import PerNode, PerRow, judged_nodes, judging_rows
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
 from bild_lab.errors import require_number, require_whole
 
-LIKELIEST = 3  # tokens that the entropy is taken over
-MOST = LIKELIEST / math.e  # nats: −x log x is largest at 1 / e
+MOST_LIKELY = 3  # tokens that the entropy is taken over
+MAX_ENTROPY = MOST_LIKELY / math.e  # nats: −x log x is largest at 1 / e
 
 
 class Fly:
     """Forgive a mismatch at an uncertain position if the next tokens all match (FLy, Li et al., 2025).
 
-    The target's uncertainty is h = −Σ p log p over its three likeliest tokens, in nats. A drafted token that lossless
-    speculative sampling rejects stands all the same if h >= entropy (the gate) and lossless speculative sampling keeps
-    each of the next `deferred_window` drafted tokens, given the mismatch: the target would have corrected an error.
-    A mismatch with fewer drafted tokens behind it falls, and so does one to which the target gives no probability.
+    The target's uncertainty is h = −Σ p log p over its three most likely tokens, in nats. A drafted token that lossless
+    speculative sampling rejects is accepted all the same if h >= entropy (the gate) and lossless speculative sampling
+    keeps each of the next `deferred_window` drafted tokens, given the mismatch: the target would have corrected an
+    error. A mismatch with fewer drafted tokens after it is rejected, and so is one without probability.
 
     The paper decodes greedily. There the matches are the target's argmax, and h is taken at temperature 1. Sampled, a
     match is a token that speculative sampling accepts, h is taken of the standardized p, and after a rejection the next
@@ -43,11 +43,11 @@ class Fly:
         self._entropy, self._deferred_window = entropy, deferred_window
 
     def lossless(self, sampling: Sampling) -> bool:
-        return self._entropy > MOST
+        return self._entropy > MAX_ENTROPY
 
-    def __call__(self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict:
+    def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
         p, rows = judged_probs(logits, request.sampling), judging_rows(draft)
-        unsure = likeliest_entropy(p)[rows] >= self._entropy  # [n]
+        unsure = entropy_of_most_likely(p)[rows] >= self._entropy  # [n]
         likelihood = p[rows, draft.tokens]
         own, emitted = own_decisions(draft, logits, request)
         accepted, gate, probs, chosen = draft.to_host(own, unsure, likelihood, emitted)
@@ -59,16 +59,16 @@ class Fly:
         return forgiving_verdict(draft, accepted, forgiven, probs, chosen)
 
 
-def likeliest_entropy(p: Float[Tensor, "n vocab"]) -> Float[Tensor, " n"]:
-    """−Σ p log p over the three likeliest tokens of each row, in nats, without normalizing them."""
-    few = p.topk(min(LIKELIEST, p.shape[-1]), dim=-1).values
+def entropy_of_most_likely(p: PerNode) -> Float[Tensor, " n"]:
+    """−Σ p log p over the three most likely tokens of each row, in nats, without normalizing them."""
+    few = p.topk(min(MOST_LIKELY, p.shape[-1]), dim=-1).values
     return torch.special.entr(few).sum(-1)
 
 
 def matches_below(draft: Draft, accepted: list[float]) -> list[int]:
     """How many tokens in a row are accepted directly below each node, along the first accepted child."""
     nodes, found = judged_nodes(draft), [0] * len(draft)
-    for node in reversed(range(len(draft))):  # children come behind their parents
+    for node in reversed(range(len(draft))):  # children come after their parents
         child = next((one for one in nodes[node + 1] if accepted[one]), None)
         found[node] = 0 if child is None else 1 + found[child]
     return found

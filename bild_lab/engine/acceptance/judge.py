@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import replace
 
 from jaxtyping import Float
 from torch import Tensor
 
-from bild_lab.engine.acceptance.forgiving import forgiving_verdict, judged_probs, own_decisions
-from bild_lab.engine.acceptance.trees import judging_rows
+from bild_lab.engine.acceptance.speculative_sampling import forgiving_verdict, judged_probs, own_decisions
+from bild_lab.engine.acceptance.trees import PerRow, judging_rows
 from bild_lab.engine.adapters.judge import JudgeHead
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.protocols import Acceptance
@@ -22,10 +23,10 @@ from bild_lab.errors import UserError, require_number
 class Judge:
     """Forgive a mismatch that a classifier holds to be unimportant (AutoJudge, Garipov et al., 2025; Judge decoding).
 
-    A drafted token that lossless speculative sampling rejects stands all the same if the classifier's chance that it
-    matters is below the threshold. The classifier reads the target's last hidden state at the drafted token itself,
-    which verification computes anyway. A token to which p gives no probability falls in any case. In a tree what
-    lossless decoding keeps comes first, then the likeliest that is forgiven. Each round's statistics hold the
+    A drafted token that lossless speculative sampling rejects is accepted all the same if the classifier's chance that
+    it matters is below the threshold. The classifier reads the target's last hidden state at the drafted token itself,
+    which verification computes anyway. A token to which p gives no probability is rejected in any case. In a tree what
+    lossless decoding keeps comes first, then the most likely that is forgiven. Each round's statistics hold the
     classifier's chances as `importance`.
 
     adapter: the classifier. threshold: in [0, 1]; at 0 the rule is lossless; None: the one chosen in training.
@@ -39,46 +40,24 @@ class Judge:
         threshold = adapter.config.threshold if threshold is None else threshold
         require_number("the judge's threshold", threshold, 0, 1, remedy="larger accepts more, 0 is lossless")
         self._adapter, self._threshold = adapter, threshold
+        self._states: Float[Tensor, "rows dim"] | None = None  # after the last committed token and each drafted one
 
     def lossless(self, sampling: Sampling) -> bool:
         return self._threshold == 0
 
     def in_round(self, tokens: Sequence[int], scores: Scores) -> Acceptance:
         """The rule with the states of this round's forward."""
-        return _InRound(self, scores.head_input)
+        rule = copy(self)
+        rule._states = scores.head_input
+        return rule
 
-    def __call__(self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict:
-        raise UserError("a judge reads the target's hidden states as well; decode with DraftThenVerify")
-
-    def verdict(
-        self,
-        draft: Draft,
-        logits: Float[Tensor, "n+1 vocab"],
-        request: Request,
-        states: Float[Tensor, "rows dim"],
-    ) -> Verdict:
-        """states: what the head read behind the last committed token, and then behind each drafted one."""
+    def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
+        if self._states is None:
+            raise UserError("a judge reads the target's hidden states as well; decode with DraftThenVerify")
         p, rows = judged_probs(logits, request.sampling), judging_rows(draft)
-        importance = self._adapter(states[1 : len(draft) + 1])  # [n]
+        importance = self._adapter(self._states[1 : len(draft) + 1])  # [n]
         accepted, emitted = own_decisions(draft, logits, request)
         own, chances, probs, chosen = draft.to_host(accepted, importance, p[rows, draft.tokens], emitted)
         forgiven = [chance < self._threshold and prob > 0 for chance, prob in zip(chances, probs, strict=True)]
         verdict = forgiving_verdict(draft, own, forgiven, probs, chosen)
-        return Verdict(verdict.path, verdict.next_token, {**verdict.stats, "importance": tuple(chances)})
-
-
-@dataclass(frozen=True)
-class _InRound:
-    """A judge with the states of one forward."""
-
-    rule: Judge
-    states: Float[Tensor, "rows dim"]
-
-    accepts_trees = True
-    needs: frozenset[str] = frozenset()
-
-    def lossless(self, sampling: Sampling) -> bool:
-        return self.rule.lossless(sampling)
-
-    def __call__(self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict:
-        return self.rule.verdict(draft, logits, request, self.states)
+        return replace(verdict, stats={**verdict.stats, "importance": tuple(chances)})

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bild_lab.engine.acceptance.laws import law_of
 from bild_lab.engine.acceptance.speculative_sampling import before_rejection, drafter_probs
+from bild_lab.engine.acceptance.trees import PerNode, PerRow, output_by
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, draw
@@ -29,7 +29,7 @@ class RejectionSampling:
     def lossless(self, sampling: Sampling) -> bool:
         return True
 
-    def __call__(self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict:
+    def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
         p = request.sampling.probs(logits)  # [n+1, vocab]
         q = drafter_probs(draft, p)  # [n, vocab]
         drafted = draft.tokens[:, None]
@@ -39,15 +39,13 @@ class RejectionSampling:
         (counted, chosen) = draft.to_host(kept, draw(p.index_select(0, kept), request.generator))
         return Verdict(path=tuple(range(int(counted[0]))), next_token=int(chosen[0]))
 
-    def law(
-        self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request, drawn: Float[Tensor, "n vocab"]
-    ) -> Float[Tensor, "n+1 vocab"]:
+    def output_distribution(self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode) -> PerRow:
         p = request.sampling.probs(logits)
         q = drafter_probs(draft, p)
         scaled = torch.where(q > 0, greatest_ratio(p[:-1], q)[:, None] * q, torch.inf)  # M·q
-        return law_of(draft, p, drawn, lambda owed, node: (owed / scaled[node], owed))
+        return output_by(lambda left, node: (left / scaled[node], left), draft, p, drawn)
 
 
-def greatest_ratio(p: Float[Tensor, "n vocab"], q: Float[Tensor, "n vocab"]) -> Float[Tensor, " n"]:
+def greatest_ratio(p: PerNode, q: PerNode) -> Float[Tensor, " n"]:
     """M = max p / q of each row, over the tokens that the target may emit."""
     return torch.where(p > 0, p / q, 0.0).amax(-1)

@@ -1,28 +1,31 @@
-"""Relaxed acceptance: tokens near the target's best stand, everywhere or inside a marked span."""
+"""Relaxed acceptance: tokens near the target's best are accepted, everywhere or inside a marked span."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool
 from torch import Tensor
 
-from bild_lab.engine.acceptance.forgiving import forgiving_verdict, judged_probs, own_decisions
-from bild_lab.engine.acceptance.laws import acceptance, law_of
-from bild_lab.engine.acceptance.speculative_sampling import drafter_probs, residual
-from bild_lab.engine.acceptance.trees import judging_rows
+from bild_lab.engine.acceptance.speculative_sampling import (
+    acceptance,
+    drafter_probs,
+    forgiving_verdict,
+    judged_probs,
+    own_decisions,
+    residual,
+)
+from bild_lab.engine.acceptance.trees import PerNode, PerRow, judging_rows, output_by
+from bild_lab.engine.acceptance.typical import among_most_likely
 from bild_lab.engine.draft import ROOT, Draft, Verdict
 from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import EVERYTHING, Scores, Want
+from bild_lab.engine.session import EVERYTHING, LoadedModel, Scores, Want
 from bild_lab.errors import UserError, require_number, require_whole
-
-if TYPE_CHECKING:
-    from bild_lab.engine.session import LoadedModel
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Span:
         return last is not None and last == self.start
 
     def rows(self, tokens: Sequence[int], draft: Draft) -> list[bool]:
-        """The same for the token after the text, and after each drafted token behind its own branch."""
+        """The same for the token after the text, and after each drafted token in its own branch."""
         found = [self.inside(tokens)]
         for token, parent in zip(draft.token_list, draft.parent_list, strict=True):
             before = found[0 if parent == ROOT else parent + 1]
@@ -53,10 +56,8 @@ def marked_span(target: LoadedModel, start: str | None, end: str | None) -> Span
     """
     if start is None and end is None:
         return None
-    tokenizer = target.checkpoint.tokenizer
-    ids = []
+    known, ids = target.checkpoint.tokenizer.get_vocab(), []
     for knob, piece in (("span_start", start), ("span_end", end)):
-        known = tokenizer.get_vocab()
         if not isinstance(piece, str) or piece not in known:
             raise UserError(
                 f"policy.{knob} must be one token of the target's vocabulary, such as <think>, got {piece!r}; "
@@ -67,19 +68,19 @@ def marked_span(target: LoadedModel, start: str | None, end: str | None) -> Span
 
 
 class RelaxedAcceptance:
-    """Also accept a token among the target's `top_k` likeliest that has p(token) >= ratio · max p.
+    """Also accept a token among the target's `top_k` most likely that has p(token) >= ratio · max p.
 
     This is what serving engines call relaxed acceptance for a model's thinking (TensorRT-LLM's `relaxed_topk`, with a
     ratio instead of a difference as in vLLM #43184). Other tokens are judged by lossless speculative sampling, and so
-    are all tokens outside the span. In a tree a token that lossless decoding keeps comes first, then the likeliest
+    are all tokens outside the span. In a tree a token that lossless decoding keeps comes first, then the most likely
     that is forgiven.
 
     Sampled, a drafted token is accepted with probability 1 if it is near enough, else with min(1, p / q); after a
     rejection the next token is drawn from norm(max(0, p − q)). p is standardized by the request's sampling settings;
     under greedy decoding it is taken at temperature 1. (The engines relax greedy decoding only.)
 
-    top_k: as many tokens at most are as likely or likelier. At 1 greedy decoding is lossless. ratio: in (0, 1]; smaller
-    accepts more. span: None relaxes everywhere.
+    top_k: as many tokens at most are as likely or more likely. At 1 greedy decoding is lossless. ratio: in (0, 1];
+    smaller accepts more. span: None relaxes everywhere.
     """
 
     accepts_trees = True
@@ -90,66 +91,40 @@ class RelaxedAcceptance:
         require_whole("relaxed acceptance's top_k", top_k, 1)
         require_number("relaxed acceptance's ratio", ratio, 0, 1, above=True, remedy="smaller accepts more")
         self._top_k, self._ratio, self._span = top_k, ratio, span
+        self._text: Sequence[int] = ()
 
     def lossless(self, sampling: Sampling) -> bool:
         return sampling.greedy and self._top_k == 1
 
     def in_round(self, tokens: Sequence[int], scores: Scores) -> Acceptance:
-        """The rule behind this text."""
-        return self if self._span is None else _Behind(self, self._span, tokens)
+        """The rule after this text."""
+        rule = copy(self)
+        rule._text = tokens
+        return rule
 
-    def __call__(self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict:
-        """Relaxed everywhere."""
-        return self.verdict(draft, logits, request, lambda draft: [True] * (len(draft) + 1))
-
-    def law(
-        self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request, drawn: Float[Tensor, "n vocab"]
-    ) -> Float[Tensor, "n+1 vocab"] | None:
-        if draft.parents is not None or self._span is not None:  # forgiven siblings compete; a span hangs on the text
-            return None
-        p = request.sampling.probs(logits)
-        q, likelier = drafter_probs(draft, p), p.sort(-1).values
-        rank = p.shape[-1] - torch.searchsorted(likelier, p)  # how many tokens are as likely or likelier
-        near = (rank <= self._top_k) & (p >= self._ratio * p.amax(-1, keepdim=True))
-
-        def judge(owed: Tensor, node: int) -> tuple[Tensor, Tensor]:
-            kept = torch.where(near[node], 1.0, acceptance(owed, q[node]))
-            return kept, residual(owed[None], q[node][None])[0]
-
-        return law_of(draft, p, drawn, judge)
-
-    def verdict(
-        self,
-        draft: Draft,
-        logits: Float[Tensor, "n+1 vocab"],
-        request: Request,
-        inside: Callable[[Draft], Sequence[bool]],
-    ) -> Verdict:
-        """inside: of each row, whether the token after it is in the span; reads the draft's tokens."""
+    def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
         p, rows = judged_probs(logits, request.sampling), judging_rows(draft)
-        likelihood = p[rows, draft.tokens]  # [n]
-        rank = (p[rows] >= likelihood[:, None]).sum(-1)  # how many tokens are as likely or likelier
-        near = (rank <= self._top_k) & (likelihood >= self._ratio * p.amax(-1)[rows])
         own, emitted = own_decisions(draft, logits, request)
+        near, likelihood = self._near(p)[rows, draft.tokens], p[rows, draft.tokens]
         accepted, near, probs, chosen = draft.to_host(own, near, likelihood, emitted)
-        within = inside(draft)
-        forgiven = [bool(ok) and within[parent + 1] for ok, parent in zip(near, draft.parent_list, strict=True)]
+        relaxed = self._relaxed(draft)
+        forgiven = [ok and relaxed[parent + 1] for ok, parent in zip(near, draft.parent_list, strict=True)]
         return forgiving_verdict(draft, accepted, forgiven, probs, chosen)
 
+    def output_distribution(self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode) -> PerRow | None:
+        if draft.parents is not None:  # forgiven siblings compete
+            return None
+        p = request.sampling.probs(logits)
+        q, near = drafter_probs(draft, p), self._near(p) & torch.tensor(self._relaxed(draft), device=p.device)[:, None]
 
-@dataclass(frozen=True)
-class _Behind:
-    """A relaxed rule for the text of one round."""
+        def judge(left: Tensor, node: int) -> tuple[Tensor, Tensor]:
+            return torch.where(near[node], 1.0, acceptance(left, q[node])), residual(left, q[node])
 
-    rule: RelaxedAcceptance
-    span: Span
-    tokens: Sequence[int]
+        return output_by(judge, draft, p, drawn)
 
-    accepts_trees = True
-    needs: frozenset[str] = frozenset()
+    def _near(self, p: PerNode) -> Bool[Tensor, "n vocab"]:
+        return among_most_likely(p, self._top_k) & (p >= self._ratio * p.amax(-1, keepdim=True))
 
-    def lossless(self, sampling: Sampling) -> bool:
-        return self.rule.lossless(sampling)
-
-    def __call__(self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict:
-        return self.rule.verdict(draft, logits, request, lambda draft: self.span.rows(self.tokens, draft))
+    def _relaxed(self, draft: Draft) -> list[bool]:
+        """Of each row, whether the token after it is in the span."""
+        return [True] * (len(draft) + 1) if self._span is None else self._span.rows(self._text, draft)

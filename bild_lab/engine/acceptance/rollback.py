@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import math
 
-from jaxtyping import Float
-from torch import Tensor
-
-from bild_lab.engine.acceptance.laws import passing_law
-from bild_lab.engine.acceptance.trees import judging_rows, likeliest_path
+from bild_lab.engine.acceptance.trees import PerNode, PerRow, accepted_path, best_of, judging_rows, output_by_bar
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, precise
-from bild_lab.errors import UserError
+from bild_lab.errors import require_number
 
 
 class Rollback:
@@ -20,7 +16,7 @@ class Rollback:
 
     The distance of a drafted token is −log p(token), where p is the target's distribution at temperature 1.
     The first token above the threshold is replaced by the target's choice, and everything after it is
-    dropped. In a tree the likeliest of the siblings below the threshold is kept. Each round's statistics hold the
+    dropped. In a tree the most likely of the siblings below the threshold is kept. Each round's statistics hold the
     distances as `distance`. Under greedy decoding a threshold below ln 2 is lossless: a token with p > 1/2 is the
     target's argmax.
     """
@@ -29,22 +25,21 @@ class Rollback:
     needs: frozenset[str] = frozenset()
 
     def __init__(self, threshold: float) -> None:
-        if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not threshold > 0:
-            raise UserError(f"the rollback threshold must be > 0 nats, got {threshold!r}; use inf to switch it off")
+        require_number(
+            "the rollback threshold, in nats,", threshold, 0, math.inf, above=True, remedy="use inf to switch it off"
+        )
         self._threshold = threshold
 
     def lossless(self, sampling: Sampling) -> bool:
         return sampling.greedy and self._threshold < math.log(2)
 
-    def __call__(self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict:
+    def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
         log_probs = precise(logits).log_softmax(-1)  # [n+1, vocab]
         distance = -log_probs[judging_rows(draft), draft.tokens]  # [n], nats
         distances, chosen = draft.to_host(distance, request.sampling.choose(logits, request.generator))
-        path, row = likeliest_path(draft, [-nats for nats in distances], -self._threshold)
+        path, row = accepted_path(draft, best_of([-nats for nats in distances], -self._threshold))
         return Verdict(path, int(chosen[row]), stats={"distance": tuple(distances)})
 
-    def law(
-        self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request, drawn: Float[Tensor, "n vocab"]
-    ) -> Float[Tensor, "n+1 vocab"] | None:
+    def output_distribution(self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode) -> PerRow | None:
         passes = -precise(logits).log_softmax(-1) <= self._threshold
-        return passing_law(draft, request.sampling.probs(logits), drawn, passes)
+        return output_by_bar(passes, draft, request.sampling.probs(logits), drawn)

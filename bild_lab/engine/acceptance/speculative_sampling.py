@@ -1,8 +1,10 @@
-"""Speculative sampling: keep drafted tokens so that the output has the target's distribution."""
+"""Speculative sampling: keep drafted tokens so that the output has the target's distribution, or another one."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,15 +12,45 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from bild_lab.engine.acceptance.exact_match import ExactMatch
-from bild_lab.engine.acceptance.laws import acceptance, law_of
-from bild_lab.engine.acceptance.trees import judged_nodes, judging_rows, likeliest_path
+from bild_lab.engine.acceptance.trees import (
+    PerNode,
+    PerRow,
+    accepted_path,
+    best_of,
+    first_of,
+    judged_nodes,
+    judging_rows,
+    output_by,
+)
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, draw, precise
-from bild_lab.errors import UserError
+from bild_lab.errors import require_number
 
 
-class SpeculativeSampling:
+class SpeculativeRule(ABC):
+    """Accept a token drawn from q with probability min(1, π / q), else draw from norm(max(0, π − q)).
+
+    What is emitted has the distribution π, whatever q is, as long as q is what the tokens were drawn from.
+    """
+
+    accepts_trees = True
+    needs: frozenset[str] = frozenset()
+
+    @abstractmethod
+    def distributions(self, draft: Draft, logits: PerRow, request: Request) -> tuple[PerRow, PerNode]:
+        """π after each row, and q of each node."""
+
+    def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
+        verify = verify_chain if draft.parents is None else verify_tree
+        return verify(*self.distributions(draft, logits, request), draft, request.generator)
+
+    def output_distribution(self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode) -> PerRow:
+        p, q = self.distributions(draft, logits, request)
+        return output_by(lambda left, node: (acceptance(left, q[node]), residual(left, q[node])), draft, p, drawn)
+
+
+class SpeculativeSampling(SpeculativeRule):
     """Accept a token drawn from q with probability min(1, p / (l q)) (speculative decoding, Algorithm 1, A.5).
 
     At the first rejection the next token is drawn from norm(max(0, p − l q)). After a fully accepted
@@ -34,38 +66,33 @@ class SpeculativeSampling:
     standardizing. If several siblings pass, the one most likely under p is taken.
     """
 
-    accepts_trees = True
-    needs: frozenset[str] = frozenset()
-
     def __init__(self, lenience: float = 1.0) -> None:
-        if isinstance(lenience, bool) or not isinstance(lenience, int | float) or not 0.0 < lenience <= 1.0:
-            raise UserError(f"lenience must lie in (0, 1], got {lenience!r}; use 1 for lossless decoding")
+        require_number("lenience", lenience, 0, 1, above=True, remedy="use 1 for lossless decoding")
         self._lenience = lenience
-        self._exact = ExactMatch()
 
     def lossless(self, sampling: Sampling) -> bool:
         return self._lenience == 1.0
 
-    def __call__(self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict:
-        if request.sampling.greedy:
-            if self._lenience == 1.0:
-                return self._exact(draft, logits, request)
-            return near_match(draft, logits, request, self._lenience)
-        p = request.sampling.probs(logits)  # [n+1, vocab]
-        q = self._lenience * drafter_probs(draft, p)  # [n, vocab]
-        verify = verify_chain if draft.parents is None else verify_tree
-        return verify(p, q, draft, request.generator)
+    def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
+        if not request.sampling.greedy:
+            return super().__call__(draft, logits, request)
+        if self._lenience == 1.0:
+            return ExactMatch()(draft, logits, request)
+        logits, rows = precise(logits), judging_rows(draft)
+        # log(p(token) / max p): the normalizer of p cancels
+        below = logits[rows, draft.tokens] - logits.amax(-1)[rows]  # [n]
+        gaps, chosen = draft.to_host(below, request.sampling.choose(logits, request.generator))
+        path, row = accepted_path(draft, best_of(gaps, math.log(self._lenience)))
+        return Verdict(path, int(chosen[row]))
 
-    def law(
-        self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request, drawn: Float[Tensor, "n vocab"]
-    ) -> Float[Tensor, "n+1 vocab"]:
+    def distributions(self, draft: Draft, logits: PerRow, request: Request) -> tuple[PerRow, PerNode]:
         p = request.sampling.probs(logits)
-        return speculative_law(draft, p, self._lenience * drafter_probs(draft, p), drawn)
+        return p, self._lenience * drafter_probs(draft, p)
 
 
 def verify_chain(
-    p: Float[Tensor, "n+1 vocab"],
-    q: Float[Tensor, "n vocab"],
+    p: PerRow,
+    q: PerNode,
     draft: Draft,
     generator: torch.Generator | None,
     **noted: Float[Tensor, " n"],
@@ -84,29 +111,20 @@ def verify_chain(
     return Verdict(path=tuple(range(int(counted[0]))), next_token=int(chosen[0]), stats=stats)
 
 
-def verify_tree(
-    p: Float[Tensor, "n+1 vocab"], q: Float[Tensor, "n vocab"], draft: Draft, generator: torch.Generator | None
-) -> Verdict:
+def verify_tree(p: PerRow, q: PerNode, draft: Draft, generator: torch.Generator | None) -> Verdict:
     """`verify_chain` for a tree, from the root down: each sibling is tried against the residual of those before it.
 
     The residuals do not depend on the random draws. So all rows are computed at once on the device, and
     the accepted path is found on the host.
     """
     accepted, rest = tried(p, q, draft, generator)
-    (stands, chosen) = draft.to_host(accepted, draw(rest, generator))
-    nodes = judged_nodes(draft)
-    path: list[int] = []
-    row = 0
-    while (node := next((child for child in nodes[row] if stands[child]), None)) is not None:
-        path.append(node)
-        row = node + 1
-    return Verdict(path=tuple(path), next_token=int(chosen[row]))
+    flags, chosen = draft.to_host(accepted, draw(rest, generator))
+    path, row = accepted_path(draft, first_of(flags))
+    return Verdict(path, int(chosen[row]))
 
 
-def tried(
-    p: Float[Tensor, "n+1 vocab"], q: Float[Tensor, "n vocab"], draft: Draft, generator: torch.Generator | None
-) -> tuple[Bool[Tensor, " n"], Float[Tensor, "n+1 vocab"]]:
-    """Which nodes are accepted if the siblings before them are not, and what is drawn from behind each row if none is.
+def tried(p: PerRow, q: PerNode, draft: Draft, generator: torch.Generator | None) -> tuple[Bool[Tensor, " n"], PerRow]:
+    """Which nodes are accepted if the siblings before them are not, and what is drawn from after each row if none is.
 
     A chain is a tree without siblings.
     """
@@ -123,15 +141,6 @@ def tried(
     return accepted, p
 
 
-def speculative_law(
-    draft: Draft, p: Float[Tensor, "n+1 vocab"], q: Float[Tensor, "n vocab"], drawn: Float[Tensor, "n vocab"]
-) -> Float[Tensor, "n+1 vocab"]:
-    """What `verify_chain` and `verify_tree` emit behind each row, if each node is drawn from its row of `drawn`."""
-    return law_of(
-        draft, p, drawn, lambda owed, node: (acceptance(owed, q[node]), residual(owed[None], q[node][None])[0])
-    )
-
-
 def sibling_table(rows: Int[Tensor, " n"], most: int) -> Int[Tensor, "most n+1"]:
     """Entry [i, row] is the (i + 1)-th child of this row, or n if it has none. most: the most children of any row."""
     n = rows.shape[0]
@@ -141,36 +150,71 @@ def sibling_table(rows: Int[Tensor, " n"], most: int) -> Int[Tensor, "most n+1"]
     return table
 
 
-def near_match(draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request, lenience: float) -> Verdict:
-    """Keep tokens with p(token) >= lenience · max p, then the target's own choice (speculative decoding, A.5)."""
-    logits = precise(logits)
-    rows = judging_rows(draft)
-    # log(p(token) / max p): the normalizer of p cancels
-    behind = logits[rows, draft.tokens] - logits.amax(-1)[rows]  # [n]
-    gaps, chosen = draft.to_host(behind, request.sampling.choose(logits, request.generator))
-    path, row = likeliest_path(draft, gaps, math.log(lenience))
-    return Verdict(path, int(chosen[row]))
-
-
 def before_rejection(accepted: Bool[Tensor, " n"]) -> Int[Tensor, " 1"]:
     """How many tokens of a chain come before the first rejection. The result stays on the device."""
     return accepted.long().cumprod(0).sum(0, keepdim=True)
 
 
-def drafter_probs(draft: Draft, p: Float[Tensor, "n+1 vocab"]) -> Float[Tensor, "n vocab"]:
+def drafter_probs(draft: Draft, p: PerRow) -> PerNode:
     """q as wide as p: one-hot if the draft has no probs, zero-padded if the models' padded vocabularies differ."""
     if draft.probs is not None:
         return as_wide_as(p, draft.probs)
     return torch.zeros_like(p[:-1]).scatter_(-1, draft.tokens[:, None], 1.0)
 
 
-def as_wide_as(p: Float[Tensor, "m vocab"], q: Float[Tensor, "n other"]) -> Float[Tensor, "n vocab"]:
+def as_wide_as(p: Float[Tensor, "m vocab"], q: Float[Tensor, "n other"]) -> PerNode:
     """q with p's vocabulary, device and precision."""
     return pad(q.to(p), (0, p.shape[-1] - q.shape[-1]))
 
 
-def residual(p: Float[Tensor, "n vocab"], q: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
+def acceptance(p: Float[Tensor, "*n vocab"], q: Float[Tensor, "*n vocab"]) -> Float[Tensor, "*n vocab"]:
+    """min(1, p / q): how likely each token is accepted by a uniform number u with u·q < p."""
+    return torch.where(q > 0, (p / q).clamp(max=1.0), (p > 0).to(p))
+
+
+def residual(p: Float[Tensor, "*n vocab"], q: Float[Tensor, "*n vocab"]) -> Float[Tensor, "*n vocab"]:
     """norm(max(0, p − q)) of each row; p itself if the difference rounds to zero."""
     difference = (p - q).clamp(min=0)
     total = difference.sum(-1, keepdim=True)
     return torch.where(total > 0, difference / total, p)
+
+
+def judged_probs(logits: Float[Tensor, "n vocab"], sampling: Sampling) -> PerNode:
+    """p as a forgiving rule reads it: what tokens are drawn from; under greedy decoding at temperature 1."""
+    return precise(logits).softmax(-1) if sampling.greedy else sampling.probs(logits)
+
+
+def own_decisions(draft: Draft, logits: PerRow, request: Request) -> tuple[Bool[Tensor, " n"], Int[Tensor, " n+1"]]:
+    """Which drafted tokens lossless speculative sampling keeps, and what it emits after each row if it keeps no child.
+
+    Greedy: the tokens that the target itself chooses.
+    """
+    sampling = request.sampling
+    if sampling.greedy:
+        chosen = sampling.choose(logits, None)
+        return draft.tokens == chosen[judging_rows(draft)], chosen
+    p = sampling.probs(logits)
+    accepted, rest = tried(p, drafter_probs(draft, p), draft, request.generator)
+    return accepted, draw(rest, request.generator)
+
+
+def forgiving_verdict(
+    draft: Draft,
+    accepted: Sequence[float],
+    forgiven: Sequence[float],
+    likelihood: Sequence[float],
+    emitted: Sequence[float],
+) -> Verdict:
+    """Accept, from the root down, the child that lossless decoding keeps, else the most likely one that is forgiven.
+
+    accepted, forgiven, likelihood: of each node. emitted: the token to emit after each row, if no child is accepted.
+    The round's statistics say of each node whether it was `forgiven`: accepted, where lossless decoding rejects it.
+    """
+
+    def choose(siblings: list[int]) -> int | None:
+        own = (node for node in siblings if accepted[node])
+        return next(own, max((node for node in siblings if forgiven[node]), key=likelihood.__getitem__, default=None))
+
+    path, row = accepted_path(draft, choose)
+    flags = tuple(int(node in path and not accepted[node]) for node in range(len(draft)))
+    return Verdict(path, int(emitted[row]), stats={"forgiven": flags})

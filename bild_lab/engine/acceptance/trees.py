@@ -1,14 +1,20 @@
-"""Which row of the target's logits judges which drafted token."""
+"""Which row of the target's logits judges which drafted token, which path is accepted, and what a rule emits."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bild_lab.engine.draft import Draft
+
+PerRow = Float[Tensor, "n+1 vocab"]  # logits or distributions after the text, and after each node
+PerNode = Float[Tensor, "n vocab"]
+# Of the distribution that is left for a node, and the node: the probability that each token is accepted if it is the
+# one drafted there, and what is left for the next sibling, or to draw the token from.
+Trial = Callable[[Float[Tensor, " vocab"], int], tuple[Float[Tensor, " vocab"], Float[Tensor, " vocab"]]]
 
 
 def judging_rows(draft: Draft) -> Int[Tensor, " n"]:
@@ -26,15 +32,52 @@ def judged_nodes(draft: Draft) -> list[list[int]]:
     return nodes
 
 
-def likeliest_path(draft: Draft, scores: Sequence[float], least: float) -> tuple[tuple[int, ...], int]:
-    """Accept, from the root down, the child of the highest score, if that is `least` or more.
+def accepted_path(draft: Draft, choose: Callable[[list[int]], int | None]) -> tuple[tuple[int, ...], int]:
+    """The accepted nodes from the root down, and the row of logits after them.
 
-    scores: of each node, comparable between siblings. Returns the accepted nodes, and the row of logits behind them.
+    choose: which of these siblings is accepted, None if none is.
     """
-    nodes = judged_nodes(draft)
-    path: list[int] = []
-    row = 0
-    while passing := [node for node in nodes[row] if scores[node] >= least]:
-        path.append(max(passing, key=scores.__getitem__))
-        row = path[-1] + 1
+    nodes, path, row = judged_nodes(draft), [], 0
+    while nodes[row] and (node := choose(nodes[row])) is not None:
+        path.append(node)
+        row = node + 1
     return tuple(path), row
+
+
+def first_of(accepted: Sequence[float]) -> Callable[[list[int]], int | None]:
+    """Choose the sibling drafted first among those accepted."""
+    return lambda siblings: next((node for node in siblings if accepted[node]), None)
+
+
+def best_of(scores: Sequence[float], bar: float) -> Callable[[list[int]], int | None]:
+    """Choose the sibling of the highest score, if that is the bar or more."""
+    return lambda siblings: max((one for one in siblings if scores[one] >= bar), key=scores.__getitem__, default=None)
+
+
+def output_by(judge: Trial, draft: Draft, p: PerRow, drawn: PerNode) -> PerRow:
+    """The distribution of the token emitted after each row, by a rule that tries the children of a row in order.
+
+    If a child drawn from d is accepted with probability a, and r is left after it, then what is emitted from this child
+    on is d·a + (1 − Σ d·a)·r, where r is what is emitted from the next child on. p: left for the first child of
+    each row. drawn: d of each node, given the siblings before it.
+    """
+    output = p.clone()
+    for row, children in enumerate(judged_nodes(draft)):
+        left, kept = p[row], []
+        for node in children:
+            accepted, left = judge(left, node)
+            kept.append(drawn[node] * accepted)
+        for part in reversed(kept):
+            left = part + (1 - part.sum()) * left
+        output[row] = left
+    return output
+
+
+def output_by_bar(passes: Bool[Tensor, "n+1 vocab"], draft: Draft, p: PerRow, drawn: PerNode) -> PerRow | None:
+    """The same for a rule that accepts tokens that pass a bar, and else draws from p. In a tree siblings compete: None.
+
+    passes: whether each token after each row passes.
+    """
+    if draft.parents is not None:
+        return None
+    return output_by(lambda left, node: (passes[node].to(p), left), draft, p, drawn)

@@ -1,23 +1,24 @@
-"""Typical acceptance, Medusa's rule for tokens that are likely enough."""
+"""Rules of tokens that are likely enough: Medusa's typical acceptance, and truncation sampling as its control."""
 
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from bild_lab.engine.acceptance.laws import passing_law
-from bild_lab.engine.acceptance.trees import judging_rows
+from bild_lab.engine.acceptance.exact_match import ExactMatch
+from bild_lab.engine.acceptance.speculative_sampling import SpeculativeRule, drafter_probs, judged_probs
+from bild_lab.engine.acceptance.trees import PerNode, PerRow, judging_rows, output_by_bar
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, draw, precise
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, require_number, require_whole
 
 
 class TypicalAcceptance:
     """Accept a token with p(token) > min(ε, δ · exp(−H(p))), where H is the entropy of p in nats (Medusa §2.3).
 
-    In a tree the longest path of such tokens is accepted; among equally long paths, the likeliest.
+    In a tree the longest path of such tokens is accepted; among equally long paths, the most likely.
     Medusa accepts the first token of its candidates unconditionally, so that every round emits something.
     Here that token is `next_token`, the target's own choice. It is drawn from p, where Medusa takes the argmax.
 
@@ -33,48 +34,112 @@ class TypicalAcceptance:
 
     def __init__(self, epsilon: float, delta: float) -> None:
         for name, value in (("epsilon", epsilon), ("delta", delta)):
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value <= 1.0:
-                raise UserError(f"typical acceptance's {name} must lie in (0, 1], got {value!r}; smaller accepts more")
+            require_number(f"typical acceptance's {name}", value, 0, 1, above=True, remedy="smaller accepts more")
         self._epsilon, self._delta = epsilon, delta
 
     def lossless(self, sampling: Sampling) -> bool:
         return False
 
-    def __call__(self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict:
-        sampling = request.sampling
-        if sampling.greedy:
-            p, choice = precise(logits).softmax(-1), sampling.choose(logits, None)
-        else:
-            p = sampling.probs(logits)  # [n+1, vocab]
-            choice = draw(p, request.generator)
-        bar = self._bar(p)  # [n+1]
-        rows = judging_rows(draft)
-        likelihood = p[rows, draft.tokens]  # [n]
-        probs, bars, chosen = draft.to_host(likelihood, bar[rows], choice)
-        path = longest_path(draft.parent_list, probs, [prob > least for prob, least in zip(probs, bars, strict=True)])
+    def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
+        p, rows = judged_probs(logits, request.sampling), judging_rows(draft)  # [n+1, vocab], [n]
+        choice = request.sampling.choose(logits, None) if request.sampling.greedy else draw(p, request.generator)
+        likelihood, bar = p[rows, draft.tokens], typical_bar(p, self._epsilon, self._delta)[rows]
+        probs, passes, chosen = draft.to_host(likelihood, likelihood > bar, choice)
+        path = longest_path(draft.parent_list, probs, passes)
         return Verdict(path=path, next_token=int(chosen[path[-1] + 1 if path else 0]))
 
-    def law(
-        self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request, drawn: Float[Tensor, "n vocab"]
-    ) -> Float[Tensor, "n+1 vocab"] | None:
+    def output_distribution(self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode) -> PerRow | None:
         p = request.sampling.probs(logits)
-        return passing_law(draft, p, drawn, p > self._bar(p)[:, None])
-
-    def _bar(self, p: Float[Tensor, "m vocab"]) -> Float[Tensor, " m"]:
-        return (self._delta * (-entropy(p)).exp()).clamp(max=self._epsilon)
+        return output_by_bar(p > typical_bar(p, self._epsilon, self._delta)[:, None], draft, p, drawn)
 
 
-def entropy(p: Float[Tensor, "n vocab"]) -> Float[Tensor, " n"]:
-    """Entropy of each row in nats. A token with probability 0 adds nothing."""
-    return torch.special.entr(p).sum(-1)
-
-
-def longest_path(parents: list[int], probs: list[float], passes: list[bool]) -> tuple[int, ...]:
+def longest_path(parents: list[int], probs: list[float], passes: list[float]) -> tuple[int, ...]:
     """The longest path from the root over nodes that pass; among equally long paths, the most probable."""
-    standing: dict[int, tuple[tuple[int, ...], float]] = {-1: ((), 1.0)}  # its path and likelihood, by node
+    reached: dict[int, tuple[tuple[int, ...], float]] = {-1: ((), 1.0)}  # its path and likelihood, by node
     for node, parent in enumerate(parents):
-        if passes[node] and parent in standing:
-            path, likelihood = standing[parent]
-            standing[node] = ((*path, node), likelihood * probs[node])
-    best, _ = max(standing.values(), key=lambda item: (len(item[0]), item[1]))
+        if passes[node] and parent in reached:
+            path, likelihood = reached[parent]
+            reached[node] = ((*path, node), likelihood * probs[node])
+    best, _ = max(reached.values(), key=lambda item: (len(item[0]), item[1]))
     return best
+
+
+class TruncationSampling(SpeculativeRule):
+    """Draw from the target's distribution without the tokens that a lossy rule could never accept.
+
+    A rule that accepts whatever the target finds likely enough also makes the text colder, and so may score better. The
+    control is the target alone, drawing from p over the tokens that the rule would accept, normalized: a gain that it
+    has too is not the drafter's. Tokens stay that satisfy all conditions given; the most likely token always stays.
+
+    epsilon, delta: p(token) > min(ε, δ exp(−H(p))), what typical acceptance accepts (η-sampling, Hewitt et al., 2022).
+    ratio: p(token) >= ratio · max p, what relaxed acceptance and greedy lenience accept (min-p).
+    top_k: at most so many tokens are as likely or more likely, as in relaxed acceptance.
+    rollback: −log p(token) <= rollback in nats, what BiLD accepts; p is the target's own there, at temperature 1.
+    In the others p is standardized by the request's sampling settings.
+
+    Drafts are verified by speculative sampling towards the truncated distribution, so a drafter does not change it; the
+    policy has none. Under greedy decoding the most likely token stays, and the text is the target's own.
+    """
+
+    def __init__(
+        self,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        ratio: float | None = None,
+        top_k: int | None = None,
+        rollback: float | None = None,
+    ) -> None:
+        if (epsilon is None) != (delta is None):
+            raise UserError(f"truncation takes epsilon and delta together, got {epsilon!r} and {delta!r}")
+        if all(value is None for value in (epsilon, ratio, top_k, rollback)):
+            raise UserError("truncation needs a bar, got none; set ratio, top_k, rollback, or epsilon and delta")
+        for name, value in (("epsilon", epsilon), ("delta", delta), ("ratio", ratio)):
+            if value is not None:
+                require_number(f"truncation's {name}", value, 0, 1, above=True, remedy="smaller keeps more tokens")
+        if top_k is not None:
+            require_whole("truncation's top_k", top_k, 1)
+        if rollback is not None:
+            require_number("truncation's rollback", rollback, 0, float("inf"), above=True, remedy="larger keeps more")
+        self._epsilon, self._delta, self._ratio, self._top_k, self._rollback = epsilon, delta, ratio, top_k, rollback
+
+    def lossless(self, sampling: Sampling) -> bool:
+        return sampling.greedy
+
+    def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
+        return (ExactMatch() if request.sampling.greedy else super()).__call__(draft, logits, request)
+
+    def distributions(self, draft: Draft, logits: PerRow, request: Request) -> tuple[PerRow, PerNode]:
+        p = self.probs(logits, request.sampling)
+        return p, drafter_probs(draft, p)
+
+    def probs(self, logits: Float[Tensor, "n vocab"], sampling: Sampling) -> Float[Tensor, "n vocab"]:
+        """The truncated distribution."""
+        p = sampling.probs(logits)
+        left = p * self._allowed(p, precise(logits))
+        return left / left.sum(-1, keepdim=True)
+
+    def _allowed(self, p: PerNode, logits: Float[Tensor, "n vocab"]) -> Bool[Tensor, "n vocab"]:
+        best = p.amax(-1, keepdim=True)
+        allowed = torch.ones_like(p, dtype=torch.bool)
+        if self._epsilon is not None:
+            allowed &= p > typical_bar(p, self._epsilon, self._delta)[:, None]
+        if self._ratio is not None:
+            allowed &= p >= self._ratio * best
+        if self._top_k is not None:
+            allowed &= among_most_likely(p, self._top_k)
+        if self._rollback is not None:
+            allowed &= logits.log_softmax(-1) >= -self._rollback
+        return allowed | (p == best)
+
+
+def typical_bar(p: PerNode, epsilon: float, delta: float) -> Float[Tensor, " n"]:
+    """min(ε, δ · exp(−H(p))) of each row."""
+    entropy = torch.special.entr(p).sum(-1)  # nats; a token with probability 0 adds nothing
+    return (delta * (-entropy).exp()).clamp(max=epsilon)
+
+
+def among_most_likely(p: PerNode, top_k: int) -> Bool[Tensor, "n vocab"]:
+    """Whether at most `top_k` tokens, this one among them, are as likely. Of equals that do not all fit, none is."""
+    if top_k >= p.shape[-1]:
+        return torch.ones_like(p, dtype=torch.bool)
+    return p > p.topk(top_k + 1, dim=-1).values[..., -1:]

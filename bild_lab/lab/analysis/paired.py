@@ -12,8 +12,7 @@ import numpy as np
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.statistics import paired_speedup
 from bild_lab.lab.hashing import plain_numbers
-from bild_lab.lab.metrics import Difference, Judged, cut_text, judge, judge_values
-from bild_lab.lab.metrics.scoring import AGREEMENT
+from bild_lab.lab.metrics import AGREEMENT, Difference, Judged, cut_text, judge, judge_values
 from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.numbers import Quality, Speedup
 from bild_lab.lab.schema.result import Result
@@ -69,7 +68,7 @@ class Compared:
     n_examples: how many these are; decoded: how many A and B have. speedups, qualities: of A and B over these examples,
     with a value of None if it is not known. latency: B's total latency divided by A's; below 1 if B is faster.
     baseline_latency: the same ratio for the baselines timed with them; it shows how much the machine itself changed.
-    unfit: why latencies are not compared. quality: B minus A. further: the metrics behind the leading one.
+    unfit: why latencies are not compared. quality: B minus A. further: the metrics after the leading one.
     """
 
     pair: Pair
@@ -108,9 +107,15 @@ def match(a: Sequence[Result], b: Sequence[Result]) -> Matching:
     what is compared. A knob that only one version of a policy has distinguishes points only if it varies. Of equal
     points the newest counts. Raises UserError if nothing matches, or if matching points have other datasets or metrics.
     """
-    varying = [key for key in _setting_keys([*a, *b]) if _varies(a, key) or _varies(b, key)]
+    varying = list(_varying(a) | _varying(b))
     knobs = {policy: _matched_knobs(policy, a, b) for policy in {result.policy for result in [*a, *b]}}
-    first, second = ({_key(result, knobs, varying): result for result in results} for results in (a, b))
+
+    def key_of(result: Result) -> str:
+        matched = {name: value for name, value in result.knobs.items() if name in knobs[result.policy]}
+        setting = flat_setting(result)
+        return _text([result.policy, matched, {key: setting.get(key) for key in varying}])
+
+    first, second = ({key_of(result): result for result in results} for results in (a, b))
     shared = [key for key in first if key in second]
     if not shared:
         raise UserError(
@@ -122,11 +127,8 @@ def match(a: Sequence[Result], b: Sequence[Result]) -> Matching:
     ]
     for pair in pairs:
         _require_same_task(pair)
-    return Matching(
-        pairs,
-        [result for key, result in first.items() if key not in second],
-        [result for key, result in second.items() if key not in first],
-    )
+    alone = ([result for key, result in own.items() if key not in shared] for own in (first, second))
+    return Matching(pairs, *alone)
 
 
 def differences(pairs: Iterable[Pair]) -> dict[str, tuple[str, str]]:
@@ -155,8 +157,7 @@ def compare_pair(
     """Compare a pair over the examples that A and B both have, paired by their keys.
 
     references: of each example, by its key; None if they are not known. Agreement with the baseline's outputs needs
-    none. same: the keys that stand for the same text in both; None if all do. Raises UserError without a shared
-    example.
+    none. same: the keys that mean the same text in both; None if all do. Raises UserError without a shared example.
     """
     first, second = ({one.key: one for one in examples} for examples in (examples_a, examples_b))
     keys = [key for key in first if key in second and (same is None or key in same)]
@@ -165,25 +166,88 @@ def compare_pair(
             f"{_name(pair.a)}: A and B have no example in common, of {len(first)} and {len(second)}; "
             "measure one of them again with the dataset keys of the other"
         )
-    a, b = ([examples[key] for key in keys] for examples in (first, second))
     known = None if references is None else [references[key] for key in keys]
-    unfit, decoded = _why_not_comparable(pair), (len(first), len(second))
-    lead, *further = _qualities(pair, (a, b), decoded, known)
-    baselines = all(one.baseline_latency_s is not None for one in [*a, *b])
-    return Compared(
-        pair,
-        len(keys),
-        decoded,
-        (_speedup(pair.a, a, len(first)), _speedup(pair.b, b, len(second))),
-        lead.values,
-        _ratio([one.latency_s for one in a], [one.latency_s for one in b]) if unfit is None else None,
-        _ratio([one.baseline_latency_s for one in a], [one.baseline_latency_s for one in b])
-        if unfit is None and baselines
-        else None,
-        unfit,
-        lead.difference,
-        tuple(further),
+    a, b = (
+        _Side(result, [examples[key] for key in keys], len(keys) == len(examples), known)
+        for result, examples in ((pair.a, first), (pair.b, second))
     )
+    further = [name for name in pair.a.further_qualities if name in pair.b.further_qualities]
+    lead, *others = (_compared(metric, a, b) for metric in (pair.a.setting.metric, *further))
+    unfit = _why_not_comparable(pair)
+    ratios = (None, None) if unfit else (_ratio(a.latency_s, b.latency_s), _ratio(a.baseline_s, b.baseline_s))
+    decoded, speedups = (len(first), len(second)), (a.speedup, b.speedup)
+    numbers = (speedups, lead.values, *ratios, unfit, lead.difference, tuple(others))
+    return Compared(pair, len(keys), decoded, *numbers)
+
+
+@dataclass(frozen=True)
+class _Side:
+    """A result with the examples that the other side has too. whole: whether these are all that it decoded."""
+
+    result: Result
+    examples: Sequence[MeasuredExample]
+    whole: bool
+    references: Sequence[Sequence[str]] | None
+
+    @property
+    def latency_s(self) -> list[Sequence[float]]:
+        return [one.latency_s for one in self.examples]
+
+    @property
+    def baseline_s(self) -> list[Sequence[float] | None]:
+        return [one.baseline_latency_s for one in self.examples]
+
+    @property
+    def speedup(self) -> Speedup:
+        """The result's own, or that over these examples alone if it decoded more."""
+        return self.result.speedup if self.whole else _ratio(self.latency_s, self.baseline_s) or Speedup()
+
+    def quality(self, metric: str) -> Quality:
+        return self.result.further_qualities.get(metric, self.result.quality)
+
+    def judged(self, metric: str, baseline: _Side | None = None) -> Judged | None:
+        """These outputs, beside others if there are any, from their stored values or else from their texts."""
+        shown, cut = self.quality(metric).metric, self.result.setting.get("cut") or ()
+        sides = [one.examples for one in (self, baseline) if one is not None]
+        if all(metric in (one.scores or {}) for side in sides for one in side):
+            return judge_values(shown, *([one.scores[metric] for one in side] for side in sides), seed=SACREBLEU_SEED)
+        if metric == AGREEMENT:  # each example equals its own baseline's output or not
+            equal = ([100.0 * (one.prediction == one.baseline_prediction) for one in side] for side in sides)
+            return judge_values(shown, *equal, seed=SACREBLEU_SEED)
+        if self.references is None:
+            return None
+        texts = [[cut_text(one.prediction, cut) for one in side] for side in sides]
+        return judge(metric, texts[0], texts[1] if baseline else None, self.references, seed=SACREBLEU_SEED)
+
+
+def _compared(metric: str, a: _Side, b: _Side) -> ComparedQuality:
+    """A metric of both sides: the results' own values, or those of these examples alone if more were decoded."""
+    values = [side.quality(metric).value for side in (a, b)]
+    for place, side in enumerate((a, b)):
+        if not side.whole:
+            values[place] = None if (judged := side.judged(metric)) is None else judged.score.value
+    difference = None if (judged := b.judged(metric, a)) is None else judged.difference
+    return ComparedQuality(a.quality(metric).metric, tuple(values), difference)
+
+
+def _ratio(a: Sequence[Sequence[float] | None], b: Sequence[Sequence[float] | None]) -> Speedup | None:
+    """B's seconds divided by A's, by example and repeat; the median of an example's repeats counts. None if unknown."""
+    if None in (*a, *b):
+        return None
+    medians = [np.array([[float(np.median(repeats))] for repeats in several]) for several in (a, b)]
+    return paired_speedup(medians[1], medians[0])
+
+
+def _why_not_comparable(pair: Pair) -> str | None:
+    """Why the latencies of A and B cannot be compared; None if they can."""
+    a, b = (
+        f"{one.setting.device.partition(':')[0]} {one.setting.hardware or one.environment.gpu or one.environment.cpu}"
+        for one in (pair.a, pair.b)
+    )
+    if a != b:
+        return f"different hardware: {a}, {b}"
+    shared = pair.a.environment.shared_device or pair.b.environment.shared_device
+    return "timed beside other jobs on the same device" if shared else None
 
 
 def flat_setting(result: Result) -> dict[str, Any]:
@@ -192,93 +256,6 @@ def flat_setting(result: Result) -> dict[str, Any]:
     for key, value in result.setting.items():
         flat |= value if isinstance(value, dict) else {key: value}
     return flat
-
-
-def _speedup(result: Result, examples: Sequence[MeasuredExample], decoded: int) -> Speedup:
-    """The result's own speedup, or that over these examples alone if it decoded more."""
-    if len(examples) == decoded:
-        return result.speedup
-    if any(one.baseline_latency_s is None for one in examples):
-        return Speedup()
-    return _ratio([one.latency_s for one in examples], [one.baseline_latency_s for one in examples])
-
-
-def _qualities(
-    pair: Pair,
-    examples: tuple[Sequence[MeasuredExample], Sequence[MeasuredExample]],
-    decoded: tuple[int, int],
-    references: Sequence[Sequence[str]] | None,
-) -> list[ComparedQuality]:
-    """Every metric that A and B both have, the leading one first, over these examples."""
-    further = [name for name in pair.a.further_qualities if name in pair.b.further_qualities]
-    found = []
-    for metric in (pair.a.setting.metric, *further):
-        sides = zip((pair.a, pair.b), examples, decoded, strict=True)
-        values = tuple(_value(side, metric, several, count, references) for side, several, count in sides)
-        judged = _judged(pair.b, metric, examples[1], examples[0], references)
-        shown = _quality(pair.a, metric).metric
-        found.append(ComparedQuality(shown, values, None if judged is None else judged.difference))
-    return found
-
-
-def _quality(result: Result, metric: str) -> Quality:
-    return result.further_qualities.get(metric, result.quality)
-
-
-def _value(
-    result: Result,
-    metric: str,
-    examples: Sequence[MeasuredExample],
-    decoded: int,
-    references: Sequence[Sequence[str]] | None,
-) -> float | None:
-    """The result's own quality, or that of these examples alone if it decoded more."""
-    if len(examples) == decoded:
-        return _quality(result, metric).value
-    judged = _judged(result, metric, examples, None, references)
-    return None if judged is None else judged.score.value
-
-
-def _judged(
-    result: Result,
-    metric: str,
-    outputs: Sequence[MeasuredExample],
-    baseline: Sequence[MeasuredExample] | None,
-    references: Sequence[Sequence[str]] | None,
-) -> Judged | None:
-    """A result's outputs, beside others if there are any, from their stored values or else from their texts."""
-    shown, cut = _quality(result, metric).metric, result.setting.get("cut") or ()
-    sides = [outputs] if baseline is None else [outputs, baseline]
-    if all(metric in (one.scores or {}) for side in sides for one in side):
-        return judge_values(shown, *([one.scores[metric] for one in side] for side in sides), seed=SACREBLEU_SEED)
-    if metric == AGREEMENT:  # each example equals its own baseline's output or not
-        equal = ([100.0 * (one.prediction == one.baseline_prediction) for one in side] for side in sides)
-        return judge_values(shown, *equal, seed=SACREBLEU_SEED)
-    if references is None:
-        return None
-    texts = [[cut_text(one.prediction, cut) for one in side] for side in sides]
-    return judge(metric, texts[0], texts[1] if len(texts) > 1 else None, references, seed=SACREBLEU_SEED)
-
-
-def _ratio(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]) -> Speedup:
-    """B's seconds divided by A's. Both are given by example and repeat; the median of an example's repeats counts."""
-    medians = [np.array([[float(np.median(repeats))] for repeats in several]) for several in (a, b)]
-    return paired_speedup(medians[1], medians[0])
-
-
-def _why_not_comparable(pair: Pair) -> str | None:
-    """Why the latencies of A and B cannot be compared; None if they can."""
-    hardware = [_hardware(one) for one in (pair.a, pair.b)]
-    if hardware[0] != hardware[1]:
-        return f"different hardware: {hardware[0]}, {hardware[1]}"
-    if any(one.environment.shared_device for one in (pair.a, pair.b)):
-        return "timed beside other jobs on the same device"
-    return None
-
-
-def _hardware(result: Result) -> str:
-    setting, environment = result.setting, result.environment
-    return f"{setting.device.partition(':')[0]} {setting.hardware or environment.gpu or environment.cpu}"
 
 
 def _require_same_task(pair: Pair) -> None:
@@ -302,20 +279,11 @@ def _matched_knobs(policy: str, a: Sequence[Result], b: Sequence[Result]) -> set
     return (names[0] & names[1]) | varying
 
 
-def _key(result: Result, knobs: Mapping[str, set[str]], varying: Sequence[str]) -> str:
-    matched = {name: value for name, value in result.knobs.items() if name in knobs[result.policy]}
-    setting = flat_setting(result)
-    return _text([result.policy, matched, {key: setting.get(key) for key in varying}])
-
-
-def _setting_keys(results: Sequence[Result]) -> list[str]:
-    return [
-        key for key in dict.fromkeys(key for one in results for key in flat_setting(one)) if key not in DERIVED_KEYS
-    ]
-
-
-def _varies(results: Sequence[Result], key: str) -> bool:
-    return len({_text(flat_setting(result).get(key)) for result in results}) > 1
+def _varying(results: Sequence[Result]) -> dict[str, None]:
+    """The keys of the setting that vary among these results, but for those that the user does not choose."""
+    settings = [flat_setting(one) for one in results]
+    keys = dict.fromkeys(key for setting in settings for key in setting if key not in DERIVED_KEYS)
+    return {key: None for key in keys if len({_text(setting.get(key)) for setting in settings}) > 1}
 
 
 def _text(value: Any) -> str:

@@ -1,18 +1,31 @@
-"""Predicted and measured speedup of speculative decoding, and the costs that explain the gap."""
+"""Theory beside measurement: what speedup was to be expected, which costs explain the gap, what would help most.
+
+Speculative decoding is predicted by Theorem 3.8, predictive pipelined decoding by Theorem 4.1. Each step from theory to
+measured time adds one cost. The parts of a point's time come from the traced pass, as shares, and are applied to the
+timed speedup: the waits of the traced pass, and a machine that was slower in one of the two, do not count.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from bild_lab.engine.ppd.theory import expected_compute, expected_latency, latency_per_token
 from bild_lab.engine.speculative_theory import walltime_improvement
+from bild_lab.engine.trace import Trace
 from bild_lab.lab.analysis.statistics import acceptance_rate
-from bild_lab.lab.schema.numbers import Prediction
-from bild_lab.lab.schema.timed import Timed
+from bild_lab.lab.schema.numbers import Pipeline, Prediction
+from bild_lab.lab.schema.result import Result
+from bild_lab.lab.schema.timed import BASELINE, METHOD, Timed
 
 FIXED_WINDOW_SHARE = 0.9  # a window is fixed if at least this share of drafts has one length
+LONGER = 2  # windows are considered up to so many times the measured one
+LEAST_GAIN = 1.01  # a change that helps less is not named
+DRAFTER, VERIFICATION, HOST = "drafter", "verification", "host"
+REJECTIONS, WINDOW, MISSES = "rejections", "window", "misses"
 
 
 def predict(
@@ -28,14 +41,10 @@ def predict(
     """
     traces = [one.trace for one in method]
     calls, drafted = sum(trace.target_calls for trace in traces), sum(trace.drafted for trace in traces)
-    alone = sum(one.trace.target_calls for one in baseline)
-    if not calls or not drafted or not alone or any(one.trace.drafted for one in baseline):
+    step_s = target_step_s(baseline, stages_s)
+    if not calls or not drafted or step_s is None:
         return None
-    emitted = sum(len(one.token_ids) for one in method)
-    baseline_s, method_s = total_s(baseline), total_s(method)
-    step_s = (baseline_s - stages_s["prefill"]) / alone  # one token by the target alone
-    if step_s <= 0:  # the machine was so busy that the traced prefill took longer than whole timed texts
-        return None
+    emitted, baseline_s = sum(len(one.token_ids) for one in method), total_s(baseline)
     steps = sum(trace.draft_calls for trace in traces) or drafted  # a table drafts without forwards
     cost_ratio = stages_s["draft"] / steps / step_s
     alpha = acceptance_rate([(len(each.drafted), each.accepted) for trace in traces for each in trace.rounds])
@@ -52,8 +61,20 @@ def predict(
         verify=per_round / (drafting + verifying),
         host=per_round / (drafting + verifying + host),
         prefill=baseline_s / sum(stages_s.values()),
-        measured=baseline_s / method_s,
+        measured=baseline_s / total_s(method),
     )
+
+
+def target_step_s(baseline: Sequence[Timed], stages_s: Mapping[str, float]) -> float | None:
+    """Seconds of one token by the target alone; None if the baseline is something else.
+
+    None too if the machine was so busy that the traced prefill took longer than whole timed texts.
+    """
+    calls = sum(one.trace.target_calls for one in baseline)
+    if not calls or any(one.trace.drafted or pipeline_log(one.trace) is not None for one in baseline):
+        return None
+    step_s = (total_s(baseline) - stages_s["prefill"]) / calls
+    return step_s if step_s > 0 else None
 
 
 def total_s(timed: Sequence[Timed]) -> float:
@@ -72,3 +93,214 @@ def fixed_window(timed: Sequence[Timed], end_tokens: frozenset[int] = frozenset(
         return None
     length, count = lengths.most_common(1)[0]
     return length if length and count >= FIXED_WINDOW_SHARE * lengths.total() else None
+
+
+@dataclass(frozen=True)
+class PipelineLog:
+    """What the pipeline did for one text, in layer-time units, from its rounds' statistics.
+
+    matches: for every token except the last, whether its successor was among the candidates. latency, compute,
+    concurrent: summed over the tokens (see `PredictivePipeline`).
+    """
+
+    layers: int
+    exit_layer: int
+    top_k: int
+    matches: tuple[bool, ...]
+    latency: int
+    compute: int
+    concurrent: int
+
+    @property
+    def tokens(self) -> int:
+        return len(self.matches) + 1
+
+
+def pipeline_log(trace: Trace) -> PipelineLog | None:
+    """The log of a text, from its trace; None if another method decoded it."""
+    if not trace.rounds or "matched" not in trace.rounds[0].stats:
+        return None
+    stats = [each.stats for each in trace.rounds]
+    return PipelineLog(
+        **trace.stats,
+        matches=tuple(each["matched"] for each in stats if each["matched"] is not None),
+        latency=sum(each["latency_units"] for each in stats),
+        compute=sum(each["compute_units"] for each in stats),
+        concurrent=sum(each["concurrent_units"] for each in stats),
+    )
+
+
+def pipeline_summary(
+    timed: Mapping[str, Sequence[Timed]], stages_s: Mapping[str, float] | None, traced_examples: int
+) -> Pipeline | None:
+    """Units and speedups of the method against the baseline; None if the method is not a pipeline.
+
+    stages_s: seconds by stage of the first `traced_examples` examples. The speedups are for these. They are None
+    without stages_s, and if the baseline is not the target alone.
+    """
+    logs = [pipeline_log(one.trace) for one in timed[METHOD]]
+    if None in logs:
+        return None
+    units = pipeline_units(logs)
+    baseline = timed.get(BASELINE, ())[:traced_examples]
+    if stages_s is None or (step_s := target_step_s(baseline, stages_s)) is None:
+        return units
+    traced = logs[:traced_examples]
+    depth, alone_s = traced[0].layers, step_s * sum(log.tokens for log in traced)
+    finishing_s = sum(log.concurrent for log in traced) * step_s / depth
+    concurrent_s = stages_s["draft"] + stages_s["verify"]
+    return replace(
+        units,
+        theorem=depth / pipeline_units(traced).predicted_latency_units,
+        exit=alone_s / (stages_s["draft"] + finishing_s),
+        concurrent=alone_s / concurrent_s,
+        host=alone_s / (concurrent_s + stages_s["host"]),
+        prefill=total_s(baseline) / sum(stages_s.values()),
+    )
+
+
+def pipeline_units(logs: Sequence[PipelineLog]) -> Pipeline:
+    """The units of texts that were decoded with the same knobs, without speedups."""
+    tokens, rate = sum(log.tokens for log in logs), match_rate(logs)
+    shape = (logs[0].layers, logs[0].exit_layer, rate or 0.0)  # no rate if all texts have one token; it has no effect
+    return Pipeline(
+        layers=logs[0].layers,
+        exit_layer=logs[0].exit_layer,
+        match_rate=rate,
+        latency_units=sum(log.latency for log in logs) / tokens,
+        compute_units=sum(log.compute for log in logs) / tokens,
+        predicted_latency_units=sum(expected_latency(log.tokens, *shape) for log in logs) / tokens,
+        predicted_compute_units=sum(expected_compute(log.tokens, *shape, logs[0].top_k) for log in logs) / tokens,
+    )
+
+
+def match_rate(logs: Sequence[PipelineLog]) -> float | None:
+    """p̂: the share of correct predictions, over the tokens that have a successor."""
+    matches = [matched for log in logs for matched in log.matches]
+    return sum(matches) / len(matches) if matches else None
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change, and the speedup that the point would have with it.
+
+    what: the drafter's time, the time that verification takes above one token of the target, the host's time, the
+    rejections, the pipeline's wrong predictions (each halved), or the window. value: afterwards, the acceptance rate,
+    the window, or the cost in tokens of the target (None if not known, or for the host).
+    """
+
+    what: str
+    value: float | None
+    speedup: float
+
+
+@dataclass(frozen=True)
+class Reasons:
+    """What a point's speedup is made of.
+
+    shares: each stage's share of the method's time. drafter_cost: a drafter step, and verification: checking one
+    draft, both in tokens of the target alone; None if the point drafts nothing or its baseline is not the target.
+    changes: the one that helps most first; only those that help.
+    """
+
+    shares: Mapping[str, float]
+    drafter_cost: float | None
+    verification: float | None
+    changes: Sequence[Change]
+
+
+def reasons(result: Result) -> Reasons | None:
+    """Explain a point; None if its stages were not traced, or if it has no speedup to explain."""
+    speedup, stages = result.speedup.value, result.stages_s
+    if result.is_baseline or speedup is None or not stages or sum(stages.values()) <= 0:
+        return None
+    shares = {stage: seconds / sum(stages.values()) for stage, seconds in stages.items()}
+    drafter_cost, verification = _costs(result) or (None, None)
+    found = [Change(HOST, None, speedup / (1 - shares["host"] / 2))]
+    if result.pipeline is not None:
+        found += _fewer_misses(result, shares)
+    elif shares["draft"] and result.counts.drafted:
+        half = None if drafter_cost is None else drafter_cost / 2
+        found.append(Change(DRAFTER, half, speedup / (1 - shares["draft"] / 2)))
+    if verification is not None and verification > 1:
+        saved = shares["verify"] * (verification - 1) / verification / 2
+        found.append(Change(VERIFICATION, (1 + verification) / 2, speedup / (1 - saved)))
+    if verification is not None:
+        found += _other_window(result, shares, verification)
+    found += _fewer_rejections(result, shares)
+    helpful = [change for change in found if change.speedup > LEAST_GAIN * speedup]
+    return Reasons(shares, drafter_cost, verification, sorted(helpful, key=lambda change: -change.speedup))
+
+
+def _costs(result: Result) -> tuple[float, float] | None:
+    """A drafter step and a verification, in tokens of the target alone at the timed pass's pace; None if not known.
+
+    The steps of the prediction differ by one cost each, so the costs can be read back from them: with D and V the
+    drafting and the verification of a round in tokens of the target, and P tokens a round, `rounds` is P / (D + 1) and
+    `verify` P / (D + V). D / V is that of the traced seconds.
+    """
+    predicted, stages = result.prediction, result.stages_s
+    if predicted is None or not stages["verify"]:
+        return None
+    ratio = stages["draft"] / stages["verify"]
+    verification = predicted.rounds / (predicted.verify * (ratio + 1) - predicted.rounds * ratio)
+    baseline_s = predicted.prefill * sum(stages.values())
+    pace = predicted.prefill / predicted.measured  # timed seconds of the method over traced ones
+    target_s, traced_target_s = baseline_s - pace * stages["prefill"], baseline_s - stages["prefill"]
+    if target_s <= 0:
+        return None
+    factor = pace * traced_target_s / target_s
+    return predicted.cost_ratio * factor, verification * factor
+
+
+def _fewer_rejections(result: Result, shares: Mapping[str, float]) -> list[Change]:
+    """Half as many rejections at every position of a draft, with drafts as long as they were."""
+    kept, rates = result.counts.accepted_by_depth, result.counts.acceptance_by_position
+    if not kept or not rates or result.counts.acceptance_rate in (None, 1.0):
+        return []
+    total, before, reached = 0.0, 1.0, 1.0  # shares of rounds; `reached` with the better drafter
+    for share, rate in zip(kept, rates, strict=False):  # positions at which nothing was accepted have no share
+        drafted = share / rate / before  # of the rounds that accepted all tokens before, how many drafted one here
+        reached *= drafted * (1 + rate) / 2
+        total, before = total + reached, share
+    fewer_rounds = (1 + sum(kept)) / (1 + total)
+    return [Change(REJECTIONS, (1 + result.counts.acceptance_rate) / 2, _with_rounds(result, shares, fewer_rounds))]
+
+
+def _other_window(result: Result, shares: Mapping[str, float], verification: float) -> list[Change]:
+    """The best window, if drafts have a fixed length and another one is faster.
+
+    Every row of a verification is assumed to cost the same. Positions after the measured window are accepted like its
+    last one.
+    """
+    window, kept = None if result.prediction is None else result.prediction.window, result.counts.accepted_by_depth
+    rates = result.counts.acceptance_by_position
+    if window is None or not kept or not rates or rates[-1] is None or result.knobs.get("window") != window:
+        return []
+    drafting, host = (verification * shares[stage] / shares["verify"] for stage in ("draft", "host"))
+    above_one = max(verification - 1, 0.0)
+    depths = [kept[place] if place < len(kept) else 0.0 for place in range(window)]
+    depths += [depths[-1] * rates[-1] ** extra for extra in range(1, (LONGER - 1) * window + 1)]
+
+    def cost_of_token(length: int) -> float:
+        round_cost = (drafting + above_one) * length / window + 1 + host
+        return round_cost / (1 + sum(depths[:length]))
+
+    best = min(range(1, LONGER * window + 1), key=cost_of_token)
+    return [Change(WINDOW, best, _with_rounds(result, shares, cost_of_token(best) / cost_of_token(window)))]
+
+
+def _fewer_misses(result: Result, shares: Mapping[str, float]) -> list[Change]:
+    """Half as many wrong predictions of the pipeline, by Theorem 4.1."""
+    pipeline = result.pipeline
+    if pipeline.match_rate is None or pipeline.layers is None:
+        return []
+    better = (1 + pipeline.match_rate) / 2
+    units = [latency_per_token(pipeline.layers, pipeline.exit_layer, rate) for rate in (pipeline.match_rate, better)]
+    saved = (shares["draft"] + shares["verify"]) * (1 - units[1] / units[0])
+    return [Change(MISSES, better, result.speedup.value / (1 - saved))]
+
+
+def _with_rounds(result: Result, shares: Mapping[str, float], factor: float) -> float:
+    """The speedup if everything but the prefill took `factor` times as long."""
+    return result.speedup.value / (shares["prefill"] + (1 - shares["prefill"]) * factor)

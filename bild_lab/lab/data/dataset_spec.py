@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bild_lab.errors import UserError, require_whole
-from bild_lab.lab.data.conversations import Template
-from bild_lab.lab.data.local_files import SPLIT_WORDS, SUFFIXES, canonical_split
-from bild_lab.lab.metrics import require_metric
+from bild_lab.lab.data.rows import SPLIT_WORDS, SUFFIXES, canonical_split
+from bild_lab.lab.metrics import metric_named
 from bild_lab.lab.metrics.programs import ANSWER
 
 BUILTIN = ("toy",)
@@ -19,6 +19,30 @@ _TEXTS = (
     *("path", "split", "prompt_template", "metric", "hub_id", "history", "next_turn_template"),
     *("reference_template", "shot_split", "shot_template"),
 )
+_COLUMNS = ("source_column", "input_column", "reference_column", "id_column", "category_column")
+
+
+@dataclass(frozen=True)
+class Template:
+    """The prompt format of a chat model (BiTA Table 6).
+
+    first: contains {question}. next_turn: contains {answer}, to the previous turn, and then {question}. The tokenizer
+    adds the start token. Raises UserError if a placeholder is missing, or if `first` begins with the start token.
+    """
+
+    first: str = "{question}"
+    next_turn: str = "\n{answer}\n{question}"
+
+    def __post_init__(self) -> None:
+        if "{question}" not in self.first or self.first.startswith("<s>"):
+            raise UserError(
+                f"dataset.chat_template must contain {{question}}, and not begin with <s>, which the tokenizer adds, "
+                f"got {self.first!r}"
+            )
+        if not re.search(r"\{answer\}.*\{question\}", self.next_turn, flags=re.DOTALL):
+            raise UserError(
+                f"dataset.next_turn_template must contain {{answer}} and then {{question}}, got {self.next_turn!r}"
+            )
 
 
 @dataclass(kw_only=True, unsafe_hash=True)
@@ -61,95 +85,79 @@ class DatasetSpec:
     cut: Any = None  # the text that is scored ends before the first of these; agreement compares all
     # a reference made of columns, {NAME} each; pass_at_1 wants a program with its tests, and {answer} for the output
     reference_template: str | None = None
-    shots: int = 0  # how many solved examples stand before every question
+    shots: int = 0  # how many solved examples come before every question
     shot_split: str = "train"  # the first examples of this split; it must be another one than split
     shot_template: str = SHOT  # of a solved example; must hold both
     max_source_tokens: int | None = None  # the tokenizer cuts the prompt to this length, at least 1; null: never
 
     def __post_init__(self) -> None:
-        for field in ("source_column", "input_column", "reference_column", "id_column", "category_column"):
-            object.__setattr__(self, field, _names(field, getattr(self, field), "a column's name", "names"))
-        for field, what in (("metrics", "metric"), ("cut", "text")):
-            object.__setattr__(self, field, _names(field, getattr(self, field), f"a {what}", f"{what}s"))
-        if self.metrics:
-            object.__setattr__(self, "metric", self.metrics[0])
-        self._require_kinds()
-        if self.name is None:
-            object.__setattr__(self, "name", _name_of(self.path, self.hub_id))
-        if self.metric is None:
-            if self.has_references:
-                raise UserError("dataset.metric must be bleu (translations) or rouge (summaries, answers), got none")
-            object.__setattr__(self, "metric", "agreement")
-        chat = (self.chat_template,) if isinstance(self.chat_template, str) else tuple(self.chat_template or ())
-        if not chat or not all(isinstance(one, str) for one in chat):
-            raise UserError(f"dataset.chat_template must be text or several texts, got {self.chat_template!r}")
-        object.__setattr__(self, "chat_template", chat)
-        _ = self.templates
-        self._require_metric_fits()
-        self._require_shots_fit()
-        if self.max_source_tokens is not None and (
-            self.turns != 1 or not all(one.endswith("{question}") for one in chat)
-        ):
-            raise UserError(
-                "dataset.max_source_tokens cuts a prompt at its end, which a chat template and later turns need whole, "
-                f"got {self.max_source_tokens}; set dataset.max_source_tokens=null"
-            )
-        if self.builtin is not None and self.builtin not in BUILTIN:
-            raise UserError(f"dataset.builtin must be one of {', '.join(BUILTIN)}, got {self.builtin!r}")
-        if not (self.path or self.hub_id or self.builtin):
-            raise UserError(f"dataset {self.name!r} has no data: set dataset.path=DIR or dataset.hub_id=OWNER/NAME")
-
-    def _require_kinds(self) -> None:
+        for field in (*_COLUMNS, "metrics", "cut"):
+            object.__setattr__(self, field, _names(field, getattr(self, field)))
         for field in _TEXTS:
             value = getattr(self, field)
             if value is not None and not isinstance(value, str):
                 raise UserError(f"dataset.{field} must be text, got {value!r}; quote it: dataset.{field}='\"{value}\"'")
         for field in ("limit", "max_source_tokens", "turns"):
-            value = getattr(self, field)
-            if value is not None:
-                require_whole(f"dataset.{field}", value, 1, remedy="use null for no limit")
+            if getattr(self, field) is not None:
+                require_whole(f"dataset.{field}", getattr(self, field), 1, remedy="use null for no limit")
         require_whole("dataset.shots", self.shots, 0)
-        if not self.split:
-            raise UserError("dataset.split must name a split (train, validation, test), got an empty one")
-        if not self.source_column and not self.path:  # for a path, the columns that there are can be named
-            raise UserError("dataset.source_column must name the column to decode from, got none")
-        if self.prompt_template is None or "{source}" not in self.prompt_template:
-            raise UserError(f"dataset.prompt_template must contain {{source}}, got {self.prompt_template!r}")
+        chat = (self.chat_template,) if isinstance(self.chat_template, str) else tuple(self.chat_template or ())
+        if not chat or not all(isinstance(one, str) for one in chat):
+            raise UserError(f"dataset.chat_template must be text or several texts, got {self.chat_template!r}")
+        object.__setattr__(self, "chat_template", chat)
+        _ = self.templates
+        if self.name is None:
+            object.__setattr__(self, "name", _name_of(self.path, self.hub_id))
+        lead = self.metrics[0] if self.metrics else self.metric
+        object.__setattr__(self, "metric", lead if lead or self.has_references else "agreement")
+        self._require_task()
+        self._require_shots()
 
-    def _require_metric_fits(self) -> None:
-        if len(set(self.scored)) < len(self.scored):
-            raise UserError(f"dataset.metrics must be different ones, got {', '.join(self.scored)}")
+    def _require_task(self) -> None:
+        _require(self.split, "split must name a split (train, validation, test), got an empty one")
+        # of a path, the columns that there are can be named when it is read
+        _require(self.source_column or self.path, "source_column must name the column to decode from, got none")
+        held = self.prompt_template or ""
+        _require("{source}" in held, f"prompt_template must contain {{source}}, got {self.prompt_template!r}")
+        _require(self.metric, "metric must be bleu (translations) or rouge (summaries, answers), got none")
+        _require(len(set(self.scored)) == len(self.scored), f"metrics must be different ones, got {self.scored}")
         for metric in self.scored:
-            require_metric(metric)
-            if metric == "agreement":
-                continue
-            if not self.has_references:
-                raise UserError(
-                    f"dataset.metric={metric} needs references: set dataset.reference_column, "
-                    "or use dataset.metric=agreement"
-                )
-            if self.turns != 1:
-                raise UserError(
-                    "dataset.turns beyond the first need dataset.metric=agreement, as references belong to no turn; "
-                    f"got dataset.metric={metric}"
-                )
-        if "pass_at_1" in self.scored and (self.reference_template or "").count(ANSWER) != 1:
-            raise UserError(
-                f"dataset.metric=pass_at_1 needs dataset.reference_template, a program that holds {ANSWER} once, "
-                f"got {self.reference_template!r}; conf/dataset/humaneval.yaml has one"
-            )
+            metric_named(metric)
+        judged = [metric for metric in self.scored if metric != "agreement"]
+        remedy = "set dataset.reference_column, or use dataset.metric=agreement"
+        _require(self.has_references or not judged, f"metric={self.metric} needs references: {remedy}")
+        _require(self.turns == 1 or not judged, "turns beyond the first need dataset.metric=agreement: no references")
+        _require(
+            "pass_at_1" not in judged or (self.reference_template or "").count(ANSWER) == 1,
+            f"metric=pass_at_1 needs dataset.reference_template, a program that holds {ANSWER} once, "
+            f"got {self.reference_template!r}; conf/dataset/humaneval.yaml has one",
+        )
+        _require(
+            self.max_source_tokens is None
+            or (self.turns == 1 and all(one.endswith("{question}") for one in self.chat_template)),
+            "max_source_tokens cuts a prompt at its end, which a chat template and later turns need whole, "
+            f"got {self.max_source_tokens}; set dataset.max_source_tokens=null",
+        )
+        _require(
+            self.builtin is None or self.builtin in BUILTIN,
+            f"builtin must be one of {', '.join(BUILTIN)}, got {self.builtin!r}",
+        )
+        _require(self.path or self.hub_id or self.builtin, f"path=DIR or dataset.hub_id must be set for {self.name!r}")
 
-    def _require_shots_fit(self) -> None:
+    def _require_shots(self) -> None:
+        if not self.shots:
+            return
         held = self.shot_template or ""
-        if self.shots and not ("{source}" in held and "{reference}" in held):
-            raise UserError(f"dataset.shot_template must hold {{source}} and {{reference}}, got {self.shot_template!r}")
-        if self.shots and canonical_split(self.shot_split or "") == canonical_split(self.split):
-            raise UserError(
-                f"dataset.shot_split must be another split than dataset.split, got {self.split!r} twice: the prompt "
-                "would show the answers"
-            )
-        if self.shots and not self.reference_column:
-            raise UserError(f"dataset.shots={self.shots} needs answers to show: set dataset.reference_column")
+        _require(
+            "{source}" in held and "{reference}" in held,
+            f"shot_template must hold {{source}} and {{reference}}, got {self.shot_template!r}",
+        )
+        _require(
+            canonical_split(self.shot_split or "") != canonical_split(self.split),
+            f"shot_split must be another split than dataset.split, got {self.split!r} twice: the prompt would show the "
+            "answers",
+        )
+        _require(self.reference_column, f"shots={self.shots} needs answers to show: set dataset.reference_column")
 
     @property
     def scored(self) -> tuple[str, ...]:
@@ -166,6 +174,11 @@ class DatasetSpec:
         return tuple(Template(first, self.next_turn_template) for first in self.chat_template)
 
 
+def _require(ok: object, message: str) -> None:
+    if not ok:
+        raise UserError(f"dataset.{message}")
+
+
 def _name_of(path: str | None, hub_id: str | None) -> str:
     """The name of data without one: that of the file or folder, or of the folder of a file named after its split."""
     if not path:
@@ -175,11 +188,11 @@ def _name_of(path: str | None, hub_id: str | None) -> str:
     return place.parent.name if stem.lower() in SPLIT_WORDS else stem
 
 
-def _names(field: str, given: object, what: str, plural: str) -> tuple[str, ...] | None:
+def _names(field: str, given: object) -> tuple[str, ...] | None:
     """One or several names as a tuple. Raises UserError for anything else."""
     if given is None:
         return None
     names = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Sequence) else (None,)
     if not names or not all(isinstance(name, str) and name for name in names):
-        raise UserError(f"dataset.{field} must be {what} or a list of {plural}, got {given!r}")
+        raise UserError(f"dataset.{field} must be a name or a list of names, got {given!r}")
     return names

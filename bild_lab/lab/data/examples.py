@@ -1,21 +1,47 @@
-"""Turns a dataset's rows into examples with a source, a prompt and references."""
+"""Examples: a dataset's rows, and the turns of conversations, with a source, a prompt and references."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
 from bild_lab.errors import UserError
-from bild_lab.lab.data.conversations import Example, conversation, fill_template, with_answers
-from bild_lab.lab.data.dataset_spec import DatasetSpec
-from bild_lab.lab.data.hub_datasets import hub_rows
-from bild_lab.lab.data.local_files import Row, canonical_split, local_rows
-from bild_lab.lab.data.row_values import column_paths, filled, first_value
+from bild_lab.lab.data.dataset_spec import DatasetSpec, Template
+from bild_lab.lab.data.rows import Row, canonical_split, hub_rows, local_rows
 from bild_lab.lab.metrics.programs import ANSWER
 
+__all__ = ["Continuation", "DatasetSpec", "Example", "load_examples", "with_answers", "with_earlier_turns"]
+
 WITHHELD = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # SPEED-Bench has this instead of texts it may not distribute
+NAME = r"[A-Za-z_][\w.]*"  # of a column in a template's braces
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """What comes before a later turn: the prompt of turn `id`, the text `between`, and the answer to that turn."""
+
+    id: str
+    between: str
+
+
+@dataclass(frozen=True)
+class Example:
+    """One input text and its references.
+
+    prompt: the text for the tokenizer. While `continues` is set, the answer to the previous turn is not known, and
+    `prompt` is only the text after that answer. `with_answers` gives the complete prompt.
+    """
+
+    id: str  # from the dataset, or "SPLIT-INDEX"; unique within a split
+    source: str
+    prompt: str
+    references: tuple[str, ...] = ()
+    category: str | None = None
+    turn: int = 1
+    continues: Continuation | None = None
 
 
 def load_examples(spec: DatasetSpec, unanswered: bool = False) -> tuple[Example, ...]:
@@ -25,14 +51,19 @@ def load_examples(spec: DatasetSpec, unanswered: bool = False) -> tuple[Example,
     split or column, malformed files, an unreachable hub, rows without a source, and, unless `unanswered` is set, for
     later turns without `spec.history`.
     """
-    shots, rows = _shots(spec), islice(_rows(spec), spec.limit)
-    examples = tuple(_examples(spec, rows, "".join(text for _, text in shots)))
+    shots = _shots(spec)
+    examples = tuple(_examples(spec, islice(_rows(spec), spec.limit), "".join(text for _, text in shots)))
     if not examples:
+        raise UserError(f"dataset {spec.name!r} has no examples in split {spec.split!r}; check dataset.split")
+    ids = [example.id for example in examples]
+    if len(set(ids)) < len(ids):
+        twice = next(one for place, one in enumerate(ids) if one in ids[:place])
+        raise UserError(f"dataset {spec.name!r} has two examples with id {twice!r}; set dataset.id_column=null")
+    if {source for source, _ in shots} & {example.source for example in examples}:  # one file may serve as two splits
         raise UserError(
-            f"dataset {spec.name!r} has no examples in split {spec.split!r}; check dataset.path and dataset.split"
+            f"split {spec.shot_split!r} of dataset {spec.name!r} has an example of split {spec.split!r}, so the prompt "
+            "would show its answer; give dataset.path a folder with a file for each split"
         )
-    _require_unique_ids(spec, examples)
-    _require_unseen(spec, examples, {source for source, _ in shots})
     if spec.history is not None:
         return with_answers(examples, _history(spec.history, spec.split))
     if not unanswered and any(example.continues for example in examples):
@@ -48,8 +79,7 @@ def _history(path: str, split: str) -> dict[str, str]:
     answers = {}
     for where, row in local_rows(Path(path).expanduser(), canonical_split(split)):
         if not isinstance(row.get("answer"), str) or "id" not in row:
-            got = ", ".join(column_paths(row))
-            raise UserError(f"{where}: dataset.history needs columns id and answer (text), got {got}")
+            raise UserError(f"{where}: dataset.history needs columns id and answer (text), got {columns_of(row)}")
         answers[str(row["id"])] = row["answer"]
     return answers
 
@@ -96,13 +126,10 @@ def _examples(spec: DatasetSpec, rows: Iterable[tuple[str, Row]], shots: str) ->
 
 def _shots(spec: DatasetSpec) -> list[tuple[str, str]]:
     """The source and the text of each solved example before every question. Raises UserError if there are too few."""
-    if not spec.shots:
-        return []
-    other = replace(spec, split=spec.shot_split, limit=spec.shots, shots=0)
     found = []
+    other = replace(spec, split=spec.shot_split, limit=spec.shots, shots=0) if spec.shots else spec
     for where, row in islice(_rows(other), spec.shots):
-        (source, *_) = _turns(spec, where, row)
-        (reference, *_) = _column_references(spec, where, row)
+        source, reference = _turns(spec, where, row)[0], _column_references(spec, where, row)[0]
         found.append((source, fill_template(spec.shot_template, source=source, reference=reference)))
     if len(found) < spec.shots:
         raise UserError(f"dataset.shots={spec.shots}, but split {spec.shot_split!r} has {len(found)} examples")
@@ -115,15 +142,10 @@ def _turns(spec: DatasetSpec, where: str, row: Row) -> list[str]:
     turns = list(value[: spec.turns]) if isinstance(value, (list, tuple)) and value else [value]
     for turn in turns:
         if not isinstance(turn, str) or not turn.strip():
-            raise UserError(
-                f"{where}: {' or '.join(spec.source_column)} must be a non-empty string, got {turn!r}; "
-                "correct the row, or set dataset.limit to stop before it"
-            )
+            columns = " or ".join(spec.source_column)
+            raise UserError(f"{where}: {columns} must be a non-empty string, got {turn!r}; correct the row")
         if turn.startswith(WITHHELD):
-            raise UserError(
-                f"{where} has a notice instead of its text; complete the dataset with NVIDIA's preparation script, "
-                "then set dataset.path=DIR"
-            )
+            raise UserError(f"{where} withholds its text; run NVIDIA's preparation script, and set dataset.path=DIR")
     return turns
 
 
@@ -141,21 +163,20 @@ def _question(spec: DatasetSpec, where: str, row: Row, source: str) -> tuple[str
 
 def _references(spec: DatasetSpec, where: str, row: Row) -> tuple[str, ...]:
     if spec.reference_template is None:
-        return _column_references(spec, where, row)
+        return _column_references(spec, where, row) if spec.reference_column else ()
     if spec.scored == ("agreement",):
         return ()
-    reference, missing = filled(spec.reference_template, row, ANSWER)
-    if missing:
+    # braces around anything but a name stay, as does the place of the answer
+    names = set(re.findall("{(" + NAME + ")}", spec.reference_template)) - {ANSWER.strip("{}")}
+    values = {name: first_value(row, [name])[1] for name in names}
+    if missing := sorted(name for name, value in values.items() if not isinstance(value, str)):
         raise UserError(
-            f"{where}: dataset.reference_template wants a text in column {missing[0]}, "
-            f"got columns {', '.join(column_paths(row))}"
+            f"{where}: dataset.reference_template wants a text in column {missing[0]}, got columns {columns_of(row)}"
         )
-    return (reference,)
+    return (fill_template(spec.reference_template, **values) if values else spec.reference_template,)
 
 
 def _column_references(spec: DatasetSpec, where: str, row: Row) -> tuple[str, ...]:
-    if not spec.reference_column:
-        return ()
     value = _required(spec, where, row, "reference_column")
     references = tuple(value) if isinstance(value, (list, tuple)) else (value,)
     if not all(isinstance(reference, str) for reference in references):
@@ -166,15 +187,11 @@ def _column_references(spec: DatasetSpec, where: str, row: Row) -> tuple[str, ..
 def _required(spec: DatasetSpec, where: str, row: Row, field: str) -> object:
     columns = getattr(spec, field)
     if not columns:
-        raise UserError(
-            f"{where} has columns {', '.join(column_paths(row))}; say which one to decode from: dataset.{field}=COLUMN"
-        )
+        raise UserError(f"{where} has columns {columns_of(row)}; choose one to decode from: dataset.{field}=COLUMN")
     present, value = first_value(row, columns)
     if not present:
-        raise UserError(
-            f"{where}: dataset.{field} wants column {' or '.join(columns)}, "
-            f"got columns {', '.join(column_paths(row))}; set dataset.{field} to one of them"
-        )
+        wanted = " or ".join(columns)
+        raise UserError(f"{where}: dataset.{field} wants column {wanted}, got columns {columns_of(row)}; set it to one")
     return value
 
 
@@ -182,20 +199,75 @@ def _optional(row: Row, columns: Sequence[str] | None) -> object:
     return first_value(row, columns)[1] if columns else None
 
 
-def _require_unseen(spec: DatasetSpec, examples: Sequence[Example], shown: set[str]) -> None:
-    """Raise UserError if a solved example is one of those to decode: one file may serve as two splits."""
-    if shown & {example.source for example in examples}:
-        raise UserError(
-            f"split {spec.shot_split!r} of dataset {spec.name!r} has an example of split {spec.split!r}, so the prompt "
-            "would show its answer; give dataset.path a folder with a file for each split"
-        )
+def first_value(row: Row, columns: Sequence[str]) -> tuple[bool, object]:
+    """Whether the row has any of the columns, and the first value that is not null. `a.b` is a field inside a."""
+    present = False
+    for column in columns:
+        value: object = {column: row[column]} if column in row else row
+        for key in [column] if column in row else column.split("."):
+            if not isinstance(value, Mapping) or key not in value:
+                break
+            value = value[key]
+        else:
+            present = True
+            if value is not None:
+                return True, value
+    return present, None
 
 
-def _require_unique_ids(spec: DatasetSpec, examples: Sequence[Example]) -> None:
-    seen: set[str] = set()
-    for example in examples:
-        if example.id in seen:
-            raise UserError(
-                f"dataset {spec.name!r} has two examples with id {example.id!r}; set dataset.id_column=null"
+def columns_of(row: Row, prefix: str = "") -> str:
+    """The names of all columns, and of the fields inside them."""
+    return ", ".join(
+        columns_of(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else f"{prefix}{key}"
+        for key, value in row.items()
+    )
+
+
+def fill_template(template: str, **values: str) -> str:
+    """The template with its placeholders replaced. Other braces, and braces in the values, are unchanged."""
+    names = "|".join(map(re.escape, values))
+    return re.sub("{(" + names + ")}", lambda match: values[match[1]], template)
+
+
+def conversation(first: Example, questions: Sequence[str], template: Template) -> list[Example]:
+    """An example for each question: the first with a complete prompt, later ones without the previous turns."""
+    between, _, after = template.next_turn.partition("{answer}")
+    turns = [replace(first, prompt=fill_template(template.first, question=questions[0]))]
+    for number, question in enumerate(questions[1:], start=2):
+        turns.append(
+            replace(
+                first,
+                id=f"{first.id}/{number}",
+                source=question,
+                prompt=fill_template(after, question=question),
+                references=(),
+                turn=number,
+                continues=Continuation(turns[-1].id, between),
             )
-        seen.add(example.id)
+        )
+    return turns
+
+
+def with_answers(examples: Sequence[Example], answers: Mapping[str, str]) -> tuple[Example, ...]:
+    """The examples with complete prompts. answers: the answer to each earlier turn, by the turn's id.
+
+    Raises UserError if an answer is missing. A turn must come before the turns that continue it.
+    """
+    whole: dict[str, Example] = {}
+    for example in examples:
+        whole[example.id] = with_earlier_turns(example, whole, answers)
+    return tuple(whole.values())
+
+
+def with_earlier_turns(example: Example, before: Mapping[str, Example], answers: Mapping[str, str]) -> Example:
+    """One example with its complete prompt. before: the previous turns, with complete prompts."""
+    if example.continues is None:
+        return example
+    earlier = example.continues.id
+    if earlier not in answers:
+        raise UserError(
+            f"turn {example.turn} of example {example.id!r} needs the answer to {earlier!r}, which is not in "
+            "dataset.history; add it, set dataset.turns=1 for first turns only, or set dataset.history=null"
+        )
+    prompt = before[earlier].prompt + example.continues.between + answers[earlier] + example.prompt
+    return replace(example, prompt=prompt, continues=None)

@@ -13,7 +13,7 @@ from typing import Any
 
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
-from bild_lab.lab.data.conversations import Example, with_answers, with_earlier_turns
+from bild_lab.lab.data.examples import Example, with_answers, with_earlier_turns
 from bild_lab.lab.decoding.decoder import Decoder
 from bild_lab.lab.hashing import content_hash
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bild_lab.lab.metrics.bootstrap import interval, resampled_sums
+from bild_lab.lab.metrics.measures import interval, resampled_sums
 from bild_lab.lab.schema.numbers import Change
 from bild_lab.lab.schema.timed import BASELINE, METHOD, Timed
 

@@ -1,12 +1,14 @@
-"""The environment of a measurement: versions, hardware, load."""
+"""The environment of a measurement: versions, hardware, load, and whether the device was shared."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import platform
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -21,7 +23,7 @@ import torch
 
 from bild_lab.engine.models.device import processor
 from bild_lab.engine.models.placement import Placement
-from bild_lab.engine.models.ranks import Ranks
+from bild_lab.engine.models.ranks import ONE_PROCESS, Ranks
 
 PACKAGES = ("torch", "transformers", "tokenizers", "sacrebleu", "rouge-score", "datasets")
 
@@ -53,43 +55,27 @@ def peak_memory_mb(device: torch.device) -> float:
 
 
 class OtherLoad:
-    """How much CPU time other processes have used since this object was created.
+    """How much CPU time others have used since this object was created: processes that do not belong to this run.
 
-    helpers_s: the seconds that processes which work for this one have used so far.
+    ranks: the run's processes, of which those on this machine count as its own. helpers_s: the seconds that processes
+    which work for this one have used so far.
     """
 
-    def __init__(self, helpers_s: Callable[[], float] = lambda: 0.0) -> None:
-        self._helpers_s = helpers_s
+    def __init__(self, ranks: Ranks = ONE_PROCESS, helpers_s: Callable[[], float] = lambda: 0.0) -> None:
+        self._ranks, self._helpers_s = ranks, helpers_s
         self._before = self._seconds()
 
     def percent(self) -> float:
         """Percent of all cores' time. Other load can make short timings several times too long."""
         wall, busy, own = (now - before for now, before in zip(self._seconds(), self._before, strict=True))
+        here = platform.node()
+        own = sum(seconds for host, seconds in self._ranks.gather((here, own)) if host == here)
         return 100 * max(0.0, busy - own) / max(wall * (os.cpu_count() or 1), 1e-9)
 
     def _seconds(self) -> tuple[float, float, float]:
         everyone, own = psutil.cpu_times(), psutil.Process().cpu_times()
         idle = everyone.idle + getattr(everyone, "iowait", 0.0)
         return time.monotonic(), sum(everyone) - idle, own.user + own.system + self._helpers_s()
-
-
-class RanksLoad:
-    """How much CPU time the run's other processes on this machine have used since this object was created."""
-
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks, self._before = ranks, self._seconds()
-
-    def percent(self) -> float:
-        """Percent of all cores' time."""
-        wall, own = (now - before for now, before in zip(self._seconds(), self._before, strict=True))
-        share = 100 * own / max(wall * (os.cpu_count() or 1), 1e-9)
-        here = platform.node()
-        return sum(share for host, share in self._ranks.gather((here, share)) if host == here) - share
-
-    @staticmethod
-    def _seconds() -> tuple[float, float]:
-        own = psutil.Process().cpu_times()
-        return time.monotonic(), own.user + own.system
 
 
 def placement_setting(placement: Placement, device: torch.device) -> dict[str, Any]:
@@ -148,3 +134,47 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+class DeviceUse:
+    """Marks a device as used by this process, from creation to `close`, and detects other users on the same machine.
+
+    All users of a device hold one shared lock, and each adds a byte to the locked file when it starts. The system
+    releases the lock if a process dies. Only processes of the same user with the same temporary folder see each
+    other, as in one container. `OtherLoad` measures all other load on the CPU.
+    """
+
+    def __init__(self, device: torch.device, folder: Path | None = None) -> None:
+        folder = Path(tempfile.gettempdir()) if folder is None else folder
+        path = folder / f"bild_lab-{os.getuid()}-{device_name(device)}.lock"
+        with path.with_suffix(".gate").open("w") as gate:
+            fcntl.flock(gate, fcntl.LOCK_EX)  # one process starts at a time
+            self._stream = path.open("ab")
+            self._was_alone = self._try_alone()
+            fcntl.flock(self._stream, fcntl.LOCK_SH)
+            self._stream.write(b".")
+            self._stream.flush()
+            self._arrivals = os.fstat(self._stream.fileno()).st_size
+
+    def shared(self) -> bool:
+        """Whether another process used the device at any time since this object was created."""
+        return not self._was_alone or os.fstat(self._stream.fileno()).st_size != self._arrivals
+
+    def close(self) -> None:
+        """Release the device. Deleting the object also releases it."""
+        self._stream.close()
+
+    def _try_alone(self) -> bool:
+        try:
+            fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        os.ftruncate(self._stream.fileno(), 0)  # no other process needs the count
+        return True
+
+
+def device_name(device: torch.device) -> str:
+    """A name that is unique on this machine, whatever subset of devices the process sees."""
+    if device.type != "cuda":
+        return device.type
+    return f"cuda-{torch.cuda.get_device_properties(device).uuid}"

@@ -1,4 +1,4 @@
-"""Paired, interleaved, warm timing of decoding methods."""
+"""Paired, interleaved, warm timing of decoding methods, one text after another or several at once."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 
+from bild_lab.engine.batch import Batch
+from bild_lab.engine.batched import BatchedText, decode_batch
 from bild_lab.engine.protocols import Method, Prepares
 from bild_lab.engine.request import Request
 from bild_lab.engine.trace import Span, StageTrace, Trace
 from bild_lab.lab.schema.timed import Timed
+
+BLOCK = 8  # batches of texts that are decoded by one method before the other: a batch drains at the end of each
 
 
 @dataclass(frozen=True)
@@ -27,11 +32,12 @@ class Stages:
     spans: tuple[list[Span], ...]
 
 
-def warm_up(methods: Mapping[str, Method], requests: Sequence[Request], count: int, seed: int) -> None:
-    """Decode the first examples with every method. Nothing is recorded."""
-    for index, request in enumerate(requests[:count]):
+def warm_up(methods: Mapping[str, Method], requests: Sequence[Request], count: int, seed: int, batch: int = 1) -> None:
+    """Decode the first examples with every method, in batches the first that fit. Nothing is recorded."""
+    count = min(len(requests), batch if batch > 1 and count else count)
+    for block in blocks(count, batch):
         for method in methods.values():
-            method.decode(seeded(request, seed, index), Trace())
+            _decode(method, [seeded(requests[index], seed, index) for index in block], batch, lambda: None)
 
 
 def time_methods(
@@ -42,6 +48,7 @@ def time_methods(
     synchronize: Callable[[], None],
     advance: Callable[[], None] = lambda: None,
     compiled_steps: Callable[[], int] = lambda: 0,
+    batch: int = 1,
 ) -> dict[str, list[Timed]]:
     """Decode every example with every method in turn, `repeats` times. The order alternates.
 
@@ -50,23 +57,29 @@ def time_methods(
     after. A method's preparation (`Prepares`) is not timed. Repeats use the same seed, so they do the same work. An
     example is decoded again if a step was compiled meanwhile. Raises RuntimeError, naming the example, if a method
     fails.
+
+    batch: how many texts are decoded at a time. In batches methods take turns with blocks of examples, whose seconds
+    are shared out among the texts: see `Timed`.
     """
     results: dict[str, list[Timed]] = {name: [] for name in methods}
     names = list(methods)
     with no_garbage_collection():
-        for index, request in enumerate(requests):
+        for turn, block in enumerate(blocks(len(requests), BLOCK * batch if batch > 1 else 1)):
             for repeat in range(repeats):
-                for name in order(names, index, repeat, repeats):
+                for name in order(names, turn, repeat, repeats):
                     before = -1
                     while before != compiled_steps():  # else the time would include compilation
                         before = compiled_steps()
-                        tokens, seconds, trace = _time_once(
-                            methods[name], seeded(request, seed, index), synchronize, index
-                        )
+                        own = [seeded(requests[index], seed, index) for index in block]
+                        texts = _decode(methods[name], own, batch, synchronize, block[0])
                     if repeat == 0:
-                        results[name].append(Timed(tokens[request.limits.prompt_length :], [], trace))
-                    results[name][index].latency_s.append(seconds)
-            advance()
+                        results[name] += [Timed(one.token_ids, [], one.trace) for one in texts]
+                    for index, one in zip(block, texts, strict=True):
+                        results[name][index].latency_s.append(one.share_s)
+                        if batch > 1:
+                            results[name][index].waited_s.append(one.latency_s)
+            for _ in block:
+                advance()
     return results
 
 
@@ -85,9 +98,7 @@ def trace_stages(method: Method, requests: Sequence[Request], seed: int, synchro
     seconds = {"prefill": 0.0, "draft": 0.0, "verify": 0.0, "host": 0.0}
     spans = []
     for index, request in enumerate(requests):
-        if isinstance(method, Prepares):
-            method.prepare(request)
-        synchronize()
+        _prepare(method, [request], synchronize)
         trace = StageTrace(synchronize=synchronize)
         method.decode(seeded(request, seed, index), trace)
         synchronize()
@@ -107,6 +118,14 @@ def seeded(request: Request, seed: int, index: int) -> Request:
     return replace(request, generator=torch.Generator(device).manual_seed(seed * 1_000_003 + index))
 
 
+def blocks(count: int, size: int) -> Iterator[range]:
+    """Ranges of about so many examples. A short rest belongs to the one before it."""
+    starts = list(range(0, count, size))
+    if len(starts) > 1 and count - starts[-1] < size // 2:
+        starts.pop()
+    yield from (range(start, stop) for start, stop in pairwise([*starts, count]))
+
+
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
     """Keep the garbage collector from running inside a timed example."""
@@ -120,17 +139,26 @@ def no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _time_once(
-    method: Method, request: Request, synchronize: Callable[[], None], index: int
-) -> tuple[list[int], float, Trace]:
-    trace = Trace()
+def _decode(
+    method: Method, requests: Sequence[Request], batch: int, synchronize: Callable[[], None], first: int = 0
+) -> list[BatchedText]:
+    """Decode one text, or several in batches. first: the place of the first among all examples."""
+    if batch > 1:
+        _prepare(method, requests, synchronize)
+        return decode_batch(method, requests, Batch(batch, synchronize))
+    (request,), trace = requests, Trace()
     try:
-        if isinstance(method, Prepares):
-            method.prepare(request)
-        synchronize()
+        _prepare(method, requests, synchronize)
         started = time.perf_counter()
         tokens = method.decode(request, trace)
     except Exception as error:
-        raise RuntimeError(f"example {index}: {error}") from error
+        raise RuntimeError(f"example {first}: {error}") from error
     synchronize()
-    return tokens, time.perf_counter() - started, trace
+    seconds = time.perf_counter() - started
+    return [BatchedText(tokens[request.limits.prompt_length :], trace, seconds, seconds)]
+
+
+def _prepare(method: Method, requests: Sequence[Request], synchronize: Callable[[], None]) -> None:
+    for request in requests if isinstance(method, Prepares) else []:
+        method.prepare(request)
+    synchronize()

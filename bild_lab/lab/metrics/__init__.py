@@ -1,30 +1,29 @@
 """Quality of outputs, for their task or beside a baseline, with bootstrap intervals."""
 
 from bild_lab.lab.metrics.quality import (
-    METRICS,
     Difference,
     Judged,
     Score,
-    compare,
+    Scoring,
+    cut_text,
     judge,
     judge_values,
-    require_metric,
     score,
     score_pool,
 )
-from bild_lab.lab.metrics.scoring import Scoring, cut_text
+from bild_lab.lab.metrics.text_metrics import AGREEMENT, METRICS, metric_named
 
 __all__ = [
+    "AGREEMENT",
     "METRICS",
     "Difference",
     "Judged",
     "Score",
     "Scoring",
-    "compare",
     "cut_text",
     "judge",
     "judge_values",
-    "require_metric",
+    "metric_named",
     "score",
     "score_pool",
 ]

@@ -1,16 +1,16 @@
 """pass@1: the share of answers whose program passes its tests. The programs run in processes of their own.
 
-Isolation: one process for each program, with limits on memory and processor time, a clock, an empty environment, and a
-filter of system calls (seccomp) that leaves no network, no new process or thread, and no change of a file. It does
-not keep a program from reading what the user can read, from using one core until its time is over, from deceiving
-its own tests, or from a fault of the kernel. Run code that somebody may have meant to do harm in a virtual machine.
+Isolation: one process for each program, with limits on memory and processor time, a clock, an empty environment, and
+Python's audit hooks, which refuse network, processes, signals and every change of a file (`program_worker`). That keeps
+a program from harm by accident. It does not keep it from reading what the user can read, from using the processor until
+its time is over, from deceiving its own tests, or from breaking out on purpose: run code that somebody may have meant
+to do harm in a virtual machine.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import platform
 import re
 import secrets
 import subprocess
@@ -22,7 +22,6 @@ from functools import lru_cache
 from pathlib import Path
 
 from bild_lab.errors import UserError
-from bild_lab.lab.metrics.program_worker import NO_FILTER
 
 ANSWER = "{answer}"  # where a reference, a program with its tests, has the place of the answer
 CPU_S = 10
@@ -33,13 +32,12 @@ _WORKER = Path(__file__).with_name("program_worker.py")
 _FENCED = re.compile(r"```[\w+-]*\n(.*?)(?:\n```|\Z)", re.DOTALL)
 
 
-def passes(answers: Sequence[str], references: Sequence[Sequence[str]], run_code: bool) -> list[float]:
-    """100 for each answer whose program ran to its end, 0 for others.
+def passes(answers: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:
+    """100 for each answer whose program ran to its end, 0 for others. Call `require_permission` first.
 
     references: of each answer one program, in which `{answer}` stands for it. Of an answer with a fenced block of
-    code the first such block counts. Raises UserError unless `run_code` is set, and where programs cannot be isolated.
+    code the first such block counts. Raises UserError for another reference, and where no program runs.
     """
-    require_permission(run_code)
     programs = []
     for index, (answer, several) in enumerate(zip(answers, references, strict=True)):
         if len(several) != 1 or several[0].count(ANSWER) != 1:
@@ -55,17 +53,14 @@ def passes(answers: Sequence[str], references: Sequence[Sequence[str]], run_code
 
 
 def require_permission(run_code: bool) -> None:
-    """Raise UserError unless programs may run, and can be isolated here."""
+    """Raise UserError unless programs may run, and can be limited here."""
     if not run_code:
         raise UserError(
             "pass_at_1 runs the programs that a model wrote, in processes without network; "
             "allow it with measure.run_code=true"
         )
-    if sys.platform != "linux" or platform.machine() != "x86_64":
-        raise UserError(
-            f"pass_at_1 isolates programs on Linux on x86-64 only, got {sys.platform} on {platform.machine()}; "
-            "choose another dataset.metric"
-        )
+    if sys.platform != "linux":
+        raise UserError(f"pass_at_1 limits programs on Linux only, got {sys.platform}; choose another dataset.metric")
 
 
 def code_of(answer: str) -> str:
@@ -76,7 +71,7 @@ def code_of(answer: str) -> str:
 
 @lru_cache(maxsize=4096)  # baselines repeat from point to point
 def ends_well(program: str) -> bool:
-    """Whether the program runs to its end within its limits, without an error. Raises UserError without isolation."""
+    """Whether the program runs to its end within its limits, without an error."""
     token = secrets.token_hex(16)
     asked = {"program": program, "token": token, "cpu_s": CPU_S, "memory_bytes": MEMORY_BYTES}
     with tempfile.TemporaryDirectory() as folder:
@@ -93,6 +88,4 @@ def ends_well(program: str) -> bool:
             )
         except subprocess.TimeoutExpired:
             return False
-    if ended.returncode == NO_FILTER:
-        raise UserError("the system refuses a filter of system calls (seccomp), without which no program is run")
     return ended.stdout == token.encode()

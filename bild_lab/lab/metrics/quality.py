@@ -6,23 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from jaxtyping import Float
 
 from bild_lab.errors import UserError
-from bild_lab.lab.metrics.answers import exact_matches, numeric_matches
-from bild_lab.lab.metrics.bleu import bleu_from_sums, bleu_statistics
-from bild_lab.lab.metrics.bootstrap import interval, p_value
-from bild_lab.lab.metrics.evaluate_module import PREFIX, evaluate_measure
-from bild_lab.lab.metrics.measures import Mean, Measure, Sums
-from bild_lab.lab.metrics.programs import passes
-from bild_lab.lab.metrics.rouge import NAMES as ROUGE_NAMES
-from bild_lab.lab.metrics.rouge import rouge_statistics
-from bild_lab.lab.metrics.sacrebleu_counts import CHRF, TER, sacrebleu_statistics
-
-METRICS = ("bleu", "chrf", "ter", "rouge", "exact_match", "numeric", "pass_at_1", "agreement")
-SACREBLEU = {"chrf": CHRF, "ter": TER}
-
-References = Sequence[Sequence[str]]
+from bild_lab.lab.metrics.measures import Measure, interval, mean_of, p_value
+from bild_lab.lab.metrics.programs import require_permission
+from bild_lab.lab.metrics.text_metrics import AGREEMENT, References, metric_named
 
 
 @dataclass(frozen=True)
@@ -57,34 +45,55 @@ class Judged:
     per_example: tuple[float, ...] | None
 
 
+@dataclass(frozen=True)
+class Scoring:
+    """How a sweep's outputs are scored.
+
+    metrics: by their names in the configuration; the first leads. cut: a text that is scored ends before the first
+    of these. run_code: whether pass_at_1 may run programs.
+    """
+
+    metrics: tuple[str, ...]
+    cut: tuple[str, ...] = ()
+    run_code: bool = False
+
+    @property
+    def lead(self) -> str:
+        return self.metrics[0]
+
+    def scored_text(self, metric: str, text: str) -> str:
+        """The part of an output that the metric sees; all of it for agreement, which compares outputs themselves."""
+        return text if metric == AGREEMENT else cut_text(text, self.cut)
+
+    def judge(
+        self, predictions: Sequence[str], baseline: Sequence[str] | None, references: References, seed: int
+    ) -> Mapping[str, Judged]:
+        """Every metric of the outputs, and the paired difference from the baseline's."""
+        found = {}
+        for metric in self.metrics:
+            expected = [[text] for text in baseline or []] if metric == AGREEMENT else references
+            ours, theirs = (
+                None if texts is None else [self.scored_text(metric, text) for text in texts]
+                for texts in (predictions, baseline)
+            )
+            found[metric] = judge(metric, ours, theirs, expected, seed=seed, run_code=self.run_code)
+        return found
+
+
+def cut_text(text: str, cut: Sequence[str]) -> str:
+    """The text before the first of these marks."""
+    return text[: min((place for mark in cut if (place := text.find(mark)) >= 0), default=len(text))]
+
+
 def score(
     metric: str, predictions: Sequence[str], references: References, *, seed: int = 0, run_code: bool = False
 ) -> Score:
-    """Score outputs against one or more references each.
+    """Score outputs against one or more references each, by a metric of `METRICS` or `evaluate:NAME_OR_PATH`.
 
-    "bleu" is sacrebleu's corpus BLEU, "chrf" its chrF and "ter" 100 minus its TER, "rouge" the mean ROUGE-L f-measure
-    with stemming. The others are percentages: "exact_match" of the predictions that equal a reference, "numeric" of
-    those whose last number is the reference's, "pass_at_1" of those whose program passes its tests (only with
-    `run_code`), "agreement" of those that equal a baseline's output. "evaluate:NAME_OR_PATH" is a metric of `evaluate`.
-    Raises UserError for an unknown metric, no predictions, or an example without references.
+    Raises UserError for an unknown metric, no predictions, an example without references, and programs that may not
+    run.
     """
     return judge(metric, predictions, None, references, seed=seed, run_code=run_code).score
-
-
-def compare(
-    metric: str,
-    predictions: Sequence[str],
-    baseline: Sequence[str],
-    references: References,
-    *,
-    seed: int = 0,
-    run_code: bool = False,
-) -> Difference:
-    """How much better (positive) or worse (negative) the predictions are than the baseline's, paired by example.
-
-    Raises UserError as `score` does.
-    """
-    return judge(metric, predictions, baseline, references, seed=seed, run_code=run_code).difference
 
 
 def judge(
@@ -96,7 +105,10 @@ def judge(
     seed: int = 0,
     run_code: bool = False,
 ) -> Judged:
-    """`score` and `compare` of the same predictions, which are measured once. Raises UserError as they do."""
+    """`score`, and how much better (positive) or worse the predictions are than the baseline's, paired by example.
+
+    Raises UserError as `score` does.
+    """
     ours = _measure(metric, predictions, references, run_code)
     if baseline is None:
         return _judged(ours, None, seed)
@@ -108,7 +120,7 @@ def judge_values(
     metric: str, values: Sequence[float], baseline: Sequence[float] | None = None, *, seed: int = 0
 ) -> Judged:
     """The same from the values of single examples, as they were stored. metric: as shown."""
-    return _judged(Mean(metric, values), None if baseline is None else Mean(metric, baseline), seed)
+    return _judged(mean_of(metric, values), None if baseline is None else mean_of(metric, baseline), seed)
 
 
 def score_pool(
@@ -121,89 +133,52 @@ def score_pool(
     seed: int = 0,
     run_code: bool = False,
 ) -> list[tuple[Score, Difference]]:
-    """`score` and `compare` of many systems whose texts repeat: each text of the pool is scored once.
+    """Scores and differences of many systems whose texts repeat: each text of the pool is scored once.
 
     pool: texts, each with its own references. systems, baseline: for each example, which text of the pool it gets.
     Systems with the same texts share their intervals.
     """
     whole = _measure(metric, pool, references, run_code)
-    found: dict[tuple[int, ...], tuple[float, Float[np.ndarray, " resamples"]]] = {}
-
-    def resampled(picks: Sequence[int]) -> tuple[float, Float[np.ndarray, " resamples"]]:
-        if (key := tuple(picks)) not in found:
-            found[key] = whole.value(picks), whole.resampled(seed, picks)
-        return found[key]
-
-    base, base_values = resampled(baseline)
-    results: dict[tuple[int, ...], tuple[Score, Difference]] = {}
-    for picks in systems:
-        if (key := tuple(picks)) in results:
-            continue
-        value, values = resampled(picks)
-        differences = values - base_values
-        results[key] = (
-            Score(whole.metric, value, *interval(values)),
-            Difference(whole.metric, value - base, *interval(differences), p_value(differences, value - base)),
-        )
-    return [results[tuple(picks)] for picks in systems]
-
-
-def require_metric(metric: str) -> None:
-    """Raise UserError unless there is such a metric. Whether `evaluate` has one is found out when it is loaded."""
-    if metric not in METRICS and not (metric.startswith(PREFIX) and metric != PREFIX):
-        raise UserError(f"metric must be one of {', '.join(METRICS)}, {PREFIX}NAME_OR_PATH, got {metric!r}")
-
-
-def _score(measure: Measure, seed: int, values: Float[np.ndarray, " resamples"]) -> Score:
-    signature = f"{measure.signature}|bs:{measure.resamples}|seed:{seed}" if measure.signature else None
-    return Score(measure.metric, measure.value(), *interval(values), signature, measure.extra)
+    base = whole.value(baseline), whole.resampled(seed, baseline)
+    found: dict[tuple[int, ...], tuple[Score, Difference]] = {}
+    for picks in map(tuple, systems):
+        if picks not in found:
+            value, values = whole.value(picks), whole.resampled(seed, picks)
+            found[picks] = (
+                Score(whole.metric, value, *interval(values)),
+                _difference(whole.metric, (value, values), base),
+            )
+    return [found[tuple(picks)] for picks in systems]
 
 
 def _judged(ours: Measure, theirs: Measure | None, seed: int) -> Judged:
-    values = ours.resampled(seed)
-    scored = _score(ours, seed, values)
-    if theirs is None:
-        return Judged(scored, None, ours.per_example)
-    others = theirs.resampled(seed)
-    count = min(len(values), len(others))  # one may be a mean where the other is not; their first draws are the same
-    value, differences = scored.value - theirs.value(), values[:count] - others[:count]
-    difference = Difference(ours.metric, value, *interval(differences), p_value(differences, value))
+    value, values = ours.value(), ours.resampled(seed)
+    signature = f"{ours.signature}|bs:{ours.resamples}|seed:{seed}" if ours.signature else None
+    scored = Score(ours.metric, value, *interval(values), signature, ours.extra)
+    difference = None
+    if theirs is not None:
+        difference = _difference(ours.metric, (value, values), (theirs.value(), theirs.resampled(seed)))
     return Judged(scored, difference, ours.per_example)
 
 
+def _difference(metric: str, ours: tuple[float, np.ndarray], theirs: tuple[float, np.ndarray]) -> Difference:
+    """ours, theirs: a value, and those of resamples."""
+    count = min(
+        len(ours[1]), len(theirs[1])
+    )  # one may be a mean where the other is not; their first draws are the same
+    value, differences = ours[0] - theirs[0], ours[1][:count] - theirs[1][:count]
+    return Difference(metric, value, *interval(differences), p_value(differences, value))
+
+
 def _measure(metric: str, predictions: Sequence[str], references: References, run_code: bool) -> Measure:
-    require_metric(metric)
-    _require_pairs(metric, predictions, references)
-    if metric == "bleu":
-        statistics, signature = bleu_statistics(predictions, references)
-        return Sums("BLEU", statistics, bleu_from_sums, signature)
-    if metric in SACREBLEU:
-        return Sums(SACREBLEU[metric], *sacrebleu_statistics(SACREBLEU[metric], predictions, references))
-    if metric == "rouge":
-        statistics, signature = rouge_statistics(predictions, references)
-        extra = dict(zip(ROUGE_NAMES[1:], statistics.mean(axis=0)[1:].tolist(), strict=True))
-        return Mean("ROUGE-L", statistics[:, 0], signature, extra)
-    if metric == "exact_match":
-        return Mean("exact match", exact_matches(predictions, references))
-    if metric == "numeric":
-        return Mean("numeric match", numeric_matches(predictions, references))
-    if metric == "pass_at_1":
-        return Mean("pass@1", passes(predictions, references, run_code))
-    if metric == "agreement":
-        pairs = zip(predictions, references, strict=True)
-        return Mean("agreement", [100.0 * (prediction in tuple(several)) for prediction, several in pairs])
-    return evaluate_measure(metric, predictions, references)
-
-
-def _require_pairs(metric: str, predictions: Sequence[str], references: References) -> None:
+    chosen = metric_named(metric)
     if not predictions:
         raise UserError(f"{metric} needs at least one prediction, got none; check dataset.limit")
     if len(predictions) != len(references):
         raise UserError(f"{metric} needs references for {len(predictions)} predictions, got {len(references)}")
-    for index, (prediction, several) in enumerate(zip(predictions, references, strict=True)):
-        if not isinstance(prediction, str):
-            raise UserError(f"{metric}: prediction {index} must be text, got {type(prediction).__name__}")
-        if isinstance(several, str):
-            raise UserError(f"{metric}: references of example {index} must be a list of texts, got one text")
-        if not several:
-            raise UserError(f"{metric}: example {index} has no reference; set dataset.metric=agreement")
+    for index, several in enumerate(references):
+        if not several or isinstance(several, str):
+            raise UserError(f"{metric}: example {index} has no list of references; set dataset.metric=agreement")
+    if chosen.runs_code:
+        require_permission(run_code)
+    return chosen.of(predictions, references)

@@ -208,8 +208,9 @@ class Change(HasColumns):
 class CertificateCounts(HasColumns):
     """How many examples are the target's own, differ by rounding, or differ by more.
 
-    law: the largest total variation between what the rule emits and the target's distribution. rounding: by the number
-    of rows in a forward, the largest total variation between the target's distribution in it and one row after another.
+    output: the largest total variation between what the rule emits and the target's distribution. rounding: by the
+    number of rows in a forward, the largest total variation between the target's distribution in it and one row after
+    another.
     The last three are None for greedy texts.
     """
 
@@ -224,7 +225,7 @@ class CertificateCounts(HasColumns):
     )
     defects: int = column("Examples that differ from it by more.", digits=0, required=True)
     unjudged: int | None = column("Sampled examples of a rule whose output distribution has no closed form.", digits=0)
-    law: float | None = column(
+    output: float | None = column(
         "The largest total variation between what the rule emits and the target’s distribution, in any context.",
     )
     rounding: Mapping[str, float] | None = None

@@ -13,7 +13,7 @@ import numpy as np
 from omegaconf import DictConfig
 
 from bild_lab.errors import UserError
-from bild_lab.lab.analysis.machine import Machine
+from bild_lab.lab.analysis.cost import Machine
 from bild_lab.lab.cli import stages
 from bild_lab.lab.measure.certificate import DEFECT, TIE
 from bild_lab.lab.measure.cost_model import CostModel, fit

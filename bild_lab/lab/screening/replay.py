@@ -21,15 +21,14 @@ from bild_lab.engine.request import Request
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.analysis.cost import kinds_of
-from bild_lab.lab.analysis.machine import Machine
+from bild_lab.lab.analysis.cost import Machine, kinds_of
 from bild_lab.lab.code import code_hash
 from bild_lab.lab.config import PairSpec, RuntimeSpec, typed
 from bild_lab.lab.decoding.history import with_history
 from bild_lab.lab.decoding.load import Decoder
 from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.measure.cost_model import features_of
-from bild_lab.lab.measure.nan_check import require_no_nan
+from bild_lab.lab.measure.scores import require_no_nan
 from bild_lab.lab.point import Point, decoder_of
 from bild_lab.lab.schema.timed import METHOD
 from bild_lab.lab.screening.candidates import Candidate

@@ -16,7 +16,7 @@ from bild_lab.engine.session import EVERYTHING, LoadedModel, Prefix, Rows, Score
 from bild_lab.engine.trace import Forward, Trace
 from bild_lab.lab.decoding.decoder import Decoder
 from bild_lab.lab.measure.certificate import DEFECT, TIE, most_noise
-from bild_lab.lab.measure.witness import difference
+from bild_lab.lab.measure.recorder import difference
 
 Wrap = Callable[[LoadedModel], LoadedModel]
 

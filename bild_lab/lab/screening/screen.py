@@ -18,11 +18,10 @@ from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.cli import progress
 from bild_lab.lab.config import PairSpec, RuntimeSpec, typed
-from bild_lab.lab.data.local_files import canonical_split
+from bild_lab.lab.data.rows import canonical_split
 from bild_lab.lab.measure.cost_model import CostModel, TimedText
 from bild_lab.lab.measure.timing import time_methods
-from bild_lab.lab.metrics import score_pool
-from bild_lab.lab.metrics.scoring import AGREEMENT
+from bild_lab.lab.metrics import AGREEMENT, score_pool
 from bild_lab.lab.point import Point, decoder_of, prepare, sweep_folder
 from bild_lab.lab.schema.timed import METHOD
 from bild_lab.lab.screening.candidates import Candidate, Grid, vanilla

@@ -20,7 +20,7 @@ from bild_lab.files import cache_folder
 from bild_lab.lab.cli import console, escape
 from bild_lab.lab.config import resolved, typed
 from bild_lab.lab.data.examples import DatasetSpec, Example, load_examples
-from bild_lab.lab.data.local_files import canonical_split
+from bild_lab.lab.data.rows import canonical_split
 from bild_lab.lab.decoding.build import named_files
 from bild_lab.lab.hashing import content_hash, data_hash, file_hash
 from bild_lab.lab.point import Point

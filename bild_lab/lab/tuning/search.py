@@ -22,7 +22,7 @@ from bild_lab.files import write_atomically
 from bild_lab.lab.analysis.pareto import best_at_loss
 from bild_lab.lab.cli import stages
 from bild_lab.lab.config import compose_config
-from bild_lab.lab.data.local_files import canonical_split
+from bild_lab.lab.data.rows import canonical_split
 from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.point import prepare, sweep_folder
 from bild_lab.lab.results.groups import by_setting

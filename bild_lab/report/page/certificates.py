@@ -87,7 +87,7 @@ def rounding_table(group: Group) -> tuple[list[TableColumn], list[TableRow]]:
         TableColumn(
             "rule",
             "the largest total variation between what the rule emits and the target’s distribution",
-            lambda one: variation(one.certificate.law),
+            lambda one: variation(one.certificate.output),
         ),
         *(rows_column(count) for count in rows),
     ]

@@ -21,7 +21,7 @@ from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError, require_whole
 from bild_lab.files import write_atomically
 from bild_lab.lab.data.examples import DatasetSpec, Example
-from bild_lab.lab.data.local_files import canonical_split
+from bild_lab.lab.data.rows import canonical_split
 from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.measure.environment import environment
 from bild_lab.training.calibration.data import (

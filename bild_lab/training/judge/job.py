@@ -22,8 +22,7 @@ from bild_lab.lab.data.examples import DatasetSpec, Example
 from bild_lab.lab.decoding.decoder import Decoder
 from bild_lab.lab.hashing import data_hash
 from bild_lab.lab.measure.environment import environment
-from bild_lab.lab.metrics import score
-from bild_lab.lab.metrics.scoring import AGREEMENT, cut_text
+from bild_lab.lab.metrics import AGREEMENT, cut_text, score
 from bild_lab.training.batches import spread_evenly
 from bild_lab.training.dataset_words import dataset_words
 from bild_lab.training.folder import METRICS, TrainingFolder

@@ -19,9 +19,9 @@ from bild_lab.engine.sampling import Sampling
 
 HALVINGS = 24  # an acceptance probability is found to within 6e-8
 NEARLY_ONE = 1 - 2**-50
-Law = dict[tuple[int, ...], float]  # the probability of each emitted text
+Distribution = dict[tuple[int, ...], float]  # the probability of each emitted text
 Proposals = Iterator[tuple[Draft, float]]  # every draft and its probability
-Sibling = Callable[[int, tuple[int, ...]], Tensor]  # q of a token: after which one, and behind which siblings
+Sibling = Callable[[int, tuple[int, ...]], Tensor]  # q of a token, after another and its siblings so far
 
 
 def sampled(temperature: float = 1.0) -> Request:
@@ -52,13 +52,13 @@ class Dice:
         return torch.zeros(probs.shape[0], 1, dtype=torch.long)
 
 
-def outcomes(rule: Acceptance, draft: Draft, logits: Tensor, request: Request) -> Law:
+def outcomes(rule: Acceptance, draft: Draft, logits: Tensor, request: Request) -> Distribution:
     """The probability of everything the rule may emit for this draft.
 
     A token's probability of acceptance is the largest uniform at which it is still accepted, where
     the uniforms above it are 0, so that they are accepted, and those of earlier siblings 1.
     """
-    law: Law = defaultdict(float)
+    output: Distribution = defaultdict(float)
 
     def verdict(uniform: Tensor) -> tuple[Verdict, Tensor]:
         dice = Dice(uniform)
@@ -96,10 +96,10 @@ def outcomes(rule: Acceptance, draft: Draft, logits: Tensor, request: Request) -
             assert list(settled.path) == above
             rest = drawn_from[0 if drawn_from.shape[0] == 1 else node + 1]
             for token, chance in enumerate(rest.tolist()):
-                law[(*(draft.token_list[each] for each in above), token)] += reached * chance
+                output[(*(draft.token_list[each] for each in above), token)] += reached * chance
 
     walk([], ROOT, 1.0)
-    return law
+    return output
 
 
 def drafts(parents: list[int], q: Sibling, vocabulary: int, chain: bool) -> Proposals:
@@ -121,24 +121,24 @@ def chain_of(q: Tensor, length: int, vocabulary: int = 3) -> Proposals:
 
 
 def rows_after(draft: Draft, table: Tensor) -> Tensor:
-    """The logits behind token 0 and behind every drafted token, by a table of p given the last token."""
+    """The logits after token 0 and after every drafted token, by a table of p given the last token."""
     return torch.cat([table[:1], table[draft.tokens]]).log()
 
 
-def emitted(rule: Acceptance, proposals: Proposals, table: Tensor, request: Request) -> Law:
-    """The law of what one round emits."""
-    law: Law = defaultdict(float)
+def emitted(rule: Acceptance, proposals: Proposals, table: Tensor, request: Request) -> Distribution:
+    """The distribution of what one round emits."""
+    output: Distribution = defaultdict(float)
     for draft, chance in proposals:
         for text, probability in outcomes(rule, draft, rows_after(draft, table), request).items():
-            law[text] += chance * probability
-    return law
+            output[text] += chance * probability
+    return output
 
 
-def continued(law: Law, table: Tensor, length: int) -> Tensor:
-    """The law of the first `length` tokens where the target's own follow: one axis a token."""
+def continued(output: Distribution, table: Tensor, length: int) -> Tensor:
+    """The distribution of the first `length` tokens where the target's own follow: one axis a token."""
     vocabulary = table.shape[0]
     joint = torch.zeros([vocabulary] * length, dtype=torch.float64)
-    for text, chance in law.items():
+    for text, chance in output.items():
         missing = max(length - len(text), 0)
         for rest in itertools.product(range(vocabulary), repeat=missing):
             whole = (*text, *rest)[:length]
@@ -147,11 +147,11 @@ def continued(law: Law, table: Tensor, length: int) -> Tensor:
 
 
 def likelihood(text: tuple[int, ...], table: Tensor, start: int = 0) -> float:
-    """The target's probability of a text behind token 0, from position `start` on."""
+    """The target's probability of a text after token 0, from position `start` on."""
     before = (0, *text)
     return math.prod(float(table[before[i], text[i]]) for i in range(start, len(text)))
 
 
 def targets(table: Tensor, length: int) -> Tensor:
-    """The law of the target's own first tokens."""
+    """The distribution of the target's own first tokens."""
     return continued({(): 1.0}, table, length)

@@ -1,4 +1,4 @@
-"""Block verification: the exact law of whole texts, how much it accepts, and the paper's example."""
+"""Block verification: the exact distribution of whole texts, how much it accepts, and the paper's example."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from bild_lab.engine.acceptance import BlockVerification, SpeculativeSampling
 from bild_lab.engine.draft import Draft
 from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.sampling import Sampling
 from tests.engine.acceptance.exact import (
     DRAFTER,
     HALVINGS,
     NEARLY_ONE,
     TARGET,
     Dice,
-    Law,
+    Distribution,
     Proposals,
     chain_of,
     continued,
@@ -36,9 +35,9 @@ from tests.thinned import thinned
 GREEDY = Request(Source((0,)), Limits(1, 10))
 
 
-def block_law(rule: Acceptance, draft: Draft, logits: Tensor, request: Request) -> Law:
+def block_outcomes(rule: Acceptance, draft: Draft, logits: Tensor, request: Request) -> Distribution:
     """What the rule emits. The chance of each prefix is read off it, while the coins of longer ones fail."""
-    law: Law = defaultdict(float)
+    output: Distribution = defaultdict(float)
     tokens = draft.token_list
 
     def verdict(uniform: list[float]) -> tuple[int, Tensor]:
@@ -51,43 +50,43 @@ def block_law(rule: Acceptance, draft: Draft, logits: Tensor, request: Request) 
     reached, n = 1.0, len(tokens)
     for length in range(n, -1, -1):
 
-        def stands(value: float, length: int = length) -> bool:
+        def is_kept(value: float, length: int = length) -> bool:
             uniform = [1.0] * n
             if length:
                 uniform[length - 1] = value
             return verdict(uniform)[0] == length
 
         low, high = 0.0, 1.0
-        if not length or stands(NEARLY_ONE):
+        if not length or is_kept(NEARLY_ONE):
             low = 1.0
         else:
-            for _ in range(HALVINGS if stands(0.0) else 0):
+            for _ in range(HALVINGS if is_kept(0.0) else 0):
                 middle = (low + high) / 2
-                low, high = (middle, high) if stands(middle) else (low, middle)
+                low, high = (middle, high) if is_kept(middle) else (low, middle)
         if low > 0:
             uniform = [1.0] * n
             if length:
                 uniform[length - 1] = 0.0
             for token, share in enumerate(verdict(uniform)[1][0].tolist()):
-                law[(*tokens[:length], token)] += reached * low * share
+                output[(*tokens[:length], token)] += reached * low * share
         reached *= 1 - low
-    return law
+    return output
 
 
-def over(proposals: Proposals, p: Tensor, law: Callable[[Draft, Tensor], Law]) -> Law:
-    whole: Law = defaultdict(float)
+def over(proposals: Proposals, p: Tensor, output: Callable[[Draft, Tensor], Distribution]) -> Distribution:
+    whole: Distribution = defaultdict(float)
     for draft, chance in proposals:
-        for text, probability in law(draft, rows_after(draft, p)).items():
+        for text, probability in output(draft, rows_after(draft, p)).items():
             whole[text] += chance * probability
     return whole
 
 
-def expected_accepted(law: Law) -> float:
-    return sum(chance * (len(text) - 1) for text, chance in law.items())
+def expected_accepted(output: Distribution) -> float:
+    return sum(chance * (len(text) - 1) for text, chance in output.items())
 
 
-def block(draft: Draft, logits: Tensor) -> Law:
-    return block_law(BlockVerification(), draft, logits, sampled())
+def block(draft: Draft, logits: Tensor) -> Distribution:
+    return block_outcomes(BlockVerification(), draft, logits, sampled())
 
 
 PAIRS = [(TARGET, DRAFTER), (DRAFTER, TARGET), (table(5), table(6)), (TARGET, TARGET)]
@@ -96,13 +95,13 @@ PAIRS = [(TARGET, DRAFTER), (DRAFTER, TARGET), (table(5), table(6)), (TARGET, TA
 @pytest.mark.parametrize(
     ("p", "q", "length"), thinned([(*pair, length) for length in (2, 3) for pair in PAIRS], 2, map(str, range(8)))
 )
-def test_whole_texts_have_exactly_the_targets_law(p: Tensor, q: Tensor, length: int) -> None:
-    law = over(chain_of(q, length), p, block)
-    torch.testing.assert_close(continued(law, p, length + 1), targets(p, length + 1), atol=1e-6, rtol=0)
+def test_whole_texts_have_exactly_the_targets_distribution(p: Tensor, q: Tensor, length: int) -> None:
+    output = over(chain_of(q, length), p, block)
+    torch.testing.assert_close(continued(output, p, length + 1), targets(p, length + 1), atol=1e-6, rtol=0)
 
 
 def test_drafts_that_end_early_on_what_was_drafted_lose_nothing_either() -> None:
-    """A drafter that stops behind token 1, as behind an end token or where it is unsure."""
+    """A drafter that stops after token 1, as after an end token or where it is unsure."""
 
     def stopping() -> Proposals:
         for first in range(3):
@@ -114,8 +113,8 @@ def test_drafts_that_end_early_on_what_was_drafted_lose_nothing_either() -> None
                 chance = float(DRAFTER[0, first] * DRAFTER[first, second])
                 yield Draft(torch.tensor([first, second]), probs=DRAFTER[[0, first]]), chance
 
-    law = over(stopping(), TARGET, block)
-    torch.testing.assert_close(continued(law, TARGET, 3), targets(TARGET, 3), atol=1e-6, rtol=0)
+    output = over(stopping(), TARGET, block)
+    torch.testing.assert_close(continued(output, TARGET, 3), targets(TARGET, 3), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize(("p", "q"), PAIRS[1:2])
@@ -136,11 +135,11 @@ def test_the_papers_example_accepts_11_ninths_of_a_token_instead_of_10() -> None
 
 
 def test_a_prefix_or_more_is_accepted_with_its_weight() -> None:
-    """P_i of the paper, over all that may be drafted behind the prefix."""
+    """P_i of the paper, over all that may be drafted after the prefix."""
     reached: dict[int, float] = defaultdict(float)
     for draft, chance in chain_of(DRAFTER, 2):
-        law, first = block(draft, rows_after(draft, TARGET)), draft.token_list[0]
-        reached[first] += chance * sum(share for text, share in law.items() if len(text) > 1)
+        output, first = block(draft, rows_after(draft, TARGET)), draft.token_list[0]
+        reached[first] += chance * sum(share for text, share in output.items() if len(text) > 1)
     for token in range(3):
         weight = min(1.0, float(TARGET[0, token] / DRAFTER[0, token]))
         assert reached[token] == pytest.approx(weight * float(DRAFTER[0, token]), abs=1e-6)
@@ -156,17 +155,7 @@ def test_greedily_it_is_exact_match() -> None:
 
 def test_greedy_drafts_are_judged_by_what_is_drawn_where_tokens_are_sampled() -> None:
     """A draft without probabilities is certain of its tokens: q is one-hot."""
-    law = block_law(
-        BlockVerification(), Draft(torch.tensor([1, 2])), rows_after(Draft(torch.tensor([1, 2])), TARGET), sampled()
-    )
-    joint = continued(law, TARGET, 3)
+    draft = Draft(torch.tensor([1, 2]))
+    output = block(draft, rows_after(draft, TARGET))
+    joint = continued(output, TARGET, 3)
     torch.testing.assert_close(joint, targets(TARGET, 3), atol=1e-6, rtol=0)
-
-
-def test_it_is_lossless_and_takes_chains() -> None:
-    for sampling in (Sampling(), Sampling(temperature=0.7)):
-        assert BlockVerification().lossless(sampling)
-    assert not BlockVerification.accepts_trees
-    logits = torch.tensor([[0.0, 99.0, 0.0]], dtype=torch.float64)
-    verdict = BlockVerification()(Draft(torch.empty(0, dtype=torch.long)), logits, sampled())
-    assert (verdict.path, verdict.next_token) == ((), 1)

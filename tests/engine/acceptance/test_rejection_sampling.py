@@ -25,8 +25,8 @@ GREEDY = Request(Source((0,)), Limits(1, 10))
 
 
 def test_chains_are_emitted_with_exactly_the_targets_probabilities() -> None:
-    law = emitted(RejectionSampling(), chain_of(DRAFTER, 2), TARGET, sampled())
-    torch.testing.assert_close(continued(law, TARGET, 3), targets(TARGET, 3), atol=1e-6, rtol=0)
+    output = emitted(RejectionSampling(), chain_of(DRAFTER, 2), TARGET, sampled())
+    torch.testing.assert_close(continued(output, TARGET, 3), targets(TARGET, 3), atol=1e-6, rtol=0)
 
 
 def test_one_token_in_m_is_accepted() -> None:
@@ -34,8 +34,8 @@ def test_one_token_in_m_is_accepted() -> None:
     p, q = TARGET[0].tolist(), DRAFTER[0].tolist()
     accepted = {}
     for rule in (RejectionSampling(), SpeculativeSampling()):
-        law = emitted(rule, chain_of(DRAFTER, 1), TARGET, sampled())
-        accepted[type(rule)] = sum(chance for text, chance in law.items() if len(text) == 2)
+        output = emitted(rule, chain_of(DRAFTER, 1), TARGET, sampled())
+        accepted[type(rule)] = sum(chance for text, chance in output.items() if len(text) == 2)
     assert accepted[RejectionSampling] == pytest.approx(1 / max(a / b for a, b in zip(p, q, strict=True)), abs=1e-6)
     assert accepted[SpeculativeSampling] == pytest.approx(sum(map(min, p, q)), abs=1e-6)
     assert accepted[RejectionSampling] < accepted[SpeculativeSampling] - 0.1
@@ -43,9 +43,9 @@ def test_one_token_in_m_is_accepted() -> None:
 
 def test_a_drafter_that_rules_tokens_out_is_never_accepted() -> None:
     q = torch.tensor([[0.5, 0.5, 0.0]], dtype=torch.float64).expand(3, 3)
-    law = emitted(RejectionSampling(), drafts([-1], lambda last, _: q[last], 3, chain=True), TARGET, sampled())
-    assert {len(text) for text in law} == {1}
-    torch.testing.assert_close(continued(law, TARGET, 1), targets(TARGET, 1), atol=1e-6, rtol=0)
+    output = emitted(RejectionSampling(), drafts([-1], lambda last, _: q[last], 3, chain=True), TARGET, sampled())
+    assert {len(text) for text in output} == {1}
+    torch.testing.assert_close(continued(output, TARGET, 1), targets(TARGET, 1), atol=1e-6, rtol=0)
 
 
 def test_a_drafter_that_is_certain_of_the_only_possible_token_is_accepted() -> None:

@@ -1,4 +1,4 @@
-"""Relaxed acceptance: which tokens are near enough, the law of what is emitted, and where a span begins and ends."""
+"""Relaxed acceptance: which tokens are near enough, the distribution of what is emitted, and where a span is."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from torch import Tensor
 from bild_lab.engine.acceptance import RelaxedAcceptance, SpeculativeSampling
 from bild_lab.engine.acceptance.relaxed import Span, marked_span
 from bild_lab.engine.draft import ROOT, Draft, Verdict
-from bild_lab.engine.protocols import ReadsRound
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import Scores
 from bild_lab.errors import UserError
 from tests.engine.acceptance.exact import DRAFTER, TARGET, Dice, chain_of, continued, drafts, emitted, outcomes, sampled
@@ -36,36 +34,36 @@ def near(probs: list[float], token: int, top_k: int, ratio: float) -> bool:
 
 @pytest.mark.parametrize("top_k", [1, 2, 3])
 @pytest.mark.parametrize("ratio", [0.2, 0.6, 0.76])
-def test_a_token_stands_if_it_is_among_the_likeliest_and_near_the_best(top_k: int, ratio: float) -> None:
+def test_a_token_is_accepted_if_it_is_among_the_most_likely_and_near_the_best(top_k: int, ratio: float) -> None:
     logits = rows(ROW, [0.0, 0.0, 0.0, 1.0])
     for token in range(4):
         verdict = RelaxedAcceptance(top_k, ratio)(Draft(torch.tensor([token])), logits, GREEDY)
-        stands = near(ROW, token, top_k, ratio)
-        assert (verdict.path, verdict.next_token) == (((0,), 3) if stands else ((), 0)), token
-        assert verdict.stats["forgiven"] == (int(stands and token != 0),)
+        kept = near(ROW, token, top_k, ratio)
+        assert (verdict.path, verdict.next_token) == (((0,), 3) if kept else ((), 0)), token
+        assert verdict.stats["forgiven"] == (int(kept and token != 0),)
 
 
-def test_a_token_at_the_ratio_stands() -> None:
+def test_a_token_at_the_ratio_is_accepted() -> None:
     logits = rows([0.5, 0.25, 0.25], [0.0, 1.0, 0.0])
     assert RelaxedAcceptance(3, 0.5)(Draft(torch.tensor([1])), logits, GREEDY).path == (0,)
     assert RelaxedAcceptance(3, math.nextafter(0.5, 1))(Draft(torch.tensor([1])), logits, GREEDY).path == ()
 
 
-def test_of_equal_tokens_none_is_the_likeliest_but_the_targets_own_stands() -> None:
+def test_of_equal_tokens_none_is_the_most_likely_but_the_targets_own_is_accepted() -> None:
     logits = rows([0.5, 0.5], [1.0, 0.0])
     assert RelaxedAcceptance(1, 1.0)(Draft(torch.tensor([1])), logits, GREEDY).path == ()
     assert RelaxedAcceptance(1, 1.0)(Draft(torch.tensor([0])), logits, GREEDY).path == (0,)
 
 
 @pytest.mark.parametrize(("top_k", "ratio"), [(1, 1.0), (2, 0.3), (3, 0.05)])
-def test_the_emitted_token_has_exactly_the_law_of_the_rule(top_k: int, ratio: float) -> None:
-    """Near tokens stand whenever they are drafted; the others with min(1, p / q), and then what p has more of."""
+def test_the_emitted_token_has_exactly_the_distribution_of_the_rule(top_k: int, ratio: float) -> None:
+    """Near tokens are accepted if drafted, the others with min(1, p / q); then comes what p has more of."""
     p, q = TARGET[0].tolist(), DRAFTER[0].tolist()
     kept = [b if near(p, v, top_k, ratio) else min(a, b) for v, (a, b) in enumerate(zip(p, q, strict=True))]
     rest = [max(0.0, a - b) for a, b in zip(p, q, strict=True)]
     expected = [stays + (1 - sum(kept)) * more / sum(rest) for stays, more in zip(kept, rest, strict=True)]
-    law = continued(emitted(RelaxedAcceptance(top_k, ratio), chain_of(DRAFTER, 1), TARGET, sampled()), TARGET, 1)
-    assert law.tolist() == pytest.approx(expected, abs=1e-6)
+    output = continued(emitted(RelaxedAcceptance(top_k, ratio), chain_of(DRAFTER, 1), TARGET, sampled()), TARGET, 1)
+    assert output.tolist() == pytest.approx(expected, abs=1e-6)
     assert sum(expected) == pytest.approx(1)
 
 
@@ -105,7 +103,7 @@ def test_in_a_tree_a_token_that_lossless_decoding_keeps_comes_before_one_that_is
     assert emitted_tokens == {0, 1, None}
 
 
-def test_greedily_a_tree_keeps_the_targets_choice_else_the_likeliest_near_it() -> None:
+def test_greedily_a_tree_keeps_the_targets_choice_else_the_most_likely_near_it() -> None:
     parents = torch.tensor([ROOT, ROOT, 0, 1])
     logits = rows(ROW, [0.1, 0.1, 0.7, 0.1], [0.1, 0.1, 0.1, 0.7], ROW, ROW)
     both = Draft(torch.tensor([2, 1, 2, 3]), parents)
@@ -113,11 +111,6 @@ def test_greedily_a_tree_keeps_the_targets_choice_else_the_likeliest_near_it() -
     assert (verdict.path, verdict.next_token, verdict.stats["forgiven"]) == ((1, 3), 0, (0, 1, 0, 0))
     own = Draft(torch.tensor([1, 0, 2, 3]), parents)
     assert RelaxedAcceptance(3, 0.5)(own, logits, GREEDY).path == (1, 3)
-
-
-def test_one_likeliest_token_is_lossless_greedily_alone() -> None:
-    assert RelaxedAcceptance(1, 0.1).lossless(Sampling()) and not RelaxedAcceptance(2, 1.0).lossless(Sampling())
-    assert not RelaxedAcceptance(1, 1.0).lossless(Sampling(temperature=1.0))
 
 
 SPAN = Span(start=7, end=8)
@@ -140,7 +133,6 @@ def test_every_branch_has_a_span_of_its_own() -> None:
 
 def test_tokens_are_relaxed_inside_the_span_alone() -> None:
     rule = RelaxedAcceptance(3, 0.3, SPAN)
-    assert isinstance(rule, ReadsRound)
     logits = torch.full((4, 9), -9.0, dtype=torch.float64)
     logits[:, 1], logits[:, 2], logits[2, 8], logits[2, 7] = 1.0, 0.5, 1.2, 1.3
     draft = Draft(torch.tensor([2, 2, 8]))  # near, near, near and the end of the span
@@ -153,12 +145,6 @@ def test_tokens_are_relaxed_inside_the_span_alone() -> None:
     closing = Draft(torch.tensor([2, 8, 2]))
     logits[1, 8] = 0.9
     assert rule.in_round([7], Scores(logits))(closing, logits, GREEDY).path == (0, 1)
-    assert rule.in_round([7], Scores(logits)).lossless(Sampling()) == rule.lossless(Sampling())
-
-
-def test_without_a_span_the_rule_is_the_same_in_every_round() -> None:
-    rule = RelaxedAcceptance(3, 0.3)
-    assert rule.in_round([1, 2], Scores(None)) is rule
 
 
 def test_markers_are_pieces_of_the_vocabulary() -> None:
@@ -167,7 +153,7 @@ def test_markers_are_pieces_of_the_vocabulary() -> None:
     assert marked_span(model, *pieces) == Span(5, 9)
     assert marked_span(model, None, None) is None
     for start, end in ((pieces[0], None), (None, pieces[1]), ("no such piece", pieces[1]), (5, 9)):
-        with pytest.raises(UserError, match=r"policy.span_(start|end) must be one token .*; set both markers"):
+        with pytest.raises(UserError, match=r"policy.span_(start|end)"):
             marked_span(model, start, end)
 
 
@@ -176,17 +162,5 @@ def test_far_tokens_are_judged_as_without_a_loss() -> None:
     p = torch.tensor([[0.9, 0.05, 0.05], [0.9, 0.05, 0.05]], dtype=torch.float64)
     q = torch.tensor([[0.1, 0.5, 0.4]], dtype=torch.float64)
     draft = Draft(torch.tensor([1]), probs=q)
-    law = outcomes(RelaxedAcceptance(2, 0.9), draft, p.log(), sampled())
-    assert law == pytest.approx(outcomes(SpeculativeSampling(), draft, p.log(), sampled()), abs=1e-6)
-
-
-@pytest.mark.parametrize("top_k", [0, -1, True, 1.5, None])
-def test_top_k_is_a_whole_number_from_1(top_k: object) -> None:
-    with pytest.raises(UserError, match="top_k must be a whole number >= 1"):
-        RelaxedAcceptance(top_k, 0.3)
-
-
-@pytest.mark.parametrize("ratio", [0, 1.1, math.nan, True, "0.3", None])
-def test_the_ratio_lies_above_0_and_at_most_at_1(ratio: object) -> None:
-    with pytest.raises(UserError, match=r"ratio must lie in \(0, 1\], got .*; smaller accepts more"):
-        RelaxedAcceptance(3, ratio)
+    output = outcomes(RelaxedAcceptance(2, 0.9), draft, p.log(), sampled())
+    assert output == pytest.approx(outcomes(SpeculativeSampling(), draft, p.log(), sampled()), abs=1e-6)

@@ -12,8 +12,6 @@ from bild_lab.engine.acceptance import StepScore
 from bild_lab.engine.acceptance.step_score import MeanLogProbability
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.sampling import Sampling
-from bild_lab.errors import UserError
 from tests.engine.acceptance.exact import sampled
 
 GREEDY = Request(Source((0,)), Limits(1, 10))
@@ -45,19 +43,9 @@ def test_another_scorer_takes_its_place() -> None:
     assert StepScore(-1.9, Shortest())(STEP, LOGITS, GREEDY).path == ()  # by the mean it would be kept
 
 
-def test_the_token_behind_a_step_is_the_targets_own() -> None:
+def test_the_token_after_a_step_is_the_targets_own() -> None:
     drawn = {StepScore(-9)(STEP, LOGITS, sampled()).next_token}
     request = sampled()
     drawn |= {StepScore(-9)(STEP, LOGITS, request).next_token for _ in range(40)}
     assert drawn == {0, 1, 2}
     assert StepScore(-1)(Draft(torch.empty(0, dtype=torch.long)), LOGITS[:1], GREEDY) == Verdict((), 0)
-
-
-def test_it_is_never_lossless_and_takes_chains() -> None:
-    assert not StepScore(0).lossless(Sampling()) and not StepScore.accepts_trees
-
-
-@pytest.mark.parametrize("threshold", [math.nan, True, "-1", None])
-def test_the_threshold_is_a_number(threshold: object) -> None:
-    with pytest.raises(UserError, match="threshold must be a number, got .*; -inf keeps every step"):
-        StepScore(threshold)

@@ -12,7 +12,7 @@ from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.drafters import MedusaDrafter, medusa
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
-from bild_lab.lab.analysis.cost import cost
+from bild_lab.lab.analysis.cost import total
 from tests.engine.adapters.tiny import random_heads
 from tests.engine.test_decode import NEVER, autoregressive, finished
 from tests.policies import in_memory
@@ -73,7 +73,7 @@ def test_every_round_counts_one_product_with_each_heads_matrix(shared: bool) -> 
     DraftThenVerify(target, MedusaDrafter(target, heads, "full_tree", 2), ExactMatch()).decode(
         Request(Source((START, 5)), Limits(2, 6, NEVER)), trace
     )
-    products = [cost(each, 4).flops for each in trace.forwards if each.layers == 0]
+    products = [total([each], 4).flops for each in trace.forwards if each.layers == 0]
     one = 2 * 32 * VOCABULARY
     assert products == ([3 * one] if shared else [one] * 3) * len(trace.rounds)
 

@@ -25,7 +25,7 @@ from bild_lab.lab import torchrun as processes
 from bild_lab.lab.cli import run_application
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.decoding.load import load_model
-from bild_lab.lab.measure.environment import RanksLoad, cpu_name
+from bild_lab.lab.measure.environment import OtherLoad, cpu_name
 from bild_lab.lab.point import prepare
 from bild_lab.lab.torchrun import only_first_prints
 from tests.engine.adapters.tiny import random_adapter
@@ -155,10 +155,13 @@ def test_processes_that_decoded_different_tokens_are_noticed() -> None:
         Pretended(other=[1, 2]).require_equal("tokens", [1, 3])
 
 
-def test_other_load_leaves_out_the_processes_of_the_same_run_on_this_machine() -> None:
-    assert RanksLoad(ONE_PROCESS).percent() == 0
-    assert RanksLoad(Pretended(other=(platform.node(), 25.0))).percent() == pytest.approx(25)
-    assert RanksLoad(Pretended(other=("elsewhere", 25.0))).percent() == 0
+def test_other_load_leaves_out_the_processes_of_the_same_run_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([(0.0, 0.0, 0.0), (10.0, 8.0 * (os.cpu_count() or 1), 3.0)] * 3)  # wall, busy, own
+    monkeypatch.setattr(OtherLoad, "_seconds", lambda self: next(seconds))
+    two = [Pretended(other=(host, 2.0)) for host in (platform.node(), "elsewhere")]
+    found = [OtherLoad(ranks).percent() for ranks in (ONE_PROCESS, *two)]
+    share = 10.0 / (os.cpu_count() or 1)  # percent, of a second
+    assert found == pytest.approx([80 - 3 * share, 80 - 5 * share, 80 - 3 * share])
 
 
 @pytest.mark.parametrize(

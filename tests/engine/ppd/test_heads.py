@@ -12,7 +12,7 @@ import bild_lab
 from bild_lab.engine.adapters.layer_heads import LayerHeads, LayerHeadsConfig
 from bild_lab.engine.models.native import NativeModel
 from bild_lab.errors import UserError
-from bild_lab.lab.analysis.pipeline import pipeline_log
+from bild_lab.lab.analysis.prediction import pipeline_log
 from tests.policies import FAMILIES
 from tests.tiny import VOCABULARY, save, tiny_llama, tiny_t5
 

@@ -15,7 +15,7 @@ from bild_lab.engine.models.native import NativeModel
 from bild_lab.engine.ppd.pipeline import PredictivePipeline
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.trace import Trace
-from bild_lab.lab.analysis.pipeline import match_rate, pipeline_log
+from bild_lab.lab.analysis.prediction import match_rate, pipeline_log
 from bild_lab.lab.decoding.load import load_model
 from tests.checkpoints import SHARED, needs_shared
 

@@ -36,7 +36,7 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import Rows, Session, Want
 from bild_lab.engine.trace import Forward, Round, Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.analysis.cost import Cost, Matrices, by_model, cost, dimensions, knows, total
+from bild_lab.lab.analysis.cost import Cost, Matrices, by_model, dimensions, knows, total
 from bild_lab.lab.config import compose_policy
 from bild_lab.lab.decoding.build import build_method
 from tests.policies import in_memory
@@ -154,7 +154,7 @@ def test_a_sliding_window_leaves_out_the_keys_that_kernels_mask(name: str, engin
     counts, forwards = steps_of(engine, make(name))
     for count, (forward,) in zip(counts, forwards, strict=True):
         masked = max(0, forward.cached + forward.rows - 9)
-        assert count - cost(forward, 2).flops == windowed_layers * 4 * forward.rows * masked * 32
+        assert count - total([forward], 2).flops == windowed_layers * 4 * forward.rows * masked * 32
     assert masked == 10  # 19 keys in the end
 
 
@@ -192,7 +192,7 @@ def test_a_llama_forward_counted_by_hand() -> None:
     activations = 2 * ((4 + 8) + (4 + 4) + (4 + 12) + (6 + 4)) + (4 + 10)
     attention = 2 * (4 + 4) + 5 * (2 + 2)  # two rows in and out, five keys and values of one head
     embedding = 2 * 4
-    assert cost(Forward(LLAMA, rows=2, cached=3, scored=1), bytes_per_value=2) == Cost(
+    assert total([Forward(LLAMA, rows=2, cached=3, scored=1)], bytes_per_value=2) == Cost(
         flops=2 * (2 * 120 + 1 * 40) + 2 * (2 * 5 * 4) * 2,
         bytes_moved=2 * (weights + activations + attention + embedding),
     )
@@ -204,7 +204,7 @@ def test_a_t5_encoder_counted_by_hand() -> None:
     activations = 3 * ((4 + 18) + (6 + 4) + (4 + 10) + (5 + 4) + (4 + 24))
     attention = 3 * (6 + 6) + 3 * (6 + 6)
     embedding = 3 * 4
-    assert cost(Forward(T5, rows=3, source=3, encoder=True), bytes_per_value=4) == Cost(
+    assert total([Forward(T5, rows=3, source=3, encoder=True)], bytes_per_value=4) == Cost(
         flops=2 * 3 * weights + 2 * (2 * 3 * 3 * 6),
         bytes_moved=4 * (weights + activations + attention + embedding),
     )
@@ -216,20 +216,20 @@ def test_a_t5_decoder_forward_counted_by_hand() -> None:
     activations = 2 * 2 * (22 + 10 + 10 + 10 + 14 + 9) + 2 * 14
     attention = 2 * (2 * 12 + 6 * 12) + 2 * (2 * 12 + 3 * 12)  # six keys in the cache, three in the source
     embedding = 2 * 4
-    assert cost(Forward(T5, rows=2, cached=4, scored=2, source=3), bytes_per_value=1) == Cost(
+    assert total([Forward(T5, rows=2, cached=4, scored=2, source=3)], bytes_per_value=1) == Cost(
         flops=2 * 2 * weights + 2 * (4 * 2 * 6 * 6 + 4 * 2 * 3 * 6),
         bytes_moved=weights + activations + attention + embedding,
     )
 
 
 def test_the_head_is_neither_read_nor_run_where_no_row_is_scored() -> None:
-    silent, scored = (cost(Forward(LLAMA, rows=2, scored=rows), 1) for rows in (0, 1))
+    silent, scored = (total([Forward(LLAMA, rows=2, scored=rows)], 1) for rows in (0, 1))
     assert (scored.flops - silent.flops, scored.bytes_moved - silent.bytes_moved) == (80, 40 + 14)
 
 
 def test_the_cache_within_a_window_is_read_for_all_rows_together() -> None:
     windowed = MistralConfig(**{**LLAMA.to_dict(), "model_type": "mistral"}, sliding_window=5)
-    three_rows = [cost(Forward(config, rows=3, cached=9), 1) for config in (LLAMA, windowed)]
+    three_rows = [total([Forward(config, rows=3, cached=9)], 1) for config in (LLAMA, windowed)]
     assert three_rows[0].flops - three_rows[1].flops == 4 * 3 * (12 - 5) * 4
     assert three_rows[0].bytes_moved - three_rows[1].bytes_moved == (12 - 7) * 4  # the rows see seven keys
 
@@ -259,11 +259,11 @@ def test_each_model_is_counted_apart_and_the_larger_comes_first() -> None:
     assert [config for config, _ in counted_apart] == [large, small, twin]
     assert [config is expected for (config, _), expected in zip(counted_apart, (large, small, twin), strict=True)]
     assert [each for _, each in counted_apart] == [
-        cost(log[1], 2) + cost(log[4], 2),
-        cost(log[0], 2) + cost(log[2], 2),
-        cost(log[3], 2),
+        total([log[1]], 2) + total([log[4]], 2),
+        total([log[0]], 2) + total([log[2]], 2),
+        total([log[3]], 2),
     ]
-    assert total(iter(log), 2) == sum((cost(each, 2) for each in log), Cost())
+    assert total(iter(log), 2) == sum((total([each], 2) for each in log), Cost())
 
 
 def test_an_unknown_architecture_is_refused_by_name() -> None:
@@ -296,41 +296,6 @@ def log_of(trace: Trace, **names: PreTrainedConfig) -> list[tuple[object, ...]]:
     """Model, rows, cached, scored, source and encoder of every forward."""
     named = {id(config): name for name, config in names.items()}
     return [(named[id(f.config)], f.rows, f.cached, f.scored, f.source, f.encoder) for f in trace.forwards]
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_vanilla_runs_the_target_once_a_token_and_nothing_else(engine: str) -> None:
-    for family, expected in {
-        "t5 gated": [
-            ("target", 6, 0, 0, 6, True),
-            ("target", 1, 0, 1, 6, False),
-            ("target", 1, 1, 1, 6, False),
-            ("target", 1, 2, 1, 6, False),
-        ],
-        "llama": [
-            ("target", 7, 0, 1, 0, False),
-            ("target", 1, 7, 1, 0, False),
-            ("target", 1, 8, 1, 0, False),
-        ],
-    }.items():
-        model = EngineModel(make(family), engine)
-        trace = decode("vanilla", model, model, source_of(model.module), 3)
-        assert log_of(trace, target=model.module.config) == expected
-
-
-def test_a_drafter_that_is_always_right_leaves_the_forwards_of_algorithm_1() -> None:
-    target, draft = (EngineModel(make("t5 gated"), "native") for _ in range(2))
-    trace = decode("speculative", target, draft, source_of(target.module), 5, window=2)
-    assert log_of(trace, target=target.module.config, draft=draft.module.config) == [
-        ("target", 6, 0, 0, 6, True),
-        ("draft", 6, 0, 0, 6, True),
-        ("draft", 1, 0, 1, 6, False),
-        ("draft", 1, 1, 1, 6, False),
-        ("target", 3, 0, 3, 6, False),  # the start token and two drafted ones; the third token is its own
-        ("draft", 2, 2, 1, 6, False),  # its second token was never fed
-        ("draft", 1, 4, 1, 6, False),
-        ("target", 3, 3, 3, 6, False),
-    ]
 
 
 def speculative_log(
@@ -371,7 +336,7 @@ def test_verifying_in_parallel_moves_fewer_bytes_for_the_same_operations() -> No
     """Figure 8 in small: intensity grows since one read of the weights serves many rows."""
     config = tiny_t5(0).config
     one_by_one = total([Forward(config, 1, cached, 1, 8) for cached in range(8)], 2)
-    at_once = cost(Forward(config, 8, 0, 8, 8), 2)
+    at_once = total([Forward(config, 8, 0, 8, 8)], 2)
     hidden_keys = sum(range(8))  # the rectangle above the diagonal
     assert at_once.flops - one_by_one.flops == 2 * 4 * 32 * hidden_keys
     assert one_by_one.intensity < 1.0 < at_once.intensity / 4
@@ -408,13 +373,13 @@ def test_flops_of_layers_run_apart_are_those_that_pytorch_counts(
 
 def test_a_forward_in_two_parts_costs_what_the_whole_does() -> None:
     parts = [Forward(T5, 2, 4, source=3, layers=1), Forward(T5, 2, 4, 2, source=3, layers=1, first_layer=1)]
-    assert total(parts, 1) == cost(Forward(T5, 2, 4, 2, source=3), 1)
+    assert total(parts, 1) == total([Forward(T5, 2, 4, 2, source=3)], 1)
 
 
 @pytest.mark.parametrize("config", [T5, LLAMA])
 def test_a_forward_without_attention_and_one_without_feed_forward_cost_what_one_layer_does(config: object) -> None:
     def part(**skipped: int) -> Cost:
-        return cost(Forward(config, 2, 4, source=3, layers=1, first_layer=1, **skipped), 1)
+        return total([Forward(config, 2, 4, source=3, layers=1, first_layer=1, **skipped)], 1)
 
     apart = part(skipped_attention=1) + part(skipped_feed_forward=1)
     assert apart == part()
@@ -423,13 +388,7 @@ def test_a_forward_without_attention_and_one_without_feed_forward_cost_what_one_
 
 def test_the_blocks_of_a_layer_cost_what_their_matrices_multiply() -> None:
     for config in (T5, LLAMA):
-        alone = cost(Forward(config, 3, source=3, layers=1, first_layer=1, skipped_attention=1), 1)
+        alone = total([Forward(config, 3, source=3, layers=1, first_layer=1, skipped_attention=1)], 1)
         assert alone.flops == 2 * 3 * (3 * 4 * (5 if config is T5 else 6))
-    filled = cost(Forward(LLAMA, 3, layers=0, first_layer=1, filled_layers=1), 1)
+    filled = total([Forward(LLAMA, 3, layers=0, first_layer=1, filled_layers=1)], 1)
     assert filled.flops == 2 * 3 * (4 * 2 * 2)  # keys and values of one head of two
-
-
-def test_a_filled_layer_costs_its_keys_and_values_alone() -> None:
-    plain, filled = (cost(Forward(T5, 2, 4, 1, source=3, layers=1, filled_layers=n), 1) for n in (0, 3))
-    assert filled.flops - plain.flops == 3 * 2 * 2 * 4 * 12  # three times two rows of 4 by 4×12
-    assert filled.bytes_moved - plain.bytes_moved == 3 * (4 * 12 + 2 * (4 + 12))

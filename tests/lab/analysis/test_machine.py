@@ -14,8 +14,7 @@ from transformers import LlamaConfig, MambaConfig
 
 from bild_lab.engine.trace import Forward, Round, Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.analysis.cost import cost, kinds_of
-from bild_lab.lab.analysis.machine import Machine, read_machine
+from bild_lab.lab.analysis.cost import Machine, kinds_of, read_machine, total
 from bild_lab.lab.measure.summary import work_of
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.numbers import Work
@@ -41,7 +40,7 @@ def seconds(machine: Machine, *forwards: Forward, rounds: int = 0) -> float:
 
 
 def test_a_forward_takes_as_long_as_its_traffic_or_its_operations() -> None:
-    spent = cost(forward(3), 2)
+    spent = total([forward(3)], 2)
     slow_memory = Machine("a", 1e9, {"bfloat16": 1e18})
     slow_cores = Machine("b", 1e18, {"bfloat16": 1e9})
     assert seconds(slow_memory, forward(3)) == spent.bytes_moved / 1e9
@@ -58,7 +57,7 @@ def test_each_forward_has_its_own_limit() -> None:
     machine = read_machine("h100_sxm")
     both = seconds(machine, forward(1), forward(2000))
     assert both == pytest.approx(seconds(machine, forward(1)) + seconds(machine, forward(2000)))
-    work = [cost(one, 2) for one in (forward(1), forward(2000))]
+    work = [total([one], 2) for one in (forward(1), forward(2000))]
     assert both > max(sum(one.bytes_moved for one in work) / 3.35e12, sum(one.flops for one in work) / 989.4e12)
 
 
@@ -87,8 +86,8 @@ def test_kinds_keep_all_counts_and_costs() -> None:
     forwards = [forward(1), forward(5), forward(1), forward(1, SMALL), Forward(SMALL, 7), forward(1)]
     kinds = kinds_of(forwards, 2)
     assert [(one.model, one.rows, one.count) for one in kinds] == [(0, 1, 3), (0, 5, 1), (1, 1, 1), (1, 7, 1)]
-    assert sum(one.flops for one in kinds) == sum(cost(one, 2).flops for one in forwards)
-    assert sum(one.bytes_moved for one in kinds) == sum(cost(one, 2).bytes_moved for one in forwards)
+    assert sum(one.flops for one in kinds) == sum(total([one], 2).flops for one in forwards)
+    assert sum(one.bytes_moved for one in kinds) == sum(total([one], 2).bytes_moved for one in forwards)
     assert kinds_of(forwards[::-1], 2) == kinds  # by model and rows, whatever ran first
     assert kinds_of([Forward(MambaConfig(), 1)], 2) == []
 
@@ -112,12 +111,12 @@ def test_a_speedup_is_the_baselines_seconds_over_the_methods() -> None:
 @pytest.mark.parametrize(
     ("changes", "wanted"),
     [
-        ({"bytes_per_s": 0}, "machine.bytes_per_s must be a number > 0, got 0"),
-        ({"bytes_per_s": "fast"}, "machine.bytes_per_s must be a number > 0, got 'fast'"),
+        ({"bytes_per_s": 0}, r"machine.bytes_per_s .*got 0"),
+        ({"bytes_per_s": "fast"}, r"machine.bytes_per_s .*got 'fast'"),
         ({"flops_per_s": 3}, "machine.flops_per_s must be numbers by precision, got 3"),
-        ({"flops_per_s": {"bfloat16": True}}, "machine.flops_per_s.bfloat16 must be a number > 0, got True"),
-        ({"forward_s": -1}, "machine.forward_s must be a number >= 0, got -1"),
-        ({"round_s": float("inf")}, "machine.round_s must be a number >= 0, got inf"),
+        ({"flops_per_s": {"bfloat16": True}}, r"machine.flops_per_s.bfloat16 .*got True"),
+        ({"forward_s": -1}, r"machine.forward_s .*got -1"),
+        ({"round_s": float("inf")}, r"machine.round_s .*got inf"),
     ],
 )
 def test_figures_that_no_machine_has_are_refused(changes: dict[str, Any], wanted: str) -> None:

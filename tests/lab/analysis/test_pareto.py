@@ -9,39 +9,26 @@ from bild_lab.lab.analysis.pareto import best_at_loss, hypervolume, pareto_front
 from tests.report.sample import sample_baseline, sample_result, sample_sweep, with_quality
 
 
-def test_front_keeps_only_points_that_nothing_dominates():
-    assert pareto_front([(1.0, 10.0), (2.0, 30.0), (3.0, 20.0), (0.5, 5.0)]) == [3, 0, 1]
-
-
-def test_of_equally_cheap_points_only_the_better_is_on_the_front():
-    assert pareto_front([(1.0, 10.0), (1.0, 12.0)]) == [1]
-
-
-def test_of_equally_good_points_only_the_cheaper_is_on_the_front():
-    assert pareto_front([(2.0, 10.0), (1.0, 10.0)]) == [1]
-
-
 def test_identical_points_are_all_on_the_front_in_their_order():
     assert pareto_front([(1.0, 10.0), (2.0, 9.0), (1.0, 10.0)]) == [0, 2]
 
 
-def test_front_of_nothing_is_empty():
-    assert pareto_front([]) == []
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_front_refuses_points_that_have_no_order(bad):
-    with pytest.raises(UserError, match=r"finite costs and qualities, got cost .* at point 1; leave that point out"):
+    with pytest.raises(UserError, match=r"finite costs and qualities, got .* at point 1"):
         pareto_front([(1.0, 1.0), (bad, 1.0)])
 
 
 def test_front_agrees_with_comparing_every_pair():
-    points = [((7 * i) % 11 / 10, (5 * i) % 13 / 10) for i in range(40)]
+    points = [((7 * i) % 11 / 10, (5 * i) % 13 / 10) for i in range(40)] + [(0.0, 0.3), (0.0, 0.4), (0.05, 0.4)]
 
     def dominated(one):
         return any(a[0] <= one[0] and a[1] >= one[1] and a != one for a in points)
 
-    assert sorted(pareto_front(points)) == [i for i, one in enumerate(points) if not dominated(one)]
+    front = pareto_front(points)
+    assert sorted(front) == [i for i, one in enumerate(points) if not dominated(one)]
+    assert [points[i] for i in front] == sorted(points[i] for i in front)  # cheapest first
+    assert pareto_front([]) == []
 
 
 def test_best_at_no_loss_is_the_fastest_at_least_as_good_as_the_baseline():
@@ -84,11 +71,6 @@ def test_hypervolume_is_the_area_up_to_the_reference_point() -> None:
     assert hypervolume([], reference) == 0
 
 
-def test_hypervolume_counts_dominated_and_repeated_points_for_nothing() -> None:
-    reference = (1.0, 10.0)
-    assert hypervolume([(0.5, 12.0), (0.6, 11.0), (0.5, 12.0)], reference) == hypervolume([(0.5, 12.0)], reference)
-
-
 def test_points_beyond_the_reference_add_nothing() -> None:
     beyond = [(1.0, 20.0), (1.2, 20.0), (0.1, 10.0), (0.1, 9.0)]
     assert hypervolume(beyond, (1.0, 10.0)) == 0
@@ -102,8 +84,3 @@ def test_hypervolume_agrees_with_counting_cells() -> None:
     cells = [(x / 10, y) for x in range(12) for y in range(2, 14)]  # lower corners, above the reference's quality 2
     dominated = sum(x < 1 and any(a <= x + 1e-9 and b >= y + 1 for a, b in points) for x, y in cells)
     assert hypervolume(points, (1.0, 2.0)) == pytest.approx(dominated / 10)
-
-
-def test_hypervolume_refuses_points_that_have_no_order() -> None:
-    with pytest.raises(UserError, match="leave that point out"):
-        hypervolume([(math.nan, 1.0)], (1.0, 0.0))

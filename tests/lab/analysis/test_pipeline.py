@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bild_lab.engine.trace import Round, Trace
-from bild_lab.lab.analysis.pipeline import PipelineLog, pipeline_log, pipeline_summary, pipeline_units
+from bild_lab.lab.analysis.prediction import PipelineLog, pipeline_log, pipeline_summary, pipeline_units
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.point import prepare
 from bild_lab.lab.results.records import Sweep
@@ -47,19 +47,8 @@ def test_units_as_executed_are_the_theorems_at_the_measured_match_rate() -> None
     assert units.compute_units == units.predicted_compute_units == pytest.approx((8 * 7 - 2 * 2 + 3 * 2 * 7) / 7)
 
 
-def test_texts_of_one_token_have_no_match_rate() -> None:
-    units = pipeline_units([log_of([]), log_of([])])
-    assert units.match_rate is None
-    assert units.latency_units == units.predicted_latency_units == 8
-
-
-def test_without_a_match_every_token_takes_all_layers() -> None:
-    units = pipeline_units([log_of([False, False])])
-    assert (units.match_rate, units.latency_units, units.predicted_latency_units) == (0.0, 8, 8)
-
-
 def test_each_step_from_theory_to_the_clock_adds_one_thing() -> None:
-    """The target alone: 4 tokens of 8 layers in 0.4 s behind a prefill of 0.1 s, so 0.1 s a token."""
+    """The target alone: 4 tokens of 8 layers in 0.4 s after a prefill of 0.1 s, so 0.1 s a token."""
     method = [timed(([True, True, True]), 4, 0.5)]  # 32 − 3 · 2 = 26 units, of which 8 beside candidates
     baseline = [timed(None, 4, 0.5)]
     stages = {"prefill": 0.1, "draft": 0.25, "verify": 0.15, "host": 0.05}

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
 
 from bild_lab.engine.speculative_theory import expected_tokens, optimal_window, walltime_improvement
 from bild_lab.engine.trace import Round, Trace
-from bild_lab.lab.analysis.prediction import predict
-from bild_lab.lab.analysis.reasons import DRAFTER, HOST, MISSES, REJECTIONS, VERIFICATION, WINDOW, reasons
+from bild_lab.lab.analysis.prediction import DRAFTER, HOST, MISSES, REJECTIONS, VERIFICATION, WINDOW, predict, reasons
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.timed import Timed
 from tests.report.sample import sample_baseline, sample_result
@@ -20,7 +17,6 @@ STEP_S = 0.010  # a token by the target alone
 PREFILL_S, DRAFT_S, VERIFY_S, HOST_S = 0.004, 0.002, 0.013, 0.001  # once; a token; a round; a round
 ROUNDS, WINDOW_LENGTH = 4, 4
 TOKENS = 16
-VERSION_1 = Path(__file__).parents[1] / "schema" / "version1"
 
 
 def method_s(draft_s: float = DRAFT_S, verify_s: float = VERIFY_S, host_s: float = HOST_S) -> float:
@@ -127,10 +123,3 @@ def test_what_was_not_traced_or_not_compared_has_no_reasons() -> None:
     assert reasons(sample_baseline()) is None
     assert reasons(sample_result("hf_generate", {}, 0.9, stages_s=None)) is None
     assert reasons(sample_result("bild", {}, None, setting={"baseline": None})) is None
-
-
-@pytest.mark.parametrize("file", sorted(VERSION_1.glob("*.json")), ids=lambda file: file.stem)
-def test_the_oldest_results_have_reasons_or_none(file: Path) -> None:
-    result = Result.from_json(json.loads(file.read_text()))
-    why = reasons(result)
-    assert (why is None) == (result.is_baseline or not result.stages_s or result.speedup.value is None)

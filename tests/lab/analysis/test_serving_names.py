@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from bild_lab.errors import UserError
-from bild_lab.lab.analysis.serving_names import FIGURES, figures, require_engines
-from bild_lab.lab.analysis.statistics import judged_by_position
+from bild_lab.lab.analysis.statistics import ENGINES, figures, judged_by_position, require_engines
 from tests.report.sample import sample_result
 
 ROUNDS = [(3, 3), (3, 1), (2, 0), (0, 0)]  # drafted, accepted
@@ -27,7 +26,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
 
 
 def test_there_is_an_expected_value_for_every_tool() -> None:
-    assert EXPECTED.keys() == FIGURES.keys()
+    assert tuple(EXPECTED) == ENGINES
 
 
 @pytest.mark.parametrize("engine", EXPECTED)
@@ -44,11 +43,11 @@ def test_a_tree_counts_by_its_nodes_and_for_tensorrt_by_its_longest_branch() -> 
 @pytest.mark.parametrize("judged", [None, []])
 def test_results_that_drafted_nothing_or_are_older_have_none(judged: list | None) -> None:
     result = sample_result("vanilla", {}, 1.0, **{**COUNTS, "judged_by_position": judged})
-    for engine in FIGURES:
+    for engine in ENGINES:
         assert set(figures(result, engine).values()) == {None}
 
 
 def test_an_unknown_tool_is_refused() -> None:
-    require_engines(list(FIGURES))
+    require_engines(ENGINES)
     with pytest.raises(UserError, match="names must be of vllm, sglang, tensorrt_llm, spec_bench, got 'tgi'"):
         require_engines(["vllm", "tgi"])

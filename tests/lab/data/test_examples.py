@@ -11,7 +11,7 @@ import yaml
 
 from bild_lab.errors import UserError
 from bild_lab.lab.data import DatasetSpec, Example, load_examples
-from bild_lab.lab.data.conversations import conversation, with_answers
+from bild_lab.lab.data.examples import conversation, with_answers
 from tests.tiny import START, tiny_tokenizer
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -90,11 +90,6 @@ def test_an_input_goes_where_the_template_wants_it(rows_file) -> None:
     ]
 
 
-def test_an_input_that_is_no_text_is_refused_with_its_line(rows_file) -> None:
-    with pytest.raises(UserError, match=r"line 1: input must be a string, got \['b'\]"):
-        load_examples(spec(path=rows_file({"instruction": "Sort.", "input": ["b"]}), **ALPACA))
-
-
 def test_each_question_is_asked_in_every_chat_template(rows_file) -> None:
     path = rows_file({"de": "Ja.", "en": "Yes."}, {"de": "Nein.", "en": "No."})
     examples = load_examples(
@@ -127,24 +122,11 @@ def test_later_turns_follow_on_the_history_that_is_given(rows_file, tmp_path: Pa
     assert load_examples(spec(path=path, turns=2, history=history, **TURNS))[1].prompt == "Write.\nA poem.\nRewrite."
 
 
-def test_later_turns_without_a_history_are_refused_unless_someone_answers(rows_file) -> None:
-    asked = spec(path=rows_file({"turns": ["Write.", "Rewrite."], "id": 7}), turns=2, **TURNS)
-    with pytest.raises(UserError, match=r"later turns of dataset 'made' need the answers.*dataset.turns=1"):
-        load_examples(asked)
-    assert load_examples(asked, unanswered=True)[1].continues.id == "7"
-
-
 def test_a_history_that_is_none_is_refused_with_its_columns(rows_file, tmp_path: Path) -> None:
     path = rows_file({"turns": ["Write.", "Rewrite."], "id": 7})
     (tmp_path / "wrong.json").write_text('[{"id": 7, "text": "A poem."}]')
-    with pytest.raises(UserError, match=r"row 0: dataset.history needs columns id and answer .*got id, text"):
+    with pytest.raises(UserError, match=r"row 0: dataset.history .*got id, text"):
         load_examples(spec(path=path, turns=2, history=str(tmp_path / "wrong.json"), **TURNS))
-
-
-def test_a_text_that_the_data_set_withholds_is_refused(rows_file) -> None:
-    withheld = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
-    with pytest.raises(UserError, match="line 1 has a notice instead of its text.*dataset.path=DIR"):
-        load_examples(spec(path=rows_file({"turns": [withheld], "id": 1}), **TURNS))
 
 
 def test_a_list_of_references_is_kept_whole(rows_file) -> None:
@@ -160,88 +142,88 @@ def test_ids_and_categories_come_from_the_data_where_it_has_them(rows_file) -> N
     assert [(example.id, example.category) for example in examples] == [("81", "writing"), ("test-1", None)]
 
 
-def test_two_examples_with_one_id_are_refused(rows_file) -> None:
-    path = rows_file({"de": "a", "en": "b", "id": 1}, {"de": "c", "en": "d", "id": 1})
-    with pytest.raises(UserError, match="two examples with id '1'.*id_column=null"):
-        load_examples(spec(path=path, id_column="id"))
-
-
 def test_the_limit_takes_the_first_examples_and_reads_no_further(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"de": "a", "en": "b"}\n{"de": "c", "en": "d"}\nnot json\n')
     assert [example.source for example in load_examples(spec(path=str(path), limit=2))] == ["a", "c"]
 
 
-def test_a_limit_beyond_the_data_takes_all_of_it(rows_file) -> None:
-    assert len(load_examples(spec(path=rows_file({"de": "a", "en": "b"}), limit=10))) == 1
+WITHHELD = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
+GOOD = {"de": "a", "en": "b"}
+REFUSED = {  # the rows, what is asked of them, and what the message names
+    "other columns": (
+        [{"translation": {"fr": "Oui.", "en": "Yes."}, "id": 3}],
+        {"source_column": ["de", "translation.de"]},
+        ["line 1: dataset.source_column", "de or translation.de", "translation.fr, translation.en, id"],
+    ),
+    "no reference": ([{"de": "Ja."}], {}, ["dataset.reference_column", "column en", "columns de"]),
+    "an input that is no text": (
+        [{"instruction": "Sort.", "input": ["b"]}],
+        ALPACA,
+        ["line 1: input must be a string", "['b']"],
+    ),
+    "a withheld text": ([{"turns": [WITHHELD], "id": 1}], TURNS, ["line 1", "withholds", "dataset.path=DIR"]),
+    "one id twice": ([{**GOOD, "id": 1}] * 2, {"id_column": "id"}, ["id '1'", "id_column=null"]),
+    "later turns without a history": ([{"turns": ["a", "b"], "id": 7}], {"turns": 2, **TURNS}, ["dataset.turns=1"]),
+    **{
+        f"source {value!r}": ([GOOD, {"de": value, "en": "b"}], {}, ["line 2: de must be a non-empty string"])
+        for value in ["", "  \n", None, 7, [], [1], {"a": 1}]
+    },
+    **{
+        f"reference {value!r}": ([{"de": "a", "en": value}], {}, ["line 1: en must be a string or strings"])
+        for value in [None, 7, ["a", None]]
+    },
+    "no rows": ([], {}, ["'made'", "split 'test'"]),
+}
 
 
-def test_wrong_columns_are_refused_with_those_wanted_and_those_that_came(rows_file) -> None:
-    path = rows_file({"translation": {"fr": "Oui.", "en": "Yes."}, "id": 3})
+@pytest.mark.parametrize("case", REFUSED)
+def test_rows_that_give_no_example_are_refused_by_place_and_key(rows_file, case: str) -> None:
+    rows, asked, named = REFUSED[case]
     with pytest.raises(UserError) as caught:
-        load_examples(spec(path=path, source_column=["de", "translation.de"]))
-    assert "line 1: dataset.source_column wants column de or translation.de" in str(caught.value)
-    assert "got columns translation.fr, translation.en, id" in str(caught.value)
-
-
-def test_a_missing_reference_column_is_refused(rows_file) -> None:
-    with pytest.raises(UserError, match="dataset.reference_column wants column en, got columns de"):
-        load_examples(spec(path=rows_file({"de": "Ja."})))
-
-
-@pytest.mark.parametrize("value", ["", "  \n", None, 7, [], [1], {"a": 1}])
-def test_a_source_that_is_no_text_is_refused_with_its_line(rows_file, value: object) -> None:
-    path = rows_file({"de": "a", "en": "b"}, {"de": value, "en": "b"})
-    with pytest.raises(UserError, match="line 2: de must be a non-empty string, got"):
-        load_examples(spec(path=path))
-
-
-@pytest.mark.parametrize("value", [None, 7, ["a", None]])
-def test_a_reference_that_is_no_text_is_refused_with_its_line(rows_file, value: object) -> None:
-    with pytest.raises(UserError, match="line 1: en must be a string or strings, got"):
-        load_examples(spec(path=rows_file({"de": "a", "en": value})))
-
-
-def test_an_empty_dataset_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "test.jsonl").write_text("\n")
-    with pytest.raises(UserError, match="dataset 'made' has no examples in split 'test'"):
-        load_examples(spec(path=str(tmp_path)))
+        load_examples(spec(path=rows_file(*rows), **asked))
+    assert all(part in str(caught.value) for part in named), caught.value
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("fields", "key", "value"),
     [
-        ({"limit": 0}, "dataset.limit must be a whole number >= 1, got 0"),
-        ({"limit": True}, "dataset.limit must be a whole number >= 1, got True"),
-        ({"limit": 1.5}, "dataset.limit must be a whole number >= 1, got 1.5"),
-        ({"max_source_tokens": -1}, "dataset.max_source_tokens must be a whole number >= 1, got -1"),
-        ({"prompt_template": "summarize:"}, "must contain {source}, got 'summarize:'"),
-        (
-            {"metric": "meteor"},
-            "rouge, exact_match, numeric, pass_at_1, agreement, evaluate:NAME_OR_PATH, got 'meteor'",
+        *(
+            ({key: value}, key, str(value))
+            for key, value in [("limit", 0), ("limit", True), ("limit", 1.5), ("turns", 0)]
         ),
-        ({"reference_column": None}, "dataset.metric=bleu needs references"),
-        ({"source_column": None, "path": None, "builtin": "toy"}, "dataset.source_column must name the column"),
-        ({"source_column": []}, "dataset.source_column must be a column's name or a list of names, got []"),
-        ({"id_column": 3}, "dataset.id_column must be a column's name or a list of names, got 3"),
-        ({"split": ""}, "dataset.split must name a split"),
-        ({"path": None}, "dataset 'made' has no data: set dataset.path=DIR"),
-        ({"turns": 0}, "dataset.turns must be a whole number >= 1, got 0"),
-        ({"turns": 2}, "dataset.turns beyond the first need dataset.metric=agreement"),
-        (
-            {"turns": None, "metric": "agreement", "max_source_tokens": 9},
-            "dataset.max_source_tokens cuts a prompt at its end",
+        ({"max_source_tokens": -1}, "max_source_tokens", "-1"),
+        ({"prompt_template": "summarize:"}, "prompt_template", "'summarize:'"),
+        ({"metric": "meteor"}, "metric", "'meteor'"),
+        ({"metrics": ["bleu", "bleu"]}, "metrics", "bleu"),
+        ({"metrics": []}, "metrics", "[]"),
+        ({"metrics": ["bleu", "evaluate:"]}, "metric", "'evaluate:'"),
+        ({"reference_column": None}, "metric=bleu", "reference_column"),
+        ({"source_column": None, "path": None, "builtin": "toy"}, "source_column", "none"),
+        ({"source_column": []}, "source_column", "[]"),
+        ({"id_column": 3}, "id_column", "3"),
+        ({"split": ""}, "split", "empty"),
+        ({"split": 3}, "split", "3"),
+        ({"path": None}, "path=DIR", "'made'"),
+        ({"turns": 2}, "turns", "dataset.metric=agreement"),
+        ({"turns": None, "metric": "agreement", "max_source_tokens": 9}, "max_source_tokens", "9"),
+        ({"chat_template": "[{question}]", "max_source_tokens": 9}, "max_source_tokens", "9"),
+        *(({"chat_template": value}, "chat_template", repr(value)) for value in ([], "hello", "<s> {question}")),
+        *(
+            ({"next_turn_template": value}, "next_turn_template", value)
+            for value in ("{question}", "{question}{answer}")
         ),
-        ({"chat_template": "[{question}]", "max_source_tokens": 9}, "got 9; set dataset.max_source_tokens=null"),
-        ({"chat_template": []}, "dataset.chat_template must be text or several texts, got []"),
-        ({"chat_template": "hello"}, "dataset.chat_template must contain {question}, got 'hello'"),
-        ({"builtin": "wmt"}, "dataset.builtin must be one of toy, got 'wmt'"),
+        ({"builtin": "wmt"}, "builtin", "'wmt'"),
+        ({"metric": "pass_at_1", "reference_template": "{prompt}"}, "reference_template", "{answer}"),
+        ({"shots": 2, "split": "training", "shot_split": "train"}, "shot_split", "'training'"),
+        ({"shots": 2, "reference_column": None, "metric": "agreement"}, "shots=2", "reference_column"),
+        ({"shots": 2, "shot_template": "{source}"}, "shot_template", "'{source}'"),
     ],
 )
-def test_a_spec_that_no_dataset_could_satisfy_is_refused(fields: dict[str, object], message: str) -> None:
+def test_a_spec_that_no_dataset_could_satisfy_is_refused(fields: dict[str, object], key: str, value: str) -> None:
     with pytest.raises(UserError) as caught:
         spec(**{"path": "data.jsonl", **fields})
-    assert message in str(caught.value)
+    assert key in str(caught.value) and value in str(caught.value), caught.value
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
@@ -277,14 +259,6 @@ def test_multi30k_loads_from_a_folder(split: str, count: int) -> None:
 
 
 @needs_shared_data
-def test_iwslt_names_the_splits_there_are() -> None:
-    path = str(SHARED_DATA / "iwslt2017-de-en")
-    assert len(load_examples(from_config("iwslt2017", path=path, split="val"))) == 888
-    with pytest.raises(UserError, match="has no split 'test', only validation; set dataset.split"):
-        load_examples(from_config("iwslt2017", path=path))
-
-
-@needs_shared_data
 @pytest.mark.parametrize("path", ["mt_bench", "mt_bench/question.jsonl"])
 def test_mt_bench_gives_both_turns_with_their_categories(path: str) -> None:
     examples = load_examples(from_config("mt_bench", path=str(SHARED_DATA / path)), unanswered=True)
@@ -293,22 +267,6 @@ def test_mt_bench_gives_both_turns_with_their_categories(path: str) -> None:
     assert examples[0].prompt.startswith("Compose an engaging travel blog post")
     assert (examples[1].id, examples[1].category, examples[1].turn) == ("81/2", "writing", 2)
     assert examples[1].source == "Rewrite your previous response. Start every sentence with the letter A."
-
-
-@needs_shared_data
-def test_first_turns_of_mt_bench_have_the_same_ids_alone() -> None:
-    examples = load_examples(from_config("mt_bench", path=str(SHARED_DATA / "mt_bench"), turns=1))
-    assert [example.id for example in examples] == [str(number) for number in range(81, 161)]
-
-
-@needs_shared_data
-def test_code_alpaca_appends_inputs_and_humaneval_keeps_its_task_ids() -> None:
-    alpaca = load_examples(from_config("code_alpaca", path=str(SHARED_DATA / "code_alpaca")))
-    assert len(alpaca) == 2017
-    assert alpaca[0].prompt == ("What are the distinct values from the given list?\ndataList = [3, 9, 3, 5, 7, 9, 5]")
-    humaneval = load_examples(from_config("humaneval", path=str(SHARED_DATA / "humaneval")))
-    assert (len(humaneval), humaneval[3].id) == (164, "HumanEval/3")
-    assert humaneval[0].prompt.startswith("from typing import List\n\n\ndef has_close_elements")
 
 
 ROWS_OF = {
@@ -419,22 +377,15 @@ def test_own_data_without_references_are_scored_by_agreement(rows_file) -> None:
 
 def test_own_data_with_references_need_a_metric(rows_file) -> None:
     path = rows_file({"question": "Who?", "answer": "Me."})
-    with pytest.raises(UserError, match="dataset.metric must be bleu .* or rouge .*, got none"):
+    with pytest.raises(UserError, match="dataset.metric must be"):
         local(path, source_column="question", reference_column="answer")
     spec = local(path, source_column="question", reference_column="answer", metric="rouge")
     assert load_examples(spec)[0].references == ("Me.",)
 
 
 def test_own_data_without_a_column_name_those_that_there_are(rows_file) -> None:
-    with pytest.raises(UserError, match=r"rows.jsonl line 1 has columns question, meta.by; .*: dataset.source_column="):
+    with pytest.raises(UserError, match=r"rows.jsonl line 1 .*question, meta.by; .*dataset.source_column="):
         load_examples(local(rows_file({"question": "Who?", "meta": {"by": 1}})))
-
-
-def test_own_data_without_a_path_are_refused() -> None:
-    with pytest.raises(UserError, match="dataset.source_column must name the column to decode from, got none"):
-        from_config("local")
-    with pytest.raises(UserError, match="dataset 'local' has no data: set dataset.path=DIR"):
-        from_config("local", source_column="text")
 
 
 SOLVED = [{"q": f"What is {n} and {n}?", "a": f"{n} + {n} = {2 * n}\n#### {2 * n}"} for n in range(12)]
@@ -461,17 +412,11 @@ def test_gsm8k_asks_behind_eight_solved_problems_of_its_train_split(tmp_path: Pa
 
 def test_solved_examples_must_not_be_those_to_decode(problems: Path) -> None:
     shown = {"source_column": "q", "reference_column": "a", "metric": "numeric", "shots": 2}
-    with pytest.raises(UserError, match="shot_split must be another split than dataset.split, got 'training' twice"):
-        spec(path=str(problems), split="training", shot_split="train", **shown)
     (problems / "all.jsonl").write_text("".join(json.dumps(row) + "\n" for row in SOLVED))  # serves as any split
     with pytest.raises(UserError, match="has an example of split 'test', so the prompt would show its answer"):
         load_examples(spec(path=str(problems / "all.jsonl"), **shown))
     with pytest.raises(UserError, match="dataset.shots=30, but split 'train' has 9 examples"):
         load_examples(spec(path=str(problems), **{**shown, "shots": 30}))
-    with pytest.raises(UserError, match="needs answers to show: set dataset.reference_column"):
-        spec(**{**shown, "reference_column": None, "metric": "agreement"}, path="x")
-    with pytest.raises(UserError, match="shot_template must hold {source} and {reference}, got '{source}'"):
-        spec(**shown, path="x", shot_template="{source}")
 
 
 def test_a_reference_may_be_made_of_columns_and_keeps_other_braces(rows_file) -> None:
@@ -480,10 +425,8 @@ def test_a_reference_may_be_made_of_columns_and_keeps_other_braces(rows_file) ->
     template = "{prompt}{answer}\n{test}\ncheck({entry.point}, {})"
     (example,) = load_examples(spec(**made, reference_template=template))
     assert example.references == ("def f():\n{answer}\nassert f() == {1}\ncheck(f, {})",)
-    with pytest.raises(UserError, match="line 1: dataset.reference_template wants a text in column tests, got columns"):
+    with pytest.raises(UserError, match="line 1: dataset.reference_template .*column tests"):
         load_examples(spec(**made, reference_template="{answer}{tests}"))
-    with pytest.raises(UserError, match="needs dataset.reference_template, a program that holds {answer} once"):
-        spec(**made, reference_template="{prompt}")
     agreement = spec(**{**made, "metric": "agreement"}, reference_template="{answer}{tests}")
     assert load_examples(agreement)[0].references == ()  # nobody asks for them
 
@@ -492,14 +435,6 @@ def test_of_several_metrics_the_first_leads() -> None:
     several = spec(path="x", metric="rouge", metrics=["bleu", "chrf"])
     assert (several.metric, several.scored) == ("bleu", ("bleu", "chrf"))
     assert spec(path="x", metrics=None).scored == ("bleu",)
-    for metrics, message in (
-        (["bleu", "bleu"], "dataset.metrics must be different ones, got bleu, bleu"),
-        (["bleu", "meteor"], "evaluate:NAME_OR_PATH, got 'meteor'"),
-        ([], "dataset.metrics must be a metric or a list of metrics"),
-        (["evaluate:"], "NAME_OR_PATH, got 'evaluate:'"),
-    ):
-        with pytest.raises(UserError, match=message):
-            spec(path="x", metrics=metrics)
 
 
 @needs_shared_data

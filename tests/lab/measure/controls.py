@@ -19,9 +19,8 @@ from torch import Tensor
 
 import bild_lab
 from bild_lab.engine.acceptance import ExactMatch, SpeculativeSampling
-from bild_lab.engine.acceptance.laws import acceptance, law_of
-from bild_lab.engine.acceptance.speculative_sampling import drafter_probs
-from bild_lab.engine.acceptance.trees import judged_nodes
+from bild_lab.engine.acceptance.speculative_sampling import acceptance
+from bild_lab.engine.acceptance.trees import PerNode, PerRow, judged_nodes, output_by
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import ROOT, Draft, Tree, Verdict, ancestors
 from bild_lab.engine.drafters import ModelDrafter, ModelTreeDrafter, NoDraft
@@ -33,10 +32,9 @@ from bild_lab.engine.session import EVERYTHING, LoadedModel, Model, Rows, Scores
 from bild_lab.engine.trace import Forward, Trace
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.data.examples import DatasetSpec, load_examples
-from bild_lab.lab.measure.certificate import certify, count_verdicts
-from bild_lab.lab.measure.sampled_certificate import certify_sampled
+from bild_lab.lab.measure.certificate import certify, certify_sampled, count_verdicts
+from bild_lab.lab.measure.recorder import OneRow
 from bild_lab.lab.measure.timing import seeded
-from bild_lab.lab.measure.witness import OneRow
 from tests.checkpoints import SHARED
 
 WINDOW = 3
@@ -57,7 +55,7 @@ class Unmasked(Tree):
 
 @dataclass(frozen=True)
 class Shifted(Tree):
-    """Every row stands one position too far. On PyTorch, too."""
+    """Every row is one position too far. On PyTorch, too."""
 
     @cached_property
     def depths(self) -> Int[Tensor, " m"]:
@@ -91,7 +89,7 @@ class FaultyLayers:
 
 
 class FaultySession(CachedSession):
-    """A session over faulty layers. With a stale cache it keeps the first rejected row behind the accepted ones."""
+    """A session over faulty layers. With a stale cache it keeps the first rejected row after the accepted ones."""
 
     def extend(self, rows: Rows | Sequence[int] | Tensor, want: Want = EVERYTHING) -> Scores:
         self._rows = len(rows.tokens if isinstance(rows, Rows) else rows)
@@ -121,7 +119,7 @@ class FaultyModel:
 
 
 class SampledTree(Drafter):
-    """Two tokens behind the text and two behind the first of them, drawn one after another without replacement."""
+    """Two tokens after the text and two after the first of them, drawn one after another without replacement."""
 
     drafts_trees = True
 
@@ -145,7 +143,7 @@ class SampledTree(Drafter):
         )
 
     def _siblings(self, tokens: list[int], uniforms: Float[Tensor, " 2"]) -> Draft:
-        q = self._request.sampling.probs(self._model.behind(tokens)[None])
+        q = self._request.sampling.probs(self._model.after(tokens)[None])
         one = pick(q, uniforms[:1])
         without = q.clone()
         without[0, one] = 0.0
@@ -169,7 +167,7 @@ class Misdeclared(Drafter):
 
 
 class Undrawn(Misdeclared):
-    """The first token of each draft is the likeliest, and counts as drawn."""
+    """The first token of each draft is the most likely, and counts as drawn."""
 
     def propose(self, tokens: list[int]) -> Draft:
         draft = self._drafter.propose(tokens)
@@ -190,12 +188,9 @@ class FromTarget(SpeculativeSampling):
             return verdict
         return replace(verdict, next_token=int(request.sampling.choose(logits[row][None], request.generator)))
 
-    def law(
-        self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request, drawn: Float[Tensor, "n vocab"]
-    ) -> Float[Tensor, "n+1 vocab"]:
-        p = request.sampling.probs(logits)
-        q = drafter_probs(draft, p)
-        return law_of(draft, p, drawn, lambda owed, node: (acceptance(owed, q[node]), owed))
+    def output_distribution(self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode) -> PerRow:
+        p, q = self.distributions(draft, logits, request)
+        return output_by(lambda left, node: (acceptance(left, q[node]), left), draft, p, drawn)
 
 
 TARGET_FAULTS = ("no causal mask", "stale cache", "shifted positions", "shifted targets")

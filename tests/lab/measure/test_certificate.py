@@ -1,4 +1,4 @@
-"""The lossless certificate: ties are told from defects by the target's own scores."""
+"""The certificate of greedy texts: the target's own scores tell ties and defects."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_what_counts_as_a_tie_is_what_the_targets_own_scores_vary_by() -> None:
 
             def noisy(tokens, want):  # type: ignore[no-untyped-def]
                 scores = extend(tokens, want)
-                if len(tokens) > 1:
+                if len(as_rows(tokens).tokens) > 1:
                     scores.logits[:, 4] += 0.06
                 return scores
 
@@ -90,8 +90,8 @@ def test_what_counts_as_a_tie_is_what_the_targets_own_scores_vary_by() -> None:
 def test_scores_of_two_tokens_vary_by_their_rounding_at_least() -> None:
     eps = torch.finfo(torch.float32).eps
     assert certify(scoring({3: 8.0, 4: 7.0, 5: 64.0}), REQUEST, [4], [3]).noise == 8 * eps
-    tied, apart = (certify(scoring({3: 8.0, 4: 8.0 - gap}), REQUEST, [4], [3]) for gap in (32 * eps, 33 * eps))
-    assert (tied.verdict, apart.verdict) == (TIE, DEFECT)  # four times the noise, and more
+    tied, different = (certify(scoring({3: 8.0, 4: 8.0 - gap}), REQUEST, [4], [3]) for gap in (32 * eps, 33 * eps))
+    assert (tied.verdict, different.verdict) == (TIE, DEFECT)  # four times the noise, and more
 
 
 def test_a_session_may_vary_by_the_rounding_of_two_sums_in_each_layer() -> None:
@@ -119,7 +119,7 @@ def test_verdicts_are_counted() -> None:
 
 
 def by_width(off: dict[int, float], dtype: torch.dtype = torch.float32) -> StubModel:
-    """Token 3 is likelier than token 4 by 0.01 nats; a forward of so many rows adds this to token 4."""
+    """Token 3 is more likely than token 4 by 0.01 nats; a forward of so many rows adds this to token 4."""
 
     class ByWidth(StubModel):
         def start(self, source: Source, room: int, *_: object):  # type: ignore[no-untyped-def]
@@ -191,7 +191,7 @@ def test_trees_are_scored_again_as_trees() -> None:
 
 
 def by_text(text: list[int]) -> Tensor:
-    """Other logits behind every text."""
+    """Other logits after every text."""
     seed = sum((token + 1) * 7**place for place, token in enumerate(text))
     return torch.randn(6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
@@ -219,7 +219,7 @@ def noting() -> Noting:
 
 
 class Guesses(Fours):
-    """Every token as a child of the text, and behind each of them every token."""
+    """Every token as a child of the text, and after each of them every token."""
 
     drafts_trees = True
 
@@ -233,7 +233,7 @@ def shape(rows: Rows) -> tuple[list[int], list[int] | None]:
 
 
 @pytest.mark.parametrize(("drafter", "width"), [(Fours(), 3), (Guesses(), 43)])
-def test_each_context_is_scored_again_behind_the_same_tokens_in_the_same_rows(drafter: Drafter, width: int) -> None:
+def test_each_context_is_scored_again_after_the_same_tokens_in_the_same_rows(drafter: Drafter, width: int) -> None:
     request, prompt = Request(Source((2, 0)), Limits(2, 8)), [2, 0]
     target = noting()
     method = DraftThenVerify(target, drafter, ExactMatch())
@@ -242,8 +242,8 @@ def test_each_context_is_scored_again_behind_the_same_tokens_in_the_same_rows(dr
     for length in range(len(text)):
         found = verification(target, request, text[:length], method)
         assert found.rows == width
-        assert len(found.logits) == 2  # anew, and what the rule read
-        assert all(torch.equal(logits, by_text([*prompt, *text[:length]])) for logits in found.logits)
+        assert len(found.wide) == 2  # anew, and what the rule read
+        assert all(torch.equal(logits, by_text([*prompt, *text[:length]])) for logits in (found.alone, *found.wide))
         assert shape(target.rows[-1]) in verified
     assert set(target.rooms) == {8}
 
@@ -252,8 +252,8 @@ def test_the_text_of_a_method_that_drafts_nothing_is_scored_in_one_forward() -> 
     target = noting()
     for method in (None, DraftThenVerify(target, NoDraft(target), ExactMatch())):
         found = verification(target, REQUEST, [3, 4, 5], method)
-        assert (found.rows, len(found.logits)) == (4, 1)
-        assert torch.equal(found.logits[0], by_text([0, 3, 4, 5]))
+        assert (found.rows, len(found.wide)) == (4, 1)
+        assert torch.equal(found.wide[0], by_text([0, 3, 4, 5]))
         assert shape(target.rows[-1]) == ([0, 3, 4, 5], None)
     assert set(target.rooms) == {8}
 

@@ -9,8 +9,7 @@ import pytest
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import Trace
-from bild_lab.lab.measure.certificate import DEFECT, EXACT, NO_LAW, ROUNDING
-from bild_lab.lab.measure.sampled_certificate import LAW, certify_sampled
+from bild_lab.lab.measure.certificate import DEFECT, EXACT, NO_FORM, OUTPUT, ROUNDING, certify_sampled
 from tests.policies import GREEDY_ONLY, RUNNABLE, is_lossless, is_peer, load
 from tests.sessions import needs_kernels
 from tests.thinned import thinned
@@ -33,10 +32,10 @@ def test_a_policy_is_certified_as_it_claims(policy: str, family: str, checkpoint
         found.append(certify_sampled(decoder.method, decoder.target, request(), tokens))
     verdicts = {one.verdict for one in found}
     if not isinstance(decoder.method, DraftThenVerify):
-        assert verdicts == {NO_LAW}
+        assert verdicts == {NO_FORM}
     elif is_lossless(policy, 1.0):
         assert verdicts <= {EXACT, ROUNDING}, found
         assert decoder.target.engine != "kernels" or verdicts == {EXACT}
     else:  # a lossy rule may do on some texts as a lossless one does
-        assert verdicts <= {EXACT, ROUNDING, DEFECT, NO_LAW}, found
-        assert {one.check for one in found} <= {None, LAW}
+        assert verdicts <= {EXACT, ROUNDING, DEFECT, NO_FORM}, found
+        assert {one.check for one in found} <= {None, OUTPUT}

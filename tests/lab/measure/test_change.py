@@ -7,7 +7,7 @@ import pytest
 
 from bild_lab.engine.trace import Trace
 from bild_lab.lab.measure.change import change_of
-from bild_lab.lab.metrics.bootstrap import interval, resampled_sums
+from bild_lab.lab.metrics.measures import interval, resampled_sums
 from bild_lab.lab.schema.timed import Timed
 
 

@@ -11,8 +11,19 @@ import pytest
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
-from bild_lab.lab.measure.certificate import DEFECT, EQUAL, EXACT, SESSION_DEFECT, TIE, Certificate, certify
-from bild_lab.lab.measure.sampled_certificate import DRAWS, LAW, LOGITS, certify_sampled
+from bild_lab.lab.measure.certificate import (
+    DEFECT,
+    DRAWS,
+    EQUAL,
+    EXACT,
+    LOGITS,
+    OUTPUT,
+    SESSION_DEFECT,
+    TIE,
+    Certificate,
+    certify,
+    certify_sampled,
+)
 from bild_lab.lab.measure.timing import seeded
 from tests.engine.lossless.test_random_models import NEVER, random_source, random_target
 from tests.lab.measure.controls import TARGET_FAULTS, decoder, emitted
@@ -29,7 +40,7 @@ CAUGHT_BY = {
     **dict.fromkeys(TARGET_FAULTS, LOGITS),
     "misdeclared draft": DRAWS,
     "undrawn draft": DRAWS,
-    "no residual": LAW,
+    "no residual": OUTPUT,
 }
 
 
@@ -73,7 +84,7 @@ def greedy(family: str, shape: str, fault: str | None) -> list[Certificate]:
 def test_a_sound_decoder_has_the_targets_distribution_in_every_context(family: str, shape: str) -> None:
     found = sampled(family, shape, None, TEXTS)  # each text, as a verdict that is not exact ends the search
     assert (found.verdict, found.check, found.contexts) == (EXACT, None, LENGTH)
-    assert found.law < 1e-12
+    assert found.output < 1e-12
     assert max(found.rounding) > 1
     assert max(found.rounding.values()) < 1e-12
 
@@ -100,8 +111,8 @@ def test_further_faults_are_caught_too(fault: str, family: str, shape: str) -> N
 @pytest.mark.parametrize(("family", "shape"), list(product(FAMILIES, SHAPES)))
 def test_a_misdeclared_draft_is_seen_in_its_law_too(family: str, shape: str) -> None:
     """The drafter's model says what its tokens are drawn from."""
-    assert sampled(family, shape, "misdeclared draft").law > 1e-3
-    assert sampled(family, shape, "undrawn draft").law < 1e-12
+    assert sampled(family, shape, "misdeclared draft").output > 1e-3
+    assert sampled(family, shape, "undrawn draft").output < 1e-12
 
 
 @pytest.mark.slow

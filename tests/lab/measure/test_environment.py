@@ -1,13 +1,18 @@
-"""What is told of the machine is true of it."""
+"""What is said of the machine is true of it, and a process knows whether its device was its own."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
-from bild_lab.lab.measure.environment import OtherLoad, name_in
+import pytest
+import torch
+
+from bild_lab.lab.measure.environment import DeviceUse, OtherLoad, name_in
 
 
 def test_another_busy_process_is_noticed_and_our_own_work_is_not() -> None:
@@ -29,8 +34,59 @@ def test_another_busy_process_is_noticed_and_our_own_work_is_not() -> None:
     assert loud > quiet + 10  # the other half of the tests may be running too
 
 
-def test_processors_of_one_name_are_told_apart_by_their_tiles() -> None:
+def test_processors_of_one_name_differ_by_their_tiles() -> None:
     flags, name = "flags\t\t: fpu avx512_bf16", "model name\t: Intel(R) Xeon(R) Processor"
     assert name_in(f"{flags}\n{name}") == "Intel(R) Xeon(R) Processor"
     assert name_in(f"{flags} amx_bf16\n{name}") == "Intel(R) Xeon(R) Processor with AMX"
     assert name_in("Features\t: fp asimd") == name_in("") == ""
+
+
+CPU = torch.device("cpu")
+
+
+def test_a_device_used_alone_is_not_shared_also_after_another_use(tmp_path: Path) -> None:
+    for _ in range(2):
+        use = DeviceUse(CPU, tmp_path)
+        assert not use.shared()
+        use.close()
+
+
+def test_both_of_two_uses_at_once_are_shared(tmp_path: Path) -> None:
+    first = DeviceUse(CPU, tmp_path)
+    second = DeviceUse(CPU, tmp_path)
+    assert first.shared() and second.shared()
+
+
+@pytest.mark.parametrize("longer", ["first", "second"])
+def test_an_overlap_that_is_over_still_counts(longer: str, tmp_path: Path) -> None:
+    first = DeviceUse(CPU, tmp_path)
+    uses = {"first": first, "second": DeviceUse(CPU, tmp_path)}
+    uses["second" if longer == "first" else "first"].close()
+    assert uses[longer].shared()
+    uses[longer].close()
+    assert not DeviceUse(CPU, tmp_path).shared()
+
+
+def test_another_device_is_not_shared(tmp_path: Path) -> None:
+    first = DeviceUse(CPU, tmp_path)
+    assert not DeviceUse(torch.device("meta"), tmp_path).shared()
+    assert not first.shared()
+
+
+def test_a_process_that_is_killed_leaves_the_device_free(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    ready, go = context.Event(), context.Event()
+
+    def use_until_killed() -> None:
+        use = DeviceUse(CPU, tmp_path)
+        ready.set()
+        go.wait()
+        use.close()
+
+    process = context.Process(target=use_until_killed)
+    process.start()
+    assert ready.wait(30)
+    assert DeviceUse(CPU, tmp_path).shared()
+    process.kill()
+    process.join()
+    assert not DeviceUse(CPU, tmp_path).shared()

@@ -21,27 +21,26 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling, pick
 from bild_lab.engine.session import EVERYTHING, Scores, Want
 from bild_lab.engine.trace import Trace
-from bild_lab.lab.measure import sampled_certificate
+from bild_lab.lab.measure import certificate
 from bild_lab.lab.measure.certificate import (
     DEFECT,
-    EXACT,
-    NO_LAW,
-    ROUNDING,
-    SESSION_DEFECT,
-    Certificate,
-    count_verdicts,
-)
-from bild_lab.lab.measure.sampled_certificate import (
     DRAWN,
     DRAWS,
-    LAW,
+    EXACT,
     LOGITS,
+    NO_FORM,
+    OUTPUT,
+    ROUNDING,
+    SESSION_DEFECT,
     TEXT,
     UNVERIFIED,
+    Certificate,
     certify_sampled,
+    count_verdicts,
     drawn_as_declared,
+    total_variation,
 )
-from bild_lab.lab.measure.witness import Witness, total_variation
+from bild_lab.lab.measure.recorder import Recorder
 from bild_lab.lab.schema.numbers import CertificateCounts
 from tests.engine.acceptance.exact import table
 from tests.engine.lossless.toy import TableModel, TableSession
@@ -93,7 +92,7 @@ def certified(
 def test_a_lossless_rule_is_exact_in_every_context() -> None:
     found = certified(SpeculativeSampling())
     assert (found.verdict, found.check, found.position, found.contexts) == (EXACT, None, None, LENGTH)
-    assert found.law < 1e-9
+    assert found.output < 1e-9
     assert 4 in found.rounding  # three drafted tokens and the last committed one
     assert set(found.rounding.values()) == {0.0}
 
@@ -104,25 +103,25 @@ def test_the_target_alone_is_exact() -> None:
 
 
 @pytest.mark.parametrize("rule", [SpeculativeSampling(0.5), TypicalAcceptance(0.2, 0.5)])
-def test_a_lossy_rule_is_a_defect_of_the_size_of_its_law(rule: Acceptance) -> None:
+def test_a_lossy_rule_is_a_defect_of_the_size_of_its_distance(rule: Acceptance) -> None:
     found = certified(rule)
-    assert (found.verdict, found.check) == (DEFECT, LAW)
-    assert 0.01 < found.law < 1
+    assert (found.verdict, found.check) == (DEFECT, OUTPUT)
+    assert 0.01 < found.output < 1
 
 
 def test_a_rule_without_a_closed_form_has_no_verdict_but_its_logits_are_compared() -> None:
     found = certified(Fly(0.3, 1))
-    assert (found.verdict, found.law) == (NO_LAW, None)
+    assert (found.verdict, found.output) == (NO_FORM, None)
     assert found.contexts == LENGTH
     broken = certified(Fly(0.3, 1), target=loaded(TARGET, off=3.0))
     assert (broken.verdict, broken.check) == (SESSION_DEFECT, LOGITS)
 
 
 def test_a_method_without_rounds_has_no_verdict() -> None:
-    assert certify_sampled(SimpleNamespace(), loaded(TARGET), request(), [1]) == Certificate(NO_LAW)
+    assert certify_sampled(SimpleNamespace(), loaded(TARGET), request(), [1]) == Certificate(NO_FORM)
 
 
-def test_what_rounding_can_explain_is_told_by_the_number_of_rows() -> None:
+def test_what_rounding_can_explain_is_reported_by_the_number_of_rows() -> None:
     found = certified(SpeculativeSampling(), target=loaded(TARGET, off=1e-4))
     assert found.verdict == ROUNDING
     assert 1e-6 < max(found.rounding.values()) < 1e-4
@@ -163,13 +162,13 @@ class Colder(ModelDrafter):
         return replace(draft, probs=colder / colder.sum(-1, keepdim=True), uniforms=None)
 
 
-def test_a_distribution_that_is_not_the_models_is_found_by_the_law_alone() -> None:
+def test_a_distribution_that_is_not_the_models_is_found_by_the_output_alone() -> None:
     found = certified(SpeculativeSampling(), Colder(loaded(DRAFTER), 3))
-    assert (found.verdict, found.check) == (DEFECT, LAW)
+    assert (found.verdict, found.check) == (DEFECT, OUTPUT)
     unknown = Colder(loaded(DRAFTER, dtype=torch.bfloat16), 3)  # rounding may be as large: q counts as declared
     assert certified(SpeculativeSampling(), unknown).verdict == EXACT
     kernels = Colder(loaded(DRAFTER, dtype=torch.bfloat16, engine="kernels"), 3)  # whose rows are all the same
-    assert certified(SpeculativeSampling(), kernels).check == LAW
+    assert certified(SpeculativeSampling(), kernels).check == OUTPUT
 
 
 def test_tokens_are_drawn_again_from_their_q() -> None:
@@ -194,7 +193,7 @@ def test_a_random_number_may_miss_a_share_by_rounding_alone(token: int, side: in
     assert drawn_as_declared(replace(draft, uniforms=draft.uniforms + side * miss)) == drawn
 
 
-def test_the_misdrawn_position_is_told() -> None:
+def test_the_misdrawn_position_is_found() -> None:
     class Wrong(ModelDrafter):
         def propose(self, tokens: list[int]) -> Draft:
             draft = super().propose(tokens)
@@ -207,14 +206,14 @@ def test_the_misdrawn_position_is_told() -> None:
 
 def test_sampled_verdicts_are_counted_with_the_largest_variations() -> None:
     several = [
-        Certificate(EXACT, law=1e-9, rounding={2: 0.0, 4: 1e-7}),
-        Certificate(ROUNDING, law=1e-8, rounding={4: 1e-4}),
-        Certificate(SESSION_DEFECT, 3, check=LOGITS, law=0.0, rounding={3: 0.2}),
-        Certificate(NO_LAW, rounding={3: 0.1}),
+        Certificate(EXACT, output=1e-9, rounding={2: 0.0, 4: 1e-7}),
+        Certificate(ROUNDING, output=1e-8, rounding={4: 1e-4}),
+        Certificate(SESSION_DEFECT, 3, check=LOGITS, output=0.0, rounding={3: 0.2}),
+        Certificate(NO_FORM, rounding={3: 0.1}),
     ]
     counts = count_verdicts(several)
     rounding = {"2": 0.0, "3": 0.2, "4": 1e-4}
-    assert counts == CertificateCounts(equal=1, ties=1, defects=1, unjudged=1, law=1e-8, rounding=rounding)
+    assert counts == CertificateCounts(equal=1, ties=1, defects=1, unjudged=1, output=1e-8, rounding=rounding)
     assert list(counts.rounding) == ["2", "3", "4"]
     assert counts.most_rounding == 0.2
     assert CertificateCounts(equal=1, ties=0, defects=0).most_rounding is None
@@ -235,14 +234,14 @@ def test_a_sum_in_float32_may_miss_one_but_not_by_much() -> None:
     assert certified(SpeculativeSampling(), drafter).verdict == EXACT
     drafter.factor = 0.9
     found = certified(SpeculativeSampling(), drafter)
-    assert (found.verdict, found.check) == (DEFECT, LAW)
+    assert (found.verdict, found.check) == (DEFECT, OUTPUT)
     unknown = Scaled(loaded(DRAFTER, dtype=torch.bfloat16), 3)
     unknown.factor = 0.9  # its tokens are drawn by their shares of the sum, as the model says too
-    assert certified(SpeculativeSampling(), unknown).law == pytest.approx(found.law)
+    assert certified(SpeculativeSampling(), unknown).output == pytest.approx(found.output)
 
 
 @pytest.mark.parametrize("length", [1, 7])
-def test_rows_behind_the_end_of_the_text_are_no_contexts(length: int) -> None:
+def test_rows_after_the_end_of_the_text_are_no_contexts(length: int) -> None:
     """Every draft is accepted, as the target drafts, so the last round's own token has no room."""
     target = loaded(TARGET)
     method = DraftThenVerify(target, ModelDrafter(target, 4), SpeculativeSampling())
@@ -252,13 +251,13 @@ def test_rows_behind_the_end_of_the_text_are_no_contexts(length: int) -> None:
 
 def test_an_empty_text_has_no_verdict() -> None:
     method = DraftThenVerify(loaded(TARGET), ModelDrafter(loaded(DRAFTER), 3), SpeculativeSampling())
-    assert certify_sampled(method, method.target, request(length=0), []) == Certificate(NO_LAW, contexts=0)
+    assert certify_sampled(method, method.target, request(length=0), []) == Certificate(NO_FORM, contexts=0)
 
 
-def test_of_several_defects_the_cause_is_told() -> None:
-    """A rule that reads wrong logits has their law."""
+def test_of_several_defects_the_cause_is_reported() -> None:
+    """A rule that reads wrong logits has their output."""
     found = certified(SpeculativeSampling(0.5), target=loaded(TARGET, off=3.0))
-    assert found.law > 0.01
+    assert found.output > 0.01
     assert (found.verdict, found.check) == (SESSION_DEFECT, LOGITS)
 
 
@@ -269,10 +268,10 @@ def test_rows_that_forbid_other_tokens_are_a_defect_of_the_session() -> None:
 
 def test_what_is_as_large_as_its_bound_is_within_it(monkeypatch: pytest.MonkeyPatch) -> None:
     lossy, rounded = SpeculativeSampling(0.5), loaded(TARGET, off=1e-4)
-    law, rounding = certified(lossy).law, max(certified(SpeculativeSampling(), target=rounded).rounding.values())
-    monkeypatch.setattr(sampled_certificate, "SAME", law)
+    output, rounding = certified(lossy).output, max(certified(SpeculativeSampling(), target=rounded).rounding.values())
+    monkeypatch.setattr(certificate, "SAME", output)
     assert certified(lossy).verdict == EXACT
-    monkeypatch.setattr(sampled_certificate, "SAME", rounding)
+    monkeypatch.setattr(certificate, "SAME", rounding)
     assert certified(SpeculativeSampling(), target=rounded).verdict == EXACT
 
 
@@ -285,7 +284,7 @@ def test_rows_may_differ_by_as_much_as_their_bound(off: float, verdict: str) -> 
 
 
 class Probing(ModelDrafter):
-    """Two probes behind each drafted chain."""
+    """Two probes after each drafted chain."""
 
     def propose(self, tokens: list[int]) -> Draft:
         draft = super().propose(tokens)
@@ -309,15 +308,16 @@ class LenientLater(SpeculativeSampling):
         return SpeculativeSampling(0.2 if len(tokens) > 6 else 1.0)
 
 
-def test_a_rule_of_each_round_is_judged_by_the_law_of_that_round() -> None:
+def test_a_rule_of_each_round_is_judged_by_what_it_emits_in_that_round() -> None:
     found = certified(LenientLater())
-    assert (found.verdict, found.check) == (DEFECT, LAW)
+    assert (found.verdict, found.check) == (DEFECT, OUTPUT)
     assert found.position >= 6
 
 
-def test_a_witness_says_of_a_rule_what_the_rule_says() -> None:
-    witness = Witness(Rollback(0.5), lambda *_: None)
-    assert [witness.lossless(Sampling(temperature)) for temperature in (0.0, 1.0)] == [True, False]
+def test_a_recorder_says_of_a_rule_what_the_rule_says() -> None:
+    recorder = Recorder(Rollback(0.5))
+    assert [recorder.lossless(Sampling(temperature)) for temperature in (0.0, 1.0)] == [True, False]
+    assert recorder.accepts_trees and recorder.wants == EVERYTHING and recorder.round is None
 
 
 def test_the_total_variation_of_distributions_that_share_nothing_is_1() -> None:
@@ -333,19 +333,14 @@ def test_a_drafter_whose_own_scores_are_no_numbers_does_not_draw_what_it_declare
         def propose(self, tokens: list[int]) -> Draft:
             return replace(super().propose(tokens), uniforms=None)
 
-    begin, nothing = sampled_certificate.Rounds.__post_init__, torch.full((5,), float("nan"))
-
-    def begun(self: Any) -> None:
-        begin(self)
-        object.__setattr__(self, "_drafter", SimpleNamespace(behind=lambda tokens: nothing))
-
+    nothing = SimpleNamespace(after=lambda tokens: torch.full((5,), float("nan")))
     assert certified(SpeculativeSampling(), Hiding(loaded(DRAFTER), 3)).verdict == EXACT
-    monkeypatch.setattr(sampled_certificate.Rounds, "__post_init__", begun)
+    monkeypatch.setattr(certificate, "one_row_of_drafter", lambda method, request: nothing)
     found = certified(SpeculativeSampling(), Hiding(loaded(DRAFTER), 3))
-    assert (found.verdict, found.check, found.law) == (DEFECT, LAW, 1)
+    assert (found.verdict, found.check, found.output) == (DEFECT, OUTPUT, 1)
 
 
-def test_a_law_that_is_no_number_is_a_defect() -> None:
+def test_an_output_that_is_no_number_is_a_defect() -> None:
     class Nothing(ModelDrafter):
         """Declares a q of zeros, and hides its random numbers."""
 
@@ -354,4 +349,4 @@ def test_a_law_that_is_no_number_is_a_defect() -> None:
             return replace(draft, probs=torch.zeros_like(draft.probs), uniforms=None)
 
     found = certified(SpeculativeSampling(), Nothing(loaded(DRAFTER), 3))
-    assert (found.verdict, found.check) == (DEFECT, LAW)
+    assert (found.verdict, found.check) == (DEFECT, OUTPUT)

@@ -23,7 +23,7 @@ from bild_lab.lab.measure.summary import (
     summarize,
     work_of,
 )
-from bild_lab.lab.metrics import Scoring, compare, score
+from bild_lab.lab.metrics import Scoring, judge, score
 from bild_lab.lab.schema.numbers import Counts, Quality, Speedup
 from bild_lab.lab.schema.timed import Timed
 
@@ -205,7 +205,7 @@ def test_intervals_and_p_value_are_drawn_by_the_seed() -> None:
     texts = {"method": ["a b", "a b", "a b", "c"], "baseline": ["a b", "c", "a c", "c"]}
     found = {seed: quality("rouge", examples, texts, seed) for seed in (3, 4)}
     own = score("rouge", texts["method"], [["a b"]] * 4, seed=3)
-    difference = compare("rouge", texts["method"], texts["baseline"], [["a b"]] * 4, seed=3)
+    difference = judge("rouge", texts["method"], texts["baseline"], [["a b"]] * 4, seed=3).difference
     assert (found[3].low, found[3].high) == (own.low, own.high)
     assert (found[3].difference_low, found[3].p_value) == (difference.low, difference.p_value)
     assert found[3].p_value != found[4].p_value

@@ -1,22 +1,33 @@
-"""What is timed, in which order and with which seeds; and the traced pass."""
+"""What is timed, in which order and with which seeds, alone and in batches; and the traced pass."""
 
 from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
 import torch
 
 from bild_lab.engine.acceptance import ExactMatch
+from bild_lab.engine.batch import Wanted, current_batch
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.drafters import ModelDrafter
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.lab.measure import timing
-from bild_lab.lab.measure.timing import no_garbage_collection, order, seeded, time_methods, trace_stages, warm_up
+from bild_lab.lab.measure.timing import (
+    BLOCK,
+    blocks,
+    no_garbage_collection,
+    order,
+    seeded,
+    time_methods,
+    trace_stages,
+    warm_up,
+)
 from tests.stubs import StubModel
 
 
@@ -79,7 +90,7 @@ def test_method_and_baseline_take_turns_at_being_first() -> None:
     turns, others = ["method", "baseline"], ["baseline", "method"]
     assert [name for name, _, _ in notes] == [*turns, *others, *turns, *others, *turns, *others]
     assert [example for _, example, _ in notes] == [7] * 6 + [8] * 6
-    assert calls == [6, 12]  # told after every example
+    assert calls == [6, 12]  # once after every example
     # the tokens are the first repeat's, without the prompt
     assert {name: [one.token_ids for one in several] for name, several in timed.items()} == {
         "method": [[1], [8]],
@@ -164,7 +175,7 @@ def test_the_stages_of_all_examples_add_up_and_the_rest_is_host_code(monkeypatch
 
     class Staged:
         def prepare(self, request: Request) -> None:
-            assert request.source.prompt in ((7,), (8,))
+            seen.append(request.source.prompt)
             now[0] += 100
 
         def decode(self, request: Request, trace: Trace) -> list[int]:
@@ -180,21 +191,8 @@ def test_the_stages_of_all_examples_add_up_and_the_rest_is_host_code(monkeypatch
     requests = noted(temperature=1.0, examples=2)[2]
     stages = trace_stages(Staged(), requests, 5, lambda: None)
     assert stages.seconds == {"prefill": 2, "draft": 8, "verify": 8, "host": 64}
-    assert seen == [5 * 1_000_003, 5 * 1_000_003 + 1]
+    assert seen == [(7,), 5 * 1_000_003, (8,), 5 * 1_000_003 + 1]  # prepared, then decoded
     assert [spans[0] for spans in stages.spans] == [("prefill", 8, 9)] * 2
-
-
-def test_two_methods_take_turns_at_the_beginning() -> None:
-    turns = [[order(["a", "b"], index, repeat, 2) for repeat in range(2)] for index in range(2)]
-    assert turns == [[["a", "b"], ["b", "a"]], [["b", "a"], ["a", "b"]]]
-
-
-def test_three_methods_are_timed_in_the_order_of_their_turns() -> None:
-    _, notes, requests = noted(examples=2)
-    names = ["a", "b", "c"]
-    time_methods({name: Noted(name, notes) for name in names}, requests, 2, 0, lambda: None)
-    turns = [order(names, index, repeat, 2) for index in range(2) for repeat in range(2)]
-    assert [name for name, _, _ in notes] == [name for turn in turns for name in turn]
 
 
 @pytest.mark.parametrize("repeats", [1, 2, 3])
@@ -204,3 +202,95 @@ def test_of_several_methods_each_has_every_place_equally_often(repeats: int) -> 
     assert turns[:3] == [["a", "b", "c"], ["c", "b", "a"], ["b", "c", "a"]]
     assert all(sorted(turn) == names for turn in turns)
     assert all([turn[place] for turn in turns].count(name) == 2 * repeats for place in range(3) for name in names)
+
+
+@dataclass
+class Slow(Noted):
+    """One that takes a millisecond for a text, and emits its number."""
+
+    def decode(self, request: Request, trace: Trace) -> list[int]:
+        super().decode(request, trace)
+        time.sleep(0.001)
+        return [*request.source.prompt, request.source.prompt[0] + 1]
+
+
+def in_batches(*methods: Noted, count: int, batch: int = 2, repeats: int = 1, **calls: object) -> dict[str, list]:
+    """Timed on texts 0, 1, … with seed 5."""
+    requests = [Request(Source((at,)), Limits(1, 4), Sampling(1.0)) for at in range(count)]
+    waits = calls.pop("synchronize", lambda: None)
+    return time_methods({one.name: one for one in methods}, requests, repeats, 5, waits, batch=batch, **calls)
+
+
+def test_in_batches_methods_take_turns_with_blocks_and_each_text_has_its_own_seed() -> None:
+    notes, advanced = [], []
+    size, rest = 2 * BLOCK, BLOCK
+    methods = (Slow("method", notes), Slow("baseline", notes))
+    found = in_batches(*methods, count=size + rest, repeats=2, advance=lambda: advanced.append(1))
+    first, second = list(range(size)), list(range(size, size + rest))
+    turns = [("method", first), ("baseline", first), ("baseline", first), ("method", first)]
+    turns += [("baseline", second), ("method", second), ("method", second), ("baseline", second)]
+    assert [(name, at) for name, at, _ in notes] == [(name, at) for name, some in turns for at in some]
+    assert all(seed == 5 * 1_000_003 + at for _, at, seed in notes)
+    assert len(advanced) == size + rest
+    assert [one.token_ids for one in found["method"]] == [[at + 1] for at in range(size + rest)]
+    assert all(len(one.latency_s) == len(one.waited_s) == 2 for several in found.values() for one in several)
+
+
+def test_a_batch_warms_up_with_the_texts_that_are_timed_first() -> None:
+    notes: list = []
+    requests = [Request(Source((at,)), Limits(1, 4), Sampling(1.0)) for at in range(3)]
+    for count, warmed in ((0, []), (1, [0, 1])):
+        warm_up({"method": Slow("method", notes)}, requests, count, 5, batch=2)
+        assert [(at, seed) for _, at, seed in notes] == [(at, 5 * 1_000_003 + at) for at in warmed]
+
+
+def test_the_shares_of_a_batch_add_up_to_its_seconds() -> None:
+    started = time.perf_counter()
+    found = in_batches(Slow("method", []), count=8, batch=4)
+    seconds = time.perf_counter() - started
+    assert 0.008 <= sum(one.latency_s[0] for one in found["method"]) <= seconds
+
+
+def test_a_method_with_batches_of_its_own_gets_so_many_texts_at_a_time() -> None:
+    @dataclass
+    class Together(Noted):
+        def decode_together(self, requests: Sequence[Request]) -> list[list[int]]:
+            self.notes.append((self.name, len(requests), None))
+            time.sleep(0.004)
+            return [[*one.source.prompt, 7] for one in requests]
+
+    notes: list = []
+    found = in_batches(Together("method", notes), count=5)["method"]
+    assert [count for _, count, _ in notes] == [2, 2, 1]
+    assert [one.token_ids for one in found] == [[7]] * 5
+    first, last = found[0], found[-1]
+    assert first.waited_s[0] == pytest.approx(2 * first.latency_s[0]) and last.waited_s == last.latency_s
+
+
+def test_a_batch_is_prepared_and_waited_for_before_and_after_its_work() -> None:
+    notes: list = []
+
+    class Prepared(Noted):
+        def prepare(self, request: Request) -> None:
+            self.notes.append(("prepare", request.source.prompt[0]))
+
+        def decode(self, request: Request, trace: Trace) -> list[int]:
+            work = Wanted("step", 1, lambda several: self.notes.append(("run", len(several))) or several, None)
+            current_batch().wait(work)
+            trace.stats["text"] = request.source.prompt[0]
+            return [*request.source.prompt, 1]
+
+    found = in_batches(Prepared("method", notes), count=3, synchronize=lambda: notes.append("waited"))
+    prepared = [("prepare", 0), ("prepare", 1), ("prepare", 2)]
+    assert notes == [*prepared, "waited", ("run", 2), "waited", ("run", 1), "waited"]
+    assert [one.trace.stats for one in found["method"]] == [{"text": at} for at in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "lengths"),
+    [(9, 4, [4, 5]), (10, 4, [4, 4, 2]), (3, 8, [3]), (5, 4, [5]), (7, 5, [5, 2]), (0, 1, [])],
+)
+def test_a_short_rest_belongs_to_the_block_before_it(count: int, size: int, lengths: list[int]) -> None:
+    found = list(blocks(count, size))
+    assert [len(block) for block in found] == lengths
+    assert [at for block in found for at in block] == list(range(count))

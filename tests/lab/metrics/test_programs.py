@@ -17,7 +17,7 @@ TESTED = "def double(x):\n{answer}\n\nassert double(2) == 4\n"
 REFUSED = """
 try:
     {attempt}
-except (PermissionError, RuntimeError):  # "can't start new thread"
+except (PermissionError, ImportError):
     pass
 else:
     raise SystemExit("it was allowed")
@@ -26,7 +26,7 @@ else:
 
 def test_an_answer_passes_if_its_program_runs_to_the_end() -> None:
     answers = ["    return 2 * x", "    return x", "    return", "    return 2 *", "    import sys\n    sys.exit(0)"]
-    assert passes(answers, [[TESTED]] * 5, run_code=True) == [100, 0, 0, 0, 0]
+    assert passes(answers, [[TESTED]] * 5) == [100, 0, 0, 0, 0]
     quality = score("pass_at_1", answers[:2], [[TESTED]] * 2, run_code=True)
     assert (quality.metric, quality.value) == ("pass@1", 50)
 
@@ -58,12 +58,14 @@ def test_files_can_be_read_but_not_changed(tmp_path: Path) -> None:
     [
         "os.fork()",
         "os.kill(os.getppid(), 0)",
+        "os.posix_spawn('/bin/true', ['true'], {})",
+        "__import__('subprocess').run('true')",
+        "__import__('ctypes').CDLL(None).fork()",
         "fcntl.fcntl(1, fcntl.F_SETOWN, 1)",
-        "threading.Thread(target=print).start()",
     ],
 )
-def test_there_are_no_other_processes_and_threads(attempt: str) -> None:
-    assert ends_well("import fcntl, os, threading\n" + REFUSED.format(attempt=attempt))
+def test_there_are_no_other_processes_and_signals(attempt: str) -> None:
+    assert ends_well("import fcntl, os\n" + REFUSED.format(attempt=attempt))
 
 
 def test_memory_and_time_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,25 +81,25 @@ def test_the_environment_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ends_well("import os\nassert 'HF_TOKEN' not in os.environ")
 
 
-def test_nothing_runs_without_permission_or_isolation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_runs_without_permission_or_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "ends_well", lambda program: pytest.fail("a program was run"))
-    with pytest.raises(UserError, match=r"allow it with measure\.run_code=true"):
+    with pytest.raises(UserError, match=r"measure\.run_code=true"):
         score("pass_at_1", ["    return 2 * x"], [[TESTED]])
-    monkeypatch.setattr(programs.platform, "machine", lambda: "riscv64")
-    with pytest.raises(UserError, match="isolates programs on Linux on x86-64 only, got linux on riscv64"):
-        passes(["    return 2 * x"], [[TESTED]], run_code=True)
+    monkeypatch.setattr(programs.sys, "platform", "win32")
+    with pytest.raises(UserError, match="Linux only, got win32"):
+        score("pass_at_1", ["    return 2 * x"], [[TESTED]], run_code=True)
 
 
 def test_an_interpreter_that_fails_every_program_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "ends_well", lambda program: False)
     with pytest.raises(UserError, match="a program that does nothing wrong fails"):
-        passes(["    return 2 * x"], [[TESTED]], run_code=True)
+        passes(["    return 2 * x"], [[TESTED]])
 
 
 @pytest.mark.parametrize("references", [["x == 2"], ["{answer}{answer}"], ["{answer}", "{answer}"]])
 def test_a_reference_must_be_one_program_with_a_place_for_the_answer(references: list[str]) -> None:
     with pytest.raises(UserError, match="example 0 must be one program that holds {answer} once"):
-        passes(["x = 2"], [references], run_code=True)
+        passes(["x = 2"], [references])
 
 
 def test_of_an_answer_in_prose_the_first_block_of_code_counts() -> None:
@@ -112,5 +114,5 @@ def test_humanevals_own_solutions_pass_and_no_others() -> None:
     rows = [json.loads(line) for line in HUMANEVAL.read_text().splitlines()]
     references = [[f"{row['prompt']}{{answer}}\n\n{row['test']}\n\ncheck({row['entry_point']})\n"] for row in rows]
     solutions = [row["canonical_solution"] for row in rows]
-    assert passes(solutions, references, run_code=True) == [100] * 164
-    assert sum(passes(["    return None\n"] * 164, references, run_code=True)) == 0
+    assert passes(solutions, references) == [100] * 164
+    assert sum(passes(["    return None\n"] * 164, references)) == 0

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from bild_lab.errors import UserError
-from bild_lab.lab.metrics import Difference, compare, judge, judge_values, quality, score, score_pool
-from bild_lab.lab.metrics.bootstrap import p_value, resampled_sums
-from tests.lab.metrics.test_bleu import corpus
+from bild_lab.lab.metrics import (
+    METRICS,
+    Difference,
+    Scoring,
+    cut_text,
+    judge,
+    judge_values,
+    score,
+    score_pool,
+    text_metrics,
+)
+from bild_lab.lab.metrics.measures import p_value, resampled_sums
+from tests.lab.metrics.test_text_metrics import corpus
+
+
+def compare(
+    metric: str, ours: list[str], theirs: list[str], references: list[list[str]], **options: object
+) -> Difference:
+    return judge(metric, ours, theirs, references, **options).difference
+
 
 OF_TEXTS = ("bleu", "chrf", "ter", "rouge", "exact_match", "agreement")
 
@@ -72,21 +91,21 @@ def test_a_p_value_counts_centred_differences_that_are_as_large() -> None:
 
 
 def test_programs_run_in_every_function_only_where_that_was_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    allowed: list[bool] = []
-    monkeypatch.setattr(quality, "passes", lambda texts, _, run_code: allowed.append(run_code) or [0.0] * len(texts))
+    ran: list[str] = []
+    monkeypatch.setattr(text_metrics, "passes", lambda texts, _: ran.extend(texts) or [0.0] * len(texts))
     given = "pass_at_1", ["a", "b"], [["{answer}"]] * 2
     for measured in (
         lambda **run: score(*given, **run),
-        lambda **run: compare(*given[:2], ["c", "d"], given[2], **run),
         lambda **run: judge(*given[:2], ["c", "d"], given[2], **run),
         lambda **run: score_pool(*given, [[0, 1]], [1, 0], **run),
+        lambda **run: Scoring(("pass_at_1",), **run).judge(given[1], None, given[2], seed=0),
     ):
-        allowed.clear()
-        measured()
-        assert set(allowed) == {False}
-        allowed.clear()
+        with pytest.raises(UserError, match=r"measure\.run_code=true"):
+            measured()
+        assert ran == []
         measured(run_code=True)
-        assert set(allowed) == {True}
+        assert ran
+        ran.clear()
 
 
 def test_the_same_seed_gives_the_same_interval_and_another_seed_another() -> None:
@@ -100,7 +119,6 @@ def test_a_seed_that_is_not_given_is_0() -> None:
     theirs, _ = corpus(30, seed=1)
     for measured in (
         lambda **seed: score("rouge", ours, references, **seed),
-        lambda **seed: compare("rouge", ours, theirs, references, **seed),
         lambda **seed: judge("rouge", ours, theirs, references, **seed),
         lambda **seed: judge_values("shown", [1.0, 2.0, 4.0], [1.0, 1.0, 9.0], **seed),
         lambda **seed: score_pool("rouge", ours, references, [range(30)], [*range(15)] * 2, **seed),
@@ -114,39 +132,30 @@ def test_resamples_are_sums_over_draws_with_replacement() -> None:
     np.testing.assert_array_equal(resampled_sums(statistics, seed=7), statistics[drawn].sum(axis=1))
 
 
-def test_one_example_has_an_interval_of_no_width() -> None:
-    quality = score("rouge", ["a b"], [["a c"]])
-    assert quality.low == quality.value == quality.high == 50.0
-
-
 @pytest.mark.parametrize(
-    ("metric", "predictions", "references", "message"),
+    ("predictions", "references", "message"),
     [
-        ("meteor", ["a"], [["a"]], "agreement, evaluate:NAME_OR_PATH, got 'meteor'"),
-        ("evaluate:", ["a"], [["a"]], "agreement, evaluate:NAME_OR_PATH, got 'evaluate:'"),
-        ("bleu", [], [], "bleu needs at least one prediction, got none"),
-        ("bleu", ["a", "b"], [["a"]], "references for 2 predictions, got 1"),
-        ("rouge", ["a"], [[]], "example 0 has no reference; set dataset.metric=agreement"),
-        ("rouge", ["a"], ["a"], "references of example 0 must be a list of texts, got one text"),
-        ("agreement", [None], [["a"]], "prediction 0 must be text, got NoneType"),
+        ([], [], "at least one"),
+        (["a", "b"], [["a"]], "2 predictions, got 1"),
+        (["a"], [[]], "example 0"),
+        (["a"], ["a"], "example 0"),
     ],
 )
-def test_inputs_that_cannot_be_scored_are_refused(metric, predictions, references, message: str) -> None:
-    with pytest.raises(UserError) as caught:
-        score(metric, predictions, references)
-    assert message in str(caught.value)
+def test_inputs_that_cannot_be_scored_are_refused(predictions: list, references: list, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        score("rouge", predictions, references)
 
 
 @pytest.mark.parametrize("metric", ["bleu", "rouge"])
 def test_a_text_is_scored_once_however_many_resamples_there_are(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
     scored: list[str] = []
-    statistics = getattr(quality, f"{metric}_statistics")
+    row = METRICS[metric]
 
-    def counted(predictions: list[str], references: list[list[str]]) -> object:
+    def counted(shown: str, predictions: list[str], references: list[list[str]]) -> object:
         scored.extend(predictions)
-        return statistics(predictions, references)
+        return row.measure(shown, predictions, references)
 
-    monkeypatch.setattr(quality, f"{metric}_statistics", counted)
+    monkeypatch.setitem(METRICS, metric, replace(row, measure=counted))
     predictions, references = corpus(30, seed=0)
     baseline, _ = corpus(30, seed=1)
     score(metric, predictions, references)
@@ -186,7 +195,23 @@ def test_values_of_examples_that_were_stored_judge_as_the_texts_did() -> None:
     assert judge("bleu", ours, theirs, references).per_example is None  # corpus BLEU is no mean
 
 
-def test_a_metric_that_is_a_mean_has_a_value_for_each_example() -> None:
-    judged = judge("exact_match", ["a  b", "c", "B"], None, [["a b"], ["d", "c"], ["b"]])
-    assert judged.per_example == (100.0, 100.0, 0.0)
-    assert judged.score.metric == "exact match" and judged.score.value == pytest.approx(200 / 3)
+def test_a_text_is_cut_before_the_first_of_the_marks() -> None:
+    assert cut_text("    return 1\n\ndef g():\nclass", ["\nclass", "\ndef"]) == "    return 1\n"
+    assert cut_text("one END two END three", ["END"]) == "one "
+    assert cut_text("END of it", ["END"]) == ""
+    assert cut_text("nothing", ["\ndef"]) == cut_text("nothing", ()) == "nothing"
+
+
+def test_every_metric_is_that_of_the_cut_texts_except_agreement() -> None:
+    ours, theirs = ["12 Question: 5", "7 Question: 9"], ["12 Question: 6", "8 Question: 9"]
+    references = [["12"], ["8"]]
+    scoring = Scoring(("numeric", "chrf", "agreement"), cut=("Question:",))
+    judged = scoring.judge(ours, theirs, references, seed=3)
+    assert list(judged) == ["numeric", "chrf", "agreement"] and scoring.lead == "numeric"
+    assert judged["numeric"].score.value == 50 and judged["numeric"].difference.value == -50
+    cut = ["12 ", "7 "], ["12 ", "8 "]
+    assert judged["chrf"].score == score("chrf", cut[0], references, seed=3)
+    assert judged["chrf"].difference == compare("chrf", *cut, references, seed=3)
+    assert judged["agreement"].score.value == 0  # the texts themselves all differ
+    same = Scoring(("agreement",), cut=("Question:",)).judge(ours[:1], ours[:1], references[:1], seed=3)
+    assert same["agreement"].score.value == 100

@@ -57,8 +57,8 @@ def certified(policy: str, **counts: Any) -> Result:
 
 
 def test_the_table_gives_the_variation_by_number_of_rows() -> None:
-    sampled = certified("speculative", law=2e-16, rounding={"4": 3e-5, "10": 4.56e-4})
-    lossy = certified("typical_acceptance", law=0.2, rounding={"1": 0.0, "4": 1e-5})
+    sampled = certified("speculative", output=2e-16, rounding={"4": 3e-5, "10": 4.56e-4})
+    lossy = certified("typical_acceptance", output=0.2, rounding={"1": 0.0, "4": 1e-5})
     (group,) = by_setting([sample_baseline(), sampled, lossy, certified("bild")])
     columns, rows = rounding_table(group)
     assert [column.title for column in columns[1:]] == ["rule", "1 row", "4 rows", "10 rows"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from bild_lab.errors import UserError
-from bild_lab.lab.metrics import compare, evaluate_module, judge, score
-from bild_lab.lab.metrics.evaluate_module import _scale, evaluate_measure, require_loadable, script_of
-from bild_lab.lab.metrics.measures import Corpora, Mean
+from bild_lab.lab.metrics import judge, score, text_metrics
+from bild_lab.lab.metrics.text_metrics import evaluated, require_loadable, scale_of, script_of
 
 SCRIPT = """
 import datasets
@@ -42,17 +41,13 @@ def metric(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def use(compute: Callable[..., dict], **given: object) -> None:
         module = SimpleNamespace(name="share", features=texts(), compute=compute, **given)
-        monkeypatch.setattr(evaluate_module, "_module", lambda place: module)
+        monkeypatch.setattr(text_metrics, "_module", lambda place: module)
 
     return use
 
 
 def share(predictions: list[str], references: list[str]) -> dict[str, float]:
     return {"share": sum(map(str.__eq__, predictions, references)) / len(references)}
-
-
-def errors(predictions: list[str], references: list[str]) -> dict[str, float]:
-    return {"share": 1 - share(predictions, references)["share"]}
 
 
 def distinct(predictions: list[str], references: list[str]) -> dict[str, float]:
@@ -80,22 +75,11 @@ def test_a_script_of_the_hub_is_named_in_the_signature(metric) -> None:
     assert judge("evaluate:share", PREDICTIONS, None, REFERENCES, seed=1).score.signature is None
 
 
-def test_a_rate_of_errors_is_turned_round(metric) -> None:
-    metric(errors)
-    quality = score("evaluate:share", PREDICTIONS, REFERENCES)
-    assert (quality.metric, quality.value) == ("100-share", pytest.approx(400 / 6))
-
-
-def test_values_in_percent_stay_as_they_are(metric) -> None:
-    metric(lambda predictions, references: {"share": 100 * share(predictions, references)["share"]})
-    assert score("evaluate:share", PREDICTIONS, REFERENCES).value == pytest.approx(400 / 6)
-
-
 def test_a_metric_that_is_no_mean_is_computed_for_every_resample(metric) -> None:
     metric(distinct, _hash="0123456789abcdef")
     predictions, references = ["a", "a", "b", "c", "d", "e"], [["b"], ["a"], ["b"], ["x"], ["y"], ["z"]]
-    measure = evaluate_measure("evaluate:share", predictions, references)
-    assert isinstance(measure, Corpora) and measure.per_example is None
+    measure = evaluated("evaluate:share", predictions, references)
+    assert measure.statistics is None and measure.per_example is None
     assert (measure.metric, measure.signature) == ("share", "evaluate:share|script:0123456789ab")
     assert measure.value() == pytest.approx(100 * 2 / 5)
     drawn = np.random.default_rng(7).integers(6, size=6)
@@ -105,31 +89,19 @@ def test_a_metric_that_is_no_mean_is_computed_for_every_resample(metric) -> None
     assert measure.value([0, 0, 3]) == pytest.approx(0) and measure.value([1, 0]) == pytest.approx(50)
     assert measure.resampled(7, [1, 1]).tolist() == pytest.approx([100] * 100)
     right = [several[0] for several in references]  # whose every value is 100, as that of a mean would be
-    assert evaluate_measure("evaluate:share", right, references).per_example is not None
-    difference = compare("evaluate:share", right, predictions, references, seed=7)
+    assert evaluated("evaluate:share", right, references).per_example is not None
+    difference = judge("evaluate:share", right, predictions, references, seed=7).difference
     resampled = 100 - measure.resampled(7)
     assert difference.value == pytest.approx(60)
     assert (difference.low, difference.high) == pytest.approx((sorted(resampled)[2], sorted(resampled)[-3]))
-
-
-def test_values_up_to_two_stay_as_they_are_too(metric) -> None:
-    metric(lambda predictions, references: {"share": 2 * share(predictions, references)["share"]})
-    assert score("evaluate:share", PREDICTIONS, REFERENCES).value == pytest.approx(2 * 4 / 6)
-
-
-@pytest.mark.parametrize(("off", "mean"), [((0.0, 5e-7), True), ((100.0, 5e-5), True), ((100.0, 5e-4), False)])
-def test_a_mean_is_one_to_seven_digits(off: tuple[float, float], mean: bool) -> None:
-    value, error = off
-    found = evaluate_module._means(lambda picks: value + error * (len(picks) > 1), 9)
-    assert found == ([value] * 9 if mean else None)
 
 
 def test_a_metric_that_is_a_mean_by_chance_is_none(metric) -> None:
     """Four of five references are there, as four of five texts are right, but of other examples it is not so."""
     metric(distinct)
     predictions, references = ["a", "b", "c", "d", "x"], [["a"], ["b"], ["c"], ["d"], ["e"]]
-    assert evaluate_measure("evaluate:share", predictions, references).value() == pytest.approx(80)
-    assert evaluate_measure("evaluate:share", predictions, references).per_example is None
+    assert evaluated("evaluate:share", predictions, references).value() == pytest.approx(80)
+    assert evaluated("evaluate:share", predictions, references).per_example is None
 
 
 def test_a_list_of_values_is_a_mean_and_a_key_chooses_among_several_results(metric) -> None:
@@ -138,7 +110,7 @@ def test_a_list_of_values_is_a_mean_and_a_key_chooses_among_several_results(metr
         return {"f1": each, "other": 0.5, "words": "no number"}
 
     metric(several)
-    assert isinstance(evaluate_measure("evaluate:share@f1", PREDICTIONS, REFERENCES), Mean)
+    assert evaluated("evaluate:share@f1", PREDICTIONS, REFERENCES).per_example is not None
     assert score("evaluate:share@f1", PREDICTIONS, REFERENCES).metric == "f1"
     with pytest.raises(UserError, match=r"evaluate:share gives f1, other, words; choose .* evaluate:share@KEY"):
         score("evaluate:share", PREDICTIONS, REFERENCES)
@@ -164,7 +136,7 @@ def test_a_metric_gets_one_reference_or_all_as_it_asks(metric, monkeypatch: pyte
     metric(share)
     with pytest.raises(UserError, match="^evaluate:share takes one reference for each text, got several"):
         score("evaluate:share", ["a"], [["a", "b"]])
-    module = evaluate_module._module("share")
+    module = text_metrics._module("share")
     module.features = [texts("Sequence"), texts()]
     module.compute = lambda predictions, references: share(predictions, [one[-1] for one in references])
     assert score("evaluate:share", ["b", "d"], [["a", "b"], ["d"]]).value == 100
@@ -189,14 +161,14 @@ def test_the_metric_of_a_name_is_loaded_and_its_only_number_is_its_value(
         return SimpleNamespace(name=name, features=texts(), compute=lambda **given: {"of": share(**given)["share"]})
 
     monkeypatch.setitem(sys.modules, "evaluate", SimpleNamespace(load=load))
-    evaluate_module._module.cache_clear()
+    text_metrics._module.cache_clear()
     require_loadable("evaluate:hub_share@of")
     require_loadable(f"evaluate:{script.parent}")
     assert score("evaluate:hub_share", PREDICTIONS, REFERENCES).value == pytest.approx(400 / 6)
     assert loaded == ["hub_share", str(script)]
     with pytest.raises(UserError, match="^the metric evaluate:nothing cannot be loaded: no such metric; without"):
         require_loadable("evaluate:nothing")
-    evaluate_module._module.cache_clear()
+    text_metrics._module.cache_clear()
 
 
 def test_a_local_metric_is_a_folder_or_its_script(tmp_path: Path) -> None:
@@ -239,8 +211,5 @@ def test_metrics_of_a_local_folder_run_offline(tmp_path: Path, monkeypatch: pyte
     ("best", "worst", "shown"), [(1.0, 0.0, 50.0), (1.5, 0.0, 0.5), (0.0, 1.0, 50.0), (0.0, 2.0, 99.5)]
 )
 def test_a_metric_up_to_one_is_shown_in_percent_and_others_as_they_are(best: float, worst: float, shown: float) -> None:
-    def raw(texts: Sequence[str], expected: Sequence[str]) -> float:
-        return best if list(texts) == list(expected) else worst
-
-    name, ours = _scale("evaluate:own", "own", raw, [["a"], ["b"]], ["a", "b"])
+    name, ours = scale_of("evaluate:own", "own", best, worst)
     assert name == ("own" if best > worst else "100-own") and ours(0.5) == shown

@@ -1,4 +1,4 @@
-"""The law that a rule declares is what the rule does: every draft is enumerated, every chance is read off the rule."""
+"""The output distribution that a rule declares is that of what it does, read off it over every draft."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ from bild_lab.engine.acceptance import (
     TruncationSampling,
     TypicalAcceptance,
 )
-from bild_lab.engine.acceptance.cascades import RULES
+from bild_lab.engine.acceptance.cascades import DEFERRALS
+from bild_lab.engine.acceptance.relaxed import Span
 from bild_lab.engine.draft import Draft
-from bild_lab.engine.protocols import Acceptance, HasLaw
+from bild_lab.engine.protocols import Acceptance, DeclaresOutput
 from bild_lab.engine.request import Request
+from bild_lab.engine.session import Scores
 from tests.engine.acceptance.exact import DRAFTER, TARGET, Proposals, chain_of, drafts, outcomes, rows_after, sampled
-from tests.engine.acceptance.test_block_verification import block_law
+from tests.engine.acceptance.test_block_verification import block_outcomes
 from tests.thinned import thinned
 
 TREE = [-1, -1, 0, 0]
@@ -41,9 +43,10 @@ RULES_OF_CHAINS: dict[str, Acceptance] = {
     "rollback": Rollback(1.2),
     "block verification": BlockVerification(),
     "relaxed acceptance": RelaxedAcceptance(2, 0.3),
+    "relaxed after token 2": RelaxedAcceptance(2, 0.3, Span(2, 0)).in_round([0], Scores(None)),
     "static ensemble": StaticEnsemble(0.7),
     "truncation": TruncationSampling(ratio=0.5),
-    **{name: SpeculativeCascade(rule(0.2)) for name, rule in RULES.items()},
+    **{name: SpeculativeCascade(name, 0.2) for name in DEFERRALS},
 }
 RULES_OF_ALL_KINDS = {**RULES_OF_CHAINS, "exact match": ExactMatch(), "step score": StepScore(-1.0)}
 
@@ -56,30 +59,30 @@ def with_own(proposals: Proposals) -> Proposals:
 
 
 def measured(rule: Acceptance, proposals: list[tuple[Draft, float]], request: Request, first: int | None) -> Tensor:
-    """The law of the token behind the root, or behind this first token where it was drafted and accepted."""
-    law: dict[int, float] = defaultdict(float)
-    read = block_law if isinstance(rule, BlockVerification) else outcomes
+    """The distribution of the token after the root, or after this first token where it was drafted and accepted."""
+    output: dict[int, float] = defaultdict(float)
+    read = block_outcomes if isinstance(rule, BlockVerification) else outcomes
     for draft, chance in proposals:
         for text, probability in read(rule, draft, rows_after(draft, TARGET), request).items():
             if first is None:
-                law[text[0]] += chance * probability
+                output[text[0]] += chance * probability
             elif len(text) > 1 and draft.token_list[0] == text[0] == first:
-                law[text[1]] += chance * probability
-    found = torch.tensor([law[token] for token in range(3)], dtype=torch.float64)
+                output[text[1]] += chance * probability
+    found = torch.tensor([output[token] for token in range(3)], dtype=torch.float64)
     return found / found.sum()
 
 
-@pytest.mark.parametrize("name", [*list(RULES_OF_CHAINS)[: -len(RULES)], *thinned(RULES, 3)])
-def test_the_law_of_a_chain_is_what_the_rule_does(name: str) -> None:
+@pytest.mark.parametrize("name", [*list(RULES_OF_CHAINS)[: -len(DEFERRALS)], *thinned(DEFERRALS, 3)])
+def test_the_distribution_of_a_chain_is_what_the_rule_does(name: str) -> None:
     rule, request = RULES_OF_CHAINS[name], sampled()
     proposals = list(with_own(chain_of(DRAFTER, 2)))
     whole = measured(rule, proposals, request, None)
     for draft, _ in (proposals[0], proposals[-1]):
-        law = rule.law(draft, rows_after(draft, TARGET), request, draft.probs)
-        torch.testing.assert_close(law[0], whole, atol=1e-6, rtol=0)
-        assert name == "truncation" or torch.allclose(law[2], TARGET[draft.token_list[1]])
+        output = declared(rule, draft, rows_after(draft, TARGET))
+        torch.testing.assert_close(output[0], whole, atol=1e-6, rtol=0)
+        assert name == "truncation" or torch.allclose(output[2], TARGET[draft.token_list[1]])
         if not bool((after := measured(rule, proposals, request, draft.token_list[0])).isnan().any()):
-            torch.testing.assert_close(law[1], after, atol=1e-6, rtol=0)
+            torch.testing.assert_close(output[1], after, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("name", RULES_OF_ALL_KINDS)
@@ -94,6 +97,12 @@ def test_chance_comes_from_the_request_alone(name: str) -> None:
     assert found[0] == found[1]
 
 
+def declared(rule: Acceptance, draft: Draft, logits: Tensor, drawn: Tensor | None = None) -> Tensor:
+    """What the rule says that it emits. drawn: what the tokens were really drawn from; None: what the draft says."""
+    assert isinstance(rule, DeclaresOutput)
+    return rule.output_distribution(draft, logits, sampled(), draft.probs if drawn is None else drawn)
+
+
 def siblings(last: int, before: tuple[int, ...]) -> Tensor:
     """q of a token without the siblings before it."""
     q = DRAFTER[last].clone()
@@ -105,48 +114,50 @@ def siblings(last: int, before: tuple[int, ...]) -> Tensor:
     ("lenience", "parents"),
     thinned([(LENIENCE, TREE[:2]), (LENIENCE, TREE), (1.0, TREE)], 3),
 )
-def test_the_law_of_a_tree_is_what_the_rule_does_given_its_first_sibling(lenience: float, parents: list[int]) -> None:
-    """Behind the root: the law holds where the first sibling was rejected, so drafts count by that chance."""
+def test_the_distribution_of_a_tree_is_what_the_rule_does_given_its_first_sibling(
+    lenience: float, parents: list[int]
+) -> None:
+    """After the root: the distribution holds where the first sibling was rejected, so drafts count by that chance."""
     rule, request = SpeculativeSampling(lenience), sampled()
     proposals = list(drafts(parents, siblings, 3, chain=False))
     wanted, weights = torch.zeros(3, dtype=torch.float64), 0.0
     for draft, chance in proposals:
-        law = rule.law(draft, rows_after(draft, TARGET), request, draft.probs)
+        output = declared(rule, draft, rows_after(draft, TARGET))
         first = draft.token_list[0]
         rejected = 1 - min(1.0, float(TARGET[0, first] / (lenience * draft.probs[0, first])))
-        wanted, weights = wanted + chance * rejected * law[0], weights + chance * rejected
-        torch.testing.assert_close(law[0].sum(), torch.tensor(1.0).double())
+        wanted, weights = wanted + chance * rejected * output[0], weights + chance * rejected
+        torch.testing.assert_close(output[0].sum(), torch.tensor(1.0).double())
         if lenience == 1.0:
-            torch.testing.assert_close(law, torch.cat([TARGET[:1], TARGET[draft.tokens]]))
+            torch.testing.assert_close(output, torch.cat([TARGET[:1], TARGET[draft.tokens]]))
     torch.testing.assert_close(wanted / weights, measured(rule, proposals, request, None), atol=1e-6, rtol=0)
 
 
-def test_a_law_counts_what_was_really_drawn() -> None:
+def test_a_distribution_counts_what_was_really_drawn() -> None:
     """Tokens that are drawn uniformly and declared as drawn from q do not come out as the target's."""
     draft, _ = next(chain_of(DRAFTER, 1))
-    request, uniform = sampled(), torch.full((1, 3), 1 / 3, dtype=torch.float64)
-    law = SpeculativeSampling().law(draft, rows_after(draft, TARGET), request, uniform)[0]
+    uniform = torch.full((1, 3), 1 / 3, dtype=torch.float64)
+    output = declared(SpeculativeSampling(), draft, rows_after(draft, TARGET), uniform)[0]
     accepted = torch.minimum(torch.ones(3).double(), TARGET[0] / DRAFTER[0]) / 3
     rest = (TARGET[0] - DRAFTER[0]).clamp(min=0)
-    torch.testing.assert_close(law, accepted + (1 - accepted.sum()) * rest / rest.sum())
-    assert float((law - TARGET[0]).abs().sum()) > 0.05
+    torch.testing.assert_close(output, accepted + (1 - accepted.sum()) * rest / rest.sum())
+    assert float((output - TARGET[0]).abs().sum()) > 0.05
 
 
-def test_so_does_the_law_of_rejection_sampling() -> None:
+def test_so_does_the_distribution_of_rejection_sampling() -> None:
     draft, uniform = Draft(torch.tensor([1, 0]), probs=DRAFTER[[0, 1]]), torch.full((2, 3), 1 / 3, dtype=torch.float64)
-    law = RejectionSampling().law(draft, rows_after(draft, TARGET), sampled(), uniform)
+    output = declared(RejectionSampling(), draft, rows_after(draft, TARGET), uniform)
     for row in (0, 1):
         ratios = TARGET[row] / DRAFTER[row]
         kept = ratios / ratios.max() / 3
-        torch.testing.assert_close(law[row], kept + (1 - kept.sum()) * TARGET[row])
+        torch.testing.assert_close(output[row], kept + (1 - kept.sum()) * TARGET[row])
 
 
 @pytest.mark.parametrize("tokens", [[1, 0, 2], [1, 2, 0], [2, 1, 1]])
-def test_so_does_the_law_of_block_verification(tokens: list[int]) -> None:
-    """Every token behind a prefix is enumerated as drawn uniformly, and what follows it from the drafter."""
+def test_so_does_the_distribution_of_block_verification(tokens: list[int]) -> None:
+    """Every token after a prefix is enumerated as drawn uniformly, and what follows it from the drafter."""
     q, rule, request = DRAFTER[[0, *tokens[:-1]]], BlockVerification(), sampled()
     uniform = torch.full((3, 3), 1 / 3, dtype=torch.float64)
-    law = rule.law(
+    output = rule.output_distribution(
         Draft(torch.tensor(tokens), probs=q), rows_after(Draft(torch.tensor(tokens)), TARGET), request, uniform
     )
     for place in range(2):
@@ -157,55 +168,59 @@ def test_so_does_the_law_of_block_verification(tokens: list[int]) -> None:
                 probs = DRAFTER[[0, *drafted[:-1]]]
                 draft = Draft(torch.tensor(drafted), probs=probs)
                 chance = 1 / 3 * float(probs[-1, last])
-                for text, probability in block_law(rule, draft, rows_after(draft, TARGET), request).items():
+                for text, probability in block_outcomes(rule, draft, rows_after(draft, TARGET), request).items():
                     if list(text[:place]) == tokens[:place] and len(text) > place:
                         seen[text[place]] += chance * probability
-        torch.testing.assert_close(law[place], seen / seen.sum(), atol=1e-6, rtol=0)
+        torch.testing.assert_close(output[place], seen / seen.sum(), atol=1e-6, rtol=0)
 
 
-def test_block_verification_has_a_law_where_nothing_is_left_and_where_nothing_can_stand() -> None:
+def test_block_verification_has_a_distribution_where_nothing_is_left_and_where_nothing_can_be_accepted() -> None:
     p = torch.tensor([[0.5, 0.5], [1.0, 0.0], [0.25, 0.75]], dtype=torch.float64)
     rule, request = BlockVerification(), sampled()
     as_good = Draft(torch.tensor([0, 0]), probs=p[:2])
-    torch.testing.assert_close(rule.law(as_good, p.log(), request, p[:2]), p)
+    torch.testing.assert_close(declared(rule, as_good, p.log()), p)
     wider = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
     half_wrong = torch.tensor([[0.5, 0.0, 0.5]], dtype=torch.float64)  # the last is never accepted
-    law = rule.law(Draft(torch.tensor([0]), probs=wider[:1]), wider.log(), request, half_wrong)
-    assert law[0].tolist() == [0.75, 0.25, 0.0]
+    output = declared(rule, Draft(torch.tensor([0]), probs=wider[:1]), wider.log(), half_wrong)
+    assert output[0].tolist() == [0.75, 0.25, 0.0]
     sure = Draft(torch.tensor([0, 0]), probs=torch.tensor([[1.0, 0.0]] * 2, dtype=torch.float64))
-    other = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)  # which neither model says behind the first
-    torch.testing.assert_close(rule.law(sure, p.log(), request, other)[1:], p[1:])
-    assert rule.law(sure, p.log(), request, other * math.nan)[:2].isnan().all()  # and is not taken for the target's
+    other = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)  # which neither model says after the first
+    torch.testing.assert_close(declared(rule, sure, p.log(), other)[1:], p[1:])
+    assert (
+        rule.output_distribution(sure, p.log(), request, other * math.nan)[:2].isnan().all()
+    )  # and is not taken for the target's
 
 
 def test_where_the_drafter_rules_tokens_out_rejection_sampling_emits_the_targets() -> None:
     draft = Draft(torch.tensor([1]), probs=torch.tensor([[0.5, 0.5, 0.0]], dtype=torch.float64))
-    law = RejectionSampling().law(draft, rows_after(draft, TARGET), sampled(), torch.eye(3, dtype=torch.float64)[[1]])
-    torch.testing.assert_close(law, TARGET[[0, 1]])
+    output = RejectionSampling().output_distribution(
+        draft, rows_after(draft, TARGET), sampled(), torch.eye(3, dtype=torch.float64)[[1]]
+    )
+    torch.testing.assert_close(output, TARGET[[0, 1]])
 
 
-def test_what_stands_at_its_bar_stands_in_the_law_too() -> None:
+def test_what_is_accepted_at_its_bar_is_accepted_in_the_distribution_too() -> None:
     p = torch.tensor([[0.5, 0.25, 0.25], [0.9, 0.05, 0.05]], dtype=torch.float64)
-    q, request = torch.tensor([[0.2, 0.4, 0.4]], dtype=torch.float64), sampled()
+    q = torch.tensor([[0.2, 0.4, 0.4]], dtype=torch.float64)
     draft = Draft(torch.tensor([1]), probs=q)
-    torch.testing.assert_close(RelaxedAcceptance(3, 0.5).law(draft, p.log(), request, q), torch.cat([q, p[1:]]))
+    torch.testing.assert_close(declared(RelaxedAcceptance(3, 0.5), draft, p.log(), q), torch.cat([q, p[1:]]))
     torch.testing.assert_close(
-        RelaxedAcceptance(2, 0.5).law(draft, p.log(), request, q), p
+        declared(RelaxedAcceptance(2, 0.5), draft, p.log(), q), p
     )  # two equal tokens are none of two
     at = -float(p.log().log_softmax(-1)[0, 1])
     token = torch.eye(3, dtype=torch.float64)[[1]]
-    torch.testing.assert_close(Rollback(at).law(draft, p.log(), request, token), torch.cat([token, p[1:]]))
+    torch.testing.assert_close(declared(Rollback(at), draft, p.log(), token), torch.cat([token, p[1:]]))
 
 
 def test_a_token_that_is_not_in_q_is_accepted_if_the_target_has_it() -> None:
     q = torch.tensor([[0.0, 1.0, 0.0]], dtype=torch.float64)
     draft = Draft(torch.tensor([1]), probs=q)
     really = torch.tensor([[1.0, 0.0, 0.0]], dtype=torch.float64)
-    law = SpeculativeSampling().law(draft, rows_after(draft, TARGET), sampled(), really)[0]
-    torch.testing.assert_close(law, really[0])
+    output = declared(SpeculativeSampling(), draft, rows_after(draft, TARGET), really)[0]
+    torch.testing.assert_close(output, really[0])
     p = torch.tensor([[0.0, 0.5, 0.5], [0.2, 0.3, 0.5]], dtype=torch.float64)  # and here it has not
-    law = SpeculativeSampling().law(draft, p.log(), sampled(), really)[0]
-    torch.testing.assert_close(law, torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64))
+    output = declared(SpeculativeSampling(), draft, p.log(), really)[0]
+    torch.testing.assert_close(output, torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64))
 
 
 def test_exact_match_emits_what_the_target_draws(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,28 +232,14 @@ def test_exact_match_emits_what_the_target_draws(monkeypatch: pytest.MonkeyPatch
         verdict = rule(draft, logits, request)
         emitted = [*(draft.token_list[node] for node in verdict.path), verdict.next_token]
         assert emitted[0] == token
-    torch.testing.assert_close(rule.law(draft, logits, request, draft.probs), logits.exp())
+    torch.testing.assert_close(declared(rule, draft, logits, draft.probs), logits.exp())
 
 
-def test_rules_whose_siblings_compete_have_no_law_in_a_tree() -> None:
+def test_rules_whose_siblings_compete_have_no_distribution_in_a_tree() -> None:
     draft, _ = next(drafts(TREE, siblings, 3, chain=False))
     for rule in (TypicalAcceptance(0.4, 0.6), Rollback(1.2), RelaxedAcceptance(2, 0.3)):
-        assert isinstance(rule, HasLaw)
-        assert rule.law(draft, rows_after(draft, TARGET), sampled(), draft.probs) is None
-
-
-@pytest.mark.parametrize("name", ["speculative sampling", "rejection sampling", "block verification"])
-def test_the_law_of_a_lossless_rule_is_the_targets_behind_each_token(name: str) -> None:
-    """Of a chain that was drawn from the drafter: as many rows as tokens, and one."""
-    for tokens in ([1], [0, 2], [1, 0], [2, 1, 0]):
-        q = torch.stack([DRAFTER[0 if at == 0 else tokens[at - 1]] for at in range(len(tokens))])
-        draft = Draft(torch.tensor(tokens), probs=q)
-        rows = rows_after(draft, TARGET)
-        law = RULES_OF_CHAINS[name].law(draft, rows, sampled(), q)
-        p = sampled().sampling.probs(rows)
-        assert law.shape == p.shape
-        torch.testing.assert_close(law[-1], p[-1])
-        torch.testing.assert_close(law, p, atol=1e-6, rtol=0)
+        assert isinstance(rule, DeclaresOutput)
+        assert declared(rule, draft, rows_after(draft, TARGET)) is None
 
 
 def test_a_token_that_the_target_never_says_is_never_accepted(monkeypatch: pytest.MonkeyPatch) -> None:

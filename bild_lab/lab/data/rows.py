@@ -1,0 +1,265 @@
+"""Rows of a dataset: which files of a folder hold a split, how each format is read, and the Hugging Face hub.
+
+Local files are read with `json`, `csv` and `pyarrow`. `datasets` would make dates of texts and numbers of ids, locks
+files in the home folder, reads a file to its end whatever the limit, and names no line in its errors.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from bild_lab.engine.models.hub import hub_problem, offline_hub, require_hub
+from bild_lab.errors import UserError
+
+SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+SPLIT_WORDS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+# files that `datasets` and the hub write next to the data
+METADATA_FILES = {"dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json"}
+REMEDY = f"give a local copy instead: dataset.path=DIR (a folder or a file: {' '.join(SUFFIXES)})"
+
+Row = dict[str, Any]
+
+
+def canonical_split(split: str) -> str:
+    """The standard name of a split: "val", "valid" and "dev" are "validation". Other names are unchanged."""
+    return SPLIT_WORDS.get(split.lower(), split)
+
+
+def local_rows(path: Path, split: str, subfolders: Sequence[str] = ()) -> Iterator[tuple[str, Row]]:
+    """Rows of one split of a local dataset, each with its location ("FILE line 3").
+
+    path: a file, or a folder in the hub's layout (`test.jsonl`, `data/test-00000-of-00001.parquet`,
+    `CONFIG/test/0000.parquet`). subfolders: possible names of a config's folder; the first that exists is used.
+    Raises UserError for a missing path or split, for files that cannot be read, and for a shard without rows.
+    """
+    files = find_split_files(path, split, subfolders)
+    for file in files:
+        empty = True
+        for row in read_rows(file):
+            empty = False
+            yield row
+        if empty and len(files) > 1:
+            raise UserError(f"{file} has no rows, but is one of {len(files)} shards; copy it again, or remove it")
+
+
+def find_split_files(path: Path, split: str, subfolders: Sequence[str] = ()) -> list[Path]:
+    """The data files of `split`, in the order of their shards.
+
+    A single file whose name contains no split (`question.jsonl`) is used for any split. Raises UserError if the
+    path, the split or one of its shards is missing, or if two datasets are mixed.
+    """
+    if not path.exists():
+        raise UserError(f"dataset.path {path} does not exist; give a folder or a file ({' '.join(SUFFIXES)})")
+    root, files = path.parent, [path]
+    if path.is_dir():
+        root = next((path / name for name in subfolders if (path / name).is_dir()), path)
+        files = sorted(file for file in root.rglob("*") if _holds_data(file, root))
+    if not files or files[0].suffix.lower() not in SUFFIXES:
+        raise UserError(f"no data files at {path}: wanted {' '.join(SUFFIXES)}; point dataset.path at them")
+    split = canonical_split(split)
+    by_split: dict[str | None, list[Path]] = {}
+    for file in files:
+        by_split.setdefault(_split_of(file.relative_to(root), split), []).append(file)
+    if split in by_split:
+        if path.is_dir():
+            _require_one_dataset(root, split, by_split[split])
+        return by_split[split]
+    if by_split.keys() == {None} and len(files) == 1:
+        return files
+    if there := sorted(name for name in by_split if name is not None):
+        raise UserError(f"{path} has no split {split!r}, only {', '.join(there)}; set dataset.split to one of them")
+    names = ", ".join(file.name for file in files[:5])
+    raise UserError(
+        f"cannot tell which file under {path} is split {split!r}, got {names}; "
+        f"name it {split}.jsonl or point dataset.path at one file"
+    )
+
+
+def _holds_data(file: Path, folder: Path) -> bool:
+    hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
+    return file.suffix.lower() in SUFFIXES and file.is_file() and file.name not in METADATA_FILES and not hidden
+
+
+def _split_of(relative: Path, wanted: str) -> str | None:
+    """The split in a file's name, else the split in the nearest folder's name; None if there is none."""
+    for part in (relative.stem, *reversed(relative.parent.parts)):
+        for word in re.split(r"[^a-z0-9]+", part.lower()):
+            if word in SPLIT_WORDS:
+                return SPLIT_WORDS[word]
+            if word == wanted.lower():  # a split with a non-standard name
+                return wanted
+    return None
+
+
+def _require_one_dataset(root: Path, split: str, files: Sequence[Path]) -> None:
+    """Raise UserError unless the files are the shards of one dataset: two configs or formats must not be mixed."""
+    families = {re.sub(r"\d+", "#", str(file.relative_to(root))) for file in files}
+    if len(families) > 1:
+        found = ", ".join(sorted(families))
+        raise UserError(f"{root} holds split {split!r} more than once ({found}); point dataset.path at one of them")
+    shards = re.search(r"-of-(\d+)", files[0].name)
+    if shards and int(shards[1]) != len(files):
+        raise UserError(f"{files[0]} is one of {int(shards[1])} shards, got {len(files)}; copy the others next to it")
+
+
+def read_rows(file: Path) -> Iterator[tuple[str, Row]]:
+    """Rows of one file, each with its location. They are read lazily, so a limit reads no more than needed.
+
+    Raises UserError naming the file, and the line if the format has lines.
+    """
+    try:
+        for where, row in _READERS[file.suffix.lower()](file):
+            if not isinstance(row, dict):
+                raise UserError(f"{file} {where}: wanted an object with named columns, got {type(row).__name__}")
+            yield f"{file} {where}", row
+    except UserError:
+        raise
+    except (OSError, ValueError, csv.Error) as error:  # those of JSON, UTF-8 and Arrow are ValueErrors
+        raise UserError(f"cannot read {file}: {error}; correct it, or copy it again") from error
+
+
+def _opened(file: Path, newline: str | None = None) -> io.TextIOWrapper:
+    # utf-8-sig: a byte order mark is not part of the first column's name
+    return file.open(encoding="utf-8-sig", newline=newline)
+
+
+def _json_lines(file: Path) -> Iterator[tuple[str, Any]]:
+    with _opened(file) as handle:
+        for number, line in enumerate(handle, start=1):
+            if line.strip():
+                try:
+                    yield f"line {number}", json.loads(line)
+                except json.JSONDecodeError as error:
+                    raise UserError(f"{file} line {number}: wanted one JSON object a line, got {error}") from error
+
+
+def _json(file: Path) -> Iterator[tuple[str, Any]]:
+    """An array, or lines."""
+    with _opened(file) as handle:
+        if not next((line.lstrip() for line in handle if line.strip()), "").startswith("["):
+            yield from _json_lines(file)
+            return
+        handle.seek(0)
+        yield from ((f"row {index}", row) for index, row in enumerate(json.load(handle)))
+
+
+def _csv(file: Path) -> Iterator[tuple[str, Any]]:
+    # tab-separated corpora use no quotes: a line that starts with a quotation mark is plain text
+    dialect = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if file.suffix.lower() == ".tsv" else {}
+    with _opened(file, newline="") as handle:
+        reader = csv.reader(handle, strict=True, **dialect)
+        names = next(reader, [])
+        for values in filter(None, reader):
+            if len(values) != len(names):
+                raise UserError(f"{file} line {reader.line_num}: wanted {len(names)} columns, got {len(values)}")
+            yield f"line {reader.line_num}", dict(zip(names, values, strict=True))
+
+
+def _parquet(file: Path) -> Iterator[tuple[str, Any]]:
+    import pyarrow.parquet
+
+    index = 0
+    for batch in pyarrow.parquet.ParquetFile(file).iter_batches(batch_size=1024):
+        for row in batch.to_pylist():
+            yield f"row {index}", row
+            index += 1
+
+
+_READERS = {".jsonl": _json_lines, ".json": _json, ".csv": _csv, ".tsv": _csv, ".parquet": _parquet}
+
+
+def hub_rows(
+    hub_id: str,
+    split: str,
+    *,
+    config: str | None = None,
+    data_dir: str | None = None,
+    revision: str | None = None,
+) -> Iterator[tuple[str, Row]]:
+    """Rows of one split of a dataset on the hub, or in its local cache, each with its location ("wmt/wmt14 row 3").
+
+    Raises UserError if the hub is unreachable and the cache does not have the complete dataset (within about 5 s), if
+    the dataset is missing, gated, a script, or has no such config, revision or split, and if a download stops early or
+    a file is damaged.
+    """
+    if data_dir:
+        yield from local_rows(_folder(hub_id, data_dir.strip("/"), revision), split, [config] if config else [])
+        return
+    dataset = _load(hub_id, {"name": config, "revision": revision, "split": split})
+    for index, row in enumerate(dataset):
+        yield f"{hub_id} row {index}", row
+
+
+def _folder(hub_id: str, data_dir: str, revision: str | None) -> Path:
+    """One folder of a dataset's files, in the hub's cache.
+
+    With a `data_dir`, `datasets` 5.2 does not find its own cache again, and the files alone do not show whether the
+    download was complete. `snapshot_download` keeps a list of the files. A cache that was filled in another way has no
+    list, and counts as complete.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HTTPError
+
+    where: dict[str, Any] = {"revision": revision, "allow_patterns": f"{data_dir}/*"}
+    cached_only = hub_problem() is not None
+    try:
+        snapshot = snapshot_download(hub_id, repo_type="dataset", local_files_only=cached_only, **where)
+    except (HTTPError, OSError, ValueError) as error:
+        if cached_only:
+            require_hub(f"dataset {hub_id!r}, whose local cache lacks a part of {data_dir},", REMEDY)
+        raise UserError(_complaint(hub_id, {"data_dir": data_dir, "revision": revision}, error)) from error
+    folder = Path(snapshot, data_dir)
+    if not folder.is_dir():
+        raise UserError(f"dataset {hub_id!r} has no folder {data_dir!r}; correct dataset.hub_data_dir, or {REMEDY}")
+    return folder
+
+
+def _load(hub_id: str, options: dict[str, Any]) -> Any:
+    """The dataset, from the local cache of `datasets` if the hub cannot be reached."""
+    import datasets
+    from huggingface_hub.errors import HTTPError
+
+    offline = hub_problem() is not None
+    try:
+        with offline_hub() if offline else nullcontext():
+            return datasets.load_dataset(hub_id, **options)
+    except (datasets.exceptions.DatasetsError, HTTPError, OSError, ValueError, RuntimeError) as error:
+        if offline:
+            require_hub(f"dataset {hub_id!r}, whose local cache could not be used ({error}),", REMEDY)
+        raise UserError(_complaint(hub_id, options, error)) from error
+
+
+def _complaint(hub_id: str, options: dict[str, Any], error: Exception) -> str:
+    """The error message: what could not be loaded, why, and what the user can do."""
+    from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
+    from huggingface_hub import constants
+    from huggingface_hub.errors import HTTPError, RepositoryNotFoundError, RevisionNotFoundError
+    from pyarrow import ArrowException
+
+    reason, remedy = error, ""
+    if isinstance(error, DatasetNotFoundError | RepositoryNotFoundError | RevisionNotFoundError):
+        remedy = "check its name, its revision and your access (ask on the dataset's page, then `hf auth login`), or "
+    elif isinstance(error, DatasetGenerationError | ArrowException):
+        reason = error.__cause__ or error  # the message of `datasets` does not name the file
+        cache = Path(constants.HF_HUB_CACHE, f"datasets--{hub_id.replace('/', '--')}")
+        remedy = f"if its file is damaged, remove {cache} and repeat the command, or "
+    elif "scripts are no longer supported" in str(error):
+        remedy = (
+            "use the hub's own conversion of it, where CONFIG is a folder of that branch: "
+            "dataset.hub_revision=refs/convert/parquet dataset.hub_data_dir=CONFIG; or "
+        )
+    elif isinstance(error, HTTPError) or "Consistency check failed" in str(error):
+        remedy = "the download stopped early; repeat the command, or "
+    asked = ", ".join(f"{key}={value}" for key, value in options.items() if value is not None)
+    return f"cannot load dataset {hub_id!r} ({asked}) from the hub: {' '.join(str(reason).split())}; {remedy}{REMEDY}"

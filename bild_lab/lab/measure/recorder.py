@@ -1,0 +1,128 @@
+"""Decoding again with a recorder around the acceptance rule, and a model's own scores, one row after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from bild_lab.engine.decode import DraftThenVerify
+from bild_lab.engine.draft import Draft, Verdict
+from bild_lab.engine.protocols import Acceptance, ReadsRound
+from bild_lab.engine.request import Request
+from bild_lab.engine.sampling import precise
+from bild_lab.engine.session import EVERYTHING, LAST, Model, Rows, Scores, Want
+from bild_lab.engine.trace import Trace
+
+
+@dataclass(frozen=True)
+class Round:
+    """What a round showed: the text before it, prompt included, its rule, the draft, the rule's logits, its verdict."""
+
+    text: tuple[int, ...]
+    rule: Acceptance
+    draft: Draft
+    logits: Float[Tensor, "n+1 vocab"]
+    verdict: Verdict
+
+    @property
+    def rows(self) -> int:
+        """How many ran in the verifying forward."""
+        return len(self.draft) + 1 + (0 if self.draft.probes is None else len(self.draft.probes))
+
+    @property
+    def contexts(self) -> list[tuple[int, int]]:
+        """The contexts in which the round emitted a token: each one's length, prompt included, and row of logits.
+
+        Tokens after the text's end are not emitted; the caller knows where that is.
+        """
+        rows = [0, *(node + 1 for node in self.verdict.path)]
+        return [(len(self.text) + depth, row) for depth, row in enumerate(rows)]
+
+
+class Recorder:
+    """An acceptance rule that keeps its last round, None once that was taken."""
+
+    def __init__(self, rule: Acceptance) -> None:
+        self._rule, self.round = rule, None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._rule, name)  # what the rule needs and accepts
+
+    @property
+    def wants(self) -> Want:
+        return self._rule.wants if isinstance(self._rule, ReadsRound) else EVERYTHING
+
+    def in_round(self, tokens: Sequence[int], scores: Scores) -> Acceptance:
+        """The rule of this round, recorded."""
+        rule = self._rule.in_round(tokens, scores) if isinstance(self._rule, ReadsRound) else self._rule
+
+        def recorded(draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict:
+            verdict = rule(draft, logits, request)
+            self.round = Round(tuple(tokens), rule, draft, logits.clone(), verdict)  # a compiled step reuses its memory
+            return verdict
+
+        return recorded
+
+
+def recorded_rounds(method: DraftThenVerify, request: Request) -> Iterator[tuple[Round | None, list[int]]]:
+    """Decode again: each round, None for tokens that no round verified, and the tokens that it emitted.
+
+    request: with a generator of its own, as the text was decoded.
+    """
+    recorder = Recorder(method.acceptance)
+    for new_tokens in replace(method, acceptance=recorder).stream(request, Trace()):
+        yield recorder.round, new_tokens
+        recorder.round = None
+
+
+class OneRow:
+    """A model's logits after texts of one request, one row after another. What a text shares with the last stays."""
+
+    def __init__(self, model: Model, request: Request) -> None:
+        self._session = model.start(request.source, request.limits.max_new_tokens)
+        self._fed = list(request.source.prompt[:-1])
+        self._logits: dict[tuple[int, ...], Float[Tensor, " vocab"]] = {}
+
+    def after(self, text: Sequence[int]) -> Float[Tensor, " vocab"]:
+        """text: with the prompt."""
+        key = tuple(text)
+        if key not in self._logits:
+            same = first_difference(self._fed, text[:-1])
+            same = len(self._fed) if same is None else same
+            self._session.rollback(same)
+            for token in text[same:]:
+                logits = precise(self._session.extend([token], LAST).logits[0])
+            self._fed, self._logits[key] = list(text), logits.clone()
+        return self._logits[key]
+
+    def together(self, length: int, rows: Rows, want: Want) -> Float[Tensor, "m vocab"]:
+        """The logits of several rows at once, after the first `length` tokens of the last text."""
+        self._session.rollback(length)
+        self._fed = self._fed[:length]
+        return precise(self._session.extend(rows, want).logits)
+
+
+def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
+    """The first place at which two texts differ, or one of them has ended; None if they are equal."""
+    if list(one) == list(other):
+        return None
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def largest(logits: Sequence[Float[Tensor, " vocab"]]) -> float:
+    """The largest of these logits that is finite, by its size: a processor forbids a token by −inf."""
+    return max(float(each[each.isfinite()].abs().max()) for each in logits)
+
+
+def difference(used: Float[Tensor, " vocab"], own: Float[Tensor, " vocab"]) -> float:
+    """The largest difference between two rows of logits, relative to their largest logit; inf if they forbid others."""
+    finite = used.isfinite()
+    if not torch.equal(finite, own.isfinite()):
+        return float("inf")
+    return float((used - own)[finite].abs().max()) / largest([used, own])

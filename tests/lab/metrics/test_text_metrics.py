@@ -1,0 +1,154 @@
+"""Metrics of texts against sacrebleu and rouge_score themselves, and answers that must equal a text or a number."""
+
+from __future__ import annotations
+
+import random
+from decimal import Decimal
+
+import numpy as np
+import pytest
+from rouge_score.rouge_scorer import RougeScorer
+from sacrebleu.metrics import BLEU, CHRF, TER
+
+from bild_lab.errors import UserError
+from bild_lab.lab.metrics import METRICS, metric_named, score, text_metrics
+from bild_lab.lab.metrics.measures import mean_of
+from bild_lab.lab.metrics.text_metrics import ROUGE, Metric, equals, last_number, same_number
+
+WORDS = "a the cat dog sat ran on under mat tree quickly .".split()
+LINES = "the cats cat running runs quickly on under mats 42 x-ray naïve .".split()
+KINDS = {"bleu": BLEU, "chrf": CHRF, "ter": TER}
+FEW = ["", "x", "cat", "the cat sat", "the cat sat home", "the dog ran home now", "mat of lions eating fish"]
+FEW = [*FEW, "lions eat fish with salt", "the cat sat on the mat", "there the cat sat on the mat again"]
+
+
+def corpus(count: int, seed: int) -> tuple[list[str], list[list[str]]]:
+    """Random references and predictions that share most of their words."""
+    generator = random.Random(seed)
+    references = [[" ".join(generator.choices(WORDS, k=generator.randint(4, 12)))] for _ in range(count)]
+    predictions = [
+        " ".join(word if generator.random() < 0.8 else generator.choice(WORDS) for word in several[0].split())
+        for several in references
+    ]
+    return predictions, references
+
+
+def sacrebleus(metric: str, predictions: list[str], references: list[list[str]]) -> float:
+    """The library's own value, of first references."""
+    value = KINDS[metric]().corpus_score(predictions, [[several[0] for several in references]]).score
+    return 100 - value if metric == "ter" else value
+
+
+@pytest.mark.parametrize("metric", KINDS)
+def test_the_value_is_that_of_sacrebleu_for_all_texts_and_for_resamples(metric: str) -> None:
+    predictions, references = corpus(40, seed=3)
+    quality = score(metric, predictions, references)
+    assert quality.metric == {"bleu": "BLEU", "chrf": "chrF", "ter": "100-TER"}[metric]
+    assert 5 < quality.value == pytest.approx(sacrebleus(metric, predictions, references))
+    measure = METRICS[metric].of(predictions, references)
+    for picks in ([3], [5, 5, 7], list(np.random.default_rng(0).integers(40, size=40))):
+        drawn = [predictions[at] for at in picks], [references[at] for at in picks]
+        assert measure.value(picks) == pytest.approx(sacrebleus(metric, *drawn))
+    assert score(metric, ["the cat sat on the mat"], [["the cat sat on the mat"]]).value == pytest.approx(100)
+
+
+def test_the_interval_is_that_of_sacrebleus_own_bootstrap() -> None:
+    predictions, references = corpus(80, seed=1)
+    metric = BLEU()
+    expected = metric.corpus_score(predictions, [[several[0] for several in references]], n_bootstrap=1000)
+    quality = score("bleu", predictions, references, seed=12345)  # sacrebleu's default seed
+    assert (quality.high - quality.low) / 2 == pytest.approx(expected._ci, abs=1e-4)  # sacrebleu sums in float32
+
+
+@pytest.mark.parametrize(("metric", "kind"), [("bleu", BLEU), ("chrf", CHRF)])
+def test_sentences_may_have_different_numbers_of_references(metric: str, kind: type) -> None:
+    predictions = ["the cat sat on the mat", "a dog ran"]
+    references = [["the cat sat on a mat", "the cat sat on the mat"], ["a dog ran off"]]
+    expected = kind().corpus_score(predictions, [[references[0][0], references[1][0]], [references[0][1], None]])
+    quality = score(metric, predictions, references, seed=3)
+    assert quality.value == pytest.approx(expected.score)
+    assert quality.signature.startswith("nrefs:var|case:mixed|") and quality.signature.endswith("|bs:1000|seed:3")
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("prediction", FEW)
+def test_predictions_with_few_or_no_matches_score_as_in_sacrebleu(prediction: str) -> None:
+    reference = [["the cat sat on the mat"]]
+    assert score("bleu", [prediction], reference).value == pytest.approx(sacrebleus("bleu", [prediction], reference))
+
+
+def random_text(generator: random.Random, lines: int) -> str:
+    return "\n".join(" ".join(generator.choices(LINES, k=generator.randint(0, 9))) for _ in range(lines))
+
+
+@pytest.mark.parametrize(("lines", "others"), [(1, 1), (4, 4), (1, 4), (4, 1)])
+def test_every_rouge_is_the_mean_of_rouge_scores_f_measures(lines: int, others: int) -> None:
+    generator = random.Random(lines)
+    predictions = [random_text(generator, lines) for _ in range(30)]
+    references = [[random_text(generator, others)] for _ in range(30)]
+    scorer = RougeScorer(list(ROUGE), use_stemmer=True)
+    scores = [scorer.score(several[0], one) for one, several in zip(predictions, references, strict=True)]
+    quality = score("rouge", predictions, references)
+    for name, found in {"rougeL": quality.value, **quality.extra}.items():
+        assert found == pytest.approx(100 * np.mean([one[name].fmeasure for one in scores]))
+
+
+def test_rouge_l_leads_and_the_others_are_extra() -> None:
+    quality = score("rouge", ["x y\na b"], [["a b\nx y"]])
+    assert (quality.metric, quality.value) == ("ROUGE-L", 50.0)  # as one text, the lines are out of order
+    assert quality.extra == {"rouge1": 100.0, "rouge2": pytest.approx(200 / 3), "rougeLsum": 100.0}
+    assert "stemmer:yes" in quality.signature
+    assert score("rouge", ["running cats"], [["run cat"]]).value == 100.0  # stemmed
+    assert score("rouge", ["a b"], [["c d", "a b"]]).value == 100.0  # the best of several references
+    assert score("rouge", ["", "a"], [["a b"], ["a"]]).value == 50.0
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("He has 3 + 4 = 7 apples.", "7"),
+        ("#### 1,234", "1234"),
+        ("It costs $1,234,567.50.", "1234567.50"),
+        ("so 18.", "18"),
+        ("-4", "-4"),
+        ("16-4", "4"),  # a minus sign between two numbers is none of the second
+        ("+.5", "0.5"),
+        ("1,23", "23"),  # no comma between thousands
+        ("72 clips\n\n", "72"),
+        ("none", None),
+        ("", None),
+    ],
+)
+def test_the_last_number_of_a_text(text: str, number: str | None) -> None:
+    assert last_number(text) == (None if number is None else Decimal(number))
+
+
+def test_an_answer_is_right_if_its_last_number_is_a_references() -> None:
+    answers = ["The answer is 72.", "72.0", "72 of 80", "nothing", "80"]
+    references = [["… #### 72"]] * 4 + [["x", "80"]]
+    assert list(map(same_number, answers, references)) == [True, True, False, False, True]
+    assert not same_number("nothing", ["no number either"])
+
+
+def test_an_exact_answer_may_differ_in_white_space_only() -> None:
+    assert [equals(answer, ["x", "a b"]) for answer in (" a\nb ", "A b", "a b.")] == [True, False, False]
+    shown = {name: score(name, ["7"], [["7"]]).metric for name in ("exact_match", "numeric", "agreement")}
+    assert shown == {"exact_match": "exact match", "numeric": "numeric match", "agreement": "agreement"}
+
+
+def test_a_metric_of_which_less_is_better_is_turned_round_with_its_values() -> None:
+    metric = Metric("errors", lambda shown, *_: mean_of(shown, [10.0, 30.0]), higher_is_better=False)
+    found = metric.of(["a", "b"], [["a"], ["b"]])
+    assert (found.metric, found.value(), found.per_example) == ("100-errors", 80.0, (90.0, 70.0))
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_metrics, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="pip install sacrebleu"):
+        score("bleu", ["a"], [["a"]])
+
+
+@pytest.mark.parametrize("name", ["meteor", "evaluate:", ""])
+def test_an_unknown_metric_is_refused_with_those_there_are(name: str) -> None:
+    with pytest.raises(UserError, match=rf"bleu, chrf, .*agreement, evaluate:NAME_OR_PATH, got '{name}'"):
+        metric_named(name)
