@@ -19,7 +19,7 @@ from bild_lab.lab.formatting import MISSING, interval, knob_label, number, short
 from bild_lab.lab.results.groups import varying_knobs
 from bild_lab.lab.schema.result import Result, Speedup
 from bild_lab.report.page.base import page_environment, plotly_js
-from bild_lab.report.page.figures import comparison_figure
+from bild_lab.report.page.figures import comparison_figures
 from bild_lab.report.page.tables import TableCell, plain_table
 from bild_lab.report.provenance import unreliable
 from bild_lab.report.terminal import WIDTH
@@ -178,7 +178,7 @@ def write_comparison(
         notes=remarks,
         legend=f"{_LEGEND} {_BASE}",
         table=plain_table(_rows(compared)),
-        figure=comparison_figure(compared, [f"{point.text} {point.detail}" for point in points]),
+        figures=comparison_figures(compared, [f"{point.text} {point.detail}" for point in points]),
         plotly=plotly_js(),
     )
     write_atomically(folder / "compare.html", text.encode())

@@ -10,10 +10,11 @@ from typing import Any
 
 from bild_lab.lab.analysis.paired import NOT_COMPARED, SAME, Compared
 from bild_lab.lab.formatting import interval, number, percent, point_label, signed, signed_interval
+from bild_lab.lab.metrics import Difference
 from bild_lab.lab.results.batches import BatchCurve
 from bild_lab.lab.results.groups import Group
 from bild_lab.lab.schema.measured_examples import MeasuredExample
-from bild_lab.lab.schema.result import Result
+from bild_lab.lab.schema.result import Result, Speedup
 from bild_lab.report.page.base import HOVER, Figure, Trace, error_bars, figure_of, scatter
 from bild_lab.report.page.tables import name_of
 from bild_lab.report.style import COLOURS, MUTED, STAGE_COLOURS, Mark
@@ -160,7 +161,15 @@ def batch_figure(curves: Sequence[BatchCurve], colours: Mapping[str, Mark]) -> F
                 | {"hovertemplate": "predicted at batch %{x}: %{y:.2f}×<extra></extra>"}
             )
     batches = sorted({one.batch for curve in curves for one in curve.points})
-    even = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 1, "y1": 1, "line": {"width": 1, "dash": "dash"}}
+    even = {
+        "type": "line",
+        "xref": "paper",
+        "x0": 0,
+        "x1": 1,
+        "y0": 1,
+        "y1": 1,
+        "line": {"color": MUTED, "width": 1, "dash": "dash"},
+    }
     ticks = {"tickvals": batches, "ticktext": [str(one) for one in batches]}
     layout = {
         "xaxis": {"title": "Texts at once", "type": "log", **ticks},
@@ -240,54 +249,54 @@ def budget_figure(group: Group, colours: Mapping[str, Mark]) -> Figure | None:
     return figure_of(traces, layout, height=380) if traces else None
 
 
-def comparison_figure(compared: Sequence[Compared], labels: Sequence[str]) -> Figure | None:
-    """Draw an interval for every point, of its latency ratio and of its quality difference, in the given order.
+def comparison_figures(compared: Sequence[Compared], labels: Sequence[str]) -> list[Figure]:
+    """An interval for every point, in the given order: of its latency ratio, and of its quality difference.
 
-    None if neither was compared. labels: of the points.
+    What was not compared of any point has no figure. labels: of the points.
     """
-    metric = compared[0].pair.a.quality.metric if compared else ""
-    panels = (
-        ("Latency B/A<br>(left of the line B is faster)", [(one.latency, one.speed_verdict) for one in compared]),
-        (f"{escape(metric)}, B minus A", [(one.quality, one.quality_verdict) for one in compared]),
-    )
-    drawn = [(title, found) for title, found in panels if any(one is not None for one, _ in found)]
-    traces, layout, shapes = [], {}, []
-    for place, (title, found) in enumerate(drawn):
-        end, ratio = "" if place == 0 else str(place + 1), title.startswith("Latency")
-        for (one, verdict), row in zip(found, range(len(found)), strict=True):
-            if one is not None:
-                words = number(one.value, 3) if ratio else signed(one.value)
-                bounds = interval(one.low, one.high, 3) if ratio else signed_interval(one.low, one.high)
-                traces.append(_interval_trace(one, row, verdict, f"{words} {bounds}") | {"xaxis": f"x{end}"})
-        wide = (0.46 if len(drawn) > 1 else 1.0) * place, 1.0 if place == len(drawn) - 1 else 0.46
-        layout[f"xaxis{end}"] = {"title": title, "domain": [wide[0] + 0.08 * place, wide[1]]}
-        layout[f"xaxis{end}"] |= {"type": "log" if ratio else "linear"}
-        middle = {"x0": 1 if ratio else 0, "x1": 1 if ratio else 0, "y0": 0, "y1": 1, "yref": "paper"}
-        shapes.append(
-            {"type": "line", "xref": f"x{end}", **middle, "line": {"color": MUTED, "width": 1, "dash": "dash"}}
+    metric = escape(compared[0].pair.a.quality.metric) if compared else ""
+    speeds = [(one.latency, one.speed_verdict) for one in compared]
+    qualities = [(one.quality, one.quality_verdict) for one in compared]
+    figures = [
+        _intervals("Latency B/A<br>(left of the line B is faster)", 1.0, speeds, labels),
+        _intervals(f"{metric}, B minus A<br>(right of the line B is better)", 0.0, qualities, labels),
+    ]
+    return [one for one in figures if one["data"]]
+
+
+def _intervals(
+    title: str, middle: float, found: Sequence[tuple[Speedup | Difference | None, str]], labels: Sequence[str]
+) -> Figure:
+    """The estimates: filled marks are verdicts, rings may be chance. middle: where A equals B."""
+    traces = []
+    for row, (one, verdict) in enumerate(found):
+        if one is None:
+            continue
+        chance = verdict in (SAME, NOT_COMPARED)
+        colour = MUTED if chance else _GOOD if verdict in ("faster", "better") else _BAD
+        words = f"{number(one.value, 3)} {interval(one.low, one.high, 3)}"
+        if not middle:
+            words = f"{signed(one.value)} {signed_interval(one.low, one.high)}"
+        traces.append(
+            scatter(
+                [(one.value, row)],
+                "markers",
+                error_x=error_bars([(one.low, one.value, one.high)], colour),
+                marker={"size": 9, "symbol": "circle-open" if chance else "circle", "color": colour},
+                text=[f"{words}: {verdict}"],
+                hovertemplate=HOVER,
+            )
         )
     names = [_wrapped(label) for label in labels]
-    layout |= {
+    line = {"type": "line", "yref": "paper", "x0": middle, "x1": middle, "y0": 0, "y1": 1}
+    layout = {
+        "xaxis": {"title": title, "type": "log" if middle else "linear"},
         "yaxis": {"tickvals": list(range(len(names))), "ticktext": names, "range": [len(names) - 0.4, -0.6]},
         "showlegend": False,
-        "shapes": shapes,
+        "shapes": [{**line, "line": {"color": MUTED, "width": 1, "dash": "dash"}}],
     }
     lines = sum(1 + name.count("<br>") for name in names)
-    return figure_of(traces, layout, height=150 + 26 * len(names) + 10 * lines) if traces else None
-
-
-def _interval_trace(one: Any, row: int, verdict: str, words: str) -> Trace:
-    """An interval: filled marks are verdicts, rings may be chance."""
-    chance = verdict in (SAME, NOT_COMPARED)
-    colour = MUTED if chance else _GOOD if verdict in ("faster", "better") else _BAD
-    return scatter(
-        [(one.value, row)],
-        "markers",
-        error_x=error_bars([(one.low, one.value, one.high)], colour),
-        marker={"size": 9, "symbol": "circle-open" if chance else "circle", "color": colour},
-        text=[f"{words}: {verdict}"],
-        hovertemplate=HOVER,
-    )
+    return figure_of(traces, layout, height=150 + 26 * len(names) + 10 * lines)
 
 
 def _line(xs: Sequence[float], ys: Sequence[float | None], name: str, mark: Mark) -> Trace:

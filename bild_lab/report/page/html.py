@@ -32,7 +32,16 @@ from bild_lab.report.page.base import Figure, page_environment, plotly_js
 from bild_lab.report.page.examples import Stored, text_browser, traced_points
 from bild_lab.report.page.grid import grids, knob_maps, screened_points
 from bild_lab.report.page.pareto_plot import overlay_figure, overlays, pareto_figure
-from bild_lab.report.page.tables import MARGIN, Table, batch_table, name_of, plain_table, points_table, tables
+from bild_lab.report.page.tables import (
+    MARGIN,
+    Table,
+    TableCell,
+    batch_table,
+    name_of,
+    plain_table,
+    points_table,
+    tables,
+)
 from bild_lab.report.provenance import disturbance, notes, sources
 from bild_lab.report.style import Mark, marks
 
@@ -90,7 +99,7 @@ def write_html(
             grids=grids(screened, colours),
             batches=batch_table(curves),
             batch_figure=figures.batch_figure(curves, colours),
-            differing=[(key, [_plain(one.setting.get(key)) for one in groups]) for key in differing_keys(groups)],
+            differing=_differing(groups),
             pictures=[(one, overlay_figure(one)) for one in overlays(groups)],
             sections=sections,
             count=len(results),
@@ -199,6 +208,15 @@ def environments(results: Sequence[Result]) -> list[tuple[str, str]]:
         else:
             lines.append((key, "; ".join(f"{text} ({count} points)" for text, count in counts.items())))
     return lines
+
+
+def _differing(groups: Sequence[Group]) -> Table:
+    """A row for each key in which the settings differ."""
+    rows = []
+    for key in differing_keys(groups):
+        values = {f"Setting {place}": _plain(one.setting.get(key)) for place, one in enumerate(groups, start=1)}
+        rows.append({"": TableCell(key, tone="title"), **values})
+    return plain_table(rows)
 
 
 def _plain(value: Any) -> str:
