@@ -63,20 +63,16 @@ def test_a_run_has_its_models_data_points_command_and_best_points(outputs: Path)
     )
 
 
-def test_few_examples_name_no_best_point(outputs: Path) -> None:
-    few = run(outputs, ATTACK)
-    assert (few.free, few.cheap, few.points) == ("too few examples", "too few examples", 3)
-
-
 @pytest.mark.parametrize(
     ("results", "free", "cheap"),
     [
         ([sample_baseline()], "–", "–"),
+        (sample_sweep(setting={"n_examples": 19}), "too few examples", "too few examples"),
         ([sample_result("bild", {}, 2.0, -0.5)], "–", "bild 2.00× [1.95, 2.05]"),
         ([sample_result("bild", {}, 2.0, -3.0)], "–", "–"),
         ([sample_result("bild", {}, None, setting={"baseline": None})], "–", "–"),
     ],
-    ids=["only the baseline", "a small loss", "a loss", "no baseline"],
+    ids=["only the baseline", "too few examples", "a small loss", "a loss", "no baseline"],
 )
 def test_only_points_that_kept_the_quality_are_best(
     tmp_path: Path, results: list[Result], free: str, cheap: str
@@ -87,10 +83,9 @@ def test_only_points_that_kept_the_quality_are_best(
 
 
 def test_the_newest_comes_first_and_other_folders_are_no_runs(outputs: Path) -> None:
-    dates = [one.date for one in read_runs(outputs)]
-    assert dates == sorted(dates, reverse=True)
-    assert {one.name for one in read_runs(outputs)} == {"first", ATTACK, "stopped"}
-    assert run(outputs, "stopped").points == 0  # what begins with a dot is unfinished
+    runs = read_runs(outputs)
+    assert [one.date for one in runs] == sorted((one.date for one in runs), reverse=True)
+    assert {one.name: one.points for one in runs} == {"first": 20, ATTACK: 3, "stopped": 0}  # .draft is unfinished
 
 
 DAMAGE: dict[str, Callable[[Path], object]] = {
@@ -153,15 +148,11 @@ def test_the_terminal_lists_the_runs_and_its_lines_fit(
     assert "first" in (outputs / PAGE).read_text()
 
 
-def test_words_choose(command: Command, outputs: Path) -> None:
-    printed = command(ls, f"outputs={outputs}", "T5-TINY", "multi30k")[1]
-    assert "1 of 3 contain T5-TINY multi30k" in printed and "iwslt" not in printed
-
-
-def test_a_page_that_cannot_be_written_is_said_and_the_list_printed(command: Command, outputs: Path) -> None:
+def test_words_choose_also_where_the_page_cannot_be_written(command: Command, outputs: Path) -> None:
     (outputs / PAGE).mkdir()
-    code, printed = command(ls, f"outputs={outputs}")
-    assert code == 0 and "2026-11-20" in printed and "was not written: " in printed
+    code, printed = command(ls, f"outputs={outputs}", "T5-TINY", "multi30k")
+    assert "1 of 3 contain T5-TINY multi30k" in printed and "iwslt" not in printed
+    assert code == 0 and "was not written: " in printed
 
 
 def test_a_sweep_is_printed_as_a_markdown_table(command: Command, outputs: Path) -> None:

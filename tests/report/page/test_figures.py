@@ -121,18 +121,11 @@ def test_a_fitted_tree_has_every_node_with_rank_masks_and_chances() -> None:
 
 
 def compared(latency: tuple | None = (0.8, 0.7, 0.9), quality: tuple | None = (0.5, 0.1, 0.9, 0.01)) -> Compared:
-    result = sample_result("bild", {}, 1.5)
-    return Compared(
-        pair=Pair(result, result, {}),
-        n_examples=3,
-        decoded=(3, 3),
-        speedups=(Speedup(), Speedup()),
-        qualities=(None, None),
-        latency=None if latency is None else Speedup(*latency),
-        baseline_latency=None,
-        unfit=None,
-        quality=None if quality is None else Difference("BLEU", *quality),
-    )
+    result, unknown = sample_result("bild", {}, 1.5), (Speedup(), Speedup())
+    ratio = None if latency is None else Speedup(*latency)
+    difference = None if quality is None else Difference("BLEU", *quality)
+    own = {"n_examples": 3, "decoded": (3, 3), "speedups": unknown, "qualities": (None, None), "unfit": None}
+    return Compared(Pair(result, result, {}), **own, latency=ratio, baseline_latency=None, quality=difference)
 
 
 def test_a_comparison_has_both_intervals_of_every_point_in_the_colour_of_its_verdict() -> None:

@@ -68,29 +68,12 @@ def test_without_a_baseline_maps_show_latency_and_quality() -> None:
 
 
 def row(policy: str = "bild", place: int = 0, **knobs: object) -> Row:
-    return Row(
-        policy=policy,
-        knobs=knobs,
-        split="validation",
-        n_examples=7,
-        quality=40.0 + place,
-        quality_low=39.0,
-        quality_high=42.0,
-        quality_difference=float(place),
-        predicted_speedup=2.0 - place / 10,
-        tokens_per_target_call=2.5,
-        target_calls=10 + place,
-        draft_calls=30,
-        acceptance_rate=None if policy == "vanilla" else 0.75,
-        quality_metric="BLEU",
-        quality_difference_low=-1.0,
-        quality_difference_high=1.0,
-        tokens=25,
-        drafted=30,
-        accepted=15,
-        fallbacks=4,
-        rollbacks=3,
-    )
+    quality = {"quality": 40.0 + place, "quality_low": 39.0, "quality_high": 42.0, "quality_metric": "BLEU"}
+    difference = {"quality_difference": float(place), "quality_difference_low": -1.0, "quality_difference_high": 1.0}
+    counts = {"tokens_per_target_call": 2.5, "target_calls": 10 + place, "draft_calls": 30, "acceptance_rate": 0.75}
+    counts |= {"tokens": 25, "drafted": 30, "accepted": 15, "fallbacks": 4, "rollbacks": 3}
+    own = {"policy": policy, "knobs": knobs, "split": "validation", "n_examples": 7}
+    return Row(**own, **quality, **difference, **counts, predicted_speedup=2.0 - place / 10)
 
 
 ROWS = [

@@ -126,7 +126,7 @@ def test_a_report_is_published_where_its_sweeps_are(server: LoopbackWandb, tmp_p
     assert why == ""
     require_logged(["first"], "ours", None, tmp_path, api)
     for groups, project in ((["first", "second"], "ours"), (["first"], "other")):
-        with pytest.raises(UserError, match=f"'{groups[-1]}' has no runs in project '{project}'"):
+        with pytest.raises(UserError, match=f"'{groups[-1]}' has no runs in project '{project}'.*wandb sync"):
             require_logged(groups, project, ENTITY, tmp_path / "elsewhere", api)
     address, why = publish(group_report(["first"], "ours", None, None), api)
     (sent,) = server.reports

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from bild_lab.lab.cli import words_as_list
-from bild_lab.report.wandb import report as wandb_report
 from bild_lab.report.wandb.logger import Logged, note
 from scripts import wandb_report as script
 
@@ -31,22 +30,6 @@ def logged(command: Command) -> Command:
     return command
 
 
-class Service:
-    """Stands in for `wandb.Api()`: a project with one run of the sweep that is called first."""
-
-    default_entity = "our-team"
-
-    def runs(self, path: str, filters: dict, per_page: int) -> list:
-        if path != "our-team/bild_lab":
-            raise ValueError(f"Could not find project {path}")
-        return ["a run"] if filters == {"group": "first"} else []
-
-
-def grids() -> list[dict]:
-    spec = json.loads(Path("outputs/wandb_report/report.json").read_text())["spec"]
-    return [block["metadata"] for block in spec["blocks"] if block["type"] == "panel-grid"]
-
-
 def test_without_a_login_the_spec_is_written_and_the_command_fails_in_one_line(logged: Command) -> None:
     code, printed = logged("first", "second", "project=mine", "entity=us")
     assert code == 2
@@ -65,30 +48,19 @@ def test_a_sweep_that_was_never_logged_is_refused_with_the_command_that_logs_it(
     assert not Path("outputs/wandb_report").exists()
 
 
-def test_the_server_knows_which_sweeps_were_logged(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wandb_report, "connect", lambda: (Service(), ""))
-    monkeypatch.setattr(wandb_report, "publish", lambda report, api: ("https://wandb.example/report", ""))
-    assert "published at https://wandb.example/report" in command("first")[1]
-    note(Path("outputs/second"), Logged("second-1", "2026-11-22", "offline", "bild_lab", None))
-    code, printed = command("second")
-    assert code == 2 and "wandb sync outputs/second/wandb/offline-run-*" in printed
-    assert "sweep 'first' has no runs in project 'other'" in command("first", "project=other")[1]
-
-
-def test_the_report_holds_all_groups_together_and_each_alone(logged: Command) -> None:
+def test_the_report_holds_all_groups_together_and_each_alone_with_what_runs_log(logged: Command) -> None:
     logged("first", "outputs/second/", "offline=true")
-    runsets = [[each["name"] for each in grid["runSets"]] for grid in grids()]
-    assert runsets == [["first", "second"], ["first"], ["second"]]
-    for grid in grids():
-        for runset in grid["runSets"]:
-            (chosen,) = runset["filters"]["filters"]
-            assert chosen["key"] == {"section": "run", "name": "group"}
-            assert (chosen["op"], chosen["value"]) == ("=", runset["name"])
-
-
-def test_the_panels_show_what_runs_log(logged: Command) -> None:
-    logged("first", "offline=true")
-    together, alone = (json.dumps(grid["panelBankSectionConfig"]["panels"]) for grid in grids())
+    spec = json.loads(Path("outputs/wandb_report/report.json").read_text())["spec"]
+    grids = [block["metadata"] for block in spec["blocks"] if block["type"] == "panel-grid"]
+    assert [[each["name"] for each in grid["runSets"]] for grid in grids] == [
+        ["first", "second"],
+        ["first"],
+        ["second"],
+    ]
+    for runset in (runset for grid in grids for runset in grid["runSets"]):
+        (chosen,) = runset["filters"]["filters"]
+        assert (chosen["key"]["name"], chosen["op"], chosen["value"]) == ("group", "=", runset["name"])
+    together, alone, _ = (json.dumps(grid["panelBankSectionConfig"]["panels"]) for grid in grids)
     for key in ("relative_latency", "quality/value", "speedup/value", "acceptance_rate"):
         assert key in together
     for key in ("acceptance_by_position_table", "points", "examples"):
