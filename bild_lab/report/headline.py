@@ -32,7 +32,7 @@ from bild_lab.lab.results.groups import Group, by_setting, differing_keys
 from bild_lab.lab.schema.result import Result
 from bild_lab.report.provenance import disturbance
 
-_HASHES = ("code", "data", "weights")  # keys of the setting whose values tell a reader nothing
+_HASHES = ("code", "data", "weights")  # keys of the setting whose values mean nothing to a reader
 
 
 def headline(results: Sequence[Result]) -> str:
@@ -52,9 +52,9 @@ def sentences(results: Sequence[Result]) -> list[str]:
     telling = {key: leader.setting.get(key) for key in keys if key not in _HASHES}
     named = [f"{key} {short_name(value)}" for key, value in telling.items() if value is not None][:3]
     which = "Best of" if leader.enough else "One of"
-    told = ", ".join(named) or f"which differ in {', '.join(keys)}"
+    words = ", ".join(named) or f"which differ in {', '.join(keys)}"
     first, *others = _verdict(leader)
-    return [f"{which} {len(groups)} settings ({told}): {first}", *others]
+    return [f"{which} {len(groups)} settings ({words}): {first}", *others]
 
 
 def leading(groups: Sequence[Group]) -> Group | None:

@@ -123,7 +123,7 @@ def _best(rows: Sequence[Mapping[str, str]], loss: float) -> str:
 
 
 def _label(row: Mapping[str, str], rows: Sequence[Mapping[str, str]]) -> str:
-    """The policy with the knobs that tell the point from others of its policy."""
+    """The policy with the knobs in which the point differs from others of its policy."""
     names = list(row)
     knobs = names[names.index("policy") + 1 : names.index("target")]
     peers = [one for one in rows if one["policy"] == row["policy"]]

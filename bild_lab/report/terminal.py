@@ -15,6 +15,7 @@ from bild_lab.lab.formatting import (
     number,
     percent,
     point_label,
+    short_name,
     signed,
 )
 from bild_lab.lab.results.groups import Group, by_setting, differing_keys
@@ -42,7 +43,7 @@ _LEGEND = (
     + "."
 )
 _UNRELIABLE = "timed while the machine was busy with something else: do not rely on this speedup"
-_MESSAGE_AT_MOST = 300
+_MESSAGE_AT_MOST, _LONGEST = 300, 80  # characters of a message, of a value of the setting
 
 
 def sweep_table(results: Sequence[Result], failures: Sequence[Failure]) -> Table:
@@ -94,18 +95,9 @@ def category_table(results: Sequence[Result]) -> Table | None:
 
 
 def _difference(group: Group, groups: list[Group]) -> str:
-    """What tells the setting from the others. Of the versions of code and packages only those that differ."""
-    words = [f"{key} {group.setting.get(key)}" for key in differing_keys(groups) if key != "code"]
-    versions = [_versions(one) for one in groups]
-    differing = [name for name in versions[0] if len({one.get(name) for one in versions}) > 1]
-    words += [f"{name} {_versions(group).get(name)}" for name in differing]
+    """How the setting differs from the others."""
+    words = [f"{key} {short_name(str(group.setting.get(key)), _LONGEST)}" for key in differing_keys(groups)]
     return ", ".join(words) or group.metric
-
-
-def _versions(group: Group) -> dict[str, str]:
-    """By name: the setting has them as `code HASH torch 2.13.0 …`."""
-    words = str(group.setting.get("code")).split()
-    return dict(zip(words[::2], words[1::2], strict=False))
 
 
 def _cells(group: Group, result: Result) -> list[Text]:

@@ -57,19 +57,6 @@ def test_a_speedup_timed_on_a_busy_machine_is_marked_and_the_mark_explained():
     assert not any("busy" in line for line in rendered([quiet], []))
 
 
-def test_settings_of_other_code_name_the_versions_that_differ():
-    both = [
-        one
-        for code in ("aaa", "bbb")
-        for one in sample_sweep(setting={"code": f"code {code} torch 2.13.0 transformers 5.23.0"})[:3]
-    ]
-    lines = rendered(both, [])
-    assert [line.split() for line in lines if "setting" in line] == [
-        ["setting", "code", "aaa"],
-        ["setting", "code", "bbb"],
-    ]
-
-
 def test_the_best_point_has_its_numbers_by_category():
     console = Console(width=100, file=io.StringIO())
     console.print(category_table([sample_baseline(), with_categories(2, 1.5), with_categories(4, 2.0)]))

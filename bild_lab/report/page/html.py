@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -46,22 +45,6 @@ from bild_lab.report.provenance import disturbance, notes, sources
 from bild_lab.report.style import Mark, marks
 
 
-@dataclass(frozen=True)
-class Section:
-    """What the page shows of one setting. figures, tables: by the name of their part of the page."""
-
-    group: Group
-    title: str
-    details: list[tuple[str, str]]
-    reasons: list[tuple[str, str]]
-    points: Table
-    tables: Mapping[str, Table]
-    figures: Mapping[str, list[Figure]]
-    front: list[tuple[str, str, str]]
-    fixed: list[str]
-    candidates: int
-
-
 def write_html(
     name: str,
     results: Sequence[Result],
@@ -87,36 +70,33 @@ def write_html(
             texts.append(browser)
         prefix = f"{setting_title(group.setting)}: " if len(groups) > 1 else ""
         traces += [{**one, "label": prefix + one["label"]} for one in traced_points(group, stored)]
-    text = (
-        page_environment()
-        .get_template("report.html.j2")
-        .render(
-            name=name,
-            headline=sentences(results),
-            progress=progress,
-            written=datetime.now().astimezone().strftime("%H:%M:%S"),
-            commands=read_commands(folder),
-            grids=grids(screened, colours),
-            batches=batch_table(curves),
-            batch_figure=figures.batch_figure(curves, colours),
-            differing=_differing(groups),
-            pictures=[(one, overlay_figure(one)) for one in overlays(groups)],
-            sections=sections,
-            count=len(results),
-            failures=[(failure, knob_label(failure, list(failure.knobs))) for failure in failures],
-            shares=time_shares(results),
-            total=duration(sum(result.total_s for result in results)),
-            duration=duration,
-            environment=environments(results),
-            notes=notes(results, older),
-            sources=plain_table(sources(results)),
-            texts=texts,
-            traces=traces,
-            terms=TERMS,
-            few=FEW,
-            margin=MARGIN,
-            plotly=plotly_js(),
-        )
+    page = page_environment().get_template("report.html.j2")
+    text = page.render(
+        name=name,
+        headline=sentences(results),
+        progress=progress,
+        written=datetime.now().astimezone().strftime("%H:%M:%S"),
+        commands=read_commands(folder),
+        grids=grids(screened, colours),
+        batches=batch_table(curves),
+        batch_figure=figures.batch_figure(curves, colours),
+        differing=_differing(groups),
+        pictures=[(one, overlay_figure(one)) for one in overlays(groups)],
+        sections=sections,
+        count=len(results),
+        failures=[(failure, knob_label(failure, list(failure.knobs))) for failure in failures],
+        shares=time_shares(results),
+        total=duration(sum(result.total_s for result in results)),
+        duration=duration,
+        environment=environments(results),
+        notes=notes(results, older),
+        sources=plain_table(sources(results)),
+        texts=texts,
+        traces=traces,
+        terms=TERMS,
+        few=FEW,
+        margin=MARGIN,
+        plotly=plotly_js(),
     )
     write_atomically(path, text.encode())
 
@@ -128,7 +108,8 @@ def _stored(group: Group) -> Stored:
     return {name: read_examples(result.folder) for name, result in chosen.items()}
 
 
-def _section(group: Group, colours: dict[str, Mark], stored: Stored) -> Section:
+def _section(group: Group, colours: dict[str, Mark], stored: Stored) -> dict[str, Any]:
+    """What the page shows of one setting. Its figures and tables are by the name of their part of the page."""
     trees = figures.fitted_trees(group)
     drawn: dict[str, list[Figure | None]] = {
         "pareto": [pareto_figure(group, colours) if any(map(group.position, group.results)) else None],
@@ -144,18 +125,18 @@ def _section(group: Group, colours: dict[str, Mark], stored: Stored) -> Section:
         (f"{one.metric} signature", one.signature) for one in (first.quality, *first.further_qualities.values())
     ]
     details = [(key, _plain(value)) for key, value in group.setting.items()]
-    return Section(
-        group=group,
-        title=setting_title(group.setting),
-        details=[*details, *(each for each in signatures if each[1])],
-        reasons=reason_lines(group),
-        points=points_table(group),
-        tables=tables(group),
-        figures={part: [one for one in several if one is not None] for part, several in drawn.items()},
-        front=front_points(group),
-        fixed=fixed_knobs(group),
-        candidates=sum(not result.is_baseline for result in group.results),
-    )
+    return {
+        "group": group,
+        "title": setting_title(group.setting),
+        "details": [*details, *(each for each in signatures if each[1])],
+        "reasons": reason_lines(group),
+        "points": points_table(group),
+        "tables": tables(group),
+        "figures": {part: [one for one in several if one is not None] for part, several in drawn.items()},
+        "front": front_points(group),
+        "fixed": fixed_knobs(group),
+        "candidates": sum(not result.is_baseline for result in group.results),
+    }
 
 
 def front_points(group: Group) -> list[tuple[str, str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -24,7 +24,7 @@ from bild_lab.lab.formatting import (
 from bild_lab.lab.results.batches import BatchCurve
 from bild_lab.lab.results.groups import Group
 from bild_lab.lab.schema.columns import COLUMNS
-from bild_lab.lab.schema.result import Category, Counts, Latency, Quality, Result, Speedup
+from bild_lab.lab.schema.result import Category, Result, Speedup
 from bild_lab.report.provenance import disturbance
 
 MARGIN = 1.0  # points of quality that a hypervolume's reference point is below the baseline
@@ -284,8 +284,8 @@ def rounding_table(group: Group) -> Table:
         title = f"{count} row{'' if count == 1 else 's'}"
         return TableColumn(title, hint, lambda one: _variation(one.certificate.rounding.get(str(count))))
 
-    law = COLUMNS["certificate_law"]
-    rule = TableColumn("rule", law.explanation, lambda one: _variation(law.of(one)))
+    change = COLUMNS["certificate_law"]
+    rule = TableColumn("rule", change.explanation, lambda one: _variation(change.of(one)))
     return table_of(group, [policy_column(group), rule, *map(rows_column, counts)], certified)
 
 
@@ -313,34 +313,24 @@ def batch_table(curves: Sequence[BatchCurve]) -> Table:
 
 
 def _baseline_row(group: Group, columns: Sequence[TableColumn]) -> TableRow | None:
-    """The row of a baseline that was timed beside the points but is none itself; else None."""
+    """The row of a baseline that is no point itself, of the medians of what was timed beside the points; else None."""
     beside = [one for one in group.results if one.baseline_latency_s is not None and one.baseline_tokens_per_s]
     if not beside or any(one.is_baseline for one in group.results):
         return None
-    latencies = [one.baseline_latency_s for one in beside]
-    typical = Latency(*(median(getattr(each, field.name) for each in latencies) for field in fields(Latency)))
-    result = replace(
-        beside[0],
-        policy=str(group.setting.baseline),
-        knobs={},
-        quality=Quality(metric=group.metric, value=group.baseline_quality, low=None, high=None),
-        further_qualities={
-            name: Quality(metric=one.metric, value=one.baseline, low=None, high=None)
-            for name, one in beside[0].further_qualities.items()
-        },
-        change=None,
-        latency_s=typical,
-        speedup=Speedup(value=1.0),
-        tokens=round(beside[0].baseline_tokens_per_s * beside[0].baseline_latency_s.total),
-        tokens_per_s=median(one.baseline_tokens_per_s for one in beside),
-        counts=Counts(),
-        agreement_with_target=None,
-        certificate=None,
-        peak_memory_mb=None,
-    )
-    name, *numbers = [column.cell(result) for column in columns]
-    points = f"{len(beside)} point{'' if len(beside) == 1 else 's'}"
-    return TableRow([replace(name, detail=f"timed beside {points}"), *numbers], is_baseline=True)
+    points = f"timed beside {len(beside)} point{'' if len(beside) == 1 else 's'}"
+    middle, late = (median(getattr(one.baseline_latency_s, end) for one in beside) for end in ("median", "p95"))
+    rate = median(one.baseline_tokens_per_s for one in beside)
+    further = beside[0].further_qualities.values()
+    known = {
+        **dict.fromkeys(group.varying_knobs(), TableCell("")),
+        COLUMNS["policy"].title: TableCell(str(group.setting.baseline), points),
+        COLUMNS["speedup"].title: TableCell(times(1.0), "", 1.0),
+        COLUMNS["latency_s_median"].title: TableCell(duration(middle), f"p95 {duration(late)}", middle),
+        COLUMNS["tokens_per_s"].title: TableCell(number(rate, 1), "", rate),
+        group.metric: TableCell(number(group.baseline_quality), "", group.baseline_quality),
+        **{one.metric: TableCell(number(one.baseline), "", one.baseline) for one in further},
+    }
+    return TableRow([known.get(column.title, TableCell(MISSING)) for column in columns], is_baseline=True)
 
 
 def _knob_cell(knob: str) -> Callable[[Result], TableCell]:

@@ -135,7 +135,10 @@ class WandbLogger:
         if not results:
             return
         found = headline(results)
-        run = self.begin(SWEEP, self._group, _described_sweep(sweep, results), SWEEP, found)
+        first, *others = (dict(result.setting) for result in results)
+        shared = {key: value for key, value in first.items() if all(one.get(key) == value for one in others)}
+        about = {"sweep": sweep.name, "policies": sorted({one.policy for one in results}), "setting": shared}
+        run = self.begin(SWEEP, self._group, about, SWEEP, found)
         run.log(sweep_panels(results, sweep.folder / "pareto.png"))
         run.summary.update({"headline": found, "points": len(results), "failed": len(sweep.failures())})
         artifact = wandb.Artifact(f"sweep-{_plain(self._group, 100)}", "sweep", description=found)
@@ -238,13 +241,6 @@ def described(result: Result, config: Mapping[str, Any]) -> dict[str, Any]:
         own["pair"] = {**pair, "name": pair_title(result.setting)}
     measured = {"composition": result.composition, "environment": dict(result.environment)}
     return {**own, "sweep": result.name, "point": result.point, **measured}
-
-
-def _described_sweep(sweep: Sweep, results: Sequence[Result]) -> dict[str, Any]:
-    """The sweep's policies, and what the settings of all its points share."""
-    first, *others = (dict(result.setting) for result in results)
-    shared = {key: value for key, value in first.items() if all(one.get(key) == value for one in others)}
-    return {"sweep": sweep.name, "policies": sorted({result.policy for result in results}), "setting": shared}
 
 
 def _plain(name: str, longest: int) -> str:
