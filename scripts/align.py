@@ -20,7 +20,6 @@ from rich.table import Table
 from bild_lab.errors import UserError, require_flag
 from bild_lab.lab.cli import console, escape, output, refusing, run_application
 from bild_lab.lab.config import MeasureSpec, RuntimeSpec, config_dir, typed
-from bild_lab.report.book.after import in_lab_book
 
 if TYPE_CHECKING:
     from bild_lab.training.alignment.align import Alignment
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 def run(cfg: DictConfig) -> None:
     """Train, compare, report. Raises UserError for bad input."""
     from bild_lab.lab.results.records import Sweep
+    from bild_lab.report.sweep import report_sweep
     from bild_lab.training.alignment.align import align  # late: torch takes seconds to load
     from bild_lab.training.wandb_log import print_closing
 
@@ -37,7 +37,7 @@ def run(cfg: DictConfig) -> None:
     if metrics is None:  # another process reports
         return
     if job.comparison is not None:
-        write_report(job.folder)
+        report_sweep(Sweep(job.folder))
     output.print(compared_table(metrics["alignment"]["compared"], job))
     output.print(escape(f"{job.folder}/checkpoint is the aligned model; metrics.json holds the table"))
     if job.logger is not None:
@@ -82,22 +82,6 @@ def alignment(cfg: DictConfig) -> Alignment:
     )
 
 
-def write_report(folder: Path) -> None:
-    """Write the table, figure and report of a sweep, and print its table."""
-    from bild_lab.lab.results.records import Sweep
-    from bild_lab.lab.results.table import write_table
-    from bild_lab.report.page.html import write_html
-    from bild_lab.report.pareto_figure import draw_pareto
-    from bild_lab.report.terminal import sweep_table
-
-    sweep = Sweep(folder)
-    results, failures = sweep.results(), sweep.failures()
-    write_table(results, folder / "sweep.csv")
-    draw_pareto(results, folder / "pareto.png")
-    write_html(sweep.name, results, failures, folder / "report.html")
-    output.print(sweep_table(results, failures))
-
-
 def compared_table(compared: dict[str, Any], job: Alignment) -> Table:
     """The measurements before and after the alignment."""
     metric = job.calibration.dataset.metric.upper()
@@ -136,7 +120,7 @@ def _number(value: float | None, scale: float, sign: str = "") -> str:
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="align")
 def main(cfg: DictConfig) -> None:
     """One aligned model."""
-    with refusing(), in_lab_book():
+    with refusing():
         run(cfg)
 
 

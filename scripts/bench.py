@@ -25,7 +25,6 @@ from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
 from bild_lab.lab.cli import console, escape, output, run_application, stages
 from bild_lab.lab.config import DecodingSpec, PairSpec, RuntimeSpec, compose_config, typed
-from bild_lab.report.book.after import update
 
 if TYPE_CHECKING:
     import torch
@@ -184,7 +183,6 @@ def main() -> None:
     write_atomically(path, json.dumps(found, indent=2).encode() + os.linesep.encode())
     output.print(table(rows))
     output.print(f"{path} contains these rows, and the cost of a forward by query and context length")
-    update()
 
 
 if __name__ == "__main__":

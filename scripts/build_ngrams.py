@@ -8,7 +8,6 @@ from omegaconf import DictConfig
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import escape, output, refusing, run_application, stages
 from bild_lab.lab.config import PairSpec, config_dir, typed
-from bild_lab.report.book.after import in_lab_book
 
 
 def build_table(cfg: DictConfig) -> None:
@@ -49,7 +48,7 @@ def build_table(cfg: DictConfig) -> None:
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="ngrams")
 def main(cfg: DictConfig) -> None:
     """One table."""
-    with refusing(), in_lab_book():
+    with refusing():
         build_table(cfg)
 
 

@@ -15,7 +15,6 @@ from omegaconf import DictConfig
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import escape, output, refusing, run_application, stages, words_as_list
 from bild_lab.lab.config import config_dir
-from bild_lab.report.book.after import in_lab_book
 
 
 def compare(cfg: DictConfig) -> None:
@@ -68,7 +67,7 @@ def compare(cfg: DictConfig) -> None:
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="compare")
 def main(cfg: DictConfig) -> None:
     """One comparison."""
-    with refusing(), in_lab_book():
+    with refusing():
         compare(cfg)
 
 

@@ -22,7 +22,6 @@ from pathlib import Path
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import console, escape, output, run_application, stages
 from bild_lab.papers.published import published_names
-from bild_lab.report.book.after import in_lab_book
 
 ROOT = Path(__file__).resolve().parents[1]
 ALL = "all"
@@ -104,8 +103,7 @@ def draw(wanted: Wanted) -> list[str]:
 
 def main() -> None:
     wanted = parse(sys.argv[1:])
-    with in_lab_book(wanted.outputs):
-        failed = draw(wanted)
+    failed = draw(wanted)
     for message in failed:
         console.print(f"[dim]{escape(message)}[/dim]")
     if failed:

@@ -20,7 +20,6 @@ from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.cli import escape, output, refusing, run_application, stages
 from bild_lab.lab.config import config_dir, typed
-from bild_lab.report.book.after import in_lab_book
 
 if TYPE_CHECKING:
     from bild_lab.lab.data.examples import DatasetSpec, Example
@@ -131,7 +130,7 @@ def examples(dataset: DatasetSpec, validation: ValidationSpec) -> tuple[tuple[Ex
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="finetune")
 def main(cfg: DictConfig) -> None:
     """One checkpoint."""
-    with refusing(), in_lab_book():
+    with refusing():
         run(cfg)
 
 

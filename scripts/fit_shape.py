@@ -16,7 +16,6 @@ from omegaconf import DictConfig
 from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.cli import escape, output, refusing, run_application, stages
 from bild_lab.lab.config import config_dir
-from bild_lab.report.book.after import in_lab_book
 
 
 def fit(cfg: DictConfig) -> None:
@@ -63,7 +62,7 @@ def fit(cfg: DictConfig) -> None:
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="fit_shape")
 def main(cfg: DictConfig) -> None:
     """One fit."""
-    with refusing("fit_shape"), in_lab_book():
+    with refusing("fit_shape"):
         fit(cfg)
 
 

@@ -19,7 +19,6 @@ from bild_lab.engine.models.ranks import launched, process_group
 from bild_lab.errors import require_model_path, require_whole
 from bild_lab.lab.cli import console, escape, output, refusing, run_application
 from bild_lab.lab.config import config_dir, typed
-from bild_lab.report.book.after import in_lab_book
 
 if TYPE_CHECKING:
     import torch
@@ -91,7 +90,7 @@ def print_summary(job: CalibrationJob, answered: int) -> None:
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="calibration")
 def main(cfg: DictConfig) -> None:
     """One folder of answers."""
-    with refusing(), in_lab_book():
+    with refusing():
         generate(cfg)
 
 

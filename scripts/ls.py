@@ -1,9 +1,10 @@
-"""List everything in outputs, and write the lab book anew: python scripts/ls.py [WORD …] [outputs=DIR]
+"""List the runs in outputs, or print one as a Markdown table: python scripts/ls.py [WORD …] [outputs=DIR]
 
-    python scripts/ls.py                        # the newest of each kind first
-    python scripts/ls.py multi30k interrupted   # what contains all these words
+    python scripts/ls.py                        # all, the newest first; writes outputs/index.html anew
+    python scripts/ls.py multi30k t5-large      # those that contain all these words
+    python scripts/ls.py outputs/NAME           # the points of one, for a page or an issue
 
-A WORD is a name, model, dataset, policy, kind or state.
+A WORD is a name, model, dataset or policy.
 """
 
 from __future__ import annotations
@@ -11,69 +12,74 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from rich.console import Group
-from rich.constrain import Constrain
-from rich.padding import Padding
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
 from bild_lab.errors import UserError
-from bild_lab.lab.cli import console, escape, output, run_application
+from bild_lab.lab.cli import console, escape, output, run_application, stages
 
-if TYPE_CHECKING:
-    from bild_lab.report.book.entry import Entry
-
-STYLES = {"finished": "green", "running": "blue", "interrupted": "yellow", "failed": "red", "damaged": "red"}
-WIDEST = 110  # columns
+POINT = "policy|knobs|quality|difference|speedup|latency|tokens/s|tokens/call|acceptance|same output".split("|")
 
 
 def main() -> None:
     settings = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
+    words = [word for word in sys.argv[1:] if "=" not in word]
     if unknown := sorted(set(settings) - {"outputs"}):
         raise UserError(f"the only setting is outputs=DIR, got {unknown[0]}; leave it out")
-    print_book(Path(settings.get("outputs", "outputs")), [word for word in sys.argv[1:] if "=" not in word])
+    if len(words) == 1 and (Path(words[0]) / "points").is_dir():
+        print_points(Path(words[0]))
+    else:
+        print_runs(Path(settings.get("outputs", "outputs")), words)
 
 
-def print_book(outputs: Path, words: Sequence[str] = ()) -> None:
-    """Print the entries that contain all words, by kind, and write the page. Raises UserError for a missing folder."""
-    from bild_lab.report.book.book import PAGE, TITLES, matching, of_kind, read_entries, write_book
+def print_runs(outputs: Path, words: Sequence[str]) -> None:
+    """Print the runs that contain all words, and write the page. Raises UserError for a missing folder."""
+    from bild_lab.report.index import PAGE, read_runs, write_index
 
     if not outputs.is_dir():
         raise UserError(
             f"{outputs} is no folder; run a sweep first, python run.py experiment=quickstart, or give outputs=DIR"
         )
     try:
-        entries = write_book(outputs)
-        written = f"{outputs / PAGE} shows them with pictures"
+        runs, written = write_index(outputs), f"{outputs / PAGE} shows them too, with their commands"
     except OSError as error:  # another user's folder, or a full disk
-        entries, written = read_entries(outputs), f"{outputs / PAGE} was not written: {error}"
-    chosen = matching(entries, words)
-    for kind, title in TITLES.items():
-        if found := of_kind(chosen, kind):
-            output.print(f"[bold underline]{title}[/bold underline] ({len(found)})")
-            for entry in found:
-                output.print(shown(entry, min(WIDEST, output.width)), soft_wrap=False)
+        runs, written = read_runs(outputs), f"{outputs / PAGE} was not written: {error}"
+    chosen = [run for run in runs if run.contains(words)]
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for title in ("name, date", "models, data", "points", "no loss", "one point"):
+        table.add_column(title, overflow="fold", justify="right" if title == "points" else "left")
+    for run in chosen:
+        name, about = f"{run.name}\n{run.date[:10]}", f"{run.pair}\n{run.data}"
+        table.add_row(*map(Text, (name, about, str(run.points), run.free, run.cheap)))
+    output.print(table)
     if words:
-        console.print(f"{len(chosen)} of {len(entries)} contain {escape(' '.join(words))}")
+        console.print(f"{len(chosen)} of {len(runs)} contain {escape(' '.join(words))}")
     console.print(escape(written))
 
 
-def shown(entry: Entry, width: int) -> Group:
-    """An entry's lines: name, state, date and size; then what was found, and of what."""
-    from bild_lab.report.book.book import day, told_bytes
+def print_points(folder: Path) -> None:
+    """Print a sweep's headline and its points, fastest first, in Markdown. Raises UserError without points."""
+    stages.enter("loading libraries")
+    from bild_lab.lab.formatting import knob_label  # late: pandas takes seconds to load
+    from bild_lab.lab.results.records import Sweep
+    from bild_lab.report.headline import headline
+    from bild_lab.report.page.tables import cell_of
 
-    first = Table.grid(padding=(0, 1, 0, 0), expand=True)
-    first.add_column(ratio=1, overflow="fold")
-    first.add_column(width=26, justify="right")
-    first.add_column(width=16, no_wrap=True)
-    first.add_column(width=9, justify="right", no_wrap=True)
-    state = Text(entry.told_state, STYLES[entry.state])
-    first.add_row(Text(entry.name, "bold"), state, day(entry.date), told_bytes(entry.size_bytes))
-    about = Text(" · ".join(filter(None, (entry.pair, entry.data))), "dim")
-    lines = [Padding(each, (0, 0, 0, 2)) for each in (Text(entry.headline), about) if each]
-    return Group(Constrain(first, width), *(Constrain(line, width) for line in lines))
+    results = Sweep(folder).results()
+    if not results:
+        raise UserError(f"{folder} has no finished points; give the folder of a sweep, outputs/NAME")
+    rows = [POINT, ["---"] * len(POINT)]
+    for result in sorted(results, key=lambda result: result.latency_s.mean):
+        names = ("quality", "quality_difference", "speedup", "latency_s_median", "tokens_per_s")
+        names += ("tokens_per_target_call", "acceptance_rate", "agreement_with_target")
+        cells = [cell_of(result, name) for name in names]
+        numbers = [f"{cell.text} {cell.detail}".strip() for cell in cells]
+        rows.append([f"`{result.policy}`", knob_label(result, list(result.knobs)), *numbers])
+    stages.leave()
+    print(headline(results) + "\n")
+    print("\n".join("| " + " | ".join(cells) + " |" for cells in rows))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from omegaconf import DictConfig
 
 from bild_lab.lab.cli import refusing, run_application
 from bild_lab.lab.config import config_dir
-from bild_lab.report.book.after import in_lab_book
 
 
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="match_rates")
@@ -18,7 +17,7 @@ def main(cfg: DictConfig) -> None:
     """One table."""
     from bild_lab.papers.match_rate_command import match_rates  # torch loads only if there is something to do
 
-    with refusing(), in_lab_book():
+    with refusing():
         match_rates(cfg)
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import output, run_application, stages
-from bild_lab.report.book.after import update
 
 FOLDER = Path("outputs/ppd_theory")
 
@@ -23,7 +22,6 @@ def main() -> None:
     for name, draw in drawn.items():
         draw(FOLDER / f"{name}.png")
     output.print(f"{FOLDER} contains {' and '.join(drawn)}: each as PNG, with its numbers as CSV")
-    update()
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from omegaconf import DictConfig
 from bild_lab.lab.cli import escape, output, refusing, run_application
 from bild_lab.lab.config import config_dir, typed
 from bild_lab.lab.screening.space import as_overrides, given_lists
-from bild_lab.report.book.after import in_lab_book
 
 if TYPE_CHECKING:
     from bild_lab.lab.screening.found import Confirmed, Found
@@ -75,7 +74,7 @@ def confirmed(one: Confirmed, spec: ScreenSpec) -> str:
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="screen")
 def main(cfg: DictConfig) -> None:
     """One screening."""
-    with refusing("screen"), in_lab_book():
+    with refusing("screen"):
         run(cfg)
 
 

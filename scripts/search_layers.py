@@ -17,7 +17,6 @@ from omegaconf import DictConfig
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import escape, output, progress, refusing, run_application
 from bild_lab.lab.config import config_dir, typed
-from bild_lab.report.book.after import in_lab_book
 
 
 def search(cfg: DictConfig) -> None:
@@ -52,7 +51,7 @@ def search(cfg: DictConfig) -> None:
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="search_layers")
 def main(cfg: DictConfig) -> None:
     """One search."""
-    with refusing("search_layers"), in_lab_book():
+    with refusing("search_layers"):
         search(cfg)
 
 

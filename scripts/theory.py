@@ -8,7 +8,6 @@ from pathlib import Path
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import output, run_application, stages
 from bild_lab.lab.schema.result import Result
-from bild_lab.report.book.after import update
 
 FOLDER = Path("outputs/theory")
 
@@ -51,7 +50,6 @@ def main() -> None:
     for name, draw in drawn.items():
         draw(FOLDER / f"{name}.png")
     output.print(f"{FOLDER} contains {', '.join([*drawn, *names])}: each as PNG, with its numbers as CSV")
-    update()
 
 
 if __name__ == "__main__":

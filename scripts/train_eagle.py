@@ -14,7 +14,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.lab.cli import refusing, run_application
 from bild_lab.lab.config import config_dir, typed
-from bild_lab.report.book.after import in_lab_book
 
 
 def train(cfg: DictConfig) -> None:
@@ -30,7 +29,7 @@ def train(cfg: DictConfig) -> None:
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train_eagle")
 def main(cfg: DictConfig) -> None:
     """One EAGLE."""
-    with refusing(), in_lab_book():
+    with refusing():
         train(cfg)
 
 

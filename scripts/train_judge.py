@@ -11,7 +11,6 @@ from omegaconf import DictConfig
 
 from bild_lab.lab.cli import escape, output, progress, refusing, run_application, stages
 from bild_lab.lab.config import config_dir, typed
-from bild_lab.report.book.after import in_lab_book
 
 
 def train(cfg: DictConfig) -> None:
@@ -50,7 +49,7 @@ def train(cfg: DictConfig) -> None:
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train_judge")
 def main(cfg: DictConfig) -> None:
     """One judge."""
-    with refusing(), in_lab_book():
+    with refusing():
         train(cfg)
 
 

@@ -21,7 +21,6 @@ from omegaconf import DictConfig, OmegaConf
 from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.cli import escape, output, refusing, run_application
 from bild_lab.lab.config import config_dir, typed
-from bild_lab.report.book.after import in_lab_book
 
 if TYPE_CHECKING:
     from bild_lab.engine.models.checkpoint import Checkpoint
@@ -97,7 +96,7 @@ def recipe_for(cfg: DictConfig, answers: int) -> Recipe:
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train_lm_heads")
 def main(cfg: DictConfig) -> None:
     """One folder of heads."""
-    with refusing(), in_lab_book():
+    with refusing():
         train(cfg)
 
 

@@ -28,8 +28,7 @@ def report(cfg: DictConfig) -> None:
     from bild_lab.files import write_atomically
     from bild_lab.lab.point import sweep_folder
     from bild_lab.lab.results.records import require_writable
-    from bild_lab.report.wandb.logged import require_logged
-    from bild_lab.report.wandb.report import connect, group_report, publish, report_spec
+    from bild_lab.report.wandb.report import connect, group_report, publish, report_spec, require_logged
 
     require_flag("offline", cfg.offline)
     folder = sweep_folder(cfg)

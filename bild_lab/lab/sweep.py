@@ -10,7 +10,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -40,7 +39,7 @@ from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.point import Point, prepare, sweep_folder
 from bild_lab.lab.point_progress import PointProgress, remaining, title_of
 from bild_lab.lab.results.commands import record_command
-from bild_lab.lab.results.progress import Progress, advance, begin, read_progress, running
+from bild_lab.lab.results.progress import Progress, advance, begin, read_progress
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.runner import run_point
 from bild_lab.lab.schema.result import Failure, FailureCause, Result
@@ -98,7 +97,7 @@ def _measure(point: Point, sweep: Sweep, setup_s: float) -> Result:
     """Measure a point, showing how far it is."""
     progress, place = _own_progress(sweep.folder), _place()
     bars = PointProgress(_title(point), len(point.examples), place, progress.total or place, progress.typical_s)
-    with running(sweep.folder) if launched().first else nullcontext(), bars as shown:
+    with bars as shown:
         result = run_point(point, sweep, setup_s, shown.advance, shown.stage)
     speedup, others = result.speedup.value, result.further_qualities.values()
     faster = "" if speedup is None else f", {times(speedup)}"

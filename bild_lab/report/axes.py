@@ -1,8 +1,14 @@
-"""What every figure of quality against latency shares: ticks, and the corners of the front."""
+"""What both figures of quality against latency share: ticks, the corners of the front, and which points have bars."""
 
 from __future__ import annotations
 
 from bild_lab.lab.results.groups import Group
+from bild_lab.lab.schema.result import Result
+
+
+def with_bars(group: Group) -> list[Result]:
+    """The results whose intervals are drawn at first: all if they are few, else the front and the notable ones."""
+    return [result for result in group.selected() if not result.is_baseline]
 
 
 def speedup_ticks(low: float, high: float) -> list[float]:

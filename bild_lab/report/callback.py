@@ -11,7 +11,6 @@ def reported_sweep() -> Callback:
     """A callback that writes the table, figure and report of a sweep when it ends, however it ends."""
     stages.enter("loading PyTorch")
     from bild_lab.lab.sweep import SweepCallback  # late: torch takes seconds to load
-    from bild_lab.report.live import LiveReport
-    from bild_lab.report.sweep import report_sweep
+    from bild_lab.report.sweep import LiveReport, report_sweep
 
     return SweepCallback(report_sweep, LiveReport())

@@ -1,11 +1,9 @@
-"""Two sweeps or commits, A and B, compared: a table in the terminal, `compare.csv`, `compare.json`, and a page."""
+"""Two sweeps or commits, A and B, compared: a table in the terminal, `compare.csv`, and a page."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +19,20 @@ from bild_lab.lab.formatting import MISSING, interval, knob_label, number, short
 from bild_lab.lab.results.groups import varying_knobs
 from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import Result
-from bild_lab.report.page.forest import forest
-from bild_lab.report.page.tables import TableCell
-from bild_lab.report.page.templates import page_environment
+from bild_lab.report.page.base import page_environment, plotly_js
+from bild_lab.report.page.figures import comparison_figures
+from bild_lab.report.page.tables import TableCell, plain_table
 from bild_lab.report.provenance import unreliable
 from bild_lab.report.terminal import WIDTH
 
 DRIFT = 0.1  # of the baseline's latency, beyond which the machine, not the method, may have changed
-_COLOURS = {"faster": "green", "better": "green", "slower": "red", "worse": "red"}
+_TONES = {"faster": "good", "better": "good", "slower": "bad", "worse": "bad"}  # of verdicts, in `report.css`
+_STYLES = {"good": "green", "bad": "red"}  # and in the terminal
 _LEGEND = (
     "latency B/A: B's total latency over A's on the same examples; below 1 B is faster. Brackets: 95 % intervals, "
     f"paired by example. A quality differs where p < {SIGNIFICANT}, paired."
 )
 _BASE = "baseline B/A: the same of the baselines timed beside them, which should be 1 where only the method changed."
-_SPEED = ("A", "B", "latency B/A", "baseline B/A", "verdict")
-_QUALITY = ("A", "B", "B minus A", "p", "verdict")
 
 
 def summary(compared: Sequence[Compared]) -> str:
@@ -91,14 +88,15 @@ def comparison_table(compared: Sequence[Compared]) -> Table:
     """Tabulate the comparison for the terminal, in A's order."""
     table = Table(box=SIMPLE_HEAD, width=WIDTH, pad_edge=False, padding=0, caption_justify="left")
     table.add_column("point", ratio=1, overflow="fold")
-    for title in ("speedup\nA, B", "latency\nB/A", "speed", "quality A,\nB minus A", "quality"):
+    for title in ("speedup\nA, B", "latency\nB/A", "speed", "quality\nA", "B minus A", "quality"):
         table.add_column(title, justify="left" if title in ("speed", "quality") else "right", no_wrap=True)
-    for one, (point, speed, qualities) in zip(compared, _rows(compared), strict=True):
-        quality, both = qualities[0], TableCell(", ".join(number(speedup.value) for speedup in one.speedups))
-        shown = (point, both, speed[2], speed[4], quality[0], quality[2], quality[4])
-        table.add_row(*(_text(cell) for cell in shown))
-        for further, cells in zip(one.further, qualities[1:], strict=False):
-            table.add_row(f"  {further.metric}", "", "", "", *(_text(cells[place]) for place in (0, 2, 4)))
+    for one in compared:
+        both = TableCell(", ".join(number(speedup.value) for speedup in one.speedups))
+        speed = [_point(one, compared), both, _ratio(one.latency), _verdict(one.speed_verdict)]
+        for place, each in enumerate(one.judged):
+            a, _, difference, verdict = _quality(each)
+            first = speed if place == 0 else [TableCell(f"  {each.metric}"), *[TableCell("")] * 3]
+            table.add_row(*(_text(cell) for cell in (*first, a, difference, verdict)))
     table.caption = Text(_LEGEND, style="dim", justify="left")
     return table
 
@@ -111,7 +109,8 @@ def serving_table(engine: str, compared: Sequence[Compared]) -> Table:
     table.add_column("figure")
     for side in ("A", "B"):
         table.add_column(side, justify="right", overflow="fold")
-    for one, (point, _, _) in zip(compared, _rows(compared), strict=True):
+    for one in compared:
+        point = _point(one, compared)
         a, b = (figures(side, engine) for side in (one.pair.a, one.pair.b))
         for place, name in enumerate(a):
             table.add_row(_text(point) if place == 0 else "", name, _figure(a[name]), _figure(b[name]))
@@ -157,7 +156,7 @@ def comparison_frame(compared: Sequence[Compared]) -> pd.DataFrame:
 
 
 def _columns(one: ComparedQuality) -> dict[str, Any]:
-    """The columns of a metric behind the leading one."""
+    """The columns of a metric after the leading one."""
     return {
         f"{one.metric}_a": one.values[0],
         f"{one.metric}_b": one.values[1],
@@ -170,82 +169,75 @@ def _columns(one: ComparedQuality) -> dict[str, Any]:
 def write_comparison(
     folder: Path, names: tuple[str, str], compared: Sequence[Compared], remarks: Sequence[str]
 ) -> None:
-    """Write `compare.csv`, `compare.json` (what the lab book says) and `compare.html`.
-
-    Everything that came from outside the package is escaped.
-    """
-    rows, said = _rows(compared), summary(compared)
-    about = {"names": names, "summary": said, "notes": remarks, "compared": datetime.now(UTC).isoformat()}
+    """Write `compare.csv` and `compare.html`. Everything that came from outside the package is escaped."""
     write_atomically(folder / "compare.csv", comparison_frame(compared).to_csv(index=False).encode())
-    write_atomically(folder / "compare.json", json.dumps(about, indent=2, ensure_ascii=False).encode())
+    points = [_point(one, compared) for one in compared]
     page = page_environment().get_template("compare.html.j2")
     text = page.render(
         names=names,
-        summary=said,
+        summary=summary(compared),
         notes=remarks,
         legend=f"{_LEGEND} {_BASE}",
-        speed=_SPEED,
-        metrics=_metrics(compared),
-        quality=_QUALITY,
-        rows=rows,
-        forest=forest(compared, [" ".join(filter(None, (point.text, point.detail))) for point, _, _ in rows]),
+        table=plain_table(_rows(compared)),
+        figures=comparison_figures(compared, [f"{point.text} {point.detail}" for point in points]),
+        plotly=plotly_js(),
     )
     write_atomically(folder / "compare.html", text.encode())
 
 
-def _rows(compared: Sequence[Compared]) -> list[tuple[TableCell, list[TableCell], list[list[TableCell]]]]:
-    """The cells of each point: its name, its speed, and its quality by every metric.
-
-    Knobs that a policy's points share are left out.
-    """
-    metrics = len(_metrics(compared))
-    return [_row(one, _distinguishing([other.pair.a for other in compared], one.pair.a), metrics) for one in compared]
-
-
-def _metrics(compared: Sequence[Compared]) -> list[str]:
-    """The metrics as shown, the leading one first."""
+def _rows(compared: Sequence[Compared]) -> list[dict[str, TableCell]]:
+    """The cells of each point by their titles: its name, its speed, and its quality by every metric."""
     lead = {one.pair.a.quality.metric for one in compared}
-    further = dict.fromkeys(each.metric for one in compared for each in one.further)
-    return ["quality" if len(lead) > 1 else lead.pop(), *further]
+    metrics = ["quality" if len(lead) > 1 else lead.pop()]
+    metrics += dict.fromkeys(each.metric for one in compared for each in one.further)
+    rows = []
+    for one in compared:
+        a, b = (TableCell(times(each.value), interval(each.low, each.high)) for each in one.speedups)
+        row = {"point": _point(one, compared), "speedup A": a, "speedup B": b}
+        row |= {"latency B/A": _ratio(one.latency), "baseline B/A": _ratio(one.baseline_latency)}
+        row |= {"speed": _verdict(one.speed_verdict)}
+        judged = dict(zip((metrics[0], *(each.metric for each in one.further)), one.judged, strict=True))
+        for metric in metrics:
+            titles = (f"{metric} A", f"{metric} B", f"{metric}, B minus A", f"{metric}, verdict")
+            row |= dict(zip(titles, _quality(judged.get(metric)), strict=True))
+        rows.append(row)
+    return rows
 
 
-def _distinguishing(results: Sequence[Result], own: Result) -> list[str]:
-    peers = [result for result in results if result.policy == own.policy]
-    return [knob for knob in varying_knobs(peers) if knob in own.knobs] if len(peers) > 1 else list(own.knobs)
-
-
-def _row(one: Compared, knobs: list[str], metrics: int) -> tuple[TableCell, list[TableCell], list[list[TableCell]]]:
-    latency, base = one.latency, one.baseline_latency
+def _point(one: Compared, compared: Sequence[Compared]) -> TableCell:
+    """A point's name. Knobs that all points of its policy share are left out."""
+    own = one.pair.a
+    peers = [other.pair.a for other in compared if other.pair.a.policy == own.policy]
+    knobs = [knob for knob in varying_knobs(peers) if knob in own.knobs] if len(peers) > 1 else list(own.knobs)
     setting = ", ".join(f"{key} {short_name(value)}" for key, value in one.pair.distinct.items())
-    point = TableCell(one.pair.a.policy, ", ".join(filter(None, (knob_label(one.pair.a, knobs), setting))))
-    speed = [
-        *(TableCell(times(each.value), _bounds(each)) for each in one.speedups),
-        TableCell(MISSING) if latency is None else TableCell(number(latency.value, 3), _bounds(latency)),
-        TableCell(MISSING) if base is None else TableCell(number(base.value, 3), _bounds(base)),
-        TableCell(one.speed_verdict),
-    ]
-    qualities = [_quality(each) for each in one.judged]
-    return point, speed, qualities + [[TableCell(MISSING)] * len(_QUALITY)] * (metrics - len(qualities))
+    return TableCell(own.policy, ", ".join(filter(None, (knob_label(own, knobs), setting))))
 
 
-def _quality(one: ComparedQuality) -> list[TableCell]:
-    found = one.difference
-    return [
-        *(TableCell(number(value)) for value in one.values),
-        TableCell(MISSING) if found is None else TableCell(signed(found.value), signed_interval(found.low, found.high)),
-        TableCell(MISSING if found is None else number(found.p_value, 3)),
-        TableCell(one.verdict),
-    ]
+def _ratio(ratio: Speedup | None) -> TableCell:
+    if ratio is None:
+        return TableCell(MISSING)
+    return TableCell(number(ratio.value, 3), interval(ratio.low, ratio.high), ratio.value)
+
+
+def _verdict(verdict: str, detail: str = "") -> TableCell:
+    return TableCell(verdict, detail, tone=_TONES.get(verdict, ""))
+
+
+def _quality(one: ComparedQuality | None) -> list[TableCell]:
+    """A metric of A and of B, the difference, and the verdict with its p-value."""
+    if one is None:
+        return [TableCell(MISSING)] * 4
+    found, change = one.difference, TableCell(MISSING)
+    if found is not None:
+        change = TableCell(signed(found.value), signed_interval(found.low, found.high), found.value)
+    p_value = "" if found is None else f"p {number(found.p_value, 3)}"
+    return [*(TableCell(number(value)) for value in one.values), change, _verdict(one.verdict, p_value)]
 
 
 def _text(cell: TableCell) -> Text:
     # a verdict of two words is written on two lines
-    lines = cell.text.replace(" ", "\n") if cell.text in (SAME, NOT_COMPARED) else f"{cell.text}\n{cell.detail}".strip()
-    return Text(lines, style=_COLOURS.get(cell.text, ""))
-
-
-def _bounds(ratio: Speedup) -> str:
-    return interval(ratio.low, ratio.high)
+    text = cell.text.replace(" ", "\n") if cell.text in (SAME, NOT_COMPARED) else cell.text
+    return Text("\n".join(filter(None, (text, cell.detail))), style=_STYLES.get(cell.tone, ""))
 
 
 def _estimate(name: str, found: Any) -> dict[str, float | None]:

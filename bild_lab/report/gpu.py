@@ -12,7 +12,7 @@ from typing import Any
 
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
-from bild_lab.report.page.templates import page_environment
+from bild_lab.report.page.base import page_environment
 
 PASSED, FAILED, LEFT_OUT = "passed", "failed", "left out"
 MOST_LINES = 40  # of a failure's output

@@ -1,11 +1,15 @@
-"""The Pareto figure as a static image: quality against latency, one panel per setting (BiLD Figure 4)."""
+"""The Pareto figure as a static image: quality against latency, one panel per setting (BiLD Figure 4).
+
+Front points have their knobs beside them where there is room.
+"""
 
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 from matplotlib import rc_context
@@ -13,23 +17,28 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.path import Path as MatplotlibPath
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.transforms import Bbox
 
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
 from bild_lab.lab.formatting import MINUS, TIMES, knob_label, short_name
 from bild_lab.lab.results.groups import Group, by_setting
 from bild_lab.lab.schema.result import Result
-from bild_lab.report.axes import front_corners, log_ticks, speedups_on_axis
-from bild_lab.report.bars import cut_at, with_bars
-from bild_lab.report.labels import Box, place_labels, segment_boxes
+from bild_lab.report.axes import front_corners, log_ticks, speedups_on_axis, with_bars
 from bild_lab.report.provenance import caption
 from bild_lab.report.style import FIGURE_STYLE, HAIRLINE, INK, MUTED, Mark, marks
 
 _PANEL_INCHES = (8.0, 5.0)
 _DPI = 150
 _LABELS_AT_MOST = 6
-_ARROWS = {"left": "<", "right": ">", "down": "v", "up": "^"}
+_DISTANCES, _ANGLES = (
+    (14, 24, 36, 52, 70, 92),
+    (45, 135, 90, 315, 225, 270, 0, 180, 20, 160, 70, 110),
+)  # pixels, degrees
+
+XY = tuple[float, float]  # in pixels
 
 
 @dataclass(frozen=True)
@@ -45,9 +54,9 @@ class _Panel:
 
 
 def draw_pareto(results: Sequence[Result], path: Path) -> None:
-    """Draw quality against latency relative to the baseline, and write it as a PNG of 1200 x 750 pixels.
+    """Draw quality against latency relative to the baseline: a PNG of 1200 x 750 pixels, and a PDF for a paper.
 
-    Results of different settings never share a panel: each further setting adds one below.
+    Results of different settings never share a panel: each further setting adds one below. path: of the PNG.
 
     Raises:
         UserError: no result has both a latency and a quality.
@@ -59,14 +68,15 @@ def draw_pareto(results: Sequence[Result], path: Path) -> None:
     height = 1 / len(groups)
     with rc_context(FIGURE_STYLE):
         figure = Figure(figsize=(_PANEL_INCHES[0], _PANEL_INCHES[1] * len(groups)), dpi=_DPI)
-        canvas = FigureCanvasAgg(figure)
+        FigureCanvasAgg(figure)
         for row, group in enumerate(groups, start=1):
             bottom = 1 - row * height
             axes = figure.add_axes((0.09, bottom + 0.205 * height, 0.81, 0.58 * height))
             _draw_panel(_Panel(figure, axes, group, colours, bottom, height))
-        image = io.BytesIO()
-        canvas.print_png(image)
-    write_atomically(path, image.getvalue())
+        for suffix in (".pdf", ".png"):
+            image = io.BytesIO()
+            figure.savefig(image, format=suffix[1:])
+            write_atomically(path.with_suffix(suffix), image.getvalue())
 
 
 def _draw_panel(panel: _Panel) -> None:
@@ -86,10 +96,9 @@ def _draw_panel(panel: _Panel) -> None:
 
 
 def _draw_points(panel: _Panel) -> None:
-    """The marks; bars and arrows where bars are cut for the points that `with_bars` selects."""
+    """The marks; bars for the points that `with_bars` selects."""
     front = {id(result) for result in panel.group.front()}
     barred = {id(result) for result in with_bars(panel.group)}
-    limits = panel.group.limits()
     for result in reversed(panel.group.results):
         position = panel.group.position(result)
         if position is None or result.is_baseline:  # it has its own mark
@@ -97,21 +106,16 @@ def _draw_points(panel: _Panel) -> None:
         mark = panel.colours[result.policy]
         chosen = id(result) in front
         if id(result) in barred:
-            at, cuts = cut_at(position, limits)
             panel.axes.errorbar(
-                at.x,
-                at.y,
-                xerr=[[max(0.0, at.x - at.x_low)], [max(0.0, at.x_high - at.x)]],
-                yerr=[[max(0.0, at.y - at.y_low)], [max(0.0, at.y_high - at.y)]],
+                position.x,
+                position.y,
+                xerr=[[max(0.0, position.x - position.x_low)], [max(0.0, position.x_high - position.x)]],
+                yerr=[[max(0.0, position.y - position.y_low)], [max(0.0, position.y_high - position.y)]],
                 fmt="none",
                 ecolor=mark.colour,
                 elinewidth=0.9,
                 zorder=2,
             )
-            for each in cuts:
-                panel.axes.plot(
-                    each.x, each.y, _ARROWS[each.direction], color=mark.colour, ms=4.5, clip_on=False, zorder=3
-                )
         fill = mark.colour if chosen else "white"
         order = 5 if chosen else 4
         panel.axes.plot(position.x, position.y, mark.marker, ms=6.5, mfc=fill, mec=mark.colour, mew=1.3, zorder=order)
@@ -199,50 +203,61 @@ def _draw_legend(panel: _Panel) -> None:
 def _label_front(panel: _Panel) -> None:
     """Write the knobs of some front points beside them, if there is room."""
     group, axes = panel.group, panel.axes
-    chosen = _spread([result for result in group.front() if knob_label(result, group.knobs(result))])
-    if not chosen:
-        return
-    texts = [
-        axes.text(0, 0, knob_label(result, group.knobs(result), "\n"), size=7.5, ha="center", va="center", zorder=7)
-        for result in chosen
-    ]
-    sizes = [(box.width, box.height) for box in (text.get_window_extent() for text in texts)]
-    anchors = [_pixel(axes, group, result) for result in chosen]
-    hard = [(x - 9, y - 9, x + 9, y + 9) for x, y in (_pixel(axes, group, result) for result in group.results)]
-    centers = place_labels(anchors, sizes, hard, _lines(axes, group), axes.get_window_extent().extents)
-    for text, anchor, center in zip(texts, anchors, centers, strict=True):
-        if center is None:
+    front = [result for result in group.front() if knob_label(result, group.knobs(result))]
+    if len(front) > _LABELS_AT_MOST:  # evenly over the front, with both its ends
+        front = [front[round(at * (len(front) - 1) / (_LABELS_AT_MOST - 1))] for at in range(_LABELS_AT_MOST)]
+    placed = [at for result in group.results if (at := group.position(result)) is not None]
+    taken = [Bbox.from_extents(x - 9, y - 9, x + 9, y + 9) for x, y in (_pixel(axes, at.x, at.y) for at in placed)]
+    for result in front:
+        at = group.position(result)
+        label = knob_label(result, group.knobs(result), "\n")
+        text = axes.text(at.x, at.y, label, size=7.5, ha="center", va="center", zorder=7)
+        anchor = _pixel(axes, at.x, at.y)
+        box = free_place(anchor, text.get_window_extent(), taken, _lines(axes, group), axes.get_window_extent())
+        if box is None:
             text.remove()
             continue
-        text.set_position(axes.transData.inverted().transform(center))
-        ends = axes.transData.inverted().transform([anchor, center])
-        axes.plot(*ends.T, color=MUTED, linewidth=0.6, alpha=0.7, zorder=2.5)
+        taken.append(box)
+        center = axes.transData.inverted().transform(((box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2))
+        text.set_position(center)
         text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1.2, "alpha": 0.9})
+        axes.plot((at.x, center[0]), (at.y, center[1]), color=MUTED, linewidth=0.6, alpha=0.7, zorder=2.5)
 
 
-def _lines(axes: Axes, group: Group) -> list[Box]:
-    """Cover with boxes what labels should avoid: the front, its intervals, the horizontal lines."""
-    segments = []
-    for (x, y), (next_x, next_y) in pairwise(front_corners(group)):
-        segments += [((x, y), (next_x, y)), ((next_x, y), (next_x, next_y))]
-    for result in group.front():
-        at = group.position(result)
-        segments += [((at.x_low, at.y), (at.x_high, at.y)), ((at.x, at.y_low), (at.x, at.y_high))]
+def free_place(
+    anchor: XY, label: Bbox, taken: Sequence[Bbox], lines: Sequence[MatplotlibPath], bounds: Bbox
+) -> Bbox | None:
+    """The nearest place for a label that covers no other box and stays inside the bounds, in pixels; None without one.
+
+    It avoids lines if it can.
+    """
+    crossing = None
+    for distance, angle in product(_DISTANCES, _ANGLES):
+        right, up = math.cos(math.radians(angle)), math.sin(math.radians(angle))
+        # pushed out until the nearest edge, not the center, is so far from the anchor
+        x, y = anchor[0] + right * (distance + label.width / 2), anchor[1] + up * (distance + label.height / 2)
+        box = Bbox.from_bounds(x - label.width / 2, y - label.height / 2, label.width, label.height).padded(3)
+        inside = bounds.x0 <= box.x0 and box.x1 <= bounds.x1 and bounds.y0 <= box.y0 and box.y1 <= bounds.y1
+        if not inside or box.count_overlaps(taken):
+            continue
+        if not any(line.intersects_bbox(box, filled=False) for line in lines):
+            return box
+        crossing = crossing or box
+    return crossing
+
+
+def _lines(axes: Axes, group: Group) -> list[MatplotlibPath]:
+    """What labels should avoid, in pixels: the front, its intervals, the horizontal lines."""
+    steps = [corner for a, b in pairwise(front_corners(group)) for corner in (a, (b[0], a[1]), b)]
+    lines = [steps] if steps else []
+    for at in (group.position(result) for result in group.front()):
+        lines += [[(at.x_low, at.y), (at.x_high, at.y)], [(at.x, at.y_low), (at.x, at.y_high)]]
     if group.relative and group.baseline_quality is not None:
         levels = (group.baseline_quality, group.baseline_quality - 1)
-        segments += [((axes.get_xlim()[0], level), (axes.get_xlim()[1], level)) for level in levels]
-    pixels = [axes.transData.transform(segment) for segment in segments]
-    return [box for start, end in pixels for box in segment_boxes(tuple(start), tuple(end))]
+        lines += [[(x, level) for x in axes.get_xlim()] for level in levels]
+    return [MatplotlibPath(axes.transData.transform(line)) for line in lines]
 
 
-def _pixel(axes: Axes, group: Group, result: Result) -> tuple[float, float]:
-    at = group.position(result)
-    x, y = axes.transData.transform((at.x, at.y)) if at is not None else (-1e6, -1e6)
-    return float(x), float(y)
-
-
-def _spread(front: list[Result]) -> list[Result]:
-    """Choose at most six results, evenly over the front and with both its ends."""
-    if len(front) <= _LABELS_AT_MOST:
-        return front
-    return [front[round(index * (len(front) - 1) / (_LABELS_AT_MOST - 1))] for index in range(_LABELS_AT_MOST)]
+def _pixel(axes: Axes, x: float, y: float) -> XY:
+    across, up = axes.transData.transform((x, y))
+    return float(across), float(up)

@@ -19,9 +19,8 @@ def notes(results: Sequence[Result], older: int = 0) -> list[str]:
     """Return what a reader must know before trusting the numbers, a sentence each; usually none."""
     remarks = unreliable(results)
     if older:
-        remarks.append(
-            f"{_many(older, 'older measurement')} of these points {_are(older)} kept in the folder, not shown."
-        )
+        kept = f"{_many(older, 'older measurement')} of these points {'is' if older == 1 else 'are'} kept"
+        remarks.append(f"{kept} in the folder, not shown.")
     if len(found := sources(results)) > 1:
         differing = ", ".join(key for key in found[0] if key != "points")
         remarks.append(f"The points come from {len(found)} sources, which differ in {differing}.")
@@ -30,24 +29,20 @@ def notes(results: Sequence[Result], older: int = 0) -> list[str]:
 
 def unreliable(results: Sequence[Result]) -> list[str]:
     """Return which timings cannot be relied on, a sentence for each reason; usually none."""
-    remarks = []
-    shared = sum(bool(result.environment.shared_device) for result in results)
-    if shared:
-        remarks.append(
-            f"{shared} of {_many(len(results), 'point')} {_were(shared)} timed beside other jobs on the same device: "
-            "do not rely on their latencies and speedups; their quality is valid. "
-            "Alone, with resume=false, they can be timed anew."
-        )
+    shared = [result for result in results if result.environment.shared_device]
     busy = [result.environment.busy_elsewhere_percent for result in results if result.environment.busy]
-    if busy:
-        low, high = number(min(busy), 0), number(max(busy), 0)
-        used = low if low == high else f"{low} to {high}"
-        remarks.append(
-            f"{len(busy)} of {_many(len(results), 'point')} {_were(len(busy))} timed while other programs used "
-            f"{used} % of the machine: do not rely on their latencies and speedups; "
-            "their quality is valid. On an idle machine, with resume=false, they can be timed anew."
-        )
-    return remarks
+    used = " to ".join(dict.fromkeys(number(end, 0) for end in (min(busy), max(busy)))) if busy else ""
+    reasons = (
+        (len(shared), "beside other jobs on the same device", "Alone"),
+        (len(busy), f"while other programs used {used} % of the machine", "On an idle machine"),
+    )
+    points = _many(len(results), "point")
+    return [
+        f"{count} of {points} {'was' if count == 1 else 'were'} timed {how}: do not rely on their latencies and "
+        f"speedups; their quality is valid. {where}, with resume=false, they can be timed anew."
+        for count, how, where in reasons
+        if count
+    ]
 
 
 def disturbance(environment: Environment) -> str:
@@ -83,11 +78,3 @@ def _source(result: Result) -> dict[str, str]:
 
 def _many(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
-
-
-def _were(count: int) -> str:
-    return "was" if count == 1 else "were"
-
-
-def _are(count: int) -> str:
-    return "is" if count == 1 else "are"

@@ -1,36 +1,39 @@
-"""The report of a sweep: its files, and the summary in the terminal."""
+"""The report of a sweep: its files, and the summary in the terminal; also between the points of one that runs."""
 
 from __future__ import annotations
 
-from bild_lab.lab.cli import escape, output
+import math
+import time
+
+from bild_lab.lab.cli import console, escape, output
 from bild_lab.lab.results.records import Sweep
-from bild_lab.report.book.after import update
+
+SHARE = 0.02  # of the time since the page was last written, at most, that writing it may take
 
 
 def report_sweep(sweep: Sweep) -> None:
-    """Write a sweep's table, figure and report, and print a summary."""
+    """Write a sweep's table, figure and report and the list of all runs, and print a summary."""
     # drawing libraries take seconds to import: bad input is refused before that
     from bild_lab.lab.results.groups import by_setting
     from bild_lab.lab.results.table import write_table
-    from bild_lab.report.categories import terminal_table
-    from bild_lab.report.headline import headline, leading
+    from bild_lab.report.headline import headline, leading, reason_lines
+    from bild_lab.report.index import update_index
+    from bild_lab.report.page.grid import SCREENED
     from bild_lab.report.page.html import write_html
-    from bild_lab.report.page.plane import screened_policies
     from bild_lab.report.pareto_figure import draw_pareto
     from bild_lab.report.provenance import notes
-    from bild_lab.report.reasons import reason_lines
-    from bild_lab.report.terminal import sweep_table
+    from bild_lab.report.terminal import category_table, sweep_table
 
     with sweep.report_lock():
         results, failures, older = sweep.results(), sweep.failures(), sweep.older()
         if results:
             write_table(results, sweep.folder / "sweep.csv")
             draw_pareto(results, sweep.folder / "pareto.png")
-        if results or failures or screened_policies(sweep.folder):
+        if results or failures or (sweep.folder / SCREENED).is_file():
             write_html(sweep.name, results, failures, sweep.folder / "report.html", older)
         if results or failures:
             output.print(sweep_table(results, failures))
-        if (categories := terminal_table(results)) is not None:
+        if (categories := category_table(results)) is not None:
             output.print(categories)
     output.print(escape(headline(results)))
     group = leading(by_setting(results))
@@ -39,4 +42,34 @@ def report_sweep(sweep: Sweep) -> None:
     for remark in notes(results, older):
         output.print(escape(remark))
     output.print(f"{sweep.folder}/report.html, pareto.png and sweep.csv hold the rest")
-    update(sweep.folder.parent)
+    update_index(sweep.folder.parent)
+
+
+class LiveReport:
+    """Rewrites `report.html` when called, unless that would take too much of the sweep's time.
+
+    It runs between points, never while one is timed. A sweep of short points gets its page less often.
+    """
+
+    def __init__(self) -> None:
+        self._cost_s = 0.0
+        self._written_s = -math.inf
+
+    def __call__(self, sweep: Sweep, progress: str) -> None:
+        """Write the page, with how far the sweep is, if it is due.
+
+        A fault is printed and does not end the sweep: the last report is still to come.
+        """
+        if self._cost_s > SHARE * (time.perf_counter() - self._written_s):
+            return
+        from bild_lab.report.page import html  # imported once, which says nothing of what writing costs
+
+        begin = time.perf_counter()
+        try:
+            with sweep.report_lock():
+                results, path = sweep.results(), sweep.folder / "report.html"
+                html.write_html(sweep.name, results, sweep.failures(), path, sweep.older(), progress=progress)
+        except Exception as error:  # whatever a damaged result or a full disk raises
+            console.print(f"the report between points could not be written: {escape(str(error))}")
+        self._written_s = time.perf_counter()
+        self._cost_s = self._written_s - begin

@@ -1,4 +1,4 @@
-"""What a sweep found, in the terminal: a table of at most 80 columns."""
+"""What a sweep found, in the terminal: tables of at most 80 columns."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from bild_lab.lab.formatting import (
     knob_label,
     number,
     percent,
+    point_label,
+    short_name,
     signed,
 )
 from bild_lab.lab.results.groups import Group, by_setting, differing_keys
 from bild_lab.lab.schema.result import COLUMNS, Failure, Result
+from bild_lab.report.page.tables import CATEGORY, categories_of
 from bild_lab.report.provenance import disturbance
 
 WIDTH = 80
@@ -39,7 +42,7 @@ _LEGEND = (
     + "."
 )
 _UNRELIABLE = "timed while the machine was busy with something else: do not rely on this speedup"
-_MESSAGE_AT_MOST = 300
+_MESSAGE_AT_MOST, _LONGEST = 300, 80  # characters of a message, of a value of the setting
 
 
 def sweep_table(results: Sequence[Result], failures: Sequence[Failure]) -> Table:
@@ -69,19 +72,31 @@ def sweep_table(results: Sequence[Result], failures: Sequence[Failure]) -> Table
     return table
 
 
+def category_table(results: Sequence[Result]) -> Table | None:
+    """Tabulate each setting's best point at no loss, or its fastest, by category; None without categories."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("category", overflow="fold")
+    for name in CATEGORY:
+        table.add_column(COLUMNS[name].short_title, justify="right", no_wrap=True)
+    for group in by_setting(results):
+        best = group.best(0.0) or group.results[0]
+        if not best.categories:
+            continue
+        why = disturbance(best.environment)
+        table.add_row(Text(point_label(best, group.knobs(best)) + (f", {why}" if why else ""), style="bold"))
+        for name, one in categories_of(best).items():
+            faster = f"{number(one.speedup.value)} {interval(one.speedup.low, one.speedup.high)}".strip()
+            cells = [name, number(one.n_examples, 0), faster, number(one.tokens_per_s, 1)]
+            cells += [number(one.tokens_per_target_call), percent(one.acceptance_rate).replace(" ", "")]
+            table.add_row(*map(Text, cells))
+        table.add_section()
+    return table if table.row_count else None
+
+
 def _difference(group: Group, groups: list[Group]) -> str:
-    """What tells the setting from the others. Of the versions of code and packages only those that differ."""
-    told = [f"{key} {group.setting.get(key)}" for key in differing_keys(groups) if key != "code"]
-    versions = [_versions(one) for one in groups]
-    differing = [name for name in versions[0] if len({one.get(name) for one in versions}) > 1]
-    told += [f"{name} {_versions(group).get(name)}" for name in differing]
-    return ", ".join(told) or group.metric
-
-
-def _versions(group: Group) -> dict[str, str]:
-    """By name: the setting has them as `code HASH torch 2.13.0 …`."""
-    words = str(group.setting.get("code")).split()
-    return dict(zip(words[::2], words[1::2], strict=False))
+    """How the setting differs from the others."""
+    words = [f"{key} {short_name(str(group.setting.get(key)), _LONGEST)}" for key in differing_keys(groups)]
+    return ", ".join(words) or group.metric
 
 
 def _cells(group: Group, result: Result) -> list[Text]:

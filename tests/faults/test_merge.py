@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,7 +49,8 @@ def test_points_of_several_machines_become_one_sweep(command: Command) -> None:
     }
     assert "The points come from 2 sources, which differ in sweep, host." in printed
     page = Path("outputs/all/report.html").read_text()
-    assert "Where the points came from" in page and "<tr><td>one</td><td>a</td><td>1</td></tr>" in page
+    assert "Where the points came from" in page
+    assert ["one", "a", "1"] in [re.findall(r"<td[^>]*>(\w*)</td>", row) for row in page.split("</tr>")]
     assert len(one.results()) == 2  # as it was
 
 
@@ -85,7 +87,7 @@ def test_timings_of_different_hardware_never_share_a_curve(command: Command) -> 
         {"EPYC"},
         {"H200, EPYC"},
     ]
-    assert Path("outputs/all/report.html").read_text().count('class="figure" data-figure="pareto') == 2
+    assert Path("outputs/all/report.html").read_text().count('<h3 id="pareto-') == 2
 
 
 @pytest.mark.parametrize(

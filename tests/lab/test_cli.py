@@ -20,7 +20,6 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from markupsafe import escape
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
@@ -33,8 +32,8 @@ from bild_lab.lab.measure.environment import DeviceUse
 from bild_lab.lab.point import DEFAULT_THREADS
 from bild_lab.lab.results.commands import read_commands
 from bild_lab.lab.results.records import Sweep
-from bild_lab.report.book.book import read_entries
-from bild_lab.report.live import LiveReport
+from bild_lab.report.index import read_runs
+from bild_lab.report.sweep import LiveReport
 from tests.thinned import thinned
 
 Command = Callable[..., tuple[int, str]]
@@ -92,8 +91,9 @@ def test_a_sweep_leaves_everything_it_promises(command: Command, base: list[str]
     assert (frame["speedup_low"] <= frame["speedup"]).all() and (frame["speedup"] <= frame["speedup_high"]).all()
     assert Path("outputs/tested/pareto.png").stat().st_size > 10_000
     assert Path("outputs/tested/report.html").stat().st_size > 1_000_000  # plotly travels inside
-    (entry,) = read_entries(Path("outputs"))
-    assert entry.told_state == "finished, 4 points" and escape(entry.headline) in Path("outputs/index.html").read_text()
+    (listed,) = read_runs(Path("outputs"))
+    assert (listed.points, listed.free) == (4, "too few examples")
+    assert listed.link in Path("outputs/index.html").read_text()
     assert {folder.name for folder in points()} == set(frame["point"])
     for folder in points():
         assert sorted(file.name for file in folder.iterdir()) == ["config.yaml", "examples.jsonl", "result.json"]
@@ -168,7 +168,7 @@ def test_a_failing_point_does_not_end_a_sweep(command: Command, base: list[str],
     (failure,) = Path("outputs/tested/points").glob("*/failed.json")
     assert "no checkpoint folder" in json.loads(failure.read_text())["error"]["message"]
     assert "no checkpoint folder" in Path("outputs/tested/report.html").read_text()
-    assert [one.told_state for one in read_entries(Path("outputs"))] == ["failed, 1 of 3 points"]
+    assert [one.points for one in read_runs(Path("outputs"))] == [2]
 
 
 @pytest.mark.slow

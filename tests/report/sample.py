@@ -12,34 +12,15 @@ from bild_lab.lab.schema.numbers import Counts
 from bild_lab.lab.schema.result import SCHEMA, Failure, FailureCause, Result
 
 SETTING = {
-    "target": "t5-large",
-    "draft": "t5-tiny",
-    "dataset": "multi30k",
-    "split": "test",
-    "n_examples": 100,
-    "metric": "bleu",
-    "dtype": "bfloat16",
-    "device": "cpu",
-    "threads": 2,
-    "engine": "hf",
+    **{"target": "t5-large", "draft": "t5-tiny", "dataset": "multi30k", "split": "test", "n_examples": 100},
+    **{"metric": "bleu", "dtype": "bfloat16", "device": "cpu", "threads": 2, "engine": "hf"},
     "decoding": {"max_new_tokens": 128, "temperature": 0.0, "top_k": None, "top_p": None},
-    "seed": 0,
-    "repeats": 3,
-    "warmup": 3,
-    "baseline": "vanilla",
+    **{"seed": 0, "repeats": 3, "warmup": 3, "baseline": "vanilla"},
 }
 ENVIRONMENT = {
-    "bild_lab": "0.1.0",
-    "torch": "2.13.0",
-    "transformers": "5.23.0",
-    "python": "3.11.7",
-    "cpu": "AMD EPYC 7B13",
-    "cores": 2,
-    "gpu": None,
-    "os": "Linux 6.1",
-    "git": "abc1234",
-    "load_average": 0.4,
-    "started": "2026-11-21T06:00:00Z",
+    **{"bild_lab": "0.1.0", "torch": "2.13.0", "transformers": "5.23.0", "python": "3.11.7"},
+    **{"cpu": "AMD EPYC 7B13", "cores": 2, "gpu": None, "os": "Linux 6.1", "git": "abc1234"},
+    **{"load_average": 0.4, "started": "2026-11-21T06:00:00Z"},
 }
 BASELINE_MEAN_S = 0.110
 BASELINE_QUALITY = 41.0
@@ -206,14 +187,9 @@ def _seconds(mean: float) -> dict:
 
 
 def _cost(flops_ratio: float, bytes_ratio: float) -> dict:
-    return {
-        "flops_per_token": 5.4e7 * flops_ratio,
-        "bytes_per_token": 5.6e7 * bytes_ratio,
-        "flops_per_byte": 0.96 * flops_ratio / bytes_ratio,
-        "flops_ratio": flops_ratio,
-        "bytes_ratio": bytes_ratio,
-        "intensity_ratio": flops_ratio / bytes_ratio,
-    }
+    ratios = {"flops_ratio": flops_ratio, "bytes_ratio": bytes_ratio, "intensity_ratio": flops_ratio / bytes_ratio}
+    per_token = {"flops_per_token": 5.4e7 * flops_ratio, "bytes_per_token": 5.6e7 * bytes_ratio}
+    return {**per_token, "flops_per_byte": 0.96 * flops_ratio / bytes_ratio, **ratios}
 
 
 def sample_prediction(policy: str, knobs: dict, speedup: float, acceptance: float) -> dict:

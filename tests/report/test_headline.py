@@ -1,12 +1,26 @@
-"""Tests of the headline: it says no more than the intervals do."""
+"""The headline says no more than the intervals do, and the reasons what each policy's speedup is made of."""
+
+from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
-from bild_lab.report.headline import headline
-from tests.report.sample import ENVIRONMENT, sample_baseline, sample_result, sample_sweep, with_quality
+from bild_lab.lab.results.groups import by_setting
+from bild_lab.lab.schema.result import Result
+from bild_lab.report.headline import headline, reason_lines
+from tests.report.sample import (
+    ENVIRONMENT,
+    sample_baseline,
+    sample_prediction,
+    sample_result,
+    sample_sweep,
+    with_quality,
+)
 
 EXACT = {"agreement_with_target": 1.0}
 CHANGED = {"agreement_with_target": 0.3}
+STAGES = {"prefill": 0.1, "draft": 0.2, "verify": 0.6, "host": 0.1}
 
 
 def test_what_is_certain_comes_before_what_was_only_not_seen():
@@ -22,7 +36,7 @@ def test_what_is_certain_comes_before_what_was_only_not_seen():
     )
 
 
-def test_no_loss_is_told_with_its_interval_and_the_share_of_equal_texts():
+def test_no_loss_has_its_interval_and_the_share_of_equal_texts():
     result = with_quality(sample_result("bild", {}, 1.7, 0.87, **CHANGED), difference_low=-2.88, difference_high=4.92)
     assert headline([result]) == (
         "No loss of BLEU measured: bild decodes 1.70× [1.65, 1.75] as fast as vanilla; BLEU +0.87, −2.88 to +4.92 on "
@@ -30,26 +44,41 @@ def test_no_loss_is_told_with_its_interval_and_the_share_of_equal_texts():
     )
 
 
-def test_nearly_all_texts_are_not_rounded_to_all():
-    own = {"agreement_with_target": 0.9985, "setting": {"n_examples": 10_000}}
-    assert "; 99.9 % of the texts are the target’s own" in headline([sample_result("bild", {}, 1.7, 0.1, **own)])
+def bild(speedup: float | None = 1.5, difference: float = 0.0, **changes: Any) -> Result:
+    return sample_result("bild", {}, speedup, difference, **changes)
+
+
+def under(**environment: object) -> dict:
+    return {"environment": {**ENVIRONMENT, **environment}}
 
 
 @pytest.mark.parametrize(
-    ("same", "told"),
+    ("result", "words"),
     [
-        (0.99, "; only 1 text differs from the target’s, too few to trust this interval"),
-        (0.93, "; only 7 texts differ from the target’s, too few"),
-        (0.92, "; 92 % of the texts are the target’s own"),
+        (bild(1.7, 0.1, agreement_with_target=0.9985, setting={"n_examples": 10_000}), "; 99.9 % of the texts"),
+        (bild(1.7, 0.1, agreement_with_target=0.99), "; only 1 text differs from the target’s, too few to trust"),
+        (bild(1.7, 0.1, agreement_with_target=0.93), "; only 7 texts differ from the target’s, too few"),
+        (bild(1.7, 0.1, agreement_with_target=0.92), "; 92 % of the texts are the target’s own"),
+        (bild(setting={"n_examples": 20}), "bild decodes 1.50×"),
+        (bild(**under(busy_elsewhere_percent=74.4)), "own: machine 74 % busy, so time it again before relying on"),
+        (bild(1.5, 0.5, **CHANGED, **under(shared_device=True)), "own: device shared, so time it again"),
+        (bild(), "Allowing one point of loss finds nothing faster."),
+        (bild(0.9), ": not faster than the baseline."),
+        (bild(1.04), ": not clearly faster, as the interval holds 1."),
+        (bild(2.0, -0.5), "No point kept the BLEU of vanilla (41.00). Up to one point of loss measured: bild decodes"),
+        (bild(2.0, -3), "No point came within one point of the BLEU of vanilla (41.00)."),
+        (sample_baseline(), "Only the baseline was measured, so there is no speedup to report."),
+        (bild(None, setting={"baseline": None}), "No baseline was measured, so there is no speedup to report."),
     ],
 )
-def test_an_interval_that_rests_on_few_texts_is_not_to_be_trusted(same, told):
-    assert told in headline([sample_result("bild", {}, 1.7, 0.1, agreement_with_target=same)])
+def test_it_says_no_more_than_was_measured(result: Result, words: str) -> None:
+    assert words in headline([result])
 
 
-def test_without_the_targets_own_texts_nothing_is_said_of_them():
-    text = headline([sample_result("bild", {}, 1.7, 0.1, agreement_with_target=None)])
-    assert "No loss of BLEU measured" in text and "own" not in text
+def test_what_is_not_known_or_not_so_is_not_said() -> None:
+    assert "own" not in headline([bild(1.7, 0.1, agreement_with_target=None)])
+    assert "time it again" not in headline([bild()])
+    assert headline([]) == "No point finished, so there is nothing to report."
 
 
 @pytest.mark.parametrize("count", [1, 2, 19])
@@ -66,70 +95,16 @@ def test_few_examples_get_no_superlative(count):
     )
 
 
-def test_twenty_examples_are_enough():
-    assert headline([sample_result("bild", {}, 1.5, setting={"n_examples": 20})]).startswith("bild decodes 1.50×")
+def test_a_choice_is_named_with_what_to_do_instead() -> None:
+    def chosen(difference: float = 0.0, split: str = "test") -> list[Result]:
+        own = {**EXACT, "setting": {"split": split}}
+        return [sample_result("bild", {"fallback": at}, 1.5, difference, **own) for at in (0.3, 0.5)]
 
-
-def test_a_choice_is_named_with_what_to_do_instead():
-    on_test = [sample_result("bild", {"fallback": fallback}, 1.5, **EXACT) for fallback in (0.3, 0.5)]
-    assert headline(on_test).endswith(
-        "Best of 2 points on these examples (test), which flatters them: "
-        "choose on validation data, as scripts/screen.py does."
-    )
-    validation = {"split": "validation"}
-    on_validation = [
-        sample_result("bild", {"fallback": fallback}, 1.5, **EXACT, setting=validation) for fallback in (0.3, 0.5)
-    ]
-    assert headline(on_validation).endswith("(validation): measure the choice on test data.")
-    assert "Best of" not in headline([sample_baseline(), on_test[0]])  # a single point was not chosen
-    lossy = [sample_result("bild", {"fallback": fallback}, 1.5, -3.0) for fallback in (0.3, 0.5)]
-    assert "Best of" not in headline(lossy)  # nothing was chosen
-
-
-def test_a_speedup_of_a_busy_machine_is_told_with_it():
-    busy = {**ENVIRONMENT, "busy_elsewhere_percent": 74.4}
-    text = headline([sample_result("bild", {}, 1.5, environment=busy)])
-    assert "own: machine 74 % busy, so time it again before relying on the speedup." in text
-    shared = headline(
-        [sample_result("bild", {}, 1.5, 0.5, **CHANGED, environment={**ENVIRONMENT, "shared_device": True})]
-    )
-    assert "own: device shared, so time it again" in shared
-    assert "time it again" not in headline([sample_result("bild", {}, 1.5)])
-
-
-def test_headline_says_so_when_loss_buys_nothing():
-    assert headline([sample_result("bild", {}, 1.5)]).endswith("Allowing one point of loss finds nothing faster.")
-
-
-def test_headline_does_not_sell_a_slowdown():
-    assert ": not faster than the baseline." in headline([sample_result("bild", {}, 0.9)])
-
-
-def test_headline_does_not_sell_what_may_be_chance():
-    assert ": not clearly faster, as the interval holds 1." in headline([sample_result("bild", {}, 1.04)])
-
-
-def test_headline_says_when_no_point_kept_the_quality():
-    assert headline([sample_result("bild", {}, 2.0, -0.5)]).startswith(
-        "No point kept the BLEU of vanilla (41.00). Up to one point of loss measured: bild decodes 2.00×"
-    )
-    assert (
-        headline([sample_result("bild", {}, 2.0, -3)])
-        == "No point came within one point of the BLEU of vanilla (41.00)."
-    )
-
-
-def test_headline_without_a_comparison_gives_the_latency():
-    assert headline([sample_baseline()]).startswith("Only the baseline was measured, so there is no speedup to report.")
-    alone = sample_result("bild", {}, None, setting={"baseline": None})
-    assert headline([alone]) == (
-        "No baseline was measured, so there is no speedup to report. "
-        "Measured: bild, 102.3 ms an example (median), BLEU 41.00."
-    )
-
-
-def test_headline_of_nothing():
-    assert headline([]) == "No point finished, so there is nothing to report."
+    words = "Best of 2 points on these examples (test), which flatters them: "
+    assert headline(chosen()).endswith(f"{words}choose on validation data, as scripts/screen.py does.")
+    assert headline(chosen(split="validation")).endswith("(validation): measure the choice on test data.")
+    assert "Best of" not in headline([sample_baseline(), chosen()[0]])  # a single point was not chosen
+    assert "Best of" not in headline(chosen(-3.0))  # nothing was chosen
 
 
 def test_headline_names_the_setting_when_there_are_several():
@@ -149,3 +124,60 @@ def test_a_setting_with_enough_examples_leads_even_if_another_was_faster():
         "Best of 2 settings (n_examples 100): bild decodes"
     )
     assert headline([few, sample_result("bild", {}, 1.5, setting={"n_examples": 3})]).startswith("One of 2 settings")
+
+
+def line(*results):
+    (group,) = by_setting(list(results))
+    return dict(reason_lines(group))
+
+
+def test_every_traced_policy_has_a_line_about_its_fastest_point_at_no_loss():
+    assert list(line(*sample_sweep())) == ["bild (fallback 0.3, rollback 1), 1.55×", "speculative (window 4), 1.38×"]
+
+
+def test_a_policy_that_always_loses_is_explained_by_its_fastest_point():
+    slow, fast = (sample_result("bild", {"fallback": speed}, speed, -0.5, stages_s=STAGES) for speed in (1.2, 1.7))
+    assert list(line(slow, fast)) == ["bild (fallback 1.7), 1.70×"]
+
+
+def test_a_line_names_gains_costs_and_the_change_that_helps_most():
+    prediction = sample_prediction("bild", {}, 2.0, 0.8)
+    prediction |= {"rounds": 3.0, "verify": 2.4, "prefill": 2.0, "measured": 2.0, "cost_ratio": 0.169}
+    counts = {"tokens_per_target_call": 4.2, "acceptance_rate": 0.8, "drafted": 900}
+    result = sample_result("bild", {}, 2.0, stages_s=STAGES, prediction=prediction, **counts)
+    assert line(result) == {
+        "bild, 2.00×": (
+            "4.20 tokens a call (α 80 %); a drafter step costs 17 % of a target token (c), checking a draft "
+            "1.36 tokens; time: prefill 10 %, draft 20 %, verify 60 %, host 10 %. "
+            "Most would help: a drafter twice as fast (8.5 %), 2.22×."
+        )
+    }
+
+
+def test_another_window_is_named_beside_what_needs_another_drafter():
+    rates = {"acceptance_by_position": [0.5] * 8, "accepted_by_depth": [0.5**depth for depth in range(1, 9)]}
+    prediction = {**sample_prediction("speculative", {"window": 8}, 1.2, 0.5), "prefill": 1.2}
+    own = {**rates, "acceptance_rate": 0.5, "drafted": 800, "prediction": prediction, "stages_s": STAGES}
+    (text,) = line(sample_result("speculative", {"window": 8}, 1.2, **own)).values()
+    assert "Most would help: half as many rejections (α 75 %), " in text
+    assert text.endswith("; window 3 alone, 1.37×.")
+
+
+def test_methods_that_draft_nothing_have_their_own_measure():
+    calm = sample_result("calm", {}, 1.1, exit_layer_mean=3.42, stages_s={**STAGES, "prefill": 0.3, "draft": 0.0})
+    assert line(calm)["calm, 1.10×"].startswith(
+        "a token leaves after 3.4 layers on average; time: prefill 30 %, verify"
+    )
+    pipeline = {"match_rate": 0.5, "latency_units": 4.6, "compute_units": 9.0, "predicted_latency_units": 4.5}
+    pipeline |= {"predicted_compute_units": 9.1, "layers": 6, "exit_layer": 3, "theorem": 1.33}
+    ppd = sample_result("ppd", {}, 1.1, pipeline=pipeline, stages_s=STAGES)
+    assert line(ppd)["ppd, 1.10×"].startswith("50 % of the predictions right, for which Theorem 4.1 gives 1.33×; time:")
+    assert line(ppd)["ppd, 1.10×"].endswith("Most would help: half as many wrong predictions (75 % right), 1.27×.")
+
+
+@pytest.mark.parametrize("stages", [None, {"prefill": 1.0, "draft": 0.0, "verify": 0.0, "host": 0.0}])
+def test_nothing_is_said_to_help_where_nothing_would(stages):
+    lines = line(sample_baseline(), sample_result("bild", {}, 1.5, stages_s=stages))
+    assert list(lines.values()) == (
+        [] if stages is None else ["time: prefill 100 %. No part of it, made cheaper, would help."]
+    )

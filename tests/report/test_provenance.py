@@ -1,5 +1,7 @@
 """Tests of what the report says about where points came from."""
 
+import pytest
+
 from bild_lab.lab.schema.result import Result
 from bild_lab.report.provenance import caption, disturbance, notes, sources
 from tests.report.sample import ENVIRONMENT, sample_result
@@ -15,7 +17,7 @@ def test_points_of_one_place_need_no_table_and_no_note():
     assert sources([]) == [] and notes([]) == []
 
 
-def test_places_are_told_by_what_differs_alone():
+def test_places_differ_by_what_differs_alone():
     results = [measured(0.2), measured(0.4, git="def5678"), measured(0.6, git="def5678", torch="2.14.0")]
     assert sources(results) == [
         {"git": "abc1234", "torch": "2.13.0", "points": "1"},
@@ -32,7 +34,7 @@ def test_a_place_that_is_not_known_is_a_place_of_its_own():
     ]
 
 
-def test_shared_devices_and_older_measurements_are_told():
+def test_shared_devices_and_older_measurements_are_counted():
     results = [measured(0.2, shared_device=True), measured(0.4, shared_device=False), measured(0.6)]
     first, second = notes(results, older=3)
     assert first.startswith("1 of 3 points was timed beside other jobs on the same device")
@@ -49,18 +51,18 @@ def test_points_timed_on_a_busy_machine_are_counted():
     assert note.startswith("2 of 2 points were timed while other programs used 12 to 74 % of the machine")
 
 
-def test_a_disturbance_is_told_in_a_few_words():
-    told = [
-        disturbance(measured(0.2, **own).environment)
-        for own in (
-            {},
-            {"busy_elsewhere_percent": 10.0},
-            {"busy_elsewhere_percent": 74.4},
-            {"shared_device": True},
-            {"busy_elsewhere_percent": 50, "shared_device": True},
-        )
-    ]
-    assert told == ["", "", "machine 74 % busy", "device shared", "machine 50 % busy, device shared"]
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({}, ""),
+        ({"busy_elsewhere_percent": 10.0}, ""),
+        ({"busy_elsewhere_percent": 74.4}, "machine 74 % busy"),
+        ({"shared_device": True}, "device shared"),
+        ({"busy_elsewhere_percent": 50, "shared_device": True}, "machine 50 % busy, device shared"),
+    ],
+)
+def test_a_disturbance_has_a_few_words(environment, words):
+    assert disturbance(measured(0.2, **environment).environment) == words
 
 
 def test_a_figure_is_captioned_with_how_many_of_its_points_were_disturbed():

@@ -4,8 +4,9 @@ import io
 
 from rich.console import Console
 
-from bild_lab.report.terminal import sweep_table
-from tests.report.sample import ENVIRONMENT, sample_failure, sample_result, sample_sweep
+from bild_lab.report.terminal import category_table, sweep_table
+from tests.report.page.test_tables import with_categories
+from tests.report.sample import ENVIRONMENT, sample_baseline, sample_failure, sample_result, sample_sweep
 
 
 def rendered(results, failures, width=200):
@@ -56,14 +57,11 @@ def test_a_speedup_timed_on_a_busy_machine_is_marked_and_the_mark_explained():
     assert not any("busy" in line for line in rendered([quiet], []))
 
 
-def test_settings_of_other_code_name_the_versions_that_differ():
-    both = [
-        one
-        for code in ("aaa", "bbb")
-        for one in sample_sweep(setting={"code": f"code {code} torch 2.13.0 transformers 5.23.0"})[:3]
-    ]
-    lines = rendered(both, [])
-    assert [line.split() for line in lines if "setting" in line] == [
-        ["setting", "code", "aaa"],
-        ["setting", "code", "bbb"],
-    ]
+def test_the_best_point_has_its_numbers_by_category():
+    console = Console(width=100, file=io.StringIO())
+    console.print(category_table([sample_baseline(), with_categories(2, 1.5), with_categories(4, 2.0)]))
+    lines = [line.split() for line in console.file.getvalue().splitlines() if line.strip()]
+    assert lines[2] == ["speculative", "(window", "4)"]
+    assert [line[0] for line in lines[3:]] == ["writing", "coding", "overall"]
+    assert lines[4] == ["coding", "80", "2.50", "[2.30,", "2.80]", "50.0", "2.75", "50%"]
+    assert category_table([sample_baseline(), sample_result("bild", {}, 1.5)]) is None

@@ -1,16 +1,16 @@
-"""How far the last command of a sweep is: `.progress.json` in its folder, beside a lock that its process holds."""
+"""How far the last command of a sweep is: `.progress.json` in its folder."""
 
 from __future__ import annotations
 
 import json
 import os
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from bild_lab.files import holding, is_held, write_atomically
+from bild_lab.files import write_atomically
 
-PROGRESS, _LOCK = ".progress.json", ".progress.lock"
+PROGRESS = ".progress.json"
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,6 @@ def begin(folder: Path, total: int | None, counts: bool = True) -> None:
     Progress(total, 0 if counts else None, process=os.getpid()).write(folder)
 
 
-def running(folder: Path) -> AbstractContextManager[None]:
-    """Hold the lock that shows that the command of this folder runs."""
-    return holding(folder / _LOCK)
-
-
 def advance(folder: Path, measured_s: float | None) -> None:
     """One point more of this process's command is done.
 
@@ -77,8 +72,3 @@ def read_progress(folder: Path) -> Progress | None:
         return Progress(**json.loads((folder / PROGRESS).read_bytes()))
     except (OSError, ValueError, TypeError):
         return None
-
-
-def is_running(folder: Path) -> bool:
-    """Whether the process of the last command still runs."""
-    return is_held(folder / _LOCK)

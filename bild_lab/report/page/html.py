@@ -5,51 +5,43 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-
-import pandas as pd
-from markupsafe import Markup
+from typing import Any
 
 from bild_lab.files import write_atomically
-from bild_lab.lab.formatting import duration, knob_label, knob_value
+from bild_lab.lab.formatting import (
+    duration,
+    knob_label,
+    knob_value,
+    number,
+    percent,
+    point_label,
+    signed,
+    signed_interval,
+    times,
+)
 from bild_lab.lab.glossary import TERMS
 from bild_lab.lab.results.batches import batch_curves
 from bild_lab.lab.results.commands import read_commands
 from bild_lab.lab.results.groups import FEW, Group, by_setting, differing_keys, setting_title
 from bild_lab.lab.schema.examples import read_examples
-from bild_lab.lab.schema.result import SETTING, Failure, Result
-from bild_lab.report.bars import with_bars
-from bild_lab.report.categories import category_table
-from bild_lab.report.headline import sentences
-from bild_lab.report.overlay import overlays
-from bild_lab.report.page.batches import batch_figure, batch_rows
-from bild_lab.report.page.certificates import divergence_figure, rounding_table
-from bild_lab.report.page.change import change_table
-from bild_lab.report.page.costs import cost_table, prediction_table
-from bild_lab.report.page.heat import heat_maps
-from bild_lab.report.page.interactive import acceptance_figure, stages_figure
-from bild_lab.report.page.pareto_plot import overlay_figure, pareto_figure
-from bild_lab.report.page.plane import planes, screened_policies
-from bild_lab.report.page.plots import Figure, plotly_js
-from bild_lab.report.page.shapes import budget_figure, tree_drawings
+from bild_lab.lab.schema.result import Failure, Result
+from bild_lab.report.headline import reason_lines, sentences
+from bild_lab.report.page import figures
+from bild_lab.report.page.base import Figure, page_environment, plotly_js
+from bild_lab.report.page.examples import Stored, text_browser, traced_points
+from bild_lab.report.page.grid import grids, knob_maps, screened_points
+from bild_lab.report.page.pareto_plot import overlay_figure, overlays, pareto_figure
 from bild_lab.report.page.tables import (
     MARGIN,
-    baseline_row,
-    best_columns,
-    best_rows,
-    environments,
-    fixed_knobs,
-    front_points,
-    hypervolumes,
+    Table,
+    TableCell,
+    batch_table,
     name_of,
-    point_columns,
-    point_rows,
-    time_shares,
+    plain_table,
+    points_table,
+    tables,
 )
-from bild_lab.report.page.templates import page_environment
-from bild_lab.report.page.texts import text_browser
-from bild_lab.report.page.trace_viewer import viewer_data
-from bild_lab.report.provenance import notes, sources
-from bild_lab.report.reasons import reason_lines
+from bild_lab.report.provenance import disturbance, notes, sources
 from bild_lab.report.style import Mark, marks
 
 
@@ -61,23 +53,23 @@ def write_html(
     older: int = 0,
     progress: str | None = None,
 ) -> None:
-    """Write the report of the sweep `name`, and `hypervolume.csv` beside it.
+    """Write the report of the sweep `name`.
 
     Everything that came from outside the package is escaped. older: how many earlier results of the same points are
     not shown. progress: how far the running command is; the page then reloads itself until it is touched.
     """
-    groups = by_setting(results)
-    folder = path.parent
-    measured = {policy for group in groups for policy in group.policies}
-    colours = marks(sorted(measured | set(screened_policies(folder))))
-    figures: dict[str, Figure] = {}
-    heat = [heat_maps(group) for group in groups]
-    texts, traces, differing = _examples(groups)
-    pictures, apart = overlays(groups)
-    figures.update({f"overlay-{index}": overlay_figure(one) for index, one in enumerate(pictures)})
-    curves = batch_curves(results)
-    if (drawn := batch_figure(curves, colours)) is not None:
-        figures["batches"] = drawn
+    groups, folder = by_setting(results), path.parent
+    screened, curves = screened_points(folder, results), batch_curves(results)
+    policies = {policy for group in groups for policy in group.policies} | {one.policy for one in screened}
+    colours = marks(sorted(policies))
+    sections, texts, traces = [], [], []
+    for group in groups:
+        stored = _stored(group)
+        sections.append(_section(group, colours, stored))
+        if (browser := text_browser(group, stored)) is not None:
+            texts.append(browser)
+        prefix = f"{setting_title(group.setting)}: " if len(groups) > 1 else ""
+        traces += [{**one, "label": prefix + one["label"]} for one in traced_points(group, stored)]
     page = page_environment().get_template("report.html.j2")
     text = page.render(
         name=name,
@@ -85,126 +77,130 @@ def write_html(
         progress=progress,
         written=datetime.now().astimezone().strftime("%H:%M:%S"),
         commands=read_commands(folder),
-        sections=[_section(group, colours, index, figures, differing[index]) for index, group in enumerate(groups)],
+        grids=grids(screened, colours),
+        batches=batch_table(curves),
+        batch_figure=figures.batch_figure(curves, colours),
         differing=_differing(groups),
-        pictures=pictures,
-        apart=apart,
-        batches=batch_rows(curves),
+        pictures=[(one, overlay_figure(one)) for one in overlays(groups)],
+        sections=sections,
         count=len(results),
         failures=[(failure, knob_label(failure, list(failure.knobs))) for failure in failures],
         shares=time_shares(results),
         total=duration(sum(result.total_s for result in results)),
+        duration=duration,
         environment=environments(results),
         notes=notes(results, older),
-        sources=sources(results),
-        figures=figures,
-        heat=heat,
-        planes=planes(folder, results, colours),
+        sources=plain_table(sources(results)),
         texts=texts,
         traces=traces,
         terms=TERMS,
-        plotly=Markup(plotly_js()),  # the library itself: no part of it comes from a result
+        few=FEW,
+        margin=MARGIN,
+        plotly=plotly_js(),
     )
     write_atomically(path, text.encode())
-    if volumes := [row for group in groups for row in _volume_rows(group)]:
-        write_atomically(path.with_name("hypervolume.csv"), pd.DataFrame(volumes).to_csv(index=False).encode())
 
 
-def _examples(groups: Sequence[Group]) -> tuple[list[dict], list[dict], list[Figure | None]]:
-    """What the example browser and the trace viewer show, and the histogram of texts that differ from the target's.
-
-    Each point's examples are read once, and not kept.
-    """
-    texts, traces, differing = [], [], []
-    for group in groups:
-        certified = [one for one in group.results if one.certificate and one.certificate.ties + one.certificate.defects]
-        chosen = {name_of(result): result for result in (*group.selected(), *certified)}
-        stored = {name: read_examples(result.folder) for name, result in chosen.items()}
-        differing.append(divergence_figure(group, stored))
-        if (browser := text_browser(group, stored)) is not None:
-            texts.append(browser)
-        if points := viewer_data(group, stored):
-            traces.append({"title": setting_title(group.setting), "points": points})
-    return texts, traces, differing
+def _stored(group: Group) -> Stored:
+    """The examples of the points whose texts are shown, and of those whose certificates say that texts differ."""
+    certified = [one for one in group.results if one.certificate and one.certificate.ties + one.certificate.defects]
+    chosen = {name_of(result): result for result in (*group.selected(), *certified)}
+    return {name: read_examples(result.folder) for name, result in chosen.items()}
 
 
-def _section(
-    group: Group, colours: dict[str, Mark], index: int, figures: dict[str, dict], differing: Figure | None
-) -> dict:
-    """Collect what the page shows of one setting, and add its figures to `figures` by their id.
-
-    differing: the histogram of texts that differ from the target's.
-    """
-    drawn: dict[str, Figure | None] = {
-        "pareto": pareto_figure(group, colours) if any(group.position(result) for result in group.results) else None,
-        "stages": stages_figure(group),
-        "acceptance": acceptance_figure(group, colours),
-        "budgets": budget_figure(group, colours),
-        "differing": differing,
+def _section(group: Group, colours: dict[str, Mark], stored: Stored) -> dict[str, Any]:
+    """What the page shows of one setting. Its figures and tables are by the name of their part of the page."""
+    trees = figures.fitted_trees(group)
+    drawn: dict[str, list[Figure | None]] = {
+        "pareto": [pareto_figure(group, colours) if any(map(group.position, group.results)) else None],
+        "knobs": knob_maps(group),
+        "stages": [figures.stages_figure(group)],
+        "acceptance": [figures.acceptance_figure(group, colours)],
+        "differing": [figures.divergence_figure(group, stored)],
+        "trees": [figures.tree_figure(point_label(one, group.knobs(one)), content) for one, content in trees]
+        + [figures.budget_figure(group, colours)],
     }
-    ids = {kind: f"{kind}-{index}" for kind, figure in drawn.items() if figure is not None}
-    figures.update({ids[kind]: drawn[kind] for kind in ids})
-    columns = point_columns(group)
-    rows, beside = point_rows(group, columns), baseline_row(group, columns)
-    return {
-        "title": setting_title(group.setting),
-        "setting": group.setting,
-        "details": [(key, _plain(value)) for key, value in group.setting.items()],
-        "signatures": _signatures(group),
-        "metric": group.metric,
-        "relative": group.relative,
-        "best": best_rows(group),
-        "best_columns": best_columns(group),
-        "reasons": reason_lines(group),
-        "hypervolumes": hypervolumes(group),
-        "margin": MARGIN,
-        "columns": columns,
-        "rows": rows if beside is None else [*rows, beside],
-        "front": front_points(group),
-        "others": len(with_bars(group)) < sum(not result.is_baseline for result in group.results),
-        "fixed": fixed_knobs(group),
-        "categories": category_table(group),
-        "prediction": prediction_table(group),
-        "cost": cost_table(group),
-        "change": change_table(group),
-        "rounding": rounding_table(group),
-        "trees": tree_drawings(group),
-        "count": len(group.results),
-        "candidates": sum(not result.is_baseline for result in group.results),
-        "few": FEW,
-        "ids": ids,
-    }
-
-
-def _signatures(group: Group) -> list[tuple[str, str]]:
-    """How each metric was computed."""
     first = group.results[0]
-    qualities = (first.quality, *first.further_qualities.values())
-    return [(one.metric, one.signature) for one in qualities if one.signature]
-
-
-def _volume_rows(group: Group) -> list[dict]:
-    """The rows of `hypervolume.csv`: the setting, the policy, its hypervolume and the reference point."""
-    best = group.results[0]
-    return [
-        {
-            **{column.name: column.of(best) for column in SETTING},
-            "policy": one.policy,
-            "points": one.points,
-            "hypervolume": one.hypervolume,
-            "reference_latency": 1.0,
-            "reference_quality": group.baseline_quality - MARGIN,
-        }
-        for one in hypervolumes(group)
+    signatures = [
+        (f"{one.metric} signature", one.signature) for one in (first.quality, *first.further_qualities.values())
     ]
+    details = [(key, _plain(value)) for key, value in group.setting.items()]
+    return {
+        "group": group,
+        "title": setting_title(group.setting),
+        "details": [*details, *(each for each in signatures if each[1])],
+        "reasons": reason_lines(group),
+        "points": points_table(group),
+        "tables": tables(group),
+        "figures": {part: [one for one in several if one is not None] for part, several in drawn.items()},
+        "front": front_points(group),
+        "fixed": fixed_knobs(group),
+        "candidates": sum(not result.is_baseline for result in group.results),
+    }
 
 
-def _differing(groups: list[Group]) -> list[tuple[str, list[str]]]:
-    """Say how the settings differ: each differing key with its value in every setting."""
-    return [(key, [_plain(group.setting.get(key)) for group in groups]) for key in differing_keys(groups)]
+def front_points(group: Group) -> list[tuple[str, str, str]]:
+    """The Pareto front, fastest first: the name of each point's folder, its label, and its numbers in words."""
+    found = []
+    for result in group.front():
+        quality, speed = result.quality, times(result.speedup.value)
+        numbers = f"{speed if group.relative else duration(result.latency_s.mean)}, {group.metric} "
+        numbers += number(quality.value)
+        if quality.difference is not None:
+            bounds = signed_interval(quality.difference_low, quality.difference_high)
+            numbers += f", {signed(quality.difference)} {bounds}"
+        if why := disturbance(result.environment):
+            numbers += f"; {why}"
+        found.append((name_of(result), point_label(result, group.knobs(result)), numbers))
+    return found
 
 
-def _plain(value: object) -> str:
+def fixed_knobs(group: Group) -> list[str]:
+    """Say which knobs had one value in all points of a policy: `bild: window 10, verify_tail on`."""
+    varying = set(group.varying_knobs())
+    lines = {one.policy: knob_label(one, [knob for knob in one.knobs if knob not in varying]) for one in group.results}
+    return [f"{policy}: {knobs}" for policy, knobs in lines.items() if knobs]
+
+
+def time_shares(results: Sequence[Result]) -> list[tuple[str, float, str]]:
+    """Where the time of all points went, largest part first: the part, its seconds, its share in percent."""
+    total = sum(result.total_s for result in results)
+    names = dict.fromkeys(name for result in results for name in result.seconds if name != "total")
+    parts = {name: sum(result.seconds.get(name, 0.0) for result in results) for name in names}
+    rest = total - sum(parts.values())
+    if rest > 0.001 * total:
+        parts["other"] = rest
+    ordered = sorted(parts.items(), key=lambda part: -part[1])
+    return [(name, seconds, percent(seconds / total, 1)) for name, seconds in ordered] if total > 0 else []
+
+
+def environments(results: Sequence[Result]) -> list[tuple[str, str]]:
+    """What the points were measured on; a value that differs is given with its counts."""
+    lines = []
+    for key in dict.fromkeys(key for result in results for key in result.environment):
+        values = [result.environment.get(key) for result in results]
+        texts = ["none" if value is None else str(value) for value in values]
+        counts = {text: texts.count(text) for text in sorted(set(texts))}
+        if key in ("started", "load_average", "busy_elsewhere_percent") and len(counts) > 1:
+            known = [value for value in values if value is not None]
+            lines.append((key, f"{min(known)} to {max(known)}"))
+        elif len(counts) == 1:
+            lines.append((key, texts[0]))
+        else:
+            lines.append((key, "; ".join(f"{text} ({count} points)" for text, count in counts.items())))
+    return lines
+
+
+def _differing(groups: Sequence[Group]) -> Table:
+    """A row for each key in which the settings differ."""
+    rows = []
+    for key in differing_keys(groups):
+        values = {f"Setting {place}": _plain(one.setting.get(key)) for place, one in enumerate(groups, start=1)}
+        rows.append({"": TableCell(key, tone="title"), **values})
+    return plain_table(rows)
+
+
+def _plain(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {knob_value(part)}" for key, part in value.items())
     return knob_value(value)

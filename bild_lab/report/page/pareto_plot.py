@@ -1,30 +1,58 @@
-"""Quality against latency, of one setting or of several in one picture."""
+"""Quality against latency on the page: of one setting, or of several that may be compared."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from itertools import cycle
+from statistics import median
+from typing import Any
 
-from bild_lab.lab.formatting import MINUS, TIMES, number, point_label
-from bild_lab.lab.results.groups import Group
-from bild_lab.lab.schema.result import Result
-from bild_lab.report.axes import front_corners, log_ticks, speedups_on_axis
-from bild_lab.report.bars import Limits, cut_at, with_bars
-from bild_lab.report.overlay import Overlay
-from bild_lab.report.page.interactive import hover_text
-from bild_lab.report.page.plots import Figure, Trace, figure_of
-from bild_lab.report.page.tables import name_of
+from bild_lab.lab.analysis.paired import DERIVED_KEYS, flat_setting
+from bild_lab.lab.formatting import MINUS, MISSING, TIMES, knob_value, number, short_name
+from bild_lab.lab.hashing import plain_numbers
+from bild_lab.lab.results.groups import Group, Position
+from bild_lab.lab.schema.result import COLUMNS, Result
+from bild_lab.report.axes import front_corners, log_ticks, speedups_on_axis, with_bars
+from bild_lab.report.page.base import HOVER, Figure, Trace, error_bars, figure_of, scatter
+from bild_lab.report.page.tables import cell_of, name_of
 from bild_lab.report.style import COLOURS, MUTED, Mark
 
-FRONT = "front"  # the `name` of the numbers of the front
-OTHERS = "others"  # the `meta` of traces that the page shows on demand: the bars of points that are not selected
-_HOVER = "%{text}<extra></extra>"
-_ARROWS = {"left": "triangle-left", "right": "triangle-right", "down": "triangle-down", "up": "triangle-up"}
+# what settings must share to be in one picture
+_SHARED = (
+    *("target", "weights", "dataset", "split", "data", "n_examples", "prompt_template", "chat_template"),
+    *("max_source_tokens", "metric", "device", "hardware"),
+)
+# what does not change the baseline, so that latencies relative to it can be compared
+_BESIDE_THE_BASELINE = ("draft", "second_draft", "compile_drafter", "repeats", "warmup")
+_LONGEST_LABEL = 40
+_HOVER_NUMBERS = (
+    *("speedup", "quality", "quality_difference", "latency_s_median", "tokens_per_s", "tokens_per_target_call"),
+    *("acceptance_rate", "fallbacks", "rollbacks", "agreement_with_target", "point"),
+)
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "star")
 _NONE = "rgba(0,0,0,0)"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A setting in a picture. number: of the setting, from 1. baseline_s: its baseline's mean latency, if drawn."""
+
+    number: int
+    label: str
+    group: Group
+    baseline_s: float | None
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """Settings that may be compared. whole: all their points. differing: the keys of the setting that differ."""
+
+    parts: list[Part]
+    whole: Group
+    differing: list[str]
 
 
 @dataclass(frozen=True)
@@ -39,16 +67,57 @@ class _Series:
     symbol: str
 
 
+def overlays(groups: Sequence[Group]) -> list[Overlay]:
+    """A picture for each set of several settings that share target, data and machine.
+
+    Latencies are relative to the baseline if only the drafter differs; otherwise they are in seconds, as each setting
+    has a baseline of its own.
+    """
+    classes: dict[str, list[tuple[int, Group]]] = {}
+    for place, group in enumerate(groups, start=1):
+        conditions = [group.metric, *(plain_numbers(group.setting.get(key)) for key in _SHARED)]
+        classes.setdefault(str(conditions), []).append((place, group))
+    return [_overlay(members) for members in classes.values() if len(members) > 1]
+
+
+def _overlay(members: Sequence[tuple[int, Group]]) -> Overlay:
+    flat = {place: plain_numbers(flat_setting(group.results[0])) for place, group in members}
+    keys = dict.fromkeys(key for one in flat.values() for key in one)
+    differing = [key for key in keys if len({str(one.get(key)) for one in flat.values()}) > 1]
+    relative = set(differing) <= set(_BESIDE_THE_BASELINE) and all(group.relative for _, group in members)
+    named = [key for key in differing if key not in DERIVED_KEYS]
+    labels = {place: ", ".join(_value(key, flat[place].get(key)) for key in named) for place, _ in members}
+    if len(set(labels.values())) < len(members) or max(map(len, labels.values())) > _LONGEST_LABEL:
+        labels = {place: f"setting {place}" for place, _ in members}
+    parts = [
+        Part(place, labels[place], replace(group, in_seconds=not relative), None if relative else _baseline_s(group))
+        for place, group in members
+    ]
+    everything = sorted((one for part in parts for one in part.group.results), key=lambda one: one.latency_s.mean)
+    return Overlay(parts, Group(members[0][1].setting, everything, in_seconds=not relative), differing)
+
+
+def _value(key: str, value: Any) -> str:
+    if key in ("draft", "second_draft"):
+        return "no drafter" if value is None else short_name(value)
+    return f"{key} {knob_value(value)}"
+
+
+def _baseline_s(group: Group) -> float | None:
+    """The median over the points of the baseline's mean latency, timed beside each."""
+    beside = [one.baseline_latency_s.mean for one in group.results if one.baseline_latency_s is not None]
+    return median(beside) if beside else None
+
+
 def pareto_figure(group: Group, colours: dict[str, Mark]) -> Figure:
-    """Draw the points of a setting. Marks of the front have their place in it, from 1, as in the list beside it."""
+    """Draw the points of a setting. Marks of the front have their place in it, from 1, as in the list below it."""
     barred = with_bars(group)
     series = [
         _Series(group, group.of_policy(name), barred, escape(name), colours[name].colour, colours[name].plotly_symbol)
         for name in group.policies
     ]
-    figure = _figure(group, [_front_line(group, MUTED, "Pareto front"), *_drawn(group, series)])
-    figure["layout"].setdefault("annotations", []).extend(_front_numbers(group))
-    return figure
+    traces = [_front_line(group, MUTED, "Pareto front"), *_drawn(series), _front_numbers(group)]
+    return _figure(group, traces)
 
 
 def overlay_figure(overlay: Overlay) -> Figure:
@@ -59,22 +128,28 @@ def overlay_figure(overlay: Overlay) -> Figure:
     traces = []
     for part, colour in zip(overlay.parts, cycle(COLOURS), strict=False):
         label, group = escape(part.label), part.group
+        names = {policy: f"{escape(policy)}, {label}" if len(policies) > 1 else label for policy in group.policies}
         series = [
-            _Series(
-                group,
-                group.of_policy(policy),
-                group.front(),
-                f"{escape(policy)}, {label}" if len(policies) > 1 else label,
-                colour,
-                symbols[policy],
-            )
-            for policy in group.policies
+            _Series(group, group.of_policy(policy), group.front(), name, colour, symbols[policy])
+            for policy, name in names.items()
         ]
-        traces += [_front_line(group, colour, None), *_drawn(whole, series)]
+        drawn = [trace for trace in _drawn(series) if "visible" not in trace]
+        traces += [_front_line(group, colour, None), *drawn]
         if part.baseline_s is not None and group.baseline_quality is not None:
             name = f"{group.setting.baseline}, {part.label}"
             traces.append(_baseline(part.baseline_s, group.baseline_quality, colour, name, f"<b>{escape(name)}</b>"))
     return _figure(whole, traces)
+
+
+def hover_text(result: Result) -> str:
+    """Write every knob and number of a result, one per line, escaped for plotly."""
+    lines = [(knob, knob_value(value)) for knob, value in result.knobs.items()]
+    for name in _HOVER_NUMBERS:
+        cell, words = cell_of(result, name), COLUMNS[name].words
+        lines.append((result.quality.metric if name == "quality" else words, f"{cell.text} {cell.detail}".strip()))
+    lines += [(one.metric, number(one.value)) for one in result.further_qualities.values()]
+    shown = [f"{escape(name)}: {escape(text)}" for name, text in lines if not text.startswith(MISSING)]
+    return "<br>".join([f"<b>{escape(result.policy)}</b>", *shown])
 
 
 def _figure(group: Group, traces: list[Trace]) -> Figure:
@@ -82,7 +157,7 @@ def _figure(group: Group, traces: list[Trace]) -> Figure:
     horizontal, vertical = group.limits()
     unit = f"relative to {escape(group.setting.baseline)}" if group.relative else "in seconds"
     layout = {
-        "xaxis": {"title": f"Latency per example, {unit} (further left is faster)", "range": horizontal},
+        "xaxis": {"title": f"Latency per example, {unit}<br>(further left is faster)", "range": horizontal},
         "yaxis": {"title": escape(group.metric), "range": vertical},
     }
     if group.wide:
@@ -93,133 +168,94 @@ def _figure(group: Group, traces: list[Trace]) -> Figure:
         name = escape(group.setting.baseline)
         text = f"<b>{name}</b><br>{escape(group.metric)}: {number(quality)}" if own is None else hover_text(own)
         traces.append(_baseline(1.0, quality, MUTED, group.setting.baseline, text, own))
-        traces.append({"type": "scatter", "x": [None], "y": [None], "xaxis": "x2", "showlegend": False})
+        traces.append(scatter([(None, None)], "markers", xaxis="x2", showlegend=False))
         layout |= {"xaxis2": _speedup_axis(group), **_baseline_lines(name, quality)}
     return figure_of([trace for trace in traces if trace["x"]], layout, height=520)
 
 
-def _drawn(whole: Group, series: Sequence[_Series]) -> list[Trace]:
-    limits = whole.limits()
-    return [trace for each in series for trace in _traces(each, limits)]
+def _drawn(series: Sequence[_Series]) -> list[Trace]:
+    """The series of a picture; bars that are not drawn at first have one entry of the legend, which shows them."""
+    traces = [trace for each in series for trace in _traces(each)]
+    hidden = [trace for trace in traces if "visible" in trace]
+    if hidden:
+        hidden[0]["showlegend"] = True
+    return [*(trace for trace in traces if "visible" not in trace), *hidden]
 
 
-def _traces(series: _Series, limits: Limits) -> list[Trace]:
-    """Marks with their bars, the arrows of bars that are cut, and both for the points that have none at first."""
+def _traces(series: _Series) -> list[Trace]:
+    """Marks with their bars, and the bars of the points that have none at first."""
     placed = [(one, at) for one in series.results if (at := series.group.position(one)) is not None]
     chosen = {id(result) for result in series.barred}
     front = {id(result) for result in series.group.front()}
-    barred = [(one, at) for one, at in placed if id(one) in chosen]
-    others = [(one, at) for one, at in placed if id(one) not in chosen]
     named = {"name": series.name, "legendgroup": series.name}
-    marks = {
-        "type": "scatter",
-        "mode": "markers",
+    fills = [series.colour if id(one) in front else _NONE for one, _ in placed]
+    marks = scatter(
+        [(at.x, at.y) for _, at in placed],
+        "markers",
         **named,
-        "x": [at.x for _, at in placed],
-        "y": [at.y for _, at in placed],
-        "text": [hover_text(one) for one, _ in placed],
-        "hovertemplate": _HOVER,
-        "customdata": [name_of(one) for one, _ in placed],
-        "marker": {
-            "symbol": series.symbol,
-            "size": 10,
-            "color": [series.colour if id(one) in front else _NONE for one, _ in placed],
-            "line": {"color": series.colour, "width": 2},
-        },
-    }
-    hidden = {**named, "showlegend": False}
-    shown = [*_bars(series, barred, limits, hidden), marks]
-    return [*shown, *_bars(series, others, limits, {**hidden, "visible": False, "meta": OTHERS})]
+        text=[hover_text(one) for one, _ in placed],
+        hovertemplate=HOVER,
+        customdata=[name_of(one) for one, _ in placed],
+        marker={"symbol": series.symbol, "size": 10, "color": fills, "line": {"color": series.colour, "width": 2}},
+    )
+    later = {"name": "bars of the other points", "legendgroup": "bars", "visible": "legendonly"}
+    bars = _bars([at for one, at in placed if id(one) in chosen], series.colour, named)
+    others = _bars([at for one, at in placed if id(one) not in chosen], series.colour, later)
+    return [trace for trace in (bars, marks, others) if trace["x"]]
 
 
-def _bars(series: _Series, placed: Sequence[tuple], limits: Limits, look: Trace) -> list[Trace]:
-    """The bars of these points as one trace, and an arrow at each end that the axes cut off as another."""
-    found = [cut_at(at, limits) for _, at in placed]
-    insides = [inside for inside, _ in found]
-    across = [(at.x_high - at.x, at.x - at.x_low) for at in insides]
-    along = [(at.y_high - at.y, at.y - at.y_low) for at in insides]
-    bars = {
-        "type": "scatter",
-        "mode": "markers",
-        "hoverinfo": "skip",
-        "x": [at.x for at in insides],
-        "y": [at.y for at in insides],
-        "marker": {"size": 1, "color": series.colour},
-        "error_x": _error(across, series.colour),
-        "error_y": _error(along, series.colour),
+def _bars(placed: Sequence[Position], colour: str, look: Trace) -> Trace:
+    """The intervals at these positions."""
+    return scatter(
+        [(at.x, at.y) for at in placed],
+        "markers",
+        hoverinfo="skip",
+        showlegend=False,
+        marker={"size": 1, "color": colour},
+        error_x=error_bars([(at.x_low, at.x, at.x_high) for at in placed], colour),
+        error_y=error_bars([(at.y_low, at.y, at.y_high) for at in placed], colour),
         **look,
-    }
-    cuts = [(one, cut) for (one, _), (_, several) in zip(placed, found, strict=True) for cut in several]
-    arrows = {
-        "type": "scatter",
-        "mode": "markers",
-        "cliponaxis": False,
-        "x": [cut.x for _, cut in cuts],
-        "y": [cut.y for _, cut in cuts],
-        "text": [_reaching(series.group, one, cut.end) for one, cut in cuts],
-        "hovertemplate": _HOVER,
-        "customdata": [name_of(one) for one, _ in cuts],
-        "marker": {"symbol": [_ARROWS[cut.direction] for _, cut in cuts], "size": 11, "color": series.colour},
-        **look,
-    }
-    return [trace for trace in (bars, arrows) if trace["x"]]
-
-
-def _error(ends: Sequence[tuple[float, float]], colour: str) -> dict:
-    """Bars that reach so far above and below their values."""
-    above, below = zip(*ends, strict=True) if ends else ((), ())
-    look = {"type": "data", "symmetric": False, "thickness": 1.1, "width": 0, "color": colour}
-    return {**look, "array": list(above), "arrayminus": list(below)}
-
-
-def _reaching(group: Group, result: Result, end: float) -> str:
-    return f"{escape(point_label(result, group.knobs(result)))}<br>the interval reaches {number(end)}"
+    )
 
 
 def _front_line(group: Group, colour: str, name: str | None) -> Trace:
     corners = front_corners(group)
-    xs, ys = zip(*corners, strict=True) if len(corners) > 1 else ([], [])
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "x": list(xs),
-        "y": list(ys),
-        "line": {"shape": "hv", "color": colour, "width": 2 if name else 1.2},
-        "name": name,
-        "showlegend": name is not None,
-        "hoverinfo": "skip",
-    }
+    line = {"shape": "hv", "color": colour, "width": 2 if name else 1.2}
+    places = corners if len(corners) > 1 else []
+    return scatter(places, "lines", line=line, name=name, showlegend=name is not None, hoverinfo="skip")
 
 
-def _front_numbers(group: Group) -> list[dict]:
+def _front_numbers(group: Group) -> Trace:
     """The place of each point in the front, beside its mark."""
-    across = math.log10 if group.wide else float
     positions = [group.position(result) for result in group.front()]
-    look = {"name": FRONT, "showarrow": False, "xshift": -12, "yshift": -12}
-    return [
-        {**look, "x": across(at.x), "y": at.y, "text": f"<b>{place}</b>"} for place, at in enumerate(positions, start=1)
-    ]
+    return scatter(
+        [(at.x, at.y) for at in positions],
+        "markers+text",
+        marker={"size": 18, "opacity": 0},  # keeps the text off the mark
+        text=[f"<b>{place}</b>" for place, _ in enumerate(positions, start=1)],
+        textposition="bottom left",
+        showlegend=False,
+        hoverinfo="skip",
+    )
 
 
 def _baseline(x: float, y: float, colour: str, name: str, text: str, own: Result | None = None) -> Trace:
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "x": [x],
-        "y": [y],
-        "name": escape(name),
-        "marker": {"symbol": "x-thin", "size": 13, "line": {"width": 3.5, "color": colour}},
-        "text": [text],
-        "hovertemplate": _HOVER,
-        "customdata": [None if own is None else name_of(own)],
-    }
+    return scatter(
+        [(x, y)],
+        "markers",
+        name=escape(name),
+        marker={"symbol": "x-thin", "size": 13, "line": {"width": 3.5, "color": colour}},
+        text=[text],
+        hovertemplate=HOVER,
+        customdata=[None if own is None else name_of(own)],
+    )
 
 
 def _baseline_lines(name: str, quality: float) -> dict:
     """The baseline's quality, and the one a point lower, as lines with their names."""
     levels = ((quality, name, "solid"), (quality - 1, f"{MINUS}1 point", "dash"))
     across = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "layer": "below"}
-    at = {"xref": "paper", "x": 1, "xanchor": "left", "xshift": 6, "showarrow": False, "font": {"color": MUTED}}
+    at = {"xref": "paper", "x": 1, "xanchor": "right", "yanchor": "bottom", "showarrow": False}
     return {
         "shapes": [
             {**across, "y0": level, "y1": level, "line": {"color": MUTED, "width": 1, "dash": dash}}

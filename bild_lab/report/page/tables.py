@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -21,64 +21,38 @@ from bild_lab.lab.formatting import (
     signed_interval,
     times,
 )
+from bild_lab.lab.results.batches import BatchCurve
 from bild_lab.lab.results.groups import Group
-from bild_lab.lab.schema.columns import Column
-from bild_lab.lab.schema.numbers import Category, Counts, Latency, Quality, Speedup
-from bild_lab.lab.schema.result import CERTIFICATE, COLUMNS, Result
+from bild_lab.lab.schema.numbers import Category, Speedup
+from bild_lab.lab.schema.result import COLUMNS, Result
 from bild_lab.report.provenance import disturbance
 
 MARGIN = 1.0  # points of quality that a hypervolume's reference point is below the baseline
-# the columns after those with an interval; each shows its value alone, except the latency
-_NUMBERS = (
-    "latency_s_median",
-    "tokens_per_s",
-    "tokens_per_target_call",
-    "acceptance_rate",
-    "nothing_accepted",
-    "agreement_with_target",
-    "p_value",
-    "fallbacks",
-    "rollbacks",
-    "drafted",
-    "accepted",
-    "target_calls",
-    "draft_calls",
-    "tokens",
-    "peak_memory_mb",
+OVERALL = "overall"
+# the columns of every point after those of its quality
+_POINT = (
+    *("latency_s_median", "tokens_per_s", "tokens_per_target_call", "acceptance_rate", "nothing_accepted"),
+    *("agreement_with_target", "p_value", "fallbacks", "rollbacks", "drafted", "accepted", "target_calls"),
+    *("draft_calls", "tokens", "peak_memory_mb"),
 )
+_CHANGE = ("changed", "first_difference", "length_ratio", "log_probability", "log_probability_difference")
+_PREDICTION = (
+    *("predicted_cost_ratio", "traced_acceptance_rate", "predicted_window", "predicted_theorem"),
+    *("predicted_rounds", "predicted_verify", "predicted_host", "predicted_prefill", "traced_speedup"),
+)
+_COST = ("flops_per_token", "bytes_per_token", "flops_per_byte", "flops_ratio", "bytes_ratio", "intensity_ratio")
+_SIGNED = ("quality_difference", "log_probability_difference")
+CATEGORY = ("n_examples", "speedup", "tokens_per_s", "tokens_per_target_call", "acceptance_rate")
 
 
 @dataclass(frozen=True)
 class TableCell:
-    """One table cell: its text, a smaller second line, and what to sort it by."""
+    """One table cell: its text, a smaller second line, what to sort it by, and its class in `report.css`."""
 
     text: str
     detail: str = ""
     order: float | str | None = None
-
-
-@dataclass(frozen=True)
-class TableRow:
-    """One point: the name of its folder, its cells, and whether to highlight it.
-
-    point: empty for a baseline that is no point of its own. label: policy and all knobs. composition: its parts.
-    """
-
-    point: str
-    cells: list[TableCell]
-    on_front: bool = False
-    is_baseline: bool = False
-    label: str = ""
-    composition: str = ""
-
-
-@dataclass(frozen=True)
-class FrontPoint:
-    """A point of the Pareto front in the list beside the figure."""
-
-    point: str
-    label: str
-    numbers: str
+    tone: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,178 +60,54 @@ class TableColumn:
     """One column of a table: its title, what the title means, how a cell is made."""
 
     title: str
-    hint: str
-    cell: Callable[[Any], TableCell]
+    hint: str = ""
+    cell: Callable[[Any], TableCell] = lambda one: one
 
 
 @dataclass(frozen=True)
-class BestRow:
-    """The fastest point within an allowed loss; None if every point loses more. title: the allowed loss."""
+class TableRow:
+    """One row. point: the name of its point's folder, empty if it is no point. label: policy and all knobs."""
 
-    title: str
-    best: Result | None
-    knobs: list[tuple[str, str]]
-    cells: list[TableCell]
-
-
-@dataclass(frozen=True)
-class PolicyVolume:
-    """How much of the plane of latency and quality the points of a policy dominate."""
-
-    policy: str
-    points: int
-    hypervolume: float
-
-    @property
-    def text(self) -> str:
-        return number(self.hypervolume, 3)
+    cells: Sequence[TableCell]
+    point: str = ""
+    on_front: bool = False
+    is_baseline: bool = False
+    label: str = ""
+    composition: str = ""
 
 
 @dataclass(frozen=True)
-class Share:
-    """One part of the sweep's time."""
+class Table:
+    """A table for the template. It is false without rows."""
 
-    name: str
-    text: str
-    share: float
-    percent: str
+    columns: Sequence[TableColumn]
+    rows: Sequence[TableRow]
 
-
-def column_of(column: Column, cell: Callable[[Result], TableCell] | None = None) -> TableColumn:
-    """The column of a number of the result. cell: makes its cells, if the text alone is not enough."""
-    return TableColumn(
-        column.title,
-        column.explanation,
-        cell or (lambda result: TableCell(column.text(result), "", column.of(result))),
-    )
+    def __bool__(self) -> bool:
+        return bool(self.rows)
 
 
-def point_columns(group: Group) -> list[TableColumn]:
-    """Return the columns for a setting: policy, every knob that varies, then the numbers."""
-    own_cells = {"latency_s_median": _latency}
-    quality = TableColumn(group.metric, COLUMNS["quality"].explanation, _quality)
-    certified = any(result.certificate is not None for result in group.results)
-    return [
-        column_of(COLUMNS["policy"]),
-        *(TableColumn(knob, f"knob of the policy: {knob}", _knob_cell(knob)) for knob in group.varying_knobs()),
-        column_of(COLUMNS["speedup"], speedup_cell),
-        quality,
-        column_of(COLUMNS["quality_difference"], difference_cell),
-        *further_columns(group),
-        *([certificate_column()] if certified else []),
-        *(column_of(COLUMNS[name], own_cells.get(name)) for name in _NUMBERS),
-    ]
+def plain_table(rows: Sequence[Mapping[str, str | TableCell]]) -> Table:
+    """A table whose rows name their columns."""
+    cells = [[one if isinstance(one, TableCell) else TableCell(one) for one in row.values()] for row in rows]
+    return Table([TableColumn(title) for title in (rows[0] if rows else ())], [TableRow(row) for row in cells])
 
 
-def further_columns(group: Group) -> list[TableColumn]:
-    """Return a column for each metric behind the leading one: its value, and the difference from the baseline's."""
-    shown = {name: one.metric for result in group.results for name, one in result.further_qualities.items()}
-
-    def cell_of(name: str) -> Callable[[Result], TableCell]:
-        def cell(result: Result) -> TableCell:
-            quality = result.further_qualities.get(name)
-            return TableCell(MISSING) if quality is None else further_cell(quality)
-
-        return cell
-
-    hint = "The metric of the point’s outputs; below it the difference from the baseline with its paired 95 % interval."
-    return [TableColumn(title, hint, cell_of(name)) for name, title in shown.items()]
-
-
-def further_cell(quality: Quality) -> TableCell:
-    """A metric's value, with its difference below."""
-    bounds = signed_interval(quality.difference_low, quality.difference_high)
-    told = "" if quality.difference is None else f"{signed(quality.difference)} {bounds}"
-    return TableCell(number(quality.value), told, quality.value)
-
-
-def certificate_column() -> TableColumn:
-    """Return the column of lossless certificates."""
-
-    def cell(result: Result) -> TableCell:
-        found = result.certificate
-        if found is None:
-            return TableCell(MISSING)
-        if found.unjudged:
-            return TableCell("no closed form", f"{found.defects} defects", found.defects)
-        if found.rounding is not None:  # sampled
-            return TableCell(f"{found.equal} exact", f"{found.ties} rounding, {found.defects} defects", found.defects)
-        return TableCell(f"{found.equal} equal", f"{found.ties} ties, {found.defects} defects", found.defects)
-
-    return TableColumn("certificate", " ".join(column.explanation for column in CERTIFICATE), cell)
-
-
-def policy_column(group: Group) -> TableColumn:
-    """Return the column that names a point by its policy and the knobs that distinguish it."""
-
-    def cell(result: Result) -> TableCell:
-        knobs = "baseline" if result.is_baseline else knob_label(result, group.knobs(result))
-        return TableCell(result.policy, knobs, result.policy)
-
-    return column_of(COLUMNS["policy"], cell)
-
-
-def point_rows(group: Group, columns: Sequence[TableColumn], results: Sequence[Result] | None = None) -> list[TableRow]:
-    """Return one row per point, or per given result of the group, fastest first."""
+def table_of(group: Group, columns: Sequence[TableColumn], results: Sequence[Result]) -> Table:
+    """One row for each of these results of the group, in their order."""
     front = {id(result) for result in group.front()}
-    return [
+    rows = [
         TableRow(
-            name_of(result),
             [column.cell(result) for column in columns],
+            name_of(result),
             id(result) in front,
             result.is_baseline,
             point_label(result, list(result.knobs)),
             result.composition,
         )
-        for result in (group.results if results is None else results)
+        for result in results
     ]
-
-
-def baseline_row(group: Group, columns: Sequence[TableColumn]) -> TableRow | None:
-    """Return the row of a baseline that was timed beside the points but is none itself; else None."""
-    beside = [one for one in group.results if one.baseline_latency_s is not None and one.baseline_tokens_per_s]
-    if not beside or any(one.is_baseline for one in group.results):
-        return None
-    latencies = [one.baseline_latency_s for one in beside]
-    typical = Latency(*(median(getattr(each, field.name) for each in latencies) for field in fields(Latency)))
-    result = replace(
-        beside[0],
-        policy=str(group.setting.baseline),
-        knobs={},
-        quality=Quality(metric=group.metric, value=group.baseline_quality, low=None, high=None),
-        further_qualities={
-            name: Quality(metric=one.metric, value=one.baseline, low=None, high=None)
-            for name, one in beside[0].further_qualities.items()
-        },
-        change=None,
-        latency_s=typical,
-        speedup=Speedup(value=1.0),
-        tokens=round(beside[0].baseline_tokens_per_s * beside[0].baseline_latency_s.total),
-        tokens_per_s=median(one.baseline_tokens_per_s for one in beside),
-        counts=Counts(),
-        agreement_with_target=None,
-        certificate=None,
-        peak_memory_mb=None,
-    )
-    name, *numbers = [column.cell(result) for column in columns]
-    points = f"{len(beside)} point{'' if len(beside) == 1 else 's'}"
-    return TableRow("", [replace(name, detail=f"timed beside {points}"), *numbers], is_baseline=True)
-
-
-def front_points(group: Group) -> list[FrontPoint]:
-    """Return the Pareto front, fastest first, in words."""
-    found = []
-    for result in group.front():
-        quality = result.quality
-        bounds = signed_interval(quality.difference_low, quality.difference_high)
-        change = f", {signed(quality.difference)} {bounds}" if quality.difference is not None else ""
-        speed = times(result.speedup.value) if group.relative else duration(result.latency_s.mean)
-        label = point_label(result, group.knobs(result))
-        numbers = f"{speed}, {group.metric} {number(quality.value)}{change}"
-        if why := disturbance(result.environment):
-            numbers += f"; {why}"
-        found.append(FrontPoint(name_of(result), label, numbers))
-    return found
+    return Table(columns, rows)
 
 
 def name_of(result: Result) -> str:
@@ -265,93 +115,222 @@ def name_of(result: Result) -> str:
     return result.point if result.folder is None else result.folder.name
 
 
-def fixed_knobs(group: Group) -> list[str]:
-    """Say which knobs had one value in all points of a policy: `bild: window 10, verify_tail on`."""
-    varying = set(group.varying_knobs())
-    lines: dict[str, str] = {}
-    for result in group.results:
-        fixed = [f"{knob} {knob_value(value)}" for knob, value in result.knobs.items() if knob not in varying]
-        if fixed:
-            lines[result.policy] = f"{result.policy}: {', '.join(fixed)}"
-    return list(lines.values())
+def tables(group: Group) -> dict[str, Table]:
+    """Every table of a setting except that of all points; those for which nothing was measured have no rows."""
+    shown = group.selected()
+    policy = policy_column(group)
+    change = [policy, *quality_columns(group)[1:], *map(column_of, _CHANGE)]
+    changed = [one for one in shown if one.change is not None and not one.is_baseline]
+    predicted = [one for one in shown if one.prediction is not None]
+    counted = [one for one in shown if one.cost is not None]
+    return {
+        "best": best_table(group),
+        "change": table_of(group, change, changed),
+        "hypervolume": hypervolume_table(group),
+        "categories": category_table(group),
+        "predicted": table_of(group, [policy, *map(column_of, _PREDICTION)], predicted),
+        "traffic": table_of(group, [policy, *map(column_of, _COST)], counted),
+        "rounding": rounding_table(group),
+    }
 
 
-def best_columns(group: Group) -> list[TableColumn]:
-    """Return the columns of the best points: speedup, quality, difference, agreement with the target."""
+def points_table(group: Group) -> Table:
+    """Every point, fastest first: policy, every knob that varies, then the numbers; last what was timed beside all."""
+    certified = any(result.certificate is not None for result in group.results)
+    columns = [
+        column_of("policy"),
+        *(TableColumn(knob, f"knob of the policy: {knob}", _knob_cell(knob)) for knob in group.varying_knobs()),
+        column_of("speedup"),
+        *quality_columns(group),
+        *([_certificate_column()] if certified else []),
+        *map(column_of, _POINT),
+    ]
+    table = table_of(group, columns, group.results)
+    beside = _baseline_row(group, columns)
+    return table if beside is None else replace(table, rows=[*table.rows, beside])
+
+
+def column_of(name: str) -> TableColumn:
+    """The column of a number of the result, with its interval below it if it has one."""
+    return TableColumn(COLUMNS[name].title, COLUMNS[name].explanation, lambda result: cell_of(result, name))
+
+
+def cell_of(result: Result, name: str) -> TableCell:
+    """A number of a result, with its interval below it if it has one. A difference has its sign."""
+    column, value = COLUMNS[name], COLUMNS[name].of(result)
+    if name == "speedup":
+        return speedup_cell(result.speedup, result)
+    if name == "latency_s_median":
+        return TableCell(duration(value), f"p95 {duration(result.latency_s.p95)}", value)
+    low, high = (COLUMNS[end].of(result) if end in COLUMNS else None for end in (f"{name}_low", f"{name}_high"))
+    if name in _SIGNED:
+        return TableCell(signed(value, column.digits), signed_interval(low, high, column.digits), value)
+    return TableCell(column.text(result), interval(low, high, column.digits), value)
+
+
+def speedup_cell(speedup: Speedup, result: Result) -> TableCell:
+    """A speedup that was measured for this result, with its interval and what disturbed the timing."""
+    details = (interval(speedup.low, speedup.high), disturbance(result.environment))
+    return TableCell(times(speedup.value), ", ".join(filter(None, details)), speedup.value)
+
+
+def policy_column(group: Group) -> TableColumn:
+    """The column that names a point by its policy and the knobs that distinguish it."""
+
+    def cell(result: Result) -> TableCell:
+        knobs = "baseline" if result.is_baseline else knob_label(result, group.knobs(result))
+        return TableCell(result.policy, knobs, result.policy)
+
+    return replace(column_of("policy"), cell=cell)
+
+
+def quality_columns(group: Group) -> list[TableColumn]:
+    """The leading metric, its difference from the baseline's, and both of each further metric."""
+    further = {name: one.metric for result in group.results for name, one in result.further_qualities.items()}
+    hint = "The metric of the point’s outputs; below it the difference from the baseline with its paired 95 % interval."
     return [
-        column_of(COLUMNS["speedup"], speedup_cell),
-        TableColumn(group.metric, COLUMNS["quality"].explanation, _quality),
-        column_of(COLUMNS["quality_difference"], difference_cell),
-        *further_columns(group),
-        column_of(COLUMNS["agreement_with_target"], lambda result: TableCell(percent(result.agreement_with_target))),
+        replace(column_of("quality"), title=group.metric),
+        column_of("quality_difference"),
+        *(TableColumn(title, hint, _further_cell(name)) for name, title in further.items()),
     ]
 
 
-def best_rows(group: Group) -> list[BestRow]:
-    """Return the rows "no loss measured" and "one point of loss"; none without a baseline or with few examples."""
-    if not group.relative or not group.enough:
-        return []
+def best_table(group: Group) -> Table:
+    """The fastest points where no loss was measured and within one point of loss.
+
+    No rows without a baseline, or with too few examples to call a point the fastest.
+    """
+    columns = [column_of("speedup"), *quality_columns(group), column_of("agreement_with_target")]
     rows = []
     for title, loss in (("no loss measured", 0.0), ("one point of loss", 1.0)):
         best = group.best(loss)
-        knobs = [] if best is None else [(knob, knob_value(value)) for knob, value in best.knobs.items()]
-        cells = [] if best is None else [column.cell(best) for column in best_columns(group)]
-        rows.append(BestRow(title, best, knobs, cells))
-    return rows
+        if best is None:
+            cells = [TableCell(MISSING)] * len(columns)
+            last = TableCell(f"no point kept the quality of {group.setting.baseline} to {title}")
+        else:
+            cells = [column.cell(best) for column in columns]
+            cells[0] = replace(cells[0], tone="big")
+            last = TableCell(best.policy, knob_label(best, list(best.knobs)))
+        rows.append(TableRow([TableCell(title, tone="title"), *cells, last]))
+    known = group.relative and group.enough
+    return Table([TableColumn("allowed"), *columns, TableColumn("policy, knobs")], rows if known else [])
 
 
-def hypervolumes(group: Group) -> list[PolicyVolume]:
-    """Return each policy's hypervolume up to relative latency 1 and `MARGIN` below the baseline, largest first.
+def hypervolume_table(group: Group) -> Table:
+    """Each policy's hypervolume up to relative latency 1 and `MARGIN` below the baseline, largest first.
 
-    Empty without a baseline, as the reference point is relative to it.
+    No rows without a baseline, as the reference point is relative to it.
     """
     if not group.relative or group.baseline_quality is None:
-        return []
-    reference = (1.0, group.baseline_quality - MARGIN)
-    found = []
+        return plain_table([])
+    reference, found = (1.0, group.baseline_quality - MARGIN), []
     for policy in group.policies:
         positions = [group.position(result) for result in group.of_policy(policy)]
         points = [(position.x, position.y) for position in positions if position is not None]
         if points:
-            found.append(PolicyVolume(policy, len(points), hypervolume(points, reference)))
-    return sorted(found, key=lambda one: -one.hypervolume)
+            found.append((hypervolume(points, reference), policy, len(points)))
+    found.sort(key=lambda one: -one[0])
+    return plain_table(
+        [{"policy": policy, "points": str(count), "hypervolume": number(area, 3)} for area, policy, count in found]
+    )
 
 
-def time_shares(results: Sequence[Result]) -> list[Share]:
-    """Return where the time of all points went, largest part first, as shares of the total."""
-    total = sum(result.total_s for result in results)
-    names = dict.fromkeys(name for result in results for name in result.seconds if name != "total")
-    parts = {name: sum(result.seconds.get(name, 0.0) for result in results) for name in names}
-    rest = total - sum(parts.values())
-    if rest > 0.001 * total:
-        parts["other"] = rest
-    ordered = sorted(parts.items(), key=lambda part: -part[1])
-    return [Share(name, duration(s), s / total, percent(s / total, 1)) for name, s in ordered] if total > 0 else []
+def categories_of(result: Result) -> dict[str, Category]:
+    """What was measured in each category of the dataset, and over all examples (BiTA Table 7); else nothing."""
+    overall = Category(
+        n_examples=result.setting.n_examples,
+        tokens=result.tokens,
+        tokens_per_s=result.tokens_per_s,
+        baseline_tokens_per_s=result.baseline_tokens_per_s,
+        tokens_per_s_ratio=result.tokens_per_s_ratio,
+        speedup=result.speedup,
+        tokens_per_target_call=result.counts.tokens_per_target_call,
+        acceptance_rate=result.counts.acceptance_rate,
+    )
+    return {**result.categories, OVERALL: overall} if result.categories else {}
 
 
-def environments(results: Sequence[Result]) -> list[tuple[str, str]]:
-    """Return what the points were measured on; a value that differs is given with its counts."""
-    lines = []
-    for key in dict.fromkeys(key for result in results for key in result.environment):
-        values = [result.environment.get(key) for result in results]
-        texts = ["none" if value is None else str(value) for value in values]
-        counts = {text: texts.count(text) for text in sorted(set(texts))}
-        if key in ("started", "load_average", "busy_elsewhere_percent") and len(counts) > 1:
-            known = [value for value in values if value is not None]
-            lines.append((key, f"{min(known)} to {max(known)}"))
-        elif len(counts) == 1:
-            lines.append((key, texts[0]))
-        else:
-            lines.append((key, "; ".join(f"{text} ({count} points)" for text, count in counts.items())))
-    return lines
+def category_table(group: Group) -> Table:
+    """A row for every category of the selected points, each category's fastest point first."""
+    measured = {id(one): categories_of(one) for one in group.selected() if not one.is_baseline}
+    names = list(dict.fromkeys(name for each in measured.values() for name in each if name != OVERALL))
+    policy = policy_column(group)
+    rows = []
+    for name in [*names, OVERALL]:
+        for result in group.selected():
+            if (one := measured.get(id(result), {}).get(name)) is not None:
+                base = "" if one.baseline_tokens_per_s is None else number(one.baseline_tokens_per_s, 1)
+                cells = [
+                    TableCell(name, "", name),
+                    policy.cell(result),
+                    TableCell(number(one.n_examples, 0), "", one.n_examples),
+                    speedup_cell(one.speedup, result),
+                    TableCell(number(one.tokens_per_s, 1), base, one.tokens_per_s),
+                    TableCell(number(one.tokens_per_target_call), "", one.tokens_per_target_call),
+                    TableCell(percent(one.acceptance_rate, 1), "", one.acceptance_rate),
+                ]
+                rows.append(TableRow(cells))
+    columns = [TableColumn("category", "The category of the dataset."), policy, *map(column_of, CATEGORY)]
+    return Table(columns, rows)
 
 
-def speedup_cell(result: Result, category: Category | None = None) -> TableCell:
-    """The speedup of a result, or of a category of it, with its interval and what disturbed the timing."""
-    speedup = (category or result).speedup
-    bounds = interval(speedup.low, speedup.high)
-    detail = ", ".join(text for text in (bounds, disturbance(result.environment)) if text)
-    return TableCell(times(speedup.value), detail, speedup.value)
+def rounding_table(group: Group) -> Table:
+    """Of each sampled point, what its rule and its rounding change of the target's distribution, by number of rows."""
+    certified = [one for one in group.results if one.certificate is not None and one.certificate.rounding]
+    counts = sorted({int(count) for one in certified for count in one.certificate.rounding})
+
+    def rows_column(count: int) -> TableColumn:
+        hint = f"the largest total variation between a forward of {count} rows and one row after another"
+        title = f"{count} row{'' if count == 1 else 's'}"
+        return TableColumn(title, hint, lambda one: _variation(one.certificate.rounding.get(str(count))))
+
+    change = COLUMNS["certificate_output"]
+    rule = TableColumn("rule", change.explanation, lambda one: _variation(change.of(one)))
+    return table_of(group, [policy_column(group), rule, *map(rows_column, counts)], certified)
+
+
+def batch_table(curves: Sequence[BatchCurve]) -> Table:
+    """What each policy did at every number of texts at once."""
+    rows = []
+    for curve in curves:
+        even = curve.break_even
+        for one in curve.points:
+            result, speedup = one.result, one.result.speedup
+            rows.append(
+                {
+                    "policy": curve.label,
+                    "batch": TableCell(str(one.batch), "", one.batch),
+                    "speedup": speedup_cell(speedup, result),
+                    "predicted": times(one.predicted),
+                    "tokens/s": number(result.tokens_per_s, 0),
+                    "baseline, tokens/s": number(result.baseline_tokens_per_s, 0),
+                    "median latency, ms": number(1000 * result.latency_s.median, 0),
+                    "p95, ms": number(1000 * result.latency_s.p95, 0),
+                    "break-even batch": f"none up to {curve.points[-1].batch}" if even is None else number(even, 1),
+                }
+            )
+    return plain_table(rows)
+
+
+def _baseline_row(group: Group, columns: Sequence[TableColumn]) -> TableRow | None:
+    """The row of a baseline that is no point itself, of the medians of what was timed beside the points; else None."""
+    beside = [one for one in group.results if one.baseline_latency_s is not None and one.baseline_tokens_per_s]
+    if not beside or any(one.is_baseline for one in group.results):
+        return None
+    points = f"timed beside {len(beside)} point{'' if len(beside) == 1 else 's'}"
+    middle, late = (median(getattr(one.baseline_latency_s, end) for one in beside) for end in ("median", "p95"))
+    rate = median(one.baseline_tokens_per_s for one in beside)
+    further = beside[0].further_qualities.values()
+    known = {
+        **dict.fromkeys(group.varying_knobs(), TableCell("")),
+        COLUMNS["policy"].title: TableCell(str(group.setting.baseline), points),
+        COLUMNS["speedup"].title: TableCell(times(1.0), "", 1.0),
+        COLUMNS["latency_s_median"].title: TableCell(duration(middle), f"p95 {duration(late)}", middle),
+        COLUMNS["tokens_per_s"].title: TableCell(number(rate, 1), "", rate),
+        group.metric: TableCell(number(group.baseline_quality), "", group.baseline_quality),
+        **{one.metric: TableCell(number(one.baseline), "", one.baseline) for one in further},
+    }
+    return TableRow([known.get(column.title, TableCell(MISSING)) for column in columns], is_baseline=True)
 
 
 def _knob_cell(knob: str) -> Callable[[Result], TableCell]:
@@ -359,24 +338,39 @@ def _knob_cell(knob: str) -> Callable[[Result], TableCell]:
         if knob not in result.knobs:
             return TableCell("")
         value = result.knobs[knob]
-        ordered = value if isinstance(value, int | float | str) else str(value)
-        return TableCell(knob_value(value), "", ordered)
+        return TableCell(knob_value(value), "", value if isinstance(value, int | float | str) else str(value))
 
     return cell
 
 
-def _quality(result: Result) -> TableCell:
-    quality = result.quality
-    return TableCell(number(quality.value), interval(quality.low, quality.high), quality.value)
+def _further_cell(name: str) -> Callable[[Result], TableCell]:
+    def cell(result: Result) -> TableCell:
+        quality = result.further_qualities.get(name)
+        if quality is None:
+            return TableCell(MISSING)
+        bounds = signed_interval(quality.difference_low, quality.difference_high)
+        change = "" if quality.difference is None else f"{signed(quality.difference)} {bounds}"
+        return TableCell(number(quality.value), change, quality.value)
+
+    return cell
 
 
-def difference_cell(result: Result) -> TableCell:
-    """The quality's difference from the baseline's, with its interval."""
-    quality = result.quality
-    bounds = signed_interval(quality.difference_low, quality.difference_high)
-    return TableCell(signed(quality.difference), bounds, quality.difference)
+def _certificate_column() -> TableColumn:
+    def cell(result: Result) -> TableCell:
+        found = result.certificate
+        if found is None:
+            return TableCell(MISSING)
+        if found.unjudged:
+            return TableCell("no closed form", f"{found.defects} defects", found.defects)
+        same, other = ("equal", "ties") if found.rounding is None else ("exact", "rounding")  # greedy; sampled
+        return TableCell(f"{found.equal} {same}", f"{found.ties} {other}, {found.defects} defects", found.defects)
+
+    names = ("certificate_equal", "certificate_ties", "certificate_defects")
+    return TableColumn("certificate", " ".join(COLUMNS[name].explanation for name in names), cell)
 
 
-def _latency(result: Result) -> TableCell:
-    latency = result.latency_s
-    return TableCell(duration(latency.median), f"p95 {duration(latency.p95)}", latency.median)
+def _variation(value: float | None) -> TableCell:
+    """A total variation, of which the order of magnitude counts."""
+    if value is None:
+        return TableCell(MISSING)
+    return TableCell("0" if value == 0 else f"{value:.1e}", order=value)

@@ -1,35 +1,41 @@
-"""Weights & Biases: one run per point and one for the sweep as a whole, in one group."""
+"""Weights & Biases: one run per point and one for the sweep as a whole, in one group.
+
+`wandb/logged.jsonl` in a sweep's folder records what was logged, a line for each run.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import re
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import OmegaConf
-
 from bild_lab.errors import UserError
-from bild_lab.lab.config import config_dir
 from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.results.commits import examples_of
+from bild_lab.lab.results.groups import pair_title
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.result import Result
-from bild_lab.report.wandb.logged import OFFLINE, ONLINE, Logged, note, noted, sync_command
-from bild_lab.report.wandb.panels import panels, path_name, sweep_panels, title
+from bild_lab.report.wandb.panels import panels, sweep_panels, title
 
 if TYPE_CHECKING:
     import wandb
 
 log = logging.getLogger(__name__)
 
+OFFLINE, ONLINE = "offline", "online"
 POINT, SWEEP, TRAINING = "point", "sweep", "training"  # types of jobs
 _INIT_TIMEOUT_S = 20
 _LONGEST_TAG = 64  # the service's limit
 _LONGEST_GROUP = 60  # characters of a group's name in the id of a run, which the service limits to 128
+_RECORD = Path("wandb", "logged.jsonl")  # in the folder of a sweep
 _REPORT_FILES = ("report.html", "pareto.png", "sweep.csv")
 # what identifies a point; everything else in a result was measured
 _NOT_METRICS = (
@@ -44,6 +50,17 @@ _NOT_METRICS = (
     "environment",
     "stored_at",
 )
+
+
+@dataclass(frozen=True)
+class Logged:
+    """One run. measured: when its point was measured, None for a run that is no point. mode: "online" or "offline"."""
+
+    run: str
+    measured: str | None
+    mode: str
+    project: str
+    entity: str | None
 
 
 class NoLogger:
@@ -90,7 +107,7 @@ class WandbLogger:
         left out unless `again` is set.
         """
         measured = result.environment.started
-        if not again and self._known(result.point, measured):
+        if not again and self._logged(result.point, measured) in noted(self._directory):
             return
         examples = read_examples(result.folder)
         dataset, why = examples_of([result]) if examples else (None, "")
@@ -99,7 +116,7 @@ class WandbLogger:
             log.warning("examples are logged without references, as the dataset cannot be read again: %s", why)
         logged = panels(result, examples, dataset or {})
         about = described(result, config)
-        tags = [about[group]["name"][:_LONGEST_TAG] for group in ("pair", "dataset") if about.get(group)]
+        tags = [pair_title(result.setting)[:_LONGEST_TAG], str(result.setting.dataset)[:_LONGEST_TAG]]
         run = self.begin(result.point, title(result), about, POINT, tags=tags)
         run.log(logged)
         run.summary.update(flat_metrics(result))
@@ -118,7 +135,10 @@ class WandbLogger:
         if not results:
             return
         found = headline(results)
-        run = self.begin(SWEEP, self._group, _described_sweep(sweep, results), SWEEP, found)
+        first, *others = (dict(result.setting) for result in results)
+        shared = {key: value for key, value in first.items() if all(one.get(key) == value for one in others)}
+        about = {"sweep": sweep.name, "policies": sorted({one.policy for one in results}), "setting": shared}
+        run = self.begin(SWEEP, self._group, about, SWEEP, found)
         run.log(sweep_panels(results, sweep.folder / "pareto.png"))
         run.summary.update({"headline": found, "points": len(results), "failed": len(sweep.failures())})
         artifact = wandb.Artifact(f"sweep-{_plain(self._group, 100)}", "sweep", description=found)
@@ -130,12 +150,12 @@ class WandbLogger:
 
     def closing(self) -> list[str]:
         """Where the runs of this process are: their address, and how to send those written offline."""
-        told = []
+        lines = []
         if online := self._begun[ONLINE]:
-            told.append(f"logged to Weights & Biases: {_runs(online)} in group {self._group}. {self._address}".strip())
+            lines.append(f"logged to Weights & Biases: {_runs(online)} in group {self._group}. {self._address}".strip())
         if offline := self._begun[OFFLINE]:
-            told.append(f"logged offline: {_runs(offline)}. Send with: {sync_command(self._directory)}")
-        return told
+            lines.append(f"logged offline: {_runs(offline)}. Send with: {sync_command(self._directory)}")
+        return lines
 
     def begin(
         self,
@@ -153,75 +173,74 @@ class WandbLogger:
         import wandb  # takes seconds
 
         self._directory.mkdir(parents=True, exist_ok=True)  # otherwise wandb silently writes to the temporary folder
-        about = {"id": self._id(identity), "name": name, "config": config, "job_type": kind, "notes": notes}
-        about["tags"] = list(dict.fromkeys([*self._tags, *tags]))
+        about = {
+            "project": self._project,
+            "entity": self._entity,
+            "group": self._group,
+            "id": self._id(identity),
+            "name": name,
+            "config": config,
+            "job_type": kind,
+            "notes": notes,
+            "tags": list(dict.fromkeys([*self._tags, *tags])),
+            "dir": str(self._directory.absolute()),  # absolute: wandb's service has its own working folder
+            "reinit": "finish_previous",
+            "settings": _settings(),
+        }
         run = None
         if self._mode == ONLINE:
             try:
-                run = self._init(about)
+                run = wandb.init(**about, mode=ONLINE, resume="allow")  # a point run again replaces its run
             except (wandb.errors.Error, OSError) as error:
                 wandb.teardown()  # otherwise its service keeps the run's id
                 log.warning("Weights & Biases could not be reached (%s); this and later runs are logged offline", error)
                 self._mode = OFFLINE
-        run = run or self._init(about)
+        run = run or wandb.init(**about, mode=OFFLINE)
         self._begun[self._mode] += 1
         if self._mode == ONLINE:
             self._address = run.url
         return run
 
-    def _init(self, about: Mapping[str, Any]) -> wandb.Run:
-        import wandb
-
-        return wandb.init(
-            project=self._project,
-            entity=self._entity,
-            group=self._group,
-            dir=str(self._directory.absolute()),  # absolute: wandb's service has its own working folder
-            mode=self._mode,
-            resume="allow" if self._mode == ONLINE else None,  # a point run again replaces its run
-            reinit="finish_previous",
-            settings=_settings(),
-            **about,
-        )
-
     def _id(self, identity: str) -> str:
         return f"{_plain(self._group, _LONGEST_GROUP)}-{identity}"
 
-    def _known(self, identity: str, measured: str) -> bool:
-        wanted = Logged(self._id(identity), measured, self._mode, self._project, self._entity)
-        return wanted in noted(self._directory)
+    def _logged(self, identity: str, measured: str | None) -> Logged:
+        return Logged(self._id(identity), measured, self._mode, self._project, self._entity)
 
     def _end(self, run: wandb.Run, identity: str, measured: str | None) -> None:
         run.finish()
-        note(self._directory, Logged(self._id(identity), measured, self._mode, self._project, self._entity))
+        note(self._directory, self._logged(identity, measured))
+
+
+def note(folder: Path, logged: Logged) -> None:
+    """Add a run to the record of a sweep's folder."""
+    file = folder / _RECORD
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(asdict(logged)) + "\n")
+
+
+def noted(folder: Path) -> list[Logged]:
+    """The record of a sweep's folder, oldest first; empty if nothing was logged."""
+    file, found = folder / _RECORD, []
+    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else []:
+        with suppress(ValueError, TypeError):  # a line that a killed process left half written
+            found.append(Logged(**json.loads(line)))
+    return found
+
+
+def sync_command(folder: Path) -> str:
+    """The command line that sends a folder's offline runs; those that were sent before are left out by wandb."""
+    return f"wandb sync {shlex.quote(str(folder / 'wandb'))}/offline-run-*"
 
 
 def described(result: Result, config: Mapping[str, Any]) -> dict[str, Any]:
     """What a point's run has as its configuration: the point's own and how it was measured."""
     own = {key: value for key, value in config.items() if key != "logger"}
-    if pair := own.get("pair"):
-        own["pair"] = {**pair, "name": pair_name(pair)}
+    if pair := own.get("pair"):  # its name in conf/pair says nothing of models that were given by pair.target=PATH
+        own["pair"] = {**pair, "name": pair_title(result.setting)}
     measured = {"composition": result.composition, "environment": dict(result.environment)}
     return {**own, "sweep": result.name, "point": result.point, **measured}
-
-
-def pair_name(pair: Mapping[str, Any]) -> str:
-    """The pair's name if its models are those of `conf/pair/NAME.yaml`, or if there is no such file.
-
-    With other models, given as `pair.target=DIR pair.draft=DIR`, the names of their paths: `t5-large + t5-tiny`.
-    """
-    models = [pair.get(key) for key in ("target", "draft", "second_draft")]
-    file = config_dir() / "pair" / f"{pair['name']}.yaml"
-    if not file.is_file() or models == [OmegaConf.load(file).get(key) for key in ("target", "draft", "second_draft")]:
-        return pair["name"]
-    return " + ".join(path_name(model) for model in models if model)
-
-
-def _described_sweep(sweep: Sweep, results: Sequence[Result]) -> dict[str, Any]:
-    """The sweep's policies, and what the settings of all its points share."""
-    first, *others = (dict(result.setting) for result in results)
-    shared = {key: value for key, value in first.items() if all(one.get(key) == value for one in others)}
-    return {"sweep": sweep.name, "policies": sorted({result.policy for result in results}), "setting": shared}
 
 
 def _plain(name: str, longest: int) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bild_lab.errors import UserError
-from bild_lab.lab.schema.columns import Column
 from bild_lab.lab.schema.result import COLUMNS
+from bild_lab.report.wandb.logger import noted, sync_command
 from bild_lab.report.wandb.panels import ACCEPTANCE, EXAMPLES, LONGEST_TITLE, POINTS
 
 if TYPE_CHECKING:
@@ -35,7 +37,21 @@ def group_report(groups: Sequence[str], project: str, entity: str | None, title:
         # no entity: the report's own project, which need not be looked up
         return [wr.Runset(name=group, filters=[expr.Metric("Group") == group]) for group in named]
 
-    overview = wr.PanelGrid(runsets=runs(groups), panels=[_scatter(wr), *(_bar(wr, COLUMNS[name]) for name in _BARS)])
+    scatter = wr.ScatterPlot(
+        title="Quality against relative latency (further left is faster)",
+        x=wr.SummaryMetric("relative_latency"),
+        y=wr.SummaryMetric(COLUMNS["quality"].summary_key),
+        layout=wr.Layout(w=24, h=12),
+    )
+    bars = [
+        wr.BarPlot(
+            title=COLUMNS[name].words.capitalize(),
+            metrics=[wr.SummaryMetric(COLUMNS[name].summary_key)],
+            layout=wr.Layout(w=12, h=8),
+        )
+        for name in _BARS
+    ]
+    overview = wr.PanelGrid(runsets=runs(groups), panels=[scatter, *bars])
     details = [block for group in groups for block in (wr.H2(group), _details(wr, runs([group])))]
     compared = ", ".join(groups)
     title = title or f"bild_lab: {compared if len(compared) < 100 else f'{len(groups)} sweeps'}"
@@ -71,6 +87,33 @@ def connect() -> tuple[wandb.Api | None, str]:
     return api, ""
 
 
+def require_logged(
+    groups: Sequence[str], project: str, entity: str | None, outputs: Path, api: wandb.Api | None
+) -> None:
+    """Raise UserError for a sweep without runs in the project: a report on it would be empty.
+
+    api: is asked for the runs of each group. With None the records under `outputs` decide.
+    """
+    for group in groups:
+        folder = outputs / group
+        if not (noted(folder) if api is None else _count(api, group, project, entity)):
+            raise UserError(
+                f"sweep {group!r} has no runs in project {project!r}; log it: python scripts/log_sweep.py "
+                f"{shlex.quote(str(folder))}, or if it was logged offline, send it: {sync_command(folder)}"
+            )
+
+
+def _count(api: wandb.Api, group: str, project: str, entity: str | None) -> int:
+    """How many runs a group has on the server; none in a project that does not exist."""
+    place = f"{entity or api.default_entity}/{project}"
+    try:
+        return len(api.runs(place, filters={"group": group}, per_page=1))
+    except ValueError:  # the client's word for an unknown project
+        return 0
+    except Exception as error:  # the client raises errors of many types
+        raise UserError(f"the runs of {place} cannot be read: {_line(error)}") from error
+
+
 def publish(report: Report, api: wandb.Api) -> tuple[str | None, str]:
     """Save the report to its project and return its address; None and the reason in one line if that fails."""
     report.entity = report.entity or api.default_entity
@@ -93,20 +136,6 @@ def _libraries() -> tuple[Any, Any]:
             "reports need wandb-workspaces, which is not installed; pip install 'bild_lab[reports]'"
         ) from error
     return v2, expr
-
-
-def _scatter(wr: Any) -> Any:
-    return wr.ScatterPlot(
-        title="Quality against relative latency (further left is faster)",
-        x=wr.SummaryMetric("relative_latency"),
-        y=wr.SummaryMetric(COLUMNS["quality"].summary_key),
-        layout=wr.Layout(w=24, h=12),
-    )
-
-
-def _bar(wr: Any, column: Column) -> Any:
-    title = column.words[:1].upper() + column.words[1:]
-    return wr.BarPlot(title=title, metrics=[wr.SummaryMetric(column.summary_key)], layout=wr.Layout(w=12, h=8))
 
 
 def _details(wr: Any, runsets: list[Any]) -> Any:

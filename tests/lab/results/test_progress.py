@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from bild_lab.lab.results.progress import PROGRESS, Progress, advance, begin, is_running, read_progress, running
+from bild_lab.lab.results.progress import PROGRESS, Progress, advance, begin, read_progress
 
 
 def test_a_running_command_says_how_far_it_is(tmp_path: Path) -> None:
     begin(tmp_path, 9)
-    with running(tmp_path):
-        advance(tmp_path, 2.0)
-        advance(tmp_path, None)  # finished before
-        advance(tmp_path, 4.0)
-        found = read_progress(tmp_path)
-        assert (str(found), found.typical_s, is_running(tmp_path)) == ("3 of 9 points", 3.0, True)
-    assert not is_running(tmp_path)
+    advance(tmp_path, 2.0)
+    advance(tmp_path, None)  # finished before
+    advance(tmp_path, 4.0)
+    found = read_progress(tmp_path)
+    assert (str(found), found.typical_s) == ("3 of 9 points", 3.0)
 
 
 def test_what_is_not_known_is_not_said(tmp_path: Path) -> None:
@@ -33,16 +29,6 @@ def test_what_is_not_known_is_not_said(tmp_path: Path) -> None:
     Progress(9, process=1).write(tmp_path)
     advance(tmp_path, 1.0)
     assert read_progress(tmp_path) == Progress(9, process=1)
-
-
-def test_a_killed_command_does_not_run_any_more(tmp_path: Path) -> None:
-    code = (
-        "import os, sys; from pathlib import Path; from bild_lab.lab.results.progress import Progress, running; "
-        "folder = Path(sys.argv[1]); Progress(9, 1).write(folder); held = running(folder); held.__enter__(); "
-        "os.kill(os.getpid(), 9)"
-    )
-    assert subprocess.run([sys.executable, "-c", code, tmp_path]).returncode == -9
-    assert (read_progress(tmp_path), is_running(tmp_path)) == (Progress(9, 1), False)
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"nine": 9}', None])

@@ -1,4 +1,4 @@
-"""What a reader can do on a report: open a point, walk through texts, read heat maps, sort a table."""
+"""What a reader can do on the pages: open a point, walk through texts and rounds, sort and filter a table."""
 
 from __future__ import annotations
 
@@ -9,24 +9,37 @@ from pathlib import Path
 import pytest
 
 from bild_lab.lab.results.records import Sweep
+from bild_lab.report.index import write_index
 from bild_lab.report.page.html import write_html
 from tests.report.sample import sample_example, sample_sweep
 
 Dom = Callable[[Path, str], str]
 TARGET = "a man in a red hat"
 ERRORS = "const faults = []; addEventListener('error', (event) => faults.push(event.message));"
+WORDS = {"1": "</s>", "10": " a", "11": " red", "12": " car", "13": " bus", "14": "<script>alert(1)</script>"}
+ROUNDS = [
+    {"drafted": [10, 13], "accepted": 1, "next_token": 11, "confidence": [0.9, 0.7], "distance": [0.1, 2.5]},
+    {"drafted": [14], "accepted": 1, "next_token": 12, "confidence": [0.8, 0.3], "fallback": True},
+]
+TRACED = {
+    "token_ids": [10, 11, 14, 12],
+    "rounds": ROUNDS,
+    "pieces": WORDS,
+    "prompt": "ein rotes Auto",
+    "spans": [["prefill", 0, 0.001], ["draft", 0.001, 0.002], ["verify", 0.002, 0.004]],
+}
+PRESS = "const press = (key) => document.querySelector('.viewer').dispatchEvent(new KeyboardEvent('keydown', {key}));"
 
 
 @pytest.fixture
 def page(tmp_path: Path) -> Path:
-    """The report of a sweep whose points are stored with a text each."""
+    """The report of a sweep whose points are stored with two traced texts each."""
     sweep = Sweep(tmp_path / "first")
     for result in sample_sweep():
-        own = {"baseline_prediction": TARGET, "baseline_token_ids": [1], "baseline_latency_s": [2.0]}
         word = "<b>blue</b>" if result.policy == "bild" else "red"
-        sweep.write_point(
-            result.point, "", result, [sample_example("test-0", prediction=f"a man in a {word} hat", **own)]
-        )
+        own = {"baseline_prediction": TARGET, "baseline_token_ids": [1], "baseline_latency_s": [2.0], **TRACED}
+        texts = [sample_example(f"test-{at}", prediction=f"a man in a {word} hat", **own) for at in (0, 1)]
+        sweep.write_point(result.point, "", result, texts)
     report = sweep.folder / "report.html"
     write_html("first", sweep.results(), [], report)
     report.write_text(report.read_text().replace("<head>", f"<head><script>{ERRORS}</script>"))
@@ -38,50 +51,64 @@ def between(dom: str, begin: str, end: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_button_opens_everything_about_its_point(dom_of: Dom, page: Path) -> None:
-    dom = dom_of(page, "document.querySelector('ol.front a').click(); document.title = faults.join() || 'no faults';")
-    dialog = between(dom, '<dialog id="point"', "</dialog>")
-    assert "<title>no faults</title>" in dom
+def test_a_button_opens_everything_about_its_point_until_it_is_closed(dom_of: Dom, page: Path) -> None:
+    script = """
+document.querySelector('ol.front a').click();
+const opened = location.hash.slice(0, 7), dialog_ = document.getElementById('point'), shown = dialog_.cloneNode(true);
+dialog_.close();
+setTimeout(() => { document.title = `${opened} then ${location.hash || 'nothing'} ${faults.join()}.`; }, 9);
+document.body.append(shown);
+"""
+    dom = dom_of(page, script)
+    assert "<title>#point- then nothing .</title>" in dom
+    dialog = dom.split('<dialog id="point"')[2]
     assert dialog.startswith(' aria-labelledby="point-title" open')
     assert "bild (fallback 0.3, rollback 5, window 10, verify_tail on)" in dialog
     assert ">speedup</dt><dd>1.83× [1.78, 1.88]</dd>" in dialog
-    assert '<a href="#texts">its texts</a>' in dialog and "config.yaml</a>" in dialog
+    assert '<a href="#texts">Examples' in dialog and '<a href="#viewer">' in dialog and "config.yaml</a>" in dialog
 
 
 @pytest.mark.slow
-def test_an_open_point_is_in_the_address_until_it_is_closed(dom_of: Dom, page: Path) -> None:
+def test_a_link_of_an_open_point_shows_its_texts(dom_of: Dom, page: Path) -> None:
     script = """
-document.querySelector('ol.front a').click();
-const opened = location.hash.slice(0, 7);
-document.getElementById('point').close();
-setTimeout(() => { document.title = `${opened} then ${location.hash || 'nothing'} ${faults.join()}.`; }, 9);
+[...document.querySelectorAll('[data-open]')].at(-1).click();
+document.querySelector('dialog a[href="#texts"]').click();
+document.title = document.querySelector('.texts [data-choose=point]').selectedOptions[0].textContent;
 """
-    assert "<title>#point- then nothing .</title>" in dom_of(page, script)
+    dom = dom_of(page, script)
+    assert "<title>hf_prompt_lookup (window 10)</title>" in dom
+    assert "the same words" in between(dom, '<div class="list"', "</article>")
 
 
 @pytest.mark.slow
-def test_a_mark_of_the_figure_opens_its_point(dom_of: Dom, page: Path) -> None:
+def test_a_mark_of_a_figure_opens_its_point(dom_of: Dom, page: Path) -> None:
     point = next(result.point for result in sample_sweep() if result.policy == "hf_assisted")
-    click = f"document.getElementById('pareto-0').emit('plotly_click', {{points: [{{customdata: '{point}'}}]}});"
+    click = f"document.querySelector('.figure').emit('plotly_click', {{points: [{{customdata: '{point}'}}]}});"
     dom = dom_of(page, click)
     assert 'id="point-title">hf_assisted (window 5)<' in dom
+    assert dom.count('class="figure js-plotly-plot"') == 5  # points, two maps, stages, acceptance
 
 
 @pytest.mark.slow
-def test_the_browser_of_texts_marks_the_words_that_differ(dom_of: Dom, page: Path) -> None:
-    texts = between(dom_of(page, ""), '<div class="texts"', "</section>")
+def test_texts_have_their_differences_marked_and_rounds_their_authors(dom_of: Dom, page: Path) -> None:
+    dom = dom_of(page, "")
+    texts = between(dom, '<div class="list"', "</article>")
     assert "17 % of the words differ" in texts
     assert "<dd>a man in a <del>red</del> hat </dd>" in texts
     assert "<dd>a man in a <ins>&lt;b&gt;blue&lt;/b&gt;</ins> hat </dd>" in texts
-    assert "1 to 1 of 1" in texts
+    viewer = between(dom, '<p class="prompt">', "</section>")  # of the whole text at first
+    assert '<span class="accepted"> a</span><span class="replacement"> red</span>' in viewer
+    assert '<span class="accepted now">&lt;script&gt;alert(1)&lt;/script&gt;</span>' in viewer
+    assert '<span class="fallback now"> car</span>' in viewer
 
 
 @pytest.mark.slow
-def test_a_heat_map_has_a_button_for_every_point(dom_of: Dom, page: Path) -> None:
-    heat = between(dom_of(page, ""), '<div class="heat"', "<h3")
-    assert heat.count("<button") == 2 * 12
-    assert 'aria-label="fallback 0.3, rollback 5: 1.83"' in heat
-    assert len(re.findall("<caption>bild: (Speedup|BLEU, difference from vanilla)</caption>", heat)) == 2
+def test_keys_step_through_rounds_and_examples(dom_of: Dom, page: Path) -> None:
+    dom = dom_of(page, PRESS + "press('ArrowDown'); press('End'); press('ArrowLeft');")
+    viewer = between(dom, 'aria-label="Trace viewer"', "</section>")
+    assert "round 1 of 2" in viewer
+    assert '<span class="dropped now"> bus</span><span class="replacement now"> red</span>' in viewer
+    assert "distance (rollback above" in viewer and viewer.count("<i ") == 3
 
 
 @pytest.mark.slow
@@ -90,3 +117,15 @@ def test_a_title_sorts_its_table(dom_of: Dom, page: Path) -> None:
     rows = re.findall(r'<tr class="[^"]*" id="point-\w+" data-point="(\w+)"', dom_of(page, script))
     slowest = sorted(sample_sweep(), key=lambda result: result.speedup.value)
     assert rows[:3] == [result.point for result in slowest[:3]]
+
+
+@pytest.mark.slow
+def test_words_filter_the_list_of_runs(dom_of: Dom, page: Path) -> None:
+    outputs = page.parents[1]
+    (outputs / "second" / "points").mkdir(parents=True)
+    write_index(outputs)
+    script = "const box = document.querySelector('[data-filter]'); box.value = 'SECO';"
+    script += "box.dispatchEvent(new Event('input'));"
+    dom = dom_of(outputs / "index.html", script)
+    rows = re.findall(r'<tr( hidden="")?><td><a href="[^"]*">(\w+)</a>', dom)
+    assert sorted(rows) == [("", "second"), (' hidden=""', "first")]

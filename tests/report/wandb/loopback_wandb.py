@@ -17,6 +17,16 @@ from typing import Any
 ENTITY = "our-team"
 KEY = "0123456789abcdef" * 3  # any 40 or more characters
 _NOW = "2026-11-22T00:00:00Z"
+_PAGE = {"pageInfo": {"hasNextPage": False, "endCursor": None}}
+_VIEWER = {"id": "1", "entity": ENTITY, "username": "us", "email": "", "flags": "{}", "teams": {"edges": [], **_PAGE}}
+_ANSWERS: dict[str, dict] = {  # of /graphql, the same every time
+    **{name: {"viewer": _VIEWER} for name in ("Viewer", "GetViewer", "GetDefaultEntity")},
+    "ServerFeaturesQuery": {"serverInfo": {"features": []}},
+    "XXHashDigestsEnabled": {"entity": {"xxhashDigestsEnabled": False}},
+    "ArtifactType": {"project": {"artifact": None}},
+    "FetchArtifactDigestAlgorithm": {"project": {"artifactType": None}},
+    "MarkRunFilesUploaded": {"markRunFilesUploaded": {"success": True}},
+}
 
 
 @dataclass
@@ -58,28 +68,9 @@ class LoopbackWandb:
     artifacts: dict[str, ServedArtifact] = field(default_factory=dict)
     reports: list[dict[str, Any]] = field(default_factory=list)
     projects: set[str] = field(default_factory=set)
-    asked: list[str] = field(default_factory=list)
     unanswered: list[str] = field(default_factory=list)
 
-    # the answers of /graphql, by the operation's name; they take its variables
-
-    def Viewer(self, _: dict) -> dict:
-        names = {"id": "1", "entity": ENTITY, "username": "us", "email": ""}
-        return {"viewer": {**names, "flags": "{}", "teams": _edges([])}}
-
-    GetViewer = GetDefaultEntity = Viewer
-
-    def ServerFeaturesQuery(self, _: dict) -> dict:
-        return {"serverInfo": {"features": []}}
-
-    def XXHashDigestsEnabled(self, _: dict) -> dict:
-        return {"entity": {"xxhashDigestsEnabled": False}}
-
-    def ArtifactType(self, _: dict) -> dict:
-        return {"project": {"artifact": None}}
-
-    def FetchArtifactDigestAlgorithm(self, _: dict) -> dict:
-        return {"project": {"artifactType": None}}
+    # the answers of /graphql that depend on what was sent, by the operation's name; they take its variables
 
     def RunResumeStatus(self, given: dict) -> dict:
         known = self.runs.get(given["name"])
@@ -105,9 +96,6 @@ class LoopbackWandb:
         files = [{"name": name, "uploadUrl": self._upload("run", given["run"], name)} for name in given["files"]]
         return {"createRunFiles": {"runID": given["run"], "uploadHeaders": [], "files": files}}
 
-    def MarkRunFilesUploaded(self, _: dict) -> dict:
-        return {"markRunFilesUploaded": {"success": True}}
-
     def CreateArtifact(self, given: dict) -> dict:
         identity = f"artifact-{len(self.artifacts)}"
         self.artifacts[identity] = ServedArtifact(given["input"])
@@ -115,14 +103,10 @@ class LoopbackWandb:
         return {"createArtifact": {"artifact": {"id": identity, "state": "PENDING", "artifactSequence": sequence}}}
 
     def CreateArtifactManifest(self, given: dict) -> dict:
-        where = self._upload("manifest", given["artifactID"], given["name"])
-        file = {"id": "1", "uploadUrl": where, "uploadHeaders": []}
-        return {"createArtifactManifest": {"artifactManifest": {"id": given["artifactID"], "file": file}}}
+        return {"createArtifactManifest": self._manifest(given["artifactID"], given["name"])}
 
     def UpdateArtifactManifest(self, given: dict) -> dict:
-        where = self._upload("manifest", given["artifactManifestID"], "wandb_manifest.json")
-        file = {"id": "1", "uploadUrl": where, "uploadHeaders": []}
-        return {"updateArtifactManifest": {"artifactManifest": {"id": given["artifactManifestID"], "file": file}}}
+        return {"updateArtifactManifest": self._manifest(given["artifactManifestID"], "wandb_manifest.json")}
 
     def CreateArtifactFiles(self, given: dict) -> dict:
         nodes = [
@@ -165,6 +149,10 @@ class LoopbackWandb:
 
     def _project(self, given: dict) -> dict:
         return {"id": "1", "name": given.get("project"), "entity": {"id": "1", "name": given.get("entity") or ENTITY}}
+
+    def _manifest(self, identity: str, name: str) -> dict:
+        file = {"id": "1", "uploadUrl": self._upload("manifest", identity, name), "uploadHeaders": []}
+        return {"artifactManifest": {"id": identity, "file": file}}
 
     def _upload(self, *place: str) -> str:
         return "/".join([self.url, "upload", *(urllib.parse.quote(part, safe="") for part in place)])
@@ -243,9 +231,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _graphql(self, sent: dict) -> None:
         name = re.search(r"(?:query|mutation)\s+(\w+)", sent["query"])[1]
-        self.kept.asked.append(name)
         answer: Callable[[dict], dict] | None = getattr(self.kept, name, None)
-        if answer is None:
+        if name in _ANSWERS:
+            self._answer({"data": _ANSWERS[name]})
+        elif answer is None:
             self._unknown(name)
         else:
             self._answer({"data": answer(sent.get("variables") or {})})
@@ -271,5 +260,4 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _edges(nodes: list[dict]) -> dict:
-    page = {"hasNextPage": False, "endCursor": None}
-    return {"edges": [{"node": node, "cursor": "end"} for node in nodes], "pageInfo": page}
+    return {"edges": [{"node": node, "cursor": "end"} for node in nodes], **_PAGE}

@@ -1,0 +1,13 @@
+// text and grid take their colours from report.css; each figure is in the script before its place
+const narrow = window.matchMedia("(max-width: 640px)").matches;
+for (const holder of document.querySelectorAll(".figure")) {
+  const { data, layout } = JSON.parse(holder.previousElementSibling.textContent);
+  const entries = data.filter(({ name, showlegend }) => name && showlegend !== false).length;
+  if (narrow) layout.height += 20 * Math.max(0, entries - 5); // the legend has an entry a row
+  const buttons = [["toImage", "zoom2d", "pan2d", "resetScale2d"]]; // the default ones offer an upload
+  Plotly.newPlot(holder, data, layout, { responsive: true, displaylogo: false, modeBarButtons: buttons, displayModeBar: narrow ? false : "hover" });
+  holder.on("plotly_click", (event) => {
+    const name = event.points.map((each) => each.customdata).find((each) => each);
+    if (name) document.querySelector(`[data-open="${CSS.escape(name)}"]`)?.click();
+  });
+}

@@ -1,0 +1,346 @@
+"""The pages' other figures: where time goes, acceptance, certificates, batches, fitted trees, comparisons."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from bild_lab.lab.analysis.paired import NOT_COMPARED, SAME, Compared
+from bild_lab.lab.formatting import interval, number, percent, point_label, signed, signed_interval
+from bild_lab.lab.metrics import Difference
+from bild_lab.lab.results.batches import BatchCurve
+from bild_lab.lab.results.groups import Group
+from bild_lab.lab.schema.examples import MeasuredExample
+from bild_lab.lab.schema.numbers import Speedup
+from bild_lab.lab.schema.result import Result
+from bild_lab.report.page.base import HOVER, Figure, Trace, error_bars, figure_of, scatter
+from bild_lab.report.page.tables import name_of
+from bild_lab.report.style import COLOURS, MUTED, STAGE_COLOURS, Mark
+
+LOWEST, HIGHEST = -7, 2  # the decades of gaps that have a bar of their own, in nats
+KINDS = {  # the verdicts on a text that differs from the target's, and their colours
+    "rounding by the number of rows": "#2a78b5",
+    "another tie": "#7fb2d9",
+    "defect": "#c23b22",
+    "defect of the model’s session": "#7a1f12",
+}
+_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+_LABEL = 26  # characters on a line of a bar's label
+_LARGEST = 22.0  # pixels, a node that is always reached
+_GOOD, _BAD = COLOURS[0], COLOURS[1]
+
+
+def stages_figure(group: Group) -> Figure | None:
+    """Stack each stage's part of the mean latency, in milliseconds; None if no stage was traced.
+
+    The proportions come from a traced pass over some of the examples. That pass is slower than the timed one,
+    so the lengths come from the timed one.
+    """
+    results = [result for result in group.selected() if result.stages_s]
+    if not results:
+        return None
+    labels = _unique_labels(group, results)
+    traces = []
+    for stage, colour in STAGE_COLOURS.items():
+        shares = [result.stages_s[stage] / sum(result.stages_s.values()) for result in results]
+        traces.append(
+            {
+                "type": "bar",
+                "x": [1000 * share * result.latency_s.mean for share, result in zip(shares, results, strict=True)],
+                "y": labels,
+                "customdata": [percent(share) for share in shares],
+                "orientation": "h",
+                "name": stage,
+                "marker": {"color": colour},
+                "hovertemplate": f"%{{y}}<br>{stage}: %{{x:.1f}} ms, %{{customdata}}<extra></extra>",
+            }
+        )
+    layout = {
+        "barmode": "stack",
+        "bargap": 0.35,
+        "xaxis": {"title": "Milliseconds per example (mean)"},
+        "yaxis": {"autorange": "reversed", "showgrid": False},
+    }
+    lines = sum(label.count("<br>") for label in labels)
+    return figure_of(traces, layout, height=180 + 30 * len(results) + 14 * lines)
+
+
+def acceptance_figure(group: Group, colours: Mapping[str, Mark]) -> Figure | None:
+    """Draw how often a drafted token was accepted, by its position in the draft; None if nothing was drafted."""
+    results = [result for result in group.notable() if result.counts.acceptance_by_position]
+    if not results:
+        return None
+    traces = []
+    for place, result in enumerate(results):
+        earlier = sum(one.policy == result.policy for one in results[:place])
+        mark = colours.get(result.policy, Mark(MUTED, "x", "x"))
+        rates = [None if rate is None else 100 * rate for rate in result.counts.acceptance_by_position]
+        traces.append(
+            _line(range(1, len(rates) + 1), rates, _label(group, result), mark)
+            | {"line": {"color": mark.colour, "dash": _DASHES[earlier % len(_DASHES)], "width": 1.8}}
+            | {"hovertemplate": "%{fullData.name}<br>position %{x}: %{y:.1f} %<extra></extra>"}
+        )
+    layout = {
+        "xaxis": {"title": "Position in the draft", "dtick": 1},
+        "yaxis": {"title": "Accepted (%)", "rangemode": "tozero"},
+    }
+    return figure_of(traces, layout, height=400)
+
+
+def divergence_figure(group: Group, stored: Mapping[str, Sequence[MeasuredExample]]) -> Figure | None:
+    """Count the greedy texts that differ from the target's, by the gap of its two most likely tokens and by kind.
+
+    Only where the target scored both tokens; None if there is no such text. stored: the examples of each point, by its
+    name.
+    """
+    examples = [one for result in group.results for one in stored.get(name_of(result), ())]
+    found = [one.certificate for one in examples if (one.certificate or {}).get("margin") is not None]
+    if not found:
+        return None
+    traces = []
+    for kind, colour in KINDS.items():
+        places = [gap_place(one["margin"]) for one in found if _kind(one) == kind]
+        counts = [places.count(place) for place in range(len(gap_labels()))]
+        hover = f"%{{x}} nats<br>{kind}: %{{y}} texts<extra></extra>"
+        look = {"marker": {"color": colour}, "hovertemplate": hover}
+        if places:
+            traces.append({"type": "bar", "name": kind, "x": gap_labels(), "y": counts, **look})
+    layout = {
+        "barmode": "stack",
+        "xaxis": {"title": "Gap between the target’s two most likely tokens, nats", "type": "category"},
+        "yaxis": {"title": "Texts", "rangemode": "tozero"},
+    }
+    return figure_of(traces, layout, 400)
+
+
+def _kind(certificate: Mapping[str, Any]) -> str:
+    """Its name among `KINDS`."""
+    by_rows, tie, defect, session = KINDS
+    if certificate["verdict"] == "numerical tie":
+        wide = certificate.get("wide_gap")
+        return by_rows if wide is not None and wide <= 0 < certificate["gap"] else tie
+    return defect if certificate["verdict"] == "defect" else session
+
+
+def gap_place(gap: float) -> int:
+    """The bar of a gap: 0 for those below the lowest decade, the last for those above the highest."""
+    if gap <= 0:
+        return 0
+    return min(max(math.floor(math.log10(gap)) - LOWEST + 1, 0), HIGHEST - LOWEST + 1)
+
+
+def gap_labels() -> list[str]:
+    """The names of the bars."""
+    decades = [f"{10.0**at:g} to {10.0 ** (at + 1):g}" for at in range(LOWEST, HIGHEST)]
+    return [f"below {10.0**LOWEST:g}", *decades, f"{10.0**HIGHEST:g} and more"]
+
+
+def batch_figure(curves: Sequence[BatchCurve], colours: Mapping[str, Mark]) -> Figure | None:
+    """Draw measured speedups with their intervals, and the predicted ones dotted; None without curves."""
+    if not curves:
+        return None
+    traces = []
+    for curve in curves:
+        mark, name = colours[curve.policy], escape(curve.label)
+        points = [one for one in curve.points if one.result.speedup.value is not None]
+        speedups = [one.result.speedup for one in points]
+        traces.append(
+            _line([one.batch for one in points], [one.value for one in speedups], name, mark)
+            | {"error_y": error_bars([(one.low, one.value, one.high) for one in speedups], mark.colour)}
+            | {"customdata": [f"{one.result.tokens_per_s:.0f} tokens/s" for one in points]}
+            | {"hovertemplate": "batch %{x}: %{y:.2f}×, %{customdata}<extra></extra>"}
+        )
+        predicted = [one for one in curve.points if one.predicted is not None]
+        if predicted:
+            dotted = [one.batch for one in predicted], [one.predicted for one in predicted]
+            traces.append(
+                _line(*dotted, f"{name}, predicted", mark)
+                | {"mode": "lines", "line": {"color": mark.colour, "width": 1.2, "dash": "dot"}}
+                | {"hovertemplate": "predicted at batch %{x}: %{y:.2f}×<extra></extra>"}
+            )
+    batches = sorted({one.batch for curve in curves for one in curve.points})
+    even = {
+        "type": "line",
+        "xref": "paper",
+        "x0": 0,
+        "x1": 1,
+        "y0": 1,
+        "y1": 1,
+        "line": {"color": MUTED, "width": 1, "dash": "dash"},
+    }
+    ticks = {"tickvals": batches, "ticktext": [str(one) for one in batches]}
+    layout = {
+        "xaxis": {"title": "Texts at once", "type": "log", **ticks},
+        "yaxis": {"title": "Speedup at the same batch", "rangemode": "tozero"},
+        "shapes": [even],
+    }
+    return figure_of(traces, layout, height=440)
+
+
+def fitted_trees(group: Group) -> list[tuple[Result, Mapping[str, Any]]]:
+    """The points that drafted with a fitted tree, each with the content of its file."""
+    found = ((one, ((one.facts or {}).get("trained") or {}).get("tree")) for one in group.results)
+    return [(one, content) for one, content in found if content]
+
+
+def tree_figure(label: str, content: Mapping[str, Any]) -> Figure:
+    """Draw the tree of a file for candidates of all depths, from left to right.
+
+    The area of a node is its probability of being accepted. Its text is its rank, from 1, and its number of masks.
+    """
+    tree, acceptance = content["trees"][-1], content["acceptance"]
+    above = [parent + 1 for parent in tree["parents"]]  # rows; row 0 is the last committed token
+    heights, depths, reached = _heights(above), [0], [1.0]
+    hover, xs, ys = ["the last committed token"], [], []
+    for row, (parent, rank) in enumerate(zip(above, tree["ranks"], strict=True), start=1):
+        depths.append(depths[parent] + 1)
+        chance = acceptance[depths[parent]][rank]
+        reached.append(reached[parent] * chance)
+        xs += [depths[parent], depths[row], None]
+        ys += [heights[parent], heights[row], None]
+        hover.append(
+            f"depth {depths[row]}, rank {rank + 1}: right in {percent(chance)} after what is right before it;"
+            f"<br>accepted in {percent(reached[-1])} of all rounds"
+        )
+    ranks = ["", *(str(rank + 1) for rank in tree["ranks"])]
+    masks = [f" +{count}" if count else "" for count in tree["probes"]]
+    nodes = scatter(
+        zip(depths, heights, strict=True),
+        "markers+text",
+        text=[f"\u2002{rank}{more}" for rank, more in zip(ranks, masks, strict=True)],
+        textposition="middle right",
+        hovertext=hover,
+        hoverinfo="text",
+        marker={"size": [max(5.0, _LARGEST * chance**0.5) for chance in reached], "color": COLOURS[0]},
+    )
+    lines = scatter(zip(xs, ys, strict=True), "lines", hoverinfo="skip", line={"color": MUTED})
+    layout = {
+        "title": {
+            "text": f"{escape(label)}: {len(depths) + sum(tree['probes'])} rows",
+            "x": 0.01,
+            "font": {"size": 14},
+        },
+        "showlegend": False,
+        "xaxis": {"title": "Depth", "dtick": 1, "showgrid": False},
+        "yaxis": {"visible": False, "autorange": "reversed"},
+    }
+    return figure_of([lines, nodes], layout, height=160 + 24 * round(max(heights) + 1))
+
+
+def budget_figure(group: Group, colours: Mapping[str, Mark]) -> Figure | None:
+    """Draw the tokens per second that were expected of each number of rows; None without a fitted tree."""
+    traces = []
+    for one, content in fitted_trees(group):
+        mark, label, budgets = colours[one.policy], _label(group, one), content["budgets"]
+        for name, several in ((label, budgets), (f"{label}, chosen", [content["chosen"]])):
+            rates = [1000 * each["tokens"] / each["ms"] for each in several]
+            traces.append(
+                _line([each["rows"] for each in several], rates, name, mark)
+                | {"mode": "lines" if several is budgets else "markers"}
+                | {"customdata": [f"{each['tokens']:.2f} tokens in {each['ms']:.2f} ms" for each in several]}
+                | {"hovertemplate": "%{x} rows: %{y:.0f} tokens/s<br>%{customdata}<extra></extra>"}
+            )
+    layout = {
+        "xaxis": {"title": "Rows of the target’s forward"},
+        "yaxis": {"title": "Expected tokens per second", "rangemode": "tozero"},
+    }
+    return figure_of(traces, layout, height=380) if traces else None
+
+
+def comparison_figures(compared: Sequence[Compared], labels: Sequence[str]) -> list[Figure]:
+    """An interval for every point, in the given order: of its latency ratio, and of its quality difference.
+
+    What was not compared of any point has no figure. labels: of the points.
+    """
+    metric = escape(compared[0].pair.a.quality.metric) if compared else ""
+    speeds = [(one.latency, one.speed_verdict) for one in compared]
+    qualities = [(one.quality, one.quality_verdict) for one in compared]
+    figures = [
+        _intervals("Latency B/A<br>(left of the line B is faster)", 1.0, speeds, labels),
+        _intervals(f"{metric}, B minus A<br>(right of the line B is better)", 0.0, qualities, labels),
+    ]
+    return [one for one in figures if one["data"]]
+
+
+def _intervals(
+    title: str, middle: float, found: Sequence[tuple[Speedup | Difference | None, str]], labels: Sequence[str]
+) -> Figure:
+    """The estimates: filled marks are verdicts, rings may be chance. middle: where A equals B."""
+    traces = []
+    for row, (one, verdict) in enumerate(found):
+        if one is None:
+            continue
+        chance = verdict in (SAME, NOT_COMPARED)
+        colour = MUTED if chance else _GOOD if verdict in ("faster", "better") else _BAD
+        words = f"{number(one.value, 3)} {interval(one.low, one.high, 3)}"
+        if not middle:
+            words = f"{signed(one.value)} {signed_interval(one.low, one.high)}"
+        traces.append(
+            scatter(
+                [(one.value, row)],
+                "markers",
+                error_x=error_bars([(one.low, one.value, one.high)], colour),
+                marker={"size": 9, "symbol": "circle-open" if chance else "circle", "color": colour},
+                text=[f"{words}: {verdict}"],
+                hovertemplate=HOVER,
+            )
+        )
+    names = [_wrapped(label) for label in labels]
+    line = {"type": "line", "yref": "paper", "x0": middle, "x1": middle, "y0": 0, "y1": 1}
+    layout = {
+        "xaxis": {"title": title, "type": "log" if middle else "linear"},
+        "yaxis": {"tickvals": list(range(len(names))), "ticktext": names, "range": [len(names) - 0.4, -0.6]},
+        "showlegend": False,
+        "shapes": [{**line, "line": {"color": MUTED, "width": 1, "dash": "dash"}}],
+    }
+    lines = sum(1 + name.count("<br>") for name in names)
+    return figure_of(traces, layout, height=150 + 26 * len(names) + 10 * lines)
+
+
+def _line(xs: Sequence[float], ys: Sequence[float | None], name: str, mark: Mark) -> Trace:
+    """A line with the marks of a policy."""
+    marker = {"symbol": mark.plotly_symbol, "size": 7, "color": mark.colour}
+    line = {"color": mark.colour, "width": 1.8}
+    return scatter(zip(xs, ys, strict=True), "lines+markers", name=name, line=line, marker=marker)
+
+
+def _heights(above: Sequence[int]) -> list[float]:
+    """The place of each row from top to bottom: leaves one below the other, parents beside their children's middle.
+
+    above: the row of the parent of every row but the first.
+    """
+    children: list[list[int]] = [[] for _ in range(len(above) + 1)]
+    for row, parent in enumerate(above, start=1):
+        children[parent].append(row)
+    places, leaves = [0.0] * len(children), 0
+    stack = [(0, False)]
+    while stack:
+        row, done = stack.pop()
+        if done:
+            places[row] = (places[children[row][0]] + places[children[row][-1]]) / 2
+        elif children[row]:
+            stack += [(row, True), *((child, False) for child in reversed(children[row]))]
+        else:
+            places[row] = leaves
+            leaves += 1
+    return places
+
+
+def _label(group: Group, result: Result) -> str:
+    return escape(point_label(result, group.knobs(result)))
+
+
+def _wrapped(label: str) -> str:
+    return "<br>".join(map(escape, textwrap.wrap(label, _LABEL)))
+
+
+def _unique_labels(group: Group, results: Sequence[Result]) -> list[str]:
+    """Wrapped labels of results; a repeated label would merge two bars into one, so it gets its point's hash."""
+    labels: list[str] = []
+    for result in results:
+        label = _wrapped(point_label(result, group.knobs(result)))
+        labels.append(label if label not in labels else f"{label} {result.point}")
+    return labels

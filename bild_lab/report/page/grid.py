@@ -1,0 +1,280 @@
+"""Points over the values of their knobs: maps of two knobs, and the grid of points that were screened.
+
+Where other knobs have several values too, a map has a dropdown. Its cells are marks, as the basic bundle of plotly.js
+has no heat maps.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from bild_lab.lab.formatting import knob_value, number, point_label, signed, signed_interval, times
+from bild_lab.lab.results.groups import Group, varying_knobs
+from bild_lab.lab.schema.result import Result
+from bild_lab.report.page.base import HOVER, Figure, Trace, error_bars, figure_of, scatter
+from bild_lab.report.page.tables import Table, TableCell, name_of, plain_table
+from bild_lab.report.style import COLOURS, MUTED, Mark
+
+SCREENED = "screen.csv"  # the screened points in a sweep's folder
+LOSSES = (0.0, 0.5, 1.0, 2.0)  # points of quality that the fastest screened points may lose
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A point of a map. numbers: its speed and its quality. name: of its folder, None if it was not measured."""
+
+    knobs: Mapping[str, Any]
+    numbers: tuple[float | None, float | None]
+    name: str | None
+
+
+@dataclass(frozen=True)
+class Screened:
+    """A screened point: a row of `screen.csv`. live: the point that confirmed it."""
+
+    policy: str
+    knobs: Mapping[str, Any]
+    row: Mapping[str, str]
+    live: Result | None
+
+    @property
+    def speedup(self) -> float:
+        """The predicted one."""
+        return float(self.row["predicted_speedup"])
+
+    @property
+    def difference(self) -> float:
+        return float(self.row["quality_difference"])
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What the page shows of a split and number of examples that were screened."""
+
+    split: str
+    examples: str
+    count: int
+    cloud: Figure
+    fastest: Table
+    maps: list[Figure]
+
+
+def knob_maps(group: Group) -> list[Figure]:
+    """The maps of a setting: of each policy with at least two knobs of several values."""
+    titles = ("Latency, ms", group.metric)
+    if group.relative:
+        titles = ("Speedup", f"{group.metric}, difference from {group.setting.baseline}")
+    found = []
+    for policy in group.policies:
+        results = [result for result in group.of_policy(policy) if group.position(result) is not None]
+        knobs = [knob for knob in varying_knobs(results) if all(knob in result.knobs for result in results)]
+        cells = [Cell({knob: one.knobs[knob] for knob in knobs}, _numbers(group, one), name_of(one)) for one in results]
+        found += _maps(policy, cells, titles, group.relative)
+    return found
+
+
+def _numbers(group: Group, result: Result) -> tuple[float | None, float | None]:
+    if group.relative:
+        return result.speedup.value, result.quality.difference
+    return 1000 * result.latency_s.mean, result.quality.value
+
+
+def _maps(policy: str, cells: Sequence[Cell], titles: tuple[str, str], relative: bool) -> list[Figure]:
+    """A map of each number over the first two knobs; none for fewer knobs. relative: whether the second may be < 0."""
+    knobs = list(cells[0].knobs) if cells else []
+    if len(knobs) < 2:
+        return []
+    axes = {knob: _in_order([one.knobs[knob] for one in cells]) for knob in knobs[:2]}
+    choices: dict[str, list[Cell]] = {}  # by the values of the other knobs
+    for one in cells:
+        words = ", ".join(f"{knob} {knob_value(one.knobs[knob])}" for knob in knobs[2:])
+        choices.setdefault(escape(words), []).append(one)
+    figures = []
+    for place, title in enumerate(titles):
+        values = [abs(one.numbers[place]) for one in cells if one.numbers[place] is not None]
+        ends = (0.0 if relative and place else min(values), max(values)) if values else (0.0, 1.0)
+        traces = [_squares(several, place, axes, ends) for several in choices.values()]
+        for hidden in traces[1:]:
+            hidden["visible"] = False
+        buttons = [
+            {"label": words, "method": "restyle", "args": ["visible", [words == other for other in choices]]}
+            for words in choices
+        ]
+        menu = {"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom"}
+        layout = {
+            "title": {"text": f"{escape(policy)}: {escape(title)}", "x": 0.01, "y": 0.98, "font": {"size": 14}},
+            "showlegend": False,
+            "updatemenus": [menu] if len(choices) > 1 else [],
+            **{f"{axis}axis": _axis(knob, axes[knob]) for axis, knob in zip("xy", axes, strict=True)},
+        }
+        figures.append(figure_of(traces, layout, height=150 + 44 * len(axes[knobs[1]])))
+    return figures
+
+
+def _squares(
+    cells: Sequence[Cell], place: int, axes: Mapping[str, list[str]], ends: tuple[float, float]
+) -> dict[str, Any]:
+    """The cells as squares, in stronger colour the larger their number; ends: its least and most."""
+    known = [(one, one.numbers[place]) for one in cells if one.numbers[place] is not None]
+    places = [[several.index(knob_value(one.knobs[knob])) for knob, several in axes.items()] for one, _ in known]
+    (least, most), written = ends, signed if ends[0] == 0 else number
+    strength = [round(0.08 + 0.6 * (abs(value) - least) / ((most - least) or 1.0), 3) for _, value in known]
+    colours = [COLOURS[1] if value < 0 else COLOURS[5] for _, value in known]
+    return scatter(
+        places,
+        "markers+text",
+        text=[written(value) for _, value in known],
+        customdata=[one.name for one, _ in known],
+        hoverinfo="text",
+        marker={"symbol": "square", "size": 40, "color": colours, "opacity": strength},
+    )
+
+
+def _axis(knob: str, values: Sequence[str]) -> dict[str, Any]:
+    ticks = {"tickvals": list(range(len(values))), "ticktext": [escape(one) for one in values]}
+    return {"title": escape(knob), "range": [-0.6, len(values) - 0.4], "showgrid": False, **ticks}
+
+
+def _in_order(values: Sequence[Any]) -> list[str]:
+    """The texts of a knob's values, numbers by size."""
+
+    def key(text: str) -> tuple[bool, float, str]:
+        value = _read(by_text[text])
+        return (True, 0.0, text) if isinstance(value, str) else (False, value, "")
+
+    by_text = {knob_value(value): value for value in values}
+    return sorted(by_text, key=key)
+
+
+def _read(value: Any) -> float | str:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return str(value)
+
+
+def screened_points(folder: Path, results: Sequence[Result]) -> list[Screened]:
+    """The points that were screened in a sweep's folder and whose speed was predicted; none without their table.
+
+    results: the points of the sweep, which confirm some of the screened ones.
+    """
+    if not (folder / SCREENED).is_file():
+        return []
+    with (folder / SCREENED).open(newline="", encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    names = list(rows[0]) if rows else []
+    knobs = names[names.index("policy") + 1 : names.index("split")] if rows else []
+    measured = {result.point: result for result in results}
+    return [
+        Screened(
+            row["policy"],
+            {knob: _read(row[knob]) for knob in knobs if row[knob] != ""},
+            row,
+            measured.get(row["confirmed"]),
+        )
+        for row in rows
+        if row["predicted_speedup"] != ""
+    ]
+
+
+def grids(points: Sequence[Screened], colours: Mapping[str, Mark]) -> list[Grid]:
+    """What the page shows of screened points."""
+    sets: dict[tuple[str, str], list[Screened]] = {}
+    for one in points:
+        sets.setdefault((one.row["split"], one.row["n_examples"]), []).append(one)
+    found = []
+    for (split, examples), own in sets.items():
+        titles = ("predicted speedup", f"{own[0].row['quality_metric']}, difference")
+        maps = []
+        for policy in dict.fromkeys(one.policy for one in own):
+            several = [one for one in own if one.policy == policy]
+            knobs = varying_knobs(several)
+            cells = [
+                Cell(
+                    {knob: one.knobs.get(knob) for knob in knobs},
+                    (one.speedup, one.difference),
+                    one.live and name_of(one.live),
+                )
+                for one in several
+            ]
+            maps += _maps(policy, cells, titles, relative=True)
+        found.append(Grid(split, examples, len(own), _cloud(own, colours), _fastest(own), maps))
+    return found
+
+
+def _cloud(points: Sequence[Screened], colours: Mapping[str, Mark]) -> Figure:
+    """Predicted latency and loss of every screened point, with their front; diamonds were measured live."""
+    metric = escape(points[0].row["quality_metric"])
+    traces = []
+    for policy in dict.fromkeys(one.policy for one in points):
+        own = [one for one in points if one.policy == policy]
+        mark = colours[policy]
+        look = {"color": mark.colour, "size": 6, "symbol": mark.plotly_symbol}
+        text = {"text": [_hover(one) for one in own], "hovertemplate": HOVER}
+        places = [(1 / one.speedup, one.difference) for one in own]
+        traces.append(scatter(places, "markers", name=escape(policy), marker=look, **text))
+        if live := [one.live for one in own if one.live is not None and one.live.speedup.low is not None]:
+            traces.append(_confirmed(policy, live, mark.colour))
+    front = sorted((1 / one.speedup, one.difference) for one in points if one.row["on_front"] == "True")
+    traces.append(scatter(front, "lines", name="front", hoverinfo="skip", line={"shape": "hv", "color": MUTED}))
+    layout = {
+        "xaxis": {"title": "Predicted latency, relative to the baseline<br>(further left is faster)"},
+        "yaxis": {"title": f"{metric}, difference", "zeroline": True, "zerolinecolor": MUTED},
+    }
+    return figure_of(traces, layout, height=480)
+
+
+def _hover(one: Screened) -> str:
+    row = {key: _read(value) for key, value in one.row.items()}
+    bounds = signed_interval(row["quality_difference_low"], row["quality_difference_high"])
+    lines = [
+        f"<b>{escape(point_label(one, list(one.knobs)))}</b>",
+        f"predicted {times(one.speedup)}",
+        f"{escape(one.row['quality_metric'])} {number(row['quality'])}, {signed(one.difference)} {bounds}",
+        f"{number(row['tokens_per_target_call'])} tokens a call, {one.row['target_calls']} target calls",
+        f"{one.row['fallbacks']} fallbacks, {one.row['rollbacks']} rollbacks",
+    ]
+    return "<br>".join(lines)
+
+
+def _confirmed(policy: str, results: Sequence[Result], colour: str) -> Trace:
+    """What was measured live, with its intervals; a click opens the point."""
+    known = [(one, one.speedup, one.quality) for one in results if one.quality.difference_low is not None]
+    places = [(1 / speedup.value, quality.difference) for _, speedup, quality in known]
+    across = [(1 / speedup.high, 1 / speedup.value, 1 / speedup.low) for _, speedup, _ in known]
+    along = [(quality.difference_low, quality.difference, quality.difference_high) for _, _, quality in known]
+    words = [f"{escape(point_label(one, list(one.knobs)))}<br>measured {times(each.value)}" for one, each, _ in known]
+    return scatter(
+        places,
+        "markers",
+        name=f"{escape(policy)}, measured",
+        marker={"symbol": "diamond", "size": 11, "color": colour},
+        error_x=error_bars(across, colour),
+        error_y=error_bars(along, colour),
+        text=words,
+        hovertemplate=HOVER,
+        customdata=[name_of(one) for one, _, _ in known],
+    )
+
+
+def _fastest(points: Sequence[Screened]) -> Table:
+    """The fastest screened point within each allowed loss."""
+    found = []
+    for loss in LOSSES:
+        kept = [one for one in points if one.difference >= -loss - 1e-9]
+        if best := max(kept, key=lambda one: one.speedup, default=None):
+            found.append(
+                {
+                    "allowed loss": TableCell(number(loss, 1), "", loss),
+                    "predicted": times(best.speedup),
+                    "difference": signed(best.difference),
+                    "measured": "not confirmed" if best.live is None else times(best.live.speedup.value),
+                    "policy, knobs": point_label(best, list(best.knobs)),
+                }
+            )
+    return plain_table(found)

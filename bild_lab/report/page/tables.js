@@ -1,0 +1,40 @@
+function element(name, text, kind) {
+  const made = document.createElement(name);
+  if (text !== undefined) made.textContent = text;
+  if (kind) made.className = kind;
+  return made;
+}
+
+function compare(one, other) {
+  if (one === "" || other === "") return (one === "") - (other === "");
+  const [left, right] = [Number(one), Number(other)];
+  return Number.isNaN(left) || Number.isNaN(right) ? one.localeCompare(other) : left - right;
+}
+
+function sortBy(header) {
+  const table = header.closest("table");
+  const column = [...header.parentNode.children].indexOf(header);
+  const rising = header.getAttribute("aria-sort") === "descending" || !header.hasAttribute("aria-sort");
+  for (const other of header.parentNode.children) other.removeAttribute("aria-sort");
+  header.setAttribute("aria-sort", rising ? "ascending" : "descending");
+  const key = (row) => row.children[column].dataset.order || row.children[column].textContent;
+  const missing = (row) => ["", "\u2013"].includes(key(row));
+  const rows = [...table.tBodies[0].rows].sort((a, b) => {
+    if (missing(a) || missing(b)) return missing(a) - missing(b); // they stay at the end
+    return rising ? compare(key(a), key(b)) : compare(key(b), key(a));
+  });
+  table.tBodies[0].append(...rows);
+}
+
+for (const header of document.querySelectorAll(".points th")) {
+  header.querySelector("button").addEventListener("click", () => sortBy(header));
+}
+for (const box of document.querySelectorAll("[data-filter]")) { // rows with all of its words
+  box.parentNode.hidden = false;
+  box.addEventListener("input", () => {
+    const words = box.value.toLowerCase().split(/\s+/);
+    for (const row of document.getElementById(box.dataset.filter).querySelectorAll("tbody tr")) {
+      row.hidden = !words.every((word) => row.textContent.toLowerCase().includes(word));
+    }
+  });
+}

@@ -1,0 +1,153 @@
+"""The figures beside quality against latency hold the numbers that were measured, and nothing where there are none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bild_lab.lab.analysis.paired import Compared, Pair
+from bild_lab.lab.metrics import Difference
+from bild_lab.lab.results.batches import batch_curves
+from bild_lab.lab.results.groups import by_setting
+from bild_lab.lab.schema.numbers import Speedup
+from bild_lab.lab.schema.result import Result
+from bild_lab.report.page import figures
+from bild_lab.report.page.tables import name_of
+from bild_lab.report.style import COLOURS, MUTED, marks
+from tests.report.sample import sample_baseline, sample_drafted, sample_example, sample_result
+
+BY_ROWS = {"verdict": "numerical tie", "gap": 1e-3, "margin": 2e-4, "wide_gap": -1e-3}
+OTHER_TIE = {**BY_ROWS, "wide_gap": 1e-3}
+DEFECT = {"verdict": "defect", "gap": 0.5, "margin": 0.4, "wide_gap": 0.5}
+SESSION = {"verdict": "defect of the model's session", "gap": 1e-3, "margin": 9.0, "wide_gap": -4.0}
+EQUAL = {"verdict": "equal", "margin": None}
+FURTHER = {"verdict": "defect", "margin": None}  # one text goes on where the other ends
+TREE = {
+    "trees": [
+        {"parents": [], "ranks": [], "probes": [2]},
+        {"parents": [-1, 0, -1], "ranks": [0, 1, 2], "probes": [2, 1, 0, 0]},
+    ],
+    "acceptance": [[0.5, 0.2, 0.1], [0.4, 0.25, 0.0]],
+    "budgets": [{"rows": 1, "tokens": 1.0, "ms": 2.0}, {"rows": 4, "tokens": 1.7, "ms": 2.5}],
+    "chosen": {"rows": 3.5, "tokens": 1.68, "ms": 2.4},
+}
+
+
+def test_stage_bars_add_up_to_the_mean_latency_however_few_examples_were_traced() -> None:
+    stages = {"prefill": 0.1, "draft": 0.0, "verify": 0.8, "host": 0.1}
+    (group,) = by_setting([sample_baseline(stages_s=stages)])
+    figure = figures.stages_figure(group)
+    assert [trace["name"] for trace in figure["data"]] == ["prefill", "draft", "verify", "host"]
+    assert [trace["x"][0] for trace in figure["data"]] == pytest.approx([11.0, 0.0, 88.0, 11.0])
+
+
+def test_points_with_equal_labels_have_bars_of_their_own() -> None:
+    twins = [sample_result("bild", {}, speedup, point=name) for speedup, name in ((1.5, "one"), (1.4, "two"))]
+    (group,) = by_setting(twins)
+    assert figures.stages_figure(group)["data"][0]["y"] == ["bild", "bild two"]
+
+
+def test_acceptance_is_drawn_in_percent_from_position_one() -> None:
+    (group,) = by_setting([sample_result("bild", {}, 1.5, acceptance_by_position=[0.9, None, 0.8])])
+    (trace,) = figures.acceptance_figure(group, marks(group.policies))["data"]
+    assert (trace["x"], trace["y"]) == ([1, 2, 3], [90.0, None, 80.0])
+
+
+def test_what_was_not_measured_has_no_figure() -> None:
+    (group,) = by_setting([sample_result("hf_generate", {}, 0.9, stages_s=None)])
+    assert figures.stages_figure(group) is None
+    assert figures.acceptance_figure(group, marks(group.policies)) is None
+    assert figures.budget_figure(group, {}) is None
+    assert figures.batch_figure([], {}) is None
+    assert differences(EQUAL, FURTHER, None) is None
+
+
+def differences(*certificates: dict[str, Any] | None) -> Any:
+    (group,) = by_setting([sample_baseline(), result := sample_result("speculative", {}, 1.4)])
+    examples = [sample_example(str(at), certificate=one) for at, one in enumerate(certificates)]
+    return figures.divergence_figure(group, {name_of(result): examples})
+
+
+def test_differences_are_counted_by_gap_and_by_kind() -> None:
+    figure = differences(BY_ROWS, BY_ROWS, OTHER_TIE, DEFECT, SESSION, EQUAL, FURTHER, None)
+    counted = {
+        trace["name"]: {label: count for label, count in zip(trace["x"], trace["y"], strict=True) if count}
+        for trace in figure["data"]
+    }
+    assert counted == {
+        "rounding by the number of rows": {"0.0001 to 0.001": 2},
+        "another tie": {"0.0001 to 0.001": 1},
+        "defect": {"0.1 to 1": 1},
+        "defect of the model’s session": {"1 to 10": 1},
+    }
+
+
+@pytest.mark.parametrize(
+    ("gap", "label"),
+    [(0.0, "below 1e-07"), (9e-8, "below 1e-07"), (2e-7, "1e-07 to 1e-06"), (99.0, "10 to 100"), (1e5, "100 and more")],
+)
+def test_every_gap_has_a_bar(gap: float, label: str) -> None:
+    assert figures.gap_labels()[figures.gap_place(gap)] == label
+
+
+def test_speedups_are_drawn_over_the_batch_with_their_prediction() -> None:
+    results = [
+        sample_drafted("bild", {}, 2.0 / batch, 0.0, (0.8, 1.0), setting={"batch": batch}, baseline_tokens_per_s=rate)
+        for batch, rate in ((1, 10.0), (4, 30.0))
+    ]
+    curves = batch_curves(results)
+    measured, predicted = figures.batch_figure(curves, marks(["bild"]))["data"]
+    assert (measured["x"], measured["y"]) == ([1, 4], [2.0, 0.5])
+    assert measured["error_y"]["array"] == pytest.approx([0.05, 0.05])
+    assert predicted["line"]["dash"] == "dot" and predicted["y"] == [one.predicted for one in curves[0].points]
+
+
+def fitted() -> Result:
+    facts = {"pair": "first", "aligned": False, "acceptance": None, "trained": {"tree": TREE}}
+    return sample_result("medusa", {"heads": "any", "tree": "auto", "top_k": 3}, 1.3, facts=facts)
+
+
+def test_a_fitted_tree_has_every_node_with_rank_masks_and_chances() -> None:
+    (group,) = by_setting([fitted(), sample_baseline()])
+    ((_, content),) = figures.fitted_trees(group)
+    lines, nodes = figures.tree_figure("medusa", content)["data"]
+    assert [text.strip() for text in nodes["text"]] == ["+2", "1 +1", "2", "3"]
+    assert nodes["x"] == [0, 1, 2, 1] and len(set(zip(nodes["x"], nodes["y"], strict=True))) == 4
+    assert "right in 25 %" in nodes["hovertext"][2] and "accepted in 12 % of all rounds" in nodes["hovertext"][2]
+    assert nodes["marker"]["size"][2] == pytest.approx(nodes["marker"]["size"][1] / 2)  # a quarter of the area
+    assert lines["x"] == [0, 1, None, 1, 2, None, 0, 1, None]
+    curve, chosen = figures.budget_figure(group, marks(group.policies))["data"]
+    assert (curve["x"], curve["y"]) == ([1, 4], [500.0, 680.0]) and chosen["y"] == [pytest.approx(700)]
+
+
+def compared(latency: tuple | None = (0.8, 0.7, 0.9), quality: tuple | None = (0.5, 0.1, 0.9, 0.01)) -> Compared:
+    result, unknown = sample_result("bild", {}, 1.5), (Speedup(), Speedup())
+    ratio = None if latency is None else Speedup(*latency)
+    difference = None if quality is None else Difference("BLEU", *quality)
+    own = {"n_examples": 3, "decoded": (3, 3), "speedups": unknown, "qualities": (None, None), "unfit": None}
+    return Compared(Pair(result, result, {}), **own, latency=ratio, baseline_latency=None, quality=difference)
+
+
+def test_a_comparison_has_both_intervals_of_every_point_in_the_colour_of_its_verdict() -> None:
+    several = [
+        compared(),
+        compared((1.3, 1.2, 1.5), (-2.0, -3.0, -1.0, 0.001)),
+        compared((1.0, 0.9, 1.1), (0.1, -1, 1, 0.8)),
+    ]
+    both = figures.comparison_figures(several, ["one", "two", "three"])
+    speeds, qualities = (figure["data"] for figure in both)
+    for traces in (speeds, qualities):
+        assert [trace["marker"]["color"] for trace in traces] == [COLOURS[0], COLOURS[1], MUTED]
+        assert [trace["y"] for trace in traces] == [[0], [1], [2]]
+    assert speeds[0]["text"] == ["0.800 [0.700, 0.900]: faster"]
+    assert qualities[1]["text"] == ["−2.00 [−3.00, −1.00]: worse"]
+    assert both[0]["layout"]["yaxis"]["ticktext"] == ["one", "two", "three"]
+
+
+def test_what_was_not_compared_is_not_drawn() -> None:
+    both = figures.comparison_figures([compared(latency=None), compared()], ["a", "b"])
+    assert [len(figure["data"]) for figure in both] == [1, 2]
+    (only,) = figures.comparison_figures([compared(latency=None)], ["a"])
+    assert only["layout"]["xaxis"]["title"]["text"].startswith("BLEU, B minus A")
+    assert figures.comparison_figures([compared(latency=None, quality=None)], ["a"]) == []

@@ -1,0 +1,137 @@
+"""Maps of knobs and the screened grid hold every point with the numbers of its file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bild_lab.lab.results.groups import by_setting
+from bild_lab.lab.screening.rows import Row, write_rows
+from bild_lab.report.page.grid import grids, knob_maps, screened_points
+from bild_lab.report.page.html import write_html
+from bild_lab.report.style import marks
+from tests.report.sample import sample_baseline, sample_result, sample_sweep
+
+LIVE = sample_sweep()[1].point  # of bild, in the setting of the sample
+
+
+def maps(results: list) -> list[dict]:
+    (group,) = by_setting(results)
+    return knob_maps(group)
+
+
+def test_each_point_is_in_the_cell_of_its_knobs() -> None:
+    speeds, losses = maps(sample_sweep())  # speculative has one knob with several values
+    assert (speeds["layout"]["title"]["text"], losses["layout"]["title"]["text"]) == (
+        "bild: Speedup",
+        "bild: BLEU, difference from vanilla",
+    )
+    assert speeds["layout"]["xaxis"]["ticktext"] == ["0.3", "0.5", "0.9"]
+    assert speeds["layout"]["yaxis"]["ticktext"] == ["0.69", "1", "2", "5"]
+    (trace,) = speeds["data"]
+    cells = dict(zip(zip(trace["x"], trace["y"], strict=True), trace["text"], strict=True))
+    assert sorted(cells) == [(a, b) for a in range(3) for b in range(4)] and cells[0, 3] == "1.83"
+    strongest = trace["marker"]["opacity"].index(max(trace["marker"]["opacity"]))
+    assert trace["text"][strongest] == "1.83" and trace["customdata"][strongest] in {
+        one.point for one in sample_sweep()
+    }
+    (trace,) = losses["data"]
+    assert "−1.31" in trace["text"] and "+0.21" in trace["text"] and len(set(trace["marker"]["color"])) == 2
+
+
+def test_values_are_in_order_whatever_they_are() -> None:
+    knobs = [(10, "entropy"), (2, "margin"), ("inf", "margin")]
+    results = [sample_result("calm", {"limit": limit, "measure": how}, 1.2) for limit, how in knobs]
+    layout = maps([sample_baseline(), *results])[0]["layout"]
+    assert layout["xaxis"]["ticktext"] == ["2", "10", "\u221e"]
+    assert layout["yaxis"]["ticktext"] == ["entropy", "margin"]
+
+
+def test_a_menu_chooses_the_values_of_other_knobs() -> None:
+    results = [sample_result("bild", {"a": a, "b": b, "c": c}, 1.2) for a in (1, 2) for b in (1, 2) for c in (5, 6)]
+    speeds, _ = maps([sample_baseline(), *results])
+    (menu,) = speeds["layout"]["updatemenus"]
+    assert [button["label"] for button in menu["buttons"]] == ["c 5", "c 6"]
+    assert [button["args"][1] for button in menu["buttons"]] == [[True, False], [False, True]]
+    assert [trace.get("visible", True) for trace in speeds["data"]] == [True, False]
+    assert [len(trace["x"]) for trace in speeds["data"]] == [4, 4]
+
+
+def test_without_a_baseline_maps_show_latency_and_quality() -> None:
+    knobs = ((0.3, 1), (0.5, 2))
+    alone = {"setting": {"baseline": None}}
+    speeds, qualities = maps([sample_result("bild", {"fallback": f, "rollback": r}, None, **alone) for f, r in knobs])
+    assert speeds["layout"]["title"]["text"] == "bild: Latency, ms" and speeds["data"][0]["text"] == ["110.00"] * 2
+    assert qualities["data"][0]["text"] == ["41.00"] * 2
+
+
+def row(policy: str = "bild", place: int = 0, **knobs: object) -> Row:
+    quality = {"quality": 40.0 + place, "quality_low": 39.0, "quality_high": 42.0, "quality_metric": "BLEU"}
+    difference = {"quality_difference": float(place), "quality_difference_low": -1.0, "quality_difference_high": 1.0}
+    counts = {"tokens_per_target_call": 2.5, "target_calls": 10 + place, "draft_calls": 30, "acceptance_rate": 0.75}
+    counts |= {"tokens": 25, "drafted": 30, "accepted": 15, "fallbacks": 4, "rollbacks": 3}
+    own = {"policy": policy, "knobs": knobs, "split": "validation", "n_examples": 7}
+    return Row(**own, **quality, **difference, **counts, predicted_speedup=2.0 - place / 10)
+
+
+ROWS = [
+    row(place=0, fallback=0.3, rollback=10.0),
+    row(place=1, fallback=0.3, rollback=2),
+    row(place=2, fallback=0.05, rollback=2),
+    row("speculative", place=-1, window=5),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_rows(tmp_path, [replace(ROWS[0], confirmed=LIVE), *ROWS[1:]])
+    return tmp_path
+
+
+def test_every_screened_point_has_its_knobs_and_numbers(folder: Path) -> None:
+    points = screened_points(folder, sample_sweep())
+    assert [one.knobs for one in points] == [
+        {"fallback": 0.3, "rollback": 10.0},
+        {"fallback": 0.3, "rollback": 2.0},
+        {"fallback": 0.05, "rollback": 2.0},
+        {"window": 5.0},
+    ]
+    assert [(one.speedup, one.difference) for one in points] == [(2.0, 0.0), (1.9, 1.0), (1.8, 2.0), (2.1, -1.0)]
+    (grid,) = grids(points, marks(["bild", "speculative"]))
+    assert (grid.split, grid.examples, grid.count, len(grid.maps)) == ("validation", "7", 4, 2)
+    drawn = {trace["name"]: trace for trace in grid.cloud["data"]}
+    assert drawn["bild"]["x"] == pytest.approx([1 / 2, 1 / 1.9, 1 / 1.8]) and drawn["bild"]["y"] == [0, 1, 2]
+    assert "11 target calls" in drawn["bild"]["text"][1]
+
+
+def test_a_confirmed_point_has_the_numbers_of_its_live_run(folder: Path) -> None:
+    points = screened_points(folder, sample_sweep())
+    result = sample_sweep()[1]
+    assert [one.live is not None for one in points] == [True, False, False, False]
+    (grid,) = grids(points, marks(["bild", "speculative"]))
+    (live,) = [trace for trace in grid.cloud["data"] if trace["name"] == "bild, measured"]
+    assert (live["x"], live["y"]) == ([1 / result.speedup.value], [result.quality.difference])
+    assert live["customdata"] == [LIVE]
+
+
+def test_the_fastest_point_within_each_loss_is_named(folder: Path) -> None:
+    (grid,) = grids(screened_points(folder, []), marks(["bild", "speculative"]))
+    cells = [[cell.text for cell in row.cells] for row in grid.fastest.rows]
+    assert cells[0] == ["0.0", "2.00×", "0.00", "not confirmed", "bild (fallback 0.3, rollback 10)"]
+    assert cells[2] == ["1.0", "2.10×", "−1.00", "not confirmed", "speculative (window 5)"]
+
+
+def test_a_point_whose_speed_was_not_predicted_is_left_out(tmp_path: Path) -> None:
+    write_rows(tmp_path, [replace(one, predicted_speedup=None) for one in ROWS])
+    assert screened_points(tmp_path, []) == [] == screened_points(tmp_path / "nowhere", [])
+
+
+def test_the_page_escapes_names_and_draws_a_grid_without_live_points(tmp_path: Path) -> None:
+    attack = "</script><img src=x onerror=alert(1)>"
+    write_rows(tmp_path, [row(attack, window=5)])
+    write_html("grid", [], [], tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "The screened grid: 1 points on 7 examples of validation" in page
+    assert "<img" not in page

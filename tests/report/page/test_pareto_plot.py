@@ -1,0 +1,107 @@
+"""Quality against latency on the page: every point once, numbered front, and settings that share a picture."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from bild_lab.lab.results.groups import by_setting
+from bild_lab.report.page.pareto_plot import hover_text, overlay_figure, overlays, pareto_figure
+from bild_lab.report.style import marks
+from tests.report.sample import sample_baseline, sample_result, sample_sweep, with_quality
+
+DECODING = {"max_new_tokens": 128, "temperature": 0.7, "top_k": None, "top_p": None}
+
+
+def drawn(results: list) -> dict:
+    (group,) = by_setting(results)
+    return pareto_figure(group, marks(group.policies))
+
+
+def test_the_figure_holds_every_point_once_and_each_mark_opens_its_point() -> None:
+    traces = [trace for trace in drawn(sample_sweep())["data"] if "customdata" in trace]
+    assert {trace["name"]: len(trace["x"]) for trace in traces} == {
+        "bild": 12,
+        "speculative": 4,
+        "hf_assisted": 1,
+        "hf_generate": 1,
+        "hf_prompt_lookup": 1,
+        "vanilla": 1,
+    }
+    assert {name for trace in traces for name in trace["customdata"]} == {result.point for result in sample_sweep()}
+
+
+def test_the_front_is_numbered() -> None:
+    (group,) = by_setting(sample_sweep())
+    (numbers,) = [trace for trace in drawn(sample_sweep())["data"] if trace["mode"] == "markers+text"]
+    assert numbers["text"] == [f"<b>{place}</b>" for place in range(1, 7)]
+    assert numbers["x"] == [group.position(result).x for result in group.front()]
+
+
+def test_bars_of_other_points_have_one_entry_of_the_legend_that_shows_them() -> None:
+    bars = [trace for trace in drawn(sample_sweep())["data"] if "error_x" in trace]
+    waiting = [trace for trace in bars if trace.get("visible") == "legendonly"]
+    assert sum(len(trace["x"]) for trace in bars) == len(sample_sweep()) - 1
+    assert [trace["showlegend"] for trace in waiting] == [True] + [False] * (len(waiting) - 1)
+    assert len({trace["legendgroup"] for trace in waiting}) == 1 and 0 < len(waiting) < len(bars)
+
+
+def test_bars_are_the_intervals() -> None:
+    result = with_quality(sample_result("bild", {}, 2.0), difference_low=-3.0, difference_high=1.0)
+    (bars,) = [trace for trace in drawn([sample_baseline(), result])["data"] if "error_y" in trace]
+    assert (bars["error_y"]["arrayminus"], bars["error_y"]["array"]) == ([3.0], [1.0])
+    assert bars["error_x"]["array"] == [pytest.approx(1 / 1.95 - 0.5)]
+
+
+def test_latencies_that_differ_much_are_drawn_on_logarithmic_axes() -> None:
+    near = [sample_baseline(), sample_result("bild", {"fallback": 0.5}, 2.0)]
+    far = [*near, sample_result("hf_generate", {}, 0.04)]
+    low, high = by_setting(far)[0].limits()[0]
+    layout = drawn(far)["layout"]
+    assert (layout["xaxis"]["type"], layout["xaxis2"]["type"]) == ("log", "log")
+    assert layout["xaxis"]["range"] == pytest.approx((math.log10(low), math.log10(high)))
+    assert drawn(near)["layout"]["xaxis2"]["type"] == "linear"
+
+
+def test_hovering_shows_every_knob_and_number_escaped() -> None:
+    result = next(result for result in sample_sweep() if result.policy == "bild")
+    lines = hover_text(result).split("<br>")
+    assert lines[:7] == [
+        "<b>bild</b>",
+        "fallback: 0.3",
+        "rollback: 0.69",
+        "window: 10",
+        "verify_tail: on",
+        "speedup: 1.46\u00d7 [1.41, 1.51]",
+        "BLEU: 41.00 [38.70, 43.50]",
+    ]
+    assert "acceptance rate: 71.0 %" in lines
+    assert "<script>" not in hover_text(sample_result("<script>", {"<script>": "<script>"}, 1.5))
+
+
+def test_drafters_are_drawn_together_relative_to_their_common_baseline() -> None:
+    (picture,) = overlays(by_setting(sample_sweep() + sample_sweep(setting={"draft": "models/t5-mini"})))
+    assert picture.differing == ["draft"] and picture.whole.relative
+    assert [(part.number, part.label, part.baseline_s) for part in picture.parts] == [
+        (1, "t5-tiny", None),
+        (2, "t5-mini", None),
+    ]
+    figure = overlay_figure(picture)
+    counts = {trace["name"]: len(trace["x"]) for trace in figure["data"] if len(trace.get("text", [])) > 1}
+    assert counts["bild, t5-tiny"] == counts["bild, t5-mini"] == 12
+    assert figure["layout"]["xaxis2"]["title"]["text"] == "Speedup"
+
+
+def test_settings_with_baselines_of_their_own_are_drawn_in_seconds() -> None:
+    (picture,) = overlays(by_setting(sample_sweep() + sample_sweep(setting={"dtype": "float32", "decoding": DECODING})))
+    assert picture.differing == ["dtype", "temperature"] and not picture.whole.relative
+    assert [part.label for part in picture.parts] == ["dtype bfloat16, temperature 0", "dtype float32, temperature 0.7"]
+    assert [part.baseline_s for part in picture.parts] == [0.11, 0.11]
+    crosses = [trace for trace in overlay_figure(picture)["data"] if trace.get("marker", {}).get("symbol") == "x-thin"]
+    assert [trace["x"] for trace in crosses] == [[0.11], [0.11]]
+
+
+@pytest.mark.parametrize("setting", [{"target": "t5-small"}, {"n_examples": 50}, {"device": "cuda"}])
+def test_settings_of_other_targets_data_or_machines_share_no_picture(setting: dict) -> None:
+    assert overlays(by_setting(sample_sweep() + sample_sweep(setting=setting))) == []

@@ -1,0 +1,169 @@
+"""The list of runs, as a page and in the terminal: what each folder holds, whatever is in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from bild_lab.lab.results.records import Sweep
+from bild_lab.lab.results.table import write_table
+from bild_lab.lab.schema.result import Result
+from bild_lab.report.index import PAGE, Run, read_runs, update_index, write_index
+from scripts import ls
+from tests.report.sample import sample_baseline, sample_example, sample_result, sample_sweep
+
+Command = Callable[..., tuple[int, str]]
+ATTACK = "<img src=x> 50% of #1?"
+
+
+def write_run(folder: Path, results: list[Result], command: str = "") -> None:
+    for result in results:
+        Sweep(folder).write_point(result.point, "policy: {}\n", result, [sample_example()])
+    write_table(results, folder / "sweep.csv")
+    (folder / "report.html").write_text("a report")
+    if command:
+        line = {"started": "2026-11-20T10:00:00+00:00", "line": command}
+        (folder / "commands.jsonl").write_text(json.dumps(line) + "\n")
+
+
+@pytest.fixture
+def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "outputs"
+    write_run(folder / "first", sample_sweep(), "python run.py -m policy=bild")
+    write_run(folder / ATTACK, sample_sweep(setting={"n_examples": 6, "dataset": "iwslt"})[:3])
+    (folder / "stopped/points/.draft").mkdir(parents=True)
+    (folder / "stopped/points/.draft/result.json").write_text("{}")
+    (folder / "figures").mkdir()
+    (folder / "a file").write_text("not a folder")
+    return folder
+
+
+def run(outputs: Path, name: str) -> Run:
+    return next(one for one in read_runs(outputs) if one.name == name)
+
+
+def test_a_run_has_its_models_data_points_command_and_best_points(outputs: Path) -> None:
+    assert run(outputs, "first") == Run(
+        name="first",
+        link="first/report.html",
+        date="2026-11-20T10:00:00+00:00",
+        pair="t5-large drafted by t5-tiny",
+        data="multi30k test, 100 examples",
+        points=20,
+        free="bild (fallback 0.3, rollback 1) 1.55× [1.50, 1.60]",
+        cheap="bild (fallback 0.5, rollback 5) 1.70× [1.65, 1.75]",
+        command="python run.py -m policy=bild",
+    )
+
+
+@pytest.mark.parametrize(
+    ("results", "free", "cheap"),
+    [
+        ([sample_baseline()], "–", "–"),
+        (sample_sweep(setting={"n_examples": 19}), "too few examples", "too few examples"),
+        ([sample_result("bild", {}, 2.0, -0.5)], "–", "bild 2.00× [1.95, 2.05]"),
+        ([sample_result("bild", {}, 2.0, -3.0)], "–", "–"),
+        ([sample_result("bild", {}, None, setting={"baseline": None})], "–", "–"),
+    ],
+    ids=["only the baseline", "too few examples", "a small loss", "a loss", "no baseline"],
+)
+def test_only_points_that_kept_the_quality_are_best(
+    tmp_path: Path, results: list[Result], free: str, cheap: str
+) -> None:
+    write_run(tmp_path / "one", results)
+    (one,) = read_runs(tmp_path)
+    assert (one.free, one.cheap) == (free, cheap)
+
+
+def test_the_newest_comes_first_and_other_folders_are_no_runs(outputs: Path) -> None:
+    runs = read_runs(outputs)
+    assert [one.date for one in runs] == sorted((one.date for one in runs), reverse=True)
+    assert {one.name: one.points for one in runs} == {"first": 20, ATTACK: 3, "stopped": 0}  # .draft is unfinished
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "empty": lambda file: file.write_bytes(b""),
+    "cut": lambda file: file.write_bytes(file.read_bytes()[: file.stat().st_size // 2]),
+    "noise": lambda file: file.write_bytes(b"\x00\xff\xfe{[<"),
+    "other columns": lambda file: file.write_text("a,b\n1,2\n"),
+    "words for numbers": lambda file: file.write_text(file.read_text().replace("1.55", "many")),
+    "folder": lambda file: (file.unlink(), file.mkdir()),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("name", ["sweep.csv", "commands.jsonl"])
+def test_damaged_files_never_break_it(outputs: Path, name: str, damage: str) -> None:
+    DAMAGE[damage](outputs / "first" / name)
+    assert {one.name for one in write_index(outputs)} == {"first", ATTACK, "stopped"}
+    assert run(outputs, ATTACK).points == 3
+
+
+def test_the_page_escapes_names_links_to_what_is_there_and_loads_nothing(outputs: Path) -> None:
+    write_index(outputs)
+    page = (outputs / PAGE).read_text()
+    targets = re.findall(r'href="([^"]*)"', page)
+    assert len(targets) == 3 and all((outputs / unquote(one)).exists() for one in targets)
+    assert "<img" not in page and "://" not in page and "&lt;img src=x&gt;" in page
+
+
+def test_the_page_is_written_whole_or_not_at_all_and_a_fault_is_printed(
+    outputs: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_index(outputs)
+    before = (outputs / PAGE).read_bytes()
+    (outputs / "new/points").mkdir(parents=True)
+
+    def full(*_: object) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(os, "replace", full)
+    update_index(outputs)
+    assert "the disk is full" in capfd.readouterr().err
+    assert (outputs / PAGE).read_bytes() == before
+
+
+def test_only_the_first_of_several_processes_writes(outputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    update_index(outputs)
+    assert not (outputs / PAGE).exists()
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_terminal_lists_the_runs_and_its_lines_fit(
+    command: Command, outputs: Path, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    code, printed = command(ls, f"outputs={outputs}")
+    assert code == 0 and "2026-11-20" in printed and "too few" in printed
+    assert max(map(len, printed.splitlines())) <= max(columns, len(str(outputs)) + 60)
+    assert "first" in (outputs / PAGE).read_text()
+
+
+def test_words_choose_also_where_the_page_cannot_be_written(command: Command, outputs: Path) -> None:
+    (outputs / PAGE).mkdir()
+    code, printed = command(ls, f"outputs={outputs}", "T5-TINY", "multi30k")
+    assert "1 of 3 contain T5-TINY multi30k" in printed and "iwslt" not in printed
+    assert code == 0 and "was not written: " in printed
+
+
+def test_a_sweep_is_printed_as_a_markdown_table(command: Command, outputs: Path) -> None:
+    code, printed = command(ls, str(outputs / "first"))
+    assert code == 0 and printed.startswith("bild (fallback 0.3, rollback 0.69) decodes 1.46×")
+    rows = [line for line in printed.splitlines() if line.startswith("|")]
+    assert len(rows) == 22 and len({line.count("|") for line in rows}) == 1
+    assert "| `bild` | fallback 0.3, rollback 5, window 10, verify_tail on | 39.69 [37.39, 42.19] |" in rows[2]
+
+
+@pytest.mark.parametrize("words", [["outputs=nowhere"], ["output=nowhere"]])
+def test_bad_input_is_refused_in_a_line_and_writes_nothing(command: Command, words: list[str]) -> None:
+    code, printed = command(ls, *words)
+    assert (code, printed.count("\n")) == (2, 1) and not Path("outputs").exists()
