@@ -35,7 +35,7 @@ from bild_lab.lab.results.summary import agreement, decoding_costs, qualities, s
 from bild_lab.lab.schema.measured_examples import MeasuredExample
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.setting import Environment, Setting
-from bild_lab.lab.shapes.command import with_fitted_tree
+from bild_lab.lab.tree_search import with_fitted_tree
 
 LONGEST_DRAFT = 256  # tokens; texts that end so far before a model's last position are not affected by it
 DECODING = "decoding"  # the part whose examples are counted

@@ -69,7 +69,7 @@ COMMANDS = [  # script, its configuration, and what it runs
             ("align", "align", "run"),
             ("build_ngrams", "ngrams", "build_table"),
             ("finetune", "finetune", "run"),
-            ("fit_shape", "fit_shape", "fit"),
+            ("fit_tree", "fit_tree", "fit"),
             ("generate_calibration", "calibration", "generate"),
             ("screen", "screen", "run"),
             ("train_judge", "train_judge", "train"),
