@@ -88,7 +88,6 @@ NOT_MEASURING = (
     "lab/sweep.py",
     "lab/torchrun.py",
     "lab/toy_pair.py",  # a hash of the weights is part of the point's name
-    "lab/tuning",
     "papers",
     "report",
     "training",

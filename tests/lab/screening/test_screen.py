@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -17,12 +18,12 @@ import pytest
 
 from bild_lab.engine.record import store
 from bild_lab.errors import UserError
+from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.screening.candidates import grid_of
-from bild_lab.lab.screening.found import compared, confirmation, to_confirm
+from bild_lab.lab.screening.found import confirmation, to_confirm
 from bild_lab.lab.screening.replay import SECONDS
 from bild_lab.lab.screening.rows import NUMBERS, Row, require_same_setting, with_front, write_rows
-from bild_lab.lab.screening.screen import RecordSpec, Screening, ScreenSpec
-from bild_lab.lab.screening.space import as_overrides
+from bild_lab.lab.screening.screen import Screening, ScreenSpec
 from scripts import screen as script
 from tests.checkpoints import write_data
 from tests.loopback_hub import REPOSITORY
@@ -58,26 +59,6 @@ def test_a_point_of_the_grid_is_composed_as_run_py_does() -> None:
 def test_lists_that_no_policy_takes_are_refused(lists: list[str], wanted: str) -> None:
     with pytest.raises(UserError, match=wanted):
         grid_of([], lists, "config")
-
-
-@pytest.fixture
-def words(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Of a screening of tiny checkpoints on three sentences."""
-    data = write_data(tmp_path_factory.mktemp("splits"), rows=6)
-    rows = (data / "test.jsonl").read_text().splitlines(keepends=True)
-    (data / "validation.jsonl").write_text("".join(rows[:3]))
-    (data / "test.jsonl").write_text("".join(rows[3:]))
-    models = [f"pair.target={checkpoints / 'llama'}", f"pair.draft={checkpoints / 'llama-draft'}"]
-    prompt = "dataset.prompt_template='{source}'"
-    dataset = ["dataset=multi30k", f"dataset.path={data}", prompt, "decoding.max_new_tokens=8", "name=plane"]
-    clock = ["measure.repeats=1", "measure.warmup=0", "measure.traced_examples=0", "runtime.threads=1"]
-    return [*models, *dataset, *clock, "screen.timed_s=0.2", "screen.sample_texts=2"]
-
-
-@pytest.fixture
-def screen(command: Command, words: list[str]) -> Command:
-    """Runs scripts/screen.py on tiny checkpoints in an empty folder; returns its exit code and what it printed."""
-    return lambda *others: command(script, *as_overrides([*words, *others], "screen.space"), config="screen")
 
 
 @pytest.mark.slow
@@ -180,6 +161,37 @@ def test_bad_input_is_refused_in_one_line(screen: Command, others: list[str], wa
     assert code == 2 and wanted in printed and "Traceback" not in printed
 
 
+@pytest.mark.slow
+def test_two_splits_of_the_same_examples_are_refused(screen: Command) -> None:
+    copied = write_data(Path("copied"))
+    (copied / "validation.jsonl").write_text((copied / "test.jsonl").read_text())
+    code, printed = screen(f"dataset.path={copied.absolute()}")
+    assert code == 2 and "validation and test are the same examples" in printed
+
+
+@pytest.mark.slow
+def test_a_second_screening_under_a_name_is_refused_while_the_first_runs(screen: Command) -> None:
+    with Sweep(Path("outputs/plane")).search_lock():
+        code, printed = screen("screen.confirmations=0")
+    assert code == 2 and "another process searches in outputs/plane" in printed
+    with Sweep(Path("outputs/plane")).search_lock():
+        pass  # what was held is given back
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
+def test_a_folder_that_knows_no_locks_is_used_without(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, "no locks here")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    entered = []
+    with Sweep(tmp_path / "plane").search_lock(), Sweep(tmp_path / "plane").report_lock():
+        entered.append(True)
+    assert entered == [True]
+
+
 SPEC = {
     "select": "validation",
     "confirm": "test",
@@ -187,7 +199,7 @@ SPEC = {
     "max_loss": None,
     "each_policy": False,
     "timed_s": 40,
-    "sample_texts": 5,
+    "batch": 16,
     "space": [],
 }
 
@@ -201,18 +213,14 @@ SPEC = {
         {"timed_s": 0},  # and points to confirm
         {"timed_s": True},
         {"max_loss": -1},
-        {"sample_texts": 1.5},
+        {"batch": 1.5},
+        {"trials": 0},
+        {"subsets": ["skipped_attention"]},  # without trials
     ],
 )
 def test_a_screening_that_cannot_be_is_refused(changed: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=rf"screen\.({'|'.join(changed)}|select)"):
         ScreenSpec(**{**SPEC, **changed})
-
-
-@pytest.mark.parametrize("size", [-1, "much", True, float("inf")])
-def test_a_record_needs_a_size(size: Any) -> None:
-    with pytest.raises(UserError, match=r"record\.memory_gb"):
-        RecordSpec(size)
 
 
 def row(speedup: float, quality: float, **knobs: Any) -> Row:
@@ -251,9 +259,8 @@ def test_a_table_of_other_data_models_or_precision_is_not_added_to(key: str, tmp
 def test_a_confirmed_point_says_how_far_the_machine_drifted_from_the_cost_model() -> None:
     result = sample_drafted("bild", {"fallback": 0.3}, 1.5, 0.0, (0.8, 0.5))
     predicted_s = result.baseline_latency_s.total / 0.8  # the target alone took a fifth less
-    found = compared(row(2.0, 40.0), result, predicted_s, predicted_s / 2)
-    assert found.predicted_speedup == 2
-    assert confirmation(found)["baseline_drift"] == pytest.approx(-0.2)
+    found = confirmation(row(2.0, 40.0), result, predicted_s, predicted_s / 2)
+    assert (found["predicted_speedup"], found["baseline_drift"]) == (2, pytest.approx(-0.2))
 
 
 def test_points_to_confirm_are_ends_and_the_fastest_at_no_loss() -> None:
@@ -263,6 +270,8 @@ def test_points_to_confirm_are_ends_and_the_fastest_at_no_loss() -> None:
     assert to_confirm(rows, replace(spec, confirmations=3)) == [0, 6, 11]
     assert to_confirm(rows, replace(spec, confirmations=20)) == list(range(12))
     assert to_confirm(rows, replace(spec, confirmations=0)) == []
+    assert to_confirm(rows, replace(spec, confirmations=1)) == [6]
+    assert to_confirm(rows, replace(spec, confirmations=1, max_loss=1)) == [3]  # the fastest within the loss
 
 
 def test_no_point_is_confirmed_that_lost_more_than_is_allowed() -> None:

@@ -75,7 +75,6 @@ COMMANDS = [  # script, its configuration, and what it runs
             ("train_judge", "train_judge", "train"),
             ("train_lm_heads", "train_lm_heads", "train"),
             ("train_medusa", "train_medusa", "train"),
-            ("tune", "tune", "search"),
         )
     ),
 ]
