@@ -70,7 +70,8 @@ NOT_MEASURING = (
     "lab/glossary.py",
     "lab/hashing.py",
     "lab/measure/__init__.py",
-    "lab/measure/bench",  # a separate benchmark, which makes no points
+    "lab/measure/bench.py",  # a separate benchmark, which makes no points
+    "lab/measure/bench_models.py",
     "lab/measure/code.py",
     "lab/measure/cost_model.py",  # predicts, and measures nothing
     "lab/point_progress.py",
