@@ -29,7 +29,7 @@ def fit(cfg: DictConfig) -> None:
 
     from bild_lab.lab.measure.timing import METHOD
     from bild_lab.lab.point import prepare, sweep_folder
-    from bild_lab.lab.tree_search import Effort, facts_of_fit, fit_tree, requests_of, require_tree, summary
+    from bild_lab.lab.tree_search import facts_of_fit, fit_tree, requests_of, require_tree, summary
 
     for key, least in (("rounds", 1), ("widest", 1), ("rows", 2)):
         require_whole(f"fit.{key}", cfg.fit[key], least)
@@ -40,8 +40,8 @@ def fit(cfg: DictConfig) -> None:
     stages.enter("loading models")
     decoder.load_weights()
     stages.enter("decoding texts and timing rounds")
-    effort = Effort(cfg.fit.rounds, cfg.fit.widest, cfg.fit.rows)
-    found = fit_tree(decoder, requests_of(point, point.examples), effort, facts_of_fit(point, point.setting["split"]))
+    requests, facts = requests_of(point, point.examples), facts_of_fit(point, point.setting["split"])
+    found = fit_tree(decoder, requests, facts, cfg.fit.rounds, cfg.fit.widest, cfg.fit.rows)
     path = sweep_folder(cfg) / "tree.json"
     write_atomically(path, json.dumps(found).encode())
     table = Table("rows", "tokens per round", "ms per round", "tokens/s", "", title="Expected, by rows of a forward")

@@ -110,15 +110,6 @@ def choices(acceptance: Acceptance, costs: Costs, most_rows: int, masked: bool) 
 
 
 @dataclass(frozen=True)
-class Effort:
-    """How much to measure. rounds: to learn acceptance from. widest: candidates of each depth. rows: of a forward."""
-
-    rounds: int = 3000
-    widest: int = 10
-    rows: int = 64
-
-
-@dataclass(frozen=True)
 class Text:
     """A text that a `collecting` drafter drafted. start: tokens of the prompt. ended: it has its end token."""
 
@@ -128,30 +119,37 @@ class Text:
     ended: bool
 
 
-def fit_tree(decoder: Decoder, requests: Sequence[Request], effort: Effort, facts: dict[str, Any]) -> dict[str, Any]:
+def fit_tree(
+    decoder: Decoder,
+    requests: Sequence[Request],
+    facts: dict[str, Any],
+    rounds: int = 3000,
+    widest: int = 10,
+    rows: int = 64,
+) -> dict[str, Any]:
     """The content of a tree's file: the tree with the most tokens per second, and what is expected of every size.
 
-    facts: also for the file, such as the machine and the texts.
-    Raises UserError for a method without a tree of candidates.
+    facts: also for the file, such as the machine and the texts. rounds: to learn acceptance from. widest: candidates of
+    each depth. rows: of a forward. Raises UserError for a method without a tree of candidates.
     """
     require_tree(decoder)
     method, drafter = decoder.method, decoder.method.drafter
-    widest, deepest = min(effort.widest, decoder.target.checkpoint.config.vocab_size), drafter.most_depth
+    widest, deepest = min(widest, decoder.target.checkpoint.config.vocab_size), drafter.most_depth
     collector = replace(method, drafter=collecting(drafter, widest))
     texts: list[Text] = []
-    rounds = 0
+    seen = 0
     for request in requests:
         trace = Trace()
         tokens = collector.decode(request, trace)
         ended = tokens[-1] in request.limits.end_tokens
         texts.append(Text(tokens, request.limits.prompt_length, trace.rounds, ended))
-        rounds += len(trace.rounds)
-        if rounds >= effort.rounds:
+        seen += len(trace.rounds)
+        if seen >= rounds:
             break
     acceptance = acceptance_of(texts, deepest, widest)
     timed = requests[: min(len(texts), TIMED_TEXTS)]
-    costs = measured_costs(method, timed, acceptance, effort.rows, decoder.synchronize)
-    found = sorted(choices(acceptance, costs, effort.rows, bool(drafter.most_probes)), key=lambda one: one.tokens_per_s)
+    costs = measured_costs(method, timed, acceptance, rows, decoder.synchronize)
+    found = sorted(choices(acceptance, costs, rows, bool(drafter.most_probes)), key=lambda one: one.tokens_per_s)
     best, by_rows = found[-1], {one.rows: one for one in found}
     trees = [best_tree(acceptance[:depth], best.nodes, best.masks) for depth in range(best.depth + 1)]
     return {
@@ -161,7 +159,7 @@ def fit_tree(decoder: Decoder, requests: Sequence[Request], effort: Effort, fact
         "budgets": [by_rows[rows].to_content() for rows in sorted(by_rows)],
         "costs": {"plain_ms": 1000 * costs[0][1], "round_s": costs},  # by depth, then by rows
         **facts,
-        "texts": {**facts.get("texts", {}), "examples": len(texts), "rounds": rounds},
+        "texts": {**facts.get("texts", {}), "examples": len(texts), "rounds": seen},
     }
 
 
@@ -295,7 +293,7 @@ def with_fitted_tree(point: Point) -> Point:
     if kept is None:
         same = " — the texts of the run itself, as there is no other split" if split == point.setting["split"] else ""
         console.print(escape(f"fitting the tree on {len(examples)} texts of {point.setting['dataset']} {split}{same}"))
-        found = fit_tree(decoder, requests_of(point, examples), Effort(), facts)
+        found = fit_tree(decoder, requests_of(point, examples), facts)
         kept = ranks.broadcast(json.dumps(found))
         if ranks.first:
             write_atomically(path, kept.encode())

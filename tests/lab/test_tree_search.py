@@ -27,7 +27,7 @@ from bild_lab.lab.measure.timing import METHOD
 from bild_lab.lab.point import Point, prepare
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.runner import run_point
-from bild_lab.lab.tree_search import Effort, Text, acceptance_of, best_nodes, best_tree, choices, collecting
+from bild_lab.lab.tree_search import Text, acceptance_of, best_nodes, best_tree, choices, collecting
 from scripts import fit_tree
 from tests.checkpoints import write_data
 from tests.engine.adapters.tiny import files_of
@@ -167,7 +167,7 @@ def point(*overrides: str) -> Point:
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("BILD_LAB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(module, "Effort", partial(Effort, rows=8, widest=3))
+    monkeypatch.setattr(module, "fit_tree", partial(module.fit_tree, rows=8, widest=3))
     monkeypatch.chdir(tmp_path)
     return tmp_path / "cache" / "trees"
 

@@ -187,7 +187,7 @@ def screen(screening: Screening, spec: ScreenSpec) -> Found:
             replayed_differently=len(differing),
             replayed_ties=sum(one.verdict == TIE for one in differing),
             replayed_defects=sum(one.verdict == DEFECT for one in differing),
-            replayed_apart=max((one.apart for one in differing), default=None),
+            replayed_apart=max((one.largest for one in differing), default=None),
             setting=screening.point.setting,
         )
         found = Found(screening, screened, rows, model, summary, to_confirm(rows, spec))

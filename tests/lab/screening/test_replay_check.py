@@ -70,7 +70,7 @@ def test_a_wrong_row_is_a_defect(replayed: Replayed) -> None:
     """For a lossless policy and a lossy one."""
     for place in (1, 2):
         changed, found = replayed.judged(place)
-        assert not changed and found.apart <= most_noise(torch.bfloat16, replayed.target.depth)
+        assert not changed and found.largest <= most_noise(torch.bfloat16, replayed.target.depth)
         first = replayed.nodes(place)[0]
         right = first.rows[LOGITS]
         plant(first, -right)
@@ -98,7 +98,7 @@ def test_a_threshold_within_the_rounding_is_a_tie_though_the_target_scores_its_s
     assert 0 < float(scores[0, drafted] - further[0, drafted]) < 0.02 * float(scores.abs().max())
     plant(replayed.nodes(2, index)[0], further)
     changed, found = replayed.judged(2, index)
-    assert changed and found.verdict == TIE and 0 < found.apart <= most_noise(torch.bfloat16, replayed.target.depth)
+    assert changed and found.verdict == TIE and 0 < found.largest <= most_noise(torch.bfloat16, replayed.target.depth)
 
 
 @pytest.mark.slow
@@ -107,4 +107,4 @@ def test_a_text_that_decoding_again_does_not_give_is_a_defect(replayed: Replayed
     *text, last = one.texts[0].token_ids
     text.append(last + 1)
     found = judge(replayed.over(one.candidate), replayed.screening.records, request, text)
-    assert (found.verdict, found.apart) == (DEFECT, float("inf"))
+    assert (found.verdict, found.largest) == (DEFECT, float("inf"))
