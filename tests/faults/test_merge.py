@@ -1,4 +1,4 @@
-"""`python scripts/merge.py`: several sweeps become one, each point once, timings apart where hardware differs."""
+"""`python scripts/sweeps.py merge`: several sweeps become one, each point once."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from bild_lab.lab.cli import words_as_list
 from bild_lab.lab.results.groups import by_setting
 from bild_lab.lab.results.records import Sweep
-from scripts import merge
+from scripts import sweeps as script
 from tests.report.sample import ENVIRONMENT, sample_example, sample_result
 
 Command = Callable[..., tuple[int, str]]
@@ -19,8 +18,8 @@ Command = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def command(command: Command) -> Command:
-    """Runs scripts/merge.py in an empty folder; returns its exit code and everything it printed."""
-    return lambda *words: command(merge, *words_as_list(list(words), "sweeps"), config="merge")
+    """Runs scripts/sweeps.py merge in an empty folder; returns its exit code and everything it printed."""
+    return lambda *words: command(script, *script.as_overrides(["merge", *words]), config="sweeps")
 
 
 def write_sweep(name: str, fallbacks: list[float], hardware: str, host: str, beside: bool = False) -> Sweep:

@@ -14,7 +14,6 @@ from bild_lab.engine.request import Limits
 from bild_lab.errors import UserError
 from bild_lab.lab import point as points
 from bild_lab.lab import runner
-from bild_lab.lab.cli import words_as_list
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.decoder import Decoder
 from bild_lab.lab.measure.timing import time_methods
@@ -23,7 +22,7 @@ from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.runner import PARTS, Clock, require_same_work, run_point, run_points
 from bild_lab.lab.schema.measured_examples import read_examples
 from bild_lab.lab.schema.result import Result
-from scripts import interleave
+from scripts import sweeps as script
 
 Command = Callable[..., tuple[int, str]]
 BILD = ["policy=bild", "policy.fallback=0.1", "policy.rollback=inf"]
@@ -220,12 +219,7 @@ def test_a_fault_behind_the_timing_of_one_point_stores_none(
 
 @pytest.fixture
 def command(command: Command) -> Command:
-    def call(*words: str) -> tuple[int, str]:
-        return command(
-            interleave, *interleave.with_hashes_as_text(words_as_list(list(words), "sweeps")), config="interleave"
-        )
-
-    return call
+    return lambda *words: command(script, *script.as_overrides(["interleave", *words]), config="sweeps")
 
 
 @pytest.fixture
@@ -274,10 +268,10 @@ def test_points_are_named_by_the_beginning_of_their_hashes(measured: list[Result
 
 
 def test_a_hash_that_looks_like_a_number_and_one_without_brackets_are_texts() -> None:
-    given = ["points=[12e456,00ab]", "points=778", 'points=["1","2"]', "name=a", "outputs/points=b"]
-    wanted = ["points=['12e456','00ab']", "points=['778']", "points=['1','2']", "name=a", "outputs/points=b"]
-    assert interleave.with_hashes_as_text(given) == wanted
-    cfg = compose_config(wanted[:1], "interleave")
+    given = ["interleave", "points=[12e456,00ab]", "points=778", 'points=["1","2"]', "name=a", "outputs/a"]
+    wanted = ["what=interleave", "points=['12e456','00ab']", "points=['778']", "points=['1','2']", "name=a"]
+    assert script.as_overrides(given) == [*wanted, "sweeps=['outputs/a']"]
+    cfg = compose_config(wanted[:2], "sweeps")
     assert list(cfg.points) == ["12e456", "00ab"]
 
 
@@ -332,7 +326,7 @@ def test_bad_input_is_refused_before_anything_is_written(
 def test_several_processes_are_refused(
     measured: list[Result], command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interleave, "launched", lambda: SimpleNamespace(count=2))
+    monkeypatch.setattr(script, "launched", lambda: SimpleNamespace(count=2))
     code, printed = command("name=together", "outputs/first", "outputs/second")
     assert code == 2 and "in one process" in printed
 
