@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, prod
 from typing import Any
@@ -16,7 +16,6 @@ from bild_lab.errors import UserError
 from bild_lab.lab.cli import stages
 from bild_lab.lab.measure.certificate import DEFECT, TIE
 from bild_lab.lab.measure.cost_model import CostModel, fit
-from bild_lab.lab.measure.timing import METHOD
 from bild_lab.lab.point import prepare
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.result import Result
@@ -24,16 +23,12 @@ from bild_lab.lab.screening.replay import SECONDS, Screened
 from bild_lab.lab.screening.rows import (
     Row,
     Summary,
-    identity,
     require_same_setting,
     with_front,
     write_rows,
-    write_texts,
 )
 from bild_lab.lab.screening.screen import Screening, ScreenSpec
 from bild_lab.lab.screening.search import search
-
-SAMPLE_TEXTS = 5  # examples whose texts the report can show
 
 
 @dataclass
@@ -192,30 +187,4 @@ def screen(screening: Screening, spec: ScreenSpec) -> Found:
         )
         found = Found(screening, screened, rows, model, summary, to_confirm(rows, spec))
         found.write()
-        sources = [one.source for one in screening.point.examples[:SAMPLE_TEXTS]]
-        samples = sample_texts(screened[1:], rows, len(sources), screening.point.decoders[METHOD].pieces)
-        write_texts(screening.folder, {"sources": sources, **samples})
     return found
-
-
-def sample_texts(
-    screened: Sequence[Screened], rows: Sequence[Row], count: int, pieces: Callable[[Any], Mapping[int, str]]
-) -> dict[str, Any]:
-    """Texts of the first examples, each distinct one once: token ids, and 1 for those from the target.
-
-    texts: of each example. points: which text of each example a point has, by the identity of its row.
-    """
-    places: list[dict[tuple[Any, Any], int]] = [{} for _ in range(count)]
-    points = {
-        identity(row.to_columns()): [
-            place.setdefault((text.token_ids, text.drafted_flags), len(place))
-            for place, text in zip(places, one.texts, strict=False)
-        ]
-        for one, row in zip(screened, rows, strict=True)
-    }
-    texts = [
-        [{"token_ids": list(tokens), "target": [int(not drafted) for drafted in flags]} for tokens, flags in place]
-        for place in places
-    ]
-    known = {token for place in places for tokens, _ in place for token in tokens}
-    return {"texts": texts, "points": points, "pieces": {str(k): v for k, v in pieces(sorted(known)).items()}}

@@ -74,13 +74,9 @@ def versions() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Text:
-    """What a point decoded of one example.
-
-    drafted_flags: of each token, whether the drafter wrote it. features: for the cost model.
-    """
+    """What a point decoded of one example. features: for the cost model."""
 
     token_ids: tuple[int, ...]
-    drafted_flags: tuple[bool, ...]
     counts: Counter[str]
     features: dict[str, float]
 
@@ -116,7 +112,7 @@ def decoded(policy: str, decoder: Decoder, request: Request, machine: Machine | 
         kinds = kinds_of(trace.forwards, decoder.target.dtype.itemsize)
         dtype = str(decoder.target.dtype).removeprefix("torch.")
         features[SECONDS] = machine.seconds(kinds, len(trace.rounds), dtype)
-    return Text(tuple(tokens), drafted_flags(trace, len(tokens)), counts_of(trace, len(tokens)), features)
+    return Text(tuple(tokens), counts_of(trace, len(tokens)), features)
 
 
 def counts_of(trace: Trace, tokens: int) -> Counter[str]:
@@ -131,11 +127,3 @@ def counts_of(trace: Trace, tokens: int) -> Counter[str]:
         fallbacks=trace.fallbacks,
         rollbacks=trace.rollbacks,
     )
-
-
-def drafted_flags(trace: Trace, tokens: int) -> tuple[bool, ...]:
-    """Of each emitted token, whether it was drafted; the others are the target's."""
-    flags: list[bool] = []
-    for one in trace.rounds:
-        flags += [True] * one.accepted + [False] * (one.next_token is not None)
-    return tuple(flags[:tokens])

@@ -16,7 +16,7 @@ from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
 from bild_lab.lab.analysis.pareto import pareto_front
 
-TABLE, SUMMARY, TEXTS = "screen.csv", "screen.json", "screen_texts.json"
+TABLE, SUMMARY = "screen.csv", "screen.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,20 +166,3 @@ def require_same_setting(folder: Path, setting: Mapping[str, Any]) -> None:
             f"{folder / TABLE} was screened with {key} {before[key]}, this command has {setting[key]}; "
             "choose another name=NAME"
         )
-
-
-def write_texts(folder: Path, content: Mapping[str, Any]) -> None:
-    """Write `screen_texts.json`, with the texts of earlier commands that are of the same examples.
-
-    Of points that are in both, the new one's counts.
-    """
-    file, new = folder / TEXTS, dict(content)
-    before = json.loads(file.read_text()) if file.is_file() else {"sources": None}
-    if before["sources"] == new["sources"]:
-        sizes = list(map(len, new["texts"]))
-        earlier = before["points"].items()
-        moved = {name: [at + size for at, size in zip(places, sizes, strict=True)] for name, places in earlier}
-        new["points"] = {**moved, **new["points"]}
-        new["texts"] = [[*ours, *theirs] for ours, theirs in zip(new["texts"], before["texts"], strict=True)]
-        new["pieces"] = {**before["pieces"], **new["pieces"]}
-    write_atomically(file, json.dumps(new, separators=(",", ":"), ensure_ascii=False).encode())

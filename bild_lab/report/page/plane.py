@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pandas as pd
 
 from bild_lab.lab.formatting import knob_value
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.screening.rows import TABLE, TEXTS, Row, identity
+from bild_lab.lab.screening.rows import TABLE, Row
 from bild_lab.report.style import Mark
 
 NUMBERS = (  # of a point, with so many decimals
@@ -40,20 +39,22 @@ def screened_policies(folder: Path) -> list[str]:
 def planes(folder: Path, results: Sequence[Result], colours: Mapping[str, Mark]) -> list[dict[str, Any]]:
     """What the report shows of each split and number of examples that were screened in a sweep's folder.
 
-    A point has its numbers, the place of each knob among the policy's values, the live measurement that confirmed it,
-    and its sample texts; null where it has none.
+    A point has its numbers, the place of each knob among the policy's values, and the live measurement that confirmed
+    it; null where it has none.
     """
     frame = _table(folder)
     if frame is None:
         return []
-    texts, measured = _texts(folder), {result.point: result for result in results}
+    measured = {result.point: result for result in results}
     return [
         {
             "split": split,
             "examples": int(count),
             "metric": group.quality_metric.iloc[0],
-            **_policies(group, colours, measured, texts["points"]),
-            **{key: texts[key] for key in ("sources", "texts", "pieces")},
+            **_policies(group, colours, measured),
+            "sources": [],
+            "texts": [],
+            "pieces": {},
         }
         for (split, count), group in frame.groupby(["split", "n_examples"])
     ]
@@ -68,13 +69,6 @@ def _table(folder: Path) -> pd.DataFrame | None:
     return None if frame.empty else frame
 
 
-def _texts(folder: Path) -> dict[str, Any]:
-    """The sample texts; none without their file."""
-    if not (folder / TEXTS).is_file():
-        return {"sources": [], "texts": [], "points": {}, "pieces": {}}
-    return json.loads((folder / TEXTS).read_text())
-
-
 def _knobs(frame: pd.DataFrame) -> list[str]:
     """The columns that are knobs and have a value in some row."""
     others = {*Row.__dataclass_fields__}
@@ -82,10 +76,7 @@ def _knobs(frame: pd.DataFrame) -> list[str]:
 
 
 def _policies(
-    group: pd.DataFrame,
-    colours: Mapping[str, Mark],
-    measured: Mapping[str, Result],
-    texts: Mapping[str, list[int]],
+    group: pd.DataFrame, colours: Mapping[str, Mark], measured: Mapping[str, Result]
 ) -> dict[str, list[dict[str, Any]]]:
     """The policies with the values of their knobs, and the points with their places among these."""
     policies, points = [], []
@@ -101,7 +92,7 @@ def _policies(
                     "at": [own.index(_read(row[knob])) for knob, own in values.items()],
                     "front": bool(row.on_front),
                     "live": None if live is None else _confirmation(live),
-                    "texts": texts.get(identity(dict(row))),
+                    "texts": None,
                     **{key: None if pd.isna(row[key]) else round(float(row[key]), digits) for key, digits in NUMBERS},
                 }
             )

@@ -1,20 +1,17 @@
-"""The screened plane in the report: its numbers, its confirmed points and its texts are those of the files."""
+"""The screened plane in the report: its numbers, and its confirmed points are those of the files."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bild_lab.lab.screening.rows import TEXTS, Row, identity, write_rows, write_texts
+from bild_lab.lab.screening.rows import Row, write_rows
 from bild_lab.report.page.html import write_html
 from bild_lab.report.page.plane import planes, screened_policies
 from bild_lab.report.style import marks
 from tests.report.sample import sample_sweep
-
-ATTACK = "</script><img src=x onerror=alert(1)>"
 
 
 def row(policy: str = "bild", place: int = 0, **knobs: object) -> Row:
@@ -56,31 +53,20 @@ def test_points_that_nothing_was_timed_for_are_no_plane(tmp_path: Path) -> None:
     assert screened_policies(tmp_path) == [] and planes(tmp_path, [], {}) == []
 
 
-def name_of(row: Row) -> str:
-    return identity(row.to_columns())
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     live = sample_sweep()[0].point
     write_rows(tmp_path, [replace(ROWS[0], confirmed=live), *ROWS[1:]])
-    texts = {"sources": ["ein Satz"], "texts": [[{"token_ids": [4], "target": [1]}, {"token_ids": [5], "target": [0]}]]}
-    points = {
-        "points": dict(zip(map(name_of, ROWS), ([0], [1], [1], [0]), strict=True)),
-        "pieces": {"4": "1", "5": ATTACK},
-    }
-    (tmp_path / TEXTS).write_text(json.dumps({**texts, **points}))
     return tmp_path
 
 
-def test_every_screened_point_has_its_knobs_numbers_and_text(folder: Path) -> None:
+def test_every_screened_point_has_its_knobs_and_numbers(folder: Path) -> None:
     [plane] = planes(folder, sample_sweep(), marks(screened_policies(folder)))
     knobs = {one["name"]: {knob["name"]: knob["values"] for knob in one["knobs"]} for one in plane["policies"]}
     assert knobs == {"bild": {"fallback": ["0.05", "0.3"], "rollback": ["2", "10"]}, "speculative": {"window": ["5"]}}
     assert [one["at"] for one in plane["points"]] == [[1, 1], [1, 0], [0, 0], [0]]
     assert [one["quality_difference"] for one in plane["points"]] == [0, 1, 2, -1]
     assert [one["target_calls"] for one in plane["points"]] == [10, 11, 12, 9]
-    assert [one["texts"] for one in plane["points"]] == [[0], [1], [1], [0]]
     assert (plane["split"], plane["examples"], plane["metric"]) == ("validation", 7, "BLEU")
 
 
@@ -93,25 +79,10 @@ def test_a_confirmed_point_has_the_numbers_of_its_live_run(folder: Path) -> None
     assert live["difference"][0] == result.quality.difference
 
 
-def test_a_later_command_adds_its_texts_or_replaces_them(folder: Path) -> None:
-    again, other = ROWS[3], row("speculative", place=3, window=7)
-    write_rows(folder, [again, other])
-    text = {"token_ids": [4], "target": [0]}
-    content = {"sources": ["ein Satz"], "texts": [[text]], "points": {name_of(one): [0] for one in (again, other)}}
-    write_texts(folder, {**content, "pieces": {"4": "1"}})
-    [plane] = planes(folder, [], marks(screened_policies(folder)))
-    assert [one["texts"] for one in plane["points"]] == [[1], [2], [2], [0], [0]]
-    assert plane["texts"][0][0] == text
-    write_texts(folder, {**content, "sources": ["ein anderer"], "pieces": {"4": "1"}})
-    [plane] = planes(folder, [], marks(screened_policies(folder)))
-    assert [one["texts"] for one in plane["points"]] == [None, None, None, [0], [0]]
-
-
-def test_the_page_escapes_texts_and_draws_a_plane_without_live_points(folder: Path) -> None:
+def test_the_page_draws_a_plane_without_live_points(folder: Path) -> None:
     write_html("plane", [], [], folder / "report.html")
     page = (folder / "report.html").read_text()
     assert "The screened plane: 4 points on 7 examples of validation" in page
-    assert ATTACK not in page
 
 
 def test_without_a_table_there_is_no_plane(tmp_path: Path) -> None:
