@@ -88,8 +88,8 @@ def merge(cfg: DictConfig) -> None:
         copied = sum([merged.adopt(one) for one in newest.values()])
         failed = len(source.failures())
         left_out = f"; {failed} failed there and are left out" if failed else ""
-        told = f"{source.folder}: {copied} of {len(newest)} points copied, the others were here already{left_out}"
-        output.print(escape(told))
+        line = f"{source.folder}: {copied} of {len(newest)} points copied, the others were here already{left_out}"
+        output.print(escape(line))
     report_sweep(merged)
 
 

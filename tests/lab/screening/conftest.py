@@ -23,7 +23,7 @@ def words(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> list[s
     (data / "test.jsonl").write_text("".join(rows[3:]))
     models = [f"pair.target={checkpoints / 'llama'}", f"pair.draft={checkpoints / 'llama-draft'}"]
     prompt = "dataset.prompt_template='{source}'"
-    dataset = ["dataset=multi30k", f"dataset.path={data}", prompt, "decoding.max_new_tokens=8", "name=plane"]
+    dataset = ["dataset=multi30k", f"dataset.path={data}", prompt, "decoding.max_new_tokens=8", "name=grid"]
     clock = ["measure.repeats=1", "measure.warmup=0", "measure.traced_examples=0", "runtime.threads=1"]
     return [*models, *dataset, *clock, "screen.timed_s=0.2"]
 

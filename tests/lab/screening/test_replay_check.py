@@ -27,7 +27,7 @@ class Replayed:
     def __init__(self, checkpoints: Path, folder: Path, knobs: Sequence[str] = ()) -> None:
         data = write_data(folder / "data", rows=3)
         (data / "test.jsonl").replace(data / "validation.jsonl")
-        words = [f"pair.target={checkpoints / 'llama'}", f"pair.draft={checkpoints / 'llama-draft'}", "name=plane"]
+        words = [f"pair.target={checkpoints / 'llama'}", f"pair.draft={checkpoints / 'llama-draft'}", "name=grid"]
         words += ["dataset=multi30k", f"dataset.path={data}", "decoding.max_new_tokens=12", "runtime.threads=1"]
         words += ["runtime.dtype=bfloat16", "runtime.engine=native", "dataset.prompt_template='{source}'", *knobs]
         self.screening = Screening(grid_of(words, POLICIES, "screen"), "validation", "screen")

@@ -1,4 +1,4 @@
-"""A plane of knobs screened over a record and confirmed live: grids, the command as a whole, and what it refuses."""
+"""A grid of knobs screened over a record and confirmed live: grids, the command as a whole, and what it refuses."""
 
 from __future__ import annotations
 
@@ -62,38 +62,38 @@ def test_lists_that_no_policy_takes_are_refused(lists: list[str], wanted: str) -
 
 
 @pytest.mark.slow
-def test_a_plane_is_screened_confirmed_and_continued(screen: Command) -> None:
-    plane = ["policy.fallback=0.2,0.5,0.9", "policy.rollback=0.5,3"]
-    code, printed = screen(*plane, "screen.confirmations=1")
+def test_a_grid_is_screened_confirmed_and_continued(screen: Command) -> None:
+    lists = ["policy.fallback=0.2,0.5,0.9", "policy.rollback=0.5,3"]
+    code, printed = screen(*lists, "screen.confirmations=1")
     assert code == 0, printed
     assert "chosen on validation, measured on test: bild" in printed
-    frame, told = pd.read_csv("outputs/plane/screen.csv"), json.loads(Path("outputs/plane/screen.json").read_text())
-    assert len(frame) == told["points"] == 6 and set(frame.split) == {"validation"}
-    assert frame.confirmed.notna().sum() == len(told["confirmed"]) == 1
-    assert frame.on_front.any() and frame.target_calls.sum() == told["live_target_calls"]
+    frame, summary = pd.read_csv("outputs/grid/screen.csv"), json.loads(Path("outputs/grid/screen.json").read_text())
+    assert len(frame) == summary["points"] == 6 and set(frame.split) == {"validation"}
+    assert frame.confirmed.notna().sum() == len(summary["confirmed"]) == 1
+    assert frame.on_front.any() and frame.target_calls.sum() == summary["live_target_calls"]
     assert (
-        told["vanilla_target_calls"] <= told["recorded_target_calls"] < told["live_target_calls"]
-        and told["replayed_differently"] == told["replayed_ties"] == told["replayed_defects"] == 0
+        summary["vanilla_target_calls"] <= summary["recorded_target_calls"] < summary["live_target_calls"]
+        and summary["replayed_differently"] == summary["replayed_ties"] == summary["replayed_defects"] == 0
     )
-    assert told["prediction_error_median"] == told["prediction_error_largest"] > 0
-    (one,) = told["confirmed"]
+    assert summary["prediction_error_median"] == summary["prediction_error_largest"] > 0
+    (one,) = summary["confirmed"]
     assert one["selected_speedup"] == frame.predicted_speedup[frame.confirmed.notna()].item()
     assert one["predicted_speedup"] != one["selected_speedup"]  # other texts
-    assert told["prediction_error_median"] == abs(one["predicted_speedup"] / one["speedup"] - 1)
-    (point,) = pd.read_csv("outputs/plane/sweep.csv").point
+    assert summary["prediction_error_median"] == abs(one["predicted_speedup"] / one["speedup"] - 1)
+    (point,) = pd.read_csv("outputs/grid/sweep.csv").point
     assert point == frame.confirmed.dropna().item()
 
     code, printed = screen("policy=typical_acceptance,speculative", "policy.epsilon=0.1,0.5", "screen.confirmations=0")
     assert code == 0, printed
-    both = pd.read_csv("outputs/plane/screen.csv")
+    both = pd.read_csv("outputs/grid/screen.csv")
     assert both.policy.value_counts().to_dict() == {"bild": 6, "typical_acceptance": 2, "speculative": 1}
-    again = json.loads(Path("outputs/plane/screen.json").read_text())
-    assert again["recorded_target_calls"] >= told["recorded_target_calls"]
+    again = json.loads(Path("outputs/grid/screen.json").read_text())
+    assert again["recorded_target_calls"] >= summary["recorded_target_calls"]
 
-    code, printed = screen(*plane, "screen.confirmations=0")
-    last = json.loads(Path("outputs/plane/screen.json").read_text())
+    code, printed = screen(*lists, "screen.confirmations=0")
+    last = json.loads(Path("outputs/grid/screen.json").read_text())
     assert last["recorded_target_calls"] == again["recorded_target_calls"]
-    assert len(pd.read_csv("outputs/plane/screen.csv")) == 9
+    assert len(pd.read_csv("outputs/grid/screen.csv")) == 9
 
 
 _KILLED = """
@@ -115,12 +115,12 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 def test_a_record_killed_while_it_is_written_keeps_every_finished_text(
     screen: Command, words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plane = ["policy=bild", "policy.fallback=0.2,0.9", "policy.rollback=0.5,3", "screen.confirmations=0"]
-    program = ["-c", _KILLED.replace("sys.argv[1]", repr(script.__file__)), *words, *plane]
+    lists = ["policy=bild", "policy.fallback=0.2,0.9", "policy.rollback=0.5,3", "screen.confirmations=0"]
+    program = ["-c", _KILLED.replace("sys.argv[1]", repr(script.__file__)), *words, *lists]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run([sys.executable, *program], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    cut = {file: file.read_bytes() for file in Path("outputs/plane/record").glob("*/index.jsonl")}
+    cut = {file: file.read_bytes() for file in Path("outputs/grid/record").glob("*/index.jsonl")}
     whole = {file: content[: content.rfind(b"\n") + 1] for file, content in cut.items()}
     assert sum(content.count(b"\n") for content in whole.values()) == 3 and whole != cut
 
@@ -130,14 +130,14 @@ def test_a_record_killed_while_it_is_written_keeps_every_finished_text(
 
     write_at = store.write_at
     monkeypatch.setattr(store, "write_at", behind_what_was_whole)
-    code, printed = screen(*plane)
+    code, printed = screen(*lists)
     assert code == 0, printed
     assert all(file.read_bytes().startswith(content) for file, content in whole.items())
-    code, printed = screen(*plane, "name=fresh")
+    code, printed = screen(*lists, "name=fresh")
     assert code == 0, printed
-    counted = [json.loads(Path(f"outputs/{name}/screen.json").read_text()) for name in ("plane", "fresh")]
+    counted = [json.loads(Path(f"outputs/{name}/screen.json").read_text()) for name in ("grid", "fresh")]
     assert counted[0]["recorded_target_calls"] == counted[1]["recorded_target_calls"]
-    frames = [pd.read_csv(f"outputs/{name}/screen.csv") for name in ("plane", "fresh")]
+    frames = [pd.read_csv(f"outputs/{name}/screen.csv") for name in ("grid", "fresh")]
     timed = ["predicted_speedup", "on_front"]
     assert frames[0].drop(columns=timed).equals(frames[1].drop(columns=timed))
 
@@ -169,10 +169,10 @@ def test_two_splits_of_the_same_examples_are_refused(screen: Command) -> None:
 
 @pytest.mark.slow
 def test_a_second_screening_under_a_name_is_refused_while_the_first_runs(screen: Command) -> None:
-    with Sweep(Path("outputs/plane")).search_lock():
+    with Sweep(Path("outputs/grid")).search_lock():
         code, printed = screen("screen.confirmations=0")
-    assert code == 2 and "another process searches in outputs/plane" in printed
-    with Sweep(Path("outputs/plane")).search_lock():
+    assert code == 2 and "another process searches in outputs/grid" in printed
+    with Sweep(Path("outputs/grid")).search_lock():
         pass  # what was held is given back
 
 
@@ -185,7 +185,7 @@ def test_a_folder_that_knows_no_locks_is_used_without(
 
     monkeypatch.setattr("fcntl.flock", refuse)
     entered = []
-    with Sweep(tmp_path / "plane").search_lock(), Sweep(tmp_path / "plane").report_lock():
+    with Sweep(tmp_path / "grid").search_lock(), Sweep(tmp_path / "grid").report_lock():
         entered.append(True)
     assert entered == [True]
 
@@ -282,29 +282,29 @@ def test_no_point_is_confirmed_that_lost_more_than_is_allowed() -> None:
 
 
 def test_each_policy_can_have_its_own_front_confirmed() -> None:
-    ahead = [row(3, 40), row(2, 41)]
-    behind = [replace(one, policy="typical_acceptance") for one in (row(1.5, 39), row(1.4, 38), row(1.2, 40))]
-    rows = with_front([*ahead, *behind])
+    faster = [row(3, 40), row(2, 41)]
+    slower = [replace(one, policy="typical_acceptance") for one in (row(1.5, 39), row(1.4, 38), row(1.2, 40))]
+    rows = with_front([*faster, *slower])
     assert to_confirm(rows, ScreenSpec(**SPEC)) == [0, 1]
     assert to_confirm(rows, ScreenSpec(**{**SPEC, "each_policy": True})) == [0, 1, 2, 4]
 
 
 @pytest.mark.slow
-def test_a_plane_is_predicted_for_a_declared_machine_without_a_clock(
+def test_a_grid_is_predicted_for_a_declared_machine_without_a_clock(
     screen: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Screening, "timed", lambda *_: pytest.fail("nothing is timed"))
     lists = ["policy=bild", "policy.fallback=0.3,0.9", "screen.confirmations=0"]
     code, out = screen("machine=h100_sxm", *lists)
     assert code == 0, out
-    found = json.loads(Path("outputs/plane/screen.json").read_text())
+    found = json.loads(Path("outputs/grid/screen.json").read_text())
     assert found["cost_model"] == {SECONDS: 1.0}
-    rows = pd.read_csv("outputs/plane/screen.csv")
+    rows = pd.read_csv("outputs/grid/screen.csv")
     by_machine = rows.predicted_speedup.tolist()
     assert len(set(by_machine)) == 2
     # with a cost of every forward and nothing else, seconds are the number of forwards
     screen("machine=h100_sxm", "machine.forward_s=1e6", *lists)
-    rows = pd.read_csv("outputs/plane/screen.csv")
+    rows = pd.read_csv("outputs/grid/screen.csv")
     for row in rows.itertuples():
         forwards = row.target_calls + row.draft_calls
         assert row.predicted_speedup == pytest.approx(found["vanilla_target_calls"] / forwards, rel=1e-3)

@@ -111,10 +111,10 @@ def test_what_is_searched_on_one_split_is_measured_on_another(screen: Command) -
     lists = ["policy=bild", "policy.fallback=0.2,0.6", "policy.rollback=0.69,5,50"]
     code, printed = screen(*lists, "screen.trials=4", "screen.max_loss=0", "screen.confirmations=1")
     assert code == 0, printed
-    assert len(pd.read_csv("outputs/plane/screen.csv")) == 4
-    (one,) = json.loads(Path("outputs/plane/screen.json").read_text())["confirmed"]
+    assert len(pd.read_csv("outputs/grid/screen.csv")) == 4
+    (one,) = json.loads(Path("outputs/grid/screen.json").read_text())["confirmed"]
     assert one["selected_difference"] >= 0
-    assert list(pd.read_csv("outputs/plane/sweep.csv").split) == ["test"]
+    assert list(pd.read_csv("outputs/grid/sweep.csv").split) == ["test"]
 
 
 @pytest.mark.slow
@@ -135,7 +135,7 @@ def test_blocks_are_searched_and_silent_ones_cost_no_acceptance(screen: Command,
     pair = [f"pair.target={tmp_path / 'silent'}", "pair.draft=null"]
     code, printed = screen(*pair, *blocks, "screen.trials=40", "screen.max_loss=0", "screen.confirmations=0")
     assert code == 0, printed
-    frame = pd.read_csv("outputs/plane/screen.csv")
+    frame = pd.read_csv("outputs/grid/screen.csv")
     columns = frame.skipped_attention, frame.skipped_feed_forward
     sets = [tuple(set(json.loads(cell)) for cell in cells) for cells in zip(*columns, strict=True)]
     assert ({1, 3}, {1, 3}) in sets and len(set(map(str, sets))) == len(sets) > 30
