@@ -7,9 +7,9 @@ Give lists of values as for a sweep; policy=bild,typical_acceptance screens seve
 knobs that it has. screen.trials=40 searches the lists instead of trying all of them; with screen.max_loss=1 it looks
 for the fastest point that loses at most one point of quality. screen.subsets names knobs to search as sets of layers:
 
-    python scripts/screen.py name=blocks pair.target=DIR dataset=multi30k dataset.path=DIR policy=layer_skip \\
-      policy.skipped_layers=[] policy.skipped_attention=[1] screen.subsets=[skipped_attention,skipped_feed_forward] \\
-      screen.trials=200 screen.max_loss=0 screen.confirmations=1
+    python scripts/screen.py name=blocks pair.target=DIR pair.draft=null dataset=multi30k dataset.path=DIR \\
+      policy=layer_skip policy.skipped_layers=[] policy.skipped_attention=[1] screen.trials=200 screen.max_loss=0 \\
+      screen.subsets=[skipped_attention,skipped_feed_forward] screen.confirmations=1
 
 Both models run only where a context is new; what they scored is kept in outputs/NAME/record for later commands.
 """
