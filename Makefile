@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+GPU_TESTS := tests/pretended/test_policies.py tests/engine/models/test_compiled.py tests/engine/ppd/test_pipeline.py \
+  tests/engine/lossless/test_random_models.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup peers run test test-slow lint format bench gpu figures results docs clean
@@ -48,8 +50,14 @@ format: setup ## Mend style
 bench: setup ## Benchmark our loop against Transformers and, after `make peers`, CTranslate2 and OpenVINO; up to 12 minutes
 	$(BIN)/python scripts/bench.py
 
-gpu: setup ## On a machine with an NVIDIA GPU: check, test and time everything into outputs/gpu; half an hour or more
-	$(BIN)/python scripts/gpu.py
+gpu: setup ## On a machine with an NVIDIA GPU: check, test, certify and time into outputs/gpu; half an hour or more
+	nvidia-smi && $(BIN)/python -c 'import torch; assert torch.cuda.is_available(), "PyTorch finds no GPU: make clean setup"'
+	BILD_LAB_TEST_DEVICE=cuda $(BIN)/python -m pytest -n 0 $(GPU_TESTS)
+	$(BIN)/python run.py -m name=gpu policy=vanilla,speculative,speculative_tree,prompt_lookup,bild pair=toy dataset=toy \
+	  dataset.limit=48 measure.certify=true runtime.device=cuda runtime.dtype=float16,bfloat16,float32
+	$(BIN)/python -c 'import pandas, sys; n = pandas.read_csv("outputs/gpu/sweep.csv").certificate_defects.sum(); \
+	  sys.exit(f"{n:.0f} texts are defects, see outputs/gpu/report.html" if n else 0)'
+	$(BIN)/python scripts/bench.py name=gpu runtime.device=cuda
 
 figures: setup ## Run the small experiments that are missing, and draw every table and figure of the papers into outputs/figures
 	$(BIN)/python scripts/figures.py all scale=small run=true

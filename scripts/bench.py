@@ -3,6 +3,7 @@
     python scripts/bench.py                      all shapes, up to 12 minutes (or make bench)
     python scripts/bench.py t5_small llama_12    these shapes; after them, runtime.dtype=float32 runtime.threads=1
     python scripts/bench.py pair.target=DIR pair.draft=DIR dataset=multi30k dataset.path=DIR dataset.limit=20
+    python scripts/bench.py runtime.device=cuda  the shapes for a GPU (make gpu also tests and certifies there)
 
 outputs/NAME/bench.json keeps the rows: name=bench unless another is given.
 CTranslate2 and OpenVINO take part after `make peers`.
@@ -11,8 +12,8 @@ CTranslate2 and OpenVINO take part after `make peers`.
 from __future__ import annotations
 
 import json
-import os
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,46 +30,45 @@ from bild_lab.lab.config import DecodingSpec, PairSpec, RuntimeSpec, compose_con
 if TYPE_CHECKING:
     import torch
 
-    from bild_lab.lab.measure.bench.arms import Bench, Models
+    from bild_lab.lab.measure.bench import Bench, Models
 
 BUSY_PERCENT = 15
-ROUNDS = {"t5_large": 5, "llama_12": 9}
 ROUNDS_OF_A_PAIR = 5  # of several texts each
 DEFAULTS = ["name=bench", "runtime.dtype=bfloat16", "dataset.limit=20", "decoding.max_new_tokens=64"]
+TOY = ["dataset.limit=1"]  # the pair that is measured with the shapes: one sentence
 SHORT = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64"}
 LEGEND = (
     "Medians of interleaved rounds. to gen., to asst.: how many times as fast as Transformers' generate, and as its "
-    "assisted generation. bandwidth: of the speed at which the machine reads the weights. linear: of the speed of "
-    "PyTorch's own products. same: the texts of generate."
+    "assisted generation. bandwidth: of the speed at which the machine reads the weights. same: the texts of generate."
 )
-TOY = ["dataset.limit=1"]  # the pair that is measured with the shapes: one sentence
 
 
-def pair_bench(cfg: DictConfig, name: str, device: torch.device, dtype: torch.dtype, peers: bool) -> Bench:
+def pair_bench(
+    cfg: DictConfig, name: str, device: torch.device, dtype: torch.dtype, peers: bool
+) -> AbstractContextManager[Bench]:
     """A pair of checkpoints on texts of a dataset."""
-    from bild_lab.engine.request import Limits, Request
+    from bild_lab.engine.request import Request
     from bild_lab.engine.vocabularies import in_vocabulary_of
     from bild_lab.lab.data.examples import DatasetSpec, load_examples
-    from bild_lab.lab.measure.bench.arms import peer_methods, prepare
+    from bild_lab.lab.measure.bench import Limits, bench_of, peer_methods
 
     pair, decoding = typed(PairSpec, cfg.pair, "pair"), typed(DecodingSpec, cfg.decoding, "decoding")
     dataset = typed(DatasetSpec, cfg.dataset, "dataset")
     examples = load_examples(dataset)
     target = loaded(pair.target, pair.target_revision, device, dtype)
-    draft = None if pair.draft is None else loaded(pair.draft, pair.draft_revision, device, dtype)
-    for each in (target, draft):
-        if each is not None:
-            each[0].checkpoint.check()
-    if draft is not None:
-        draft = tuple(in_vocabulary_of(target[0].checkpoint, each, pair.vocabularies) for each in draft)
     checkpoint = target[0].checkpoint
+    checkpoint.check()
+    draft = None if pair.draft is None else loaded(pair.draft, pair.draft_revision, device, dtype)
+    if draft is not None:
+        draft[0].checkpoint.check()
+        draft = tuple(in_vocabulary_of(checkpoint, each, pair.vocabularies) for each in draft)
     requests = []
     for example in examples:
         source = target[0].source(example.prompt, dataset.max_source_tokens)
         requests.append(Request(source, Limits(len(source.prompt), decoding.max_new_tokens, checkpoint.end_tokens)))
     shared = draft is not None and draft[0].checkpoint.vocabulary == checkpoint.vocabulary  # as OpenVINO wants it
     others = peer_methods(checkpoint, draft[0].checkpoint if shared else None, dtype) if peers else {}
-    return prepare(name, target, draft, tuple(requests), others)
+    return bench_of(name, target, draft, tuple(requests), others)
 
 
 def loaded(path: str, revision: str | None, device: torch.device, dtype: torch.dtype) -> Models:
@@ -81,32 +81,27 @@ def loaded(path: str, revision: str | None, device: torch.device, dtype: torch.d
     return native, hf
 
 
-def busy_percent() -> float:
-    """How much of the machine other processes use while this one waits."""
-    return psutil.cpu_percent(interval=2.0)
-
-
 def table(rows: list[dict]) -> Table:
-    """The arms as a table of 80 columns, with a section for each shape."""
+    """The methods as a table of 80 columns, with a section for each shape."""
     shown = Table(box=SIMPLE_HEAD, pad_edge=False, padding=0, caption_justify="left", caption=LEGEND)
-    shown.add_column("arm", no_wrap=True)
-    for title in ("", "ms/\ntoken", "range", "to\ngen.", "to\nasst.", "band-\nwidth", "linear", "tok/\ncall", "same"):
+    shown.add_column("method", no_wrap=True)
+    for title in ("", "ms/\ntoken", "range", "to\ngen.", "to\nasst.", "band-\nwidth", "tok/\ncall", "same"):
         shown.add_column(title, justify="right", no_wrap=True)
     for index, row in enumerate(rows):
         if index == 0 or rows[index - 1]["shape"] != row["shape"]:
             shown.add_section()
             shown.add_row(escape(row["shape"]), style="bold")
+        share = row["bandwidth_share"]
         shown.add_row(
-            row["arm"],
+            row["method"],
             SHORT.get(row["precision"], row["precision"]),
-            f"{row['ms_per_token']:.2f}" if row["per"] == "emitted token" else f"{row['ms_per_token']:.3f}",
+            f"{row['ms_per_token']:.2f}",
             f"{row['ms_low']:.3g}–{row['ms_high']:.3g}",
             decimals(row["ratio_to_generate"]),
-            decimals(row.get("ratio_to_assisted")),
-            percent(row["bandwidth_share"]),
-            percent(row.get("linear_share")),
-            decimals(row.get("tokens_per_target_call")),
-            {True: "yes", False: "no", None: "–"}[row.get("same_tokens")],
+            decimals(row["ratio_to_assisted"]),
+            "–" if share is None else f"{100 * share:.0f}%",
+            decimals(row["tokens_per_target_call"]),
+            "yes" if row["same_tokens"] else "no",
         )
     return shown
 
@@ -115,73 +110,62 @@ def decimals(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
 
 
-def percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.0f}%"
-
-
-def chosen(words: list[str], overrides: list[str]) -> list[str]:
-    """The shapes to measure: those that were named, else all, else `pair` if a pair or a dataset was given.
+def chosen(words: list[str], overrides: list[str], gpu: bool) -> list[str]:
+    """The shapes to measure: those that were named, else the device's, else `pair` if a pair or a dataset was given.
 
     Raises UserError for one that there is not.
     """
-    from bild_lab.lab.measure.bench.shapes import DRAFTERS, SHAPES
+    from bild_lab.lab.measure.bench import SHAPES
 
-    every = [*SHAPES, "toy", *DRAFTERS]
+    every = [*SHAPES, "toy"]
     if unknown := sorted(set(words) - set(every)):
         raise UserError(f"the shapes are {', '.join(every)}, got {unknown[0]!r}")
     if any(word.startswith(("pair", "dataset", "template")) for word in overrides):
         if words:
             raise UserError(f"give shapes or a pair, got {words[0]!r} and {overrides[0]!r}")
         return ["pair"]
-    return [shape for shape in every if shape in words or not words]
+    usual = [*(name for name, shape in SHAPES.items() if shape.gpu == gpu), *([] if gpu else ["toy"])]
+    return [shape for shape in every if shape in (words or usual)]
 
 
 def main() -> None:
-    overrides = [word for word in sys.argv[1:] if "=" in word]
+    words, overrides = ([word for word in sys.argv[1:] if ("=" in word) == given] for given in (False, True))
     stages.enter("loading libraries")
     import torch  # late: it takes seconds to load
 
     from bild_lab.engine.models.device import resolve_device, resolve_dtype
-    from bild_lab.lab.measure.bench.arms import synthetic_benches, why_no_peer_arms
-    from bild_lab.lab.measure.bench.costs import drafter_rows, forward_costs
-    from bild_lab.lab.measure.bench.rounds import run
-    from bild_lab.lab.measure.bench.shapes import DRAFTERS
+    from bild_lab.lab.measure.bench import SHAPES, forward_costs, read_gb_per_s, run, synthetic_bench, why_without_peers
     from bild_lab.lab.measure.environment import environment
 
-    shapes = chosen([word for word in sys.argv[1:] if "=" not in word], overrides)
-    cfg = compose_config([*DEFAULTS, *(overrides if shapes == ["pair"] else [*TOY, *overrides])])
-    runtime = typed(RuntimeSpec, cfg.runtime, "runtime")
+    runtime = typed(RuntimeSpec, compose_config([*DEFAULTS, *overrides]).runtime, "runtime")
     device, dtype = resolve_device(runtime.device), resolve_dtype(runtime.dtype)
+    shapes = chosen(words, overrides, device.type == "cuda")
+    cfg = compose_config([*DEFAULTS, *(overrides if shapes == ["pair"] else [*TOY, *overrides])])
     if runtime.threads is not None:
         torch.set_num_threads(runtime.threads)
     synchronize = torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
-    if (lacking := why_no_peer_arms(device, dtype)) is not None:
+    if (lacking := why_without_peers(device, dtype)) is not None:
         console.print(f"no peers: {lacking}")
-    peers = lacking is None
-    busy = busy_percent()
-    if busy > BUSY_PERCENT:
+    if (busy := psutil.cpu_percent(interval=2.0)) > BUSY_PERCENT:
         console.print(f"[bold red]{busy:.0f} % of the machine is busy with something else[/bold red]: timings suffer")
+    bandwidth = read_gb_per_s(device, synchronize)
     rows, costs = [], []
-
-    def measure(bench: Bench) -> None:
-        stages.enter(f"timing {bench.shape}, {len(bench.methods)} arms")
-        rounds = ROUNDS_OF_A_PAIR if shapes == ["pair"] else ROUNDS.get(bench.shape, 11)
-        rows.extend(run(bench, rounds, synchronize))
-        costs.extend(forward_costs(bench, synchronize))
-        bench.close()
-
-    for bench in synthetic_benches(device, dtype, shapes, peers):
-        measure(bench)
-    for name in ("toy", "pair"):
-        if name in shapes:
-            measure(pair_bench(cfg, Path(cfg.pair.target).name if name == "pair" else name, device, dtype, peers))
-    for name in DRAFTERS:
-        if name in shapes:
-            rows.extend(drafter_rows(name, device, dtype, synchronize))
-    found = {"environment": {**environment(device), "busy_percent": busy}, "rows": rows, "forwards": costs}
+    for name in shapes:
+        shape = SHAPES.get(name)
+        if shape is not None:
+            made = synthetic_bench(name, device, dtype, lacking is None)
+        else:
+            label = Path(cfg.pair.target).name if name == "pair" else name
+            made = pair_bench(cfg, label, device, dtype, lacking is None)
+        with made as bench:
+            stages.enter(f"timing {bench.shape}, {len(bench.methods)} methods")
+            rows += run(bench, ROUNDS_OF_A_PAIR if shape is None else shape.rounds, synchronize)
+            costs += forward_costs(bench, synchronize)
+    machine = {**environment(device), "busy_percent": busy, "read_gb_per_s": bandwidth}
     path = Path("outputs", cfg.name, "bench.json")
-    write_atomically(path, json.dumps(found, indent=2).encode() + os.linesep.encode())
+    write_atomically(path, json.dumps({"environment": machine, "rows": rows, "forwards": costs}, indent=2).encode())
     output.print(table(rows))
+    output.print(f"the machine reads {bandwidth:.1f} GB/s")
     output.print(f"{path} contains these rows, and the cost of a forward by query and context length")
 
 

@@ -6,7 +6,7 @@
     python scripts/figures.py all scale=small run=true   # runs the missing small experiments first
 
 Each figure is written to outputs/figures/FIGURE.png and .pdf, its numbers and verdicts to FIGURE.md. At small scale
-the name is FIGURE_small.
+the name is FIGURE_small. What a paper draws by equations alone is FIGURE_theory.png, without any results.
 """
 
 from __future__ import annotations
@@ -86,19 +86,43 @@ def draw(wanted: Wanted) -> list[str]:
     stages.enter("loading libraries")
     from bild_lab.papers.figures import draw_figure  # imported late: pandas and matplotlib take a second
 
-    failed = []
+    failed: list[str] = []
     for name in wanted.figures:
+        curves: list[Path] = []
         try:
             if wanted.run:
                 run_missing(name, wanted.outputs)
             stages.enter(f"drawing {name}")
+            curves = draw_theory(name, wanted.outputs / "figures")
             drawn = draw_figure(name, wanted.outputs, wanted.outputs / "figures", wanted.scale)
             output.print(escape(drawn.summary))
         except UserError as error:
-            if len(wanted.figures) == 1:
+            alone = len(wanted.figures) == 1
+            if alone and not curves:
                 raise
-            failed.append(str(error).partition("\n")[0])  # without the commands
+            failed.append(str(error) if alone else str(error).partition("\n")[0])  # without the commands
     return failed
+
+
+def draw_theory(name: str, folder: Path) -> list[Path]:
+    """Draw what a figure shows by equations alone, with its values as CSV; nothing for figures that are measured."""
+    from bild_lab.papers import ppd_curves as ppd
+    from bild_lab.papers import speculative_curves as speculative
+
+    curves = {
+        "spec_fig2_4": {
+            "spec_fig2": speculative.draw_expected_tokens,
+            "spec_fig3": speculative.draw_optimal_window,
+            "spec_fig4": speculative.draw_speed_and_operations,
+        },
+        "ppd_fig2": {"ppd_fig2": ppd.draw_compute_per_time_unit},
+        "ppd_fig4": {"ppd_fig4": ppd.draw_compute_per_token},
+    }
+    files = {folder / f"{figure}_theory.png": draw for figure, draw in curves.get(name, {}).items()}
+    for file, draw in files.items():
+        draw(file)
+        output.print(escape(f"{file}: the equations' curves, with their values as CSV"))
+    return list(files)
 
 
 def main() -> None:
@@ -108,7 +132,7 @@ def main() -> None:
         console.print(f"[dim]{escape(message)}[/dim]")
     if failed:
         console.print("[dim]A figure alone lists its commands; `scale=small run=true` runs the small ones.[/dim]")
-    if failed and len(failed) == len(wanted.figures):
+    if failed and len(failed) == len(wanted.figures) > 1:
         raise UserError("no figure was drawn; the messages above say what each one needs")
 
 

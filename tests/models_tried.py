@@ -1,12 +1,16 @@
-"""How `hf` fares on small random models of many architectures, for `scripts/models_tried.py` and the tests."""
+"""How `hf` fares on small random models of many architectures: python -m tests.models_tried writes docs/models.md."""
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
+import transformers
 from transformers import PreTrainedModel
 
 from bild_lab.engine.acceptance.exact_match import ExactMatch
@@ -23,12 +27,13 @@ from bild_lab.errors import UserError
 from bild_lab.lab.config import compose_policy
 from bild_lab.lab.decoding.build import build_method
 from bild_lab.lab.decoding.decoder import Decoder
-from tests.tiny_architectures import VOCABULARY, build, relative_of, word_tokenizer
+from tests.tiny_architectures import ALL, VOCABULARY, build, relative_of, word_tokenizer
 
 PROMPTS = ([5, 9, 12, 30, 7], [8, 8, 20, 11, 25, 8, 8, 20])
 NEW_TOKENS, FEWER = 24, 12  # the text then passes windows of 8 and contexts of 24; or does not
 POLICIES = ("hf_generate", "vanilla", "speculative", "prompt_lookup")
 TREES = "trees"
+MARK = "<!-- the table is written by tests/models_tried.py -->\n"
 EXACT = "exact"
 SHORT = {
     "state holds all rows": "a state does not branch",
@@ -149,3 +154,21 @@ def page(tried: Sequence[Tried]) -> str:
     rows.append(("---",) * len(rows[0]))
     rows += [(f"`{each.name}`", *(each.outcomes[column] for column in columns)) for each in tried]
     return "\n".join("| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in rows) + "\n"
+
+
+def main() -> None:
+    """Try all of them anew. Ends with status 1 if one is neither exact nor refused."""
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["BILD_LAB_CACHE"] = cache  # check anew
+        tried = [try_architecture(name) for name in ALL]
+    file = Path(__file__).resolve().parents[1] / "docs" / "models.md"
+    head, mark, _ = file.read_text(encoding="utf-8").partition(MARK)
+    versions = f"\n{len(tried)} architectures of Transformers {transformers.__version__}:\n\n"
+    file.write_text(head + mark + versions + page(tried), encoding="utf-8")
+    raise SystemExit(", ".join(each.name for each in tried if each.faults) or 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -298,7 +298,7 @@ def test_command_lines_of_the_documents_compose(page: Path) -> None:
         application = re.search(r'config_name="(\w+)"', script.read_text())
         if script.stem == "screen":  # each list is of one of the policies
             words = [word for word in words if re.match(r"[\w./]+=", word)]
-            lists = [word for word in words if re.search(r",|range\(", word)]
+            lists = [word for word in words if re.search(r"=[^\[]*(,|range\()", word)]
             assert grid_of([word for word in words if word not in lists], lists, "screen").candidates
         elif application:
             composed(application[1], tuple(quote_free_text(word) for word in words if re.match(r"[\w./]+=", word)))

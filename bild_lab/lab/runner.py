@@ -30,7 +30,7 @@ from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.result import Environment, Result, Setting
 from bild_lab.lab.schema.timed import BASELINE, METHOD, Timed
-from bild_lab.lab.shapes.command import with_fitted_tree
+from bild_lab.lab.tree_search import with_fitted_tree
 
 LONGEST_DRAFT = 256  # tokens; texts that end so far before a model's last position are not affected by it
 DECODING = "decoding"  # the part whose examples are counted

@@ -172,15 +172,6 @@ def measured_panels(results: Sequence[Result]) -> list[Panel]:
     return panels
 
 
-def without_facts(results: Iterable[Result]) -> int:
-    """How many points of a fixed window `measured_panels` leaves out because they do not hold their acceptance rule.
-
-    Older versions did not record it.
-    """
-    older = (result for result in results if "acceptance" not in (result.facts or {}) and not result.is_baseline)
-    return sum(_drafted(result) is not None for result in older)
-
-
 def measured_rows(panel: Panel) -> list[tuple]:
     """What a panel shows of each of its points."""
     rows = []

@@ -23,13 +23,12 @@ from bild_lab.lab.config import (
     policy_names,
 )
 from bild_lab.lab.data.examples import DatasetSpec
-from bild_lab.lab.screening.screen import RecordSpec, ScreenSpec
-from bild_lab.lab.tuning.search import TuneSpec
+from bild_lab.lab.screening.screen import ScreenSpec
 from bild_lab.training.recipe import Recipe
 from docs.hooks import keys
 
 SPECS = {"pair": PairSpec, "dataset": DatasetSpec, "decoding": DecodingSpec, "runtime": RuntimeSpec}
-SPECS |= {"measure": MeasureSpec, "tune": TuneSpec, "screen": ScreenSpec, "record": RecordSpec, "train": Recipe}
+SPECS |= {"measure": MeasureSpec, "screen": ScreenSpec, "train": Recipe}
 APPLICATIONS = sorted(file.stem for file in config_dir().glob("*.yaml"))
 
 

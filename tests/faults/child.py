@@ -13,8 +13,6 @@ from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 import bild_lab.lab.measure.environment
 import bild_lab.lab.results.records
 import bild_lab.lab.runner
@@ -24,9 +22,6 @@ import bild_lab.report.pareto_figure
 import run
 import tests.tiny  # noqa: F401  (with the models' classes, which Transformers imports late)
 from bild_lab.lab.cli import run_application
-
-if sys.platform == "linux":
-    import resource
 
 
 @dataclass(frozen=True)
@@ -131,17 +126,6 @@ def fill(file: Path) -> None:
                     pass
             except OSError:
                 pass
-
-
-@dataclass(frozen=True)
-class LittleMemory:
-    """The system grants so many MB more than the process has, then refuses."""
-
-    megabytes: int
-
-    def __call__(self) -> None:
-        limit = psutil.Process().memory_info().vms + self.megabytes * 2**20
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,9 @@
-"""A folder to sweep in, processes to sweep with, and a record of what happened to them."""
+"""A folder to sweep in, and processes to sweep with."""
 
 from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,15 +84,3 @@ def ground(tmp_path: Path, checkpoints: Path, data: Path, server: Any) -> Ground
     words = [f"pair.target={checkpoints / 't5'}", f"pair.draft={checkpoints / 't5-draft'}", "dataset=multi30k"]
     words += [f"dataset.path={data}", "decoding.max_new_tokens=8", "measure.repeats=1", "measure.warmup=1"]
     return Ground(tmp_path, [*words, "runtime.threads=1", "name=tested"], server)
-
-
-@pytest.fixture
-def note() -> Callable[..., None]:
-    """Adds a line to the file that FAULT_LOG names, once nothing was lost; docs/reliability.md counts the lines."""
-
-    def add(fault: str, outcome: str, finished: int) -> None:
-        if "FAULT_LOG" in os.environ:
-            with Path(os.environ["FAULT_LOG"]).open("a") as stream:
-                stream.write(json.dumps({"fault": fault, "outcome": outcome, "finished": finished}) + "\n")
-
-    return add

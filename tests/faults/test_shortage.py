@@ -1,24 +1,20 @@
-"""A full disk, too little memory, a clock that jumps: points fail one by one, and none that was finished is lost."""
+"""A full disk, a clock that is set back: none that was finished is lost."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
-from tests.checkpoints import write_data
-from tests.faults.child import ClockSetTo, FillDisk, LittleMemory, fill
+from tests.faults.child import ClockSetTo, FillDisk, fill
 from tests.faults.conftest import Ground
-from tests.faults.trials import trials
 
+pytestmark = pytest.mark.slow
 SWEEP = ("-m", "policy=bild", "policy.fallback=0.2,0.6", "policy.rollback=1,5")
-Note = Callable[..., None]
 
 
 @pytest.fixture
@@ -33,9 +29,7 @@ def small_disk(ground: Ground) -> Iterator[Ground]:
     subprocess.run(["umount", "-l", str(mount)], check=True)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("trial", trials())
-def test_a_disk_that_fills_costs_the_points_that_no_longer_fit(small_disk: Ground, note: Note, trial: int) -> None:
+def test_a_disk_that_fills_costs_the_points_that_no_longer_fit(small_disk: Ground) -> None:
     filler: Path = small_disk.folder / "filler"
     full = small_disk.start(*SWEEP, fault=FillDisk(filler, nth=2))
     assert full.ended() == 1
@@ -47,10 +41,8 @@ def test_a_disk_that_fills_costs_the_points_that_no_longer_fit(small_disk: Groun
     again = small_disk.start(*SWEEP)
     assert again.ended() == 0, again.printed
     small_disk.require_whole(4, kept)
-    note("disk full", "status 1; resumed once there was room", 1)
 
 
-@pytest.mark.slow
 def test_a_full_disk_is_refused_before_anything_is_measured(small_disk: Ground) -> None:
     filler = small_disk.folder / "filler"
     log = small_disk.folder / "log-0"
@@ -64,37 +56,14 @@ def test_a_full_disk_is_refused_before_anything_is_measured(small_disk: Ground) 
     assert not (small_disk.folder / "outputs").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("trial", trials())
-def test_a_point_that_wants_too_much_memory_fails_alone(ground: Ground, note: Note, trial: int) -> None:
-    write_data(ground.folder / "long", rows=3)
-    with (ground.folder / "long" / "test.jsonl").open("a") as stream:  # its attention alone takes gigabytes
-        stream.write(json.dumps({"de": "w5 " * 30_000, "en": "w5"}) + "\n")
-    words = ("-m", "policy=bild", f"dataset.path={ground.folder / 'long'}", "dataset.max_source_tokens=8,null,9")
-    starved = ground.start(*words, fault=LittleMemory(1500))
-    assert starved.ended() == 1, starved.printed
-    kept = ground.finished()
-    assert len(kept) == 2
-    (failure,) = ground.sweep.failures()
-    assert "memory" in failure.error.message
-    assert sorted(pd.read_csv(ground.sweep.folder / "sweep.csv")["point"]) == sorted(kept)
-    note("out of memory", "status 1, the point recorded as failed, the others measured", 2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("trial", trials(2))
-@pytest.mark.parametrize("days", [-400, 400])
-def test_a_clock_that_jumps_changes_neither_order_nor_durations(
-    ground: Ground, note: Note, days: float, trial: int
-) -> None:
+def test_a_clock_that_is_set_back_changes_neither_order_nor_durations(ground: Ground) -> None:
     words = ("policy=bild", "policy.fallback=0.2")
     assert ground.start(*words).ended() == 0
     (before,) = ground.finished()
-    jumped = ground.start(*words, "resume=false", fault=ClockSetTo(days))
+    jumped = ground.start(*words, "resume=false", fault=ClockSetTo(-400))
     assert jumped.ended() == 0, jumped.printed
     assert ground.start(*words, "resume=false").ended() == 0  # and back again
     (newest,) = ground.sweep.results()
     assert newest.folder.name == f"{before}.3" and ground.sweep.older() == 2
     assert all(0 <= one.total_s < 86_400 for one in ground.sweep.all_results())
     assert "2 older measurements of these points are kept" in (ground.sweep.folder / "report.html").read_text()
-    note("clock set back or forward", "the newest counts; resumed", 3)

@@ -14,7 +14,6 @@ from bild_lab.engine.request import Limits
 from bild_lab.errors import UserError
 from bild_lab.lab import point as points
 from bild_lab.lab import runner
-from bild_lab.lab.cli import words_as_list
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.measure.timing import time_methods
 from bild_lab.lab.point import Point, prepare
@@ -22,7 +21,7 @@ from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.runner import PARTS, require_same_work, run_point, run_points
 from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.result import Result
-from scripts import interleave
+from scripts import sweeps as script
 
 Command = Callable[..., tuple[int, str]]
 BILD = ["policy=bild", "policy.fallback=0.1", "policy.rollback=inf"]
@@ -167,12 +166,7 @@ def test_a_fault_behind_the_timing_of_one_point_stores_none(
 
 @pytest.fixture
 def command(command: Command) -> Command:
-    def call(*words: str) -> tuple[int, str]:
-        return command(
-            interleave, *interleave.with_hashes_as_text(words_as_list(list(words), "sweeps")), config="interleave"
-        )
-
-    return call
+    return lambda *words: command(script, *script.as_overrides(["interleave", *words]), config="sweeps")
 
 
 @pytest.fixture
@@ -218,6 +212,14 @@ def test_points_are_named_by_the_beginning_of_their_hashes(measured: list[Result
     found = Sweep(Path("outputs/together")).results()
     assert {one.point for one in found} == {measured[0].point, measured[2].point}
     assert {one.setting.n_examples for one in found} == {4} and {one.setting["repeats"] for one in found} == {2}
+
+
+def test_a_hash_that_looks_like_a_number_and_one_without_brackets_are_texts() -> None:
+    given = ["interleave", "points=[12e456,00ab]", "points=778", 'points=["1","2"]', "name=a", "outputs/a"]
+    wanted = ["what=interleave", "points=['12e456','00ab']", "points=['778']", "points=['1','2']", "name=a"]
+    assert script.as_overrides(given) == [*wanted, "sweeps=['outputs/a']"]
+    cfg = compose_config(wanted[:2], "sweeps")
+    assert list(cfg.points) == ["12e456", "00ab"]
 
 
 def test_points_that_differ_only_in_what_is_traced_are_one(
@@ -271,7 +273,7 @@ def test_bad_input_is_refused_before_anything_is_written(
 def test_several_processes_are_refused(
     measured: list[Result], command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interleave, "launched", lambda: SimpleNamespace(count=2))
+    monkeypatch.setattr(script, "launched", lambda: SimpleNamespace(count=2))
     code, printed = command("name=together", "outputs/first", "outputs/second")
     assert code == 2 and "in one process" in printed
 

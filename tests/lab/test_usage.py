@@ -59,7 +59,7 @@ def test_help_has_a_usage_line_and_the_commands_own_keys(script: Path, printed) 
 
 def test_a_word_beside_help_is_not_obeyed(printed) -> None:
     assert printed(ROOT / "scripts" / "bench.py", "t5_small").startswith("usage: python scripts/bench.py [SHAPE …]")
-    assert printed(ROOT / "scripts" / "merge.py", "a", "b").startswith("usage: python scripts/merge.py name=all")
+    assert printed(ROOT / "scripts" / "sweeps.py", "merge", "b").startswith("usage: python scripts/sweeps.py WHAT")
 
 
 def test_help_loads_no_heavy_library() -> None:

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import csv
-import sys
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-import scripts.ppd_theory
-from bild_lab.lab.cli import run_application
 from bild_lab.papers import ppd_curves as ppd_figures
 from bild_lab.papers.ppd_table1 import match_rate
+from scripts.figures import draw_theory
 
 
 @pytest.fixture(scope="module")
 def figures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the script draws."""
+    """What scripts/figures.py draws by equations."""
     folder = tmp_path_factory.mktemp("figures")
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(sys, "argv", ["ppd_theory.py"])
         patch.setattr(ppd_figures, "SIMULATED_TEXTS", 4)
-        with pytest.raises(SystemExit) as ended:
-            run_application(scripts.ppd_theory.main)
-    assert ended.value.code == 0
-    return folder / "outputs" / "ppd_theory"
+        for name in ("ppd_fig2", "ppd_fig4"):
+            assert draw_theory(name, folder) == [folder / f"{name}_theory.png"]
+    return folder
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -35,14 +30,14 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def test_the_script_draws_both_figures_with_their_values_beside_them(figures: Path) -> None:
-    names = [f"figure_{number}.{kind}" for number in (2, 4) for kind in ("csv", "png")]
+    names = [f"ppd_fig{number}_theory.{kind}" for number in (2, 4) for kind in ("csv", "png")]
     assert sorted(entry.name for entry in figures.iterdir()) == names
     for name in names[1::2]:
         assert Image.open(figures / name).size == (1500, 690)
         assert (figures / name).stat().st_size < 200_000
 
 
-@pytest.mark.parametrize("name", ["figure_2", "figure_4"])
+@pytest.mark.parametrize("name", ["ppd_fig2_theory", "ppd_fig4_theory"])
 def test_every_printed_match_rate_from_half_the_layers_on_is_there(figures: Path, name: str) -> None:
     found = {(row["dataset"], row["trained"], row["exit_layer"], row["top_k"]) for row in rows(figures / f"{name}.csv")}
     assert len(found) == 3 * 2 * 4 * 3
@@ -50,8 +45,8 @@ def test_every_printed_match_rate_from_half_the_layers_on_is_there(figures: Path
 
 def test_at_half_the_layers_the_values_are_those_of_equations_2_4_and_6(figures: Path) -> None:
     for name, compute in (
-        ("figure_2", lambda p, k: (k + 2 - p) / (2 - p)),
-        ("figure_4", lambda p, k: (2 + k - p) / 2),
+        ("ppd_fig2_theory", lambda p, k: (k + 2 - p) / (2 - p)),
+        ("ppd_fig4_theory", lambda p, k: (2 + k - p) / 2),
     ):
         half = [row for row in rows(figures / f"{name}.csv") if row["exit_layer"] == "20"]
         assert len(half) == 18
@@ -62,7 +57,7 @@ def test_at_half_the_layers_the_values_are_those_of_equations_2_4_and_6(figures:
             assert float(row["compute"]) == pytest.approx(compute(p, k))
 
 
-@pytest.mark.parametrize("name", ["figure_2", "figure_4"])
+@pytest.mark.parametrize("name", ["ppd_fig2_theory", "ppd_fig4_theory"])
 def test_simulated_texts_lie_on_the_curves(figures: Path, name: str) -> None:
     for row in rows(figures / f"{name}.csv"):
         assert float(row["simulated_latency"]) == pytest.approx(float(row["latency"]), abs=0.05)

@@ -15,7 +15,7 @@ from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.screening.candidates import grid_of
 from bild_lab.lab.screening.found import screen
 from bild_lab.lab.screening.rows import NUMBERS, Row, write_rows
-from bild_lab.lab.screening.screen import RecordSpec, Screening, ScreenSpec
+from bild_lab.lab.screening.screen import Screening, ScreenSpec
 from bild_lab.papers.figures import FIGURES
 from bild_lab.papers.replayed_points import Replayed, read_replayed
 from tests.checkpoints import write_data
@@ -80,8 +80,8 @@ def test_texts_and_numbers_over_the_record_are_those_of_live_points(
     words += ["dataset=multi30k", f"dataset.path={data}", "decoding.max_new_tokens=8", "runtime.threads=1"]
     words += ["measure.repeats=1", "measure.warmup=0", "measure.traced_examples=0", "runtime.dtype=float32"]
     words += ["policy=bild_no_fallback", "policy.window=8", "dataset.prompt_template='{source}'"]
-    spec = ScreenSpec("validation", "test", 0, None, False, 0, 1, [])
-    screening = Screening(grid_of(words, ["policy.rollback=0.01,1,8"], "screen"), "validation", RecordSpec(1), "screen")
+    spec = ScreenSpec("validation", "test", 0, None, False, 0, 16, [])
+    screening = Screening(grid_of(words, ["policy.rollback=0.01,1,8"], "screen"), "validation", "screen")
     found = screen(screening, spec)
     assert (found.summary.cost_model, found.summary.replayed_live) == ({}, 0)
     points = read_replayed([screening.folder])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-import scripts.theory
 from bild_lab.engine.speculative_theory import (
     expected_tokens,
     operations_increase,
@@ -21,7 +19,6 @@ from bild_lab.engine.speculative_theory import (
     walltime_improvement,
 )
 from bild_lab.errors import UserError
-from bild_lab.lab.cli import run_application
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import Result
@@ -35,8 +32,9 @@ from bild_lab.papers.speculative_curves import (
     draw_panel,
     draw_speed_and_operations,
     measured_panels,
-    without_facts,
 )
+from scripts import figures
+from scripts import sweeps as script
 from tests.report.sample import sample_drafted, sample_prediction, sample_sweep
 
 
@@ -141,14 +139,6 @@ def test_points_that_the_theorem_does_not_speak_of_are_left_out() -> None:
     assert len(measured_panels([point(facts=judged_by("ExactMatch"))])) == 1
 
 
-def test_points_of_older_versions_are_left_out_and_counted() -> None:
-    older = [point(facts=None), point(3, facts=None)]
-    others = [point(), point(facts=judged_by("Rollback")), point(facts=None, acceptance_rate=None)]
-    assert without_facts([*older, *others]) == 2
-    (panel,) = measured_panels([*older, *others])
-    assert len(panel.points) == 1
-
-
 def test_sweeps_without_such_points_are_refused_with_a_remedy(tmp_path: Path) -> None:
     rollback = [replace(result, facts=judged_by("Rollback")) for result in sample_sweep()]
     with pytest.raises(UserError, match=r"got none in 20 finished points; run python run\.py -m policy=speculative"):
@@ -196,27 +186,18 @@ def test_labels_are_moved_apart_and_stay_below_the_top() -> None:
     assert apart([1.0, 8.0, 8.5], 2.0, 9.0) == [1.0, 7.0, 9.0]
 
 
-def test_the_script_draws_all_figures_and_lays_sweeps_among_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    sweep = Sweep(tmp_path / "outputs" / "first")
+def test_the_script_lays_a_sweeps_points_among_the_curves(command: Callable[..., tuple[int, str]]) -> None:
+    sweep = Sweep(Path("outputs/first"))
     sweep.write_point("abc", "", point(), [])
-    sweep.write_point("def", "", point(3, facts=None), [])
+    code, printed = command(script, *script.as_overrides(["theory", "outputs/first"]), config="sweeps")
+    assert code == 0, printed
+    assert Path("outputs/first/theory.png").is_file() and len(rows(Path("outputs/first/theory.csv"))) == 1
+    code, printed = command(script, *script.as_overrides(["theory", "outputs/nowhere"]), config="sweeps")
+    assert code == 2 and "outputs/nowhere has no finished points" in printed
 
-    def call(*words: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["theory.py", *words])
-        with pytest.raises(SystemExit) as ended:
-            run_application(scripts.theory.main)
-        return ended.value.code
 
-    assert call("outputs/nowhere") == 2
-    assert "outputs/nowhere has no finished points" in capfd.readouterr().err
-    assert not Path("outputs/theory").exists()
-    figures = ["figure_2", "figure_3", "figure_4"]
-    assert call() == 0
-    assert sorted(path.stem for path in Path("outputs/theory").glob("*.png")) == figures
-    assert call("outputs/first") == 0
-    assert "1 of 2 points are left out: an older version measured them" in " ".join(capfd.readouterr().out.split())
-    assert sorted(path.stem for path in Path("outputs/theory").glob("*.csv")) == [*figures, "figure_4_measured"]
-    assert len(rows(Path("outputs/theory/figure_4_measured.csv"))) == 1
+def test_the_papers_own_curves_need_no_points(command: Callable[..., tuple[int, str]]) -> None:
+    code, printed = command(figures, "spec_fig2_4", config=None)
+    assert code == 0 and "python run.py experiment=spec_fig2_4" in printed
+    names = [f"spec_fig{number}_theory.{kind}" for number in (2, 3, 4) for kind in ("csv", "png")]
+    assert sorted(path.name for path in Path("outputs/figures").glob("spec_*")) == names

@@ -6,8 +6,9 @@ On a machine with a GPU the real one takes its place.
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -21,7 +22,6 @@ from bild_lab.engine.protocols import Method, Prepares
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import Round, Trace
-from bild_lab.lab.measure.bench.gpu import told_waits
 from tests.engine.lossless.greedy import Models, drafts, emitted, table_of
 from tests.engine.lossless.test_random_models import NEVER, random_source, random_target
 from tests.policies import GREEDY_ONLY, RUNNABLE, engines, in_memory, is_peer
@@ -71,7 +71,21 @@ def machine() -> Iterator[Machine | None]:
 
 def counting(machine: Machine | None) -> AbstractContextManager[list]:
     """The waits inside, one entry each."""
-    return told_waits() if machine is None else machine.counting()
+    return warned_waits() if machine is None else machine.counting()
+
+
+@contextmanager
+def warned_waits() -> Iterator[list[str]]:
+    """The lines at which the host waits for a real GPU, as PyTorch warns of them."""
+    lines: list[str] = []
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield lines
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    lines += [f"{Path(one.filename).name}:{one.lineno}" for one in found if "synchroniz" in str(one.message)]
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ class MaskTokenDrafter(CandidateDrafter):
     candidate. Both have a group of masks after every token. straightforward (Figure 4) drafts a chain of each
     mask's likeliest token, with a single group after the last committed token. So predictions for tokens that
     have since been accepted are lost, and the remaining ones were made without seeing those tokens. A file of
-    `scripts/fit_shape.py` has a tree for each number of candidates, and says after which tokens masks run, and how
+    `scripts/fit_tree.py` has a tree for each number of candidates, and says after which tokens masks run, and how
     many; auto: `run.py` fits one.
     top_k: candidates of each mask, one number or one for each mask; straightforward always uses 1.
     adapter: its configuration; the weights are the target's.

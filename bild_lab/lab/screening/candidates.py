@@ -1,23 +1,27 @@
-"""The points to screen: several policies, each with all values of the knobs that it has."""
+"""The points to screen: several policies, each with all values of the knobs that it has, written as for a sweep."""
 
 from __future__ import annotations
 
 import copy
 import itertools
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.errors import UserError
 from bild_lab.lab.config import compose_config, compose_policy, knob_values
-from bild_lab.lab.decoding.build import policy_label
-from bild_lab.lab.screening.space import Values, read_lists
 
+Values = tuple[str, ...]  # overrides such as policy.window=3
 KNOB = "policy."
+NOT_A_POINTS = ("hydra", "screen", "machine")
+MOST_DIGITS = 14  # of a number that somebody typed
 
 
 @dataclass(frozen=True)
@@ -31,19 +35,41 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Grid:
-    """The overrides that all points share, and the points. base: of each policy, the first one's configuration."""
+class Space:
+    """A policy and the values of its knobs. words: that choose it. lists: the overrides of each knob."""
 
-    shared: tuple[str, ...]
-    candidates: tuple[Candidate, ...]
+    words: Values
+    base: DictConfig
+    lists: Mapping[str, Values]
+
+    def candidate(self, chosen: Sequence[str] = ()) -> Candidate:
+        """With these overrides of knobs."""
+        from bild_lab.lab.decoding.build import policy_label  # late: torch takes seconds to load
+
+        policy = copy.deepcopy(self.base)
+        for word in chosen:
+            OmegaConf.update(policy, word.partition("=")[0].removeprefix(KNOB), _value(word))
+        knobs = knob_values(OmegaConf.to_container(policy, resolve=False))
+        return Candidate((*self.words, *chosen), policy_label(self.base), knobs, policy)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The overrides that all points share, and the points of each policy."""
+
+    shared: Values
+    spaces: tuple[Space, ...]
+
+    @cached_property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Every combination of the values of every policy."""
+        chosen = [(space, words) for space in self.spaces for words in itertools.product(*space.lists.values())]
+        return tuple(space.candidate(words) for space, words in chosen)
 
     def config(self, candidate: Candidate, split: str, name: str) -> DictConfig:
         """A point's whole configuration, composed as `python run.py` does."""
         composed = compose_config([*self.shared, *candidate.words, f"dataset.split={split}"], name)
         return OmegaConf.masked_copy(composed, [key for key in composed if key not in NOT_A_POINTS])
-
-
-NOT_A_POINTS = ("hydra", "tune", "screen", "record", "machine")
 
 
 def grid_of(task: Sequence[str], lists: Sequence[str], config_name: str) -> Grid:
@@ -52,35 +78,28 @@ def grid_of(task: Sequence[str], lists: Sequence[str], config_name: str) -> Grid
     task: overrides with single values. Raises UserError for a list over anything but policies and their knobs, and for
     a knob that none of the policies has.
     """
-    space = read_lists(lists)
-    policies = [value.partition("=")[2] for value in space.pop("policy", ())]
-    for key in space:
+    varied = read_lists(lists)
+    policies = [value.partition("=")[2] for value in varied.pop("policy", ())]
+    for key in varied:
         if not key.startswith(KNOB):
             raise UserError(f"a screening varies policies and their knobs, got a list for {key}; give it one value")
-    values = {**{word.partition("=")[0]: (word,) for word in task if word.startswith(KNOB)}, **space}
+    values = {**{word.partition("=")[0]: (word,) for word in task if word.startswith(KNOB)}, **varied}
     shared = tuple(word for word in task if not word.startswith(KNOB) and not (policies and word.startswith("policy=")))
-    named = [(f"policy={policy}",) for policy in policies] or [()]
-    candidates: list[Candidate] = []
-    known: set[str] = set()
-    for words in named:
+    spaces = []
+    for words in [(f"policy={policy}",) for policy in policies] or [()]:
         base = compose_config([*shared, *words], config_name).policy
         own = {key: several for key, several in values.items() if key.removeprefix(KNOB).split(".")[0] in base}
-        known |= set(own)
-        name = policy_label(base)
-        candidates += [_candidate(name, base, (*words, *chosen)) for chosen in itertools.product(*own.values())]
-    if unknown := sorted(set(values) - known):
-        names = ", ".join(policies) or base.name
-        knobs = {knob: None for one in candidates for knob in one.knobs}
+        spaces.append(Space(words, base, own))
+    if unknown := sorted(set(values) - {key for space in spaces for key in space.lists}):
+        names = ", ".join(space.base.name for space in spaces)
+        knobs = dict.fromkeys(knob for space in spaces for knob in knob_values(space.base))
         raise UserError(f"{names} has no knob {unknown[0].removeprefix(KNOB)!r}; it has {', '.join(knobs) or 'none'}")
-    return Grid(shared, tuple(candidates))
+    return Grid(shared, tuple(spaces))
 
 
-def _candidate(name: str, base: DictConfig, words: Values) -> Candidate:
-    policy = copy.deepcopy(base)
-    for word in words:
-        if word.startswith(KNOB):
-            OmegaConf.update(policy, word.partition("=")[0].removeprefix(KNOB), _value(word))
-    return Candidate(words, name, knob_values(OmegaConf.to_container(policy, resolve=False)), policy)
+def vanilla() -> Candidate:
+    """The target alone."""
+    return Space(("policy=vanilla",), compose_policy("vanilla"), {}).candidate()
 
 
 @lru_cache(maxsize=1024)
@@ -88,6 +107,51 @@ def _value(word: str) -> Any:
     return OverridesParser.create().parse_override(word).value()
 
 
-def vanilla() -> Candidate:
-    """The target alone."""
-    return _candidate("vanilla", compose_policy("vanilla"), ("policy=vanilla",))
+def read_lists(words: Sequence[str]) -> dict[str, Values]:
+    """The values of each key as overrides, numbers in ascending order. If a key is given twice, the later one counts.
+
+    Raises UserError for anything except choices and ranges.
+    """
+    lists: dict[str, Values] = {}
+    for override in OverridesParser.create().parse_overrides(list(words)):
+        try:
+            (jobs,) = BasicSweeper.split_arguments([override], None)
+        except HydraException as error:
+            raise UserError(f"a list or a range of values is needed, got {override.input_line}") from error
+        values = list(dict.fromkeys(_rounded(job[0]) for job in jobs))
+        with suppress(ValueError):  # words keep their order
+            values.sort(key=lambda one: float(one.partition("=")[2]))
+        lists[override.get_key_element()] = tuple(values)
+    return lists
+
+
+def _rounded(override: str) -> str:
+    """The override of a range's step without the error of adding floats: 0.35 and not 0.35000000000000003."""
+    key, _, value = override.partition("=")
+    try:
+        return f"{key}={round(float(value), 12)}" if len(value) > MOST_DIGITS else override
+    except ValueError:
+        return override
+
+
+def as_overrides(words: Sequence[str], key: str) -> list[str]:
+    """The command line with its lists of values in `key`: Hydra allows lists only in sweeps, not in one run."""
+
+    def is_list(word: str) -> bool:
+        with suppress(HydraException):  # Hydra reports it later
+            return "=" in word and word[:1] != "-" and OverridesParser.create().parse_override(word).is_sweep_override()
+        return False
+
+    lists = [word for word in words if is_list(word)]
+    others = [word for word in words if word not in ("-m", "--multirun", *lists)]
+    quoted = ",".join("'" + word.replace("\\", "\\\\").replace("'", "\\'") + "'" for word in lists)
+    return [*others, *([f"{key}=[{quoted}]"] if lists else []), "hydra.mode=RUN"]
+
+
+def given_lists(hydra_config: DictConfig) -> tuple[Values, list[str]]:
+    """The command line's overrides with single values, and the lists of an experiment that they do not fix."""
+    groups = tuple(f"{name}." for name in NOT_A_POINTS)
+    task = tuple(word for word in hydra_config.overrides.task if not word.lstrip("+~").startswith(groups))
+    keys = {word.partition("=")[0] for word in task}
+    given = [f"{key}={value}" for key, value in (hydra_config.sweeper.get("params") or {}).items()]
+    return task, [word for word in given if word.partition("=")[0] not in keys]

@@ -25,12 +25,12 @@ Wrap = Callable[[LoadedModel], LoadedModel]
 class Judged:
     """The verdict on a replayed text that differs from the live one.
 
-    apart: the largest difference between a row that the replay was given and the model's own for the same call,
-    relative to the largest score; inf if decoding once more gave yet another text.
+    largest: of the differences between rows that the replay was given and the model's own for the same calls, relative
+    to the largest score; inf if decoding once more gave yet another text.
     """
 
     verdict: str
-    apart: float
+    largest: float
 
 
 def judge(decoder_over: Callable[[Wrap], Decoder], records: Wrap, request: Request, tokens: Sequence[int]) -> Judged:
@@ -45,18 +45,18 @@ def judge(decoder_over: Callable[[Wrap], Decoder], records: Wrap, request: Reque
     compared: dict[int, ComparedModel] = {}
     decoder = decoder_over(lambda model: compared.setdefault(id(model), ComparedModel(records(model))))
     again = decoder.method.decode(request, Trace())[request.limits.prompt_length :]
-    apart = max(model.apart for model in compared.values())
+    largest = max(model.largest for model in compared.values())
     if list(again) != list(tokens):
         return Judged(DEFECT, float("inf"))
-    rounding = all(model.apart <= most_noise(model.dtype, model.depth) for model in compared.values())
-    return Judged(TIE if rounding else DEFECT, apart)
+    rounding = all(model.largest <= most_noise(model.dtype, model.depth) for model in compared.values())
+    return Judged(TIE if rounding else DEFECT, largest)
 
 
 class ComparedModel:
-    """A recorded model whose sessions run the model itself beside. apart: the largest difference of a row so far."""
+    """A recorded model whose sessions run the model itself beside. largest: of a row so far."""
 
     def __init__(self, recorded: RecordedModel) -> None:
-        self.recorded, self.apart = recorded, 0.0
+        self.recorded, self.largest = recorded, 0.0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.recorded, name)
@@ -91,7 +91,7 @@ class ComparedSession:
         served, own = self.served.extend(rows, want), self.own.extend(rows, want)
         for one, other in ((served.logits, own.logits), (served.head_input, own.head_input)):
             if one is not None:
-                self._model.apart = max(self._model.apart, difference(precise(one), precise(other)))
+                self._model.largest = max(self._model.largest, difference(precise(one), precise(other)))
         return served
 
     def draft(self, rows: Sequence[int], chain: Any) -> None:

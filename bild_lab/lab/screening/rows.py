@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
 from bild_lab.lab.analysis.pareto import pareto_front
 
-TABLE, SUMMARY, TEXTS = "screen.csv", "screen.json", "screen_texts.json"
+TABLE, SUMMARY = "screen.csv", "screen.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +59,14 @@ class Row:
 
 def with_front(rows: Sequence[Row]) -> list[Row]:
     """The rows with `on_front`: no other is at least as fast and better, or as good and faster."""
-    known = [place for place, row in enumerate(rows) if row.predicted_speedup is not None]
-    spots = [(1 / rows[place].predicted_speedup, rows[place].quality) for place in known]
-    front = {known[at] for at in pareto_front(spots)}
+    front = on_front([(row.predicted_speedup, row.quality) for row in rows])
     return [replace(row, on_front=place in front) for place, row in enumerate(rows)]
+
+
+def on_front(points: Sequence[tuple[float | None, float]]) -> set[int]:
+    """The places of the front's points, given as speedup and quality. Those without a speedup are on none."""
+    known = [place for place, (speedup, _) in enumerate(points) if speedup is not None]
+    return {known[at] for at in pareto_front([(1 / points[place][0], points[place][1]) for place in known])}
 
 
 def write_rows(folder: Path, rows: Sequence[Row]) -> None:
@@ -76,10 +81,12 @@ def write_rows(folder: Path, rows: Sequence[Row]) -> None:
             before = list(csv.DictReader(stream))
     for values in [*before, *(row.to_columns() for row in rows)]:
         merged[identity(values)] = {name: value for name, value in values.items() if value not in ("", None)}
-    predicted = [row for row in merged.values() if "predicted_speedup" in row]
-    for group in {(row["split"], plain(row["n_examples"])) for row in predicted}:
-        own = [row for row in predicted if (row["split"], plain(row["n_examples"])) == group]
-        front = set(pareto_front([(1 / float(row["predicted_speedup"]), float(row["quality"])) for row in own]))
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for row in merged.values():
+        groups[row["split"], plain(row["n_examples"])].append(row)
+    for own in groups.values():
+        speeds = [float(row["predicted_speedup"]) if "predicted_speedup" in row else None for row in own]
+        front = on_front([(speed, float(row["quality"])) for speed, row in zip(speeds, own, strict=True)])
         for place, row in enumerate(own):
             row["on_front"] = place in front
     fixed = list(Row.__dataclass_fields__)[2:]
@@ -117,9 +124,8 @@ class Summary:
     cost_model_worst: of speedups of points that it was not fitted to, relative. replayed_live: texts that were decoded
     live too, for the cost model; replayed_differently: how many of them differ, replayed_ties: how many by rounding
     alone (`replay_check`), replayed_defects: the others, and replayed_apart: the largest difference of a row in them,
-    relative to the largest score; None without such texts, and in older files. setting: what the texts were decoded
-    with. prediction_error_*: relative errors of the speedups that were predicted of confirmed points for the texts they
-    were measured on, median and largest.
+    relative to the largest score. setting: what the texts were decoded with. prediction_error_*: relative errors of the
+    speedups that were predicted of confirmed points for the texts they were measured on, median and largest.
     """
 
     points: int
@@ -135,9 +141,9 @@ class Summary:
     cost_model_worst: float | None
     replayed_live: int
     replayed_differently: int
-    replayed_ties: int | None = None
-    replayed_defects: int | None = None
-    replayed_apart: float | None = None
+    replayed_ties: int
+    replayed_defects: int
+    replayed_apart: float | None
     setting: Mapping[str, Any]
     confirmed: Sequence[Mapping[str, Any]] = ()
 
@@ -160,27 +166,3 @@ def require_same_setting(folder: Path, setting: Mapping[str, Any]) -> None:
             f"{folder / TABLE} was screened with {key} {before[key]}, this command has {setting[key]}; "
             "choose another name=NAME"
         )
-
-
-def write_texts(folder: Path, content: Mapping[str, Any]) -> None:
-    """Write `screen_texts.json`, with the texts of earlier commands that are of the same examples."""
-    if (folder / TEXTS).is_file():
-        content = _joined(content, json.loads((folder / TEXTS).read_text()))
-    write_atomically(folder / TEXTS, json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode())
-
-
-def _joined(new: Mapping[str, Any], before: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Both contents; of points that are in both, the new one's."""
-    if before["sources"] != new["sources"]:
-        return new
-    sizes = [len(texts) for texts in new["texts"]]
-    moved = {
-        name: [place + size for place, size in zip(places, sizes, strict=True)]
-        for name, places in before["points"].items()
-    }
-    return {
-        "sources": new["sources"],
-        "texts": [[*ours, *theirs] for ours, theirs in zip(new["texts"], before["texts"], strict=True)],
-        "points": {**moved, **new["points"]},
-        "pieces": {**before["pieces"], **new["pieces"]},
-    }

@@ -1,42 +1,55 @@
-"""Screen a plane of points over a record, predict their speed, and measure the best ones live."""
+"""A screening: points decoded over a record, a few of them timed, and the quality and predicted speed of all."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from math import isfinite
+from math import inf
 from pathlib import Path
 from statistics import median
 
 import numpy as np
+import torch
 from omegaconf import DictConfig
 
-from bild_lab.engine.batch_room import QUIET_BATCH
+from bild_lab.engine.batch import Batch
+from bild_lab.engine.batch_room import QUIET_BATCH, quiet_batch
+from bild_lab.engine.batched import apart
+from bild_lab.engine.protocols import External
+from bild_lab.engine.record.model import text_name
+from bild_lab.engine.request import Request
+from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError, require_whole
+from bild_lab.lab.analysis.cost import Machine
 from bild_lab.lab.cli import progress
 from bild_lab.lab.config import PairSpec, RuntimeSpec, typed
 from bild_lab.lab.data.rows import canonical_split
+from bild_lab.lab.decoding.decoder import Decoder
+from bild_lab.lab.decoding.history import with_history
 from bild_lab.lab.measure.cost_model import CostModel, TimedText
+from bild_lab.lab.measure.scores import require_no_nan
 from bild_lab.lab.measure.timing import time_methods
 from bild_lab.lab.metrics import AGREEMENT, score_pool
 from bild_lab.lab.point import Point, decoder_of, prepare, sweep_folder
 from bild_lab.lab.schema.timed import METHOD
 from bild_lab.lab.screening.candidates import Candidate, Grid, vanilla
-from bild_lab.lab.screening.replay import FOLDER, Records, Replay, Screened, versions
+from bild_lab.lab.screening.replay import FOLDER, Records, Screened, Text, decoded, versions
 from bild_lab.lab.screening.replay_check import Judged, judge
 from bild_lab.lab.screening.rows import Row, with_front
 
 VANILLA = "vanilla"
 MOST_TIMED = 10  # points of a policy that are decoded live for the cost model
 REPEATS = 3  # of each of these texts; the median counts, as for any point
-GIB = 2**30
+MEMORY_BYTES = 2 * 2**30  # of each model's rows that stay in memory once they are on disk
 
 
-def finite(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+def _require_least(key: str, value: object) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < inf:
+        raise UserError(f"{key} must be a number >= 0, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -46,7 +59,9 @@ class ScreenSpec:
     select, confirm: splits. confirmations: how many points of the front are measured live. max_loss: the quality that a
     confirmed point may have lost on `select`, in the metric's points; None: any. each_policy: confirm so many points of
     every policy's own front. timed_s: seconds of live decoding for the cost model; 0: nothing is timed, and no speed is
-    predicted. sample_texts: examples whose texts the report can show. space: lists of values.
+    predicted. batch: examples that are recorded at once, where the models decode batches. space: lists of values.
+    trials: search so many points of the lists; None: every combination. subsets: knobs that are searched as sets of the
+    target's layers.
     """
 
     select: str
@@ -55,21 +70,26 @@ class ScreenSpec:
     max_loss: float | None
     each_policy: bool
     timed_s: float
-    sample_texts: int
+    batch: int
     space: list[str]
+    trials: int | None = None
+    subsets: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         require_whole("screen.confirmations", self.confirmations, 0)
-        require_whole("screen.sample_texts", self.sample_texts, 0)
-        if not finite(self.timed_s) or self.timed_s < 0:
-            raise UserError(f"screen.timed_s must be seconds >= 0, got {self.timed_s!r}")
+        require_whole("screen.batch", self.batch, 1)
+        if self.trials is not None:
+            require_whole("screen.trials", self.trials, 1)
+        _require_least("screen.timed_s", self.timed_s)
+        if self.max_loss is not None:
+            _require_least("screen.max_loss", self.max_loss)
+        if self.subsets and self.trials is None:
+            raise UserError("screen.subsets are searched, not multiplied out; give screen.trials")
         if not self.timed_s and self.confirmations:
             raise UserError(
                 "points are confirmed by their predicted speed, and screen.timed_s=0 predicts none; "
                 "set screen.confirmations=0, or give seconds"
             )
-        if self.max_loss is not None and not (finite(self.max_loss) and self.max_loss >= 0):
-            raise UserError(f"screen.max_loss must be points of quality >= 0 or null, got {self.max_loss!r}")
         if canonical_split(str(self.select)) == canonical_split(str(self.confirm)):
             raise UserError(
                 f"screen.select and screen.confirm must be two splits, got {self.select!r} twice: points would be "
@@ -77,33 +97,21 @@ class ScreenSpec:
             )
 
 
-@dataclass(frozen=True)
-class RecordSpec:
-    """memory_gb: rows that wait in memory before they go to disk, from where a memory map reads them.
-
-    batch: examples that are recorded at once, where the models decode batches.
-    """
-
-    memory_gb: float
-    batch: int = QUIET_BATCH
-
-    def __post_init__(self) -> None:
-        require_whole("record.batch", self.batch, 1)
-        if not finite(self.memory_gb) or self.memory_gb < 0:
-            raise UserError(f"record.memory_gb must be gibibytes >= 0, got {self.memory_gb!r}")
-
-
 @dataclass
 class Screening:
-    """A plane of points over the record of one split.
+    """Points decoded over a record of their models.
 
-    config_name: of the command, such as screen. split: the split that points are chosen on.
+    split: that points are chosen on. config_name: of the command. machine: whose seconds the features hold too. batch:
+    examples that are recorded at once, where the models decode batches and so many fit.
+    Raises UserError for sampled decoding, another baseline than the target, and policies that open no sessions.
     """
 
     grid: Grid
     split: str
-    record: RecordSpec
     config_name: str
+    machine: Machine | None = None
+    batch: int = QUIET_BATCH
+    seconds: Counter[str] = field(default_factory=Counter)
 
     @cached_property
     def cfg(self) -> DictConfig:
@@ -114,11 +122,17 @@ class Screening:
 
     @cached_property
     def point(self) -> Point:
+        """Any of the points: all share models and examples."""
         point = prepare(self.cfg)
         if point.measure.baseline != VANILLA:
             raise UserError(
                 f"a screening predicts speedups over the target alone, got measure.baseline={point.measure.baseline}; "
                 "set measure.baseline=vanilla"
+            )
+        if not point.sampling.greedy:
+            raise UserError(
+                f"a record replays greedy decoding, got decoding.temperature={point.decoding.temperature}; "
+                "set decoding=greedy, or measure sampled points with run.py"
             )
         return point
 
@@ -127,9 +141,21 @@ class Screening:
         return sweep_folder(self.cfg)
 
     @cached_property
-    def replay(self) -> Replay:
-        records = Records(self.folder / FOLDER, self.record.memory_gb * GIB, versions())
-        return Replay(self.point, records, self.folder / "history", self.record.batch)
+    def records(self) -> Records:
+        return Records(self.folder / FOLDER, MEMORY_BYTES, versions())
+
+    @cached_property
+    def requests(self) -> list[Request]:
+        """Of the examples, with the history of conversations. Loads the weights."""
+        point, decoder = self.point, self.point.decoders[METHOD]
+        torch.set_num_threads(point.setting["threads"])
+        for each in point.decoders.values():
+            each.load_weights()
+        limit, longest = point.decoding.max_new_tokens, point.max_source_tokens
+        examples = with_history(point.examples, point.vanilla, point.setting, limit, self.folder / "history")
+        requests = [decoder.request(one.prompt, limit, point.sampling, point.seed, longest) for one in examples]
+        require_no_nan(decoder.running, requests[0])
+        return requests
 
     def require_other_examples(self, split: str) -> None:
         """Raise UserError if this split has the examples that points are chosen on."""
@@ -139,16 +165,68 @@ class Screening:
                 f"{self.split} and {split} are the same examples; give dataset.path a folder with a file for each split"
             )
 
-    def sources(self, count: int) -> list[str]:
-        """The first examples' sources."""
-        return [one.source for one in self.point.examples[:count]]
+    def recorded_forwards(self) -> dict[str, int]:
+        """How many forwards the record of these examples took: of the target, and of what drafts.
 
-    def decode(self, candidates: Sequence[Candidate]) -> list[Screened]:
-        """The target alone, then these points, decoded over the record."""
-        examples = len(self.point.examples)
+        Forwards of a part of the target's layers draft.
+        """
+        target = self.point.decoders[METHOD].target
+        calls = {"target": 0, "draft": 0}
+        for model in self.records.models.values():
+            forwards = model.forwards([one.source for one in self.requests])
+            calls["target" if model.model is target else "draft"] += forwards.get("whole", 0)
+            calls["draft"] += forwards.get("part", 0)
+        return calls
+
+    def decoder(self, policy: DictConfig, wrap: Callable[[LoadedModel], LoadedModel]) -> Decoder:
+        """A policy's decoder over wrapped models, such as recorded ones."""
+        pair, runtime = typed(PairSpec, self.cfg.pair, "pair"), typed(RuntimeSpec, self.cfg.runtime, "runtime")
+        decoder = decoder_of(policy, pair, self.point.decoding, runtime, wrap)
+        if isinstance(decoder.method, External) or decoder.method.feeds is None:
+            raise UserError(
+                f"policy {policy.name} runs a loop of its own, which asks no record; "
+                "leave it out here and measure it with run.py under the same name"
+            )
+        return decoder
+
+    def decode(self, candidates: Sequence[Candidate], alone: bool = True) -> list[Screened]:
+        """The target alone, unless it is left out, then these points, decoded over the record.
+
+        Several examples decode at once where the models can. Rows are saved after each example.
+        """
+        candidates, clock = [*([vanilla()] if alone else []), *candidates], time.perf_counter()
+        decoders = [self.decoder(one.policy, self.records) for one in candidates]
+        requests = self.requests
+        for decoder in {type(one.method): one for one in decoders}.values():
+            decoder.load_weights()
+        self.seconds["load"] += time.perf_counter() - clock
+        clock = time.perf_counter()
+        texts: list[list[Text]] = [[] for _ in requests]
+        copies: dict[int, list[Decoder]] = {}
+        alike: dict[str, list[int]] = {}  # examples of one prompt share its record, so they run one after the other
+        for index, request in enumerate(requests):
+            alike.setdefault(text_name(request.source), []).append(index)
         with progress() as bar:
-            task = bar.add_task(f"recording and replaying {len(candidates)} points", total=examples)
-            return self.replay.run([vanilla(), *candidates], self.cfg, lambda: bar.advance(task))
+            task = bar.add_task(f"recording and replaying {len(candidates)} points", total=len(requests))
+
+            def loop_over(indices: Sequence[int]) -> Callable[[int], None]:
+                def loop(slot: int) -> None:
+                    if slot not in copies:
+                        copies[slot] = [replace(one, method=apart(one.method)) for one in decoders]
+                    for index in indices:
+                        texts[index] = [
+                            decoded(one.name, decoder, requests[index], self.machine)
+                            for one, decoder in zip(candidates, copies[slot], strict=True)
+                        ]
+                        self.records.save()
+                        bar.advance(task)
+
+                return loop
+
+            size = min(quiet_batch(one.method, one.models, requests, self.batch) for one in decoders)
+            Batch(size).run([loop_over(indices) for indices in alike.values()])
+        self.seconds["replay"] += time.perf_counter() - clock
+        return [Screened(one, list(own)) for one, own in zip(candidates, zip(*texts, strict=True), strict=True)]
 
     def timed(self, screened: Sequence[Screened], timed_s: float) -> tuple[list[TimedText], int, list[Judged]]:
         """Texts of a few points decoded live, with vanilla's first, for so many seconds.
@@ -156,16 +234,14 @@ class Screening:
         Also how many texts were decoded both ways, and a verdict on each replayed text that differs from the live one.
         """
         chosen = [screened[0], *spread(screened[1:])]
-        pair, runtime = typed(PairSpec, self.cfg.pair, "pair"), typed(RuntimeSpec, self.cfg.runtime, "runtime")
-        over = [partial(decoder_of, one.candidate.policy, pair, self.point.decoding, runtime) for one in chosen]
-        decoders = [decoder() for decoder in over]
+        over = [partial(self.decoder, one.candidate.policy) for one in chosen]
+        decoders = [decoder(lambda model: model) for decoder in over]
         methods = {str(place): decoder.method for place, decoder in enumerate(decoders)}
-        requests, point = self.replay.requests, self.point
         for method in methods.values():
-            method.decode(requests[0], Trace())  # warms up
+            method.decode(self.requests[0], Trace())  # warms up
         started, texts, both, differing = time.perf_counter(), [], 0, []
-        for index, request in enumerate(requests):
-            found = time_methods(methods, [request], REPEATS, point.seed, decoders[0].synchronize)
+        for index, request in enumerate(self.requests):
+            found = time_methods(methods, [request], REPEATS, self.point.seed, decoders[0].synchronize)
             for place, one in enumerate(chosen):
                 (live,) = found[str(place)]
                 replayed = one.texts[index]
@@ -173,10 +249,10 @@ class Screening:
                 if tuple(live.token_ids) == replayed.token_ids:
                     texts.append(TimedText(str(place), replayed.features, median(live.latency_s)))
                 else:
-                    differing.append(judge(over[place], self.replay.records, request, replayed.token_ids))
+                    differing.append(judge(over[place], self.records, request, replayed.token_ids))
             if time.perf_counter() - started > timed_s:
                 break
-        self.replay.records.save()
+        self.records.save()
         return texts, both, differing
 
     def rows(self, screened: Sequence[Screened], model: CostModel | None) -> list[Row]:
@@ -212,25 +288,15 @@ class Screening:
 
     def _pool(self, screened: Sequence[Screened]) -> tuple[list[str], list[tuple[str, ...]], list[list[int]]]:
         """Every distinct text of every example, its references, and which of them each point has."""
-        decoder, examples = self.point.decoders[METHOD], self.point.examples
-        place: dict[tuple[int, tuple[int, ...]], int] = {}
-        pool: list[str] = []
-        references: list[tuple[str, ...]] = []
-        scoring = self.point.scoring
-        own = [decoder.text(list(text.token_ids)) for text in screened[0].texts]
-        picks = []
-        for one in screened:
-            chosen = []
-            for index, text in enumerate(one.texts):
-                key = (index, text.token_ids)
-                if key not in place:
-                    place[key] = len(pool)
-                    pool.append(scoring.scored_text(scoring.lead, decoder.text(list(text.token_ids))))
-                    agreement = scoring.lead == AGREEMENT
-                    references.append((own[index],) if agreement else examples[index].references)
-                chosen.append(place[key])
-            picks.append(chosen)
-        return pool, references, picks
+        decoder, scoring = self.point.decoders[METHOD], self.point.scoring
+        texts = [[(index, text.token_ids) for index, text in enumerate(one.texts)] for one in screened]
+        place = {key: at for at, key in enumerate(dict.fromkeys(key for keys in texts for key in keys))}
+        if scoring.lead == AGREEMENT:
+            references = [(decoder.text(list(text.token_ids)),) for text in screened[0].texts]
+        else:
+            references = [one.references for one in self.point.examples]
+        pool = [scoring.scored_text(scoring.lead, decoder.text(list(tokens))) for _, tokens in place]
+        return pool, [references[index] for index, _ in place], [[place[key] for key in keys] for keys in texts]
 
 
 COUNTS = ("target_calls", "draft_calls", "tokens", "drafted", "accepted", "fallbacks", "rollbacks")

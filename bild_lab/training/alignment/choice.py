@@ -16,11 +16,10 @@ from bild_lab.lab.measure.cost_model import fit
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.screening.candidates import Candidate
 from bild_lab.lab.screening.rows import Row
-from bild_lab.lab.screening.screen import RecordSpec, Screening
+from bild_lab.lab.screening.screen import Screening
 
 LOSSES = (0.0, 1.0)  # points of quality below the target's that are allowed
 TIMED_S = 30.0  # of live decoding, from which the cost model learns
-MEMORY_GB = 2.0
 FILE = "chosen.json"
 
 
@@ -52,7 +51,7 @@ def screening_of(configs: Sequence[DictConfig], select: str, limit: int | None) 
         for config in configs
     ]
     grid = Configured(tuple(configs), tuple(candidates), select, limit)
-    return Screening(grid, select, RecordSpec(MEMORY_GB), "align")
+    return Screening(grid, select, "align")
 
 
 def choose(

@@ -20,7 +20,7 @@ from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.numbers import Work
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.timed import Timed
-from scripts import predict
+from scripts import sweeps as script
 from tests.report.sample import sample_baseline, sample_result
 
 LARGE = LlamaConfig(  # Llama 2 7B
@@ -150,7 +150,7 @@ def test_a_finished_sweep_is_priced_without_running_anything(command: Callable[.
     for number, one in enumerate(results):
         stored(folder, one, number)
     assert len(Sweep(folder).results()) == 3
-    code, out = command(predict, str(folder), "machine=h100_sxm,a100_sxm")
+    code, out = command(script, *script.as_overrides(["predict", str(folder)]), config="sweeps")
     assert code == 0, out
     with (folder / "predicted.csv").open() as stream:
         rows = {row["policy"]: row for row in csv.DictReader(stream)}
@@ -161,5 +161,5 @@ def test_a_finished_sweep_is_priced_without_running_anything(command: Callable[.
         assert found == pytest.approx(machine.speedup(work, "bfloat16"))
         assert rows["hf_assisted"][f"predicted_speedup {machine.name}"] == ""
     assert "1 points recorded no forwards" in out and "predicted from declared figures, not measured" in out
-    for words in ([str(folder)], ["machine=h100_sxm"], ["outputs/nothing", "machine=h100_sxm"]):
-        assert command(predict, *words)[0] == 2
+    for words in ([], [str(folder), "machines=[none]"], ["outputs/nothing"]):
+        assert command(script, *script.as_overrides(["predict", *words]), config="sweeps")[0] == 2

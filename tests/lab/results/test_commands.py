@@ -19,11 +19,11 @@ def test_commands_are_kept_in_order_and_a_repeated_one_once(tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "outputs" / "first"
     given(monkeypatch, folder, "run.py", "-m", "policy.fallback=0.3,0.5")
-    given(monkeypatch, folder, str(tmp_path / "scripts" / "merge.py"), "name=first", "outputs/a b")
+    given(monkeypatch, folder, str(tmp_path / "scripts" / "sweeps.py"), "merge", "name=first", "outputs/a b")
     given(monkeypatch, folder, "run.py", "-m", "policy.fallback=0.3,0.5")
     assert [one.line for one in read_commands(folder)] == [
         "python run.py -m policy.fallback=0.3,0.5",
-        "python scripts/merge.py name=first 'outputs/a b'",
+        "python scripts/sweeps.py merge name=first 'outputs/a b'",
     ]
 
 

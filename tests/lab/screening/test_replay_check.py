@@ -11,13 +11,11 @@ import torch
 
 from bild_lab.engine.record.model import text_name
 from bild_lab.engine.record.text import LOGITS, Node
-from bild_lab.lab.config import PairSpec, RuntimeSpec, typed
 from bild_lab.lab.measure.certificate import DEFECT, TIE, most_noise
-from bild_lab.lab.point import decoder_of
 from bild_lab.lab.screening.candidates import Candidate, grid_of
 from bild_lab.lab.screening.replay import decoded
 from bild_lab.lab.screening.replay_check import Judged, judge
-from bild_lab.lab.screening.screen import RecordSpec, Screening
+from bild_lab.lab.screening.screen import Screening
 from tests.checkpoints import write_data
 
 POLICIES = ["policy=speculative,bild"]
@@ -29,27 +27,21 @@ class Replayed:
     def __init__(self, checkpoints: Path, folder: Path, knobs: Sequence[str] = ()) -> None:
         data = write_data(folder / "data", rows=3)
         (data / "test.jsonl").replace(data / "validation.jsonl")
-        words = [f"pair.target={checkpoints / 'llama'}", f"pair.draft={checkpoints / 'llama-draft'}", "name=plane"]
+        words = [f"pair.target={checkpoints / 'llama'}", f"pair.draft={checkpoints / 'llama-draft'}", "name=grid"]
         words += ["dataset=multi30k", f"dataset.path={data}", "decoding.max_new_tokens=12", "runtime.threads=1"]
         words += ["runtime.dtype=bfloat16", "runtime.engine=native", "dataset.prompt_template='{source}'", *knobs]
-        self.screening = Screening(grid_of(words, POLICIES, "screen"), "validation", RecordSpec(1), "screen")
+        self.screening = Screening(grid_of(words, POLICIES, "screen"), "validation", "screen")
         self.screened = self.screening.decode(self.screening.grid.candidates)
-        self.replay = self.screening.replay
-        self.target = next(
-            one
-            for one in self.replay.records.models.values()
-            if one.model is self.screening.point.decoders["method"].target
-        )
+        live = self.screening.point.decoders["method"].target
+        self.target = next(one for one in self.screening.records.models.values() if one.model is live)
 
     def over(self, candidate: Candidate) -> partial:
         """Gives the policy's decoder over wrapped models."""
-        cfg = self.screening.cfg
-        pair, runtime = typed(PairSpec, cfg.pair, "pair"), typed(RuntimeSpec, cfg.runtime, "runtime")
-        return partial(decoder_of, candidate.policy, pair, self.screening.point.decoding, runtime)
+        return partial(self.screening.decoder, candidate.policy)
 
     def nodes(self, place: int, index: int = 0) -> list[Node]:
         """The target's nodes along a policy's text, from the first token that it feeds."""
-        text = self.target._texts[text_name(self.replay.requests[index].source)]
+        text = self.target._texts[text_name(self.screening.requests[index].source)]
         (node,) = text.root.children.values()
         found = [node]
         for token in self.screened[place].texts[index].token_ids[:-1]:
@@ -58,10 +50,10 @@ class Replayed:
 
     def judged(self, place: int, index: int = 0) -> tuple[bool, Judged]:
         """Whether the text changed, and the verdict on it."""
-        one, request = self.screened[place], self.replay.requests[index]
+        one, request = self.screened[place], self.screening.requests[index]
         over = self.over(one.candidate)
-        text = decoded(one.candidate.name, over(self.replay.records), request).token_ids
-        return text != one.texts[index].token_ids, judge(over, self.replay.records, request, text)
+        text = decoded(one.candidate.name, over(self.screening.records), request).token_ids
+        return text != one.texts[index].token_ids, judge(over, self.screening.records, request, text)
 
 
 def plant(node: Node, row: torch.Tensor) -> None:
@@ -78,7 +70,7 @@ def test_a_wrong_row_is_a_defect(replayed: Replayed) -> None:
     """For a lossless policy and a lossy one."""
     for place in (1, 2):
         changed, found = replayed.judged(place)
-        assert not changed and found.apart <= most_noise(torch.bfloat16, replayed.target.depth)
+        assert not changed and found.largest <= most_noise(torch.bfloat16, replayed.target.depth)
         first = replayed.nodes(place)[0]
         right = first.rows[LOGITS]
         plant(first, -right)
@@ -106,13 +98,13 @@ def test_a_threshold_within_the_rounding_is_a_tie_though_the_target_scores_its_s
     assert 0 < float(scores[0, drafted] - further[0, drafted]) < 0.02 * float(scores.abs().max())
     plant(replayed.nodes(2, index)[0], further)
     changed, found = replayed.judged(2, index)
-    assert changed and found.verdict == TIE and 0 < found.apart <= most_noise(torch.bfloat16, replayed.target.depth)
+    assert changed and found.verdict == TIE and 0 < found.largest <= most_noise(torch.bfloat16, replayed.target.depth)
 
 
 @pytest.mark.slow
 def test_a_text_that_decoding_again_does_not_give_is_a_defect(replayed: Replayed) -> None:
-    one, request = replayed.screened[2], replayed.replay.requests[0]
+    one, request = replayed.screened[2], replayed.screening.requests[0]
     *text, last = one.texts[0].token_ids
     text.append(last + 1)
-    found = judge(replayed.over(one.candidate), replayed.replay.records, request, text)
-    assert (found.verdict, found.apart) == (DEFECT, float("inf"))
+    found = judge(replayed.over(one.candidate), replayed.screening.records, request, text)
+    assert (found.verdict, found.largest) == (DEFECT, float("inf"))

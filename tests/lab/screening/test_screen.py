@@ -1,7 +1,8 @@
-"""A plane of knobs screened over a record and confirmed live: grids, the command as a whole, and what it refuses."""
+"""A grid of knobs screened over a record and confirmed live: grids, the command as a whole, and what it refuses."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -17,12 +18,12 @@ import pytest
 
 from bild_lab.engine.record import store
 from bild_lab.errors import UserError
+from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.screening.candidates import grid_of
-from bild_lab.lab.screening.found import compared, confirmation, to_confirm
+from bild_lab.lab.screening.found import confirmation, to_confirm
 from bild_lab.lab.screening.replay import SECONDS
 from bild_lab.lab.screening.rows import NUMBERS, Row, require_same_setting, with_front, write_rows
-from bild_lab.lab.screening.screen import RecordSpec, Screening, ScreenSpec
-from bild_lab.lab.screening.space import as_overrides
+from bild_lab.lab.screening.screen import Screening, ScreenSpec
 from scripts import screen as script
 from tests.checkpoints import write_data
 from tests.loopback_hub import REPOSITORY
@@ -60,61 +61,39 @@ def test_lists_that_no_policy_takes_are_refused(lists: list[str], wanted: str) -
         grid_of([], lists, "config")
 
 
-@pytest.fixture
-def words(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Of a screening of tiny checkpoints on three sentences."""
-    data = write_data(tmp_path_factory.mktemp("splits"), rows=6)
-    rows = (data / "test.jsonl").read_text().splitlines(keepends=True)
-    (data / "validation.jsonl").write_text("".join(rows[:3]))
-    (data / "test.jsonl").write_text("".join(rows[3:]))
-    models = [f"pair.target={checkpoints / 'llama'}", f"pair.draft={checkpoints / 'llama-draft'}"]
-    prompt = "dataset.prompt_template='{source}'"
-    dataset = ["dataset=multi30k", f"dataset.path={data}", prompt, "decoding.max_new_tokens=8", "name=plane"]
-    clock = ["measure.repeats=1", "measure.warmup=0", "measure.traced_examples=0", "runtime.threads=1"]
-    return [*models, *dataset, *clock, "screen.timed_s=0.2", "screen.sample_texts=2"]
-
-
-@pytest.fixture
-def screen(command: Command, words: list[str]) -> Command:
-    """Runs scripts/screen.py on tiny checkpoints in an empty folder; returns its exit code and what it printed."""
-    return lambda *others: command(script, *as_overrides([*words, *others], "screen.space"), config="screen")
-
-
 @pytest.mark.slow
-def test_a_plane_is_screened_confirmed_and_continued(screen: Command) -> None:
-    plane = ["policy.fallback=0.2,0.5,0.9", "policy.rollback=0.5,3"]
-    code, printed = screen(*plane, "screen.confirmations=1")
+def test_a_grid_is_screened_confirmed_and_continued(screen: Command) -> None:
+    lists = ["policy.fallback=0.2,0.5,0.9", "policy.rollback=0.5,3"]
+    code, printed = screen(*lists, "screen.confirmations=1")
     assert code == 0, printed
     assert "chosen on validation, measured on test: bild" in printed
-    frame, told = pd.read_csv("outputs/plane/screen.csv"), json.loads(Path("outputs/plane/screen.json").read_text())
-    assert len(frame) == told["points"] == 6 and set(frame.split) == {"validation"}
-    assert frame.confirmed.notna().sum() == len(told["confirmed"]) == 1
-    assert frame.on_front.any() and frame.target_calls.sum() == told["live_target_calls"]
+    frame, summary = pd.read_csv("outputs/grid/screen.csv"), json.loads(Path("outputs/grid/screen.json").read_text())
+    assert len(frame) == summary["points"] == 6 and set(frame.split) == {"validation"}
+    assert frame.confirmed.notna().sum() == len(summary["confirmed"]) == 1
+    assert frame.on_front.any() and frame.target_calls.sum() == summary["live_target_calls"]
     assert (
-        told["vanilla_target_calls"] <= told["recorded_target_calls"] < told["live_target_calls"]
-        and told["replayed_differently"] == told["replayed_ties"] == told["replayed_defects"] == 0
+        summary["vanilla_target_calls"] <= summary["recorded_target_calls"] < summary["live_target_calls"]
+        and summary["replayed_differently"] == summary["replayed_ties"] == summary["replayed_defects"] == 0
     )
-    assert told["prediction_error_median"] == told["prediction_error_largest"] > 0
-    (one,) = told["confirmed"]
+    assert summary["prediction_error_median"] == summary["prediction_error_largest"] > 0
+    (one,) = summary["confirmed"]
     assert one["selected_speedup"] == frame.predicted_speedup[frame.confirmed.notna()].item()
     assert one["predicted_speedup"] != one["selected_speedup"]  # other texts
-    assert told["prediction_error_median"] == abs(one["predicted_speedup"] / one["speedup"] - 1)
-    (point,) = pd.read_csv("outputs/plane/sweep.csv").point
+    assert summary["prediction_error_median"] == abs(one["predicted_speedup"] / one["speedup"] - 1)
+    (point,) = pd.read_csv("outputs/grid/sweep.csv").point
     assert point == frame.confirmed.dropna().item()
-    texts = json.loads(Path("outputs/plane/screen_texts.json").read_text())
-    assert len(texts["points"]) == 6 and all(len(one["token_ids"]) == len(one["target"]) for one in texts["texts"][0])
 
     code, printed = screen("policy=typical_acceptance,speculative", "policy.epsilon=0.1,0.5", "screen.confirmations=0")
     assert code == 0, printed
-    both = pd.read_csv("outputs/plane/screen.csv")
+    both = pd.read_csv("outputs/grid/screen.csv")
     assert both.policy.value_counts().to_dict() == {"bild": 6, "typical_acceptance": 2, "speculative": 1}
-    again = json.loads(Path("outputs/plane/screen.json").read_text())
-    assert again["recorded_target_calls"] >= told["recorded_target_calls"]
+    again = json.loads(Path("outputs/grid/screen.json").read_text())
+    assert again["recorded_target_calls"] >= summary["recorded_target_calls"]
 
-    code, printed = screen(*plane, "screen.confirmations=0")
-    last = json.loads(Path("outputs/plane/screen.json").read_text())
+    code, printed = screen(*lists, "screen.confirmations=0")
+    last = json.loads(Path("outputs/grid/screen.json").read_text())
     assert last["recorded_target_calls"] == again["recorded_target_calls"]
-    assert len(pd.read_csv("outputs/plane/screen.csv")) == 9
+    assert len(pd.read_csv("outputs/grid/screen.csv")) == 9
 
 
 _KILLED = """
@@ -136,12 +115,12 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 def test_a_record_killed_while_it_is_written_keeps_every_finished_text(
     screen: Command, words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plane = ["policy=bild", "policy.fallback=0.2,0.9", "policy.rollback=0.5,3", "screen.confirmations=0"]
-    program = ["-c", _KILLED.replace("sys.argv[1]", repr(script.__file__)), *words, *plane]
+    lists = ["policy=bild", "policy.fallback=0.2,0.9", "policy.rollback=0.5,3", "screen.confirmations=0"]
+    program = ["-c", _KILLED.replace("sys.argv[1]", repr(script.__file__)), *words, *lists]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run([sys.executable, *program], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    cut = {file: file.read_bytes() for file in Path("outputs/plane/record").glob("*/index.jsonl")}
+    cut = {file: file.read_bytes() for file in Path("outputs/grid/record").glob("*/index.jsonl")}
     whole = {file: content[: content.rfind(b"\n") + 1] for file, content in cut.items()}
     assert sum(content.count(b"\n") for content in whole.values()) == 3 and whole != cut
 
@@ -151,14 +130,14 @@ def test_a_record_killed_while_it_is_written_keeps_every_finished_text(
 
     write_at = store.write_at
     monkeypatch.setattr(store, "write_at", behind_what_was_whole)
-    code, printed = screen(*plane)
+    code, printed = screen(*lists)
     assert code == 0, printed
     assert all(file.read_bytes().startswith(content) for file, content in whole.items())
-    code, printed = screen(*plane, "name=fresh")
+    code, printed = screen(*lists, "name=fresh")
     assert code == 0, printed
-    counted = [json.loads(Path(f"outputs/{name}/screen.json").read_text()) for name in ("plane", "fresh")]
+    counted = [json.loads(Path(f"outputs/{name}/screen.json").read_text()) for name in ("grid", "fresh")]
     assert counted[0]["recorded_target_calls"] == counted[1]["recorded_target_calls"]
-    frames = [pd.read_csv(f"outputs/{name}/screen.csv") for name in ("plane", "fresh")]
+    frames = [pd.read_csv(f"outputs/{name}/screen.csv") for name in ("grid", "fresh")]
     timed = ["predicted_speedup", "on_front"]
     assert frames[0].drop(columns=timed).equals(frames[1].drop(columns=timed))
 
@@ -180,6 +159,37 @@ def test_bad_input_is_refused_in_one_line(screen: Command, others: list[str], wa
     assert code == 2 and wanted in printed and "Traceback" not in printed
 
 
+@pytest.mark.slow
+def test_two_splits_of_the_same_examples_are_refused(screen: Command) -> None:
+    copied = write_data(Path("copied"))
+    (copied / "validation.jsonl").write_text((copied / "test.jsonl").read_text())
+    code, printed = screen(f"dataset.path={copied.absolute()}")
+    assert code == 2 and "validation and test are the same examples" in printed
+
+
+@pytest.mark.slow
+def test_a_second_screening_under_a_name_is_refused_while_the_first_runs(screen: Command) -> None:
+    with Sweep(Path("outputs/grid")).search_lock():
+        code, printed = screen("screen.confirmations=0")
+    assert code == 2 and "another process searches in outputs/grid" in printed
+    with Sweep(Path("outputs/grid")).search_lock():
+        pass  # what was held is given back
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
+def test_a_folder_that_knows_no_locks_is_used_without(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, "no locks here")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    entered = []
+    with Sweep(tmp_path / "grid").search_lock(), Sweep(tmp_path / "grid").report_lock():
+        entered.append(True)
+    assert entered == [True]
+
+
 SPEC = {
     "select": "validation",
     "confirm": "test",
@@ -187,7 +197,7 @@ SPEC = {
     "max_loss": None,
     "each_policy": False,
     "timed_s": 40,
-    "sample_texts": 5,
+    "batch": 16,
     "space": [],
 }
 
@@ -201,18 +211,14 @@ SPEC = {
         {"timed_s": 0},  # and points to confirm
         {"timed_s": True},
         {"max_loss": -1},
-        {"sample_texts": 1.5},
+        {"batch": 1.5},
+        {"trials": 0},
+        {"subsets": ["skipped_attention"]},  # without trials
     ],
 )
 def test_a_screening_that_cannot_be_is_refused(changed: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=rf"screen\.({'|'.join(changed)}|select)"):
         ScreenSpec(**{**SPEC, **changed})
-
-
-@pytest.mark.parametrize("size", [-1, "much", True, float("inf")])
-def test_a_record_needs_a_size(size: Any) -> None:
-    with pytest.raises(UserError, match=r"record\.memory_gb"):
-        RecordSpec(size)
 
 
 def row(speedup: float, quality: float, **knobs: Any) -> Row:
@@ -251,9 +257,8 @@ def test_a_table_of_other_data_models_or_precision_is_not_added_to(key: str, tmp
 def test_a_confirmed_point_says_how_far_the_machine_drifted_from_the_cost_model() -> None:
     result = sample_drafted("bild", {"fallback": 0.3}, 1.5, 0.0, (0.8, 0.5))
     predicted_s = result.baseline_latency_s.total / 0.8  # the target alone took a fifth less
-    found = compared(row(2.0, 40.0), result, predicted_s, predicted_s / 2)
-    assert found.predicted_speedup == 2
-    assert confirmation(found)["baseline_drift"] == pytest.approx(-0.2)
+    found = confirmation(row(2.0, 40.0), result, predicted_s, predicted_s / 2)
+    assert (found["predicted_speedup"], found["baseline_drift"]) == (2, pytest.approx(-0.2))
 
 
 def test_points_to_confirm_are_ends_and_the_fastest_at_no_loss() -> None:
@@ -263,6 +268,8 @@ def test_points_to_confirm_are_ends_and_the_fastest_at_no_loss() -> None:
     assert to_confirm(rows, replace(spec, confirmations=3)) == [0, 6, 11]
     assert to_confirm(rows, replace(spec, confirmations=20)) == list(range(12))
     assert to_confirm(rows, replace(spec, confirmations=0)) == []
+    assert to_confirm(rows, replace(spec, confirmations=1)) == [6]
+    assert to_confirm(rows, replace(spec, confirmations=1, max_loss=1)) == [3]  # the fastest within the loss
 
 
 def test_no_point_is_confirmed_that_lost_more_than_is_allowed() -> None:
@@ -275,29 +282,29 @@ def test_no_point_is_confirmed_that_lost_more_than_is_allowed() -> None:
 
 
 def test_each_policy_can_have_its_own_front_confirmed() -> None:
-    ahead = [row(3, 40), row(2, 41)]
-    behind = [replace(one, policy="typical_acceptance") for one in (row(1.5, 39), row(1.4, 38), row(1.2, 40))]
-    rows = with_front([*ahead, *behind])
+    faster = [row(3, 40), row(2, 41)]
+    slower = [replace(one, policy="typical_acceptance") for one in (row(1.5, 39), row(1.4, 38), row(1.2, 40))]
+    rows = with_front([*faster, *slower])
     assert to_confirm(rows, ScreenSpec(**SPEC)) == [0, 1]
     assert to_confirm(rows, ScreenSpec(**{**SPEC, "each_policy": True})) == [0, 1, 2, 4]
 
 
 @pytest.mark.slow
-def test_a_plane_is_predicted_for_a_declared_machine_without_a_clock(
+def test_a_grid_is_predicted_for_a_declared_machine_without_a_clock(
     screen: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Screening, "timed", lambda *_: pytest.fail("nothing is timed"))
     lists = ["policy=bild", "policy.fallback=0.3,0.9", "screen.confirmations=0"]
     code, out = screen("machine=h100_sxm", *lists)
     assert code == 0, out
-    found = json.loads(Path("outputs/plane/screen.json").read_text())
+    found = json.loads(Path("outputs/grid/screen.json").read_text())
     assert found["cost_model"] == {SECONDS: 1.0}
-    rows = pd.read_csv("outputs/plane/screen.csv")
+    rows = pd.read_csv("outputs/grid/screen.csv")
     by_machine = rows.predicted_speedup.tolist()
     assert len(set(by_machine)) == 2
     # with a cost of every forward and nothing else, seconds are the number of forwards
     screen("machine=h100_sxm", "machine.forward_s=1e6", *lists)
-    rows = pd.read_csv("outputs/plane/screen.csv")
+    rows = pd.read_csv("outputs/grid/screen.csv")
     for row in rows.itertuples():
         forwards = row.target_calls + row.draft_calls
         assert row.predicted_speedup == pytest.approx(found["vanilla_target_calls"] / forwards, rel=1e-3)

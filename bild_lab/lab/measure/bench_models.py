@@ -1,4 +1,4 @@
-"""The shapes of the benchmark: models of typical dimensions with random weights."""
+"""The models of the benchmark: typical dimensions with random weights."""
 
 from __future__ import annotations
 
@@ -54,23 +54,24 @@ def llama(layers: int, dim: int = 768, hidden: int = 2048, heads: int = 12, voca
 class Shape:
     """A target of published dimensions, its drafter, and how many tokens a run decodes.
 
-    drafter: the name of another shape. Weights are random: speed does not depend on their values.
+    Weights are random: speed does not depend on their values. rounds: how often a text is decoded. gpu: whether the
+    shape is one for a GPU.
     """
 
-    config: Callable[[], PreTrainedConfig]
-    drafter: str | None
+    target: Callable[[], PreTrainedConfig]
+    drafter: Callable[[], PreTrainedConfig] | None
     new_tokens: int
+    rounds: int = 11
+    gpu: bool = False
 
 
 SHAPES = {
     "t5_small": Shape(lambda: t5(512, 6, 8, 2048), None, 48),
-    "t5_large": Shape(lambda: t5(1024, 24, 16, 4096), "t5_small", 18),
+    "t5_large": Shape(lambda: t5(1024, 24, 16, 4096), lambda: t5(512, 6, 8, 2048), 18, rounds=5),
     "llama_2": Shape(lambda: llama(2), None, 48),
-    "llama_12": Shape(lambda: llama(12), "llama_2", 24),
-}
-DRAFTERS = {  # of which drafting itself is timed: the smallest models that are trained for 6,000 pieces
-    "t5_tiny_drafter": lambda: t5(128, 1, 2, 256, feed_forward_proj="gated-gelu", vocab_size=6000),
-    "llama_2_drafter": lambda: llama(2, 192, 512, 3, 6000),
+    "llama_12": Shape(lambda: llama(12), lambda: llama(2), 24, rounds=9),
+    "llama_1b": Shape(lambda: llama(16, 2048, 8192, 32), lambda: llama(2, 512, 1536, 8), 64, rounds=5, gpu=True),
+    "t5_3b": Shape(lambda: t5(1024, 24, 32, 16384, d_kv=128), lambda: t5(512, 6, 8, 2048), 64, rounds=5, gpu=True),
 }
 
 

@@ -1,0 +1,242 @@
+"""The benchmark: our loop against Transformers' own and other engines, on one model and text after text in turn."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from bild_lab.engine.acceptance import ExactMatch, SpeculativeSampling
+from bild_lab.engine.decode import DraftThenVerify
+from bild_lab.engine.drafters import ModelDrafter, NoDraft
+from bild_lab.engine.hf_generation import HuggingFaceAssisted, HuggingFaceGenerate
+from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.models.native import NativeModel, why_no_kernels
+from bild_lab.engine.peers import CTranslate2, OpenVINO, OpenVINOSpeculative
+from bild_lab.engine.peers.environment import why_no_peers
+from bild_lab.engine.peers.methods import Peer
+from bild_lab.engine.protocols import Method
+from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.session import LAST, Session
+from bild_lab.errors import UserError
+from bild_lab.lab.measure.bench_models import SHAPES, SyntheticCheckpoint, save
+from bild_lab.lab.measure.timing import time_methods, warm_up
+
+log = logging.getLogger(__name__)
+
+WINDOW = 5
+BUFFER_BYTES = 2**29  # larger than caches
+QUERY_LENGTHS = (1, 2, 4, 8, 16, 32, 64)
+CONTEXTS = (64, 256, 1024, 2048)
+ASSISTED = ("hf_assisted_workaround", "hf_assisted")  # the better one first
+Models = tuple[NativeModel, HuggingFaceModel]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The methods of one shape, ready to run, and the texts that each decodes."""
+
+    shape: str
+    native: NativeModel
+    requests: tuple[Request, ...]
+    methods: dict[str, Method]
+    kernels: NativeModel | None = None  # None where they cannot run
+
+    def precision(self, name: str) -> str:
+        """In what the method computes."""
+        method = self.methods[name]
+        dtype = method.dtype if isinstance(method, Peer) else self.native.dtype
+        return str(dtype).removeprefix("torch.")
+
+
+@contextmanager
+def bench_of(
+    shape: str,
+    models: Models,
+    drafts: Models | None,
+    requests: tuple[Request, ...],
+    peers: dict[str, Peer] | None = None,
+) -> Iterator[Bench]:
+    """The methods of a shape; those with a drafter only if it has one. The processes of peers end with the block."""
+    native, hf = models
+    compiled = native.as_compiled()
+    kernels = native.by_kernels() if why_no_kernels(native.device, native.dtype) is None else None
+    methods: dict[str, Method] = {
+        "hf_generate": HuggingFaceGenerate(hf),
+        "hf_loop": DraftThenVerify(hf, NoDraft(hf), ExactMatch()),
+    }
+    ours = {"native": native, "native_compiled": compiled, **({"kernels": kernels} if kernels is not None else {})}
+    for name, model in ours.items():
+        methods[name] = DraftThenVerify(model, NoDraft(model), ExactMatch())
+    if drafts is not None:
+        native_draft, hf_draft = drafts
+        try:
+            methods["hf_assisted"] = HuggingFaceAssisted(hf, hf_draft, window=WINDOW)
+            if hf.checkpoint.encoder_decoder:
+                methods["hf_assisted_workaround"] = HuggingFaceAssisted(hf, hf_draft, decoder_mask=True, window=WINDOW)
+        except UserError as error:  # another vocabulary
+            log.warning("hf_assisted is left out: %s", error)
+        drafters = {"native": lambda: native_draft, "kernels": native_draft.by_kernels}
+        if native.device.type == "cuda":  # a window is one CUDA graph
+            drafters["native_compiled"] = native_draft.as_compiled
+        for name in drafters.keys() & ours.keys():
+            drafter = ModelDrafter(drafters[name](), WINDOW)
+            methods[f"{name}_speculative"] = DraftThenVerify(ours[name], drafter, SpeculativeSampling())
+    peers = peers or {}
+    try:
+        for name, peer in peers.items():
+            try:
+                peer.prepare(requests[0])
+            except UserError as error:
+                log.warning("%s is left out: %s", name, error)
+                continue
+            peer.pause()
+            methods[name] = peer
+        yield Bench(shape, native, requests, methods, kernels)
+    finally:
+        for peer in peers.values():
+            peer.close()
+
+
+def why_without_peers(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why other engines do not take part here, or None if they can."""
+    if device.type != "cpu" or dtype not in OpenVINO.precisions:
+        return "CTranslate2 and OpenVINO take part on a CPU only, in float32 and bfloat16"
+    return why_no_peers()
+
+
+def peer_methods(
+    target: Checkpoint, draft: Checkpoint | None, dtype: torch.dtype, cache: Path | None = None
+) -> dict[str, Peer]:
+    """The other engines for files on disk, each in the nearest precision that it has.
+
+    cache: where they keep converted checkpoints; None: with those of all other commands.
+    """
+    device = torch.device("cpu")
+    model, exact = HuggingFaceModel(target, device, dtype), HuggingFaceModel(target, device, torch.float32)
+    methods: dict[str, Peer] = {"ctranslate2": CTranslate2(exact, cache), "openvino": OpenVINO(model, cache)}
+    if draft is not None and not target.encoder_decoder:
+        small = HuggingFaceModel(draft, device, dtype)
+        methods["openvino_speculative"] = OpenVINOSpeculative(model, small, WINDOW, cache)
+    return methods
+
+
+@contextmanager
+def synthetic_bench(name: str, device: torch.device, dtype: torch.dtype, peers: bool = False) -> Iterator[Bench]:
+    """A shape with random weights. peers: with other engines, which read files; these are removed with the block."""
+    shape = SHAPES[name]
+    target = synthetic_models(name, shape.target(), device, dtype)
+    drafts = None if shape.drafter is None else synthetic_models(f"{name}_drafter", shape.drafter(), device, dtype)
+    request = synthetic_request(target[1].checkpoint, shape.new_tokens, device)
+    with TemporaryDirectory() as folder:
+        others = {}
+        if peers:
+            saved = save(target[1].module, Path(folder, "target"))
+            small = None if drafts is None else save(drafts[1].module, Path(folder, "draft"))
+            others = peer_methods(saved, small, dtype, Path(folder))
+        with bench_of(name, target, drafts, (request,), others) as bench:
+            yield bench
+
+
+def synthetic_models(name: str, config: Any, device: torch.device, dtype: torch.dtype) -> Models:
+    hf = HuggingFaceModel(SyntheticCheckpoint(name, shape=config), device, dtype)
+    return NativeModel(hf), hf
+
+
+def synthetic_request(checkpoint: Checkpoint, new_tokens: int, device: torch.device) -> Request:
+    """A text of 24 made-up tokens, and where its continuation ends."""
+    ids = torch.randint(3, 1000, (1, 24), generator=torch.Generator().manual_seed(0))
+    source = Source((0,), ids) if checkpoint.encoder_decoder else Source(tuple(ids[0].tolist()))
+    return Request(source.to(device), Limits(len(source.prompt), new_tokens))
+
+
+def run(bench: Bench, rounds: int, synchronize: Callable[[], None]) -> list[dict[str, Any]]:
+    """One row per method: median milliseconds per token with range, ratios to Transformers' loops, and what it did.
+
+    The tokens of all requests count together. A ratio is the median of the rounds' ratios; ratio_to_assisted is that to
+    what users of Transformers would run with the same pair and window. bandwidth_share: of the time in which the
+    machine reads the weights, which no decoder beats without drafting; None without the CPU kernels, which read them.
+    same_tokens: whether all texts are those of `generate`, as they must be in float32.
+    """
+    read_ms = None
+    if bench.kernels is not None:
+        read_ms = 1000 * median_s(bench.kernels.packed.read_weights, synchronize)
+    warm_up(bench.methods, bench.requests, len(bench.requests), 0)  # also compiles
+    found = time_methods(bench.methods, bench.requests, rounds, 0, synchronize)
+    per_token: dict[str, list[float]] = {}
+    for name, texts in found.items():
+        emitted = sum(len(one.token_ids) for one in texts)
+        per_token[name] = [1000 * sum(each) / emitted for each in zip(*(one.latency_s for one in texts), strict=True)]
+    assisted = next((per_token[name] for name in ASSISTED if name in per_token), None)
+    rows = []
+    for name, times in per_token.items():
+        calls = sum(one.trace.target_calls for one in found[name])
+        texts = [[one.token_ids for one in found[each]] for each in (name, "hf_generate")]
+        rows.append(
+            {
+                "shape": bench.shape,
+                "method": name,
+                "precision": bench.precision(name),
+                "ms_per_token": statistics.median(times),
+                "ms_low": min(times),
+                "ms_high": max(times),
+                "ratio_to_generate": ratio(per_token["hf_generate"], times),
+                "ratio_to_assisted": None if assisted is None else ratio(assisted, times),
+                # above 1 for some speculative methods: they read the weights less than once a token
+                "bandwidth_share": None if read_ms is None else read_ms / statistics.median(times),
+                "tokens_per_target_call": sum(map(len, texts[0])) / calls if calls else None,
+                "same_tokens": texts[0] == texts[1],
+            }
+        )
+    return rows
+
+
+def ratio(others: Sequence[float], own: Sequence[float]) -> float:
+    """The median of the rounds' ratios."""
+    return statistics.median(other / one for other, one in zip(others, own, strict=True))
+
+
+def median_s(work: Callable[[], Any], synchronize: Callable[[], None], runs: int = 7) -> float:
+    """The median seconds of so many runs, without the first two."""
+    times = []
+    for _ in range(runs):
+        synchronize()
+        started = time.perf_counter()
+        work()
+        synchronize()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times[2:])
+
+
+def read_gb_per_s(device: torch.device, synchronize: Callable[[], None]) -> float:
+    """The bandwidth at which this device reads its memory with as many threads as PyTorch has."""
+    buffer = torch.ones(BUFFER_BYTES // 4, device=device)
+    return BUFFER_BYTES / median_s(buffer.sum, synchronize) / 1e9
+
+
+@torch.inference_mode()
+def forward_costs(bench: Bench, synchronize: Callable[[], None]) -> list[dict[str, Any]]:
+    """Median milliseconds of our fastest forward by query length, and of a one-row forward by context length."""
+    model, rows = bench.kernels or bench.native, []
+    lengths = [("query", length, 64, length) for length in QUERY_LENGTHS]
+    lengths += [("context", length, length, 1) for length in CONTEXTS]
+    for kind, length, context, query in lengths:
+        session = model.start(bench.requests[0].source, context + query)
+        while session.length < context:
+            session.extend([5] * min(256, context - session.length), LAST)
+
+        def forward(session: Session = session, context: int = session.length, query: int = query) -> None:
+            session.rollback(context)
+            session.extend([5] * query)
+
+        rows.append({"shape": bench.shape, "by": kind, "length": length, "ms": 1000 * median_s(forward, synchronize)})
+    return rows

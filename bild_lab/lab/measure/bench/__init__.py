@@ -1,1 +1,0 @@
-"""The benchmark: our loop against Transformers' own and other engines, interleaved in one run."""

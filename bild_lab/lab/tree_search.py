@@ -1,0 +1,323 @@
+"""The tree of candidates with the most expected tokens per second on this machine (Sequoia, Chen et al., 2024, §3).
+
+A candidate's chance of being accepted depends on its depth and rank alone, given that its parent is accepted. A tree's
+expected tokens are then the sum over its nodes of the chance that the accepted path reaches them, which never grows
+along a path. So the n nodes with the largest chances are the best tree of n nodes: what Sequoia's dynamic program
+finds. Of all sizes and depths the fastest counts, by the measured seconds of a round.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from omegaconf import OmegaConf
+
+from bild_lab.engine.decode import DraftThenVerify
+from bild_lab.engine.draft import ROOT
+from bild_lab.engine.drafters.candidates import CandidateDrafter
+from bild_lab.engine.drafters.tree_file import to_content, trees_in
+from bild_lab.engine.drafters.trees import Node, ProbedTree, efficient_tree
+from bild_lab.engine.request import Request
+from bild_lab.engine.trace import Round, Trace
+from bild_lab.errors import UserError
+from bild_lab.files import cache_folder, write_atomically
+from bild_lab.lab.cli import console, escape
+from bild_lab.lab.config import resolved, typed
+from bild_lab.lab.data.examples import DatasetSpec, Example, load_examples
+from bild_lab.lab.data.rows import canonical_split
+from bild_lab.lab.decoding.build import named_files
+from bild_lab.lab.decoding.decoder import Decoder
+from bild_lab.lab.hashing import content_hash, data_hash, file_hash
+from bild_lab.lab.measure.timing import no_garbage_collection
+from bild_lab.lab.point import Point
+from bild_lab.lab.schema.timed import METHOD
+
+AUTO_EXAMPLES = 200  # read to fit a tree on, until there are enough rounds
+TIMED_TEXTS = 4
+SIZES = (2, 4, 8, 16, 17, 32, 33, 48, 49, 64)  # timed rows: both sides of where a processor's tiles may make steps
+
+Acceptance = Float[np.ndarray, "depth rank"]
+Costs = Sequence[Mapping[int, float]]  # of each depth of a tree, 0 for the target alone, seconds of a round by its rows
+
+
+def best_nodes(acceptance: Acceptance, most: int) -> Iterator[tuple[Node, float]]:
+    """Nodes with their chances of being accepted: the first n are the best tree of n nodes, for every n up to `most`.
+
+    acceptance: the chance of the candidate of each depth and rank, given that its parent is accepted.
+    """
+    waiting = [(-chance, 0, rank, ROOT) for rank, chance in enumerate(acceptance[0])] if len(acceptance) else []
+    heapq.heapify(waiting)
+    for place in range(most):
+        if not waiting:
+            return
+        negative, depth, rank, parent = heapq.heappop(waiting)
+        yield Node(depth, rank, parent), float(-negative)
+        for below, chance in enumerate(acceptance[depth + 1] if depth + 1 < len(acceptance) else ()):
+            heapq.heappush(waiting, (negative * chance, depth + 1, below, place))
+
+
+def best_tree(acceptance: Acceptance, nodes: int, masks: int) -> ProbedTree:
+    """The best tree of so many nodes, or of as many as there can be. masks: below the root and below each node."""
+    found = tuple(node for node, _ in best_nodes(acceptance, nodes))
+    return ProbedTree(found, (masks,) * (1 + len(found)))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is expected of the rounds of the best tree of this depth and size. masks: below every row."""
+
+    depth: int
+    nodes: int
+    masks: int
+    tokens: float
+    seconds: float
+
+    @property
+    def rows(self) -> int:
+        return (1 + self.nodes) * (1 + self.masks)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+    def to_content(self) -> dict[str, float]:
+        return {"rows": self.rows, "tokens": self.tokens, "ms": 1000 * self.seconds}
+
+
+def choices(acceptance: Acceptance, costs: Costs, most_rows: int, masked: bool) -> list[Choice]:
+    """The target alone, and the best tree of every depth and size of at most so many rows.
+
+    costs: between measured numbers of rows they are a line. masked: candidates come from masks in the round before
+    (BiTA): as many below every row as the tree is deep, so that the next round has as many candidates wherever the
+    accepted path ends.
+    """
+    found = [Choice(0, 0, 0, 1.0, costs[0][1])]
+    for depth in range(1, len(acceptance) + 1):
+        masks, tokens = depth if masked else 0, 1.0
+        measured = sorted(costs[depth].items())
+        for nodes, (_, chance) in enumerate(best_nodes(acceptance[:depth], most_rows // (1 + masks) - 1), 1):
+            tokens += chance
+            seconds = np.interp((1 + nodes) * (1 + masks), *zip(*measured, strict=True))
+            found.append(Choice(depth, nodes, masks, tokens, float(seconds)))
+    return found
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text that a `collecting` drafter drafted. start: tokens of the prompt. ended: it has its end token."""
+
+    tokens: Sequence[int]
+    start: int
+    rounds: Sequence[Round]
+    ended: bool
+
+
+def fit_tree(
+    decoder: Decoder,
+    requests: Sequence[Request],
+    facts: dict[str, Any],
+    rounds: int = 3000,
+    widest: int = 10,
+    rows: int = 64,
+) -> dict[str, Any]:
+    """The content of a tree's file: the tree with the most tokens per second, and what is expected of every size.
+
+    facts: also for the file, such as the machine and the texts. rounds: to learn acceptance from. widest: candidates of
+    each depth. rows: of a forward. Raises UserError for a method without a tree of candidates.
+    """
+    require_tree(decoder)
+    method, drafter = decoder.method, decoder.method.drafter
+    widest, deepest = min(widest, decoder.target.checkpoint.config.vocab_size), drafter.most_depth
+    collector = replace(method, drafter=collecting(drafter, widest))
+    texts: list[Text] = []
+    seen = 0
+    for request in requests:
+        trace = Trace()
+        tokens = collector.decode(request, trace)
+        ended = tokens[-1] in request.limits.end_tokens
+        texts.append(Text(tokens, request.limits.prompt_length, trace.rounds, ended))
+        seen += len(trace.rounds)
+        if seen >= rounds:
+            break
+    acceptance = acceptance_of(texts, deepest, widest)
+    timed = requests[: min(len(texts), TIMED_TEXTS)]
+    costs = measured_costs(method, timed, acceptance, rows, decoder.synchronize)
+    found = sorted(choices(acceptance, costs, rows, bool(drafter.most_probes)), key=lambda one: one.tokens_per_s)
+    best, by_rows = found[-1], {one.rows: one for one in found}
+    trees = [best_tree(acceptance[:depth], best.nodes, best.masks) for depth in range(best.depth + 1)]
+    return {
+        "trees": to_content(trees),
+        "acceptance": np.round(acceptance, 5).tolist(),
+        "chosen": best.to_content(),
+        "budgets": [by_rows[rows].to_content() for rows in sorted(by_rows)],
+        "costs": {"plain_ms": 1000 * costs[0][1], "round_s": costs},  # by depth, then by rows
+        **facts,
+        "texts": {**facts.get("texts", {}), "examples": len(texts), "rounds": seen},
+    }
+
+
+def summary(content: Mapping[str, Any]) -> str:
+    """One line about what was chosen."""
+    rows, tokens, ms = (content["chosen"][key] for key in ("rows", "tokens", "ms"))
+    return (
+        f"{tokens:.2f} tokens in a round of {rows} rows and {ms:.2f} ms: {1000 * tokens / ms:.0f} tokens/s, "
+        f"{tokens * content['costs']['plain_ms'] / ms:.2f} times the target alone"
+    )
+
+
+def require_tree(decoder: Decoder) -> None:
+    """Raise UserError for a method without a tree of candidates."""
+    drafter = getattr(decoder.method, "drafter", decoder.method)
+    if not isinstance(drafter, CandidateDrafter):
+        raise UserError(
+            f"only trees of candidates (medusa, bita) can be fitted, got {type(drafter).__name__}; "
+            "choose one of these policies, and screen the windows of draft models: scripts/screen.py"
+        )
+
+
+def collecting(drafter: CandidateDrafter, widest: int) -> CandidateDrafter:
+    """The drafter with trees that show all its candidates: those of each depth below the most likely one above."""
+    most, trees = drafter.most_depth, []
+    for depth in range(most + 1):
+        nodes = tuple(efficient_tree([widest] * depth))
+        masks = [drafter.most_probes if node.rank == 0 else 0 for node in nodes]  # the others' children are not drafted
+        trees.append(ProbedTree(nodes, (drafter.most_probes, *masks)))
+    return drafter.drafting(trees, widest)
+
+
+def acceptance_of(texts: Sequence[Text], depth: int, widest: int) -> Acceptance:
+    """The share of rounds in which the text's token has each rank, of those in which all tokens before it had one.
+
+    After an end token every candidate is a miss; where the length limit cut a text, nothing is known. A depth that was
+    never reached counts as never accepted.
+    """
+    found, seen = np.zeros((depth, widest)), np.zeros(depth)
+    for text in texts:
+        length = text.start
+        for one in text.rounds:
+            for level in range(len(one.drafted) // widest):
+                rest, candidates = text.tokens[length + level :], one.drafted[level * widest : (level + 1) * widest]
+                if not rest and not text.ended:
+                    break
+                seen[level] += 1
+                if not rest or rest[0] not in candidates:
+                    break
+                found[level, candidates.index(rest[0])] += 1
+            length += one.accepted + (one.next_token is not None)
+    return found / np.maximum(seen, 1)[:, None]
+
+
+def measured_costs(
+    method: DraftThenVerify,
+    requests: Sequence[Request],
+    acceptance: Acceptance,
+    most_rows: int,
+    synchronize: Callable[[], None],
+) -> Costs:
+    """Time whole rounds of the best trees of each depth and of several sizes, in turn, text by text.
+
+    A round's first token may wait for the prompt, so a text's first round does not count. Of the others the lower
+    quartile does: other work on the machine only makes a round longer. Raises UserError for texts that are too short.
+    """
+    trees = []
+    for depth in range(len(acceptance) + 1):
+        masks = min(method.drafter.most_probes, depth)
+        sizes = {max(1, rows // (1 + masks) - 1) for rows in SIZES if rows <= most_rows} if depth else {0}
+        trees += [(depth, best_tree(acceptance[:depth], nodes, masks)) for nodes in sorted(sizes)]
+    times: dict[tuple[int, ProbedTree], list[float]] = {key: [] for key in trees}
+    for request in requests:
+        for depth, tree in trees:
+            before = [ProbedTree((), tree.probes[:1])] * depth  # for fewer candidates, as in a text's first round
+            drafter, trace, stamps = method.drafter.drafting([*before, tree]), Trace(), []
+            with no_garbage_collection():
+                for _ in replace(method, drafter=drafter).stream(request, trace):
+                    synchronize()
+                    stamps.append(time.perf_counter())
+            lasted = zip(np.diff(stamps), trace.rounds[1:], strict=True)
+            times[depth, tree] += [float(seconds) for seconds, one in lasted if len(one.drafted) == len(tree.nodes)]
+    if not all(times.values()):
+        raise UserError("rounds are timed within texts, and none of these has enough; raise decoding.max_new_tokens")
+    costs: list[dict[int, float]] = [{} for _ in range(len(acceptance) + 1)]
+    for (depth, tree), several in times.items():
+        costs[depth][tree.rows] = float(np.quantile(several, 0.25))
+    return costs
+
+
+def requests_of(point: Point, examples: Sequence[Example]) -> list[Request]:
+    """The point's requests for these examples."""
+    decoder, tokens = point.decoders[METHOD], point.decoding.max_new_tokens
+    return [
+        decoder.request(each.prompt, tokens, point.sampling, point.seed, point.max_source_tokens) for each in examples
+    ]
+
+
+def facts_of_fit(point: Point, split: str) -> dict[str, Any]:
+    """What a file says of the machine, the models and the texts."""
+    setting = point.setting
+    machine = {key: setting[key] for key in ("hardware", "threads", "engine", "dtype", "device", "code")}
+    texts = {"dataset": setting["dataset"], "split": split}
+    return {"policy": point.policy, "target": setting["weights"], "machine": machine, "texts": texts}
+
+
+def with_fitted_tree(point: Point) -> Point:
+    """The point with `tree: auto` fitted, or as it is if its policy asks for none.
+
+    The first fit for a target, heads, engine, precision, machine and data is kept in the cache. It uses a split that
+    the point does not report on, if the dataset has another.
+    """
+    decoder = point.decoders[METHOD]
+    drafter = getattr(decoder.method, "drafter", None)
+    if not isinstance(drafter, CandidateDrafter) or drafter.fitted:
+        return point
+    split, examples = other_texts(point)
+    facts = facts_of_fit(point, split)
+    named = named_files(resolved(OmegaConf.create(point.config_yaml).policy))
+    decisive = {
+        **facts,
+        "files": [file_hash(path) for path in named.values()],
+        "knobs": {key: value for key, value in point.knobs.items() if key not in named},
+        "decoding": asdict(point.decoding),
+        "source": point.max_source_tokens,
+        "data": data_hash(examples),
+    }
+    path = cache_folder() / "trees" / f"{content_hash(decisive)}.json"
+    ranks = decoder.ranks  # processes that share the target must draft the same tree, whatever each of them measures
+    kept = ranks.broadcast(path.read_text() if path.is_file() else None)
+    if kept is None:
+        same = " — the texts of the run itself, as there is no other split" if split == point.setting["split"] else ""
+        console.print(escape(f"fitting the tree on {len(examples)} texts of {point.setting['dataset']} {split}{same}"))
+        found = fit_tree(decoder, requests_of(point, examples), facts)
+        kept = ranks.broadcast(json.dumps(found))
+        if ranks.first:
+            write_atomically(path, kept.encode())
+        console.print(escape(f"{summary(found)}; kept in {path}"))
+    else:
+        console.print(escape(f"the tree is that of {path}"))
+    content = json.loads(kept)
+    method = replace(decoder.method, drafter=drafter.drafting(trees_in(content)))
+    trained = {**point.facts["trained"], "tree": content}
+    decoders = {**point.decoders, METHOD: replace(decoder, method=method)}
+    return replace(point, facts={**point.facts, "trained": trained}, decoders=decoders)
+
+
+def other_texts(point: Point) -> tuple[str, list[Example]]:
+    """A split that the point does not report on, with its first texts; the point's own if there is no other."""
+    dataset = typed(DatasetSpec, OmegaConf.create(point.config_yaml).dataset, "dataset")
+    reported = {one.prompt for one in point.examples}
+    for split in ("validation", "train"):
+        if split == canonical_split(dataset.split):
+            continue
+        spec = replace(dataset, split=split, limit=AUTO_EXAMPLES, turns=1, history=None)
+        with suppress(UserError):  # the dataset lacks this split
+            examples = [one for one in load_examples(spec) if one.prompt not in reported]
+            if examples:
+                return split, examples
+    return dataset.split, [one for one in point.examples if one.turn == 1][:AUTO_EXAMPLES]

@@ -1,1 +1,0 @@
-"""Searching knobs on validation data."""

@@ -1,0 +1,263 @@
+"""Join, re-time or price finished sweeps: python scripts/sweeps.py WHAT outputs/first [outputs/second …] [KEY=VALUE …]
+
+    python scripts/sweeps.py merge name=all outputs/first outputs/second
+    python scripts/sweeps.py interleave name=together outputs/first outputs/second
+    python scripts/sweeps.py predict outputs/first machines=[h100_sxm]
+    python scripts/sweeps.py theory outputs/first
+
+merge puts the points of several machines into one sweep, each point once, the newest measurement. Points of different
+hardware, code or package versions have different settings, so their timings never share a curve.
+
+interleave times finished points again, side by side: every text is decoded by every point's policy in turn, and once
+by the baseline. So a machine that is faster in one minute than in the next is so for all of them, and their speedups
+can be compared: of several drafters, for example, which a sweep measures one after the other.
+
+predict says what the speedups would be on declared machines, by a roofline over the forwards that the sweep recorded,
+and writes predicted.csv beside it. Nothing is timed.
+
+theory draws the points of speculative decoding among the curves of Theorem 3.8: theory.png beside the sweep.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import hydra
+from omegaconf import DictConfig, OmegaConf
+
+from bild_lab.engine.models.ranks import launched
+from bild_lab.errors import UserError, require_whole
+from bild_lab.files import write_atomically
+from bild_lab.lab.cli import (
+    INTERRUPTED,
+    console,
+    escape,
+    output,
+    plain_message,
+    progress,
+    refusing,
+    run_application,
+    stages,
+    words_as_list,
+)
+from bild_lab.lab.config import config_dir
+
+if TYPE_CHECKING:
+    from bild_lab.lab.point import Point
+    from bild_lab.lab.results.records import Sweep
+    from bild_lab.lab.schema.result import Result
+
+AS_THE_FIRST = ("traced_examples", "certify", "target_log_probability")  # of `measure`
+
+
+def given_sweeps(cfg: DictConfig) -> list[Sweep]:
+    """The sweeps of the command line. Raises UserError without one, and for one without finished points."""
+    from bild_lab.lab.results.records import Sweep  # late: torch takes seconds to load
+
+    if not cfg.sweeps:
+        raise UserError(f"folders of sweeps are needed, got none; python scripts/sweeps.py {cfg.what} outputs/NAME")
+    found = [Sweep(Path(str(folder)).expanduser()) for folder in cfg.sweeps]
+    for sweep in found:
+        if not sweep.results():
+            raise UserError(f"{sweep.folder} has no finished points; give the folder of a sweep, outputs/NAME")
+    return found
+
+
+def merge(cfg: DictConfig) -> None:
+    """Copy the points, print where they came from, and write the report. Raises UserError for bad input."""
+    sources = given_sweeps(cfg)
+    from bild_lab.lab.point import sweep_folder
+    from bild_lab.lab.results.commands import record_command
+    from bild_lab.lab.results.records import Sweep, require_writable
+    from bild_lab.report.sweep import report_sweep
+
+    merged = Sweep(sweep_folder(cfg))
+    for source in sources:
+        if source.folder.resolve() == merged.folder.resolve():
+            raise UserError(f"{source.folder} cannot be merged into itself; choose another name=NAME")
+    require_writable(merged.folder)
+    record_command(merged.folder)
+    for source in sources:
+        newest = {one.point: one for one in source.all_results()}  # in order: a later result replaces an earlier one
+        copied = sum([merged.adopt(one) for one in newest.values()])
+        failed = len(source.failures())
+        left_out = f"; {failed} failed there and are left out" if failed else ""
+        line = f"{source.folder}: {copied} of {len(newest)} points copied, the others were here already{left_out}"
+        output.print(escape(line))
+    report_sweep(merged)
+
+
+def interleave(cfg: DictConfig) -> None:
+    """Measure the points side by side, store, report and compare them. Raises UserError for bad input."""
+    from bild_lab.lab.point import sweep_folder
+    from bild_lab.lab.results.commands import record_command
+    from bild_lab.lab.results.records import Sweep
+    from bild_lab.lab.runner import DECODING, run_points
+    from bild_lab.lab.sweep import process_age_s
+    from bild_lab.report.sweep import report_sweep
+
+    if launched().count > 1:
+        raise UserError("points are timed side by side in one process; run it without torchrun")
+    for key in ("limit", "repeats"):
+        if cfg[key] is not None:
+            require_whole(key, cfg[key], 1)
+    sweep = Sweep(sweep_folder(cfg))
+    if sweep.results():
+        raise UserError(f"{sweep.folder} has points already, timed in other minutes; choose another name=NAME")
+    stages.enter("checking the points")
+    points = prepared(cfg)
+    try:
+        with progress() as bar:
+            task = bar.add_task(DECODING, total=len(points[0].examples))
+            results = run_points(
+                points,
+                sweep,
+                process_age_s(),
+                lambda: bar.advance(task),
+                lambda name: bar.update(task, description=name),
+            )
+    except KeyboardInterrupt:
+        stages.leave()
+        console.print("[bold]stopped[/bold]: nothing is stored, as the points are stored together at the end")
+        sys.exit(INTERRUPTED)
+    record_command(sweep.folder)
+    report_sweep(sweep)
+    for line in ranking(points, results):
+        output.print(escape(line))
+
+
+def prepared(cfg: DictConfig) -> list[Point]:
+    """The points to measure, each once, those of a drafter one after the other.
+
+    Raises UserError if there are fewer than two, for hashes that no point has, and if one cannot be measured.
+    """
+    from bild_lab.lab.point import prepare
+    from bild_lab.lab.results.records import CONFIG
+
+    wanted, found = [str(point) for point in cfg.points], []
+    for sweep in given_sweeps(cfg):
+        found += [one for one in sweep.results() if not wanted or one.point.startswith(tuple(wanted))]
+    if missing := [point for point in wanted if not any(one.point.startswith(point) for one in found)]:
+        raise UserError(f"no point of these sweeps begins with {', '.join(missing)}; see sweep.csv for their hashes")
+    points, measure = {}, None
+    for result in sorted(found, key=lambda one: str(one.setting.draft)):  # a model is kept while its points follow
+        file = result.folder / CONFIG
+        try:
+            config = OmegaConf.load(file)
+            measure = measure or config.measure
+            changes = {"name": cfg.name, "dataset.limit": cfg.limit, "measure.repeats": cfg.repeats}
+            changes |= {f"measure.{key}": measure[key] for key in AS_THE_FIRST}
+            for key, value in changes.items():
+                if value is not None:
+                    OmegaConf.update(config, key, value)
+            point = prepare(config)
+        except Exception as error:
+            raise UserError(f"{file}: {plain_message(error)}; leave it out with points=[…]") from error
+        points[point.id] = point
+    if len(points) < 2:
+        raise UserError(f"two points or more are timed side by side, got {len(points)}; name more sweeps")
+    return list(points.values())
+
+
+def ranking(points: Sequence[Point], results: Sequence[Result]) -> Iterator[str]:
+    """The points, fastest first: a line each, with its time as a multiple of the fastest one's."""
+    import numpy as np
+
+    from bild_lab.lab.analysis.statistics import paired_speedup
+    from bild_lab.lab.formatting import interval, signed, times
+    from bild_lab.lab.point_progress import title_of
+    from bild_lab.lab.results.groups import varying_knobs
+    from bild_lab.lab.schema.examples import read_examples
+
+    first = None
+    for point, result in sorted(zip(points, results, strict=True), key=lambda pair: pair[1].latency_s.total):
+        own_s = np.array([one.latency_s for one in read_examples(result.folder)])
+        first = own_s if first is None else first
+        beside, speedup, quality = paired_speedup(own_s, first), result.speedup, result.quality
+        parts = [f"{times(beside.value)} the time of the fastest {interval(beside.low, beside.high)}"]
+        if own_s is first:
+            parts = ["the fastest"]
+        if speedup.value is not None:
+            fast = f"{times(speedup.value)} {interval(speedup.low, speedup.high)}"
+            parts.append(f"{fast} as fast as {result.setting.baseline}")
+            parts.append(f"{quality.metric} {signed(quality.difference)}")
+        knobs = varying_knobs([one for one in points if one.policy == point.policy])
+        yield f"{title_of(point, 1, 1, [f'policy.{knob}' for knob in knobs])}: {', '.join(parts)}"
+
+
+def predict(cfg: DictConfig) -> None:
+    """Price the forwards of each sweep's points. Raises UserError for bad input."""
+    from rich.table import Table
+
+    from bild_lab.lab.analysis.cost import read_machine
+
+    machines = [read_machine(str(name)) for name in cfg.machines]
+    for sweep in given_sweeps(cfg):
+        results = [one for one in sweep.results() if not one.is_baseline]
+        titles = ["policy", "knobs", "tokens_per_call", "acceptance_rate", "speedup"]
+        titles += [f"predicted_speedup {machine.name}" for machine in machines]
+        text, table = io.StringIO(newline=""), Table(*(title.replace("_", " ") for title in titles))
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(titles)
+        for one in results:
+            knobs = " ".join(f"{knob} {value}" for knob, value in one.knobs.items())
+            numbers = [one.counts.tokens_per_target_call, one.counts.acceptance_rate, one.speedup.value]
+            numbers += [one.work and machine.speedup(one.work, one.setting["dtype"]) for machine in machines]
+            writer.writerow([one.policy, knobs, *numbers])
+            table.add_row(one.policy, knobs, *("–" if number is None else f"{number:.2f}" for number in numbers))
+        file = sweep.folder / "predicted.csv"
+        write_atomically(file, text.getvalue().encode())
+        output.print(table)
+        if lacking := sum(one.work is None for one in results):
+            output.print(f"{lacking} points recorded no forwards, such as those of Transformers' own loops")
+        output.print(f"{file} contains these rows; predicted from declared figures, not measured")
+
+
+def theory(cfg: DictConfig) -> None:
+    """Draw the points of each sweep. Raises UserError for one without points of speculative decoding."""
+    from bild_lab.papers.speculative_curves import draw_measured
+
+    for sweep in given_sweeps(cfg):
+        draw_measured(sweep.results(), sweep.folder / "theory.png")
+        output.print(f"{sweep.folder}/theory.png, with its numbers as CSV")
+
+
+COMMANDS = {command.__name__: command for command in (merge, interleave, predict, theory)}
+
+
+def as_overrides(words: Sequence[str]) -> list[str]:
+    """The command line with its first plain word in `what`, its folders in `sweeps`, and hashes in quotes.
+
+    Hydra would read the hash 12e456 as a number.
+    """
+    what = next((word for word in words if "=" not in word and word[:1] != "-"), None)
+    others = list(words)
+    if what in COMMANDS:
+        others.remove(what)
+        others.insert(0, f"what={what}")
+    for place, word in enumerate(others):
+        if word.startswith("points="):
+            hashes = re.findall(r"[^\]\[,\s'\"]+", word.removeprefix("points="))
+            others[place] = "points=[" + ",".join(f"'{point}'" for point in hashes) + "]"
+    return words_as_list(others, "sweeps")
+
+
+@hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="sweeps")
+def main(cfg: DictConfig) -> None:
+    """One of the commands."""
+    with refusing("sweeps"):
+        if cfg.what not in COMMANDS:
+            given = cfg.what or (cfg.sweeps[0] if cfg.sweeps else "nothing")
+            raise UserError(f"the first word must be one of {', '.join(COMMANDS)}, got {given}")
+        COMMANDS[cfg.what](cfg)
+
+
+if __name__ == "__main__":
+    sys.argv[1:] = as_overrides(sys.argv[1:])
+    run_application(main, "sweeps")
