@@ -2,7 +2,7 @@
 
     python scripts/paper_run.py bild_fig4             downloads, memory and time, on an A100
     python scripts/paper_run.py all gpu=t4            every figure
-    python scripts/paper_run.py tune/xsum             an experiment that is in no figure
+    python scripts/paper_run.py bild/thresholds       an experiment that is in no figure
     python scripts/paper_run.py bild_fig4 run=true    its commands, with runtime.device=cuda
 
 Memory is a closed form. Times are estimates: what a token reads over the GPU's bandwidth.

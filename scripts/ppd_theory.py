@@ -16,7 +16,7 @@ def main() -> None:
     if sys.argv[1:]:
         raise UserError(f"this command takes no words, got {sys.argv[1]!r}; leave it out")
     stages.enter("loading libraries")
-    from bild_lab.papers.ppd_curves import draw_compute_per_time_unit, draw_compute_per_token
+    from bild_lab.papers.ppd import draw_compute_per_time_unit, draw_compute_per_token
 
     stages.enter("simulating and drawing")
     drawn = {"figure_2": draw_compute_per_time_unit, "figure_4": draw_compute_per_token}

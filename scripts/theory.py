@@ -33,19 +33,12 @@ def main() -> None:
         draw_measured,
         draw_optimal_window,
         draw_speed_and_operations,
-        without_facts,
     )
 
     stages.enter("drawing")
     names = []
     if folders := sys.argv[1:]:  # first, because bad folders raise an error
-        results = measured(folders)
-        if older := without_facts(results):
-            output.print(
-                f"{older} of {len(results)} points are left out: an older version measured them and did not record "
-                "their acceptance rule; measure them again"
-            )
-        draw_measured(results, FOLDER / "figure_4_measured.png")
+        draw_measured(measured(folders), FOLDER / "figure_4_measured.png")
         names = ["figure_4_measured"]
     drawn = {"figure_2": draw_expected_tokens, "figure_3": draw_optimal_window, "figure_4": draw_speed_and_operations}
     for name, draw in drawn.items():

@@ -11,12 +11,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.errors import UserError
 from bild_lab.lab.config import compose_config, config_dir
+from bild_lab.lab.screening.space import read_lists
 from bild_lab.papers.published import load_published, published_names
 
 HUB = Path(__file__).parent / "hub.yaml"
@@ -36,6 +37,8 @@ LAUNCHES_S = 100e-6  # of the host, for each layer of a forward, eager
 SAVED = 1.5  # a policy's time is about the baseline's over this
 WARMUP = 3
 DECODES = {"run.py": "config", "scripts/match_rates.py": "match_rates", "scripts/screen.py": "screen"}  # by these files
+CHOICES = ("experiment", "scale", "match")  # groups that decide what is swept
+MODELS_AND_DATA = ("pair", "dataset", "model", "template")
 COLUMN_KEYS = ("source_column", "input_column", "reference_column", "id_column", "category_column")
 
 
@@ -98,47 +101,25 @@ def settings_of(command: str) -> list[Setting]:
     _, script, *words = shlex.split(command)
     if script not in DECODES:
         return []
-    config = DECODES[script]
-    given = dict(word.split("=", 1) for word in words if "=" in word)
-    swept = given.pop("hydra.sweeper.params", None)
-    fixed, lists = _lists(config, given, swept)
-    telling = {key: values for key, values in lists.items() if _tells(key)}
-    points = math.prod(len(values) for key, values in lists.items() if key not in telling)
-    found = []
-    for chosen in product(*telling.values()):
-        cfg = compose_config([*fixed, *(f"{key}={value}" for key, value in zip(telling, chosen, strict=True))], config)
-        found.append(_setting(cfg, points))
-    return found
+    application, given = DECODES[script], [word for word in words if "=" in word]
+    chosen = [word for word in given if word.partition("=")[0] in CHOICES]
+    lists = read_lists([*_swept(application, chosen), *(word for word in given if word not in chosen)])
+    several = [values for key, values in lists.items() if key.split(".")[0] in MODELS_AND_DATA]
+    points = math.prod(len(values) for values in lists.values() if values not in several)
+    fixed = [values[0] for values in lists.values() if values not in several]
+    return [
+        _setting(compose_config([*chosen, *fixed, *models_and_data], application), points)
+        for models_and_data in product(*several)
+    ]
 
 
-def _tells(key: str) -> bool:
-    """Whether models or data depend on this key."""
-    return key.split(".")[0] in ("pair", "dataset", "model", "template")
-
-
-def _lists(config: str, given: Mapping[str, str], swept: str | None) -> tuple[list[str], dict[str, list[str]]]:
-    """Plain overrides, and the lists that the file and the command sweep over."""
-    file = OmegaConf.load(config_dir() / "experiment" / f"{given['experiment']}.yaml")
-    params = {} if swept is None else OmegaConf.to_container(OmegaConf.create(swept))
-    own: Mapping[str, Any] = {}
-    if config != "match_rates":
-        own = _params(file)
-    asked = {**{key: str(value) for key, value in {**own, **params}.items()}, **given}
-    fixed = [f"experiment={asked.pop('experiment')}"]
-    lists = {}
-    for override in OverridesParser.create().parse_overrides([f"{key}={value}" for key, value in asked.items()]):
-        values = [word.partition("=")[2] for (word,) in BasicSweeper.split_arguments([override], None)[0]]
-        lists[override.get_key_element()] = values
-    return fixed, lists
-
-
-def _params(file: DictConfig) -> dict[str, Any]:
-    """What a file sweeps over, with the files that it begins with; later ones win."""
-    found: dict[str, Any] = {}
-    for default in file.get("defaults", ()):
-        if isinstance(default, str) and default.startswith(("/experiment/", "/scale/")):
-            found |= _params(OmegaConf.load(config_dir() / f"{default.removeprefix('/')}.yaml"))
-    return found | dict(OmegaConf.select(file, "hydra.sweeper.params") or {})
+def _swept(application: str, chosen: Sequence[str]) -> list[str]:
+    """The lists that an experiment sweeps over."""
+    if not GlobalHydra.instance().is_initialized():
+        with initialize_config_dir(str(config_dir()), version_base="1.3"):
+            return _swept(application, chosen)
+    hydra = compose(application, list(chosen), return_hydra_config=True).hydra
+    return [f"{key}={value}" for key, value in (hydra.sweeper.params or {}).items()]
 
 
 def _setting(cfg: DictConfig, points: int) -> Setting:

@@ -8,25 +8,26 @@ import pytest
 
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.setting import Setting
-from bild_lab.papers import finished_points as rows
+from bild_lab.papers import points as rows
+from bild_lab.papers.cells import against_speculative as ahead
 from bild_lab.papers.cells import (
-    Cell,
     at_losses,
     cost_ratios,
     greatest,
-    greedy_speedups,
+    greedy_speedup,
     match_rates,
     pipeline_compute,
     pipeline_trade_off,
     replaced_share,
+    table,
     theorem_table,
     tokens_per_call,
 )
-from bild_lab.papers.cells import against_speculative as ahead
 from bild_lab.papers.figures import FIGURES
 from bild_lab.papers.match_rates import Rate
-from bild_lab.papers.replayed_points import Replayed
-from tests.papers.test_figures import bild, bita, known, other, points, ppd
+from bild_lab.papers.points import Replayed
+from bild_lab.papers.published import Cell
+from tests.papers.samples import bild, bita, known, other, points, ppd
 from tests.report.sample import SETTING, sample_baseline, sample_drafted, with_quality, with_speedup
 
 DATA = "multi30k"
@@ -80,7 +81,7 @@ CELLS = {
         speedup("aligned", "speedup", 1.6),
     ],
     "bild_fig9": [*same("rollback 2", 1.6), *curve("rollback 5", None, (1.7, 40.0), 40.0), VANILLA],
-    "bild_cascades": [*same("bild", 1.6), *(cell for row in RULES for cell in same(row)), VANILLA],
+    "bild_lossy": [*same("bild", 1.6), *(cell for row in RULES for cell in same(row)), VANILLA],
     "bild_speculative": [
         speedup("speculative", "speedup", 1.4),
         quality("speculative", "quality", 41.0),
@@ -214,8 +215,8 @@ def test_tables_leave_out_points_without_a_row_or_a_prediction() -> None:
     unpredicted = replace(speculative, prediction=None)
     assert theorem_table([bild(1.5), unpredicted]) == []
     assert len(theorem_table([bild(1.5), unpredicted, speculative])) == 1
-    for table in ("spec_tab2", "spec_tab3"):
-        assert FIGURES[table].cells([bild(1.5), speculative]) == CELLS["spec_tab2"]
+    for name in ("spec_tab2", "spec_tab3"):
+        assert FIGURES[name].cells([bild(1.5), speculative]) == CELLS["spec_tab2"]
     leniences = FIGURES["spec_tab5"].cells
     assert leniences([bild(1.5), speculative]) == CELLS["spec_tab5"][3:]
     assert leniences([unpredicted]) == [CELLS["spec_tab5"][3], CELLS["spec_tab5"][5]]
@@ -234,10 +235,12 @@ def test_tokens_per_call_are_those_of_synthetic_drafters_with_a_rate() -> None:
 
 
 def test_rows_keep_their_best_point_and_leave_out_the_baseline_and_what_has_no_row() -> None:
-    cells = greedy_speedups(rows.policy, lambda point: point.knobs.get("panel", "one"))
+    quantity = {"greedy speedup": greedy_speedup}
+    cells = table(rows.policy, quantity, lambda point: point.knobs.get("panel", "one"))
     several = [bita(1.2), bita(1.9), bita(1.4), bita(1.1, panel="two"), bita(9.0, panel=None), sample_baseline()]
     assert cells(several) == [ratio("bita", 1.9, "one"), ratio("bita", 1.1, "two")]
-    assert greedy_speedups(rows.prompt_design)([bita(9.0, "medusa"), replace(bita(), tokens_per_s_ratio=None)]) == []
+    unknown = [bita(9.0, "medusa"), replace(bita(), tokens_per_s_ratio=None)]
+    assert table(rows.prompt_design, quantity)(unknown) == []
     by_category = FIGURES["bita_tab7"].cells
     plain, baseline = replace(bita(9.0), categories=None), replace(sample_baseline(), categories=bita().categories)
     assert by_category([plain, baseline]) == []
@@ -268,6 +271,16 @@ def test_a_curves_best_text_need_not_be_its_first() -> None:
     several = points("bild_fig4")[::-1]
     unaligned = curve("unaligned", (1.5, 41.0), (1.7, 40.0))
     assert at_losses(rows.alignment)(several) == [*same("aligned", 1.6), *unaligned, VANILLA]
+
+
+def test_rows_are_named_after_facts_and_what_was_varied_not_after_folders() -> None:
+    mine = replace(bild(1.5), facts={"pair": "mine", "aligned": True})
+    renamed = replace(mine, facts={"pair": "mine_aligned", "aligned": False})
+    assert (rows.alignment(mine), rows.alignment(renamed)) == ("aligned", "unaligned")
+    assert rows.prompt_design(bita(adapter="outputs/bita_none/adapter")) == "deep prompt"
+    assert rows.mask_tokens(bita(adapter="outputs/bita_m5/adapter")) == "3 mask tokens"
+    fewer = bita(mask_tokens=1, prompt_tokens=8)  # than the 3 and 16 that were trained
+    assert (rows.mask_tokens(fewer), rows.prompt_tokens(fewer)) == ("1 mask tokens", "8 prompt tokens")
 
 
 def test_each_data_set_has_its_baselines_quality() -> None:
