@@ -1,4 +1,4 @@
-"""Search knobs on validation with Optuna, confirm the best on test: python scripts/tune.py experiment=bild/thresholds scale=small
+"""Search knobs on validation, confirm the best on test: python scripts/tune.py experiment=bild/thresholds scale=small
 
 Give lists of values as for a sweep: policy.fallback=0.3,0.5,0.7 policy.window=range(3,11). Without tune.loss it
 searches for the whole front of quality and latency, with tune.loss=1 for the fastest point that loses at most one point

@@ -311,7 +311,8 @@ def test_overrides_that_the_documents_name_compose(page: Path) -> None:
     keys = {group: set(config[group]) for group in ("dataset", "decoding", "runtime", "measure", "pair")}
     keys["dataset"] |= {field.name for field in dataclasses.fields(DatasetSpec)}  # some files have fewer
     text = page.read_text()
-    for group, choice in re.findall(r"`(pair|dataset|policy|decoding|logger|experiment|scale|match|template)=([a-z0-9_]+)`", text):
+    groups = "|".join(("pair", "dataset", "policy", "decoding", "logger", "experiment", "scale", "match", "template"))
+    for group, choice in re.findall(rf"`({groups})=([a-z0-9_]+)`", text):
         assert (ROOT / "conf" / group / f"{choice}.yaml").is_file(), f"{group}={choice}"
     for key in re.findall(r"\b((?:dataset|decoding|runtime|measure|pair)\.[a-z_]+)=", text):
         group, name = key.split(".")

@@ -11,7 +11,7 @@ from bild_lab.lab.schema.quality import Quality
 from bild_lab.lab.schema.result import Result, Speedup
 from bild_lab.papers import points as rows
 from bild_lab.papers.match_rates import TOTAL, Rate
-from bild_lab.papers.points import Replayed, RowOf, baseline_quality, curves
+from bild_lab.papers.points import RowOf, baseline_quality, curves
 from bild_lab.papers.published import Cell, Key
 
 MINIMAL_LOSS, ONE_POINT = 0.12, 1.19  # the largest losses of quality, in points, in BiLD's Table 1
@@ -46,7 +46,7 @@ def at_losses(row: RowOf) -> Cells:
     return cells
 
 
-def replaced_share(points: Sequence[Replayed]) -> list[Cell]:
+def replaced_share(points: Sequence[Result]) -> list[Cell]:
     """BiLD Figure 2: the smallest share of replaced tokens with which quality reaches the large model's."""
     found = []
     for (panel, name), curve in curves(points, lambda _: "small model").items():
@@ -56,9 +56,9 @@ def replaced_share(points: Sequence[Replayed]) -> list[Cell]:
     return [*found, *_vanilla(points)]
 
 
-def replaced(point: Replayed) -> float:
+def replaced(point: Result) -> float:
     """The share of a run's tokens that the target put in place of drafted ones."""
-    return point.rollbacks / point.tokens
+    return point.counts.rollbacks / point.tokens
 
 
 def cost_ratios(points: Sequence[Result]) -> list[Cell]:

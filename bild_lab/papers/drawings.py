@@ -26,7 +26,7 @@ from bild_lab.report.style import HAIRLINE, INK, MUTED, Mark, marks
 
 SAME_QUALITY = 0.05  # texts of one model that differ by ties move its quality less
 _PANEL = (4.6, 3.6)  # inches
-_HEADING, _LEGEND = 0.75, 0.55
+_HEADING, _LEGEND, _BESIDE = 0.75, 0.55, 3  # inches, and entries of a legend beside one another
 _ROW, _MOST_ROWS = 0.21, 100
 _HERE = "#0072B2"
 _STAR = {"marker": "*", "mfc": "#E69F00", "mec": INK, "mew": 0.7}
@@ -108,7 +108,7 @@ def draw_dots(picture: Picture, path: Path) -> None:
             keys.append(_star_key())
         if any(formula is not None for formula in compared):
             keys.append(Line2D([], [], ls="", ms=6, label="the paper's formula for this run", **_FORMULA))
-        _legend(figure, keys, 3)
+        _legend(figure, keys)
 
 
 def draw_scatter(picture: Picture, path: Path) -> None:
@@ -145,8 +145,7 @@ def _draw_panels(picture: Picture, path: Path, draw: Callable[..., None]) -> Non
     columns = min(2, len(groups))
     lines = math.ceil(len(groups) / columns)
     width = max(7.0, _PANEL[0] * columns + 0.3)
-    beside = legend_columns([key.get_label() for key in keys], width)
-    inches = (width, _HEADING + _PANEL[1] * lines + _LEGEND + 0.2 * ((len(keys) - 1) // beside))
+    inches = (width, _HEADING + _PANEL[1] * lines + _LEGEND + 0.2 * ((len(keys) - 1) // _BESIDE))
     column_width = (width - 0.2) / columns
     with _page(path, inches, picture) as figure:
         for index, (panel, own) in enumerate(groups.items()):
@@ -155,7 +154,7 @@ def _draw_panels(picture: Picture, path: Path, draw: Callable[..., None]) -> Non
             area = (left / width, bottom / inches[1], (column_width - 0.95) / width, (_PANEL[1] - 0.95) / inches[1])
             axes = add_panel(figure, area, panel, ylabel=next(iter(own.values()))[0].quality.metric)
             draw(axes, panel, own, looks)
-        _legend(figure, keys, beside)
+        _legend(figure, keys)
 
 
 def _curve(axes: Axes, spots: Sequence[tuple[float, float]], look: Mark, joined: Sequence[int]) -> None:
@@ -229,15 +228,9 @@ def _star_key() -> Line2D:
     return Line2D([], [], ls="", ms=10, label="paper", **_STAR)
 
 
-def _legend(figure: Figure, handles: list[Line2D], columns: int) -> None:
-    look = {"frameon": False, "columnspacing": 1.5, "handletextpad": 0.5, "ncols": min(len(handles), columns)}
+def _legend(figure: Figure, handles: list[Line2D]) -> None:
+    look = {"frameon": False, "columnspacing": 1.5, "handletextpad": 0.5, "ncols": min(len(handles), _BESIDE)}
     figure.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, 0.0), **look)
-
-
-def legend_columns(labels: Sequence[str], width: float) -> int:
-    """How many columns of a legend with these labels fit into so many inches, at most five."""
-    widest = 0.6 + 0.085 * max(map(len, labels), default=1)
-    return max(1, min(5, int(width / widest)))
 
 
 @dataclass(frozen=True)

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
-from bild_lab.lab.formatting import short_name
+from bild_lab.lab.results.groups import setting_title
 from bild_lab.lab.schema.result import Result
 from bild_lab.papers import cells as cells_of
+from bild_lab.papers import drawings as draw
+from bild_lab.papers import match_rates
 from bild_lab.papers import points as rows
-from bild_lab.papers.drawings import (
-    Drawing,
-    Picture,
-    draw_dots,
-    draw_engagement,
-    draw_texts,
-    draw_tokens_per_call,
-    draw_trade_offs,
-    texts_as_markdown,
-)
-from bild_lab.papers.match_rates import Rate, read_rates
-from bild_lab.papers.points import Replayed, RowOf, read_points, read_replayed
+from bild_lab.papers.points import RowOf
 from bild_lab.papers.published import (
     AGREES,
     SCALES,
@@ -49,15 +40,15 @@ class PaperFigure:
     """
 
     cells: Callable[[Sequence[Any]], list[Cell]]
-    draw: Drawing = draw_dots
+    drawing: draw.Drawing = draw.draw_dots
     row: RowOf = rows.policy
     borrowed: frozenset[str] = frozenset()
-    read: Callable[[Sequence[Path]], list[Any]] = read_points
+    read: Callable[[Sequence[Path]], list[Any]] = rows.read_points
     texts: Callable[[Sequence[Result]], str] = lambda _: ""
 
 
 def _trade_off(row: RowOf, *borrowed: str) -> PaperFigure:
-    return PaperFigure(cells_of.at_losses(row), draw_trade_offs, row, frozenset(borrowed))
+    return PaperFigure(cells_of.at_losses(row), draw.draw_trade_offs, row, frozenset(borrowed))
 
 
 def _bita(row: RowOf, panel: RowOf = rows.dataset) -> PaperFigure:
@@ -65,10 +56,10 @@ def _bita(row: RowOf, panel: RowOf = rows.dataset) -> PaperFigure:
 
 
 def _match_rates(positions: bool) -> PaperFigure:
-    def cells(rates: Sequence[tuple[str, Rate]]) -> list[Cell]:
+    def cells(rates: Sequence[tuple[str, match_rates.Rate]]) -> list[Cell]:
         return cells_of.match_rates(rates, positions)
 
-    return PaperFigure(cells, read=read_rates)
+    return PaperFigure(cells, read=match_rates.read_rates)
 
 
 _DRAFTERS = {"speedup": cells_of.speedup_of, "acceptance rate": cells_of.acceptance_rate}
@@ -78,22 +69,22 @@ _LENIENCES = {
     "speedup": cells_of.speedup_of,
 }
 FIGURES = {
-    "bild_fig2": PaperFigure(cells_of.replaced_share, draw_engagement, lambda _: "small model", read=read_replayed),
+    "bild_fig2": PaperFigure(cells_of.replaced_share, draw.draw_engagement, lambda _: "small model"),
     "bild_fig4": _trade_off(rows.alignment),
     "bild_fig5": _trade_off(rows.ablation, "bild"),
     "bild_fig6_7": _trade_off(rows.policy),
     "bild_fig8": PaperFigure(cells_of.cost_ratios),
     "bild_fig9": _trade_off(rows.rollback_threshold),
-    "bild_fig10": PaperFigure(lambda _: [], draw_texts, texts=texts_as_markdown),
+    "bild_fig10": PaperFigure(lambda _: [], draw.draw_texts, texts=draw.texts_as_markdown),
     "bild_speculative": PaperFigure(
-        cells_of.against_speculative, draw_trade_offs, rows.unaligned_or_speculative, frozenset({"bild"})
+        cells_of.against_speculative, draw.draw_trade_offs, rows.unaligned_or_speculative, frozenset({"bild"})
     ),
     "bild_lossy": _trade_off(rows.lossy_rule, "bild"),
     "spec_tab2": PaperFigure(cells_of.table(rows.drafter, _DRAFTERS, by_temperature=True)),
     "spec_tab3": PaperFigure(cells_of.table(rows.drafter, _DRAFTERS, by_temperature=True)),
     "spec_tab4": PaperFigure(cells_of.theorem_table),
     "spec_tab5": PaperFigure(cells_of.table(rows.lenience, _LENIENCES, by_temperature=True)),
-    "spec_fig2_4": PaperFigure(cells_of.tokens_per_call, draw_tokens_per_call),
+    "spec_fig2_4": PaperFigure(cells_of.tokens_per_call, draw.draw_tokens_per_call),
     "bita_tab1": _bita(rows.pair),
     "bita_tab2": _bita(rows.policy, rows.pair),
     "bita_tab3_8": _bita(rows.prompt_design),
@@ -169,7 +160,9 @@ def _drawn(name: str, published: Published, points: list[Any], scale: str, folde
     title, where = f"{published.item} ({published.paper.partition(',')[0]})", _where(points)
     beside = published.stands_for.panel if scale == "small" else None
     subtitle = ", ".join(filter(None, (where, caption(results))))
-    figure.draw(Picture(title, subtitle, points, figure.row, comparison, published, beside), path.with_suffix(".png"))
+    figure.drawing(
+        draw.Picture(title, subtitle, points, figure.row, comparison, published, beside), path.with_suffix(".png")
+    )
     count = len(published.printed)
     parts = [
         f"# {published.item}",
@@ -194,20 +187,11 @@ def _drawn(name: str, published: Published, points: list[Any], scale: str, folde
 
 
 def _where(points: Sequence[Any]) -> str:
-    """The targets, data, examples and hardware of the points."""
-    settings = [point.setting for point in points if isinstance(point, Result | Replayed)]
-    if not settings:
-        return f"match rates on {_listed(dataset for dataset, _ in points)}"
-    targets = _listed(short_name(one.target) for one in settings)
-    data = _listed(f"{one.dataset} {one.split}" for one in settings)
-    examples = _listed(str(one.n_examples) for one in settings)
-    hardware = _listed(str(one.hardware or one.device) for one in settings)
-    return f"{targets} on {data}, {examples} examples, {_listed(one.dtype for one in settings)}, {hardware}"
-
-
-def _listed(values: Iterable[str]) -> str:
-    several = list(dict.fromkeys(values))
-    return ", ".join(several) if len(several) <= 3 else f"{several[0]} and {len(several) - 1} others"
+    """The models, data, examples and hardware of the points."""
+    settings = [point.setting for point in points if isinstance(point, Result)]
+    several = [f"{setting_title(one)}, {one.dtype}, {one.hardware or one.device}" for one in settings]
+    known = list(dict.fromkeys(several or [f"match rates on {dataset}" for dataset, _ in points]))
+    return "; ".join(known[:3]) + (f" and {len(known) - 3} others" if len(known) > 3 else "")
 
 
 def _nothing(name: str, published: Published, outputs: Path, scales: Sequence[str]) -> str:

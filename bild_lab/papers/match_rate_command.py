@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from omegaconf import DictConfig, OmegaConf
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 from bild_lab.engine.models.device import resolve_device, resolve_dtype
 from bild_lab.engine.ppd.pipeline import SHARED
@@ -83,7 +82,7 @@ def match_rates(cfg: DictConfig) -> None:
         task = bar.add_task("texts", total=len(requests))
         found = measure_match_rates(target, requests, spec, lambda: bar.advance(task))
     write(found, folder, settings, target)
-    output.print(table_of(found))
+    output.print(escape(table_of(found)))
     output.print(escape(f"{folder}: {CSV}, {FIGURE} and {METRICS}; {found.tokens:,} tokens of {found.texts:,} texts"))
 
 
@@ -124,21 +123,13 @@ def write(found: MatchRates, folder: Path, settings: dict[str, Any], target: Loa
         write_json(folder / METRICS, {"settings": settings, **counts, "environment": environment(target.device)})
 
 
-def table_of(found: MatchRates) -> Table:
-    """Rates over all positions, with a row for each kind of heads and each layer."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, caption_justify="left")
-    table.add_column("heads", overflow="fold")
-    table.add_column("layer", justify="right", no_wrap=True)
-    for top_k in found.top_k:
-        table.add_column(f"k = {top_k}, %", justify="right", no_wrap=True)
-    totals, width = found.totals(), len(found.top_k)
-    for start in range(0, len(totals), width):
-        line = totals[start : start + width]
-        rates = [[100 * row[key] for key in ("rate", "low", "high")] for row in line]
-        cells = ["{:.1f} \\[{:.1f}, {:.1f}]".format(*rate) for rate in rates]
-        table.add_row(escape(line[0]["heads"]), str(line[0]["layer"]), *cells)
-    table.caption = "Final tokens among the first k choices after a layer, with 95 % intervals over texts."
-    return table
+def table_of(found: MatchRates) -> str:
+    """Rates over all positions in percent, with a row for each kind of heads and each layer."""
+    rates = pd.DataFrame(found.totals())
+    percent = (100 * rates[["rate", "low", "high"]]).to_numpy()
+    rates["k ="] = ["{:.1f} [{:.1f}, {:.1f}]".format(*row) for row in percent]
+    table = rates.pivot(index=["heads", "layer"], columns="top_k", values="k =").rename_axis(columns="k")
+    return f"{table.to_string()}\n\n% of final tokens among the first k choices, with 95 % intervals over texts"
 
 
 def draw_match_rates(found: MatchRates, path: Path, subtitle: str) -> None:

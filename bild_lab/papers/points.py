@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bild_lab.errors import UserError
 from bild_lab.lab.formatting import short_name
 from bild_lab.lab.results.records import Sweep
-from bild_lab.lab.schema.quality import Quality
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.schema.setting import Setting
-from bild_lab.lab.screening.rows import SUMMARY, TABLE
 
 RowOf = Callable[[Result], str | None]  # the row or curve that a point belongs to; None if it belongs to none
 
@@ -31,48 +24,9 @@ LOSSY_RULES = {  # by policy
 }
 
 
-@dataclass(frozen=True)
-class Replayed:
-    """A point that was decoded over a record, with what a figure reads of a `Result`.
-
-    rollbacks: drafted tokens that the target replaced.
-    """
-
-    policy: str
-    setting: Setting
-    quality: Quality
-    tokens: int
-    rollbacks: int
-    is_baseline: bool = False
-
-
 def read_points(folders: Iterable[Path]) -> list[Result]:
     """Every finished point of these sweeps."""
     return [result for folder in folders for result in Sweep(folder).results()]
-
-
-def read_replayed(folders: Iterable[Path]) -> list[Replayed]:
-    """Every screened point of these folders. Raises UserError for files of another form."""
-    found: list[Replayed] = []
-    for folder in folders:
-        if not (folder / TABLE).is_file():
-            continue
-        try:
-            setting = Setting(json.loads((folder / SUMMARY).read_text())["setting"])
-            with (folder / TABLE).open(newline="") as stream:
-                found += [_replayed(row, setting) for row in csv.DictReader(stream)]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{folder} holds no points of scripts/screen.py: {error!r}; make them anew") from error
-    return found
-
-
-def _replayed(row: Mapping[str, str], setting: Setting) -> Replayed:
-    setting = Setting({**setting, "split": row["split"], "n_examples": int(row["n_examples"])})
-    value, difference = float(row["quality"]), float(row["quality_difference"])
-    bounds = {end: float(row[f"quality_{end}"]) for end in ("low", "high", "difference_low", "difference_high")}
-    baseline = value - difference
-    quality = Quality(metric=row["quality_metric"], value=value, baseline=baseline, difference=difference, **bounds)
-    return Replayed(row["policy"], setting, quality, int(row["tokens"]), int(row["rollbacks"]))
 
 
 def curves(points: Sequence[Result], row: RowOf) -> dict[tuple[str, str], list[Result]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 from functools import cache
 from itertools import product
@@ -11,13 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 
 from bild_lab.engine.ppd.theory import compute_per_time_unit, compute_per_token, latency_per_token, require_exit
 from bild_lab.errors import require_whole
 from bild_lab.papers.published import Key, load_published
 from bild_lab.report.figure_files import add_panel, paper_figure, write_csv
-from bild_lab.report.style import INK, MUTED, marks
+from bild_lab.report.style import INK, marks
 
 MAIN = 0  # the process that finishes every token; the candidates' are 1 to k
 
@@ -93,53 +92,47 @@ def _table_1() -> dict[Key, float]:
     return load_published("ppd_tab1").printed
 
 
-Compute = Callable[[int, int, float, int], float]
-
-
 @dataclass(frozen=True)
 class TradeOff:
-    """A point: latency per token relative to the target alone, and compute; each by the theorem and simulated."""
+    """A point: latency per token relative to the target alone, and compute; each by the theorem and simulated.
+
+    compute_per_time_unit: processes that run on average. compute_per_token: relative to the target alone.
+    """
 
     dataset: str
     trained: bool
     exit_layer: int
     top_k: int
     latency: float
-    compute: float
     simulated_latency: float
-    simulated_compute: float
+    compute_per_time_unit: float
+    simulated_compute_per_time_unit: float
+    compute_per_token: float
+    simulated_compute_per_token: float
 
 
 def draw_compute_per_time_unit(path: Path) -> None:
     """Figure 2: how many processes run on average (Eqs. 2 and 4 at half the layers, Theorem 4.1 elsewhere)."""
-    points = trade_offs(compute_per_time_unit, per_token=False)
-    _draw(path, points, "Latency against compute per time unit", "processes that run on average")
+    _draw(path, "compute_per_time_unit", "processes that run on average")
 
 
 def draw_compute_per_token(path: Path) -> None:
     """Figure 4: operations per token relative to the target alone (Eqs. 2 and 6 at half the layers)."""
-
-    def relative(layers: int, exit_layer: int, rate: float, top_k: int) -> float:
-        return compute_per_token(layers, exit_layer, rate, top_k) / layers
-
-    points = trade_offs(relative, per_token=True)
-    _draw(path, points, "Latency against compute per token", "times the compute of the target alone")
+    _draw(path, "compute_per_token", "times the compute of the target alone")
 
 
-def trade_offs(compute: Compute, per_token: bool) -> list[TradeOff]:
-    """Theory and simulation for every printed match rate at these exits.
-
-    compute: the theorem's formula. per_token: whether the simulated compute is divided by the target's own compute;
-    otherwise it is divided by the latency.
-    """
+def trade_offs() -> list[TradeOff]:
+    """Theory and simulation for every printed match rate at these exits."""
     generator = np.random.default_rng(0)
     points = []
     for kind in product(DATASETS, HEADS, EXITS, TOP_KS):
         dataset, trained, exit_layer, top_k = kind
         rate, alone = match_rate(dataset, top_k, trained, exit_layer), LAYERS * SIMULATED_TOKENS
         latency, work = simulated(exit_layer, top_k, rate, generator)
-        expected = (latency_per_token(LAYERS, exit_layer, rate) / LAYERS, compute(LAYERS, exit_layer, rate, top_k))
-        points.append(TradeOff(*kind, *expected, latency / alone, work / (alone if per_token else latency)))
+        per_unit = (compute_per_time_unit(LAYERS, exit_layer, rate, top_k), work / latency)
+        per_token = (compute_per_token(LAYERS, exit_layer, rate, top_k) / LAYERS, work / alone)
+        expected = latency_per_token(LAYERS, exit_layer, rate) / LAYERS
+        points.append(TradeOff(*kind, expected, latency / alone, *per_unit, *per_token))
     return points
 
 
@@ -152,23 +145,24 @@ def simulated(exit_layer: int, top_k: int, rate: float, generator: np.random.Gen
     return float(np.mean([text.latency for text in texts])), float(np.mean([text.compute for text in texts]))
 
 
-def _draw(path: Path, points: list[TradeOff], title: str, what: str) -> None:
+def _draw(path: Path, compute: str, what: str) -> None:
     subtitle = (
         f"Match rates of Vicuna-13B (Table 1), exits after {', '.join(map(str, EXITS))} of {LAYERS} layers, "
         f"k = {', '.join(map(str, TOP_KS))} along each line. Crosses: simulated"
     )
-    with paper_figure(path, (10.0, 4.6), title, subtitle) as figure:
-        limits = {"xlim": (0.9, max(point.compute for point in points) + 0.2), "ylim": (0.45, 1.02)}
+    points = trade_offs()
+    with paper_figure(path, (10.0, 4.6), f"Latency against {compute.replace('_', ' ')}", subtitle) as figure:
+        limits = {"xlim": (0.9, max(getattr(point, compute) for point in points) + 0.2), "ylim": (0.45, 1.02)}
         for index, dataset in enumerate(DATASETS):
             axes = add_panel(figure, (0.06 + 0.315 * index, 0.12, 0.285, 0.66), dataset, xlabel=what, **limits)
             axes.tick_params(labelleft=not index)
             axes.set_ylabel("" if index else "latency over the target alone")
-            _draw_panel(axes, [point for point in points if point.dataset == dataset])
-        axes.legend(handles=_legend(), loc="lower right", fontsize=7.5, frameon=False, ncol=2)
+            _draw_panel(axes, [point for point in points if point.dataset == dataset], compute)
+        axes.legend(loc="lower right", fontsize=7.5, frameon=False, title="dashed: shared head")
     write_csv(path, [field.name for field in fields(TradeOff)], map(astuple, points))
 
 
-def _draw_panel(axes: Axes, points: list[TradeOff]) -> None:
+def _draw_panel(axes: Axes, points: list[TradeOff], compute: str) -> None:
     """A line for each exit and kind of heads."""
     looks = marks([str(exit_layer) for exit_layer in EXITS])
     for exit_layer, trained in product(EXITS, HEADS):
@@ -176,18 +170,8 @@ def _draw_panel(axes: Axes, points: list[TradeOff]) -> None:
         mark = looks[str(exit_layer)]
         style = {"color": mark.colour, "linestyle": "-" if trained else (0, (4, 2)), "linewidth": 1.5}
         filling = {"mfc": mark.colour if trained else "white", "mec": mark.colour, "ms": 5}
-        heights = [point.latency for point in line]
-        axes.plot([point.compute for point in line], heights, marker=mark.marker, **style, **filling)
-        crosses = [point.simulated_latency for point in line]
-        axes.plot([point.simulated_compute for point in line], crosses, "x", color=INK, ms=4, mew=0.9, zorder=5)
-
-
-def _legend() -> list[Line2D]:
-    looks = marks([str(exit_layer) for exit_layer in EXITS])
-    exits = [
-        Line2D([], [], color=look.colour, marker=look.marker, ms=5, label=f"layer {name}")
-        for name, look in looks.items()
-    ]
-    trained = Line2D([], [], color=MUTED, label="trained heads")
-    shared = Line2D([], [], color=MUTED, linestyle=(0, (4, 2)), label="shared head")
-    return [*exits, trained, shared]
+        expected = [(getattr(point, compute), point.latency) for point in line]
+        crosses = [(getattr(point, f"simulated_{compute}"), point.simulated_latency) for point in line]
+        name = f"layer {exit_layer}" if trained else None
+        axes.plot(*zip(*expected, strict=True), marker=mark.marker, label=name, **style, **filling)
+        axes.plot(*zip(*crosses, strict=True), "x", color=INK, ms=4, mew=0.9, zorder=5)

@@ -11,14 +11,12 @@ from pathlib import Path
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.measured_examples import MeasuredExample
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.screening.rows import NUMBERS, Row, write_rows
 from bild_lab.papers.published import load_published
 from tests.report.sample import sample_drafted, sample_example, sample_result
 
 PIPELINE = {"match_rate": 0.5, "latency_units": 4.6, "compute_units": 9.0, "predicted_latency_units": 4.5}
 PIPELINE |= {"layers": 6, "exit_layer": 3, "predicted_compute_units": 9.1, "theorem": 1.33}
 ALIGNED = {"draft": "t5-tiny-aligned"}  # other weights are another setting
-SCREENED = {"target": "large", "split": "validation", "n_examples": 24, "dtype": "float32", "device": "cpu"}
 
 
 def bild(speedup: float, loss: float = 0.0, rollback: float = 2.0, **changes: object) -> Result:
@@ -62,6 +60,7 @@ def of(pair: str, *results: Result) -> list[tuple[str, Result, Sequence[Measured
 
 # for each figure what its runs leave: the pair, the result, its examples
 RUNS: dict[str, Callable[[], list[tuple[str, Result, Sequence[MeasuredExample]]]]] = {
+    "bild_fig2": lambda: of("toy", bild(1.5), bild(1.4, 1.0)),
     "bild_fig4": lambda: [
         *of("toy", bild(1.5), bild(1.7, 1.0, 5.0)),
         *of("toy_aligned", bild(1.6, setting=ALIGNED)),
@@ -113,17 +112,6 @@ def store(folder: Path, runs: Sequence[tuple[str, Result, Sequence[MeasuredExamp
         Sweep(folder).write_point(f"{number:012d}", "", known(pair, result), examples)
 
 
-def store_replayed(folder: Path, rollbacks: int, dataset: str, difference: float = 0.0) -> None:
-    """A screened point, as scripts/screen.py leaves it where nothing is timed."""
-    numbers = dict.fromkeys(NUMBERS, 0) | {"on_front": False, "confirmed": "", "quality_metric": "BLEU"}
-    numbers |= {"quality": 40.0 + difference, "quality_difference": difference, "predicted_speedup": None}
-    numbers |= {"tokens": 1650, "rollbacks": rollbacks}
-    row = Row(policy="bild_no_fallback", knobs={"rollback": rollbacks}, split="validation", n_examples=24, **numbers)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_rows(folder, [row])
-    (folder / "screen.json").write_text(json.dumps({"setting": {**SCREENED, "dataset": dataset}}))
-
-
 def store_match_rates(folder: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "metrics.json").write_text(json.dumps({"settings": {"dataset.name": "squad"}}))
@@ -138,7 +126,5 @@ def outputs_of(name: str, outputs: Path, scale: str) -> None:
     folder = outputs / load_published(name).folders[scale][0]
     if name in RUNS:
         store(folder, RUNS[name]())
-    elif name == "bild_fig2":
-        store_replayed(folder, 90, "toy")
     else:
         store_match_rates(folder)

@@ -25,7 +25,6 @@ from bild_lab.papers.cells import (
 )
 from bild_lab.papers.figures import FIGURES
 from bild_lab.papers.match_rates import Rate
-from bild_lab.papers.points import Replayed
 from bild_lab.papers.published import Cell
 from tests.papers.samples import bild, bita, known, other, points, ppd
 from tests.report.sample import SETTING, sample_baseline, sample_drafted, with_quality, with_speedup
@@ -148,14 +147,14 @@ def test_costs_are_those_of_the_fastest_point_at_minimal_loss_if_they_were_count
 
 
 def test_the_share_replaced_is_the_least_with_which_quality_reaches_the_targets() -> None:
-    def replayed(rollbacks: int, loss: float, baseline: float | None = 41.0, dataset: str = DATA) -> Replayed:
-        found = replace(bild(1.0, loss).quality, baseline=baseline)
-        return Replayed("bild", Setting({**SETTING, "dataset": dataset}), found, tokens=200, rollbacks=rollbacks)
+    def point(rollbacks: int, loss: float, baseline: float | None = 41.0, **setting: str) -> Result:
+        result = with_quality(bild(1.0, loss, setting=setting), baseline=baseline)
+        return replace(result, tokens=200, counts=replace(result.counts, rollbacks=rollbacks))
 
-    several = [replayed(10, 0.5), replayed(30, 0.12), replayed(50, 0.1), replayed(80, 0.0)]
+    several = [point(10, 0.5), point(30, 0.12), point(50, 0.1), point(80, 0.0)]
     share = Cell(DATA, "small model", "share replaced at the target's quality", 0.15)
     assert replaced_share(several) == [share, VANILLA]
-    alone = replayed(1, 0.0, baseline=None, dataset="toy")
+    alone = point(1, 0.0, baseline=None, dataset="toy")
     assert replaced_share([alone, several[0]]) == [VANILLA]
     assert replaced_share([alone, *several]) == [share, VANILLA]
 

@@ -16,7 +16,7 @@ import scripts.figures
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import run_application
 from bild_lab.lab.schema.result import Result
-from bild_lab.papers.drawings import Picture, legend_columns, quality_lines
+from bild_lab.papers.drawings import Picture, quality_lines
 from bild_lab.papers.figures import FIGURES, draw_figure
 from bild_lab.papers.published import AGREES, LOWER, load_published, published_names
 from bild_lab.report.style import marks
@@ -51,7 +51,7 @@ def test_points_timed_on_a_busy_machine_are_told_below_the_title_and_in_the_text
     quiet, busy = bild(1.5), bild(1.7, 1.0, 5.0, environment={**ENVIRONMENT, "busy_elsewhere_percent": 74.4})
     store(tmp_path / load_published("bild_fig4").folders["small"][0], [("toy", quiet, ()), ("toy", busy, ())])
     drawn: list[Picture] = []
-    monkeypatch.setitem(FIGURES, "bild_fig4", replace(FIGURES["bild_fig4"], draw=lambda one, _: drawn.append(one)))
+    monkeypatch.setitem(FIGURES, "bild_fig4", replace(FIGURES["bild_fig4"], drawing=lambda one, _: drawn.append(one)))
     text = draw_figure("bild_fig4", tmp_path, tmp_path).path.with_suffix(".md").read_text()
     assert drawn[0].subtitle.endswith(", 1 of 2 points timed on a busy machine")
     assert "1 of 2 points was timed while other programs used 74 % of the machine" in text
@@ -190,11 +190,6 @@ def test_only_what_is_missing_is_run_and_a_command_that_fails_is_named(
     assert script(words, monkeypatch) == script(words, monkeypatch) == 0
     assert ran == [["experiment=spec/tab2", "scale=small"]] * 2
     assert (tmp_path / "outputs" / "figures" / "spec_tab4_small.png").is_file()
-
-
-def test_a_legend_has_as_many_columns_as_fit() -> None:
-    short, long = ["bild", "calm"] * 6, ["relaxed acceptance", "calm"] * 6
-    assert (legend_columns(short, 7.0), legend_columns(long, 7.0), legend_columns(long, 1.0)) == (5, 3, 1)
 
 
 def test_rows_with_models_of_their_own_have_a_baseline_each() -> None:

@@ -10,7 +10,7 @@ from hydra import initialize_config_dir
 
 from bild_lab.errors import UserError
 from bild_lab.lab.config import config_dir
-from bild_lab.papers.paper_runs import Setting, commands, figures, misspelt, needs, settings_of
+from bild_lab.papers.paper_runs import Setting, commands, figures, hub, needs, on_hub, settings_of
 from bild_lab.papers.published import load_published, published_names
 from scripts import paper_run
 from tests.thinned import thinned
@@ -24,6 +24,31 @@ def setting(**changes: object) -> Setting:
     }  # fmt: skip
     plain = Setting("kssteven/T5-large-xsum", ("kssteven/T5-small-xsum",), dataset, "float32", 128, 1, 25)
     return replace(plain, dataset={**dataset, **changes.pop("dataset", {})}, **changes)
+
+
+COLUMN_KEYS = ("source_column", "input_column", "reference_column", "id_column", "category_column")
+
+
+def misspelt(setting: Setting) -> list[str]:
+    """What the cards of the hub do not have, in sentences: ids, configurations, splits and columns."""
+    found = [f"no checkpoint {one} is known" for one in on_hub(setting) if one not in hub()["models"]]
+    data = setting.dataset
+    if data["hub_id"] is None:
+        return found
+    card = hub()["datasets"].get(data["hub_id"])
+    if card is None:
+        return [*found, f"no data set {data['hub_id']} is known"]
+    named = data["hub_config"] or data["hub_data_dir"]
+    if (named is None) == bool(card["configs"]) or (named is not None and named not in card["configs"]):
+        found.append(f"{data['hub_id']} has the configurations {', '.join(card['configs']) or 'none'}, got {named}")
+    if data["split"] not in card["splits"]:
+        found.append(f"{data['hub_id']} has the splits {', '.join(card['splits'])}, got {data['split']}")
+    for key in COLUMN_KEYS:
+        value = data.get(key)
+        columns = [] if value is None else [value] if isinstance(value, str) else value
+        if columns and not set(columns) & set(card["columns"]):
+            found.append(f"{data['hub_id']} has the columns {', '.join(card['columns'])}, got {key} {columns[0]}")
+    return found
 
 
 @pytest.fixture(autouse=True)
