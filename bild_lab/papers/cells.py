@@ -112,23 +112,9 @@ def table(
     return cells
 
 
-def speedup_of(point: Result) -> Speedup:
-    return point.speedup
-
-
-def acceptance_rate(point: Result) -> float | None:
-    """α of speculative decoding."""
-    return point.counts.acceptance_rate
-
-
 def theorem(point: Result) -> float | None:
     """The speedup by Theorem 3.8; None if nothing was predicted."""
     return None if point.prediction is None else point.prediction.theorem
-
-
-def greedy_speedup(point: Result) -> float | None:
-    """BiTA's number: tokens per second over the baseline's."""
-    return point.tokens_per_s_ratio
 
 
 def by_category(points: Sequence[Result]) -> list[Cell]:

@@ -90,17 +90,18 @@ def draw_engagement(picture: Picture, path: Path) -> None:
 
 def draw_dots(picture: Picture, path: Path) -> None:
     """A panel per quantity: every number is a dot in its row, with its interval, and the paper's number is a star."""
-    quantities = picture.comparison.quantities
-    sizes = [len(picture.comparison.of(quantity)) for quantity in quantities]
-    if max(sizes) > _MOST_ROWS:
+    panels: dict[str, list[Line]] = {}
+    for line in picture.comparison.lines:
+        panels.setdefault(line.cell.quantity, []).append(line)
+    if max(map(len, panels.values())) > _MOST_ROWS:
         return draw_scatter(picture, path)
-    inches = (9.0, _HEADING + 0.75 * len(quantities) + _ROW * sum(sizes) + _LEGEND)
+    inches = (9.0, _HEADING + 0.75 * len(panels) + _ROW * len(picture.comparison.lines) + _LEGEND)
     with _page(path, inches, picture) as figure:
         top = inches[1] - _HEADING
-        for quantity, size in zip(quantities, sizes, strict=True):
-            height = _ROW * size
+        for quantity, lines in panels.items():
+            height = _ROW * len(lines)
             area = (0.40, (top - 0.25 - height) / inches[1], 0.56, height / inches[1])
-            _dots(add_panel(figure, area, quantity, "x"), picture.comparison.of(quantity))
+            _dots(add_panel(figure, area, quantity, "x"), lines)
             top -= height + 0.75
         keys = [Line2D([], [], ls="", marker="o", ms=6, color=_HERE, label="here")]
         compared = [line.cell.formula for line in picture.comparison.lines if line.beside is not None]
@@ -243,39 +244,26 @@ class Piece:
 
 @dataclass(frozen=True)
 class Written:
-    """One source and its texts. small: the drafter's own text; None if it was not run."""
+    """One source and its texts. plain: those of one writer each, by name. bild: the tokens of both models together."""
 
-    source: str
-    large: str
-    small: str | None
+    plain: dict[str, str]
     bild: tuple[Piece, ...]
-
-    @property
-    def plain(self) -> dict[str, str]:
-        """The texts of one writer each."""
-        return {"source": self.source, "large": self.large, "small": "not run" if self.small is None else self.small}
-
-    @property
-    def interest(self) -> int:
-        """Ranks texts: first those in which the two models differ, then by the number of the target's tokens."""
-        differs = self.small is not None and self.small != self.large
-        return 1000 * differs + sum(piece.by_target for piece in self.bild)
 
 
 def written(points: Sequence[Result]) -> list[Written]:
-    """The most interesting texts of the traced examples."""
+    """The most interesting traced texts: those in which the models differ, then those with most target's tokens."""
     small: dict[str, str] = {}
     for point in points:
         if point.policy == "vanilla" and point.setting.target == point.setting.draft:
             small |= {one.id: one.prediction for one in read_examples(point.folder)}
-    texts = [
-        Written(one.prompt, one.baseline_prediction, small.get(one.id), tuple(_pieces(one)))
-        for point in points
-        if point.policy == "bild"
-        for one in read_examples(point.folder)
-        if one.pieces and one.baseline_prediction is not None
-    ]
-    return sorted(texts, key=lambda one: -one.interest)[:_TEXTS]
+    found = []
+    for one in (one for point in points if point.policy == "bild" for one in read_examples(point.folder)):
+        if one.pieces and one.baseline_prediction is not None:
+            texts = {"source": one.prompt, "large": one.baseline_prediction, "small": small.get(one.id, "not run")}
+            pieces = tuple(_pieces(one))
+            differs = one.id in small and small[one.id] != one.baseline_prediction
+            found.append((differs, sum(piece.by_target for piece in pieces), Written(texts, pieces)))
+    return [text for *_, text in sorted(found, key=lambda rank: rank[:2], reverse=True)[:_TEXTS]]
 
 
 def _pieces(example: MeasuredExample) -> Iterator[Piece]:

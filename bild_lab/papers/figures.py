@@ -52,7 +52,7 @@ def _trade_off(row: RowOf, *borrowed: str) -> PaperFigure:
 
 
 def _bita(row: RowOf, panel: RowOf = rows.dataset) -> PaperFigure:
-    return PaperFigure(cells_of.table(row, {"greedy speedup": cells_of.greedy_speedup}, panel))
+    return PaperFigure(cells_of.table(row, {"greedy speedup": lambda point: point.tokens_per_s_ratio}, panel))
 
 
 def _match_rates(positions: bool) -> PaperFigure:
@@ -62,12 +62,9 @@ def _match_rates(positions: bool) -> PaperFigure:
     return PaperFigure(cells, read=match_rates.read_rates)
 
 
-_DRAFTERS = {"speedup": cells_of.speedup_of, "acceptance rate": cells_of.acceptance_rate}
-_LENIENCES = {
-    "acceptance rate": cells_of.acceptance_rate,
-    "Theorem 3.8": cells_of.theorem,
-    "speedup": cells_of.speedup_of,
-}
+_SPEEDUP = {"speedup": lambda point: point.speedup}
+_ALPHA = {"acceptance rate": lambda point: point.counts.acceptance_rate}
+_THEOREM = {"Theorem 3.8": cells_of.theorem}
 FIGURES = {
     "bild_fig2": PaperFigure(cells_of.replaced_share, draw.draw_engagement, lambda _: "small model"),
     "bild_fig4": _trade_off(rows.alignment),
@@ -80,10 +77,10 @@ FIGURES = {
         cells_of.against_speculative, draw.draw_trade_offs, rows.unaligned_or_speculative, frozenset({"bild"})
     ),
     "bild_lossy": _trade_off(rows.lossy_rule, "bild"),
-    "spec_tab2": PaperFigure(cells_of.table(rows.drafter, _DRAFTERS, by_temperature=True)),
-    "spec_tab3": PaperFigure(cells_of.table(rows.drafter, _DRAFTERS, by_temperature=True)),
+    "spec_tab2": PaperFigure(cells_of.table(rows.drafter, _SPEEDUP | _ALPHA, by_temperature=True)),
+    "spec_tab3": PaperFigure(cells_of.table(rows.drafter, _SPEEDUP | _ALPHA, by_temperature=True)),
     "spec_tab4": PaperFigure(cells_of.theorem_table),
-    "spec_tab5": PaperFigure(cells_of.table(rows.lenience, _LENIENCES, by_temperature=True)),
+    "spec_tab5": PaperFigure(cells_of.table(rows.lenience, _ALPHA | _THEOREM | _SPEEDUP, by_temperature=True)),
     "spec_fig2_4": PaperFigure(cells_of.tokens_per_call, draw.draw_tokens_per_call),
     "bita_tab1": _bita(rows.pair),
     "bita_tab2": _bita(rows.policy, rows.pair),
@@ -104,7 +101,6 @@ FIGURES = {
 class Drawn:
     """A figure that was drawn. path: of the files, without the suffixes .png, .pdf and .md."""
 
-    name: str
     scale: str
     path: Path
     comparison: Comparison
@@ -183,7 +179,7 @@ def _drawn(name: str, published: Published, points: list[Any], scale: str, folde
         figure.texts(points),
     ]
     write_atomically(path.with_suffix(".md"), ("\n\n".join(filter(None, parts)) + "\n").encode())
-    return Drawn(name, scale, path, comparison)
+    return Drawn(scale, path, comparison)
 
 
 def _where(points: Sequence[Any]) -> str:

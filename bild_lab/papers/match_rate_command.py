@@ -37,11 +37,11 @@ from bild_lab.papers.match_rates import (
     TOTAL,
     MatchRates,
     MatchSpec,
+    Rate,
     layers_of,
     measure_match_rates,
-    write_rates,
 )
-from bild_lab.report.figure_files import add_panel, paper_figure
+from bild_lab.report.figure_files import add_panel, paper_figure, write_csv
 from bild_lab.report.style import MUTED, marks
 from bild_lab.training.output_files import require_same_settings, write_json, writing
 
@@ -118,7 +118,7 @@ def write(found: MatchRates, folder: Path, settings: dict[str, Any], target: Loa
     counts = {"texts": found.texts, "tokens": found.tokens, "totals": found.totals()}
     what = f"{short_name(target.checkpoint.path)}, {settings['dataset.name']}: {found.tokens:,} tokens"
     with writing(folder, "the match rates"):
-        write_rates(folder, found.rows())
+        write_csv(folder / CSV, Rate._fields, found.rows())
         draw_match_rates(found, folder / FIGURE, f"{what} of {found.texts:,} greedy texts; bars: 95 % over texts")
         write_json(folder / METRICS, {"settings": settings, **counts, "environment": environment(target.device)})
 

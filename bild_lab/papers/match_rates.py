@@ -28,7 +28,6 @@ from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import LoadedModel, Rows, Session, Want
 from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.metrics.bootstrap import interval, resampled_sums
-from bild_lab.report.figure_files import write_csv
 
 CSV, METRICS = "match_rates.csv", "metrics.json"
 TOTAL = "all"  # the position of a row that covers all positions
@@ -136,11 +135,6 @@ class Rate(NamedTuple):
     matches: int
     count: int
     rate: float
-
-
-def write_rates(folder: Path, rates: Iterable[Rate]) -> None:
-    """Write the table; `metrics.json` beside it says of which data it is."""
-    write_csv(folder / CSV, Rate._fields, rates)
 
 
 def read_rates(folders: Iterable[Path]) -> list[tuple[str, Rate]]:

@@ -174,13 +174,6 @@ class Comparison:
     claims: list[ClaimLine]
     missing: int
 
-    @property
-    def quantities(self) -> list[str]:
-        return list(dict.fromkeys(line.cell.quantity for line in self.lines))
-
-    def of(self, quantity: str) -> list[Line]:
-        return [line for line in self.lines if line.cell.quantity == quantity]
-
 
 def compare(cells: Sequence[Cell], published: Published, scale: str) -> Comparison:
     """Compare measured numbers with printed ones; at small scale with those of the paper's panel in `stands_for`.

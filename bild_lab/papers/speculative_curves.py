@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -30,33 +29,29 @@ _ALPHA = "acceptance rate α"
 _ONE_PANEL = (0.08, 0.11, 0.88, 0.74)
 
 
-@dataclass(frozen=True)
-class Curve:
-    """One line of a figure: the parameter it belongs to, and a value at each acceptance rate."""
-
-    parameter: float
-    rates: tuple[float, ...]
-    values: tuple[float, ...]
+Family = dict[float, list[float]]  # by parameter, the values at each acceptance rate
 
 
 def draw_expected_tokens(path: Path) -> None:
     """Figure 2: tokens per target call against the acceptance rate, a curve per window."""
-    (bound,) = curves_of(lambda rate, _: oracle_improvement(rate, 0.0), [float("inf")], RATES[:-1])
+    below_one = RATES[:-1]
+    bound = curves_of(lambda rate, _: oracle_improvement(rate, 0.0), [float("inf")], below_one)
     title, subtitle = "Expected tokens per target call", "Equation 1: (1 − α^(γ+1)) / (1 − α) for windows γ"
     with paper_figure(path, (8.0, 5.0), title, subtitle) as figure:
         axes, family = add_expected_tokens(figure)
-        axes.plot(bound.rates, bound.values, color=MUTED, linewidth=1.2, linestyle=(0, (5, 3)))
+        axes.plot(below_one, *bound.values(), color=MUTED, linewidth=1.2, linestyle=(0, (5, 3)))
         beside = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
         axes.text(0.87, 9, "any window: below 1 / (1 − α)", ha="right", va="center", bbox=beside)
-    write_csv(path, ("window", "acceptance_rate", "expected_tokens"), rows_of([*family, bound]))
+    rows = [*rows_of(family, RATES), *rows_of(bound, below_one)]
+    write_csv(path, ("window", "acceptance_rate", "expected_tokens"), rows)
 
 
-def add_expected_tokens(figure: Figure) -> tuple[Axes, list[Curve]]:
+def add_expected_tokens(figure: Figure) -> tuple[Axes, Family]:
     """The panel and the curves of Equation 1."""
     family = curves_of(expected_tokens, WINDOWS)
     labels = {"xlabel": _ALPHA, "ylabel": "tokens per target call"}
     axes = add_panel(figure, _ONE_PANEL, xlim=(0, 1), ylim=(0, 12), **labels)
-    draw_family(axes, family, "window")
+    draw_family(axes, family, RATES, "window")
     return axes, family
 
 
@@ -67,8 +62,8 @@ def draw_optimal_window(path: Path) -> None:
     with paper_figure(path, (8.0, 5.0), "Optimal window", subtitle) as figure:
         limits = {"xlim": (0, RATES_OF_WINDOWS[-1]), "ylim": (0, 42)}
         axes = add_panel(figure, _ONE_PANEL, xlabel=_ALPHA, ylabel="tokens drafted per round", **limits)
-        draw_family(axes, family, "c =", drawstyle="steps-post")
-    write_csv(path, ("cost_ratio", "acceptance_rate", "optimal_window"), rows_of(family))
+        draw_family(axes, family, RATES_OF_WINDOWS, "c =", drawstyle="steps-post")
+    write_csv(path, ("cost_ratio", "acceptance_rate", "optimal_window"), rows_of(family, RATES_OF_WINDOWS))
 
 
 def draw_speed_and_operations(path: Path) -> None:
@@ -80,27 +75,27 @@ def draw_speed_and_operations(path: Path) -> None:
         sides = ((0.06, faster, "times as fast as the target alone"), (0.555, more, "times the target's operations"))
         for start, family, what in sides:
             area, limits = (start, 0.11, 0.41, 0.74), {"xlim": (0, 1), "ylim": (0, 12)}
-            draw_family(add_panel(figure, area, xlabel=_ALPHA, ylabel=what, **limits), family, "window")
+            draw_family(add_panel(figure, area, xlabel=_ALPHA, ylabel=what, **limits), family, RATES, "window")
     names = ("window", "acceptance_rate", "walltime_improvement", "operations_increase")
-    operations = [value for curve in more for value in curve.values]
-    write_csv(path, names, [(*row, value) for row, value in zip(rows_of(faster), operations, strict=True)])
+    write_csv(path, names, [(*one, other[-1]) for one, other in zip(rows_of(faster), rows_of(more), strict=True)])
 
 
 def curves_of(
-    value: Callable[[float, float], float], parameters: Iterable[float], rates: tuple[float, ...] = RATES
-) -> list[Curve]:
-    """The family of `value(acceptance_rate, parameter)`, a curve per parameter."""
-    return [Curve(parameter, rates, tuple(value(rate, parameter) for rate in rates)) for parameter in parameters]
+    value: Callable[[float, float], float], parameters: Iterable[float], rates: Sequence[float] = RATES
+) -> Family:
+    """`value(acceptance_rate, parameter)`, a curve per parameter."""
+    return {parameter: [value(rate, parameter) for rate in rates] for parameter in parameters}
 
 
-def draw_family(axes: Axes, family: Sequence[Curve], word: str, **style: object) -> None:
+def draw_family(axes: Axes, family: Family, rates: Sequence[float], word: str, **style: object) -> None:
     """Draw curves in shades of blue, from light to dark, with a legend. word: what the parameter is."""
-    for curve, colour in zip(family, colormaps["Blues"](np.linspace(0.4, 1.0, len(family))), strict=True):
-        look = {"color": colour, "linewidth": 1.7, "label": f"{word} {curve.parameter:g}", **style}
-        axes.plot(curve.rates, curve.values, clip_on=False, zorder=3, **look)
+    shades = colormaps["Blues"](np.linspace(0.4, 1.0, len(family)))
+    for (parameter, values), shade in zip(family.items(), shades, strict=True):
+        look = {"color": shade, "linewidth": 1.7, "label": f"{word} {parameter:g}", **style}
+        axes.plot(rates, values, clip_on=False, zorder=3, **look)
     axes.legend(loc="upper left", frameon=False)
 
 
-def rows_of(family: Iterable[Curve]) -> list[tuple[float, float, float]]:
+def rows_of(family: Family, rates: Sequence[float] = RATES) -> list[tuple[float, float, float]]:
     """Parameter, acceptance rate and value of every point of every curve."""
-    return [(c.parameter, rate, value) for c in family for rate, value in zip(c.rates, c.values, strict=True)]
+    return [(parameter, *point) for parameter, values in family.items() for point in zip(rates, values, strict=True)]

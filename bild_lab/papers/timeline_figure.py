@@ -51,12 +51,11 @@ class Lane:
 
 @dataclass(frozen=True)
 class Timelines:
-    """What is drawn: the lanes of one example in one setting. left_out: how many traced points have no lane."""
+    """What is drawn: the lanes of one example in one setting."""
 
     example: str
     setting: Setting
     lanes: tuple[Lane, ...]
-    left_out: int
 
 
 def timelines_of(sweep: Sweep, example: str | None = None) -> Timelines:
@@ -83,7 +82,7 @@ def timelines_of(sweep: Sweep, example: str | None = None) -> Timelines:
     if example is None:
         example = sorted(common, key=lambda one: len(first[one].token_ids))[(len(common) - 1) // 2]
     lanes = tuple(lane_of(group, result, texts[result.point][example]) for result in chosen)
-    return Timelines(example, group.setting, lanes, len(traced) - len(lanes))
+    return Timelines(example, group.setting, lanes)
 
 
 def traced_examples(result: Result) -> dict[str, MeasuredExample]:

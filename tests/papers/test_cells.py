@@ -7,17 +7,13 @@ from dataclasses import replace
 import pytest
 
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.schema.setting import Setting
 from bild_lab.papers import points as rows
 from bild_lab.papers.cells import against_speculative as ahead
 from bild_lab.papers.cells import (
     at_losses,
     cost_ratios,
     greatest,
-    greedy_speedup,
     match_rates,
-    pipeline_compute,
-    pipeline_trade_off,
     replaced_share,
     table,
     theorem_table,
@@ -26,8 +22,8 @@ from bild_lab.papers.cells import (
 from bild_lab.papers.figures import FIGURES
 from bild_lab.papers.match_rates import Rate
 from bild_lab.papers.published import Cell
-from tests.papers.samples import bild, bita, known, other, points, ppd
-from tests.report.sample import SETTING, sample_baseline, sample_drafted, with_quality, with_speedup
+from tests.papers.samples import bild, bita, known, other, points
+from tests.report.sample import sample_baseline, sample_drafted, with_quality, with_speedup
 
 DATA = "multi30k"
 VANILLA = Cell(DATA, "vanilla", "quality", 41.0)
@@ -180,27 +176,6 @@ def test_the_fastest_speculative_point_is_the_rival_and_bild_is_as_good_or_as_fa
     assert [cell.quantity for cell in ahead([speculative(1.4), bilds[3]])][2:] == ["quality ahead of speculative"]
 
 
-def test_bild_at_the_minimal_loss_is_as_good_and_at_the_rivals_speed_as_fast() -> None:
-    good, fast = (known("toy", bild(value, loss)) for value, loss in ((1.3, 0.12), (1.4, 1.0)))
-    (_, _, speed, text) = ahead([speculative(1.4), good, fast])
-    assert (speed.value, text.value) == (pytest.approx(-0.1), -1.0)
-
-
-def test_every_data_set_has_a_rival_and_one_that_only_slows_down_is_one_too() -> None:
-    elsewhere = [replace(one, setting=Setting({**SETTING, "dataset": "wmt"})) for one in (speculative(0.9), bild(1.2))]
-    untimed = with_speedup(elsewhere[0], value=None)
-    cells = ahead([speculative(1.4), untimed, *(known("toy", one) for one in elsewhere)])
-    assert [(cell.data, cell.quantity, cell.value) for cell in cells] == [
-        (DATA, "speedup", 1.4),
-        (DATA, "quality", 41.0),
-        ("wmt", "speedup", 0.9),
-        ("wmt", "quality", 41.0),
-        ("wmt", "speedup ahead of speculative", pytest.approx(0.3)),
-        ("wmt", "quality ahead of speculative", 0.0),
-    ]
-    assert ahead([with_speedup(speculative(1.4), value=None), known("toy", bild(1.2))]) == []
-
-
 def test_a_point_without_a_quality_is_on_no_curve() -> None:
     unknown = with_quality(known("toy", bild(1.9)), value=None)
     assert [cell.row for cell in at_losses(rows.policy)([unknown])] == ["vanilla"]
@@ -234,7 +209,7 @@ def test_tokens_per_call_are_those_of_synthetic_drafters_with_a_rate() -> None:
 
 
 def test_rows_keep_their_best_point_and_leave_out_the_baseline_and_what_has_no_row() -> None:
-    quantity = {"greedy speedup": greedy_speedup}
+    quantity = {"greedy speedup": lambda point: point.tokens_per_s_ratio}
     cells = table(rows.policy, quantity, lambda point: point.knobs.get("panel", "one"))
     several = [bita(1.2), bita(1.9), bita(1.4), bita(1.1, panel="two"), bita(9.0, panel=None), sample_baseline()]
     assert cells(several) == [ratio("bita", 1.9, "one"), ratio("bita", 1.1, "two")]
@@ -249,14 +224,6 @@ def test_rows_keep_their_best_point_and_leave_out_the_baseline_and_what_has_no_r
     assert greatest([speedup("bita", "speedup", 1.2), first, replace(first, low=1.0)]) == [first]
 
 
-def test_a_pipeline_without_matches_theorem_or_speedup_keeps_its_other_numbers() -> None:
-    bare = replace(ppd(), pipeline=replace(ppd().pipeline, match_rate=None, theorem=None))
-    bare = with_speedup(bare, value=None)
-    assert [cell.quantity for cell in pipeline_trade_off([bare])] == ["processes on average"]
-    assert [cell.quantity for cell in pipeline_compute([bare])] == ["layers run per token"]
-    assert pipeline_trade_off([bare, ppd()]) == [*pipeline_trade_off([bare]), *CELLS["ppd_fig2"]]
-
-
 def test_match_rates_are_of_the_whole_text_or_also_by_position() -> None:
     rates = [("squad", Rate(20, 3, "shared", "1-2", 3, 10, 0.3)), ("squad", Rate(20, 3, "my/heads", "all", 7, 10, 0.7))]
     whole = Cell("squad", "layer 20, trained, k = 3", "match rate", 0.7)
@@ -264,12 +231,6 @@ def test_match_rates_are_of_the_whole_text_or_also_by_position() -> None:
     part = Cell("squad", "layer 20, shared, k = 3", "match rate", 0.3, part="tokens 1-2")
     assert match_rates(rates, positions=True) == [part, whole]
     assert (part.panel, whole.panel) == ("squad, tokens 1-2", "squad")
-
-
-def test_a_curves_best_text_need_not_be_its_first() -> None:
-    several = points("bild_fig4")[::-1]
-    unaligned = curve("unaligned", (1.5, 41.0), (1.7, 40.0))
-    assert at_losses(rows.alignment)(several) == [*same("aligned", 1.6), *unaligned, VANILLA]
 
 
 def test_rows_are_named_after_facts_and_what_was_varied_not_after_folders() -> None:

@@ -16,12 +16,11 @@ import scripts.figures
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import run_application
 from bild_lab.lab.schema.result import Result
-from bild_lab.papers.drawings import Picture, quality_lines
+from bild_lab.papers.drawings import quality_lines
 from bild_lab.papers.figures import FIGURES, draw_figure
-from bild_lab.papers.published import AGREES, LOWER, load_published, published_names
+from bild_lab.papers.published import AGREES, load_published, published_names
 from bild_lab.report.style import marks
-from tests.papers.samples import bild, known, outputs_of, store
-from tests.report.sample import BASELINE_QUALITY, ENVIRONMENT
+from tests.papers.samples import bild, outputs_of, store
 from tests.thinned import thinned
 
 
@@ -43,18 +42,6 @@ def test_a_figure_is_a_png_and_a_pdf_with_a_table_that_ends_in_verdicts(name: st
     assert load_published(name).hardware in table
     assert f"python scripts/figures.py {name} scale=small" in table
     assert name == "bild_fig10" or "| panel | row | quantity | here | paper | tolerance | verdict |" in table
-
-
-def test_points_timed_on_a_busy_machine_are_told_below_the_title_and_in_the_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    quiet, busy = bild(1.5), bild(1.7, 1.0, 5.0, environment={**ENVIRONMENT, "busy_elsewhere_percent": 74.4})
-    store(tmp_path / load_published("bild_fig4").folders["small"][0], [("toy", quiet, ()), ("toy", busy, ())])
-    drawn: list[Picture] = []
-    monkeypatch.setitem(FIGURES, "bild_fig4", replace(FIGURES["bild_fig4"], drawing=lambda one, _: drawn.append(one)))
-    text = draw_figure("bild_fig4", tmp_path, tmp_path).path.with_suffix(".md").read_text()
-    assert drawn[0].subtitle.endswith(", 1 of 2 points timed on a busy machine")
-    assert "1 of 2 points was timed while other programs used 74 % of the machine" in text
 
 
 def test_the_papers_scale_comes_before_the_small_one(tmp_path: Path) -> None:
@@ -82,23 +69,6 @@ def test_without_outputs_the_message_names_what_to_run(name: str, tmp_path: Path
     assert {f"  {command}" for command in [*commands["paper"], *commands["small"]]} <= set(lines)
     assert (f"  python scripts/figures.py {name} scale=small run=true" in lines) == bool(commands["small"])
     assert not (tmp_path / "figures").exists()
-
-
-def test_bild_with_both_drafters_is_one_panel_of_two_curves(tmp_path: Path) -> None:
-    outputs_of("bild_fig4", tmp_path, "small")
-    lines = draw_figure("bild_fig4", tmp_path, tmp_path / "figures").comparison.lines
-    told = {(line.cell.row, line.cell.quantity): (line.cell.value, line.beside, line.verdict) for line in lines}
-    assert told["unaligned", "speedup at minimal loss"] == (1.5, 1.5, AGREES)  # beside the paper's average
-    assert told["unaligned", "speedup at one point of loss"] == (1.7, 1.7, AGREES)
-    assert told["aligned", "speedup at one point of loss"] == (1.6, 1.85, LOWER)
-    assert told["aligned", "speedup at minimal loss"][1] == 1.61
-    assert {line.cell.panel for line in lines} == {"multi30k"}
-
-
-def test_a_curve_that_always_loses_more_has_no_speedup() -> None:
-    cells = FIGURES["bild_fig4"].cells([known("toy", bild(2.0, loss=3.0))])
-    assert [(cell.row, cell.quantity) for cell in cells] == [("unaligned", "best quality"), ("vanilla", "quality")]
-    assert cells[1].value == BASELINE_QUALITY
 
 
 def test_curves_of_another_figures_folder_alone_are_no_panel(tmp_path: Path) -> None:

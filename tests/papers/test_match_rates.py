@@ -16,7 +16,6 @@ from PIL import Image
 from transformers import PreTrainedModel
 
 import scripts.match_rates
-from bild_lab.engine import batch_room
 from bild_lab.engine.adapters.layer_heads import LayerHeads
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.hf import HuggingFaceModel
@@ -38,8 +37,8 @@ from bild_lab.papers.match_rates import (
     measure_match_rates,
     read_rates,
     scores_of,
-    write_rates,
 )
+from bild_lab.report.figure_files import write_csv
 from tests.policies import FAMILIES, in_memory
 from tests.thinned import thinned
 from tests.tiny import END, PAD, START, VOCABULARY, save, tiny_llama, tiny_t5
@@ -111,13 +110,6 @@ def test_matches_are_those_of_a_program_without_caches(family: str) -> None:
             assert row.rate == sum(every) / sum(tokens.values()) and 0 < row.rate < 1
 
 
-def test_the_interval_draws_a_texts_matches_with_its_tokens() -> None:
-    """Half of each text's tokens match, however long it is: whatever is drawn, half match."""
-    counts = np.array([[2], [8], [40], [4], [100]])
-    found = MatchRates(("shared",), (1,), (1,), 100, (counts // 2).reshape(5, 1, 1, 1, 1), counts)
-    assert found.intervals.tolist() == [[[[0.5, 0.5]]]]
-
-
 def test_every_layer_and_k_has_its_own_interval_of_the_same_draws() -> None:
     chance = np.random.default_rng(2)
     counts = chance.integers(50, 100, (20, 3))
@@ -129,31 +121,10 @@ def test_every_layer_and_k_has_its_own_interval_of_the_same_draws() -> None:
         assert (total["low"], total["high"]) == pytest.approx(interval(drawn @ some / (drawn @ counts.sum(-1))))
 
 
-def test_texts_are_counted_as_they_end_and_decode_one_by_one_where_memory_is_short(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    target, told = in_memory(tiny_llama(3, 4), "native"), []
-    start = target.start
-
-    def started(*args: object) -> object:
-        told.append("begun")
-        return start(*args)
-
-    monkeypatch.setattr(target, "start", started)
-    texts = requests("llama")
-    together = measure_match_rates(target, texts, spec(), lambda: told.append("ended"))
-    assert sorted(told) == ["begun"] * 6 + ["ended"] * 6 and told[:6] == ["begun"] * 6
-    told.clear()
-    monkeypatch.setattr(batch_room, "free_bytes", lambda device: 1)
-    alone = measure_match_rates(target, texts, spec(), lambda: told.append("ended"))
-    assert told == ["begun", "ended"] * 6
-    assert (alone.matches == together.matches).all()
-
-
 def test_a_table_comes_back_as_it_was_written_and_folders_without_one_are_passed_over(tmp_path: Path) -> None:
     rates = [Rate(20, 3, "shared", "1-2", 3, 10, 0.3), Rate(20, 1, 'my,\r\n"heads"', TOTAL, 7, 11, 7 / 11)]
     for name, written in (("b", rates), ("c", rates[:1])):
-        write_rates(tmp_path / name, written)
+        write_csv(tmp_path / name / "match_rates.csv", Rate._fields, written)
         (tmp_path / name / "metrics.json").write_text(json.dumps({"settings": {"dataset.name": name}}))
     folders = [tmp_path / name for name in "abc"]
     assert read_rates(folders) == [("b", rates[0]), ("b", rates[1]), ("c", rates[0])]
@@ -209,13 +180,6 @@ def test_trained_heads_compute_in_the_targets_precision(checkpoints: Path, tmp_p
     hidden = torch.ones(2, target.checkpoint.config.hidden_size, dtype=torch.bfloat16)
     scores = scores_of(target.start(Source((START,)), 1), heads, 1, hidden)
     assert (scores.shape, scores.dtype) == ((2, VOCABULARY), torch.bfloat16)
-
-
-def test_the_shared_head_measures_all_layers_and_any_k_of_the_vocabulary(checkpoints: Path) -> None:
-    target = native(checkpoints / "llama")
-    assert layers_of(spec(layers=None, top_k=(1, 3, VOCABULARY)), target) == (1, 2)
-    with pytest.raises(UserError, match=f"at most the target's vocabulary of 40 tokens, got {VOCABULARY + 1}"):
-        layers_of(spec(layers=None, top_k=(1, 3, VOCABULARY + 1)), target)
 
 
 @pytest.fixture
@@ -284,11 +248,6 @@ def test_bad_input_gives_one_line_and_leaves_nothing(
     assert code == 2 and BAD_INPUT[words] in printed, printed
     assert len(printed.strip().splitlines()) == 1
     assert {path: path.read_text() for path in Path("outputs").rglob("*.*")} == before
-
-
-def test_values_are_ordered_and_each_is_measured_once() -> None:
-    twice = spec(layers=[3, 1, 3], top_k=(5, 1, 5), heads=["b", "a", "b"])
-    assert (twice.layers, twice.top_k, twice.heads) == ((1, 3), (1, 5), ("b", "a"))
 
 
 def test_heads_for_different_layers_have_to_be_measured_one_by_one(checkpoints: Path, tmp_path: Path) -> None:

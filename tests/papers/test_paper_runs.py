@@ -89,17 +89,6 @@ def test_a_dry_run_of_every_other_experiment_finds_its_names_on_the_cards(name: 
         assert needs(each, "a100").examples > 0
 
 
-@pytest.mark.slow
-def test_bilds_first_figure_has_its_eight_pairs_and_all_points() -> None:
-    several = [each for command in commands("bild_fig4") for each in settings_of(command)]
-    assert len(several) == 8
-    assert {each.points for each in several} == {25}
-    assert {each.dataset["limit"] for each in several} == {200}
-    assert ("kssteven/mT5-large-iwslt2017-de-en", ("kssteven/mT5-small-iwslt2017-de-en",)) in {
-        (each.target, each.drafts) for each in several
-    }
-
-
 @pytest.mark.parametrize(
     ("fault", "told"),
     [

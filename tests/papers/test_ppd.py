@@ -63,14 +63,6 @@ def test_the_run_of_figure_3_is_on_the_clock_where_the_figure_has_it() -> None:
     assert engaged == {4: 3 * (layers - exit_layer), 1: layers + 2 * exit_layer - 3 * (layers - exit_layer)}
 
 
-def test_candidates_are_begun_after_the_exit_and_done_with_the_token_that_they_follow() -> None:
-    text = simulate([True, False, True, True], 9, 5, 2)
-    finished = {each.token: each.end for each in text.busy if each.process == MAIN}
-    for each in text.busy:
-        if each.process != MAIN:
-            assert (each.end - each.start, each.end) == (4, finished[each.token])
-
-
 def test_matches_are_drawn_at_their_rate_and_reproducibly() -> None:
     first, second = (draw_matches(4001, 0.3, np.random.default_rng(1)) for _ in range(2))
     assert first == second

@@ -28,7 +28,6 @@ from bild_lab.papers.published import (
     judged,
     load_published,
     markdown,
-    overlapping,
     published_names,
 )
 from tests.papers.printed import PRINTED
@@ -64,22 +63,13 @@ TABLES = r"""
 
 
 @pytest.mark.parametrize("name", published_names())
-def test_a_file_opens_with_its_command_and_has_numbers_of_a_plausible_size(name: str) -> None:
+def test_a_file_opens_with_its_command_and_names_others(name: str) -> None:
     published = load_published(name)
     assert (FOLDER / f"{name}.yaml").read_text().partition("\n")[0].endswith(f": python scripts/figures.py {name}")
     assert sorted(published.folders) == sorted(published.commands) == sorted(SCALES)
     commands = [*published.commands["paper"], *published.commands["small"]]
     assert published.commands["paper"] and all(one.startswith(("python run.py", "python scripts/")) for one in commands)
     assert all(block.tolerance > 0 for block in published.values)
-    for (_, _, quantity), value in published.printed.items():
-        if quantity.startswith("quality") and "ahead" not in quantity:
-            assert 30 < value < 45
-        elif quantity.startswith(("speedup at", "speedup,", "greedy speedup", "Theorem 3.8")) or quantity == "speedup":
-            assert 1 < value < 6
-        elif "rate" in quantity or "share" in quantity or "latency" in quantity:
-            assert 0 < value < 1
-        else:
-            assert 0 < value <= 5
 
 
 @pytest.mark.skipif(not PAPERS.is_dir(), reason="no papers beside the project (../shared/papers)")
@@ -91,14 +81,6 @@ def test_every_published_number_is_in_its_papers_row_and_column(name: str) -> No
         return
     paper, read = PRINTED[name]
     assert printed == pytest.approx(read((PAPERS / f"{paper}.txt").read_text()))
-
-
-def test_the_averages_of_bilds_table_1_are_those_of_its_columns() -> None:
-    printed = load_published("bild_fig4").printed
-    for row in ("unaligned", "aligned"):
-        for quantity in ("speedup at minimal loss", "speedup at one point of loss"):
-            several = [printed[panel, row, quantity] for panel in ("iwslt2017", "wmt14", "xsum", "cnn_dailymail")]
-            assert printed["average", row, quantity] == pytest.approx(sum(several) / 4, abs=0.011)
 
 
 def test_tables_agree_where_they_repeat_each_other() -> None:
@@ -129,19 +111,8 @@ def test_both_tables_of_a_comparison() -> None:
     compared = compare(CELLS, PUBLISHED, "small")
     assert markdown(compared) == TABLES.strip()
     assert compared.missing == 2  # the printed ones are five
-    assert compared.quantities == ["speedup", "quality", "layers run"]
-    assert [line.cell.value for line in compared.of("speedup")] == [0.75, 2.625, 0.5]
     whole = compare(CELLS, PUBLISHED, "paper")
     assert ([line.beside for line in whole.lines], whole.missing) == ([None, None, None, None, 0.96], 5)
-
-
-def test_a_comparison_without_claims_or_numbers_has_no_such_table() -> None:
-    claims, numbers = TABLES.strip().split("\n\n")
-    nothing = replace(PUBLISHED, orders=[])
-    assert markdown(compare(CELLS, nothing, "small")) == numbers
-    unmeasured = markdown(compare([], PUBLISHED, "small"))
-    assert unmeasured == claims.replace("| toy |", "| – |").replace("holds", "not measured")
-    assert markdown(compare([], nothing, "small")) == ""
 
 
 @pytest.mark.parametrize(
@@ -162,13 +133,6 @@ def test_a_verdict_asks_for_the_tolerance_or_the_interval(value: float, bounds: 
     cell = Cell("iwslt2017", "aligned", "speedup at minimal loss", value, *bounds)  # the paper's is 1.62
     (line,) = compare([cell], load_published("bild_fig4"), "paper").lines
     assert (line.beside, line.verdict) == (1.62, verdict)
-
-
-def test_at_the_papers_scale_another_data_set_has_nothing_beside_it() -> None:
-    cell = Cell("multi30k", "aligned", "speedup at minimal loss", 1.6)
-    compared = compare([cell], load_published("bild_fig4"), "paper")
-    assert compared.lines[0].beside is None
-    assert compared.missing == len(load_published("bild_fig4").printed)
 
 
 def test_the_quality_of_other_data_gets_no_verdict() -> None:
@@ -218,18 +182,3 @@ def test_claims_that_hold_come_first_and_before_the_numbers() -> None:
     assert told == [("a", HOLDS), ("c", FAILS), ("x", UNKNOWN)]
     text = markdown(comparison)
     assert text.index("a is above b") < text.index("c is above b") < text.index("| panel | row |")
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "expected"),
-    [
-        ((1.0, 2.0), (2.0, 3.0), True),
-        ((2.0, 3.0), (1.0, 2.0), True),
-        ((1.0, 2.0), (2.1, 3.0), False),
-        ((2.1, 3.0), (1.0, 2.0), False),
-        ((1.0, 2.0), (None, None), False),
-    ],
-)
-def test_intervals_that_touch_overlap(one: tuple, other: tuple, expected: bool) -> None:
-    first, second = (Cell("p", "r", "q", 1.5, *bounds) for bounds in (one, other))
-    assert overlapping(first, second) == expected
