@@ -23,7 +23,7 @@ from bild_lab.papers.figures import FIGURES
 from bild_lab.papers.match_rates import Rate
 from bild_lab.papers.published import Cell
 from tests.papers.samples import bild, bita, known, other, points
-from tests.report.sample import sample_baseline, sample_drafted, with_quality, with_speedup
+from tests.report.sample import sample_baseline, with_quality, with_speedup
 
 DATA = "multi30k"
 VANILLA = Cell(DATA, "vanilla", "quality", 41.0)
@@ -241,15 +241,3 @@ def test_rows_are_named_after_facts_and_what_was_varied_not_after_folders() -> N
     assert rows.mask_tokens(bita(adapter="outputs/bita_m5/adapter")) == "3 mask tokens"
     fewer = bita(mask_tokens=1, prompt_tokens=8)  # than the 3 and 16 that were trained
     assert (rows.mask_tokens(fewer), rows.prompt_tokens(fewer)) == ("1 mask tokens", "8 prompt tokens")
-
-
-def test_each_data_set_has_its_baselines_quality() -> None:
-    toy = with_quality(sample_drafted("bild", {}, 1.0, 0.0, (0.8, 0.9), setting={"dataset": "toy"}), baseline=12.0)
-    unknown = with_quality(bild(1.0, setting={"dataset": "wmt"}), baseline=None)
-    cells = at_losses(rows.policy)([bild(1.5), toy, unknown])
-    assert cells[-2:] == [VANILLA, Cell("toy", "vanilla", "quality", 12.0)]
-    assert [cell.quantity for cell in cells if cell.data == "wmt"] == ["best quality"]
-    assert at_losses(rows.policy)([with_speedup(bild(1.5), value=None)]) == [
-        quality("bild", "best quality", 41.0),
-        VANILLA,
-    ]

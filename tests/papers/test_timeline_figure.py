@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import matplotlib
 import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
@@ -19,7 +18,7 @@ from bild_lab.lab.results.groups import by_setting
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.measured_examples import MeasuredExample
 from bild_lab.lab.schema.result import Result
-from bild_lab.papers.timeline_figure import Lane, draw_lane, draw_trace, selected, timelines_of
+from bild_lab.papers.timeline_figure import Lane, draw_lane, selected, timelines_of
 from bild_lab.report.style import STAGE_COLOURS
 from scripts import trace_diagram
 from tests.report.sample import sample_baseline, sample_drafted, sample_example, sample_sweep
@@ -138,14 +137,6 @@ def test_the_bars_of_a_lane_lie_where_the_calls_were() -> None:
         (6.0, "2"),
         (9.0, "3"),
     ]
-
-
-def test_the_picture_is_a_small_png_that_grows_with_its_lanes(sweep: Sweep, tmp_path: Path) -> None:
-    draw_trace(timelines_of(sweep), tmp_path / "new" / "trace.png")
-    width, height = Image.open(tmp_path / "new" / "trace.png").size
-    assert (width, height) == (1500, 568)
-    assert (tmp_path / "new" / "trace.png").stat().st_size < 150_000
-    assert matplotlib.rcParams["text.parse_math"]  # the style is not left behind
 
 
 def test_a_run_keeps_the_spans_of_traced_examples_and_the_script_draws_them(
