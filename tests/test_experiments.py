@@ -71,7 +71,7 @@ PROMPTS = {  # PPD's Table 3 with the contents of ROW
     "English: Sounds like a typical rugby club to me.\nFrench: Ça m'a l'air d'être un club de rugby typique. #\n"
     "English: At an English university, perhaps\nFrench: Dans une université anglaise, peut-être #\n"
     "English: a text\nFrench:",
-    "cnn_dailymail": "# Article\na text\n# Summarize the article\n### Assistant:",
+    "cnn_dailymail_ppd": "# Article\na text\n# Summarize the article\n### Assistant:",
 }
 # BiLD's sweeps: the paper's ranges of thresholds (§7.1.2), for translation and for summaries, and the released pairs
 TRANSLATED = {("policy.fallback", "0.5,0.6,0.7,0.8,0.9"), ("policy.rollback", "1,2,3,5,10")}

@@ -22,7 +22,7 @@ MAIN = 0  # the process that finishes every token; the candidates' are 1 to k
 
 LAYERS = 40  # of Vicuna-13B
 TABLE_1_LAYERS, TOP_KS = (10, 20, 30, 35, 37), (1, 3, 5)
-DATASETS = {"SQuAD": "squad", "WMT": "wmt15_en_fr", "CNN/DM": "cnn_dailymail"}  # with their names in published files
+DATASETS = {"SQuAD": "squad", "WMT": "wmt15_en_fr", "CNN/DM": "cnn_dailymail_ppd"}  # as published files name them
 EXITS = (20, 30, 35, 37)  # the paper's figures show only the first, half of the layers
 SIMULATED_TOKENS, SIMULATED_TEXTS = 128, 30
 HEADS = {False: "shared", True: "trained"}

@@ -51,8 +51,9 @@ def _template(values: Mapping[str, Any]) -> str | None:
     """The file of conf/template with these templates."""
     unset = {field.name: field.default for field in fields(DatasetSpec)}
     for file in sorted((config_dir() / "template").glob("*.yaml")):
-        held = {**unset, **_file("template", file.stem)}
-        if all(_plain(held[key]) == _plain(values[key]) for key in TEMPLATES):
+        own = _file("template", file.stem)
+        held = {**unset, **own}
+        if set(TEMPLATES) & set(own) and all(_plain(held[key]) == _plain(values[key]) for key in TEMPLATES):
             return file.stem
     return None
 
