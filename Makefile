@@ -6,7 +6,7 @@ GPU_TESTS := tests/pretended/test_policies.py tests/engine/models/test_compiled.
   tests/engine/lossless/test_random_models.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup peers run test test-slow lint format bench gpu figures results docs clean
+.PHONY: help setup peers run test test-slow lint format bench gpu figures docs clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -61,9 +61,6 @@ gpu: setup ## On a machine with an NVIDIA GPU: check, test, certify and time int
 
 figures: setup ## Run the small experiments that are missing, and draw every table and figure of the papers into outputs/figures
 	$(BIN)/python scripts/figures.py all scale=small run=true
-
-results: setup ## Write the pages of docs/results from the numbers kept beside them
-	$(BIN)/python scripts/results.py
 
 docs: .venv/.docs-installed ## Build the site of all pages: open build/site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

@@ -106,7 +106,7 @@ def draw(wanted: Wanted) -> list[str]:
 
 def draw_theory(name: str, folder: Path) -> list[Path]:
     """Draw what a figure shows by equations alone, with its values as CSV; nothing for figures that are measured."""
-    from bild_lab.papers import ppd_curves as ppd
+    from bild_lab.papers import ppd
     from bild_lab.papers import speculative_curves as speculative
 
     curves = {

@@ -1,6 +1,6 @@
 """Measure how often early layers know the next token: python scripts/match_rates.py name=match model.path=DIR
 
-PPD's tables: python scripts/match_rates.py experiment=ppd_tab1/squad. Small ones: experiment=ppd_tab1/small
+PPD's tables: python scripts/match_rates.py match=paper dataset=wmt15_en_fr. Small ones: match=small
 """
 
 from __future__ import annotations

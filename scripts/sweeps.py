@@ -3,7 +3,6 @@
     python scripts/sweeps.py merge name=all outputs/first outputs/second
     python scripts/sweeps.py interleave name=together outputs/first outputs/second
     python scripts/sweeps.py predict outputs/first machines=[h100_sxm]
-    python scripts/sweeps.py theory outputs/first
 
 merge puts the points of several machines into one sweep, each point once, the newest measurement. Points of different
 hardware, code or package versions have different settings, so their timings never share a curve.
@@ -14,8 +13,6 @@ can be compared: of several drafters, for example, which a sweep measures one af
 
 predict says what the speedups would be on declared machines, by a roofline over the forwards that the sweep recorded,
 and writes predicted.csv beside it. Nothing is timed.
-
-theory draws the points of speculative decoding among the curves of Theorem 3.8: theory.png beside the sweep.
 """
 
 from __future__ import annotations
@@ -219,16 +216,7 @@ def predict(cfg: DictConfig) -> None:
         output.print(f"{file} contains these rows; predicted from declared figures, not measured")
 
 
-def theory(cfg: DictConfig) -> None:
-    """Draw the points of each sweep. Raises UserError for one without points of speculative decoding."""
-    from bild_lab.papers.speculative_curves import draw_measured
-
-    for sweep in given_sweeps(cfg):
-        draw_measured(sweep.results(), sweep.folder / "theory.png")
-        output.print(f"{sweep.folder}/theory.png, with its numbers as CSV")
-
-
-COMMANDS = {command.__name__: command for command in (merge, interleave, predict, theory)}
+COMMANDS = {command.__name__: command for command in (merge, interleave, predict)}
 
 
 def as_overrides(words: Sequence[str]) -> list[str]:

@@ -28,8 +28,7 @@ def main() -> None:
     timelines = timelines_of(Sweep(folder), settings.get("example"))
     file = Path(settings.get("output", folder / "trace.png"))
     draw_trace(timelines, file)
-    others = f"; {timelines.left_out} more traced points have no lane" if timelines.left_out else ""
-    output.print(f"{file} shows example {timelines.example}{others}")
+    output.print(f"{file} shows example {timelines.example}")
 
 
 if __name__ == "__main__":

@@ -1,43 +1,39 @@
-"""Draws a paper's figure or table: curves, or rows of dots, with the paper's numbers as stars."""
+"""Draws a paper's figure or table: curves, rows of dots with the paper's numbers as stars, or texts of two models."""
 
 from __future__ import annotations
 
-import io
 import math
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
-from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from bild_lab.engine.speculative_theory import expected_tokens
-from bild_lab.files import write_atomically
 from bild_lab.lab.analysis.pareto import pareto_front
 from bild_lab.lab.formatting import MINUS
+from bild_lab.lab.schema.examples import MeasuredExample, read_examples
 from bild_lab.lab.schema.result import Result
 from bild_lab.papers.cells import replaced, tokens_per_call
-from bild_lab.papers.finished_points import RowOf, baseline_quality, curves
-from bild_lab.papers.published import Published
-from bild_lab.papers.speculative_curves import WINDOWS, draw_family, label_ends
-from bild_lab.papers.speculative_curves import curves as family_of
-from bild_lab.papers.verdicts import Comparison, Line
-from bild_lab.report.style import FIGURE_STYLE, HAIRLINE, INK, MUTED, Mark, marks
+from bild_lab.papers.points import RowOf, baseline_quality, curves
+from bild_lab.papers.published import Comparison, Line, Published
+from bild_lab.papers.speculative_curves import add_expected_tokens
+from bild_lab.report.figure_files import add_panel, paper_figure
+from bild_lab.report.style import HAIRLINE, INK, MUTED, Mark, marks
 
-_DPI = 150
 SAME_QUALITY = 0.05  # texts of one model that differ by ties move its quality less
 _PANEL = (4.6, 3.6)  # inches
-_HEADING, _LEGEND = 0.75, 0.55
-_LETTER = 0.06  # as wide as a letter of the subtitle
+_HEADING, _LEGEND, _BESIDE = 0.75, 0.55, 3  # inches, and entries of a legend beside one another
 _ROW, _MOST_ROWS = 0.21, 100
 _HERE = "#0072B2"
 _STAR = {"marker": "*", "mfc": "#E69F00", "mec": INK, "mew": 0.7}
 _FORMULA = {"marker": "D", "mfc": "white", "mec": INK, "mew": 1.1}
+_DOTTED, _DASHED = (0, (1, 2)), (0, (5, 4))
+_TARGET = "#D55E00"  # of the target's tokens
+_TEXTS, _WIDTH, _TEXT_LINE = 4, 96, 0.19  # texts that are shown, characters of a line, inches of a line
 
 
 @dataclass(frozen=True)
@@ -94,69 +90,49 @@ def draw_engagement(picture: Picture, path: Path) -> None:
 
 def draw_dots(picture: Picture, path: Path) -> None:
     """A panel per quantity: every number is a dot in its row, with its interval, and the paper's number is a star."""
-    quantities = picture.comparison.quantities
-    sizes = [len(picture.comparison.of(quantity)) for quantity in quantities]
-    if max(sizes) > _MOST_ROWS:
+    panels: dict[str, list[Line]] = {}
+    for line in picture.comparison.lines:
+        panels.setdefault(line.cell.quantity, []).append(line)
+    if max(map(len, panels.values())) > _MOST_ROWS:
         return draw_scatter(picture, path)
-    gaps = 0.75 * len(quantities)
-    inches = (9.0, _HEADING + gaps + _ROW * sum(sizes) + _LEGEND)
-    with page(path, inches, picture) as figure:
+    inches = (9.0, _HEADING + 0.75 * len(panels) + _ROW * len(picture.comparison.lines) + _LEGEND)
+    with _page(path, inches, picture) as figure:
         top = inches[1] - _HEADING
-        for quantity, size in zip(quantities, sizes, strict=True):
-            height = _ROW * size
+        for quantity, lines in panels.items():
+            height = _ROW * len(lines)
             area = (0.40, (top - 0.25 - height) / inches[1], 0.56, height / inches[1])
-            _dots(figure.add_axes(area), quantity, picture.comparison.of(quantity))
+            _dots(add_panel(figure, area, quantity, "x"), lines)
             top -= height + 0.75
-        here = Line2D([], [], ls="", marker="o", ms=6, color=_HERE, label="here")
-        formula = Line2D([], [], ls="", ms=6, label="the paper's formula for this run", **_FORMULA)
-        lines = [line for line in picture.comparison.lines if line.beside is not None]
-        printed = any(line.cell.formula is None for line in lines)
-        computed = any(line.cell.formula is not None for line in lines)
-        _legend(figure, [here, *([_star_key()] if printed else []), *([formula] if computed else [])], 3)
+        keys = [Line2D([], [], ls="", marker="o", ms=6, color=_HERE, label="here")]
+        compared = [line.cell.formula for line in picture.comparison.lines if line.beside is not None]
+        if None in compared:
+            keys.append(_star_key())
+        if any(formula is not None for formula in compared):
+            keys.append(Line2D([], [], ls="", ms=6, label="the paper's formula for this run", **_FORMULA))
+        _legend(figure, keys)
 
 
 def draw_scatter(picture: Picture, path: Path) -> None:
     """Each number against the paper's, for tables with too many rows for dots; on the line both are equal."""
-    with page(path, (6.0, 6.0), picture) as figure:
-        axes = figure.add_axes((0.12, 0.12, 0.82, 0.74))
-        axes.grid(color=HAIRLINE, linewidth=0.7)
+    with _page(path, (6.0, 6.0), picture) as figure:
+        axes = add_panel(figure, (0.12, 0.12, 0.82, 0.74), xlabel="paper", ylabel="here")
         pairs = [(line.beside, line.cell.value) for line in picture.comparison.lines if line.beside is not None]
         axes.plot(*zip(*pairs, strict=True), "o", ms=3.5, color=_HERE, alpha=0.6) if pairs else None
         low, high = axes.get_xlim()
         axes.plot([low, high], [low, high], color=MUTED, linewidth=1.0)
-        axes.set(xlabel="paper", ylabel="here")
 
 
 def draw_tokens_per_call(picture: Picture, path: Path) -> None:
     """Equation 1 as a curve per window, with the measured points (speculative decoding Figure 2)."""
-    with page(path, (8.0, 5.0), picture) as figure:
-        axes = figure.add_axes((0.08, 0.11, 0.8, 0.74))
-        axes.grid(color=HAIRLINE, linewidth=0.7)
-        axes.spines["top"].set_visible(False)
-        axes.set(xlabel="acceptance rate α", ylabel="tokens per target call", xlim=(0, 1), ylim=(0, 12))
-        family = family_of(expected_tokens, WINDOWS)
-        draw_family(axes, family)
-        label_ends(axes, {f"window {curve.parameter:g}": curve.values[-1] for curve in family})
+    with _page(path, (8.0, 5.0), picture) as figure:
+        axes, _ = add_expected_tokens(figure)
         for point in picture.points:
             for cell in tokens_per_call([point]):
-                axes.plot(point.counts.acceptance_rate, cell.value, "o", ms=6, mfc="#D55E00", mec="white", zorder=5)
+                axes.plot(point.counts.acceptance_rate, cell.value, "o", ms=6, mfc=_TARGET, mec="white", zorder=5)
 
 
-@contextmanager
-def page(path: Path, inches: tuple[float, float], picture: Picture) -> Iterator[Figure]:
-    """A figure with its heading, written as PNG and PDF when the block ends."""
-    with rc_context(FIGURE_STYLE):
-        figure = Figure(figsize=inches, dpi=_DPI)
-        FigureCanvasAgg(figure)
-        left = 0.4 / inches[0]
-        figure.text(left, 1 - 0.24 / inches[1], picture.title, va="center", size=11.5, weight="bold")
-        subtitle = textwrap.fill(picture.subtitle, int((inches[0] - 0.6) / _LETTER))
-        figure.text(left, 1 - 0.42 / inches[1], subtitle, va="top", size=8, color=MUTED)
-        yield figure
-        for kind, metadata in (("png", {}), ("pdf", {"CreationDate": None})):
-            image = io.BytesIO()
-            figure.savefig(image, format=kind, metadata=metadata)
-            write_atomically(path.with_suffix(f".{kind}"), image.getvalue())
+def _page(path: Path, inches: tuple[float, float], picture: Picture) -> AbstractContextManager[Figure]:
+    return paper_figure(path, inches, picture.title, picture.subtitle, ("png", "pdf"))
 
 
 def _draw_panels(picture: Picture, path: Path, draw: Callable[..., None]) -> None:
@@ -165,40 +141,28 @@ def _draw_panels(picture: Picture, path: Path, draw: Callable[..., None]) -> Non
     for (panel, row), curve in curves(picture.points, picture.row).items():
         groups.setdefault(panel, {})[row] = curve
     looks = marks(list(dict.fromkeys(row for own in groups.values() for row in own)))
+    keys = [Line2D([], [], marker=one.marker, color=one.colour, ms=6, lw=1.4, label=row) for row, one in looks.items()]
+    keys += _paper_keys(picture, groups)
     columns = min(2, len(groups))
     lines = math.ceil(len(groups) / columns)
     width = max(7.0, _PANEL[0] * columns + 0.3)
-    keys = _paper_keys(picture, groups)
-    beside = legend_columns([*looks, *(key.get_label() for key in keys)], width)
-    legend = _LEGEND + 0.2 * ((len(looks) + len(keys) - 1) // beside)
-    inches = (width, _HEADING + _PANEL[1] * lines + legend)
-    with page(path, inches, picture) as figure:
+    inches = (width, _HEADING + _PANEL[1] * lines + _LEGEND + 0.2 * ((len(keys) - 1) // _BESIDE))
+    column_width = (width - 0.2) / columns
+    with _page(path, inches, picture) as figure:
         for index, (panel, own) in enumerate(groups.items()):
             line, column = divmod(index, columns)
-            bottom = inches[1] - _HEADING - _PANEL[1] * (line + 1)
-            left, width = (0.65 + column * (inches[0] - 0.2) / columns), (inches[0] - 0.2) / columns - 0.95
-            area = (left / inches[0], (bottom + 0.55) / inches[1], width / inches[0], (_PANEL[1] - 0.95) / inches[1])
-            axes = figure.add_axes(area)
-            axes.grid(color=HAIRLINE, linewidth=0.7)
-            axes.set_axisbelow(True)
-            axes.spines["top"].set_visible(False)
-            metric = next(iter(own.values()))[0].quality.metric
-            axes.set_title(panel, loc="left", fontsize=9.5, color=INK)
-            axes.set_ylabel(metric)
+            left, bottom = 0.65 + column * column_width, inches[1] - _HEADING - _PANEL[1] * (line + 1) + 0.55
+            area = (left / width, bottom / inches[1], (column_width - 0.95) / width, (_PANEL[1] - 0.95) / inches[1])
+            axes = add_panel(figure, area, panel, ylabel=next(iter(own.values()))[0].quality.metric)
             draw(axes, panel, own, looks)
-        handles = [
-            Line2D([], [], marker=look.marker, color=look.colour, ms=6, lw=1.4, label=row)
-            for row, look in looks.items()
-        ]
-        _legend(figure, [*handles, *keys], beside)
+        _legend(figure, keys)
 
 
 def _curve(axes: Axes, spots: Sequence[tuple[float, float]], look: Mark, joined: Sequence[int]) -> None:
     for index, (x, y) in enumerate(spots):
         fill = look.colour if index in joined else "white"
         axes.plot(x, y, look.marker, ms=5.5, mfc=fill, mec=look.colour, mew=1.1, zorder=4)
-    line = [spots[index] for index in joined]
-    if line:
+    if line := [spots[index] for index in joined]:
         axes.plot(*zip(*line, strict=True), color=look.colour, linewidth=1.4, zorder=3)
 
 
@@ -212,7 +176,7 @@ def _stars(axes: Axes, picture: Picture, panel: str, row: str, look: Mark) -> No
         if speed is None and picture.stands_for is not None:
             speed = printed.get((picture.stands_for, row, f"speedup{words}"))
         if speed is not None:
-            axes.axvline(1 / speed, color=look.colour, linewidth=1.1, linestyle=(0, (1, 2)), zorder=1.5)
+            axes.axvline(1 / speed, color=look.colour, linewidth=1.1, linestyle=_DOTTED, zorder=1.5)
 
 
 def quality_lines(axes: Axes, own: dict[str, list[Result]], looks: dict[str, Mark]) -> list[tuple[float, str]]:
@@ -221,25 +185,21 @@ def quality_lines(axes: Axes, own: dict[str, list[Result]], looks: dict[str, Mar
     Where rows have models of their own, each has its baseline, in its color.
     """
     found = {row: quality for row, curve in own.items() if (quality := baseline_quality(curve)) is not None}
-    apart = max(found.values(), default=0.0) - min(found.values(), default=0.0) > SAME_QUALITY
+    several = max(found.values(), default=0.0) - min(found.values(), default=0.0) > SAME_QUALITY
     baselines = [(found[row], looks[row].colour, f"baseline of {row}") for row in found]
-    if not apart:
+    if not several:
         baselines = [(quality, MUTED, "baseline") for quality, *_ in baselines[:1]]
     for quality, color, name in baselines:
-        for level, text in ((quality, name), (quality - 1, "" if apart else f"{MINUS}1 point")):
-            line = "-" if level == quality else (0, (5, 4))
+        for level, text in ((quality, name), (quality - 1, "" if several else f"{MINUS}1 point")):
+            line = "-" if level == quality else _DASHED
             axes.axhline(level, color=color, linewidth=1.0, linestyle=line, zorder=1.5)
             place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "annotation_clip": False}
             axes.annotate(text, (1, level), (2, 3), ha="right", size=7.5, color=color, **place)
-    return [(quality, color if apart else INK) for quality, color, _ in baselines]
+    return [(quality, color if several else INK) for quality, color, _ in baselines]
 
 
-def _dots(axes: Axes, quantity: str, lines: Sequence[Line]) -> None:
-    axes.set_title(quantity, loc="left", fontsize=9.5, color=INK)
-    axes.grid(axis="x", color=HAIRLINE, linewidth=0.7)
-    axes.set_axisbelow(True)
-    for side in ("top", "left"):
-        axes.spines[side].set_visible(False)
+def _dots(axes: Axes, lines: Sequence[Line]) -> None:
+    axes.spines["left"].set_visible(False)
     for height, line in enumerate(lines):
         cell = line.cell
         if cell.low is not None and cell.high is not None:
@@ -248,8 +208,7 @@ def _dots(axes: Axes, quantity: str, lines: Sequence[Line]) -> None:
         if line.beside is not None:
             look = {"ms": 10, **_STAR} if cell.formula is None else {"ms": 6, **_FORMULA}
             axes.plot(line.beside, height, zorder=5, **look)
-    names = [f"{line.cell.panel} · {line.cell.row}" for line in lines]
-    axes.set_yticks(range(len(lines)), names, size=7.5)
+    axes.set_yticks(range(len(lines)), [f"{line.cell.panel} · {line.cell.row}" for line in lines], size=7.5)
     axes.tick_params(axis="y", length=0, labelcolor=INK)
     axes.set_ylim(len(lines) - 0.4, -0.6)
 
@@ -262,7 +221,7 @@ def _paper_keys(picture: Picture, panels: Iterable[str]) -> list[Line2D]:
         keys.append(_star_key())
     lone = any((panel, "quality") not in printed and (panel, "speedup") in printed for panel in panels)
     if lone or (picture.stands_for, "speedup") in printed:
-        keys.append(Line2D([], [], color=MUTED, linewidth=1.1, linestyle=(0, (1, 2)), label="the paper's speed"))
+        keys.append(Line2D([], [], color=MUTED, linewidth=1.1, linestyle=_DOTTED, label="the paper's speed"))
     return keys
 
 
@@ -270,14 +229,106 @@ def _star_key() -> Line2D:
     return Line2D([], [], ls="", ms=10, label="paper", **_STAR)
 
 
-def _legend(figure: Figure, handles: list[Line2D], columns: int) -> None:
-    look = {"frameon": False, "columnspacing": 1.5, "handletextpad": 0.5}
-    figure.legend(
-        handles=handles, ncols=min(len(handles), columns), loc="lower center", bbox_to_anchor=(0.5, 0.0), **look
-    )
+def _legend(figure: Figure, handles: list[Line2D]) -> None:
+    look = {"frameon": False, "columnspacing": 1.5, "handletextpad": 0.5, "ncols": min(len(handles), _BESIDE)}
+    figure.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, 0.0), **look)
 
 
-def legend_columns(labels: Sequence[str], width: float) -> int:
-    """How many columns of a legend with these labels fit into so many inches, at most five."""
-    widest = 0.6 + 0.085 * max(map(len, labels), default=1)
-    return max(1, min(5, int(width / widest)))
+@dataclass(frozen=True)
+class Piece:
+    """A token's text. by_target: the target wrote it, not the drafter."""
+
+    text: str
+    by_target: bool
+
+
+@dataclass(frozen=True)
+class Written:
+    """One source and its texts. plain: those of one writer each, by name. bild: the tokens of both models together."""
+
+    plain: dict[str, str]
+    bild: tuple[Piece, ...]
+
+
+def written(points: Sequence[Result]) -> list[Written]:
+    """The most interesting traced texts: those in which the models differ, then those with most target's tokens."""
+    small: dict[str, str] = {}
+    for point in points:
+        if point.policy == "vanilla" and point.setting.target == point.setting.draft:
+            small |= {one.id: one.prediction for one in read_examples(point.folder)}
+    found = []
+    for one in (one for point in points if point.policy == "bild" for one in read_examples(point.folder)):
+        if one.pieces and one.baseline_prediction is not None:
+            texts = {"source": one.prompt, "large": one.baseline_prediction, "small": small.get(one.id, "not run")}
+            pieces = tuple(_pieces(one))
+            differs = one.id in small and small[one.id] != one.baseline_prediction
+            found.append((differs, sum(piece.by_target for piece in pieces), Written(texts, pieces)))
+    return [text for *_, text in sorted(found, key=lambda rank: rank[:2], reverse=True)[:_TEXTS]]
+
+
+def _pieces(example: MeasuredExample) -> Iterator[Piece]:
+    """Every token of a text; the last of a round is the target's, the others are drafted. End tokens have no text."""
+    tokens = iter(example.token_ids)
+    for one in example.rounds:
+        writers = [False] * one.accepted + [True] * (one.next_token is not None)
+        for token, by_target in zip(islice(tokens, len(writers)), writers, strict=False):
+            text = example.pieces[str(token)]
+            yield Piece("" if text.startswith("<") and text.endswith(">") else text, by_target)
+
+
+def draw_texts(picture: Picture, path: Path) -> None:
+    """Source, large model, small model and BiLD, the target's tokens bold and in another colour (BiLD Figure 10)."""
+    lines = [line for one in written(picture.points) for line in (*_block(one), [])]
+    inches = (7.75, _HEADING + _TEXT_LINE * (len(lines) + 1))  # a column is as wide as a character of the font
+    with _page(path, inches, picture) as figure:
+        axes = figure.add_axes((0.03, 0.0, 0.95, 1 - _HEADING / inches[1]))
+        axes.set(xlim=(0, _WIDTH + 14), ylim=(len(lines), 0))
+        axes.axis("off")
+        for height, line in enumerate(lines):
+            for column, text, colour, weight in line:
+                look = {"size": 8, "va": "center", "family": "DejaVu Sans Mono", "weight": weight}
+                axes.text(column, height + 0.5, text, color=colour, **look)
+            if not line:
+                axes.axhline(height + 0.5, color=HAIRLINE, linewidth=0.8)
+
+
+def texts_as_markdown(points: Sequence[Result]) -> str:
+    """The same texts as Markdown, the target's tokens in bold."""
+    parts = []
+    for one in written(points):
+        marked = "".join(_bold(piece.text) if piece.by_target else piece.text for piece in one.bild)
+        marked = marked.replace("****", "").strip()  # two pieces of a word are one bold word
+        parts.append("\n".join(f"- {name}: {text}" for name, text in {**one.plain, "BiLD": marked}.items()))
+    return "\n\n".join(parts)
+
+
+def _bold(text: str) -> str:
+    """Bold in Markdown: the marks touch the word, so the space before it stays outside."""
+    word = text.strip()
+    return text.replace(word, f"**{word}**") if word else text
+
+
+TextLine = list[tuple[int, str, str, str]]  # column, text, colour, weight
+
+
+def _block(one: Written) -> list[TextLine]:
+    lines: list[TextLine] = []
+    for name, text in one.plain.items():
+        words = [Piece(f"{word} ", False) for word in text.split()]
+        lines += _laid_out(name, words, MUTED if name == "source" else INK)
+    return [*lines, *_laid_out("BiLD", one.bild, INK)]
+
+
+def _laid_out(name: str, pieces: Sequence[Piece], colour: str) -> list[TextLine]:
+    """Pieces in lines of a fixed width; the first line begins with the name."""
+    lines: list[TextLine] = [[(0, name, MUTED, "normal")]]
+    column = 0
+    for piece in pieces:
+        if column + len(piece.text) > _WIDTH:
+            lines.append([])
+            column = 0
+        text = piece.text if column else piece.text.lstrip()
+        look = (_TARGET, "bold") if piece.by_target else (colour, "normal")
+        lines[-1].append((10 + column, text, *look))
+        column += len(text)
+    return lines

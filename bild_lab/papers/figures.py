@@ -9,24 +9,24 @@ from typing import Any
 
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
-from bild_lab.lab.formatting import short_name
+from bild_lab.lab.results.groups import setting_title
 from bild_lab.lab.schema.result import Result
 from bild_lab.papers import cells as cells_of
-from bild_lab.papers import finished_points as rows
-from bild_lab.papers.drawings import (
-    Drawing,
-    Picture,
-    draw_dots,
-    draw_engagement,
-    draw_tokens_per_call,
-    draw_trade_offs,
+from bild_lab.papers import drawings as draw
+from bild_lab.papers import match_rates
+from bild_lab.papers import points as rows
+from bild_lab.papers.points import RowOf
+from bild_lab.papers.published import (
+    AGREES,
+    SCALES,
+    UNKNOWN,
+    Cell,
+    Comparison,
+    Published,
+    compare,
+    load_published,
+    markdown,
 )
-from bild_lab.papers.finished_points import RowOf, read_points
-from bild_lab.papers.match_rates import Rate, read_rates
-from bild_lab.papers.mixed_texts import draw_texts, texts_as_markdown
-from bild_lab.papers.published import SCALES, Published, load_published
-from bild_lab.papers.replayed_points import Replayed, read_replayed
-from bild_lab.papers.verdicts import AGREES, UNKNOWN, Comparison, compare, markdown
 from bild_lab.report.provenance import caption, notes
 
 
@@ -39,50 +39,57 @@ class PaperFigure:
     follows the tables.
     """
 
-    cells: Callable[[Sequence[Any]], list[cells_of.Cell]]
-    draw: Drawing = draw_dots
+    cells: Callable[[Sequence[Any]], list[Cell]]
+    drawing: draw.Drawing = draw.draw_dots
     row: RowOf = rows.policy
     borrowed: frozenset[str] = frozenset()
-    read: Callable[[Sequence[Path]], list[Any]] = read_points
+    read: Callable[[Sequence[Path]], list[Any]] = rows.read_points
     texts: Callable[[Sequence[Result]], str] = lambda _: ""
 
 
 def _trade_off(row: RowOf, *borrowed: str) -> PaperFigure:
-    return PaperFigure(cells_of.at_losses(row), draw_trade_offs, row, frozenset(borrowed))
+    return PaperFigure(cells_of.at_losses(row), draw.draw_trade_offs, row, frozenset(borrowed))
+
+
+def _bita(row: RowOf, panel: RowOf = rows.dataset) -> PaperFigure:
+    return PaperFigure(cells_of.table(row, {"greedy speedup": lambda point: point.tokens_per_s_ratio}, panel))
 
 
 def _match_rates(positions: bool) -> PaperFigure:
-    def cells(rates: Sequence[tuple[str, Rate]]) -> list[cells_of.Cell]:
+    def cells(rates: Sequence[tuple[str, match_rates.Rate]]) -> list[Cell]:
         return cells_of.match_rates(rates, positions)
 
-    return PaperFigure(cells, read=read_rates)
+    return PaperFigure(cells, read=match_rates.read_rates)
 
 
+_SPEEDUP = {"speedup": lambda point: point.speedup}
+_ALPHA = {"acceptance rate": lambda point: point.counts.acceptance_rate}
+_THEOREM = {"Theorem 3.8": cells_of.theorem}
 FIGURES = {
-    "bild_fig2": PaperFigure(cells_of.replaced_share, draw_engagement, lambda _: "small model", read=read_replayed),
+    "bild_fig2": PaperFigure(cells_of.replaced_share, draw.draw_engagement, lambda _: "small model"),
     "bild_fig4": _trade_off(rows.alignment),
     "bild_fig5": _trade_off(rows.ablation, "bild"),
     "bild_fig6_7": _trade_off(rows.policy),
     "bild_fig8": PaperFigure(cells_of.cost_ratios),
     "bild_fig9": _trade_off(rows.rollback_threshold),
-    "bild_fig10": PaperFigure(lambda _: [], draw_texts, texts=texts_as_markdown),
+    "bild_fig10": PaperFigure(lambda _: [], draw.draw_texts, texts=draw.texts_as_markdown),
     "bild_speculative": PaperFigure(
-        cells_of.against_speculative, draw_trade_offs, rows.unaligned_or_speculative, frozenset({"bild"})
+        cells_of.against_speculative, draw.draw_trade_offs, rows.unaligned_or_speculative, frozenset({"bild"})
     ),
-    "bild_cascades": _trade_off(rows.lossy_rule, "bild"),
-    "spec_tab2": PaperFigure(cells_of.speculative_table),
-    "spec_tab3": PaperFigure(cells_of.speculative_table),
+    "bild_lossy": _trade_off(rows.lossy_rule, "bild"),
+    "spec_tab2": PaperFigure(cells_of.table(rows.drafter, _SPEEDUP | _ALPHA, by_temperature=True)),
+    "spec_tab3": PaperFigure(cells_of.table(rows.drafter, _SPEEDUP | _ALPHA, by_temperature=True)),
     "spec_tab4": PaperFigure(cells_of.theorem_table),
-    "spec_tab5": PaperFigure(cells_of.lenience_table),
-    "spec_fig2_4": PaperFigure(cells_of.tokens_per_call, draw_tokens_per_call),
-    "bita_tab1": PaperFigure(cells_of.greedy_speedups(rows.pair)),
-    "bita_tab2": PaperFigure(cells_of.greedy_speedups(rows.policy, rows.pair)),
-    "bita_tab3_8": PaperFigure(cells_of.greedy_speedups(rows.prompt_design)),
-    "bita_tab4_9": PaperFigure(cells_of.greedy_speedups(rows.tree)),
+    "spec_tab5": PaperFigure(cells_of.table(rows.lenience, _ALPHA | _THEOREM | _SPEEDUP, by_temperature=True)),
+    "spec_fig2_4": PaperFigure(cells_of.tokens_per_call, draw.draw_tokens_per_call),
+    "bita_tab1": _bita(rows.pair),
+    "bita_tab2": _bita(rows.policy, rows.pair),
+    "bita_tab3_8": _bita(rows.prompt_design),
+    "bita_tab4_9": _bita(rows.tree),
     "bita_tab7": PaperFigure(cells_of.by_category),
-    "bita_fig7": PaperFigure(cells_of.greedy_speedups(rows.policy, rows.pair)),
-    "bita_fig8": PaperFigure(cells_of.greedy_speedups(rows.prompt_tokens)),
-    "bita_fig9": PaperFigure(cells_of.greedy_speedups(rows.mask_tokens)),
+    "bita_fig7": _bita(rows.policy, rows.pair),
+    "bita_fig8": _bita(rows.prompt_tokens),
+    "bita_fig9": _bita(rows.mask_tokens),
     "ppd_tab1": _match_rates(positions=False),
     "ppd_tab4_6": _match_rates(positions=True),
     "ppd_fig2": PaperFigure(cells_of.pipeline_trade_off),
@@ -94,7 +101,6 @@ FIGURES = {
 class Drawn:
     """A figure that was drawn. path: of the files, without the suffixes .png, .pdf and .md."""
 
-    name: str
     scale: str
     path: Path
     comparison: Comparison
@@ -127,12 +133,11 @@ def draw_figure(name: str, outputs: Path, folder: Path, scale: str | None = None
     published = load_published(name)
     if scale is not None and scale not in SCALES:
         raise UserError(f"scale must be {' or '.join(SCALES)}, got {scale!r}")
-    figure = FIGURES[name]
-    for one in SCALES if scale is None else (scale,):
-        points = measured(figure, published, outputs, one)
-        if points:
-            return _drawn(name, figure, published, points, one, folder)
-    raise UserError(_nothing(name, published, outputs, scale))
+    scales = SCALES if scale is None else (scale,)
+    for one in scales:
+        if points := measured(FIGURES[name], published, outputs, one):
+            return _drawn(name, published, points, one, folder)
+    raise UserError(_nothing(name, published, outputs, scales))
 
 
 def measured(figure: PaperFigure, published: Published, outputs: Path, scale: str) -> list[Any]:
@@ -140,75 +145,57 @@ def measured(figure: PaperFigure, published: Published, outputs: Path, scale: st
     found = figure.read([outputs / name for name in published.folders[scale]])
     if figure.borrowed:
         own = {panel for panel, row in rows.curves(found, figure.row) if row not in figure.borrowed}
-        found = [point for point in found if point.setting.dataset in own]
+        found = [point for point in found if rows.dataset(point) in own]
     return found if figure.cells(found) or figure.texts(found) else []
 
 
-def _drawn(name: str, figure: PaperFigure, published: Published, points: list[Any], scale: str, folder: Path) -> Drawn:
+def _drawn(name: str, published: Published, points: list[Any], scale: str, folder: Path) -> Drawn:
+    figure, path = FIGURES[name], folder / (name if scale == "paper" else f"{name}_small")
+    results = [one for one in points if isinstance(one, Result)]
     comparison = compare(figure.cells(points), published, scale)
-    path = folder / (name if scale == "paper" else f"{name}_small")
+    title, where = f"{published.item} ({published.paper.partition(',')[0]})", _where(points)
     beside = published.stands_for.panel if scale == "small" else None
-    title = f"{published.item} ({published.paper.partition(',')[0]})"
-    subtitle = ", ".join(filter(None, (_where(points), caption([one for one in points if isinstance(one, Result)]))))
-    picture = Picture(title, subtitle, points, figure.row, comparison, published, beside)
-    figure.draw(picture, path.with_suffix(".png"))
-    drawn = Drawn(name, scale, path, comparison)
-    parts = [_heading(published, points, drawn), markdown(comparison), figure.texts(points)]
-    write_atomically(path.with_suffix(".md"), ("\n\n".join(part for part in parts if part) + "\n").encode())
-    return drawn
-
-
-def _heading(published: Published, points: list[Any], drawn: Drawn) -> str:
-    name, scale, comparison = drawn.name, drawn.scale, drawn.comparison
+    subtitle = ", ".join(filter(None, (where, caption(results))))
+    figure.drawing(
+        draw.Picture(title, subtitle, points, figure.row, comparison, published, beside), path.with_suffix(".png")
+    )
+    count = len(published.printed)
     parts = [
         f"# {published.item}",
-        f"{published.paper}. The paper's hardware: {published.hardware}. Here: {_where(points)}.",
+        f"{published.paper}. The paper's hardware: {published.hardware}. Here: {where}.",
         published.given,
-        *_unmatched(published, comparison),
-        *notes([point for point in points if isinstance(point, Result)]),
-    ]
-    if scale == "small":
-        parts.append(
+        f"Of the {count} printed numbers {comparison.missing} were not measured." if count else "",
+        *notes(results),
+        (
             "Small scale: other models, data and hardware than the paper's, so a verdict says how far apart two "
             "numbers are, not that either is wrong. "
             f"Numbers are compared with the paper's {published.stands_for.panel}."
         )
-    parts.append(f"Drawn by `python scripts/figures.py {name} scale={scale}`.")
-    parts.append(f"![{published.item}]({drawn.path.name}.png)")
-    return "\n\n".join(parts)
-
-
-def _unmatched(published: Published, comparison: Comparison) -> list[str]:
-    count = len(published.printed)
-    return [f"Of the {count} printed numbers {comparison.missing} were not measured."] if count else []
+        if scale == "small"
+        else "",
+        f"Drawn by `python scripts/figures.py {name} scale={scale}`.",
+        f"![{published.item}]({path.name}.png)",
+        markdown(comparison),
+        figure.texts(points),
+    ]
+    write_atomically(path.with_suffix(".md"), ("\n\n".join(filter(None, parts)) + "\n").encode())
+    return Drawn(scale, path, comparison)
 
 
 def _where(points: Sequence[Any]) -> str:
-    """The targets, data, examples and hardware of the points."""
-    settings = [point.setting for point in points if isinstance(point, Result | Replayed)]
-    if not settings:
-        return f"match rates on {_listed(dataset for dataset, _ in points)}"
-    targets = _listed(short_name(one.target) for one in settings)
-    data = _listed(f"{one.dataset} {one.split}" for one in settings)
-    examples = _listed(str(one.n_examples) for one in settings)
-    hardware = _listed(str(one.hardware or one.device) for one in settings)
-    return f"{targets} on {data}, {examples} examples, {_listed(one.dtype for one in settings)}, {hardware}"
+    """The models, data, examples and hardware of the points."""
+    settings = [point.setting for point in points if isinstance(point, Result)]
+    several = [f"{setting_title(one)}, {one.dtype}, {one.hardware or one.device}" for one in settings]
+    known = list(dict.fromkeys(several or [f"match rates on {dataset}" for dataset, _ in points]))
+    return "; ".join(known[:3]) + (f" and {len(known) - 3} others" if len(known) > 3 else "")
 
 
-def _listed(values: Any) -> str:
-    several = list(dict.fromkeys(values))
-    return ", ".join(several) if len(several) <= 3 else f"{several[0]} and {len(several) - 1} others"
-
-
-def _nothing(name: str, published: Published, outputs: Path, scale: str | None) -> str:
+def _nothing(name: str, published: Published, outputs: Path, scales: Sequence[str]) -> str:
     """What the figure needs, and the commands that make it, one a line."""
-    scales = SCALES if scale is None else (scale,)
     folders = dict.fromkeys(str(outputs / each) for one in scales for each in published.folders[one])
     lines = [f"{name} wants finished points in {' or '.join(folders)}, got none"]
     for one in scales:
-        commands = published.commands[one]
-        if one == "small" and not commands:
-            commands = [f"the one of conf/experiment named {published.folders['small'][0]}"]
+        commands = published.commands[one] or [f"an experiment with scale=small and name={published.folders[one][0]}"]
         lines.append("at the paper's scale run" if one == "paper" else "at small scale run")
         lines += [f"  {command}" for command in commands]
     if published.commands["small"] and "small" in scales:

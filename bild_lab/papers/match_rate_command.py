@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import torch
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from omegaconf import DictConfig, OmegaConf
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 from bild_lab.engine.models.device import resolve_device, resolve_dtype
+from bild_lab.engine.ppd.pipeline import SHARED
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.session import LoadedModel
 from bild_lab.errors import UserError, require_model_path, require_whole
@@ -25,12 +31,23 @@ from bild_lab.lab.hashing import data_hash, file_hash
 from bild_lab.lab.measure.environment import environment
 from bild_lab.lab.point import sweep_folder
 from bild_lab.lab.results.records import require_writable
-from bild_lab.papers.match_rate_figure import draw_match_rates
-from bild_lab.papers.match_rates import CSV, METRICS, MatchRates, MatchSpec, layers_of, measure_match_rates, write_rates
+from bild_lab.papers.match_rates import (
+    CSV,
+    METRICS,
+    TOTAL,
+    MatchRates,
+    MatchSpec,
+    Rate,
+    layers_of,
+    measure_match_rates,
+)
+from bild_lab.report.figure_files import add_panel, paper_figure, write_csv
+from bild_lab.report.style import MUTED, marks
 from bild_lab.training.output_files import require_same_settings, write_json, writing
 
 FIGURE = "match_rates.png"
 MOVED = frozenset({"model.path", "dataset.path"})  # may differ: hashes of weights and data are compared
+FEW = 30  # tokens; positions with fewer are in the table, not in the figure
 
 
 def match_rates(cfg: DictConfig) -> None:
@@ -40,22 +57,32 @@ def match_rates(cfg: DictConfig) -> None:
     node = {key: cfg[key] for key in ("layers", "top_k", "heads", "positions")}
     spec = typed(MatchSpec, OmegaConf.create(node), "the configuration")
     dataset = typed(DatasetSpec, cfg.dataset, "dataset")
-    require_whole("decoding.max_new_tokens", cfg.decoding.max_new_tokens, 1)
+    longest = cfg.decoding.max_new_tokens
+    require_whole("decoding.max_new_tokens", longest, 1)
     examples = load_examples(dataset)
     target = target_of(cfg)
-    layers = layers_of(spec, target)
     settings = {
-        **settings_of(spec, layers, target, cfg.decoding.max_new_tokens),
+        "model.path": target.checkpoint.path,
+        "model.weights": target.checkpoint.fingerprint,
+        "layers": layers_of(spec, target),
+        "top_k": spec.top_k,
+        "heads": spec.heads,
+        "heads' files": [file_hash(heads) for heads in spec.heads],
+        "positions": spec.positions,
+        "decoding.max_new_tokens": longest,
+        "runtime.dtype": str(target.dtype).removeprefix("torch."),
         **{f"dataset.{key}": value for key, value in asdict(dataset).items()},
         "data": data_hash(examples),
     }
     require_same_rates(folder, settings)
-    requests = [request_for(target, one.prompt, dataset, cfg.decoding.max_new_tokens) for one in examples]
+    sources = [target.source(one.prompt, dataset.max_source_tokens) for one in examples]
+    ends = target.checkpoint.end_tokens
+    requests = [Request(source, Limits(len(source.prompt), longest, ends)) for source in sources]
     with progress() as bar:
         task = bar.add_task("texts", total=len(requests))
         found = measure_match_rates(target, requests, spec, lambda: bar.advance(task))
     write(found, folder, settings, target)
-    output.print(table_of(found))
+    output.print(escape(table_of(found)))
     output.print(escape(f"{folder}: {CSV}, {FIGURE} and {METRICS}; {found.tokens:,} tokens of {found.texts:,} texts"))
 
 
@@ -70,27 +97,6 @@ def target_of(cfg: DictConfig) -> LoadedModel:
     target.checkpoint.check()
     target.require_layers("measuring match rates")
     return target
-
-
-def request_for(target: LoadedModel, prompt: str, dataset: DatasetSpec, max_new_tokens: int) -> Request:
-    """One text to decode greedily."""
-    source = target.source(prompt, dataset.max_source_tokens)
-    return Request(source, Limits(len(source.prompt), max_new_tokens, target.checkpoint.end_tokens))
-
-
-def settings_of(spec: MatchSpec, layers: tuple[int, ...], target: LoadedModel, max_new_tokens: int) -> dict[str, Any]:
-    """Everything except the data that decides the numbers, by the dotted keys of the configuration."""
-    return {
-        "model.path": target.checkpoint.path,
-        "model.weights": target.checkpoint.fingerprint,
-        "layers": layers,
-        "top_k": spec.top_k,
-        "heads": spec.heads,
-        "heads' files": [file_hash(heads) for heads in spec.heads],
-        "positions": spec.positions,
-        "decoding.max_new_tokens": max_new_tokens,
-        "runtime.dtype": str(target.dtype).removeprefix("torch."),
-    }
 
 
 def require_same_rates(folder: Path, settings: dict[str, Any]) -> None:
@@ -109,33 +115,60 @@ def require_same_rates(folder: Path, settings: dict[str, Any]) -> None:
 
 def write(found: MatchRates, folder: Path, settings: dict[str, Any], target: LoadedModel) -> None:
     """Write the table and the figure, then the file that describes them."""
-    metrics = {
-        "settings": settings,
-        "texts": found.texts,
-        "tokens": found.tokens,
-        "totals": found.totals(),
-        "environment": environment(target.device),
-    }
+    counts = {"texts": found.texts, "tokens": found.tokens, "totals": found.totals()}
     what = f"{short_name(target.checkpoint.path)}, {settings['dataset.name']}: {found.tokens:,} tokens"
     with writing(folder, "the match rates"):
-        write_rates(folder, found.rows())
+        write_csv(folder / CSV, Rate._fields, found.rows())
         draw_match_rates(found, folder / FIGURE, f"{what} of {found.texts:,} greedy texts; bars: 95 % over texts")
-        write_json(folder / METRICS, metrics)
+        write_json(folder / METRICS, {"settings": settings, **counts, "environment": environment(target.device)})
 
 
-def table_of(found: MatchRates) -> Table:
-    """Rates over all positions, with a row for each kind of heads and each layer."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, caption_justify="left")
-    table.add_column("heads", overflow="fold")
-    table.add_column("layer", justify="right", no_wrap=True)
-    for top_k in found.top_k:
-        table.add_column(f"k = {top_k}, %", justify="right", no_wrap=True)
-    totals, width = found.totals(), len(found.top_k)
-    for start in range(0, len(totals), width):
-        line = totals[start : start + width]
-        cells = [
-            "{:.1f} \\[{:.1f}, {:.1f}]".format(*(100 * row[key] for key in ("rate", "low", "high"))) for row in line
-        ]
-        table.add_row(escape(line[0]["heads"]), str(line[0]["layer"]), *cells)
-    table.caption = "Final tokens among the first k choices after a layer, with 95 % intervals over texts."
-    return table
+def table_of(found: MatchRates) -> str:
+    """Rates over all positions in percent, with a row for each kind of heads and each layer."""
+    rates = pd.DataFrame(found.totals())
+    percent = (100 * rates[["rate", "low", "high"]]).to_numpy()
+    rates["k ="] = ["{:.1f} [{:.1f}, {:.1f}]".format(*row) for row in percent]
+    table = rates.pivot(index=["heads", "layer"], columns="top_k", values="k =").rename_axis(columns="k")
+    return f"{table.to_string()}\n\n% of final tokens among the first k choices, with 95 % intervals over texts"
+
+
+def draw_match_rates(found: MatchRates, path: Path, subtitle: str) -> None:
+    """Left: the rate against the layer, a line with 95 % intervals for each k. Right: the rate against the position.
+
+    The right panel shows the middle k, with a line for each layer; a group of positions is drawn at its first one.
+    """
+    middle = found.top_k[len(found.top_k) // 2]
+    by_k: dict[tuple[str, str], list[tuple]] = defaultdict(list)  # points of x, rate, low and high
+    by_layer: dict[tuple[str, str], list[tuple]] = defaultdict(list)
+    for row in found.totals():
+        by_k[row["heads"], f"k = {row['top_k']}"].append((row["layer"], row["rate"], row["low"], row["high"]))
+    first = {found.label(group): group * found.positions + 1 for group in range(found.counts.shape[1])}
+    for row in found.rows():
+        if row.position != TOTAL and row.top_k == middle:
+            place = first[row.position]
+            if row.count >= FEW or place == 1:
+                by_layer[row.heads, f"layer {row.layer}"].append((place, row.rate, row.rate, row.rate))
+    with paper_figure(path, (10.0, 4.8), "Match rates of early layers", subtitle) as figure:
+        left = add_panel(figure, (0.07, 0.12, 0.42, 0.68), "all positions", xlabel="layer", ylim=(0, 1.02))
+        right = add_panel(figure, (0.55, 0.12, 0.42, 0.68), f"k = {middle}", xlabel="position", ylim=(0, 1.02))
+        left.set(ylabel="share of final tokens among the first k choices", xticks=found.layers)
+        _draw_lines(left, by_k)
+        _draw_lines(right, by_layer)
+
+
+def _draw_lines(axes: Axes, lines: Mapping[tuple[str, str], Sequence[tuple]]) -> None:
+    """A line for each kind of heads and each label, dashed and hollow for the model's own head."""
+    looks = marks(list(dict.fromkeys(label for _, label in lines)))
+    names = list(dict.fromkeys(name for name, _ in lines))
+    trained = (name for name in names if name != SHARED)
+    dashes = {SHARED: (0, (4, 2)), **dict(zip(trained, cycle(("-", "-.", ":")), strict=False))}
+    for (name, label), points in lines.items():
+        x, rate, low, high = np.array(points).T
+        mark = looks[label]
+        filling = {"mfc": "white" if name == SHARED else mark.colour, "mec": mark.colour, "ms": 5}
+        reach = np.clip([rate - low, high - rate], 0, None)  # rounding may put the rate just outside its interval
+        style = {"color": mark.colour, "linestyle": dashes[name], "elinewidth": 1.0, "linewidth": 1.5}
+        axes.errorbar(x, rate, reach, marker=mark.marker, **style, **filling)
+    shown = [Line2D([], [], color=mark.colour, marker=mark.marker, ms=5, label=label) for label, mark in looks.items()]
+    shown += [Line2D([], [], color=MUTED, linestyle=dashes[name], label=name) for name in names]
+    axes.legend(handles=shown, loc="lower right", fontsize=7.5, frameon=False)

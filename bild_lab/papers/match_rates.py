@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -28,13 +28,9 @@ from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import LoadedModel, Rows, Session, Want
 from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.metrics.measures import interval, resampled_sums
-from bild_lab.report.figure_files import write_csv
 
 CSV, METRICS = "match_rates.csv", "metrics.json"
 TOTAL = "all"  # the position of a row that covers all positions
-
-# arguments: the text's session, a layer (counted from 1) and the layer's output
-Head = Callable[[Session, int, Float[Tensor, "n dim"]], Float[Tensor, "n vocab"]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,26 +93,19 @@ def layers_of(spec: MatchSpec, target: LoadedModel) -> tuple[int, ...]:
     return spec.layers
 
 
-def heads_of(spec: MatchSpec, target: LoadedModel) -> dict[str, Head]:
-    """The heads by name, ready to use."""
-    found: dict[str, Head] = {}
-    for name in spec.heads:
-        if name == SHARED:
-            found[name] = shared_head
-        else:
-            trained = LayerHeads.load(name).to(target.device, target.dtype)
-            found[name] = partial(_trained_head, trained)
-    return found
+def heads_of(spec: MatchSpec, target: LoadedModel) -> dict[str, LayerHeads | None]:
+    """The heads by name, ready to use; None for the target's own norm and head."""
+    return {
+        name: None if name == SHARED else LayerHeads.load(name).to(target.device, target.dtype) for name in spec.heads
+    }
 
 
-def shared_head(session: Session, layer: int, hidden: Float[Tensor, "n dim"]) -> Float[Tensor, "n vocab"]:
-    """The target's own norm and head."""
-    return session.extend(Rows([0] * len(hidden), states=hidden), Want(layers=())).logits
-
-
-def _trained_head(
-    heads: LayerHeads, session: Session, layer: int, hidden: Float[Tensor, "n dim"]
+def scores_of(
+    session: Session, heads: LayerHeads | None, layer: int, hidden: Float[Tensor, "n dim"]
 ) -> Float[Tensor, "n vocab"]:
+    """What the heads make of a layer's output. layer: counted from 1."""
+    if heads is None:
+        return session.extend(Rows([0] * len(hidden), states=hidden), Want(layers=())).logits
     return heads.logits(layer, hidden)
 
 
@@ -131,24 +120,6 @@ def greedy_states(target: LoadedModel, request: Request) -> tuple[Session, list[
         states.append(torch.stack([state[-1] for state in scores.hidden]))
         tokens.append(int(precise(scores.logits).argmax(-1)))
     return session, tokens[request.limits.prompt_length :], torch.stack(states, 1)
-
-
-@torch.inference_mode()
-def ranks_of(
-    session: Session,
-    tokens: Sequence[int],
-    states: Float[Tensor, "layers n dim"],
-    head: Head,
-    layers: list[int],
-    most: int,
-) -> Int[np.ndarray, "measured n"]:
-    """How many tokens each layer ranks above the final one; `most` if it is not among the first `most`."""
-    wanted = torch.tensor(tokens, device=states.device)[:, None]
-    ranks = []
-    for layer in layers:
-        choices = head(session, layer, states[layer - 1]).topk(most).indices  # [n, most]
-        ranks.append(((choices == wanted).cumsum(-1) == 0).sum(-1))
-    return torch.stack(ranks).cpu().numpy()
 
 
 class Rate(NamedTuple):
@@ -166,11 +137,6 @@ class Rate(NamedTuple):
     rate: float
 
 
-def write_rates(folder: Path, rates: Iterable[Rate]) -> None:
-    """Write the table; `metrics.json` beside it says of which data it is."""
-    write_csv(folder / CSV, Rate._fields, rates)
-
-
 def read_rates(folders: Iterable[Path]) -> list[tuple[str, Rate]]:
     """Every match rate of these folders, with its data set. Raises UserError for files of another form."""
     found: list[tuple[str, Rate]] = []
@@ -179,18 +145,13 @@ def read_rates(folders: Iterable[Path]) -> list[tuple[str, Rate]]:
             continue
         try:
             dataset = json.loads((folder / METRICS).read_text())["settings"]["dataset.name"]
-            with (folder / CSV).open(newline="") as stream:
-                found += [(dataset, _rate(row)) for row in csv.DictReader(stream)]
+            table = pd.read_csv(folder / CSV, dtype={"heads": str, "position": str}, keep_default_na=False)
+            found += [(dataset, Rate(*row)) for row in table[list(Rate._fields)].itertuples(index=False, name=None)]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"{folder} holds no match rates of scripts/match_rates.py: {error!r}; make them anew"
             ) from error
     return found
-
-
-def _rate(row: Mapping[str, str]) -> Rate:
-    layer, top_k, heads, position, matches, count, rate = (row[name] for name in Rate._fields)
-    return Rate(int(layer), int(top_k), heads, position, int(matches), int(count), float(rate))
 
 
 @dataclass(frozen=True)
@@ -255,10 +216,15 @@ def measure_match_rates(
     """
     layers, heads, top_k = layers_of(spec, target), heads_of(spec, target), np.array(spec.top_k)
 
+    @torch.inference_mode()
     def hits_of(request: Request) -> Int[np.ndarray, "heads layers ks n"]:
         session, tokens, states = greedy_states(target, request)
-        ranks = np.stack([ranks_of(session, tokens, states, head, layers, spec.top_k[-1]) for head in heads.values()])
-        return ranks[:, :, None] < top_k[:, None]
+        wanted = torch.tensor(tokens, device=states.device)[:, None]
+        found = []
+        for own, layer in product(heads.values(), layers):
+            choices = scores_of(session, own, layer, states[layer - 1]).topk(spec.top_k[-1]).indices  # [n, most]
+            found.append((choices == wanted).cumsum(-1).T.cpu().numpy()[top_k - 1])
+        return np.stack(found).reshape(len(heads), len(layers), len(top_k), len(tokens))
 
     target.load()
     alone = DraftThenVerify(target, NoDraft(target), ExactMatch())

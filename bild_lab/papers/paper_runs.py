@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.errors import UserError
 from bild_lab.lab.config import compose_config, config_dir
+from bild_lab.lab.screening.candidates import read_lists
 from bild_lab.papers.published import load_published, published_names
 
 HUB = Path(__file__).parent / "hub.yaml"
@@ -35,8 +36,9 @@ READ_SHARE = 0.6  # of that speed that decoding reaches
 LAUNCHES_S = 100e-6  # of the host, for each layer of a forward, eager
 SAVED = 1.5  # a policy's time is about the baseline's over this
 WARMUP = 3
-DECODES = {"run.py": "config", "scripts/match_rates.py": "match_rates", "scripts/screen.py": "screen"}  # by these files
-COLUMN_KEYS = ("source_column", "input_column", "reference_column", "id_column", "category_column")
+DECODES = {"run.py": "config", "scripts/match_rates.py": "match_rates"}  # by these files
+CHOICES = ("experiment", "scale", "match")  # groups that decide what is swept
+SETTINGS = ("pair", "dataset", "model", "template")  # groups of which each choice is a setting of its own
 
 
 @dataclass(frozen=True)
@@ -98,47 +100,22 @@ def settings_of(command: str) -> list[Setting]:
     _, script, *words = shlex.split(command)
     if script not in DECODES:
         return []
-    config = DECODES[script]
-    given = dict(word.split("=", 1) for word in words if "=" in word)
-    swept = given.pop("hydra.sweeper.params", None)
-    fixed, lists = _lists(config, given, swept)
-    telling = {key: values for key, values in lists.items() if _tells(key)}
-    points = math.prod(len(values) for key, values in lists.items() if key not in telling)
-    found = []
-    for chosen in product(*telling.values()):
-        cfg = compose_config([*fixed, *(f"{key}={value}" for key, value in zip(telling, chosen, strict=True))], config)
-        found.append(_setting(cfg, points))
-    return found
+    application, given = DECODES[script], [word for word in words if "=" in word]
+    chosen = [word for word in given if word.partition("=")[0] in CHOICES]
+    lists = read_lists([*_swept(application, chosen), *(word for word in given if word not in chosen)])
+    several = [values for key, values in lists.items() if key.split(".")[0] in SETTINGS]
+    knobs = [values for values in lists.values() if values not in several]
+    fixed, points = [*chosen, *(values[0] for values in knobs)], math.prod(map(len, knobs))
+    return [_setting(compose_config([*fixed, *words], application), points) for words in product(*several)]
 
 
-def _tells(key: str) -> bool:
-    """Whether models or data depend on this key."""
-    return key.split(".")[0] in ("pair", "dataset", "model", "template")
-
-
-def _lists(config: str, given: Mapping[str, str], swept: str | None) -> tuple[list[str], dict[str, list[str]]]:
-    """Plain overrides, and the lists that the file and the command sweep over."""
-    file = OmegaConf.load(config_dir() / "experiment" / f"{given['experiment']}.yaml")
-    params = {} if swept is None else OmegaConf.to_container(OmegaConf.create(swept))
-    own: Mapping[str, Any] = {}
-    if config != "match_rates":
-        own = _params(file)
-    asked = {**{key: str(value) for key, value in {**own, **params}.items()}, **given}
-    fixed = [f"experiment={asked.pop('experiment')}"]
-    lists = {}
-    for override in OverridesParser.create().parse_overrides([f"{key}={value}" for key, value in asked.items()]):
-        values = [word.partition("=")[2] for (word,) in BasicSweeper.split_arguments([override], None)[0]]
-        lists[override.get_key_element()] = values
-    return fixed, lists
-
-
-def _params(file: DictConfig) -> dict[str, Any]:
-    """What a file sweeps over, with the files that it begins with; later ones win."""
-    found: dict[str, Any] = {}
-    for default in file.get("defaults", ()):
-        if isinstance(default, str) and default.startswith(("/experiment/", "/scale/")):
-            found |= _params(OmegaConf.load(config_dir() / f"{default.removeprefix('/')}.yaml"))
-    return found | dict(OmegaConf.select(file, "hydra.sweeper.params") or {})
+def _swept(application: str, chosen: Sequence[str]) -> list[str]:
+    """The lists that an experiment sweeps over."""
+    if not GlobalHydra.instance().is_initialized():
+        with initialize_config_dir(str(config_dir()), version_base="1.3"):
+            return _swept(application, chosen)
+    hydra = compose(application, list(chosen), return_hydra_config=True).hydra
+    return [f"{key}={value}" for key, value in (hydra.sweeper.params or {}).items()]
 
 
 def _setting(cfg: DictConfig, points: int) -> Setting:
@@ -146,11 +123,10 @@ def _setting(cfg: DictConfig, points: int) -> Setting:
     models = [cfg.model.path] if pair is None else [pair.target, pair.draft, pair.get("second_draft")]
     if models[0] is None:
         raise UserError("this experiment takes checkpoints of your own, so what it needs is not known; see its file")
-    screened = {"split": cfg.screen.select} if "screen" in cfg else {}
     return Setting(
         target=models[0],
         drafts=tuple(each for each in models[1:] if each is not None),
-        dataset={**OmegaConf.to_container(cfg.dataset), **screened},
+        dataset=OmegaConf.to_container(cfg.dataset),
         dtype=cfg.runtime.dtype,
         max_new_tokens=cfg.decoding.max_new_tokens,
         repeats=cfg.measure.repeats if "measure" in cfg else 1,
@@ -158,29 +134,7 @@ def _setting(cfg: DictConfig, points: int) -> Setting:
     )
 
 
-def misspelt(setting: Setting) -> list[str]:
-    """What the cards of the hub do not have, in sentences: ids, configurations, splits and columns."""
-    found = [f"no checkpoint {one} is known" for one in _on_hub(setting) if one not in hub()["models"]]
-    data = setting.dataset
-    if data["hub_id"] is None:
-        return found
-    card = hub()["datasets"].get(data["hub_id"])
-    if card is None:
-        return [*found, f"no data set {data['hub_id']} is known"]
-    named = data["hub_config"] or data["hub_data_dir"]
-    if (named is None) == bool(card["configs"]) or (named is not None and named not in card["configs"]):
-        found.append(f"{data['hub_id']} has the configurations {', '.join(card['configs']) or 'none'}, got {named}")
-    if data["split"] not in card["splits"]:
-        found.append(f"{data['hub_id']} has the splits {', '.join(card['splits'])}, got {data['split']}")
-    for key in COLUMN_KEYS:
-        value = data.get(key)
-        columns = [] if value is None else [value] if isinstance(value, str) else value
-        if columns and not set(columns) & set(card["columns"]):
-            found.append(f"{data['hub_id']} has the columns {', '.join(card['columns'])}, got {key} {columns[0]}")
-    return found
-
-
-def _on_hub(setting: Setting) -> Iterable[str]:
+def on_hub(setting: Setting) -> Iterable[str]:
     """Its checkpoints, but for folders that another command writes from nothing."""
     several = (setting.target, *setting.drafts)
     return (one for one in several if one in hub()["models"] or not one.startswith(("outputs/", "toy:")))
@@ -195,83 +149,65 @@ def needs(setting: Setting, gpu: str) -> Needs:
     """What the setting takes, on this GPU. Raises UserError for an unknown one."""
     if gpu not in GPUS:
         raise UserError(f"gpu must be one of {', '.join(GPUS)}, got {gpu!r}")
-    models = {one: hub()["models"][one] for one in _on_hub(setting)}
-    width = BYTES[setting.dtype]
-    download = {name: _numbers(card) * card["stored"] / 1e9 for name, card in models.items() if card["stored"]}
+    sizes = {one: size_of(one) for one in on_hub(setting)}
+    stored = {one: hub()["models"][one]["stored"] for one in sizes}
+    download = {one: sizes[one].weights * width / 1e9 for one, width in stored.items() if width}
+    examples, hours = setting.dataset["limit"] or 10**9, None
     card = hub()["datasets"].get(setting.dataset["hub_id"])
     if card is not None:
         download[setting.dataset["hub_id"]] = card["mb"] / 1e3
-    rows = math.inf if card is None else card["splits"][setting.dataset["split"]]
-    examples = int(min(rows, setting.dataset["limit"] or math.inf, 10**9))
-    known = setting.target in models
-    return Needs(
-        setting=setting,
-        download_gb=download,
-        weights_gb=sum(_numbers(card) for card in models.values()) * width / 1e9,
-        cache_gb=sum(_cache_bytes(card, setting, width) for card in models.values()) / 1e9,
-        examples=examples,
-        hours=_hours(models[setting.target], setting, gpu, examples) if known and card is not None else None,
-    )
+        examples = min(examples, card["splits"][setting.dataset["split"]])
+        if setting.target in sizes:
+            tokens = min(card["tokens"], setting.max_new_tokens)
+            hours = _hours(sizes[setting.target], setting, gpu, examples * tokens, WARMUP * tokens)
+    prompt = setting.dataset["max_source_tokens"] or PROMPT
+    cached = sum(size.cache for size in sizes.values()) * (prompt + setting.max_new_tokens)
+    gigabytes = BYTES[setting.dtype] / 1e9
+    weights = sum(size.weights for size in sizes.values())
+    return Needs(setting, download, weights * gigabytes, cached * gigabytes, examples, hours)
 
 
-def _hours(card: Mapping[str, Any], setting: Setting, gpu: str, examples: int) -> float:
+def _hours(target: Size, setting: Setting, gpu: str, tokens: int, warm_up: int) -> float:
     """Method and baseline decode every example in turn; warm-up is decoded too."""
-    read_s = _decoder_numbers(card) * BYTES[setting.dtype] / (READ_SHARE * GPUS[gpu][1] * 1e9)
-    launch_s = 0.0 if card["outline"] is None else LAUNCHES_S * _config(card["outline"]).num_hidden_layers
-    tokens = min(hub()["datasets"][setting.dataset["hub_id"]]["tokens"], setting.max_new_tokens)
-    texts = setting.points * (setting.repeats * examples + WARMUP) * (1 + 1 / SAVED)
-    return texts * tokens * max(read_s, launch_s) / 3600
+    read_s = target.read * BYTES[setting.dtype] / (READ_SHARE * GPUS[gpu][1] * 1e9)
+    decoded = setting.points * (setting.repeats * tokens + warm_up) * (1 + 1 / SAVED)
+    return decoded * max(read_s, LAUNCHES_S * target.layers) / 3600
+
+
+class Size(NamedTuple):
+    """Of a model: its weights, those that a token reads, a token's values in the cache, and decoder layers.
+
+    The last two are 0 where only the number of weights is known.
+    """
+
+    weights: int
+    read: int
+    cache: int
+    layers: int
 
 
 @cache
-def _config(outline: str) -> Any:
+def size_of(model: str) -> Size:
+    """Of a model of the hub."""
     from transformers import AutoConfig  # late: it takes a second to load
 
-    values = dict(hub()["outlines"][outline])
-    return AutoConfig.for_model(values.pop("model_type"), **values)
-
-
-@cache
-def _dimensions(outline: str) -> Any:
     from bild_lab.lab.analysis.cost import dimensions
 
-    return dimensions(_config(outline))
-
-
-def _numbers(card: Mapping[str, Any]) -> int:
-    """Weights, with the embedding; T5 v1.0 has one matrix for embedding and head."""
+    card = hub()["models"][model]
     if card["outline"] is None:
-        return card["weights"] * 10**6
-    sizes, config = _dimensions(card["outline"]), _config(card["outline"])
-    tied = config.model_type == "t5"
-    return sizes.weights + (0 if tied else sizes.dim * config.vocab_size)
-
-
-def _decoder_numbers(card: Mapping[str, Any]) -> int:
-    """What a token reads."""
-    if card["outline"] is None:
-        return card["weights"] * 10**6
-    sizes = _dimensions(card["outline"])
-    return sizes.layers.values + sizes.head.values
-
-
-def _cache_bytes(card: Mapping[str, Any], setting: Setting, width: int) -> int:
-    if card["outline"] is None:
-        return 0
-    sizes, depth = _dimensions(card["outline"]), _config(card["outline"]).num_hidden_layers
-    prompt = setting.dataset["max_source_tokens"] or PROMPT
-    tokens = prompt + setting.max_new_tokens
-    return depth * sizes.cache_width * tokens * width
+        return Size(card["weights"] * 10**6, card["weights"] * 10**6, 0, 0)
+    values = dict(hub()["outlines"][card["outline"]])
+    config = AutoConfig.for_model(values.pop("model_type"), **values)
+    sizes, depth = dimensions(config), config.num_hidden_layers
+    embedding = 0 if config.model_type == "t5" else sizes.dim * config.vocab_size  # T5 v1.0 has one matrix
+    return Size(sizes.weights + embedding, sizes.layers.values + sizes.head.values, depth * sizes.cache_width, depth)
 
 
 def sentence(needed: Needs, gpu: str) -> str:
     """One line on a setting."""
     setting, room = needed.setting, GPUS[gpu][0]
-    fits = (
-        "fits"
-        if needed.memory_gb <= room
-        else f"does not fit: runtime.device_map=auto over {math.ceil(needed.memory_gb / room)} GPUs"
-    )
+    gpus = math.ceil(needed.memory_gb / room)
+    fits = "fits" if gpus == 1 else f"does not fit: runtime.device_map=auto over {gpus} GPUs"
     time = "time unknown" if needed.hours is None else f"about {needed.hours:.1f} h"
     models = " + ".join([setting.target, *setting.drafts])
     return (

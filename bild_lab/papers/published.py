@@ -1,24 +1,59 @@
-"""The numbers that the papers print, one YAML of `bild_lab/papers/published` for each figure and table."""
+"""What the papers print, one YAML of `bild_lab/papers/published` for each figure, and verdicts on measured numbers."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from bild_lab.errors import UserError
+from bild_lab.lab.formatting import MISSING, interval, number
 
 FOLDER = Path(__file__).parent / "published"
 SCALES = ("paper", "small")
+FORMULA_TOLERANCE = 0.1  # as a share of the value that the formula gives
+QUALITY = "quality"  # comparable only between texts of the same data set
+
+AGREES, HIGHER, LOWER = "agrees", "higher", "lower"
+HOLDS, WITHIN, FAILS, UNKNOWN = "holds", "within the intervals", "does not hold", "not measured"
+VERDICTS = (HOLDS, WITHIN, FAILS, UNKNOWN)  # on claims, in the order of reports
 
 Key = tuple[str, str, str]  # panel, row, quantity
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A measured number, with its 95 % interval if it has one.
+
+    data: what its panel shows, usually a data set. part: the part of that data, such as "tokens 1-2"; empty for all of
+    it. formula: the value of the paper's formula for this run, if the number is compared with the formula.
+    """
+
+    data: str
+    row: str
+    quantity: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+    formula: float | None = None
+    part: str = ""
+
+    @property
+    def key(self) -> Key:
+        return (self.panel, self.row, self.quantity)
+
+    @property
+    def panel(self) -> str:
+        return panel_of(self.data, self.part)
+
+
+def panel_of(data: str, part: str) -> str:
+    """The name of the panel of a data set, or of a part of it."""
+    return f"{data}, {part}" if part else data
 
 
 @dataclass(frozen=True)
@@ -32,15 +67,6 @@ class Block:
     tolerance: float
     panels: list[str]
     rows: dict[str, list[float | None]]
-
-    def __post_init__(self) -> None:
-        if not _number(self.tolerance) or self.tolerance <= 0:
-            raise UserError(f"{self.quantity}: tolerance must be a number > 0, got {self.tolerance!r}")
-        for row, values in self.rows.items():
-            if len(values) != len(self.panels):
-                raise UserError(f"{self.quantity}, {row}: {len(self.panels)} values are wanted, got {len(values)}")
-            if wrong := [value for value in values if value is not None and not _number(value)]:
-                raise UserError(f"{self.quantity}, {row}: values must be numbers or null, got {wrong[0]!r}")
 
 
 @dataclass(frozen=True)
@@ -78,11 +104,6 @@ class Published:
     values: list[Block]
     orders: list[Order]
 
-    def __post_init__(self) -> None:
-        for what, given in (("folders", self.folders), ("commands", self.commands)):
-            if sorted(given) != sorted(SCALES):
-                raise UserError(f"{what} must be given for {' and '.join(SCALES)}, got {', '.join(given)}")
-
     @cached_property
     def printed(self) -> dict[Key, float]:
         """Every number, by panel, row and quantity."""
@@ -105,32 +126,135 @@ def published_names() -> list[str]:
     return sorted(file.stem for file in FOLDER.glob("*.yaml"))
 
 
-def load_published(name: str, folder: Path = FOLDER) -> Published:
-    """The printed numbers of a figure. Raises UserError for an unknown figure, or a malformed file."""
-    file = folder / f"{name}.yaml"
-    if not file.is_file():
+def load_published(name: str) -> Published:
+    """The printed numbers of a figure. Raises UserError for an unknown figure."""
+    if name not in published_names():
         raise UserError(f"figure must be one of {', '.join(published_names())}, got {name!r}")
-    try:
-        content = OmegaConf.to_container(OmegaConf.load(file))
-        return _build(
-            Published,
-            content
-            | {
-                "stands_for": _build(StandsFor, content["stands_for"]),
-                "values": [_build(Block, one) for one in content["values"]],
-                "orders": [_build(Order, one) for one in content["orders"]],
-            },
-        )
-    except (YAMLError, OmegaConfBaseException, KeyError, TypeError, UserError) as error:
-        raise UserError(f"{file} is no record of published numbers: {error}") from error
+    content = OmegaConf.to_container(OmegaConf.load(FOLDER / f"{name}.yaml"))
+    stands_for, values, orders = (content.pop(key) for key in ("stands_for", "values", "orders"))
+    blocks = [Block(**one) for one in values]
+    return Published(**content, stands_for=StandsFor(**stands_for), values=blocks, orders=[Order(**o) for o in orders])
 
 
-def _build(cls: type, values: Mapping[str, Any]) -> Any:
-    known = {field.name for field in fields(cls)}
-    if known != set(values):
-        raise UserError(f"{cls.__name__} has the keys {', '.join(sorted(known))}, got {', '.join(sorted(values))}")
-    return cls(**values)
+@dataclass(frozen=True)
+class Line:
+    """A measured number and the one it is compared with: the paper's, that of a formula, or none."""
+
+    cell: Cell
+    beside: float | None
+    tolerance: float | None
+
+    @property
+    def verdict(self) -> str:
+        """Whether both agree: within the tolerance, or the paper's number inside the interval."""
+        if self.beside is None or self.tolerance is None:
+            return MISSING
+        inside = self.cell.low is not None and self.cell.low <= self.beside <= (self.cell.high or self.cell.low)
+        if inside or abs(self.cell.value - self.beside) <= self.tolerance + 1e-9:
+            return AGREES
+        return HIGHER if self.cell.value > self.beside else LOWER
 
 
-def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+@dataclass(frozen=True)
+class ClaimLine:
+    """A claim of the paper in one panel, and the verdict on it."""
+
+    panel: str
+    order: Order
+    verdict: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One figure at one scale, compared: claims that hold first. missing: how many of the paper's numbers were not
+    measured.
+    """
+
+    lines: list[Line]
+    claims: list[ClaimLine]
+    missing: int
+
+
+def compare(cells: Sequence[Cell], published: Published, scale: str) -> Comparison:
+    """Compare measured numbers with printed ones; at small scale with those of the paper's panel in `stands_for`.
+
+    A part of the data is compared with the same part. Qualities are compared only on the same texts.
+    """
+    lines, used = [], set()
+    for cell in cells:
+        panel, row, quantity = cell.key
+        if scale == "small":
+            row = published.stands_for.rows.get(row, row)
+            if (panel, row, quantity) not in published.printed and quantity != QUALITY:
+                panel = panel_of(published.stands_for.panel, cell.part)
+        key = (panel, row, quantity)
+        beside, tolerance = published.printed.get(key), published.tolerances.get(quantity)
+        if cell.formula is not None:
+            beside, tolerance = cell.formula, FORMULA_TOLERANCE * abs(cell.formula)
+        elif beside is not None:
+            used.add(key)
+        lines.append(Line(cell, beside, tolerance))
+    claims = [line for order in published.orders for line in claim_lines(order, cells)]
+    claims.sort(key=lambda line: VERDICTS.index(line.verdict))
+    return Comparison(lines, claims, len(published.printed) - len(used))
+
+
+def claim_lines(order: Order, cells: Sequence[Cell]) -> list[ClaimLine]:
+    """The claim in each panel that has all of its rows; a single line "not measured" if none has."""
+    panels = dict.fromkeys(cell.panel for cell in cells)
+    lines = [ClaimLine(panel, order, judged(order, panel, cells)) for panel in panels]
+    return [line for line in lines if line.verdict != UNKNOWN] or [ClaimLine(MISSING, order, UNKNOWN)]
+
+
+def judged(order: Order, panel: str, cells: Iterable[Cell]) -> str:
+    """The verdict on a claim: no row has less of the quantity than the next one."""
+    found = {cell.row: cell for cell in cells if (cell.panel, cell.quantity) == (panel, order.quantity)}
+    chain = [found.get(row) for row in order.rows]
+    if None in chain:
+        return UNKNOWN
+    steps = list(pairwise(chain))
+    separate = [(one, other) for one, other in steps if not overlapping(one, other)]
+    if any(one.value < other.value for one, other in separate):
+        return FAILS
+    return HOLDS if len(separate) == len(steps) else WITHIN
+
+
+def overlapping(one: Cell, other: Cell) -> bool:
+    """Whether the intervals overlap, so that either number may be the larger one; False without intervals."""
+    if None in (one.low, one.high, other.low, other.high):
+        return False
+    return one.low <= other.high and other.low <= one.high
+
+
+def markdown(comparison: Comparison) -> str:
+    """Both tables as Markdown, that of the claims first; empty if neither has rows."""
+    claims = [
+        (one.order.claim, one.panel, " ≥ ".join(one.order.rows), one.order.quantity, one.verdict)
+        for one in comparison.claims
+    ]
+    tables = [
+        ("claim of the paper | panel | rows, none below the next | quantity | here", claims),
+        ("panel | row | quantity | here | paper | tolerance | verdict", [_texts(line) for line in comparison.lines]),
+    ]
+    return "\n\n".join(_table(head, rows) for head, rows in tables if rows)
+
+
+def digits(value: float) -> int:
+    """Decimals that a number of this size is written with."""
+    return 3 if abs(value) < 1 else 2
+
+
+def _table(head: str, rows: Sequence[Sequence[str]]) -> str:
+    rule = " | ".join(["---"] * (head.count("|") + 1))
+    body = [" | ".join(text.replace("|", "\\|") for text in row) for row in rows]
+    return "\n".join(f"| {line} |" for line in (head, rule, *body))
+
+
+def _texts(line: Line) -> tuple[str, ...]:
+    cell = line.cell
+    bounds = interval(cell.low, cell.high, digits(cell.value))
+    here = f"{number(cell.value, digits(cell.value))} {bounds}".strip()
+    beside = MISSING if line.beside is None else number(line.beside, digits(line.beside))
+    beside += " (formula)" if cell.formula is not None else ""
+    tolerance = MISSING if line.tolerance is None or line.beside is None else f"± {line.tolerance:.2g}"
+    return (*cell.key, here, beside, tolerance, line.verdict)

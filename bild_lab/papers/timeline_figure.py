@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -17,8 +18,8 @@ from bild_lab.lab.results.groups import Group, by_setting, setting_title
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.examples import MeasuredExample, read_examples
 from bild_lab.lab.schema.result import Result, Setting
-from bild_lab.report.figure_files import paper_figure
-from bild_lab.report.style import HAIRLINE, INK, MUTED, STAGE_COLOURS
+from bild_lab.report.figure_files import add_panel, paper_figure
+from bild_lab.report.style import INK, MUTED, STAGE_COLOURS
 
 MOST_LANES = 6
 
@@ -33,44 +34,27 @@ Interval = tuple[float, float]  # start and end in ms
 
 
 @dataclass(frozen=True)
-class TimedRound:
-    """One draft and its verification in time.
-
-    cells: how many equal parts the draft is drawn in, one for each call of the drafter. verify: None if the draft was
-    not verified. emitted: tokens at the end of the round. rejected: whether the target refused a drafted token.
-    """
-
-    draft: Interval
-    cells: int
-    verify: Interval | None
-    emitted: int
-    rejected: bool
-
-
-@dataclass(frozen=True)
 class Lane:
-    """One point's rounds on the example."""
+    """One point's calls on the example, in ms.
+
+    calls: by stage; a draft is in equal parts, one for each call of the drafter. emitted: when each round ended, and
+    the tokens so far. rejected: the middle of each verification that refused a drafted token.
+    """
 
     policy: str
     knobs: str
-    prefill: Interval
-    rounds: tuple[TimedRound, ...]
-
-    @property
-    def end(self) -> float:
-        """When the last token was known, in ms."""
-        last = self.rounds[-1]
-        return (last.verify or last.draft)[1]
+    calls: Mapping[str, list[Interval]]
+    emitted: list[tuple[float, int]]
+    rejected: list[float]
 
 
 @dataclass(frozen=True)
 class Timelines:
-    """What is drawn: the lanes of one example in one setting. left_out: how many traced points have no lane."""
+    """What is drawn: the lanes of one example in one setting."""
 
     example: str
     setting: Setting
     lanes: tuple[Lane, ...]
-    left_out: int
 
 
 def timelines_of(sweep: Sweep, example: str | None = None) -> Timelines:
@@ -89,14 +73,15 @@ def timelines_of(sweep: Sweep, example: str | None = None) -> Timelines:
         )
     group = max(by_setting(traced), key=lambda group: len(group.results))
     chosen = selected(group)
-    common = [one for one in texts[chosen[0].point] if all(one in texts[result.point] for result in chosen)]
+    first = texts[chosen[0].point]
+    common = [one for one in first if all(one in texts[result.point] for result in chosen)]
     if not common or example not in (None, *common):
         wanted = "one example" if example is None else f"example {example!r}"
         raise UserError(f"{wanted} is wanted that every lane has a trace of, got {', '.join(common) or 'none'}")
     if example is None:
-        example = median_length(common, texts[chosen[0].point])
+        example = sorted(common, key=lambda one: len(first[one].token_ids))[(len(common) - 1) // 2]
     lanes = tuple(lane_of(group, result, texts[result.point][example]) for result in chosen)
-    return Timelines(example, group.setting, lanes, len(traced) - len(lanes))
+    return Timelines(example, group.setting, lanes)
 
 
 def traced_examples(result: Result) -> dict[str, MeasuredExample]:
@@ -109,29 +94,31 @@ def selected(group: Group) -> list[Result]:
     """The baseline and at most five others, the fastest last: each policy's fastest first, then the Pareto front."""
     baseline = [result for result in group.results if result.is_baseline][:1]
     others = [result for result in group.results if not result.is_baseline]
-    ranked = [*group.notable(), *group.front(), *others]
     kept: list[Result] = []
-    for result in ranked:
+    for result in [*group.notable(), *group.front(), *others]:
         if not result.is_baseline and len(baseline) + len(kept) < MOST_LANES and result not in kept:
             kept.append(result)
     return [*baseline, *(result for result in reversed(others) if result in kept)]
 
 
 def lane_of(group: Group, result: Result, example: MeasuredExample) -> Lane:
-    """A point's rounds on one example, each with its stages."""
-    drafts, verifies = intervals(example, "draft"), intervals(example, "verify")
-    rounds: list[TimedRound] = []
-    emitted = 0
-    for index, (one, draft) in enumerate(zip(example.rounds, drafts, strict=True)):
+    """A point's calls on one example."""
+    verifies = intervals(example, "verify")
+    calls = {"prefill": intervals(example, "prefill")[:1], "draft": [], "verify": verifies}
+    emitted: list[tuple[float, int]] = []
+    rejected, tokens = [], 0
+    for index, (one, (start, end)) in enumerate(zip(example.rounds, intervals(example, "draft"), strict=True)):
+        parts = one.draft_calls or bool(one.drafted)  # a drafter without a model makes no calls
+        ends = [start + (end - start) * part / max(parts, 1) for part in range(parts + 1)]
+        calls["draft"] += pairwise(ends)
         verify = verifies[index] if index < len(verifies) else None  # None for an unverified tail, which ends the text
         # the end token or the length limit may cut the tokens of the last round
-        emitted = min(emitted + one.accepted + (verify is not None), len(example.token_ids))
-        rejected = verify is not None and one.accepted < len(one.drafted)
-        # a drafter without a model makes no calls
-        rounds.append(TimedRound(draft, one.draft_calls or bool(one.drafted), verify, emitted, rejected))
-    prefill = intervals(example, "prefill")[0]
+        tokens = min(tokens + one.accepted + (verify is not None), len(example.token_ids))
+        emitted.append(((verify or (start, end))[1], tokens))
+        if verify is not None and one.accepted < len(one.drafted):
+            rejected.append(sum(verify) / 2)
     knobs = ", ".join(knob_label(result, [knob]).replace(" ", "\N{NO-BREAK SPACE}") for knob in group.knobs(result))
-    return Lane(result.policy, knobs, prefill, tuple(rounds))
+    return Lane(result.policy, knobs, calls, emitted, rejected)
 
 
 def intervals(example: MeasuredExample, stage: str) -> list[Interval]:
@@ -139,69 +126,52 @@ def intervals(example: MeasuredExample, stage: str) -> list[Interval]:
     return [(1000 * start, 1000 * end) for name, start, end in example.spans if name == stage]
 
 
-def median_length(ids: Iterable[str], examples: Mapping[str, MeasuredExample]) -> str:
-    """The example whose text is of median length."""
-    ordered = sorted(ids, key=lambda one: len(examples[one].token_ids))
-    return ordered[(len(ordered) - 1) // 2]
-
-
 def draw_trace(timelines: Timelines, path: Path) -> None:
     """Write the lanes, one below the other over a common axis of time, as a PNG 1500 pixels wide."""
     setting, count = timelines.setting, len(timelines.lanes)
-    inches = _HEADING + _LANE * count + _FOOT
+    height, width = _HEADING + _LANE * count + _FOOT, _INCHES - _LEFT - _RIGHT
     sampling = f"temperature {setting.temperature:g}, {setting.dtype} on {setting.device}"
     subtitle = f"Example {timelines.example} of {setting_title(setting)}, {sampling}; every stage waits for the device"
-    with paper_figure(path, (_INCHES, inches), "Where the time of one text goes", subtitle) as figure:
-        width = _INCHES - _LEFT - _RIGHT
-        axes = figure.add_axes((_LEFT / _INCHES, _FOOT / inches, width / _INCHES, _LANE * count / inches))
-        end = max(lane.end for lane in timelines.lanes)
-        axes.set(xlim=(0, end), ylim=(count - 0.5, -0.5), yticks=[], xlabel="milliseconds since decoding began")
-        axes.grid(axis="x", color=HAIRLINE, linewidth=0.7)
-        axes.set_axisbelow(True)
-        for side in ("left", "top"):
-            axes.spines[side].set_visible(False)
+    with paper_figure(path, (_INCHES, height), "Where the time of one text goes", subtitle) as figure:
+        end = max(lane.emitted[-1][0] for lane in timelines.lanes)
+        area = (_LEFT / _INCHES, _FOOT / height, width / _INCHES, _LANE * count / height)
+        limits = {"xlim": (0, end), "ylim": (count - 0.5, -0.5), "yticks": []}
+        axes = add_panel(figure, area, grid="x", xlabel="milliseconds since decoding began", **limits)
+        axes.spines["left"].set_visible(False)
         for row, lane in enumerate(timelines.lanes):
             draw_lane(axes, row, lane, points_per_ms=width * 72 / end)
-        place = (0.48 / _INCHES, 1 - 0.68 / inches)
+        place = (0.48 / _INCHES, 1 - 0.68 / height)
         look = {"frameon": False, "borderpad": 0, "borderaxespad": 0, "handlelength": 1.1, "columnspacing": 1.5}
         figure.legend(handles=key(), ncols=len(key()), loc="upper left", bbox_to_anchor=place, **look)
 
 
 def draw_lane(axes: Axes, row: int, lane: Lane, points_per_ms: float) -> None:
     """The bars of a lane, its rejections below, its token counts above, its name and its end beside it."""
-    bars = {"prefill": [lane.prefill], "draft": [], "verify": []}
-    for one in lane.rounds:
-        start, width = one.draft[0], (one.draft[1] - one.draft[0]) / max(one.cells, 1)
-        bars["draft"] += [(start + cell * width, start + (cell + 1) * width) for cell in range(one.cells)]
-        bars["verify"] += [one.verify] if one.verify is not None else []
-    for stage, several in bars.items():
+    for stage, several in lane.calls.items():
         widths = [(start, end - start) for start, end in several]
         outlines = [min(0.7, 0.2 * width * points_per_ms) for _, width in widths]  # a wide one would hide a thin bar
         look = {"facecolor": STAGE_COLOURS[stage], "edgecolor": "white", "linewidths": outlines}
         axes.broken_barh(widths, (row - _HALF, 2 * _HALF), **look)
-    refused = [sum(one.verify) / 2 for one in lane.rounds if one.rejected]
-    axes.plot(refused, [row + _HALF + 0.1] * len(refused), "x", color=_REJECTED, ms=4.5, mew=1.4, clip_on=False)
-    ends = [((one.verify or one.draft)[1], one.emitted) for one in lane.rounds]
-    for end, emitted in readable(ends, _COUNT_POINTS / points_per_ms):
-        axes.text(end, row - _HALF - 0.05, str(emitted), ha="center", va="bottom", size=7, color=INK)
+    below = [row + _HALF + 0.1] * len(lane.rejected)
+    axes.plot(lane.rejected, below, "x", color=_REJECTED, ms=4.5, mew=1.4, clip_on=False)
+    for end, tokens in readable(lane.emitted, _COUNT_POINTS / points_per_ms):
+        axes.text(end, row - _HALF - 0.05, str(tokens), ha="center", va="bottom", size=7, color=INK)
     beside = {"textcoords": "offset points", "va": "center", "annotation_clip": False}
-    total = f"{number(lane.end, 1)} ms\n{lane.rounds[-1].emitted} tokens"
-    axes.annotate(total, (lane.end, row), (7, 0), **beside)
-    across = ("axes fraction", "data")
+    end, tokens = lane.emitted[-1]
+    axes.annotate(f"{number(end, 1)} ms\n{tokens} tokens", (end, row), (7, 0), **beside)
+    left = {"xycoords": ("axes fraction", "data"), "ha": "right", **beside}
     knobs = textwrap.wrap(lane.knobs, _LABEL_WIDTH, max_lines=2, placeholder=" …")
     policy = textwrap.shorten(lane.policy, _LABEL_WIDTH, placeholder=" …")
-    lift = 6 * len(knobs)
-    axes.annotate(policy, (0, row), (-8, lift), xycoords=across, ha="right", weight="bold", **beside)
-    if knobs:
-        axes.annotate("\n".join(knobs), (0, row), (-8, -6), xycoords=across, ha="right", color=MUTED, **beside)
+    axes.annotate(policy, (0, row), (-8, 6 * len(knobs)), weight="bold", **left)
+    axes.annotate("\n".join(knobs), (0, row), (-8, -6), color=MUTED, **left)
 
 
 def readable(ends: list[tuple[float, int]], gap: float) -> list[tuple[float, int]]:
-    """The counts that can be written side by side, `gap` ms apart; always the last one."""
+    """The counts that can be written side by side, `gap` ms from each other; always the last one."""
     kept = [ends[-1]]
-    for end, emitted in reversed(ends[:-1]):
+    for end, tokens in reversed(ends[:-1]):
         if kept[-1][0] - end >= gap:
-            kept.append((end, emitted))
+            kept.append((end, tokens))
     return kept[::-1]
 
 
@@ -211,5 +181,4 @@ def key() -> list[Patch | Line2D]:
     bars = [Patch(facecolor=STAGE_COLOURS[stage], label=label) for stage, label in stages.items()]
     host = Patch(facecolor="white", edgecolor=MUTED, linewidth=0.6, label="host code")
     refused = Line2D([], [], ls="", marker="x", ms=4.5, mew=1.4, color=_REJECTED, label="rejects a drafted token")
-    count = Line2D([], [], ls="", label="number above: tokens so far")
-    return [*bars, host, refused, count]
+    return [*bars, host, refused, Line2D([], [], ls="", label="number above: tokens so far")]

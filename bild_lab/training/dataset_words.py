@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -28,15 +29,13 @@ def dataset_words(spec: DatasetSpec) -> list[str]:
     """
     first = spec.name.partition(" + ")[0]  # of several datasets
     name = first if (config_dir() / "dataset" / f"{first}.yaml").is_file() else LOCAL
-    defaults, given = {field.name: field.default for field in fields(DatasetSpec)}, _file("dataset", name)
-    usual, values = defaults | given, {**asdict(spec), "name": first}
+    given = _file("dataset", name)
+    usual = {field.name: field.default for field in fields(DatasetSpec)} | given
+    values = {**asdict(spec), "name": first}
     words = [f"dataset={name}"]
-    for file in sorted((config_dir() / "template").glob("*.yaml")):
-        held = {**defaults, **_file("template", file.stem)}
-        if all(_plain(held[key]) == _plain(values[key]) for key in TEMPLATES):
-            words.append(f"template={file.stem}")
-            usual |= {key: values[key] for key in TEMPLATES}
-            break
+    if (template := _template(values)) is not None:
+        words.append(f"template={template}")
+        usual |= {key: values[key] for key in TEMPLATES}
     derived = DatasetSpec(**{**values, "name": None}).name if usual["name"] is None else usual["name"]
     usual |= {"name": derived, "limit": values["limit"], "metric": usual["metric"] or "agreement"}
     values["split"] = _split(spec, usual["split"])
@@ -46,6 +45,17 @@ def dataset_words(spec: DatasetSpec) -> list[str]:
 
 def _file(group: str, name: str) -> dict[str, Any]:
     return OmegaConf.to_container(OmegaConf.load(config_dir() / group / f"{name}.yaml"))
+
+
+def _template(values: Mapping[str, Any]) -> str | None:
+    """The file of conf/template with these templates."""
+    unset = {field.name: field.default for field in fields(DatasetSpec)}
+    for file in sorted((config_dir() / "template").glob("*.yaml")):
+        own = _file("template", file.stem)
+        held = {**unset, **own}
+        if set(TEMPLATES) & set(own) and all(_plain(held[key]) == _plain(values[key]) for key in TEMPLATES):
+            return file.stem
+    return None
 
 
 def _split(spec: DatasetSpec, usual: str) -> str:

@@ -26,6 +26,7 @@ SCHEMAS = {  # of groups whose files share their keys
 }
 NOT_KEYS = ("defaults", "hydra", "decoder", "_target_")  # of composition, and the parts of a policy
 OPEN = ("config",)  # mappings whose keys are those of Transformers
+WHOLE = ("experiment", "match", "scale", "template")  # groups whose files set keys of other groups
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ def _group(group: str, chosen: str) -> Iterator[Section]:
         for name in files(group):
             keys = tuple(key.under(group) for key in keys_in(CONF / group / f"{name}.yaml") if key.name != "name")
             yield Section(f"policy={name}", 4, f"{header(CONF / group / f'{name}.yaml')}.", keys)
-    elif group in ("experiment", "template"):
+    elif group in WHOLE:
         sets = "keys of `dataset`" if group == "template" else "keys of all groups"
         yield Section(group, 3, f"{of_group} The file sets {sets}.", files=listed)
     else:
@@ -182,7 +183,7 @@ def _shared(group: str, chosen: str) -> Iterable[Key]:
 def _known() -> dict[str, str]:
     """The meanings of the keys of run.py and of all groups."""
     every = {group: chosen for _, name in _applications() for group, chosen in groups(name).items()}
-    plain = {group: chosen for group, chosen in every.items() if group not in ("policy", "template", "experiment")}
+    plain = {group: chosen for group, chosen in every.items() if group not in ("policy", *WHOLE)}
     found = {f"{group}.{key.name}": key.meaning for group, chosen in plain.items() for key in _shared(group, chosen)}
     return found | {key.name: key.meaning for key in keys_in(CONF / f"{MAIN}.yaml")}
 

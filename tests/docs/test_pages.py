@@ -35,8 +35,8 @@ def test_links_of_a_file_outside_docs_lead_from_its_page() -> None:
 
 
 def test_links_from_a_folder_go_up() -> None:
-    shown = pages.with_links("[a](../../conf) [b](plane.md)", "docs/results/bita.md", "results/bita.md")
-    assert shown == "[a](../source/conf.md) [b](plane.md)"
+    shown = pages.with_links("[a](../../conf) [b](field.md)", "docs/results/batches.md", "results/batches.md")
+    assert shown == "[a](../source/conf.md) [b](field.md)"
 
 
 def test_code_and_links_to_nothing_stay_as_they_are() -> None:

@@ -434,16 +434,16 @@ BAD_INPUT = {
     "unknown group": (["polcy=bild"], "polcy"),
     "misspelt policy": (["policy=blid"], "no policy 'blid'; did you mean bild?"),
     "misspelt file of an experiment": (
-        ["experiment=bild_fig4/smal"],
-        "there is no experiment 'bild_fig4/smal'; did you mean bild_fig4/small? There are bild_fig4/cnn_dailymail, ",
+        ["experiment=bild/fig44"],
+        "there is no experiment 'bild/fig44'; did you mean bild/fig4? There are bild/fig10, ",
     ),
     "unknown experiment": (
         ["experiment=xyz"],
-        "there is no experiment 'xyz'. There are bita_fig8, ",
+        "there is no experiment 'xyz'. There are first_run, ",
     ),
     "folder of experiments": (
-        ["experiment=bild_fig2"],
-        "experiment=bild_fig2 is a folder; choose one of its files: bild_fig2/paper, bild_fig2/small",
+        ["experiment=batches"],
+        "experiment=batches is a folder; choose one of its files: batches/speedup",
     ),
     "fallback out of range": (["policy.fallback=1.5"], r"must lie in [0, 1], got 1.5"),
     "rollback out of range": (["policy.rollback=0"], "rollback threshold, in nats, must lie in (0, inf], got 0"),

@@ -95,7 +95,7 @@ BROKEN += [
 ]
 BROKEN += ["policy.window=3,4", "policy.window=range(1,3)", "policy@x=bild", "policy=../pair/toy", "policy=bild/"]
 BROKEN += ["hydra.mode=FAST", "hydra/sweeper=best", "hydra/launcher=3", "hydra/luncher=basic", "hydra.nothing=3"]
-BROKEN += ["hydra.run.dir=[a]", "hydra.callbacks=null", "hydra.job.num=x", "experiment=bild_fg4/small", "template=none"]
+BROKEN += ["hydra.run.dir=[a]", "hydra.callbacks=null", "hydra.job.num=x", "experiment=bild/fg4", "template=none"]
 BROKEN += ["experiment=/etc/passwd", "--config-name=nope", "--config-dir=/nowhere", "--cfg=jobs", "--resolve", "~hydra"]
 SWEPT = ["", "3,", "range(3,1)", "interval(1,3)", "glob(*)", "choice()", "choice(", "shuffle(3)", "0,-1", "a,b"]
 

@@ -79,8 +79,8 @@ def test_keys_come_with_their_comments_and_without_wiring(printed) -> None:
 
 def test_inherited_keys_and_groups_are_listed(printed) -> None:
     text = printed(ROOT / "scripts" / "screen.py")
-    assert "  resume: true" in text and "  screen:\n" in text and "  experiment bita_fig8" in text
-    assert "bild_fig4/…" in text  # a folder of experiments
+    assert "  resume: true" in text and "  screen:\n" in text and "  experiment first_run" in text
+    assert "bild/…" in text  # a folder of experiments
 
 
 def test_a_script_without_configuration_prints_its_text_alone() -> None:

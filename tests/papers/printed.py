@@ -21,7 +21,7 @@ BITA_MODELS = {
     "LLaMA-2-70B": "llama2_70b_chat",
 }
 SUBTASKS = "coding extraction humanities math reasoning roleplay stem writing overall".split()
-PPD_DATA = ("squad", "wmt15_en_fr", "cnn_dailymail")
+PPD_DATA = ("squad", "wmt15_en_fr", "cnn_dailymail_ppd")
 PPD_LAYERS, PPD_TOP_KS, PPD_HEADS = (10, 20, 30, 35, 37), (1, 3, 5), ("shared", "trained")
 
 
@@ -197,13 +197,13 @@ def speculative_table_2(text: str) -> Numbers:
         r"speedups of #X \(temp=1\) and #X \(temp=0\) on the translation task and slightly lower speedups of "
         r"#X \(temp=1\) and #X \(temp=0\) for the summarization task",
     )
-    keys = product(("wmt14", "cnn_dailymail"), (1, 0))
+    keys = product(("wmt14_en_de", "cnn_dailymail"), (1, 0))
     return {(data, "t5-small", f"speedup, temperature {t}"): n for (data, t), n in zip(keys, told, strict=True)}
 
 
 def speculative_table_3(text: str) -> Numbers:
     (rate,) = sentence(text, "English to German translation, the bigram model has an value of #,")
-    return {("wmt14", "bigrams", f"acceptance rate, temperature {t}"): rate for t in (0, 1)}
+    return {("wmt14_en_de", "bigrams", f"acceptance rate, temperature {t}"): rate for t in (0, 1)}
 
 
 def speculative_table_5(text: str) -> Numbers:
@@ -214,7 +214,7 @@ def speculative_table_5(text: str) -> Numbers:
         "Theorem 3.8, temperature 1": "we get improvement factors of #X, #X, #X, and #X",
     }
     return {
-        ("wmt14", row, quantity): n
+        ("wmt14_en_de", row, quantity): n
         for quantity, pattern in several.items()
         for row, n in zip(lenience, sentence(text, pattern), strict=True)
     }

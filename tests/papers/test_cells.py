@@ -6,27 +6,24 @@ from dataclasses import replace
 
 import pytest
 
-from bild_lab.lab.schema.result import Result, Setting
-from bild_lab.papers import finished_points as rows
+from bild_lab.lab.schema.result import Result
+from bild_lab.papers import points as rows
+from bild_lab.papers.cells import against_speculative as ahead
 from bild_lab.papers.cells import (
-    Cell,
     at_losses,
     cost_ratios,
     greatest,
-    greedy_speedups,
     match_rates,
-    pipeline_compute,
-    pipeline_trade_off,
     replaced_share,
+    table,
     theorem_table,
     tokens_per_call,
 )
-from bild_lab.papers.cells import against_speculative as ahead
 from bild_lab.papers.figures import FIGURES
 from bild_lab.papers.match_rates import Rate
-from bild_lab.papers.replayed_points import Replayed
-from tests.papers.test_figures import bild, bita, known, other, points, ppd
-from tests.report.sample import SETTING, sample_baseline, sample_drafted, with_quality, with_speedup
+from bild_lab.papers.published import Cell
+from tests.papers.samples import bild, bita, known, other, points
+from tests.report.sample import sample_baseline, with_quality, with_speedup
 
 DATA = "multi30k"
 VANILLA = Cell(DATA, "vanilla", "quality", 41.0)
@@ -79,7 +76,7 @@ CELLS = {
         speedup("aligned", "speedup", 1.6),
     ],
     "bild_fig9": [*same("rollback 2", 1.6), *curve("rollback 5", None, (1.7, 40.0), 40.0), VANILLA],
-    "bild_cascades": [*same("bild", 1.6), *(cell for row in RULES for cell in same(row)), VANILLA],
+    "bild_lossy": [*same("bild", 1.6), *(cell for row in RULES for cell in same(row)), VANILLA],
     "bild_speculative": [
         speedup("speculative", "speedup", 1.4),
         quality("speculative", "quality", 41.0),
@@ -146,14 +143,14 @@ def test_costs_are_those_of_the_fastest_point_at_minimal_loss_if_they_were_count
 
 
 def test_the_share_replaced_is_the_least_with_which_quality_reaches_the_targets() -> None:
-    def replayed(rollbacks: int, loss: float, baseline: float | None = 41.0, dataset: str = DATA) -> Replayed:
-        found = replace(bild(1.0, loss).quality, baseline=baseline)
-        return Replayed("bild", Setting({**SETTING, "dataset": dataset}), found, tokens=200, rollbacks=rollbacks)
+    def point(rollbacks: int, loss: float, baseline: float | None = 41.0, **setting: str) -> Result:
+        result = with_quality(bild(1.0, loss, setting=setting), baseline=baseline)
+        return replace(result, tokens=200, counts=replace(result.counts, rollbacks=rollbacks))
 
-    several = [replayed(10, 0.5), replayed(30, 0.12), replayed(50, 0.1), replayed(80, 0.0)]
+    several = [point(10, 0.5), point(30, 0.12), point(50, 0.1), point(80, 0.0)]
     share = Cell(DATA, "small model", "share replaced at the target's quality", 0.15)
     assert replaced_share(several) == [share, VANILLA]
-    alone = replayed(1, 0.0, baseline=None, dataset="toy")
+    alone = point(1, 0.0, baseline=None, dataset="toy")
     assert replaced_share([alone, several[0]]) == [VANILLA]
     assert replaced_share([alone, *several]) == [share, VANILLA]
 
@@ -179,27 +176,6 @@ def test_the_fastest_speculative_point_is_the_rival_and_bild_is_as_good_or_as_fa
     assert [cell.quantity for cell in ahead([speculative(1.4), bilds[3]])][2:] == ["quality ahead of speculative"]
 
 
-def test_bild_at_the_minimal_loss_is_as_good_and_at_the_rivals_speed_as_fast() -> None:
-    good, fast = (known("toy", bild(value, loss)) for value, loss in ((1.3, 0.12), (1.4, 1.0)))
-    (_, _, speed, text) = ahead([speculative(1.4), good, fast])
-    assert (speed.value, text.value) == (pytest.approx(-0.1), -1.0)
-
-
-def test_every_data_set_has_a_rival_and_one_that_only_slows_down_is_one_too() -> None:
-    elsewhere = [replace(one, setting=Setting({**SETTING, "dataset": "wmt"})) for one in (speculative(0.9), bild(1.2))]
-    untimed = with_speedup(elsewhere[0], value=None)
-    cells = ahead([speculative(1.4), untimed, *(known("toy", one) for one in elsewhere)])
-    assert [(cell.data, cell.quantity, cell.value) for cell in cells] == [
-        (DATA, "speedup", 1.4),
-        (DATA, "quality", 41.0),
-        ("wmt", "speedup", 0.9),
-        ("wmt", "quality", 41.0),
-        ("wmt", "speedup ahead of speculative", pytest.approx(0.3)),
-        ("wmt", "quality ahead of speculative", 0.0),
-    ]
-    assert ahead([with_speedup(speculative(1.4), value=None), known("toy", bild(1.2))]) == []
-
-
 def test_a_point_without_a_quality_is_on_no_curve() -> None:
     unknown = with_quality(known("toy", bild(1.9)), value=None)
     assert [cell.row for cell in at_losses(rows.policy)([unknown])] == ["vanilla"]
@@ -213,8 +189,8 @@ def test_tables_leave_out_points_without_a_row_or_a_prediction() -> None:
     unpredicted = replace(speculative, prediction=None)
     assert theorem_table([bild(1.5), unpredicted]) == []
     assert len(theorem_table([bild(1.5), unpredicted, speculative])) == 1
-    for table in ("spec_tab2", "spec_tab3"):
-        assert FIGURES[table].cells([bild(1.5), speculative]) == CELLS["spec_tab2"]
+    for name in ("spec_tab2", "spec_tab3"):
+        assert FIGURES[name].cells([bild(1.5), speculative]) == CELLS["spec_tab2"]
     leniences = FIGURES["spec_tab5"].cells
     assert leniences([bild(1.5), speculative]) == CELLS["spec_tab5"][3:]
     assert leniences([unpredicted]) == [CELLS["spec_tab5"][3], CELLS["spec_tab5"][5]]
@@ -233,10 +209,12 @@ def test_tokens_per_call_are_those_of_synthetic_drafters_with_a_rate() -> None:
 
 
 def test_rows_keep_their_best_point_and_leave_out_the_baseline_and_what_has_no_row() -> None:
-    cells = greedy_speedups(rows.policy, lambda point: point.knobs.get("panel", "one"))
+    quantity = {"greedy speedup": lambda point: point.tokens_per_s_ratio}
+    cells = table(rows.policy, quantity, lambda point: point.knobs.get("panel", "one"))
     several = [bita(1.2), bita(1.9), bita(1.4), bita(1.1, panel="two"), bita(9.0, panel=None), sample_baseline()]
     assert cells(several) == [ratio("bita", 1.9, "one"), ratio("bita", 1.1, "two")]
-    assert greedy_speedups(rows.prompt_design)([bita(9.0, "medusa"), replace(bita(), tokens_per_s_ratio=None)]) == []
+    unknown = [bita(9.0, "medusa"), replace(bita(), tokens_per_s_ratio=None)]
+    assert table(rows.prompt_design, quantity)(unknown) == []
     by_category = FIGURES["bita_tab7"].cells
     plain, baseline = replace(bita(9.0), categories=None), replace(sample_baseline(), categories=bita().categories)
     assert by_category([plain, baseline]) == []
@@ -244,14 +222,6 @@ def test_rows_keep_their_best_point_and_leave_out_the_baseline_and_what_has_no_r
     assert by_category(best) == [ratio("user", 2.5, "coding"), ratio("user", 3.0, "overall")]
     first = speedup("bita", "speedup", 1.9)
     assert greatest([speedup("bita", "speedup", 1.2), first, replace(first, low=1.0)]) == [first]
-
-
-def test_a_pipeline_without_matches_theorem_or_speedup_keeps_its_other_numbers() -> None:
-    bare = replace(ppd(), pipeline=replace(ppd().pipeline, match_rate=None, theorem=None))
-    bare = with_speedup(bare, value=None)
-    assert [cell.quantity for cell in pipeline_trade_off([bare])] == ["processes on average"]
-    assert [cell.quantity for cell in pipeline_compute([bare])] == ["layers run per token"]
-    assert pipeline_trade_off([bare, ppd()]) == [*pipeline_trade_off([bare]), *CELLS["ppd_fig2"]]
 
 
 def test_match_rates_are_of_the_whole_text_or_also_by_position() -> None:
@@ -263,19 +233,11 @@ def test_match_rates_are_of_the_whole_text_or_also_by_position() -> None:
     assert (part.panel, whole.panel) == ("squad, tokens 1-2", "squad")
 
 
-def test_a_curves_best_text_need_not_be_its_first() -> None:
-    several = points("bild_fig4")[::-1]
-    unaligned = curve("unaligned", (1.5, 41.0), (1.7, 40.0))
-    assert at_losses(rows.alignment)(several) == [*same("aligned", 1.6), *unaligned, VANILLA]
-
-
-def test_each_data_set_has_its_baselines_quality() -> None:
-    toy = with_quality(sample_drafted("bild", {}, 1.0, 0.0, (0.8, 0.9), setting={"dataset": "toy"}), baseline=12.0)
-    unknown = with_quality(bild(1.0, setting={"dataset": "wmt"}), baseline=None)
-    cells = at_losses(rows.policy)([bild(1.5), toy, unknown])
-    assert cells[-2:] == [VANILLA, Cell("toy", "vanilla", "quality", 12.0)]
-    assert [cell.quantity for cell in cells if cell.data == "wmt"] == ["best quality"]
-    assert at_losses(rows.policy)([with_speedup(bild(1.5), value=None)]) == [
-        quality("bild", "best quality", 41.0),
-        VANILLA,
-    ]
+def test_rows_are_named_after_facts_and_what_was_varied_not_after_folders() -> None:
+    mine = replace(bild(1.5), facts={"pair": "mine", "aligned": True})
+    renamed = replace(mine, facts={"pair": "mine_aligned", "aligned": False})
+    assert (rows.alignment(mine), rows.alignment(renamed)) == ("aligned", "unaligned")
+    assert rows.prompt_design(bita(adapter="outputs/bita_none/adapter")) == "deep prompt"
+    assert rows.mask_tokens(bita(adapter="outputs/bita_m5/adapter")) == "3 mask tokens"
+    fewer = bita(mask_tokens=1, prompt_tokens=8)  # than the 3 and 16 that were trained
+    assert (rows.mask_tokens(fewer), rows.prompt_tokens(fewer)) == ("1 mask tokens", "8 prompt tokens")

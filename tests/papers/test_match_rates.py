@@ -16,7 +16,6 @@ from PIL import Image
 from transformers import PreTrainedModel
 
 import scripts.match_rates
-from bild_lab.engine import batch_room
 from bild_lab.engine.adapters.layer_heads import LayerHeads
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.hf import HuggingFaceModel
@@ -37,8 +36,9 @@ from bild_lab.papers.match_rates import (
     layers_of,
     measure_match_rates,
     read_rates,
-    write_rates,
+    scores_of,
 )
+from bild_lab.report.figure_files import write_csv
 from tests.policies import FAMILIES, in_memory
 from tests.thinned import thinned
 from tests.tiny import END, PAD, START, VOCABULARY, save, tiny_llama, tiny_t5
@@ -110,19 +110,6 @@ def test_matches_are_those_of_a_program_without_caches(family: str) -> None:
             assert row.rate == sum(every) / sum(tokens.values()) and 0 < row.rate < 1
 
 
-def test_the_interval_draws_a_texts_matches_with_its_tokens() -> None:
-    """Half of each text's tokens match, however long it is: whatever is drawn, half match."""
-    counts = np.array([[2], [8], [40], [4], [100]])
-    found = MatchRates(("shared",), (1,), (1,), 100, (counts // 2).reshape(5, 1, 1, 1, 1), counts)
-    assert found.intervals.tolist() == [[[[0.5, 0.5]]]]
-    uneven = MatchRates(("shared",), (1,), (1,), 100, np.array([2, 0, 0, 0, 0]).reshape(5, 1, 1, 1, 1), counts)
-    low, high = uneven.intervals[0, 0, 0]
-    drawn = counts[np.random.default_rng(0).choice(5, size=(1000, 5)), 0]
-    rates = 2 * (drawn == 2).sum(1) / drawn.sum(1)
-    assert (low, high) == pytest.approx((np.sort(rates)[25], np.sort(rates)[974]), abs=1e-3)
-    assert low == 0 < 2 / 154 < high <= 1
-
-
 def test_every_layer_and_k_has_its_own_interval_of_the_same_draws() -> None:
     chance = np.random.default_rng(2)
     counts = chance.integers(50, 100, (20, 3))
@@ -134,40 +121,13 @@ def test_every_layer_and_k_has_its_own_interval_of_the_same_draws() -> None:
         assert (total["low"], total["high"]) == pytest.approx(interval(drawn @ some / (drawn @ counts.sum(-1))))
 
 
-def test_texts_are_counted_as_they_end_and_decode_one_by_one_where_memory_is_short(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    target, told = in_memory(tiny_llama(3, 4), "native"), []
-    start = target.start
-
-    def started(*args: object) -> object:
-        told.append("begun")
-        return start(*args)
-
-    monkeypatch.setattr(target, "start", started)
-    texts = requests("llama")
-    together = measure_match_rates(target, texts, spec(), lambda: told.append("ended"))
-    assert sorted(told) == ["begun"] * 6 + ["ended"] * 6 and told[:6] == ["begun"] * 6
-    told.clear()
-    monkeypatch.setattr(batch_room, "free_bytes", lambda device: 1)
-    alone = measure_match_rates(target, texts, spec(), lambda: told.append("ended"))
-    assert told == ["begun", "ended"] * 6
-    assert (alone.matches == together.matches).all()
-
-
 def test_a_table_comes_back_as_it_was_written_and_folders_without_one_are_passed_over(tmp_path: Path) -> None:
     rates = [Rate(20, 3, "shared", "1-2", 3, 10, 0.3), Rate(20, 1, 'my,\r\n"heads"', TOTAL, 7, 11, 7 / 11)]
     for name, written in (("b", rates), ("c", rates[:1])):
-        write_rates(tmp_path / name, written)
+        write_csv(tmp_path / name / "match_rates.csv", Rate._fields, written)
         (tmp_path / name / "metrics.json").write_text(json.dumps({"settings": {"dataset.name": name}}))
     folders = [tmp_path / name for name in "abc"]
     assert read_rates(folders) == [("b", rates[0]), ("b", rates[1]), ("c", rates[0])]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_behind_the_last_layer_every_first_choice_matches(family: str) -> None:
-    found = measure_match_rates(in_memory(MODELS[family](3, 2), "native"), requests(family), spec(layers=(2,)))
-    assert {row.rate for row in found.rows()} == {1.0}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -209,17 +169,6 @@ def test_positions_are_counted_in_groups_and_the_last_may_be_short() -> None:
     assert [row.matches for row in found.rows()] == [1, 1, 0, 1, 2, 5]
 
 
-def test_intervals_are_over_texts_not_tokens() -> None:
-    """Two kinds of texts, all matches or none: a thousand tokens in ten texts tell as little as ten texts do."""
-    matches = np.zeros((10, 1, 1, 1, 1), int)
-    matches[:5] = 100
-    found = MatchRates(("shared",), (4,), (1,), 100, matches, np.full((10, 1), 100))
-    (total,) = found.totals()
-    assert total["rate"] == 0.5
-    assert total["low"] <= 0.3 and total["high"] >= 0.7
-    assert {total[key] * 10 % 1 for key in ("low", "high")} == {0.0}
-
-
 def native(path: Path, dtype: torch.dtype = torch.float32) -> NativeModel:
     return NativeModel(HuggingFaceModel(Checkpoint(str(path)), torch.device("cpu"), dtype))
 
@@ -227,17 +176,10 @@ def native(path: Path, dtype: torch.dtype = torch.float32) -> NativeModel:
 def test_trained_heads_compute_in_the_targets_precision(checkpoints: Path, tmp_path: Path) -> None:
     target = native(checkpoints / "llama", torch.bfloat16)
     LayerHeads.fresh(target.decoder, {}, [1]).save(tmp_path / "heads")
-    (head,) = heads_of(spec(heads=str(tmp_path / "heads")), target).values()
-    session = target.start(Source((START,)), 1)
-    scores = head(session, 1, torch.ones(2, target.checkpoint.config.hidden_size, dtype=torch.bfloat16))
+    (heads,) = heads_of(spec(heads=str(tmp_path / "heads")), target).values()
+    hidden = torch.ones(2, target.checkpoint.config.hidden_size, dtype=torch.bfloat16)
+    scores = scores_of(target.start(Source((START,)), 1), heads, 1, hidden)
     assert (scores.shape, scores.dtype) == ((2, VOCABULARY), torch.bfloat16)
-
-
-def test_the_shared_head_measures_all_layers_and_any_k_of_the_vocabulary(checkpoints: Path) -> None:
-    target = native(checkpoints / "llama")
-    assert layers_of(spec(layers=None, top_k=(1, 3, VOCABULARY)), target) == (1, 2)
-    with pytest.raises(UserError, match=f"at most the target's vocabulary of 40 tokens, got {VOCABULARY + 1}"):
-        layers_of(spec(layers=None, top_k=(1, 3, VOCABULARY + 1)), target)
 
 
 @pytest.fixture
@@ -246,13 +188,13 @@ def command(command: Command) -> Command:
     return partial(command, scripts.match_rates, config="match_rates")
 
 
-def words(checkpoints: Path, data: Path) -> list[str]:
+def plain_words(checkpoints: Path, data: Path) -> list[str]:
     model = f"model.path={checkpoints / 'llama'}"
     return ["name=match", model, "dataset=multi30k", f"dataset.path={data}", "decoding.max_new_tokens=6"]
 
 
 def test_the_script_leaves_a_table_a_figure_and_its_settings(command: Command, checkpoints: Path, data: Path) -> None:
-    line = [*words(checkpoints, data), "layers=[1,2]", "top_k=[1,3]", "positions=4"]
+    line = [*plain_words(checkpoints, data), "layers=[1,2]", "top_k=[1,3]", "positions=4"]
     code, printed = command(*line)
     assert code == 0, printed
     folder = Path("outputs/match")
@@ -274,25 +216,26 @@ def test_the_script_leaves_a_table_a_figure_and_its_settings(command: Command, c
     assert (folder / "match_rates.csv").read_bytes() == before
 
 
-BAD_INPUT = {
-    "a layer too deep": (["layers=[1,3]"], "layers must lie within the model's 2, got [1, 3]"),
-    "no layer": (["layers=[]"], "layers must list whole numbers, such as [4,6,8], got []"),
-    "layer nought": (["layers=[0]"], "each of layers must be a whole number >= 1, got 0"),
-    "k beyond the vocabulary": (["top_k=[1,41]"], "top_k must be at most the target's vocabulary of 40 tokens, got 41"),
-    "k of one number": (["top_k=3"], "top_k must list whole numbers, such as [1,3,5], got 3"),
-    "no heads": (["heads=null"], "heads must be shared, a folder of trained heads, or several, got None"),
-    "a folder without heads": (["heads=nowhere"], "nowhere is no folder of per-layer heads"),
-    "heads of another model": (["heads=others"], "the heads others: trained for elsewhere, whose weights are not"),
-    "a layer without a head": (["heads=own", "layers=[2]"], "layers must be ones that own has heads for, [1], got [2]"),
-    "no length": (["decoding.max_new_tokens=0"], "decoding.max_new_tokens must be a whole number >= 1, got 0"),
-    "a foreign table": (["name=taken"], "outputs/taken/match_rates.csv exists, but no metrics.json"),
-    "a folder of something else": (["name=trained"], "outputs/trained/metrics.json does not describe match rates"),
+BAD_INPUT = {  # words of the command, and what the message names
+    "layers=[1,3]": "got [1, 3]",
+    "layers=[]": "got []",
+    "layers=[0]": "each of layers",
+    "top_k=[1,41]": "vocabulary of 40 tokens, got 41",
+    "top_k=3": "top_k must list whole numbers",
+    "heads=null": "heads must be shared",
+    "heads=nowhere": "nowhere is no folder of per-layer heads",
+    "heads=others": "the heads others: trained for elsewhere, whose weights are not",
+    "heads=own layers=[2]": "own has heads for, [1], got [2]",
+    "positions=0": "positions must be a whole number >= 1",
+    "decoding.max_new_tokens=0": "decoding.max_new_tokens must be a whole number >= 1",
+    "name=taken": "outputs/taken/match_rates.csv exists, but no metrics.json",
+    "name=trained": "outputs/trained/metrics.json does not describe match rates",
 }
 
 
-@pytest.mark.parametrize("case", thinned(BAD_INPUT, 3))
+@pytest.mark.parametrize("words", thinned(BAD_INPUT, 3))
 def test_bad_input_gives_one_line_and_leaves_nothing(
-    case: str, command: Command, checkpoints: Path, data: Path
+    words: str, command: Command, checkpoints: Path, data: Path
 ) -> None:
     target = native(checkpoints / "llama")
     for name, fingerprint in (("own", target.checkpoint.fingerprint), ("others", "other weights")):
@@ -301,43 +244,10 @@ def test_bad_input_gives_one_line_and_leaves_nothing(
     for file, content in before.items():
         file.parent.mkdir(parents=True)
         file.write_text(content)
-    changed, message = BAD_INPUT[case]
-    code, printed = command(*words(checkpoints, data), *changed)
-    assert code == 2 and message in printed, printed
+    code, printed = command(*plain_words(checkpoints, data), *words.split())
+    assert code == 2 and BAD_INPUT[words] in printed, printed
     assert len(printed.strip().splitlines()) == 1
     assert {path: path.read_text() for path in Path("outputs").rglob("*.*")} == before
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"layers": []}, r"layers must list whole numbers, such as \[4,6,8\], got \[\]"),
-        ({"top_k": "135"}, r"top_k must list whole numbers, such as \[1,3,5\], got '135'"),
-        ({"top_k": 3}, r"top_k must list whole numbers, such as \[1,3,5\], got 3"),
-        ({"top_k": [1, 0]}, "each of top_k must be a whole number >= 1, got 0"),
-        ({"layers": [0]}, "each of layers must be a whole number >= 1, got 0"),
-        ({"positions": 0}, "positions must be a whole number >= 1, got 0"),
-        ({"heads": None}, "heads must be shared, a folder of trained heads, or several, got None"),
-        ({"heads": ["shared", ""]}, "heads must be shared"),
-    ],
-)
-def test_what_no_model_has_is_refused(changes: dict, message: str) -> None:
-    with pytest.raises(UserError, match=f"^{message}"):
-        spec(**changes)
-
-
-def test_values_are_ordered_and_each_is_measured_once() -> None:
-    twice = spec(layers=[3, 1, 3], top_k=(5, 1, 5), heads=["b", "a", "b"])
-    assert (twice.layers, twice.top_k, twice.heads) == ((1, 3), (1, 5), ("b", "a"))
-
-
-def test_heads_of_another_model_are_refused_with_their_folder(checkpoints: Path, tmp_path: Path) -> None:
-    target = native(checkpoints / "llama")
-    LayerHeads.fresh(target.decoder, {"path": "elsewhere", "fingerprint": "other weights"}, [1]).save(tmp_path / "h")
-    with pytest.raises(
-        UserError, match=f"^cannot use the heads {tmp_path / 'h'}: trained for elsewhere, whose weights are not"
-    ):
-        layers_of(spec(layers=None, heads=str(tmp_path / "h")), target)
 
 
 def test_heads_for_different_layers_have_to_be_measured_one_by_one(checkpoints: Path, tmp_path: Path) -> None:

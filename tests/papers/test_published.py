@@ -1,42 +1,74 @@
-"""The papers' printed numbers: every file loads, agrees with the others and with the papers' own text."""
+"""The papers' printed numbers agree with their own text, and measured ones get the right verdicts beside them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bild_lab.errors import UserError
-from bild_lab.papers import ppd_table1 as paper
-from bild_lab.papers.published import FOLDER, load_published, published_names
+from bild_lab.papers.published import (
+    AGREES,
+    FAILS,
+    FOLDER,
+    HIGHER,
+    HOLDS,
+    LOWER,
+    SCALES,
+    UNKNOWN,
+    WITHIN,
+    Block,
+    Cell,
+    Order,
+    Published,
+    StandsFor,
+    compare,
+    judged,
+    load_published,
+    markdown,
+    published_names,
+)
 from tests.papers.printed import PRINTED
 
 PAPERS = Path(__file__).resolve().parents[3] / "shared" / "papers"
-DATASETS = {"squad": "SQuAD", "wmt15_en_fr": "WMT", "cnn_dailymail": "CNN/DM"}
+
+FOLDERS = {"paper": [], "small": []}
+STANDS_FOR = StandsFor("wmt", {"tiny": "large"})
+PUBLISHED = Published("A paper, 2023", "Table 1", "one GPU", "all", FOLDERS, FOLDERS, STANDS_FOR, values=[
+    Block("speedup", 0.1, ["wmt", "wmt, tokens 1-2"], {"large": [1.5, 2.5], "other": [3.0, None]}),
+    Block("quality", 1.0, ["wmt", "toy"], {"large": [30.0, 40.0]}),
+], orders=[Order("tiny | is faster", "speedup", ["tiny", "slow"])])  # fmt: skip
+CELLS = [
+    Cell("toy", "tiny", "speedup", 0.75, 0.6125, 1.9),
+    Cell("toy", "tiny", "speedup", 2.625, part="tokens 1-2"),
+    Cell("toy", "slow", "speedup", 0.5),
+    Cell("toy", "tiny", "quality", -12.3456),
+    Cell("toy", "a|b", "layers run", 1.2, formula=0.96),
+]
+TABLES = r"""
+| claim of the paper | panel | rows, none below the next | quantity | here |
+| --- | --- | --- | --- | --- |
+| tiny \| is faster | toy | tiny ≥ slow | speedup | holds |
+
+| panel | row | quantity | here | paper | tolerance | verdict |
+| --- | --- | --- | --- | --- | --- | --- |
+| toy | tiny | speedup | 0.750 [0.613, 1.900] | 1.50 | ± 0.1 | agrees |
+| toy, tokens 1-2 | tiny | speedup | 2.62 | 2.50 | ± 0.1 | higher |
+| toy | slow | speedup | 0.500 | – | – | – |
+| toy | tiny | quality | −12.35 | 40.00 | ± 1 | lower |
+| toy | a\|b | layers run | 1.20 | 0.960 (formula) | ± 0.096 | higher |
+"""
 
 
 @pytest.mark.parametrize("name", published_names())
-def test_a_file_of_published_numbers_loads_and_opens_with_its_command(name: str) -> None:
+def test_a_file_opens_with_its_command_and_names_others(name: str) -> None:
     published = load_published(name)
     assert (FOLDER / f"{name}.yaml").read_text().partition("\n")[0].endswith(f": python scripts/figures.py {name}")
-    assert len(published.printed) == sum(
-        value is not None for b in published.values for v in b.rows.values() for value in v
-    )
+    assert sorted(published.folders) == sorted(published.commands) == sorted(SCALES)
     commands = [*published.commands["paper"], *published.commands["small"]]
-    assert all(command.startswith(("python run.py", "python scripts/")) for command in commands)
-
-
-@pytest.mark.parametrize("name", published_names())
-def test_published_numbers_are_of_a_plausible_size(name: str) -> None:
-    for (_, _, quantity), value in load_published(name).printed.items():
-        if quantity.startswith("quality") and "ahead" not in quantity:
-            assert 30 < value < 45
-        elif quantity.startswith(("speedup at", "speedup,", "greedy speedup", "Theorem 3.8")) or quantity == "speedup":
-            assert 1 < value < 6
-        elif "rate" in quantity or "share" in quantity or "latency" in quantity:
-            assert 0 < value < 1
-        else:
-            assert 0 < value <= 5
+    assert published.commands["paper"] and all(one.startswith(("python run.py", "python scripts/")) for one in commands)
+    assert all(block.tolerance > 0 for block in published.values)
 
 
 @pytest.mark.skipif(not PAPERS.is_dir(), reason="no papers beside the project (../shared/papers)")
@@ -50,63 +82,70 @@ def test_every_published_number_is_in_its_papers_row_and_column(name: str) -> No
     assert printed == pytest.approx(read((PAPERS / f"{paper}.txt").read_text()))
 
 
-def test_the_averages_of_bilds_table_1_are_those_of_its_columns() -> None:
-    printed = load_published("bild_fig4").printed
-    for row in ("unaligned", "aligned"):
-        for quantity in ("speedup at minimal loss", "speedup at one point of loss"):
-            several = [printed[panel, row, quantity] for panel in ("iwslt2017", "wmt14", "xsum", "cnn_dailymail")]
-            assert printed["average", row, quantity] == pytest.approx(sum(several) / 4, abs=0.011)
-
-
-def test_bitas_tables_agree_where_they_repeat_each_other() -> None:
-    first = load_published("bita_tab1").printed
-    rows = {
-        "bita_tab3_8": "deep prompt",
-        "bita_tab4_9": "efficient_tree, k = 5",
-        "bita_fig8": "16 prompt tokens",
-        "bita_fig9": "3 mask tokens",
-    }
-    for name, row in rows.items():
-        for panel in ("xsum", "mt_bench", "cip", "humaneval_x"):
-            told = load_published(name).printed[panel, row, "greedy speedup"]
-            assert told == first[panel, "llama2_7b_chat", "greedy speedup"], name
-    overall = load_published("bita_tab7").printed
-    for row in ("llama2_7b_chat", "llama2_13b_chat", "vicuna_33b", "falcon_40b", "llama2_70b_chat"):
-        assert overall["overall", row, "greedy speedup"] == first["mt_bench", row, "greedy speedup"]
-
-
-@pytest.mark.parametrize("name", ["ppd_tab1", "ppd_tab4_6"])
-def test_match_rates_over_all_positions_are_those_that_the_theory_is_drawn_from(name: str) -> None:
-    printed = load_published(name).printed
-    for panel, dataset in DATASETS.items():
-        for layer in paper.EXIT_LAYERS:
-            for top_k in paper.TOP_KS:
-                for trained, heads in ((False, "shared"), (True, "trained")):
-                    told = printed[panel, f"layer {layer}, {heads}, k = {top_k}", "match rate"]
-                    assert told == pytest.approx(paper.match_rate(dataset, top_k, trained, layer))
+def test_both_tables_of_a_comparison() -> None:
+    compared = compare(CELLS, PUBLISHED, "small")
+    assert markdown(compared) == TABLES.strip()
+    assert compared.missing == 2  # the printed ones are five
+    whole = compare(CELLS, PUBLISHED, "paper")
+    assert ([line.beside for line in whole.lines], whole.missing) == ([None, None, None, None, 0.96], 5)
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "message"),
+    ("value", "bounds", "verdict"),
+    [(1.80, (None, None), HIGHER), (1.40, (None, None), LOWER),
+     (1.77, (None, None), AGREES), (1.47, (None, None), AGREES),  # the tolerance is 0.15
+     (1.90, (1.62, 2.3), AGREES), (1.30, (1.1, 1.62), AGREES), (1.90, (1.63, 2.3), HIGHER)],
+)  # fmt: skip
+def test_a_verdict_asks_for_the_tolerance_or_the_interval(value: float, bounds: tuple, verdict: str) -> None:
+    cell = Cell("iwslt2017", "aligned", "speedup at minimal loss", value, *bounds)  # the paper's is 1.62
+    (line,) = compare([cell], load_published("bild_fig4"), "paper").lines
+    assert (line.beside, line.verdict) == (1.62, verdict)
+
+
+def test_the_quality_of_other_data_gets_no_verdict() -> None:
+    cells = [Cell("toy", "speculative", what, value) for what, value in (("quality", 39.9), ("speedup", 1.3))]
+    quality, speedup = compare(cells, load_published("bild_speculative"), "small").lines
+    assert (quality.beside, quality.verdict) == (None, "–")
+    assert (speedup.beside, speedup.verdict) == (1.28, "agrees")
+    assert compare([replace(cells[0], data="iwslt2017")], load_published("bild_speculative"), "paper").lines[0].beside
+
+
+def test_match_rates_of_a_small_model_stand_beside_those_behind_half_of_the_papers_layers() -> None:
+    half, last = "layer 3, trained, k = 5", "layer 5, trained, k = 5"
+    cells = [Cell("toy", half, "match rate", 0.7, part=part) for part in ("", "tokens 3-4", "tokens 17-18")]
+    compared = compare([*cells, Cell("toy", last, "match rate", 0.9)], load_published("ppd_tab4_6"), "small")
+    assert [line.beside for line in compared.lines] == [0.7415, 0.7905, None, None]
+    assert [line.verdict for line in compared.lines[:2]] == [AGREES, LOWER]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "verdict"),
     [
-        ("tolerance: 0.1", "tolerance: 0", "tolerance must be a number > 0, got 0"),
-        ("[0.2, 0.2]", "[0.2]", "2 values are wanted, got 1"),
-        ("[0.2, 0.2]", "[0.2, twenty]", "values must be numbers or null, got 'twenty'"),
-        ("hardware:", "machine:", "Published has the keys"),
-        ("  small: [bild_fig2_small]\n", "", "folders must be given for paper and small, got paper"),
-        ("  small:\n", "  tiny:\n", "commands must be given for paper and small, got paper, tiny"),
-        ("values:", "values: [", "is no record of published numbers"),
+        (Cell("p", "a", "q", 2.0), Cell("p", "b", "q", 1.0), HOLDS),
+        (Cell("p", "a", "q", 1.0), Cell("p", "b", "q", 2.0), FAILS),
+        (Cell("p", "a", "q", 2.0), Cell("p", "b", "q", 2.0), HOLDS),
+        (Cell("p", "a", "q", 1.0, 0.8, 1.9), Cell("p", "b", "q", 2.0, 1.7, 2.3), WITHIN),
+        (Cell("p", "a", "q", 2.0, 1.7, 2.3), Cell("p", "b", "q", 1.9, 1.6, 2.2), WITHIN),
+        (Cell("p", "a", "q", 2.0, 1.9, 2.1), Cell("p", "b", "q", 1.0, 0.9, 1.1), HOLDS),
+        (Cell("p", "a", "q", 2.0), Cell("p", "b", "other", 1.0), UNKNOWN),
     ],
 )
-def test_a_file_of_another_form_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
-    text = (FOLDER / "bild_fig2.yaml").read_text()
-    assert old in text
-    (tmp_path / "bild_fig2.yaml").write_text(text.replace(old, new, 1))
-    with pytest.raises(UserError, match="no record of published numbers") as refused:
-        load_published("bild_fig2", tmp_path)
-    assert message in str(refused.value)
+def test_a_claim_is_judged_by_values_and_intervals(first: Cell, second: Cell, verdict: str) -> None:
+    assert judged(Order("a is above b", "q", ["a", "b"]), "p", [second, first]) == verdict
 
 
-def test_an_unknown_figure_is_refused_with_those_there_are() -> None:
-    with pytest.raises(UserError, match=r"figure must be one of bild_cascades, .*, got 'bild_fig3'"):
-        load_published("bild_fig3")
+@pytest.mark.parametrize(("values", "verdict"), [((3, 1, 2), FAILS), ((1, 3, 2), FAILS), ((3, 2, 1), HOLDS)])
+def test_a_claim_of_several_steps_fails_with_any_of_them(values: Sequence[float], verdict: str) -> None:
+    cells = [Cell("p", row, "q", value) for row, value in zip("abc", values, strict=True)]
+    assert judged(Order("a is above b, b above c", "q", ["a", "b", "c"]), "p", cells) == verdict
+
+
+def test_claims_that_hold_come_first_and_before_the_numbers() -> None:
+    orders = [Order(f"{row} is above b", "q", [row, "b"]) for row in "xca"]
+    published = replace(load_published("bild_fig4"), orders=orders)
+    cells = [Cell("p", row, "q", value) for row, value in (("a", 2.0), ("b", 1.0), ("c", 0.5))]
+    comparison = compare(cells, published, "paper")
+    told = [(line.order.rows[0], line.verdict) for line in comparison.claims]
+    assert told == [("a", HOLDS), ("c", FAILS), ("x", UNKNOWN)]
+    text = markdown(comparison)
+    assert text.index("a is above b") < text.index("c is above b") < text.index("| panel | row |")

@@ -1,6 +1,6 @@
 """Decoders with one fault each, which a certificate must find, and sound ones, on chains and trees.
 
-python -m tests.lab.measure.controls FILE.csv runs them on the trained pairs of shared/, for docs/results/proof.md.
+python -m tests.lab.measure.controls FILE.csv runs them on the trained pairs of shared/, for docs/results/kernels.md.
 """
 
 from __future__ import annotations
@@ -261,6 +261,6 @@ def emitted(method: DraftThenVerify, request: Request) -> list[int]:
     return method.decode(request, Trace())[request.limits.prompt_length :]
 
 
-if __name__ == "__main__":  # python -m tests.lab.measure.controls docs/results/data/controls.csv
+if __name__ == "__main__":  # python -m tests.lab.measure.controls FILE.csv
     torch.set_num_threads(1)
     pd.DataFrame([row for family in PAIRS for row in on_trained_models(family)]).to_csv(sys.argv[1], index=False)
