@@ -132,11 +132,11 @@ def test_the_policy_of_the_page_on_methods_has_the_shape_of_a_policy() -> None:
 def test_the_rule_of_the_page_on_methods_accepts_what_is_among_the_likeliest() -> None:
     names: dict = {}
     exec(blocks("docs/adding.md", "python")[1], names)  # the page's own code
-    rule, draft = names["AmongLikeliest"](2), Draft(torch.tensor([1, 0, 0]))
+    rule, draft = names["AmongMostLikely"](2), Draft(torch.tensor([1, 0, 0]))
     logits = torch.tensor([[0.0, 2.0, 1.0], [3.0, 1.0, 2.0], [1.0, 2.0, 3.0], [0.0, 1.0, 2.0]])
     verdict = rule(draft, logits, None)
     assert (verdict.path, verdict.next_token) == ((0, 1), 2)  # the last drafted token is the least likely
-    assert [names["AmongLikeliest"](k).lossless(Sampling()) for k in (1, 2)] == [True, False]
+    assert [names["AmongMostLikely"](k).lossless(Sampling()) for k in (1, 2)] == [True, False]
 
 
 def test_the_data_set_of_ones_own_composes_as_the_page_shows(tmp_path: Path) -> None:
