@@ -22,7 +22,7 @@ from bild_lab.engine.drafters import AdaptiveWindow, ModelDrafter
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.native import layers as native_layers
 from bild_lab.engine.models.native import passes
-from bild_lab.engine.models.native.cpu import Behind
+from bild_lab.engine.models.native.cpu import TextRows
 from bild_lab.engine.models.native.layers import NativeLayers
 from bild_lab.engine.models.native.side_by_side import SideBySide, side_by_side
 from bild_lab.engine.protocols import Method
@@ -274,7 +274,7 @@ def test_a_stale_length_of_the_drafter_keeps_the_texts_and_is_noticed(
 def test_planted_faults_in_the_kernels_change_texts(fault: str, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case("vanilla", family, "kernels")
     alone = case.alone()
-    seen: list[Behind] = []
+    seen: list[TextRows] = []
     run = native_layers.run_packed
 
     def wrong(works: Sequence) -> list:
@@ -283,8 +283,8 @@ def test_planted_faults_in_the_kernels_change_texts(fault: str, family: str, mon
         texts = [layers.behind(work.start, work.count, work.logits) for layers, work in works]
         longest = max(text.start for text in texts)
 
-        def changed(self: NativeLayers, start: int, count: int, scored: int = 1, tree: object = None) -> Behind:
-            own = Behind(count, start, self.cache, self._cross(), scored, reserved=self.reserved)
+        def changed(self: NativeLayers, start: int, count: int, scored: int = 1, tree: object = None) -> TextRows:
+            own = TextRows(count, start, self.cache, self._cross(), scored, reserved=self.reserved)
             seen.append(own)
             if fault == "another text's cache":
                 return own._replace(cache=texts[len(seen) % len(texts)].cache)

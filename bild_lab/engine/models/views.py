@@ -83,7 +83,7 @@ class LayerSkip(TargetLayers):
     """The target without some of its layers or blocks (self-speculation by skipping, Zhang et al., "Draft & Verify").
 
     skipped_layers: whole layers, counted from 0. skipped_attention, skipped_feed_forward: layers that run without
-    this block; attention to the source of an encoder–decoder is left out with the other. Behind the first skipped
+    this block; attention to the source of an encoder–decoder is left out with the other. After the first skipped
     block, drafted tokens have other hidden states than in the full target; the keys and values of committed tokens
     are the full target's.
     """

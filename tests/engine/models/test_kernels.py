@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import logging
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +21,7 @@ from bild_lab.engine.drafters import LowConfidence, ModelDrafter
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.native import NativeModel, why_no_kernels
 from bild_lab.engine.models.native import layers as native_layers
-from bild_lab.engine.models.native.cpu import PackedHeads, library
+from bild_lab.engine.models.native.cpu import PackedHeads, library, structures
 from bild_lab.engine.models.native.layers import Decoder, NativeLayers
 from bild_lab.engine.models.views import EarlyExit, LayerSkip
 from bild_lab.engine.request import Limits, Request, Source
@@ -297,6 +299,28 @@ def test_other_processors_give_rows_that_do_not_depend_on_each_other(
             compare_in_float32(name, True, monkeypatch)
     finally:
         library.library.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("declared", "planted", "named"),
+    [
+        ("int64_t capacity;", "int64_t planted, capacity;", r"offsetof\(Text, capacity\) is 32 .* 24"),
+        ("float temperature;        // 0", "double temperature;  // 0", r"sizeof\(Chain::temperature\) is 8 .* 4"),
+        ("outputs, inputs;", "outputs, inputs; int64_t planted;", r"sizeof\(Matrix\) is 32 .* 24"),
+    ],
+    ids=["inserted", "of another type", "at the end"],
+)
+def test_kernels_with_another_structure_are_refused_by_name(
+    declared: str, planted: str, named: str, tmp_path: Path
+) -> None:
+    structures.check_layout(library.library())
+    header = library.SOURCE.with_name("structures.h").read_text()
+    assert header.count(declared) == 1
+    source, made = tmp_path / "changed.cpp", tmp_path / "changed.so"
+    source.write_text(header.replace(declared, planted) + structures.layout_source())
+    subprocess.run([library._compiler(), "-w", "-shared", "-fPIC", str(source), "-o", str(made)], check=True)
+    with pytest.raises(structures.LayoutError, match=named):
+        structures.check_layout(ctypes.CDLL(str(made)))
 
 
 def compiler_that(fails: str) -> Callable[[Path], Path]:

@@ -18,7 +18,7 @@ from bild_lab.engine.models.native import llama, t5
 from bild_lab.engine.models.native.attention import PlacedRows, place_rows
 from bild_lab.engine.models.native.cache import KeyValueCache
 from bild_lab.engine.models.native.compiled import Workspace
-from bild_lab.engine.models.native.cpu import Behind, PackedDecoder
+from bild_lab.engine.models.native.cpu import PackedDecoder, TextRows
 from bild_lab.engine.models.native.passes import encoded, run_alone, run_packed, run_program, run_rows
 from bild_lab.engine.models.native.side_by_side import Pool
 from bild_lab.engine.request import Source
@@ -160,10 +160,10 @@ class NativeLayers:
         self.place(packed, slots)
         return self._together("grow", partial(run_program, packed.grow), (self, start, tokens, growth))
 
-    def behind(self, start: int, count: int, scored: int = 1, tree: Tree | None = None) -> Behind:
+    def behind(self, start: int, count: int, scored: int = 1, tree: Tree | None = None) -> TextRows:
         """Where rows of this text stand, for the kernels."""
         parents = None if tree is None else tree.parents
-        return Behind(count, start, self.cache, self._cross(), scored, parents, self.reserved)
+        return TextRows(count, start, self.cache, self._cross(), scored, parents, self.reserved)
 
     def placed(self, work: Pass) -> PlacedRows:
         """The slots, positions and visible slots of a pass's rows."""

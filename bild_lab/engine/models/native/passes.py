@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 from bild_lab.engine.models.cached_session import Pass
 from bild_lab.engine.models.native import t5
 from bild_lab.engine.models.native.cache import KeyValueCache
-from bild_lab.engine.models.native.cpu import Behind, PackedDecoder
+from bild_lab.engine.models.native.cpu import PackedDecoder, TextRows
 from bild_lab.engine.models.native.side_by_side import CachesTogether, SourcesTogether, side_by_side
 from bild_lab.engine.session import Scores
 
@@ -135,6 +135,6 @@ def encoded(decoder: t5.T5Decoder, encoder: PackedDecoder, sources: Sequence[Int
     texts = []
     for tokens in sources:
         rows = KeyValueCache((encoder.depth, heads, len(tokens), dim), decoder.embedding.dtype, tokens.device)
-        texts.append(Behind(len(tokens), 0, rows, scored=len(tokens)))
+        texts.append(TextRows(len(tokens), 0, rows, scored=len(tokens)))
     found = encoder.run(joined(sources), texts).logits
     return [decoder.memory(each) for each in found.split([len(tokens) for tokens in sources])]

@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from bild_lab.engine.models.native.attention import PlacedRows, attend, normalize
 from bild_lab.engine.models.native.cache import KeyValueCache
-from bild_lab.engine.models.native.cpu.outline import DecoderOutline, LayerOutline, Weight
+from bild_lab.engine.models.native.cpu.weights import DecoderOutline, LayerOutline, Weight
 from bild_lab.engine.session import NOTHING, Skipped
 
 MODEL_TYPES = ("t5", "mt5")

@@ -1,7 +1,6 @@
 """Our own kernels for one forward pass on a CPU."""
 
-from bild_lab.engine.models.native.cpu.heads import PackedHeads
 from bild_lab.engine.models.native.cpu.library import why_no_kernels
-from bild_lab.engine.models.native.cpu.packed import Behind, PackedDecoder
+from bild_lab.engine.models.native.cpu.packed import PackedDecoder, PackedHeads, TextRows
 
-__all__ = ["Behind", "PackedDecoder", "PackedHeads", "why_no_kernels"]
+__all__ = ["PackedDecoder", "PackedHeads", "TextRows", "why_no_kernels"]

@@ -18,11 +18,12 @@ import torch
 from filelock import FileLock
 
 from bild_lab.engine.models.device import processor
+from bild_lab.engine.models.native.cpu.structures import check_layout, layout_source
 from bild_lab.files import cache_folder
 
 log = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).with_name("forward.cpp")
+SOURCE = Path(__file__).with_name("kernels.cpp")
 FLAGS = ("-std=gnu++20", "-O3", "-march=native", "-fopenmp", "-fPIC", "-Wno-psabi")
 LEAST_GCC = 12  # for the vector extensions
 PRECISIONS = (torch.float32, torch.bfloat16)
@@ -51,19 +52,26 @@ class KernelError(Exception):
 
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL:
-    """The loaded kernels. Raises KernelError if they cannot be compiled or loaded."""
+    """The loaded kernels.
+
+    Raises KernelError if they cannot be compiled or loaded, and LayoutError if their structures are not ours.
+    """
     path = _compiled()
     try:
         loaded = ctypes.CDLL(str(path))
     except OSError as error:
         raise KernelError(f"{path} cannot be loaded: {error}") from error
-    for name, arguments in (("run", 2), ("draft_chains", 3), ("grow_trees", 3)):
-        function = getattr(loaded, name)
-        function.argtypes, function.restype = [ctypes.c_void_p] * arguments, None
+    check_layout(loaded)
     pointer, whole = ctypes.c_void_p, ctypes.c_int
-    loaded.likeliest_tokens.argtypes = [pointer, pointer, whole, whole, whole, pointer]
-    loaded.likeliest_tokens.restype = None
-    loaded.read_all.argtypes, loaded.read_all.restype = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int], ctypes.c_uint32
+    for name, arguments in {
+        "run": [pointer] * 2,
+        "draft_chains": [pointer] * 3,
+        "grow_trees": [pointer] * 3,
+        "most_likely_tokens": [pointer, pointer, whole, whole, whole, pointer],
+        "read_all": [pointer, ctypes.c_int64, whole],
+    }.items():
+        function = getattr(loaded, name)
+        function.argtypes, function.restype = arguments, None
     return loaded
 
 
@@ -71,7 +79,8 @@ def _compiled() -> Path:
     """The library's file, named by everything that decides its content."""
     compiler, runtime = _compiler(), _openmp()
     seen = processor("model name", "flags", "Features")  # by the compiler
-    decisive = (SOURCE.read_text(), " ".join(FLAGS), _answer(compiler, "--version"), str(runtime), seen)
+    sources = [file.read_text() for file in (SOURCE, *sorted(SOURCE.parent.glob("*.h")))]
+    decisive = (*sources, layout_source(), " ".join(FLAGS), _answer(compiler, "--version"), str(runtime), seen)
     name = hashlib.sha256("\0".join(decisive).encode()).hexdigest()[:16]
     folder = cache_folder() / "kernels"
     path = folder / f"{name}.so"
@@ -90,8 +99,9 @@ def _compile(compiler: str, runtime: Path, path: Path) -> None:
     """Compile and link against PyTorch's own OpenMP: two pools of threads would wait for the same cores."""
     log.warning("compiling the CPU kernels, once for this machine, about 15 seconds")
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        objects, linked = Path(folder) / "forward.o", Path(folder) / "forward.so"
-        _answer(compiler, *FLAGS, "-c", str(SOURCE), "-o", str(objects))
+        whole, objects, linked = (Path(folder) / f"kernels.{suffix}" for suffix in ("cpp", "o", "so"))
+        whole.write_text(f'#include "{SOURCE}"\n{layout_source()}')
+        _answer(compiler, *FLAGS, "-c", str(whole), "-o", str(objects))
         _answer(compiler, "-shared", str(objects), str(runtime), "-o", str(linked))
         linked.replace(path)
 

@@ -1,0 +1,261 @@
+// Rows times a matrix in panels of 32 outputs, by vectors, by pairs of bfloat16 or by matrix tiles
+#pragma once
+#include <vector>
+#include "structures.h"
+#include "vectors.h"
+#if defined(__AMX_BF16__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int ROWS = 6;  // rows that share a panel's registers
+#else
+constexpr int ROWS = 2;
+#endif
+
+// the weights of a pair of inputs, even and odd, for the 32 outputs of a panel
+struct Pair { vec even[2], odd[2]; };
+inline Pair pair(const float* w) {
+    return {{load(w), load(w + LANES)}, {load(w + PANEL), load(w + PANEL + LANES)}};
+}
+inline Pair pair(const bfloat16* w) {
+    words left = *reinterpret_cast<const loose_words*>(w), right = *reinterpret_cast<const loose_words*>(w + PANEL);
+    return {{low(left), low(right)}, {high(left), high(right)}};
+}
+
+constexpr int AHEAD = 16384;  // bytes
+// asks memory for the weights that far on, while rows are multiplied by these: a core waits for memory less
+template <class T>
+inline void ask_for(const T* w) {
+    for (int i = 0; i < 2 * PANEL; i += 64 / sizeof(T))
+        __builtin_prefetch(reinterpret_cast<const char*>(w + i) + AHEAD, 0, 2);
+}
+
+// R rows times one panel: the even and the odd inputs are summed apart, then added
+template <int R, class T>
+inline void multiply(const float* x, int stride, const T* w, int inputs, vec out[R][2]) {
+    vec even[R][2] = {}, odd[R][2] = {};
+    for (int k = 0; k < inputs; k += 2, w += 2 * PANEL) {
+        const Pair weights = pair(w);
+        ask_for(w);
+        #pragma GCC unroll ROWS  // or the sums of 3 to 5 rows go to memory and back
+        for (int r = 0; r < R; ++r) {
+            const float* row = x + r * stride + k;
+            #pragma GCC unroll 2
+            for (int half = 0; half < 2; ++half) {
+                even[r][half] += row[0] * weights.even[half];
+                odd[r][half] += row[1] * weights.odd[half];
+            }
+        }
+    }
+    #pragma GCC unroll ROWS
+    for (int r = 0; r < R; ++r)
+        for (int half = 0; half < 2; ++half) out[r][half] = even[r][half] + odd[r][half];
+}
+
+struct Buffers {  // of one pass, for all threads; then for each thread. x: the states of the layer that runs
+    float *x, *qkv, *mixed, *inner, *block, *normed, *scores, *tiles;
+    int* seen;
+    uint16_t* halves;
+};
+
+template <class T>
+constexpr int STEP = std::is_same_v<T, bfloat16> ? 32 : 2;  // inputs of a panel come in multiples of it
+
+#if defined(__AVX512BF16__)
+// Whether the instruction that adds products of bfloat16 pairs is as quick as the one for floats. AMD's is; Intel's takes
+// four times as long, so that floats are multiplied twice as fast
+inline bool quick_pairs() {
+#if defined(QUICK_PAIRS)  // for tests
+    return true;
+#else
+    static const bool quick = __builtin_cpu_is("amd");
+    return quick;
+#endif
+}
+
+// writes the rows to b.halves in bfloat16, a multiple of 32 long; returns how long
+inline int round_rows(const Matrix& matrix, const float* x, int stride, int rows, Buffers& b) {
+    const int inputs = padded(matrix.inputs, 32);
+    for (int row = 0; row < rows; ++row) {
+        uint16_t* to = b.halves + int64_t(row) * inputs;
+        for (int i = 0; i < inputs; i += LANES) {
+            words bits{};
+            if (i + LANES <= matrix.inputs) bits = (words)load(x + int64_t(row) * stride + i);
+            else std::memcpy(&bits, x + int64_t(row) * stride + i, 4 * std::max(0, matrix.inputs - i));
+            bits = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+            *reinterpret_cast<halves*>(to + i) = __builtin_convertvector(bits, halves);
+        }
+    }
+    return inputs;
+}
+
+// `multiply` of rounded rows: an instruction adds the products of a pair of inputs. Pairs are summed by turns in two sums
+template <int R>
+inline void multiply(const uint16_t* x, int stride, const bfloat16* w, int inputs, vec out[R][2]) {
+    vec sums[2][R][2] = {};
+    for (int k = 0; k < inputs; k += 4)
+        #pragma GCC unroll 2
+        for (int turn = 0; turn < 2; ++turn, w += 2 * PANEL) {
+            const __m512bh left = (__m512bh)_mm512_loadu_si512(w), right = (__m512bh)_mm512_loadu_si512(w + PANEL);
+            ask_for(w);
+            #pragma GCC unroll ROWS
+            for (int r = 0; r < R; ++r) {
+                int32_t two;
+                std::memcpy(&two, x + int64_t(r) * stride + k + 2 * turn, 4);
+                const __m512bh inputs_of_row = (__m512bh)_mm512_set1_epi32(two);
+                sums[turn][r][0] = (vec)_mm512_dpbf16_ps((__m512)sums[turn][r][0], inputs_of_row, left);
+                sums[turn][r][1] = (vec)_mm512_dpbf16_ps((__m512)sums[turn][r][1], inputs_of_row, right);
+            }
+        }
+    #pragma GCC unroll ROWS
+    for (int r = 0; r < R; ++r)
+        for (int half = 0; half < 2; ++half) out[r][half] = sums[0][r][half] + sums[1][r][half];
+}
+#endif
+
+#if defined(__AMX_BF16__)
+constexpr int TILE = 16;  // rows of a tile
+
+// Whether the system lets this process use tiles
+inline bool has_tiles() {
+    static const bool allowed = syscall(SYS_arch_prctl, 0x1023, 18) == 0;  // ARCH_REQ_XCOMP_PERM, tile data
+    return allowed;
+}
+struct alignas(64) TileShapes {
+    uint8_t palette = 1, start = 0, unused[14] = {};
+    uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {TILE, TILE, TILE, TILE, TILE, TILE, TILE, TILE};
+};
+
+// `product` by matrix tiles: the rows are rounded to bfloat16 first. Up to 16 rows take as long as one
+template <class Use>
+inline void tile_product(const Matrix& matrix, const float* x, int stride, int rows, Buffers& b, Use use) {
+    const int inputs = round_rows(matrix, x, stride, rows, b);
+    Span mine = share((matrix.outputs + PANEL - 1) / PANEL);
+    for (int panel = mine.first; panel < mine.last; ++panel) {
+        const bfloat16* w = static_cast<const bfloat16*>(matrix.packed) + int64_t(panel) * inputs * PANEL;
+        vec bias[2] = {};
+        if (matrix.bias) { bias[0] = load(matrix.bias + panel * PANEL); bias[1] = load(matrix.bias + panel * PANEL + LANES); }
+        for (int row = 0; row < rows; row += 2 * TILE) {
+            const uint16_t* left = b.halves + int64_t(row) * inputs;
+            const bool both = rows - row > TILE;
+            _tile_zero(0);
+            _tile_zero(1);
+            if (both) { _tile_zero(2); _tile_zero(3); }
+            for (int k = 0; k < inputs; k += 32) {
+                _tile_loadd(6, w + k * PANEL, 4 * PANEL);
+                _tile_loadd(7, w + k * PANEL + PANEL, 4 * PANEL);
+                _tile_loadd(4, left + k, 2 * inputs);
+                _tile_dpbf16ps(0, 4, 6);
+                _tile_dpbf16ps(1, 4, 7);
+                if (both) {
+                    _tile_loadd(5, left + int64_t(TILE) * inputs + k, 2 * inputs);
+                    _tile_dpbf16ps(2, 5, 6);
+                    _tile_dpbf16ps(3, 5, 7);
+                }
+            }
+            float* sums = b.tiles;  // [2 * TILE][PANEL]
+            _tile_stored(0, sums, 4 * PANEL);
+            _tile_stored(1, sums + LANES, 4 * PANEL);
+            if (both) {
+                _tile_stored(2, sums + TILE * PANEL, 4 * PANEL);
+                _tile_stored(3, sums + TILE * PANEL + LANES, 4 * PANEL);
+            }
+            for (int r = 0; r < std::min(rows - row, 2 * TILE); ++r)
+                use(row + r, panel, load(sums + r * PANEL) + bias[0], load(sums + r * PANEL + LANES) + bias[1]);
+        }
+    }
+}
+#endif
+
+// `product` of rows of floats, or of rounded ones
+template <class T, class X, class Use>
+inline void panels_product(const Matrix& matrix, const X* x, int stride, int inputs, int rows, Use use) {
+    Span mine = share((matrix.outputs + PANEL - 1) / PANEL);
+    for (int panel = mine.first; panel < mine.last; ++panel) {
+        const T* w = static_cast<const T*>(matrix.packed) + int64_t(panel) * padded(inputs, STEP<T>) * PANEL;
+        vec bias[2] = {};
+        if (matrix.bias) { bias[0] = load(matrix.bias + panel * PANEL); bias[1] = load(matrix.bias + panel * PANEL + LANES); }
+        int row = 0;
+        auto some = [&]<int R>() {
+            vec out[R][2];
+            multiply<R>(x + int64_t(row) * stride, stride, w, inputs, out);
+            for (int r = 0; r < R; ++r) use(row + r, panel, out[r][0] + bias[0], out[r][1] + bias[1]);
+            row += R;
+        };
+        while (row + ROWS <= rows) some.template operator()<ROWS>();
+        switch (rows - row) {
+#if defined(__AVX512F__)
+            case 5: some.template operator()<5>(); break;
+            case 4: some.template operator()<4>(); break;
+            case 3: some.template operator()<3>(); break;
+            case 2: some.template operator()<2>(); break;
+#endif
+            case 1: some.template operator()<1>(); break;
+        }
+    }
+}
+
+// rows times this thread's panels; `use(row, panel, left, right)` takes the 32 results
+template <class T, class Use>
+inline void product(const Matrix& matrix, const float* x, int stride, int rows, Buffers& b, Use use) {
+#if defined(__AMX_BF16__)
+    if constexpr (std::is_same_v<T, bfloat16>)
+        if (has_tiles()) return tile_product(matrix, x, stride, rows, b, use);
+#endif
+#if defined(__AVX512BF16__)
+    if constexpr (std::is_same_v<T, bfloat16>)
+        if (quick_pairs()) {
+            const int inputs = round_rows(matrix, x, stride, rows, b);
+            return panels_product<T>(matrix, b.halves, inputs, inputs, rows, use);
+        }
+#endif
+    panels_product<T>(matrix, x, stride, matrix.inputs, rows, use);
+}
+
+// `work(shared, own)` by every thread of a team, with memory for all of them and for this one. half: it multiplies bfloat16
+template <class Work>
+void by_team(int threads, bool half, int64_t shared, int64_t own, Work work) {
+    static thread_local std::vector<float> memory;
+    if (int64_t(memory.size()) < shared + own * threads) memory.resize(shared + own * threads);
+    float* base = memory.data();
+    #pragma omp parallel num_threads(threads)
+    {
+        float* mine = base + shared + own * omp_get_thread_num();
+#if defined(__AMX_BF16__)
+        const bool tiles = half && has_tiles();
+        TileShapes shapes;
+        if (tiles) _tile_loadconfig(&shapes);
+        work(base, mine);
+        if (tiles) _tile_release();
+#else
+        work(base, mine);
+#endif
+    }
+}
+
+// stores 32 results of a row, of which some may lie beyond the last column
+inline void put(float* row, int panel, int columns, vec left, vec right) {
+    float* at = row + panel * PANEL;
+    if ((panel + 1) * PANEL <= columns) {
+        store(at, left);
+        store(at + LANES, right);
+        return;
+    }
+    for (int i = 0; i < PANEL && panel * PANEL + i < columns; ++i) at[i] = i < LANES ? left[i] : right[i - LANES];
+}
+inline void add(float* row, int panel, int columns, vec left, vec right) {
+    float* at = row + panel * PANEL;
+    if ((panel + 1) * PANEL <= columns) {
+        store(at, load(at) + left);
+        store(at + LANES, load(at + LANES) + right);
+        return;
+    }
+    for (int i = 0; i < PANEL && panel * PANEL + i < columns; ++i) at[i] += i < LANES ? left[i] : right[i - LANES];
+}
+
+}  // namespace
