@@ -252,7 +252,7 @@ def test_the_table_of_policies_says_what_must_be_made_first() -> None:
         policy
         for policy in policy_names()
         for knob, value in policy_file(policy).items()
-        if knob in ("adapter", "heads", "table") and value is None and policy != "ppd"
+        if knob in ("adapter", "heads", "table") and value is None
     }
     assert {policy for policy, row in policies().items() if made.search(row[1])} == {*files, *EXTERNAL}
 
@@ -317,7 +317,21 @@ def test_overrides_that_the_documents_name_compose(page: Path) -> None:
     keys = {group: set(config[group]) for group in ("dataset", "decoding", "runtime", "measure", "pair")}
     keys["dataset"] |= {field.name for field in dataclasses.fields(DatasetSpec)}  # some files have fewer
     text = page.read_text()
-    groups = "|".join(("pair", "dataset", "policy", "decoding", "logger", "experiment", "scale", "match", "template"))
+    groups = "|".join(
+        (
+            "pair",
+            "dataset",
+            "policy",
+            "decoding",
+            "logger",
+            "experiment",
+            "scale",
+            "match",
+            "template",
+            "module",
+            "train",
+        )
+    )
     for group, choice in re.findall(rf"`({groups})=([a-z0-9_]+)`", text):
         assert (ROOT / "conf" / group / f"{choice}.yaml").is_file(), f"{group}={choice}"
     for key in re.findall(r"\b((?:dataset|decoding|runtime|measure|pair)\.[a-z_]+)=", text):
