@@ -30,7 +30,7 @@ from bild_lab.lab.schema.timed import METHOD
 from bild_lab.lab.tree_search import Text, acceptance_of, best_nodes, best_tree, choices, collecting
 from scripts import fit_tree
 from tests.checkpoints import write_data
-from tests.engine.adapters.tiny import files_of
+from tests.engine.heads.tiny import files_of
 from tests.stubs import StubModel
 from tests.tiny import tiny_llama
 

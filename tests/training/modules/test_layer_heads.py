@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file
 from transformers import FalconConfig
 
-from bild_lab.engine.adapters.layer_heads import LayerHeads
+from bild_lab.engine.heads.layer_heads import LayerHeads
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.native import NativeModel

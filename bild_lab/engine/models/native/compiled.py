@@ -255,7 +255,7 @@ def drafted(window: DraftedWindow, chain: Chain) -> DraftedChain:
     """Run a window's program, and end the chain where it ends."""
     read, probs, own = window.run()
     steps = chain.steps
-    if chain.threshold is None and not chain.looks:
+    if chain.threshold is None and not chain.stop_on_eos:
         tokens, count, forwards, confidences = read[:steps].long(), steps, steps, []
     else:
         values = read.tolist()
