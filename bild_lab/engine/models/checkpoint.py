@@ -32,6 +32,7 @@ from bild_lab.engine.models.hub import hub_problem, require_hub
 from bild_lab.engine.models.pieces import Pieces
 from bild_lab.engine.request import Source
 from bild_lab.errors import UserError
+from bild_lab.files import shipped
 
 T = TypeVar("T")
 
@@ -59,7 +60,7 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 class Checkpoint:
     """A model's files.
 
-    path: a folder, a hub id, or only a name if `folder` is given.
+    path: a folder, a hub id, toy:large or toy:small, or only a name if `folder` is given.
     revision: a branch, tag or commit on the hub.
     trust_remote_code: run Python code that comes with the checkpoint; without it such a checkpoint is refused.
     folder: where the files are, if `path` is only a name.
@@ -75,7 +76,7 @@ class Checkpoint:
         """The folder or hub id to read from."""
         if self.folder is not None:
             return str(self.folder)
-        return str(Path(self.path).expanduser()) if self.path.startswith("~") else self.path
+        return str(Path(self.path).expanduser()) if self.path.startswith("~") else shipped(self.path)
 
     @property
     def on_hub(self) -> bool:
