@@ -60,7 +60,8 @@ gpu: setup ## On a machine with an NVIDIA GPU: check, test, certify and time int
 
 toy: setup ## Train the toy pair that is shipped anew, into bild_lab/toy; ten minutes
 	set -e; for member in small large; do \
-	  $(BIN)/python scripts/finetune.py name=toy_$$member model=toy_$$member dataset=toy; \
+	  steps=$$([ $$member = small ] && echo 1200 || echo 4000); \
+	  $(BIN)/python scripts/finetune.py name=toy_$$member model=toy_$$member dataset=toy train.max_steps=$$steps; \
 	  $(BIN)/python -c "import torch, transformers as t; source, to = 'outputs/toy_$$member/checkpoint', 'bild_lab/toy/$$member'; \
 	    t.T5ForConditionalGeneration.from_pretrained(source, dtype=torch.bfloat16).save_pretrained(to); \
 	    t.AutoTokenizer.from_pretrained(source).save_pretrained(to)"; \

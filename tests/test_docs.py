@@ -239,13 +239,12 @@ def asks(part: object) -> bool:
 def test_the_table_of_needs_says_what_must_be_made_first() -> None:
     command = re.compile(r"`(scripts/\w+\.py|make \w+)`")
     made = {policy: cells[1] for policy, cells in needs().items() if command.fullmatch(cells[1])}
-    scripts = {"adapter": "train_bita", "heads": "train_medusa", "table": "build_ngrams"}
-    others = {"eagle": "train_eagle", "eagle3": "train_eagle", "judge": "train_judge"}
+    made_by = {"bita": "train_bita"}  # the others share a command
     files = {
-        policy: f"`scripts/{others.get(policy, scripts[knob])}.py`"
+        policy: f"`scripts/{made_by.get(policy, 'train_module')}.py`"
         for policy in policy_names()
         for knob, value in policy_file(policy).items()
-        if knob in scripts and value is None
+        if knob in ("adapter", "heads", "table") and value is None
     }
     assert made == {**files, **dict.fromkeys(EXTERNAL, "`make peers`")}
 

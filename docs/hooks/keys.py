@@ -189,8 +189,13 @@ def _known() -> dict[str, str]:
 
 
 def _own(name: str) -> tuple[Key, ...]:
-    """The keys that a configuration's own file sets. One of a group without a comment has the group's meaning."""
-    found = keys_in(CONF / f"{name}.yaml")
+    """The keys that a configuration's own file and those of `conf/shared` in it set.
+
+    One of a group without a comment has the group's meaning.
+    """
+    entries = yaml.safe_load((CONF / f"{name}.yaml").read_text()).get("defaults", ())
+    shared = [entry for entry in entries if isinstance(entry, str) and entry.startswith("shared/")]
+    found = [key for one in (name, *shared) for key in keys_in(CONF / f"{one}.yaml")]
     return tuple(replace(key, meaning=key.meaning or _known().get(key.name, "")) for key in found)
 
 

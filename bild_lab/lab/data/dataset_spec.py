@@ -60,7 +60,8 @@ class DatasetSpec:
     hub_config: str | None = None  # the configuration of a dataset of the hub, such as de-en
     hub_data_dir: str | None = None  # a folder inside a dataset of the hub
     hub_revision: str | None = None  # branch, tag or commit of the hub
-    path: str | None = None  # a folder or a file (.jsonl .json .csv .tsv .parquet), used instead of the hub; toy:corpus is shipped
+    # a folder or a file (.jsonl .json .csv .tsv .parquet), used instead of the hub; toy:corpus is shipped
+    path: str | None = None
     split: str = "test"  # train, validation, test, or another split of the dataset
     limit: int | None = None  # the first rows only, at least 1; null: all
     # the text to decode from; of a list the turns of a conversation. Columns: a name, a.b for a field inside one, or a
