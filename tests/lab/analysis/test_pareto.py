@@ -64,21 +64,6 @@ def test_rounding_in_the_last_bit_is_no_loss():
     assert best_at_loss([result], 0.0) is result
 
 
-def test_hypervolume_is_the_area_up_to_the_reference_point() -> None:
-    reference = (1.0, 10.0)
-    assert hypervolume([(0.5, 12.0)], reference) == pytest.approx(0.5 * 2)
-    assert hypervolume([(0.5, 12.0), (0.25, 11.0)], reference) == pytest.approx(0.5 * 2 + 0.25 * 1)
-    assert hypervolume([], reference) == 0
-
-
-def test_points_beyond_the_reference_add_nothing() -> None:
-    beyond = [(1.0, 20.0), (1.2, 20.0), (0.1, 10.0), (0.1, 9.0)]
-    assert hypervolume(beyond, (1.0, 10.0)) == 0
-    for point in beyond:
-        assert hypervolume([point], (1.0, 10.0)) == 0
-        assert hypervolume([point, (0.5, 12.0)], (1.0, 10.0)) == 0.5 * 2
-
-
 def test_hypervolume_agrees_with_counting_cells() -> None:
     points = [((7 * i) % 11 / 10, (5 * i) % 13) for i in range(1, 12)]
     cells = [(x / 10, y) for x in range(12) for y in range(2, 14)]  # lower corners, above the reference's quality 2
