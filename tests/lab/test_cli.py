@@ -27,7 +27,7 @@ from bild_lab.lab import cli, runner
 from bild_lab.lab.cli import quote_free_text
 from bild_lab.lab.decoding.load import load_model
 from bild_lab.lab.measure.environment import DeviceUse
-from bild_lab.lab.results.commands import read_commands
+from bild_lab.lab.results.progress import read_commands
 from bild_lab.lab.results.records import Sweep
 from bild_lab.report.index import read_runs
 from bild_lab.report.sweep import LiveReport

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from bild_lab.errors import UserError
-from bild_lab.lab.analysis.pareto import best_at_loss, hypervolume, pareto_front
+from bild_lab.lab.analysis.statistics import best_at_loss, hypervolume, pareto_front
 from tests.report.sample import sample_baseline, sample_result, sample_sweep, with_quality
 
 

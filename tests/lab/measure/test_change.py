@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bild_lab.engine.trace import Trace
-from bild_lab.lab.measure.change import change_of
+from bild_lab.lab.measure.summary import change_of
 from bild_lab.lab.schema.timed import Timed
 
 

@@ -10,14 +10,15 @@ from transformers import LlamaConfig, MambaConfig
 from bild_lab.engine.trace import Forward, Round, Trace
 from bild_lab.lab.analysis.cost import kinds_of, total
 from bild_lab.lab.data.examples import Example
-from bild_lab.lab.measure.example_rows import measured_examples, with_trace
 from bild_lab.lab.measure.summary import (
     by_category,
     counts,
     decoding_costs,
+    measured_examples,
     qualities,
     speed,
     summarize,
+    with_trace,
     work_of,
 )
 from bild_lab.lab.metrics import Scoring

@@ -19,7 +19,7 @@ from bild_lab.lab.metrics import (
     score_pool,
     text_metrics,
 )
-from bild_lab.lab.metrics.measures import p_value, resampled_sums
+from bild_lab.lab.metrics.text_metrics import p_value, resampled_sums
 from tests.lab.metrics.test_text_metrics import corpus
 
 

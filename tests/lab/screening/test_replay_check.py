@@ -13,8 +13,7 @@ from bild_lab.engine.record.model import text_name
 from bild_lab.engine.record.text import LOGITS, Node
 from bild_lab.lab.measure.certificate import DEFECT, TIE, most_noise
 from bild_lab.lab.screening.candidates import Candidate, grid_of
-from bild_lab.lab.screening.replay import decoded
-from bild_lab.lab.screening.replay_check import Judged, judge
+from bild_lab.lab.screening.replay import Judged, decoded, judge
 from bild_lab.lab.screening.screen import Screening
 from tests.checkpoints import write_data
 
