@@ -12,12 +12,19 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from bild_lab.engine.models.admission import Outcome, check, input_device, remembered, whole_logits
+from bild_lab.engine.models.admission import (
+    Outcome,
+    check,
+    input_device,
+    learned_positions,
+    most_positions,
+    remembered,
+    whole_logits,
+)
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.checkpoint import Checkpoint, Prompt, decoder_depth
 from bild_lab.engine.models.layer_control import decoder_layers, logits_equal, wrap_blocks
 from bild_lab.engine.models.module_layers import NO_SINGLE_LAYERS, ModuleLayers, additive
-from bild_lab.engine.models.positions import learned_positions, most_positions
 from bild_lab.engine.models.processed_session import processed
 from bild_lab.engine.models.ranks import ONE_PROCESS, Ranks
 from bild_lab.engine.models.slot_cache import SlotCache

@@ -1,4 +1,4 @@
-"""Another engine in the environment of `make peers`: its versions, converted checkpoints, and the process that decodes."""
+"""Another engine in the environment of `make peers`: its versions, converted checkpoints, and its process."""
 
 from __future__ import annotations
 
@@ -59,7 +59,11 @@ def converted(checkpoint: Checkpoint, engine: str, versions: Mapping[str, str], 
     default the cache of bild_lab. The weights of a checkpoint on the hub must have been read once, so that they are in
     the hub's cache. Raises UserError if the engine cannot convert the checkpoint.
     """
-    decisive = (checkpoint.fingerprint, *(f"{name} {version}" for name, version in versions.items()), SCRIPT.read_text())
+    decisive = (
+        checkpoint.fingerprint,
+        *(f"{name} {version}" for name, version in versions.items()),
+        SCRIPT.read_text(),
+    )
     name = f"{engine}-{hashlib.sha256(chr(0).join(decisive).encode()).hexdigest()[:16]}"
     folder = (cache or cache_folder() / "peers") / name
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -78,7 +82,8 @@ def _convert(checkpoint: Checkpoint, engine: str, folder: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, env=_surroundings())
         if done.returncode:
             raise UserError(
-                f"{engine} cannot convert {checkpoint.path}: {last_line(done.stderr)}; use another policy for this model"
+                f"{engine} cannot convert {checkpoint.path}: {last_line(done.stderr)}; "
+                "use another policy for this model"
             )
         os.rename(made, folder)
 

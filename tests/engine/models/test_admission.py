@@ -14,9 +14,9 @@ from bild_lab.engine.models import admission, hf
 from bild_lab.engine.models.admission import BRANCHING, KEPT, ROLLED_BACK, ROW_BY_ROW, TOGETHER, Outcome, check
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.hf import open_session
+from bild_lab.engine.models.layer_control import Branches
 from bild_lab.engine.models.module_layers import ModuleLayers
 from bild_lab.engine.models.slot_cache import SNAPSHOTS, SlotCache, Snapshots
-from bild_lab.engine.models.tree_masks import Branches
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import Feed
 from bild_lab.errors import UserError

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from bild_lab.engine.draft import Draft
-from bild_lab.engine.models.positions import changing_rotation, learned_positions, most_positions, original_context
+from bild_lab.engine.models.admission import changing_rotation, learned_positions, most_positions, original_context
 from bild_lab.engine.request import Limits
 from bild_lab.engine.sampling import Sampling
 from bild_lab.errors import UserError

@@ -19,8 +19,7 @@ from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.drafters import ModelTreeDrafter
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.native import NativeModel
-from bild_lab.engine.models.native.attention import PlacedRows, place_rows
-from bild_lab.engine.models.native.cache import KeyValueCache
+from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows, place_rows
 from bild_lab.engine.models.native.layers import NativeLayers
 from bild_lab.engine.models.views import EarlyExit, LayerSkip
 from bild_lab.engine.request import Limits, Request, Source

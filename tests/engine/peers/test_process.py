@@ -119,6 +119,7 @@ def test_the_worker_imports_nothing_of_ours() -> None:
     assert "import bild_lab" not in Path(process.__file__).with_name("worker.py").read_text()
     assert "from bild_lab" not in Path(process.__file__).with_name("worker.py").read_text()
 
+
 def test_a_checkpoint_is_converted_once_for_its_weights_engine_versions_and_converter(
     checkpoints: Path, fake_engines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from bild_lab.engine.models.cached_session import Pass
-from bild_lab.engine.models.native.attention import PlacedRows
-from bild_lab.engine.models.native.cache import KeyValueCache
+from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows
 from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.t5 import Memory, T5Decoder
 from bild_lab.engine.sampling import likeliest, pick, precise

@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
-from bild_lab.engine.models.native.attention import PlacedRows, normalize
-from bild_lab.engine.models.native.cache import KeyValueCache
+from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows, normalize
 from bild_lab.engine.models.native.cpu.weights import DecoderOutline, LayerOutline, Weight
 from bild_lab.engine.models.native.families import ACTIVATIONS, FAMILIES, FULL, layer_kinds, norm_factor, sliding_window
 from bild_lab.engine.session import NOTHING, Skipped

@@ -16,8 +16,7 @@ from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.checkpoint import Checkpoint, Prompt, quantization
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.native import families, llama, t5
-from bild_lab.engine.models.native.attention import PlacedRows
-from bild_lab.engine.models.native.cache import KeyValueCache
+from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows
 from bild_lab.engine.models.native.compiled import Workspace, roomy
 from bild_lab.engine.models.native.cpu import PackedDecoder
 from bild_lab.engine.models.native.layers import SPARE_ROWS, Decoder, NativeLayers

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, linear, relu, silu
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from bild_lab.engine.models.native.attention import PlacedRows, attend, normalize
-from bild_lab.engine.models.native.cache import KeyValueCache
+from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows, attend, normalize
 from bild_lab.engine.models.native.cpu.weights import DecoderOutline, LayerOutline, Weight
 from bild_lab.engine.session import NOTHING, Skipped
 

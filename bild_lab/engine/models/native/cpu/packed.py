@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bild_lab.engine.models.native.cache import KeyValueCache
+from bild_lab.engine.models.native.attention import KeyValueCache
 from bild_lab.engine.models.native.cpu import structures as c
 from bild_lab.engine.models.native.cpu.library import library
 from bild_lab.engine.models.native.cpu.weights import ACTIVATIONS, DecoderOutline, LayerOutline, Weight, packed_matrix
