@@ -207,12 +207,12 @@ def run_rows(works: Sequence[Work]) -> list[Scores]:
     states: list[Tensor] | None = [x] if one.hidden else None
     if len(chosen):
         x = decoder.run(x, rows, cache, *memory, layers=chosen, hidden=states, skipped=one.skipped)
-    reads = [work.read for _, work in works]
-    last = joined([part[part.shape[0] - read :] for part, read in zip(_parts(x, works), reads, strict=True)])
-    head_input = decoder.final(last) if sum(reads) else last
-    heads = head_input.split(reads)
-    scored = joined([head[head.shape[0] - work.logits :] for head, (_, work) in zip(heads, works, strict=True)])
-    logits = linear(scored, decoder.head).split([work.logits for _, work in works]) if scored.shape[0] else heads
+    if not any(work.read for _, work in works):
+        return _scores(works, None, None, states)
+    reads = [last(part, work.read) for part, (_, work) in zip(of_each(x, works, "count"), works, strict=True)]
+    heads = of_each(decoder.final(joined(reads)), works, "read")
+    scored = joined([last(head, work.logits) for head, (_, work) in zip(heads, works, strict=True)])
+    logits = of_each(linear(scored, decoder.head), works, "logits") if scored.shape[0] else None
     return _scores(works, logits, heads, states)
 
 
@@ -240,35 +240,46 @@ def run_packed(works: Sequence[Work]) -> list[Scores]:
     if one.hidden:
         before = joined([layers.embed(work) for layers, work in works]) if given is None else given
         states = [before.float(), *found.hidden]
-    reads = [work.read for _, work in works]
-    nothing = [None] * len(works)
-    heads = nothing if found.head_input is None else found.head_input.to(first.cache.keys.dtype).split(reads)
-    return _scores(works, nothing if found.logits is None else found.logits.split(reads), heads, states)
+    logits = None if found.logits is None else of_each(found.logits, works, "read")
+    head_input = None if found.head_input is None else found.head_input.to(first.cache.keys.dtype)
+    return _scores(works, logits, None if head_input is None else of_each(head_input, works, "read"), states)
 
 
 def _scores(
     works: Sequence[Work],
-    logits: Sequence[Tensor | None],
-    heads: Sequence[Tensor | None],
+    logits: Sequence[Tensor] | None,
+    heads: Sequence[Tensor] | None,
     states: Sequence[Tensor] | None,
 ) -> list[Scores]:
-    """What each text gets of a pass. states: of all rows, what the first layer reads and then each layer's output."""
+    """What each text gets of a pass.
+
+    logits, heads: of each text. states: of all rows, what the first layer reads and then each layer's output.
+    """
     first, one = works[0]
     hidden: Sequence[tuple[Tensor, ...]] = [()] * len(works)
     if states is not None:
         layers = range(first.depth) if one.layers is None else one.layers
         depths = (layers[0] if len(layers) else 0, *(layer + 1 for layer in layers))
-        after = dict(zip(depths, (_parts(state, works) for state in states), strict=True))
+        after = dict(zip(depths, (of_each(state, works, "count") for state in states), strict=True))
         hidden = [tuple(after[depth][text] for depth in work.hidden) for text, (_, work) in enumerate(works)]
     return [
-        Scores(own[own.shape[0] - work.logits :] if work.logits else None, head if work.read else None, kept)
-        for (_, work), own, head, kept in zip(works, logits, heads, hidden, strict=True)
+        Scores(
+            last(logits[text], work.logits) if work.logits else None,
+            heads[text] if heads is not None and work.read else None,
+            hidden[text],
+        )
+        for text, (_, work) in enumerate(works)
     ]
 
 
-def _parts(rows: Tensor, works: Sequence[Work]) -> Sequence[Tensor]:
-    """The rows of each text."""
-    return rows.split([work.count for _, work in works])
+def of_each(rows: Tensor, works: Sequence[Work], which: str) -> Sequence[Tensor]:
+    """The rows of each text, of which a pass has as many as this attribute says."""
+    return [rows] if len(works) == 1 else rows.split([getattr(work, which) for _, work in works])
+
+
+def last(rows: Tensor, count: int) -> Tensor:
+    """The last rows, which may be all."""
+    return rows if rows.shape[0] == count else rows[rows.shape[0] - count :]
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
