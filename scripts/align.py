@@ -22,15 +22,15 @@ from bild_lab.lab.cli import console, escape, output, refusing, run_application
 from bild_lab.lab.config import MeasureSpec, RuntimeSpec, config_dir, typed
 
 if TYPE_CHECKING:
-    from bild_lab.training.alignment.align import Alignment
+    from bild_lab.training.align import Alignment
 
 
 def run(cfg: DictConfig) -> None:
     """Train, compare, report. Raises UserError for bad input."""
     from bild_lab.lab.results.records import Sweep
     from bild_lab.report.sweep import report_sweep
-    from bild_lab.training.alignment.align import align  # late: torch takes seconds to load
-    from bild_lab.training.wandb_log import print_closing
+    from bild_lab.training.align import align  # late: torch takes seconds to load
+    from bild_lab.training.reports import print_closing
 
     job = alignment(cfg)
     metrics = align(job, lambda line: console.print(f"[dim]{escape(line)}[/dim]"))
@@ -50,11 +50,11 @@ def alignment(cfg: DictConfig) -> Alignment:
     from bild_lab.lab.point import sweep_folder
     from bild_lab.lab.results.records import require_writable
     from bild_lab.lab.toy_pair import named_checkpoint
-    from bild_lab.training.alignment.align import Alignment
-    from bild_lab.training.alignment.draft_gain import Comparison
-    from bild_lab.training.calibration.data import read_calibration
+    from bild_lab.training.align import Alignment
+    from bild_lab.training.answers import read_calibration
+    from bild_lab.training.comparison import Comparison
     from bild_lab.training.recipe import Recipe
-    from bild_lab.training.wandb_log import training_logger
+    from bild_lab.training.reports import training_logger
 
     folder = sweep_folder(cfg)
     require_writable(folder)

@@ -23,7 +23,7 @@ from bild_lab.lab.config import config_dir, typed
 
 if TYPE_CHECKING:
     from bild_lab.lab.data.examples import DatasetSpec, Example
-    from bild_lab.training.finetuning.job import FinetuningJob
+    from bild_lab.training.finetune import FinetuningJob
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ def run(cfg: DictConfig) -> None:
     """Train, and print where the checkpoint is. Raises UserError for bad input."""
     from bild_lab.lab.data.examples import DatasetSpec
     from bild_lab.training.dataset_words import dataset_words
-    from bild_lab.training.finetuning.finetune import finetune  # late: torch takes seconds to load
+    from bild_lab.training.finetune import finetune  # late: torch takes seconds to load
     from bild_lab.training.folder import TrainingFolder
-    from bild_lab.training.wandb_log import print_closing
+    from bild_lab.training.reports import print_closing
 
     stages.enter("reading the data")
     job = finetuning_job(cfg)
@@ -67,9 +67,9 @@ def finetuning_job(cfg: DictConfig) -> FinetuningJob:
     from bild_lab.lab.data.examples import DatasetSpec
     from bild_lab.lab.point import sweep_folder
     from bild_lab.lab.results.records import require_writable
-    from bild_lab.training.finetuning.job import FinetuningJob
+    from bild_lab.training.finetune import FinetuningJob
     from bild_lab.training.recipe import Recipe
-    from bild_lab.training.wandb_log import training_logger
+    from bild_lab.training.reports import training_logger
 
     folder = sweep_folder(cfg)
     require_writable(folder)

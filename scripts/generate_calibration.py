@@ -23,15 +23,15 @@ from bild_lab.lab.config import config_dir, typed
 if TYPE_CHECKING:
     import torch
 
-    from bild_lab.training.calibration.generate import CalibrationJob
+    from bild_lab.training.calibration import CalibrationJob
 
 
 def generate(cfg: DictConfig) -> None:
     """Generate the missing answers. Raises UserError for bad input."""
     from bild_lab.engine.models.device import resolve_device  # torch is loaded after the words are checked
-    from bild_lab.training.calibration.generate import generate_calibration
+    from bild_lab.training.calibration import generate_calibration
     from bild_lab.training.recipe import LONGEST_WAIT
-    from bild_lab.training.terminal import answers_bar
+    from bild_lab.training.reports import answers_bar
 
     device = resolve_device(cfg.runtime.device)
     processes = process_group(device.type == "cpu", LONGEST_WAIT)
@@ -60,7 +60,7 @@ def calibration_job(cfg: DictConfig, device: torch.device) -> CalibrationJob:
     from bild_lab.lab.point import sweep_folder
     from bild_lab.lab.results.records import require_writable
     from bild_lab.lab.toy_pair import named_checkpoint
-    from bild_lab.training.calibration.generate import CalibrationJob
+    from bild_lab.training.calibration import CalibrationJob
 
     dataset = typed(DatasetSpec, cfg.dataset, "dataset")
     folder = sweep_folder(cfg)

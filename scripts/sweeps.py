@@ -1,5 +1,10 @@
-"""Join, re-time or price finished sweeps: python scripts/sweeps.py WHAT outputs/first [outputs/second …] [KEY=VALUE …]
+"""List, join, re-time, log or price finished sweeps: python scripts/sweeps.py WHAT outputs/first [outputs/second …]
 
+    python scripts/sweeps.py list                        # all runs, the newest first; writes outputs/index.html anew
+    python scripts/sweeps.py list multi30k t5-large      # those that contain all these words
+    python scripts/sweeps.py list outputs/first          # the points of one as a Markdown table
+    python scripts/sweeps.py log outputs/first outputs/second
+    python scripts/sweeps.py trace outputs/first example=ID output=FILE
     python scripts/sweeps.py merge name=all outputs/first outputs/second
     python scripts/sweeps.py interleave name=together outputs/first outputs/second
     python scripts/sweeps.py predict outputs/first machines=[h100_sxm]
@@ -13,6 +18,12 @@ can be compared: of several drafters, for example, which a sweep measures one af
 
 predict says what the speedups would be on declared machines, by a roofline over the forwards that the sweep recorded,
 and writes predicted.csv beside it. Nothing is timed.
+
+log sends every finished point, and the sweep as a whole, to Weights & Biases, as with `python run.py logger=wandb`. A
+run that is in the project already is replaced. logger.mode=offline writes files only; the last line says how to send
+them.
+
+trace draws when the models ran in one traced example: the one of median length, unless example=ID is given.
 """
 
 from __future__ import annotations
@@ -23,10 +34,14 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
 
 from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError, require_whole
@@ -50,6 +65,7 @@ if TYPE_CHECKING:
     from bild_lab.lab.results.records import Sweep
     from bild_lab.lab.schema.result import Result
 
+POINT = "policy|knobs|quality|difference|speedup|latency|tokens/s|tokens/call|acceptance|same output".split("|")
 AS_THE_FIRST = ("traced_examples", "certify", "target_log_probability")  # of `measure`
 
 
@@ -190,8 +206,6 @@ def ranking(points: Sequence[Point], results: Sequence[Result]) -> Iterator[str]
 
 def predict(cfg: DictConfig) -> None:
     """Price the forwards of each sweep's points. Raises UserError for bad input."""
-    from rich.table import Table
-
     from bild_lab.lab.analysis.cost import read_machine
 
     machines = [read_machine(str(name)) for name in cfg.machines]
@@ -216,7 +230,123 @@ def predict(cfg: DictConfig) -> None:
         output.print(f"{file} contains these rows; predicted from declared figures, not measured")
 
 
-COMMANDS = {command.__name__: command for command in (merge, interleave, predict)}
+def list_runs(cfg: DictConfig) -> None:
+    """Print the runs that contain all words, or the points of one sweep."""
+    words = [str(word) for word in cfg.sweeps]
+    if len(words) == 1 and (Path(words[0]) / "points").is_dir():
+        print_points(Path(words[0]))
+    else:
+        print_runs(Path(str(cfg.outputs)), words)
+
+
+def print_runs(outputs: Path, words: Sequence[str]) -> None:
+    """Print the runs that contain all words, and write the page. Raises UserError for a missing folder."""
+    from bild_lab.report.index import PAGE, read_runs, write_index
+
+    if not outputs.is_dir():
+        raise UserError(
+            f"{outputs} is no folder; run a sweep first, python run.py experiment=quickstart, or give outputs=DIR"
+        )
+    try:
+        runs, written = write_index(outputs), f"{outputs / PAGE} shows them too, with their commands"
+    except OSError as error:  # another user's folder, or a full disk
+        runs, written = read_runs(outputs), f"{outputs / PAGE} was not written: {error}"
+    chosen = [run for run in runs if run.contains(words)]
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for title in ("name, date", "models, data", "points", "no loss", "one point"):
+        table.add_column(title, overflow="fold", justify="right" if title == "points" else "left")
+    for run in chosen:
+        name, about = f"{run.name}\n{run.date[:10]}", f"{run.pair}\n{run.data}"
+        table.add_row(*map(Text, (name, about, str(run.points), run.free, run.cheap)))
+    output.print(table)
+    if words:
+        console.print(f"{len(chosen)} of {len(runs)} contain {escape(' '.join(words))}")
+    console.print(escape(written))
+
+
+def print_points(folder: Path) -> None:
+    """Print a sweep's headline and its points, fastest first, in Markdown. Raises UserError without points."""
+    stages.enter("loading libraries")
+    from bild_lab.lab.formatting import knob_label  # late: pandas takes seconds to load
+    from bild_lab.lab.results.records import Sweep
+    from bild_lab.report.headline import headline
+    from bild_lab.report.page.tables import cell_of
+
+    results = Sweep(folder).results()
+    if not results:
+        raise UserError(f"{folder} has no finished points; give the folder of a sweep, outputs/NAME")
+    rows = [POINT, ["---"] * len(POINT)]
+    for result in sorted(results, key=lambda result: result.latency_s.mean):
+        names = ("quality", "quality_difference", "speedup", "latency_s_median", "tokens_per_s")
+        names += ("tokens_per_target_call", "acceptance_rate", "agreement_with_target")
+        cells = [cell_of(result, name) for name in names]
+        numbers = [f"{cell.text} {cell.detail}".strip() for cell in cells]
+        rows.append([f"`{result.policy}`", knob_label(result, list(result.knobs)), *numbers])
+    stages.leave()
+    print(headline(results) + "\n")
+    print("\n".join("| " + " | ".join(cells) + " |" for cells in rows))
+
+
+def log(cfg: DictConfig) -> None:
+    """Log every sweep, and print where its runs are. Raises UserError for bad input, before anything is logged."""
+    sweeps = given_sweeps(cfg)
+    from bild_lab.lab.decoding.build import build
+    from bild_lab.lab.results.records import require_writable
+
+    for sweep in sweeps:
+        require_writable(sweep.folder)
+    given = OmegaConf.to_container(cfg.logger, resolve=True)
+    for sweep in sweeps:
+        own = {"group": given["group"] or sweep.name, "directory": given["directory"] or str(sweep.folder)}
+        log_sweep(sweep, build({**given, **own}, {}))
+
+
+def log_sweep(sweep: Sweep, logger: Any) -> None:
+    """Log every point, oldest first, and the sweep as a whole."""
+    results = sweep.results()
+    for number, result in enumerate(results, 1):
+        console.print(
+            f"[dim]{escape(f'{sweep.folder}: logging point {number} of {len(results)}, {result.policy}')}[/dim]"
+        )
+        logger.log_point(result, stored_config(result), again=True)
+    logger.log_sweep(sweep)
+    for line in logger.closing():
+        console.print(escape(line))
+
+
+def stored_config(result: Result) -> dict[str, Any]:
+    """The configuration that a point was measured with. Raises UserError if it cannot be read."""
+    from bild_lab.lab.results.records import CONFIG
+
+    file = result.folder / CONFIG
+    try:
+        return OmegaConf.to_container(OmegaConf.load(file), resolve=True)
+    except (OSError, ValueError, OmegaConfBaseException) as error:
+        raise UserError(f"{file} cannot be read: {error}; measure the point again with resume=false") from error
+
+
+def trace(cfg: DictConfig) -> None:
+    """Draw when the models ran in one example, by point."""
+    from bild_lab.lab.results.records import Sweep
+    from bild_lab.papers.timeline_figure import draw_trace, timelines_of
+
+    if len(cfg.sweeps) != 1:
+        raise UserError(f"one folder is needed, got {len(cfg.sweeps)}; give the folder of a sweep, outputs/NAME")
+    folder = Path(str(cfg.sweeps[0]))
+    timelines = timelines_of(Sweep(folder), None if cfg.example is None else str(cfg.example))
+    file = Path(cfg.output or folder / "trace.png")
+    draw_trace(timelines, file)
+    output.print(f"{file} shows example {timelines.example}")
+
+
+COMMANDS = {
+    "list": list_runs,
+    "merge": merge,
+    "interleave": interleave,
+    "predict": predict,
+    "log": log,
+    "trace": trace,
+}
 
 
 def as_overrides(words: Sequence[str]) -> list[str]:

@@ -16,19 +16,14 @@ from bild_lab.lab.cli import refusing, run_application
 from bild_lab.lab.config import config_dir, typed
 
 
-def train(cfg: DictConfig) -> None:
-    """Raises UserError for bad input."""
-    from bild_lab.training.frozen.bita import BitaSpec  # late: torch takes seconds to load
-    from bild_lab.training.frozen.command import frozen_job, train_and_report
-
-    train_and_report(frozen_job(cfg, typed(BitaSpec, cfg.bita, "bita")))
-
-
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train_bita")
 def main(cfg: DictConfig) -> None:
     """One adapter."""
     with refusing():
-        train(cfg)
+        from bild_lab.training.modules.bita import BitaSpec  # late: torch takes seconds to load
+        from bild_lab.training.modules.frozen import frozen_job, train_and_report
+
+        train_and_report(frozen_job(cfg, typed(BitaSpec, cfg.bita, "bita")))
 
 
 if __name__ == "__main__":

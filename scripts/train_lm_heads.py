@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hydra
@@ -23,16 +21,14 @@ from bild_lab.lab.cli import escape, output, refusing, run_application
 from bild_lab.lab.config import config_dir, typed
 
 if TYPE_CHECKING:
-    from bild_lab.engine.models.checkpoint import Checkpoint
-    from bild_lab.training.calibration.data import Calibration
-    from bild_lab.training.frozen.job import FrozenJob
+    from bild_lab.training.modules.frozen import FrozenJob
     from bild_lab.training.recipe import Recipe
 
 
 def train(cfg: DictConfig) -> None:
     """Train, and print how to decode with the heads and compare them. Raises UserError for bad input."""
     from bild_lab.training.dataset_words import dataset_words  # late: torch takes seconds to load
-    from bild_lab.training.frozen.command import train_and_report
+    from bild_lab.training.modules.frozen import train_and_report
 
     job = heads_job(cfg)
     train_and_report(job)
@@ -43,40 +39,26 @@ def train(cfg: DictConfig) -> None:
 
 
 def heads_job(cfg: DictConfig) -> FrozenJob:
-    """The configuration as a job; missing answers of the model are generated if they are learned."""
-    from bild_lab.training.frozen.command import frozen_job
-    from bild_lab.training.frozen.layer_heads import SELF, LayerHeadsSpec
-    from bild_lab.training.frozen.states import OneRowCheckpoint
+    """The configuration as a job on the dataset's references, or on the model's own answers."""
+    from bild_lab.lab.data.examples import DatasetSpec, load_examples
+    from bild_lab.training.modules.frozen import frozen_model, job_of, own_answers
+    from bild_lab.training.modules.layer_heads import SELF, LayerHeadsSpec, reference_answers
 
     spec = typed(LayerHeadsSpec, OmegaConf.create({"layers": cfg.layers, **cfg.heads}), "heads")
-    job = frozen_job(cfg, spec, OneRowCheckpoint, partial(recipe_and_answers, spec.labels))
-    dataset = job.calibration.dataset
-    learned = f"greedy answers of {job.base.path} to" if spec.labels == SELF else "references of"
-    return replace(job, provenance={"data": f"{learned} {dataset.name} ({dataset.split})"})
-
-
-def recipe_and_answers(labels: str, cfg: DictConfig, base: Checkpoint, folder: Path) -> tuple[Recipe, Calibration]:
-    """How to train, and the answers to learn: the dataset's references, or the model's own."""
-    from bild_lab.lab.data.examples import DatasetSpec, load_examples
-    from bild_lab.lab.toy_pair import named_checkpoint
-    from bild_lab.training.calibration.data import read_calibration
-    from bild_lab.training.frozen.command import own_answers
-    from bild_lab.training.frozen.layer_heads import SELF, reference_answers
-
-    if cfg.calibration is not None:
-        if labels != SELF:
-            raise UserError(
-                f"calibration={cfg.calibration} holds a model's own answers, which heads.labels={labels} "
-                f"does not learn; set heads.labels={SELF}, or calibration=null"
-            )
-        calibration = read_calibration(Path(cfg.calibration))
-        return recipe_for(cfg, len(calibration.answers)), calibration
-    dataset = typed(DatasetSpec, cfg.dataset, "dataset")
-    examples = load_examples(dataset)
-    recipe = recipe_for(cfg, len(examples))
-    if labels == SELF:
-        return recipe, own_answers(cfg, named_checkpoint(base.path, base.revision), recipe, folder / "calibration")
-    return recipe, reference_answers(base, dataset, examples, recipe.max_target_tokens)
+    base = frozen_model(cfg, spec)
+    if cfg.calibration is not None and spec.labels != SELF:
+        raise UserError(
+            f"calibration={cfg.calibration} holds a model's own answers, which heads.labels={spec.labels} "
+            f"does not learn; set heads.labels={SELF}, or calibration=null"
+        )
+    first = recipe_for(cfg, cfg.held_out + 1)  # checked before the number of answers is known
+    if spec.labels == SELF:
+        answers, learned = own_answers(cfg, first), f"greedy answers of {base.path} to"
+    else:
+        dataset, learned = typed(DatasetSpec, cfg.dataset, "dataset"), "references of"
+        answers = reference_answers(base, dataset, load_examples(dataset), first.max_target_tokens)
+    recipe, of = recipe_for(cfg, len(answers.answers)), answers.dataset
+    return job_of(cfg, spec, base, recipe, answers, {"data": f"{learned} {of.name} ({of.split})"})
 
 
 def recipe_for(cfg: DictConfig, answers: int) -> Recipe:

@@ -227,7 +227,7 @@ def test_a_table_of_speculative_decoding_has_the_papers_target_drafters_task_and
 
 
 def test_n_grams_of_table_3_are_counted_where_the_experiment_looks_for_them() -> None:
-    built = [one for one in load_published("spec_tab3").commands["paper"] if "build_ngrams" in one]
+    built = [one for one in load_published("spec_tab3").commands["paper"] if "module=ngram" in one]
     names = [word.removeprefix("name=") for one in built for word in one.split() if word.startswith("name=")]
     drafted = [swept(one) for one in commands("spec_tab3") if "policy=ngram" in one]
     assert [one["policy.table"] for one in drafted] == [f"outputs/{name}/table.safetensors" for name in names]

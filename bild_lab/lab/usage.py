@@ -52,7 +52,7 @@ def _read(config_name: str) -> tuple[str, dict[str, str | None]]:
     """The own keys of a configuration and its groups with the chosen files, those of its base included."""
     file = config_dir() / f"{config_name}.yaml"
     texts, groups = [], {}
-    for entry in yaml.safe_load(file.read_text(encoding="utf-8"))["defaults"]:
+    for entry in yaml.safe_load(file.read_text(encoding="utf-8")).get("defaults", ()):
         if isinstance(entry, str) and entry != "_self_":
             text, inherited = _read(entry)
             texts.append(text)
@@ -84,8 +84,9 @@ def _files(group: str) -> str:
 
 
 def _example(own: str) -> str:
-    """The first own key as a word of the command line."""
-    return re.sub(r"\s+#.*", "", own.splitlines()[0]).replace(": ", "=")
+    """The first own key with a value as a word of the command line."""
+    first = next(line for line in own.splitlines() if re.match(r"\w+: ", line) and not re.match(r"\w+:\s+#", line))
+    return re.sub(r"\s+#.*", "", first).replace(": ", "=")
 
 
 def _choice(groups: dict[str, str | None]) -> str:

@@ -43,7 +43,7 @@ from bild_lab.papers.match_rates import (
 )
 from bild_lab.report.figure_files import add_panel, paper_figure, write_csv
 from bild_lab.report.style import MUTED, marks
-from bild_lab.training.output_files import require_same_settings, write_json, writing
+from bild_lab.training.folder import require_same_settings, write_json, writing
 
 FIGURE = "match_rates.png"
 MOVED = frozenset({"model.path", "dataset.path"})  # may differ: hashes of weights and data are compared

@@ -1,4 +1,4 @@
-"""A plain list of the runs in a folder of outputs: `outputs/index.html`, and the table of `scripts/ls.py`."""
+"""A plain list of the runs in a folder of outputs: `outputs/index.html`, and the table of `scripts/sweeps.py list`."""
 
 from __future__ import annotations
 

@@ -2,13 +2,11 @@
 
 What each command calls:
 
-- `scripts/finetune.py`: `finetuning.finetune.finetune`, a checkpoint or a fresh model on a dataset.
-- `scripts/generate_calibration.py`: `calibration.generate.generate_calibration`, a model's greedy answers to a dataset.
-- `scripts/align.py`: `alignment.align.align`, a drafter on its target's answers (BiLD §3.5.1).
-- `scripts/train_bita.py`, `train_medusa.py`, `train_lm_heads.py`: `frozen.train.train_module`.
-- `scripts/train_judge.py`: `judge.job.train_judge`, labels by search and a linear classifier.
-- `scripts/build_ngrams.py`: `ngrams.estimate`, n-gram tables of a corpus.
-- `python -m bild_lab.training.toy NAME`: `toy.train_member`, a model of the toy pair.
+- `scripts/finetune.py`: `finetune.finetune`, a checkpoint or a fresh model on a dataset.
+- `scripts/generate_calibration.py`: `calibration.generate_calibration`, a model's greedy answers to a dataset.
+- `scripts/align.py`: `align.align`, a drafter on its target's answers (BiLD §3.5.1).
+- `scripts/train_bita.py`, `train_lm_heads.py`, `train_module.py`: `modules.frozen.train_beside_frozen`; for a judge
+  `modules.judge.train_judge`, for n-grams `ngrams.estimate`.
 
-The modules at this level are what the trainings share: `run` takes any of them from its job to its result.
+`run.TrainingRun` takes each gradient training from its settings to its result; a training adds its objective and data.
 """

@@ -1,4 +1,4 @@
-"""The folder of a training: its settings, its checkpoints while it runs, and its result."""
+"""The folder of a training: its settings, checkpoints and result, and how files are written there."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from bild_lab.errors import UserError
-from bild_lab.training.output_files import require_same_settings, write_json, writing
+from bild_lab.files import write_atomically
+from bild_lab.lab.decoding.build import flatten
+from bild_lab.lab.schema.json_values import to_json
 
 METRICS = "metrics.json"
 _PREFIX = "checkpoint-"  # and the step, as the Trainer names them
@@ -165,3 +168,42 @@ def _complete(checkpoint: Path) -> bool:
         return False
     sizes = json.loads(mark.read_text() or "{}")
     return all((checkpoint / name).is_file() and (checkpoint / name).stat().st_size == sizes[name] for name in sizes)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Readable, whole or not at all; NaN as null."""
+    write_atomically(path, json.dumps(to_json(content), indent=2, ensure_ascii=False).encode() + b"\n")
+
+
+@contextmanager
+def writing(
+    place: Path, what: str, remedy: str = "make room, or choose name=NAME elsewhere", half_written: Path | None = None
+) -> Iterator[None]:
+    """Turn a failure to write `what` into a UserError, and remove the folder `half_written`."""
+    try:
+        yield
+    # a full disk is an OSError, a SafetensorError or, from torch.save, a RuntimeError
+    except (OSError, SafetensorError, RuntimeError) as error:
+        if half_written is not None:
+            shutil.rmtree(half_written, ignore_errors=True)
+        existing = next(parent for parent in [place, *place.absolute().parents] if parent.exists())
+        free_mb = shutil.disk_usage(existing).free // 2**20
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(f"cannot write {what} to {place}: {reason} ({free_mb} MB are free); {remedy}") from error
+
+
+def require_same_settings(
+    folder: Path, what: str, held: Mapping[str, Any], wanted: Mapping[str, Any], ignored: frozenset[str] = frozenset()
+) -> None:
+    """Raise UserError, which names the first difference, unless `what` a folder holds was made with these settings.
+
+    held: the settings read back from the folder's JSON. Keys of nested settings are dotted. ignored: keys that decide
+    nothing, such as the path of data that has a hash.
+    """
+    before, now = flatten(dict(held)), flatten(json.loads(json.dumps(wanted)))  # lists for tuples, as JSON has them
+    for key in sorted({*before, *now} - ignored):
+        if before.get(key) != now.get(key):
+            raise UserError(
+                f"{folder} holds {what} with {key}={before.get(key)}, but this command has {key}={now.get(key)}; "
+                "choose another name=NAME, or remove the folder"
+            )

@@ -1,9 +1,10 @@
-"""Counting the n-grams of a corpus for policy=ngram: `scripts/build_ngrams.py` (speculative decoding §3.6)."""
+"""Counting n-grams for policy=ngram: `scripts/train_module.py module=ngram` (speculative decoding §3.6)."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 
 import torch
@@ -12,6 +13,16 @@ from bild_lab.engine.drafters.ngram_table import Counts, NGramTable, require_ord
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.errors import UserError
 from bild_lab.lab.data.examples import Example
+
+
+@dataclass(frozen=True)
+class NgramSpec:
+    """What to count: the fields of `conf/module/ngram.yaml`."""
+
+    order: int
+
+    def __post_init__(self) -> None:
+        require_order(self.order)
 
 
 def estimate(sequences: Iterable[Sequence[int]], order: int, vocabulary: dict[str, int], corpus: str) -> NGramTable:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from accelerate.utils import parse_flag_from_env
 
 from bild_lab.engine.models.device import processor
-from bild_lab.errors import UserError, require_flag, require_whole
+from bild_lab.errors import UserError, require_flag, require_number, require_whole
 
 OPTIMIZERS = ("adafactor", "adamw")
 SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}  # names in Transformers
@@ -20,6 +19,7 @@ LOSSES = ("last", "early_exit", "calm")
 LONGEST_WAIT = timedelta(days=7)  # of one process for another, which may have a model answer everything
 PRECISIONS = ("auto", "float32", "bfloat16")
 DEVICES = ("auto", "cpu")
+MOST_NUMBER, MOST_SHARE = 1e30, 0.99
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Recipe:
     warmup_steps: int = 0  # steps in which the rate rises, at least 0
     clip_norm: float | None = None  # of the gradient, above 0; null: never; Adafactor clips its own updates
     label_smoothing: float = 0.0  # at least 0, below 1
-    soft_targets: int = 0  # how many of the target's likeliest tokens are learned at each place; 0: its answer alone
+    soft_targets: int = 0  # how many of the target's most likely tokens are learned at each place; 0: its answer alone
     residual_dropout: float = 0.0  # of what each sub-layer adds, for architectures without dropout such as Llama
     loss: str = "last"  # early_exit: mean of the first and last layer's; calm: layer i weighs i / Σj (BiLD §7.2.1)
     precision: str = "auto"  # float32 or bfloat16; auto: bfloat16 autocast if the device is fast at it
@@ -66,16 +66,16 @@ class Recipe:
         for key, known in {**choices, "precision": PRECISIONS, "device": DEVICES}.items():
             if getattr(self, key) not in known:
                 raise UserError(f"train.{key} must be one of {', '.join(known)}, got {getattr(self, key)!r}")
-        _require_number("learning_rate", self.learning_rate, lambda value: value > 0, "> 0")
-        _require_number("label_smoothing", self.label_smoothing, lambda value: 0 <= value < 1, "in [0, 1)")
-        _require_number("residual_dropout", self.residual_dropout, lambda value: 0 <= value < 1, "in [0, 1)")
+        require_number("train.learning_rate", self.learning_rate, 0, MOST_NUMBER, above=True)
+        require_number("train.label_smoothing", self.label_smoothing, 0, MOST_SHARE)
+        require_number("train.residual_dropout", self.residual_dropout, 0, MOST_SHARE)
         if self.soft_targets and self.label_smoothing:
             raise UserError(
                 "train.soft_targets has the target's probabilities in place of smoothed labels; "
                 "set train.label_smoothing=0"
             )
         if self.clip_norm is not None:
-            _require_number("clip_norm", self.clip_norm, lambda value: value > 0, "> 0, or null")
+            require_number("train.clip_norm", self.clip_norm, 0, MOST_NUMBER, above=True, remedy="null never clips")
         if self.evaluate_every is not None and self.evaluate_every % self.log_every:
             raise UserError(
                 f"train.evaluate_every must be a multiple of train.log_every={self.log_every}, got "
@@ -88,13 +88,8 @@ class Recipe:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The values under the user's own keys, without the name, which decides nothing.
-
-        Nor does a key that came later and is not used: trainings from before it are the same.
-        """
-        values = asdict(self)
-        later = {key for key in ("soft_targets", "residual_dropout") if not values[key]}
-        return {f"train.{key}": value for key, value in values.items() if key not in {"name", *later}}
+        """The values under the user's own keys, without the name, which decides nothing."""
+        return {f"train.{key}": value for key, value in asdict(self).items() if key != "name"}
 
     @property
     def evaluation_batch_size(self) -> int:
@@ -126,20 +121,11 @@ def multiplies_bfloat16(facts: str) -> bool:
 
 def steps_for_passes(passes: float, examples: int, batch_size: int) -> int:
     """Steps of so many passes over the data, in whole batches. Raises UserError unless passes > 0."""
-    if isinstance(passes, bool) or not isinstance(passes, int | float) or not 0 < passes < math.inf:
-        raise UserError(f"passes must be a number > 0, got {passes!r}; or set train.max_steps")
+    require_number("passes", passes, 0, MOST_NUMBER, above=True, remedy="or set train.max_steps")
     return math.ceil(passes * max(1, examples // batch_size))
 
 
 def warmup_steps_for_ratio(ratio: float, steps: int) -> int:
     """The share of the steps in which the learning rate rises. Raises UserError unless it lies in [0, 1]."""
-    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1:
-        raise UserError(f"warmup_ratio must lie in [0, 1], got {ratio!r}; or set train.warmup_steps")
+    require_number("warmup_ratio", ratio, 0, 1, remedy="or set train.warmup_steps")
     return math.ceil(ratio * steps)
-
-
-def _require_number(key: str, value: Any, fits: Callable[[float], bool], wanted: str) -> None:
-    """Raise UserError unless the value is a finite number that fits."""
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not (number and fits(value)):
-        raise UserError(f"train.{key} must be a number {wanted}, got {value!r}")

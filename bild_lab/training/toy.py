@@ -24,8 +24,7 @@ from bild_lab.files import cache_folder
 from bild_lab.lab.cli import BAD_INPUT, INTERRUPTED, console
 from bild_lab.lab.config import typed
 from bild_lab.lab.toy_pair import MEMBERS, toy_config, toy_examples, toy_folder
-from bild_lab.training.finetuning.finetune import finetune
-from bild_lab.training.finetuning.job import FinetuningJob
+from bild_lab.training.finetune import FinetuningJob, finetune
 from bild_lab.training.recipe import Recipe
 
 

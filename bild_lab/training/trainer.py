@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Sampler
@@ -20,20 +21,20 @@ from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.recipe import LONGEST_WAIT, SCHEDULES, Recipe
 
 
-class TrainingTask(Protocol):
-    """What a model is trained on: examples in an order, how they become batches, the loss, and the evaluation."""
+@dataclass(frozen=True, kw_only=True)
+class TrainingTask:
+    """What a model is trained on.
 
-    examples: Any  # indexed by what `order` yields
+    examples: indexed by what `order` yields, the examples of the whole training one after another. collate: makes a
+    batch. evaluate: called with the model and the loss. model_options: arguments of the model besides the batch.
+    """
+
+    examples: Any
+    order: Sampler
     collate: Callable[[Any], dict[str, torch.Tensor]]
     loss: Callable[..., torch.Tensor]
-    evaluate: Callable[..., dict[str, float]] | None  # called with the model and the loss
-
-    @property
-    def model_options(self) -> dict[str, Any]:
-        """Arguments of the model's forward pass besides the batch."""
-
-    def order(self, recipe: Recipe) -> Sampler:
-        """The examples of the whole training, one after another."""
+    evaluate: Callable[..., dict[str, float]] | None
+    model_options: Mapping[str, Any] = field(default_factory=dict)
 
 
 class ResumableTrainer(Trainer):
@@ -72,7 +73,7 @@ class ResumableTrainer(Trainer):
         loader = DataLoader(
             self._task.examples,
             batch_size=self._train_batch_size,
-            sampler=self._task.order(self._recipe),
+            sampler=self._task.order,
             collate_fn=self._task.collate,
             pin_memory=self.args.dataloader_pin_memory,
         )

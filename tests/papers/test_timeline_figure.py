@@ -20,7 +20,7 @@ from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.result import Result
 from bild_lab.papers.timeline_figure import Lane, draw_lane, selected, timelines_of
 from bild_lab.report.style import STAGE_COLOURS
-from scripts import trace_diagram
+from scripts import sweeps
 from tests.report.sample import sample_baseline, sample_drafted, sample_example, sample_sweep
 
 Rounds = list[tuple[list[int], int, int]]  # drafted tokens, how many are accepted, calls of the drafter
@@ -155,10 +155,11 @@ def test_a_run_keeps_the_spans_of_traced_examples_and_the_script_draws_them(
         assert stages == ["prefill", *["draft", "verify"] * len(row["rounds"])]
         assert all(round(moment, 6) == moment for _, *span in row["spans"] for moment in span)
         assert [one["draft_calls"] for one in row["rounds"]] == [len(one["drafted"]) for one in row["rounds"]]
-    assert command(trace_diagram, "outputs/tested", "example=test-1") == (
+    traced = sweeps.as_overrides(["trace", "outputs/tested"])
+    assert command(sweeps, *traced, "example=test-1") == (
         0,
         "outputs/tested/trace.png shows example test-1\n",
     )
     assert Image.open("outputs/tested/trace.png").size[0] == 1500
-    code, printed = command(trace_diagram, "outputs/tested", "output=there/one.png")
+    code, printed = command(sweeps, *traced, "output=there/one.png")
     assert code == 0 and Path("there/one.png").is_file(), printed

@@ -1,60 +1,39 @@
-"""How often a round of each policy waits for the device: what the tests hold it to, and what docs/design.md says."""
+"""How often a round of each policy waits for the device, which is what the tests hold it to."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from bild_lab.engine.trace import Round
 
-
-@dataclass(frozen=True)
-class Waits:
-    """Waits of one round. words: as the table says it."""
-
-    words: str
-    most: Callable[[Round], int]
+Waits = Callable[[Round], int]
 
 
-ONE = Waits("1", lambda one: 1)
-TWO = Waits("2", lambda one: 2)
-DRAFTER = Waits("1, and 1 for each forward of the drafter", lambda one: 1 + one.draft_calls)
-VIEW = Waits("2, and 1 for each forward of the view", lambda one: 2 + one.draft_calls)
-SKIPPING = Waits("1, and 1 for each forward of the view", lambda one: 1 + one.draft_calls)
-LEVEL = Waits("1, and 1 for each level of the tree", lambda one: 1 + one.draft_calls)
-INNER = Waits("1, and 1 for each inner round", lambda one: 1 + one.draft_calls)
-LAYER = Waits("1, and 1 for each layer that is measured", lambda one: 1 + one.stats["exit_layer"])
+def once_and_each_draft_call(one: Round) -> int:
+    """A draft call is a forward of the drafter or of the view, a level of a tree, or an inner round."""
+    return 1 + one.draft_calls
 
-EAGER = {  # every other policy waits once
-    "bild": DRAFTER,
-    "bild_early_exit": VIEW,
-    "bild_no_rollback": DRAFTER,
-    "bild_tree": LEVEL,
-    "calm": LAYER,
-    "eagle3": LEVEL,
-    "early_exit_speculative": TWO,
-    "hybrid": TWO,
-    "hydra": LEVEL,
-    "layer_skip_adaptive": SKIPPING,
-    "lookahead": TWO,
-    "speculative_hierarchy": INNER,
-    "speculative_tree": LEVEL,
-    "step_cascade": DRAFTER,
-    "token_recycling": TWO,
+
+EAGER: dict[str, Waits] = {  # every other policy waits once
+    "bild": once_and_each_draft_call,
+    "bild_early_exit": lambda one: 2 + one.draft_calls,
+    "bild_no_rollback": once_and_each_draft_call,
+    "bild_tree": once_and_each_draft_call,
+    "calm": lambda one: 1 + one.stats["exit_layer"],  # each layer that is measured
+    "eagle3": once_and_each_draft_call,
+    "early_exit_speculative": lambda one: 2,
+    "hybrid": lambda one: 2,
+    "hydra": once_and_each_draft_call,
+    "layer_skip_adaptive": once_and_each_draft_call,
+    "lookahead": lambda one: 2,
+    "speculative_hierarchy": once_and_each_draft_call,
+    "speculative_tree": once_and_each_draft_call,
+    "step_cascade": once_and_each_draft_call,
+    "token_recycling": lambda one: 2,
 }
-COMPILED = EAGER | {"bild": TWO, "bild_no_rollback": TWO, "step_cascade": TWO}  # native, with runtime.compile=true
-SAME = "the same"
+COMPILED = EAGER | dict.fromkeys(["bild", "bild_no_rollback", "step_cascade"], lambda one: 2)  # runtime.compile=true
 
 
-def most_waits(policy: str, engine: str) -> Callable[[Round], int]:
+def most_waits(policy: str, engine: str) -> Waits:
     """How often a round of this policy may wait. engine: native, hf or compiled."""
-    return (COMPILED if engine == "compiled" else EAGER).get(policy, ONE).most
-
-
-def table() -> str:
-    """The table of docs/design.md."""
-    rows = [f"| every policy that is not named here | {ONE.words} | {SAME} |"]
-    for policy, waits in EAGER.items():
-        compiled = COMPILED[policy]
-        rows.append(f"| `{policy}` | {waits.words} | {SAME if compiled is waits else compiled.words} |")
-    return "\n".join(["| Policy | Waits in a round | with `runtime.compile=true` |", "|---|---|---|", *rows])
+    return (COMPILED if engine == "compiled" else EAGER).get(policy, lambda one: 1)

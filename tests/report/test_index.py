@@ -15,10 +15,16 @@ from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.results.table import write_table
 from bild_lab.lab.schema.result import Result
 from bild_lab.report.index import PAGE, Run, read_runs, update_index, write_index
-from scripts import ls
+from scripts import sweeps
 from tests.report.sample import sample_baseline, sample_example, sample_result, sample_sweep
 
 Command = Callable[..., tuple[int, str]]
+
+
+def listed(command: Command, *words: str) -> tuple[int, str]:
+    return command(sweeps, *sweeps.as_overrides(["list", *words]), config="sweeps")
+
+
 ATTACK = "<img src=x> 50% of #1?"
 
 
@@ -142,7 +148,7 @@ def test_the_terminal_lists_the_runs_and_its_lines_fit(
     command: Command, outputs: Path, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    code, printed = command(ls, f"outputs={outputs}")
+    code, printed = listed(command, f"outputs={outputs}")
     assert code == 0 and "2026-11-20" in printed and "too few" in printed
     assert max(map(len, printed.splitlines())) <= max(columns, len(str(outputs)) + 60)
     assert "first" in (outputs / PAGE).read_text()
@@ -150,20 +156,20 @@ def test_the_terminal_lists_the_runs_and_its_lines_fit(
 
 def test_words_choose_also_where_the_page_cannot_be_written(command: Command, outputs: Path) -> None:
     (outputs / PAGE).mkdir()
-    code, printed = command(ls, f"outputs={outputs}", "T5-TINY", "multi30k")
+    code, printed = listed(command, f"outputs={outputs}", "T5-TINY", "multi30k")
     assert "1 of 3 contain T5-TINY multi30k" in printed and "iwslt" not in printed
     assert code == 0 and "was not written: " in printed
 
 
 def test_a_sweep_is_printed_as_a_markdown_table(command: Command, outputs: Path) -> None:
-    code, printed = command(ls, str(outputs / "first"))
+    code, printed = listed(command, str(outputs / "first"))
     assert code == 0 and printed.startswith("bild (fallback 0.3, rollback 0.69) decodes 1.46×")
     rows = [line for line in printed.splitlines() if line.startswith("|")]
     assert len(rows) == 22 and len({line.count("|") for line in rows}) == 1
     assert "| `bild` | fallback 0.3, rollback 5, window 10, verify_tail on | 39.69 [37.39, 42.19] |" in rows[2]
 
 
-@pytest.mark.parametrize("words", [["outputs=nowhere"], ["output=nowhere"]])
+@pytest.mark.parametrize("words", [["outputs=nowhere"], ["outputz=nowhere"]])
 def test_bad_input_is_refused_in_a_line_and_writes_nothing(command: Command, words: list[str]) -> None:
-    code, printed = command(ls, *words)
+    code, printed = listed(command, *words)
     assert (code, printed.count("\n")) == (2, 1) and not Path("outputs").exists()

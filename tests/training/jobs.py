@@ -11,7 +11,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from bild_lab.lab.data.examples import Example
-from bild_lab.training.finetuning.job import FinetuningJob
+from bild_lab.training.finetune import FinetuningJob
 from bild_lab.training.recipe import Recipe
 
 WORDS = "Haus Hund Katze Baum Stadt Fluss Berg Kind Brot Wein Lied Buch Tag Nacht Wald Meer".split()

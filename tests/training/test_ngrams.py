@@ -1,4 +1,4 @@
-"""`python scripts/build_ngrams.py` as a user runs it, and `python run.py` with its table."""
+"""`python scripts/train_module.py module=ngram` as a user runs it, and `python run.py` with its table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 import run
 from bild_lab.engine.drafters.ngram_table import read_table
-from scripts import build_ngrams
+from scripts import train_module
 from tests.training.printed import printed_point
 
 Command = Callable[..., tuple[int, str]]
@@ -27,7 +27,7 @@ def base(checkpoints: Path, data: Path) -> list[str]:
 def test_a_table_that_was_built_drafts_losslessly(
     command: Command, base: list[str], checkpoints: Path, data: Path
 ) -> None:
-    code, printed = command(build_ngrams, *base, "name=counted")
+    code, printed = command(train_module, "module=ngram", *base, "name=counted")
     assert code == 0, printed
     rows = [json.loads(line) for line in (data / "test.jsonl").read_text().splitlines()]
     tokenizer = AutoTokenizer.from_pretrained(checkpoints / "t5")
@@ -57,21 +57,21 @@ def test_a_table_that_is_counted_again_is_measured_again(command: Command, base:
     decode = ["policy=ngram", "policy.table=outputs/counted/table.safetensors", "policy.order=1", "name=tested"]
     quick = ["decoding.max_new_tokens=4", "measure.repeats=1", "measure.warmup=0"]
     for order in (1, 2):
-        assert command(build_ngrams, *base, "name=counted", f"ngram.order={order}")[0] == 0
+        assert command(train_module, "module=ngram", *base, "name=counted", f"module.order={order}")[0] == 0
         assert "finished before" not in command(run, *base, *decode, *quick)[1]
     assert "finished before" in command(run, *base, *decode, *quick)[1]
 
 
 def test_order_1_leaves_bigrams_out(command: Command, base: list[str]) -> None:
-    code, printed = command(build_ngrams, *base, "name=counted", "ngram.order=1")
+    code, printed = command(train_module, "module=ngram", *base, "name=counted", "module.order=1")
     assert code == 0, printed
     assert "policy=ngram policy.order=1" in printed and "bigrams" not in printed
     assert read_table(Path("outputs/counted/table.safetensors")).order == 1
 
 
 BAD_INPUT = {
-    "order out of range": (["ngram.order=3"], "the order of n-grams must be 1 (unigrams) or 2 (bigrams), got 3"),
-    "misspelt key": (["ngram.ordr=1"], "no configuration key ngram.ordr"),
+    "order out of range": (["module.order=3"], "the order of n-grams must be 1 (unigrams) or 2 (bigrams), got 3"),
+    "misspelt key": (["module.ordr=1"], "no configuration key module.ordr"),
     "missing split": (["dataset.split=dev"], "has no split 'validation', only test"),
     "no references": (["dataset=mt_bench"], "dataset mt_bench has no references to count"),
 }
@@ -80,7 +80,7 @@ BAD_INPUT = {
 @pytest.mark.parametrize("case", BAD_INPUT)
 def test_bad_input_gives_one_line_and_leaves_nothing(case: str, command: Command, base: list[str]) -> None:
     words, message = BAD_INPUT[case]
-    code, printed = command(build_ngrams, *base, *words)
+    code, printed = command(train_module, "module=ngram", *base, *words)
     assert code == 2, printed
     (line,) = printed.strip().splitlines()
     assert message in line
@@ -91,5 +91,5 @@ def test_bad_input_gives_one_line_and_leaves_nothing(case: str, command: Command
 def test_a_policy_without_its_table_says_how_to_build_one(command: Command, base: list[str]) -> None:
     code, printed = command(run, *base, "policy=ngram")
     assert code == 2
-    assert "got null; make one with: python scripts/build_ngrams.py name=ngrams" in printed
+    assert "got null; make one with: python scripts/train_module.py module=ngram" in printed
     assert list(Path().iterdir()) == []

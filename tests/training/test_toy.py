@@ -26,8 +26,9 @@ from bild_lab.errors import UserError
 from bild_lab.lab import toy_pair
 from bild_lab.lab.config import config_dir
 from bild_lab.lab.data.toy import toy_corpus
-from bild_lab.training import toy, training_run
-from bild_lab.training.finetuning.finetune import job_identity, starting_point
+from bild_lab.training import toy
+from bild_lab.training.finetune import job_identity, starting_point
+from bild_lab.training.run import TrainingRun
 from scripts import finetune
 from tests.training import toy_child
 
@@ -109,7 +110,7 @@ def test_the_tokenizer_gives_text_back_and_ends_it_with_eos(pair: tuple[Path, Pa
 
 
 def test_a_second_use_does_not_train_again(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training_run, "_train", must_not_run)
+    monkeypatch.setattr(TrainingRun, "_train", must_not_run)
     monkeypatch.setattr(subprocess, "run", must_not_run)
     for find in (toy.train_member, toy_pair.toy_checkpoint):
         assert (find("toy:large"), find("toy:small")) == pair
@@ -154,7 +155,7 @@ def test_a_process_waits_for_another_that_trains_and_takes_its_result(
     printed, found = threading.Event(), []
     messages: list[str] = []
     monkeypatch.setattr(toy.console, "print", lambda message: (messages.append(message), printed.set()))
-    monkeypatch.setattr(training_run, "_train", must_not_run)
+    monkeypatch.setattr(TrainingRun, "_train", must_not_run)
     folder = toy.toy_job("toy:small").folder
     folder.mkdir()
     with FileLock(folder / "lock"):
@@ -215,7 +216,7 @@ def test_a_training_that_fails_says_why(
     def full(*arguments: Any) -> None:
         raise UserError("cannot write the checkpoint: No space left on device")
 
-    monkeypatch.setattr(training_run, "_train", full)
+    monkeypatch.setattr(TrainingRun, "_train", full)
     assert toy.main("toy:small") == 2
     assert capsys.readouterr().out == "cannot write the checkpoint: No space left on device\n"
 

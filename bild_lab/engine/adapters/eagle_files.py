@@ -30,7 +30,7 @@ from bild_lab.files import FilePath, write_atomically
 if TYPE_CHECKING:
     from bild_lab.engine.session import LoadedModel
 
-TRAIN = "python scripts/train_eagle.py name=eagle model.path=DIR dataset=NAME dataset.path=DIR variant=eagle"
+TRAIN = "python scripts/train_module.py module=eagle name=eagle model.path=DIR dataset=NAME dataset.path=DIR"
 KIND = Kind(
     weights="model.safetensors",
     config="config.json",

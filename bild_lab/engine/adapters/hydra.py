@@ -19,7 +19,7 @@ from bild_lab.files import FilePath
 if TYPE_CHECKING:
     from bild_lab.engine.session import LoadedModel
 
-TRAIN = "python scripts/train_medusa.py name=hydra model.path=DIR dataset=NAME dataset.path=DIR variant=hydra"
+TRAIN = "python scripts/train_module.py module=hydra name=hydra model.path=DIR dataset=NAME dataset.path=DIR"
 KIND = Kind(
     weights="heads.safetensors",
     config="hydra_config.json",
@@ -44,8 +44,8 @@ class HydraConfig:
     base: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        require_whole("medusa.heads", self.heads, 1)
-        require_whole("medusa.layers", self.layers, 1, None, "Hydra's first block takes in the tokens")
+        require_whole("module.heads", self.heads, 1)
+        require_whole("module.layers", self.layers, 1, None, "Hydra's first block takes in the tokens")
 
 
 class HydraHeads(SavedModule):

@@ -19,7 +19,10 @@ from bild_lab.files import FilePath
 if TYPE_CHECKING:
     from bild_lab.engine.session import LoadedModel
 
-TRAIN = "python scripts/train_judge.py name=judge pair.target=DIR pair.draft=DIR dataset=NAME dataset.path=DIR"
+TRAIN = (
+    "python scripts/train_module.py module=judge name=judge pair.target=DIR pair.draft=DIR "
+    "dataset=NAME dataset.path=DIR"
+)
 KIND = Kind(
     weights="judge.safetensors",
     config="judge_config.json",

@@ -20,7 +20,7 @@ from bild_lab.files import FilePath
 if TYPE_CHECKING:
     from bild_lab.engine.session import LoadedModel
 
-TRAIN = "python scripts/train_medusa.py name=medusa model.path=DIR dataset=NAME dataset.path=DIR"
+TRAIN = "python scripts/train_module.py module=medusa name=medusa model.path=DIR dataset=NAME dataset.path=DIR"
 KIND = Kind(
     weights="heads.safetensors",
     config="heads_config.json",
@@ -46,10 +46,10 @@ class MedusaConfig:
     shared: bool = False
 
     def __post_init__(self) -> None:
-        require_whole("medusa.heads", self.heads, 1)
-        require_flag("medusa.shared", self.shared)
+        require_whole("module.heads", self.heads, 1)
+        require_flag("module.shared", self.shared)
         alike = "heads without blocks that share a matrix are one" if self.shared else ""
-        require_whole("medusa.layers", self.layers, 1 if self.shared else 0, None, alike)
+        require_whole("module.layers", self.layers, 1 if self.shared else 0, None, alike)
 
 
 class MedusaHeads(SavedModule):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bild_lab.engine.session import LoadedModel
 
 FORMAT = "bild_lab n-grams 1"
-BUILD = "python scripts/build_ngrams.py name=ngrams pair.target=DIR dataset=NAME dataset.path=DIR ngram.order=2"
+BUILD = "python scripts/train_module.py module=ngram name=ngrams pair.target=DIR dataset=NAME dataset.path=DIR"
 
 
 @dataclass(frozen=True, eq=False)

@@ -98,7 +98,7 @@ def require_logged(
         folder = outputs / group
         if not (noted(folder) if api is None else _count(api, group, project, entity)):
             raise UserError(
-                f"sweep {group!r} has no runs in project {project!r}; log it: python scripts/log_sweep.py "
+                f"sweep {group!r} has no runs in project {project!r}; log it: python scripts/sweeps.py log "
                 f"{shlex.quote(str(folder))}, or if it was logged offline, send it: {sync_command(folder)}"
             )
 

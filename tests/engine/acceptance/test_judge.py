@@ -156,5 +156,5 @@ def test_a_judge_is_read_as_it_was_saved_and_for_its_target_alone(tmp_path: Path
     JudgeHead(JudgeConfig(7, 0.5, base={"path": "another"})).save(tmp_path / "narrow")
     with pytest.raises(UserError, match="another.*hidden_size is 7.* 32"):
         load_judge(target, str(tmp_path / "narrow"))
-    with pytest.raises(UserError, match="python scripts/train_judge.py"):
+    with pytest.raises(UserError, match="python scripts/train_module.py module=judge"):
         load_judge(target, None)

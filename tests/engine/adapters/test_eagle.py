@@ -168,7 +168,7 @@ def test_the_released_layers_are_read_where_the_target_is_deep_enough() -> None:
 
 def test_what_is_no_eagle_or_does_not_fit_is_refused(tmp_path: Path, checkpoints: Path) -> None:
     with pytest.raises(
-        UserError, match=r"policy eagle needs a trained layer; make one with: python scripts/train_eagle"
+        UserError, match=r"policy eagle needs a trained layer; make one with: python scripts/train_module"
     ):
         load(checkpoints, "llama", "eagle", heads=None)
     with pytest.raises(UserError, match="is no EAGLE: it needs config.json and model.safetensors"):

@@ -64,13 +64,13 @@ def test_a_folder_from_before_heads_could_share_a_matrix_is_read(tmp_path: Path)
 def test_what_heads_cannot_be_made_of_is_refused(tmp_path: Path, checkpoints: Path) -> None:
     with pytest.raises(UserError, match="Medusa needs a decoder-only model, got the encoder–decoder t5"):
         MedusaHeads.fresh(tiny_t5(0).config, MODEL.lm_head.weight, {}, 3)
-    with pytest.raises(UserError, match="medusa.heads must be a whole number >= 1, got 0"):
+    with pytest.raises(UserError, match="module.heads must be a whole number >= 1, got 0"):
         MedusaHeads.fresh(MODEL.config, MODEL.lm_head.weight, {}, 0)
     with pytest.raises(UserError, match="layers must be a whole number >= 1, got 0; heads without blocks that share"):
         MedusaHeads.fresh(MODEL.config, MODEL.lm_head.weight, {}, 3, layers=0, shared=True)
     with pytest.raises(UserError, match="is no folder of Medusa heads: it needs heads.safetensors"):
         MedusaHeads.load(tmp_path)
-    with pytest.raises(UserError, match=r"policy medusa needs heads; make one with: python scripts/train_medusa.py"):
+    with pytest.raises(UserError, match=r"policy medusa needs heads; .*train_module.py module=medusa"):
         load(checkpoints, "llama", "medusa", heads=None)
     random_heads(MODEL.config, torch.zeros(50, 32)).save(tmp_path)
     with pytest.raises(UserError, match="whose vocabulary is 50, but the target's is 40"):

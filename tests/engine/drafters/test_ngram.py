@@ -191,7 +191,7 @@ def test_tables_that_cannot_serve_are_refused(tmp_path: Path) -> None:
     target = SimpleNamespace(checkpoint=SimpleNamespace(path="here", vocabulary=VOCABULARY))
     other = SimpleNamespace(checkpoint=SimpleNamespace(path="there", vocabulary={**VOCABULARY, "w8": 8}))
     path = tmp_path / "table.safetensors"
-    with pytest.raises(UserError, match=r"policy.table must be .*, got null; make one with: python scripts/build_ngr"):
+    with pytest.raises(UserError, match=r"policy.table must be .*, got null; make one with: python scripts/train_mod"):
         load_table(target, None, 2)
     with pytest.raises(UserError, match=r"no n-gram table .*table.safetensors; make one with"):
         load_table(target, str(path), 2)

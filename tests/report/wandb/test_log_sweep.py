@@ -1,4 +1,4 @@
-"""`python scripts/log_sweep.py outputs/NAME`: logs what was measured before, also twice."""
+"""`python scripts/sweeps.py log outputs/NAME`: logs what was measured before, also twice."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from bild_lab.lab.cli import words_as_list
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.results.records import Sweep
 from bild_lab.report.wandb import logger
 from bild_lab.report.wandb.logger import noted
-from scripts import log_sweep as script
+from scripts import sweeps as script
 from tests.report.sample import sample_baseline, sample_drafted, sample_example
 
 Command = Callable[..., tuple[int, str]]
@@ -23,8 +22,8 @@ LAST = "logged offline: {} runs. Send with: wandb sync {}/offline-run-*"
 
 @pytest.fixture
 def command(command: Command) -> Command:
-    """Runs scripts/log_sweep.py in an empty folder; returns its exit code and everything it printed."""
-    return lambda *words: command(script, *words_as_list(list(words), "sweeps"), config="log_sweep")
+    """Runs scripts/sweeps.py log in an empty folder; returns its exit code and everything it printed."""
+    return lambda *words: command(script, *script.as_overrides(["log", *words]), config="sweeps")
 
 
 def sweep(name: str, *overrides: str) -> Sweep:

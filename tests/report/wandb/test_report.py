@@ -44,7 +44,7 @@ def test_a_sweep_that_was_never_logged_is_refused_with_the_command_that_logs_it(
     logged: Command, words: tuple[str, ...]
 ) -> None:
     code, printed = logged("first", "my third", *words)
-    assert code == 2 and "python scripts/log_sweep.py 'outputs/my third'" in printed
+    assert code == 2 and "python scripts/sweeps.py log 'outputs/my third'" in printed
     assert not Path("outputs/wandb_report").exists()
 
 

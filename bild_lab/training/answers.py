@@ -1,0 +1,195 @@
+"""A model's greedy answers: decoding them, and their rows and manifest on disk (BiLD §3.5.1, §7.1.1)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bild_lab.engine.acceptance import ExactMatch
+from bild_lab.engine.batch import Batch
+from bild_lab.engine.batch_room import require_room
+from bild_lab.engine.batched import decode_batch
+from bild_lab.engine.decode import DraftThenVerify
+from bild_lab.engine.drafters import NoDraft
+from bild_lab.engine.hf_generation import HuggingFaceGenerate
+from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.models.native import NativeModel, why_no_kernels, why_not_native
+from bild_lab.engine.protocols import Method
+from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.errors import UserError
+from bild_lab.lab.data.examples import DatasetSpec
+from bild_lab.lab.decoding.load import fits_twice
+from bild_lab.lab.hashing import content_hash
+from bild_lab.lab.toy_pair import named_checkpoint
+
+MANIFEST = "manifest.json"
+END, LENGTH = "end", "length"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One row: a prompt as the tokenizer gets it, and the target's answer.
+
+    answer: without special tokens. answer_token_ids: as emitted, the end token included. finish_reason: "end", or
+    "length" if max_new_tokens cut the answer.
+    """
+
+    id: str
+    prompt: str
+    answer: str
+    answer_token_ids: list[int]
+    finish_reason: str
+
+
+SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("prompt", pa.string()),
+        ("answer", pa.string()),
+        ("answer_token_ids", pa.list_(pa.int32())),
+        ("finish_reason", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Finished calibration data, complete and unchanged since it was written. folder: where from, for messages."""
+
+    folder: Path
+    manifest: Mapping[str, Any]
+    answers: tuple[Answer, ...]
+
+    @property
+    def target(self) -> Checkpoint:
+        """The model that answered, at the path that it had then."""
+        return named_checkpoint(self.manifest["model"]["path"], self.manifest["model"]["revision"])
+
+    @property
+    def dataset(self) -> DatasetSpec:
+        return DatasetSpec(**self.manifest["dataset"])
+
+
+def read_calibration(folder: Path) -> Calibration:
+    """Finished calibration data. Raises UserError for a folder that is missing, unfinished, changed or empty."""
+    again = f"make it with: python scripts/generate_calibration.py name={folder.name} model.path=TARGET dataset=…"
+    if not folder.is_dir():
+        raise UserError(f"no calibration data in {folder}; {again}")
+    if not (folder / MANIFEST).is_file():
+        parts = len(list(folder.glob("*.parquet")))
+        raise UserError(f"the calibration data in {folder} is not finished ({parts} parts, no {MANIFEST}); {again}")
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        answers = tuple(answer for name in manifest["parts"] for answer in read_part(folder / name))
+        digest, count = manifest["hash"], manifest["count"]
+    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+        raise UserError(f"cannot read the calibration data in {folder}: {error}; {again}") from error
+    if len(answers) != count or contents_hash(answers) != digest:
+        raise UserError(
+            f"the calibration data in {folder} has changed since it was made: wanted {count} rows with hash {digest}, "
+            f"got {len(answers)} with {contents_hash(answers)}; {again}"
+        )
+    if not answers:
+        raise UserError(f"the calibration data in {folder} is empty; {again}")
+    return Calibration(folder, manifest, answers)
+
+
+def read_calibrations(folders: Sequence[Path]) -> Calibration:
+    """The answers of several folders as one, in turn, such as BiTA's to five data sets (Table 5).
+
+    Raises UserError for a folder that cannot be read, for answers of several models or to prompts cut differently.
+    """
+    first, *others = several = [read_calibration(folder) for folder in folders]
+    for other in others:
+        if other.manifest["model"]["fingerprint"] != first.manifest["model"]["fingerprint"]:
+            raise UserError(f"calibration must be the answers of one model, got {first.folder} and {other.folder}")
+        limits = [one.dataset.max_source_tokens for one in (first, other)]
+        if limits[0] != limits[1]:
+            raise UserError(
+                f"calibration must have one dataset.max_source_tokens, got {limits[0]} in {first.folder} and "
+                f"{limits[1]} in {other.folder}; generate one of them anew"
+            )
+    if not others:
+        return first
+    names = " + ".join(dict.fromkeys(one.dataset.name for one in several))
+    joined = {
+        "dataset": {**first.manifest["dataset"], "name": names},
+        "hash": content_hash({"several": [one.manifest["hash"] for one in several]}),
+        "count": sum(one.manifest["count"] for one in several),
+    }
+    answers = tuple(answer for one in several for answer in one.answers)
+    return Calibration(Path(", ".join(map(str, folders))), {**first.manifest, **joined}, answers)
+
+
+def read_part(file: Path) -> Iterator[Answer]:
+    """The rows of one parquet file."""
+    for row in pq.read_table(file, columns=SCHEMA.names).to_pylist():
+        yield Answer(**row)
+
+
+def tokenizer_hash(checkpoint: Checkpoint) -> str:
+    """Identifies a tokenizer's pieces and their ids."""
+    return content_hash({"pieces": sorted(checkpoint.vocabulary.items(), key=lambda item: item[1])})
+
+
+def contents_hash(answers: Sequence[Answer]) -> str:
+    """SHA-256 over the rows in their order, however they are divided into files."""
+    digest = hashlib.sha256()
+    for answer in answers:
+        digest.update(json.dumps(astuple(answer), ensure_ascii=False).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def greedy_answers(
+    model: HuggingFaceModel,
+    sources: Sequence[Source],
+    max_new_tokens: int,
+    batch_size: int,
+    advance: Callable[[int], None] = lambda count: None,
+) -> list[list[int]]:
+    """The tokens that `vanilla` emits for each prompt, decoded in batches, the longest prompts first.
+
+    On our own decoders they are vanilla's; on the CPU kernels in every precision, else in float32. A model that has
+    none answers by batched `generate`. advance: called with 1 after each answer. Raises UserError for a batch that does
+    not fit into the memory.
+    """
+    order = sorted(range(len(sources)), key=lambda index: -source_length(sources[index]))
+    requests = [
+        Request(sources[index].to(model.device), Limits(len(sources[index].prompt), max_new_tokens, ends))
+        for ends in [model.checkpoint.end_tokens]
+        for index in order
+    ]
+    own = our_decoder(model)
+    method: Method = HuggingFaceGenerate(model) if own is None else DraftThenVerify(own, NoDraft(own), ExactMatch())
+    if own is not None:
+        own.load()
+        require_room([own], requests, batch_size, "batch_size")
+    found = decode_batch(method, requests, Batch(batch_size), lambda index: advance(1))
+    answers: list[list[int]] = [[]] * len(sources)
+    for index, text in zip(order, found, strict=True):
+        answers[index] = text.token_ids
+    return answers
+
+
+def our_decoder(model: HuggingFaceModel) -> NativeModel | None:
+    """The model on our own decoders, with the weights that it has loaded; None for another architecture."""
+    if why_not_native(model.checkpoint.config, model.dtype) is not None:
+        return None
+    kernels = why_no_kernels(model.device, model.dtype) is None and fits_twice(model.checkpoint, model.dtype)
+    own = NativeModel(model, kernels=kernels)
+    if (module := vars(model).get("module")) is not None:
+        own.decoder = own.family(module)
+    return own
+
+
+def source_length(source: Source) -> int:
+    """Tokens that the model reads before it emits the first one."""
+    return len(source.prompt) if source.encoder_ids is None else source.encoder_ids.shape[1]

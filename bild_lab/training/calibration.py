@@ -1,0 +1,199 @@
+"""Generate calibration data: a model's greedy answers to a dataset, in parts that survive a kill."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.models.ranks import launched
+from bild_lab.errors import UserError, require_whole
+from bild_lab.files import write_atomically
+from bild_lab.lab.data.examples import DatasetSpec, Example
+from bild_lab.lab.data.rows import canonical_split
+from bild_lab.lab.hashing import content_hash
+from bild_lab.lab.measure.environment import environment
+from bild_lab.training.answers import (
+    END,
+    LENGTH,
+    MANIFEST,
+    SCHEMA,
+    Answer,
+    contents_hash,
+    greedy_answers,
+    read_part,
+    tokenizer_hash,
+)
+from bild_lab.training.folder import require_same_settings, write_json, writing
+
+PLAN = "plan.json"
+_WHAT, _REMEDY = "the calibration data", "finished parts are kept; make room and run the same command again"
+_MOVED = frozenset({"model.path", "model.revision", "dataset.path"})  # fingerprint and data hash identify the contents
+
+
+@dataclass(frozen=True)
+class CalibrationJob:
+    """What to answer, with which model, and the folder for the answers.
+
+    batch_size: prompts decoded at once. part_size: examples of one file; a kill loses at most one file per process.
+    """
+
+    target: HuggingFaceModel
+    dataset: DatasetSpec
+    examples: tuple[Example, ...]
+    max_new_tokens: int
+    batch_size: int
+    part_size: int
+    folder: Path
+
+    def __post_init__(self) -> None:
+        require_whole("decoding.max_new_tokens", self.max_new_tokens, 1)
+        require_whole("batch_size", self.batch_size, 1)
+        require_whole("part_size", self.part_size, 1)
+
+    @cached_property
+    def plan(self) -> dict[str, Any]:
+        """Everything that decides the rows and how they are divided into parts."""
+        checkpoint, dtype = self.target.checkpoint, str(self.target.dtype).removeprefix("torch.")
+        return {
+            "schema": 1,
+            "model": {
+                "path": checkpoint.path,
+                "revision": checkpoint.revision,
+                "fingerprint": checkpoint.fingerprint,
+                "type": checkpoint.config.model_type,
+                "encoder_decoder": checkpoint.encoder_decoder,
+                "vocabulary": tokenizer_hash(checkpoint),
+            },
+            "decoding": {"method": "greedy", "max_new_tokens": self.max_new_tokens, "dtype": dtype},
+            "dataset": asdict(self.dataset),
+            "data": content_hash({"examples": [(one.id, one.prompt) for one in self.examples]}),
+            "count": len(self.examples),
+            "part_size": self.part_size,
+        }
+
+    @property
+    def parts(self) -> list[range]:
+        """The examples of every part."""
+        starts = range(0, len(self.examples), self.part_size)
+        return [range(start, min(start + self.part_size, len(self.examples))) for start in starts]
+
+    def file(self, part: range) -> Path:
+        """SPLIT-FIRST-END.parquet: named as a local dataset's file, so that `dataset.path` can be this folder."""
+        split = re.sub(r"\W+", "_", canonical_split(self.dataset.split))
+        return self.folder / f"{split}-{part.start:08d}-{part.stop:08d}.parquet"
+
+
+def generate_calibration(
+    job: CalibrationJob, report: Callable[[int, int], None] = lambda done, total: None
+) -> dict[str, Any]:
+    """Write the missing parts, each in one of the launched processes, and then the manifest; returns it.
+
+    A part is written whole or not at all: a killed run loses only unfinished parts, and the same call completes the
+    rest. report: called with the number of examples that this process has answered, and the number that it has to
+    answer. Raises UserError if the folder holds other answers, the disk is full or the batch does not fit into memory.
+    """
+    ranks, missing = launched(), []
+    if ranks.first:
+        _require_same_plan(job)
+        missing = [part for part in job.parts if _rows(job.file(part)) != len(part)]
+        if missing:
+            (job.folder / MANIFEST).unlink(missing_ok=True)  # it says that all parts are there
+    missing = ranks.broadcast(missing)  # all processes divide the same list, before one of them writes
+    mine = missing[ranks.rank :: ranks.count]
+    done, total = 0, sum(map(len, mine))
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        report(done, total)
+
+    for part in mine:
+        _write_part(job, part, ranks.rank, advance)
+    ranks.wait()
+    if ranks.first and not (job.folder / MANIFEST).is_file():
+        _write_manifest(job)
+    ranks.wait()
+    return json.loads((job.folder / MANIFEST).read_text())
+
+
+def _require_same_plan(job: CalibrationJob) -> None:
+    """Store the plan in the folder. Raises UserError if it already holds other answers."""
+    file = job.folder / PLAN
+    if file.is_file():
+        require_same_settings(job.folder, "answers", json.loads(file.read_text()), job.plan, _MOVED)
+        return
+    with writing(job.folder, _WHAT, _REMEDY):
+        write_json(file, job.plan)
+
+
+def _write_part(job: CalibrationJob, part: range, process: int, advance: Callable[[int], None]) -> None:
+    examples, checkpoint = [job.examples[index] for index in part], job.target.checkpoint
+    sources = [checkpoint.source(example.prompt, job.dataset.max_source_tokens) for example in examples]
+    started = time.perf_counter()
+    try:
+        emitted = greedy_answers(job.target, sources, job.max_new_tokens, job.batch_size, advance)
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            f"batch_size={job.batch_size} does not fit into the memory of {job.target.device}; lower it, "
+            "finished parts are kept"
+        ) from error
+    seconds = time.perf_counter() - started
+    rows = [
+        Answer(
+            example.id,
+            example.prompt,
+            checkpoint.tokenizer.decode(tokens, skip_special_tokens=True).strip(),
+            tokens,
+            END if tokens[-1] in checkpoint.end_tokens else LENGTH,
+        )
+        for example, tokens in zip(examples, emitted, strict=True)
+    ]
+    table = pa.Table.from_pylist([asdict(row) for row in rows], schema=SCHEMA)
+    content = io.BytesIO()
+    pq.write_table(table.replace_schema_metadata({"seconds": str(seconds), "process": str(process)}), content)
+    with writing(job.file(part), _WHAT, _REMEDY):
+        write_atomically(job.file(part), content.getvalue())
+
+
+def _write_manifest(job: CalibrationJob) -> None:
+    """Read all parts back, check that each example is there once, and write metrics and manifest."""
+    files = [job.file(part) for part in job.parts]
+    answers = [answer for file in files for answer in read_part(file)]
+    if [answer.id for answer in answers] != [example.id for example in job.examples]:
+        raise UserError(f"the parquet files in {job.folder} are not the dataset's examples in order; remove the folder")
+    seconds = sum(float(pq.read_schema(file).metadata[b"seconds"]) for file in files)
+    tokens = sum(len(answer.answer_token_ids) for answer in answers)
+    metrics = {
+        "examples": len(answers),
+        "answer_tokens": tokens,
+        "cut_by_length": sum(answer.finish_reason == LENGTH for answer in answers),
+        "generation_s": seconds,  # of all processes together, over all runs
+        "examples_per_s": len(answers) / seconds,  # of one process
+        "tokens_per_s": tokens / seconds,
+        "batch_size": job.batch_size,
+        "environment": environment(job.target.device),
+    }
+    manifest = {**job.plan, "parts": [file.name for file in files], "hash": contents_hash(answers)}
+    with writing(job.folder, _WHAT, _REMEDY):
+        write_json(job.folder / "metrics.json", metrics)
+        write_json(job.folder / MANIFEST, manifest)  # last, as it marks the data as finished
+
+
+def _rows(file: Path) -> int:
+    """Rows of a part; 0 if it is missing or cannot be read, for example after a power cut."""
+    try:
+        return pq.read_metadata(file).num_rows
+    except (OSError, pa.ArrowException):
+        return 0

@@ -1,0 +1,355 @@
+"""Fine-tune a checkpoint, or train a fresh model: `scripts/finetune.py`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TrainerCallback,
+    TrainingArguments,
+)
+
+from bild_lab.engine.models.checkpoint import Checkpoint, decoder_depth
+from bild_lab.engine.models.ranks import launched
+from bild_lab.errors import UserError
+from bild_lab.lab.cli import stages
+from bild_lab.lab.data.examples import DatasetSpec, Example
+from bild_lab.lab.metrics import score
+from bild_lab.lab.results.records import require_writable
+from bild_lab.report.wandb.logger import WandbLogger
+from bild_lab.training.batches import (
+    IGNORED,
+    BatchOrder,
+    Collator,
+    TokenizedExample,
+    TokenLimits,
+    evaluation_batches,
+    tokenize,
+)
+from bild_lab.training.dataset_words import dataset_words
+from bild_lab.training.folder import TrainingFolder
+from bild_lab.training.losses import LayerLoss, layer_weights
+from bild_lab.training.recipe import Recipe
+from bild_lab.training.reports import model_card
+from bild_lab.training.run import Objective, TrainingRun
+from bild_lab.training.soft_targets import taught
+from bild_lab.training.start import (
+    FreshModel,
+    FromCheckpoint,
+    FromScratch,
+    StartingPoint,
+    add_residual_dropout,
+    require_references,
+    require_room,
+)
+from bild_lab.training.trainer import TrainingTask
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuningJob:
+    """One training from examples to `folder/checkpoint`.
+
+    Either model_path (a folder, a hub id, or toy:small) or model (a fresh configuration, the fields of
+    `conf/model/*.yaml`) is given. The answer to learn is an example's first reference; validation scores against all
+    references. Without validation examples the last weights are kept. Raises UserError for soft targets without a
+    teacher, and for a teacher without them.
+    """
+
+    train: tuple[Example, ...]
+    validation: tuple[Example, ...]
+    metric: str  # bleu, rouge or agreement
+    recipe: Recipe
+    folder: Path
+    model_path: str | None = None
+    model: Mapping[str, Any] | None = None
+    model_revision: str | None = None
+    teacher: Checkpoint | None = None  # gives soft targets, as many as the recipe says
+    max_source_tokens: int | None = None  # longer prompts are cut
+    data: str = "examples given by the caller"  # what they are, for the model card
+    title: str = "training"
+    progress: bool = True
+    logger: WandbLogger | None = None
+    callbacks: tuple[TrainerCallback, ...] = ()
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if bool(self.recipe.soft_targets) != (self.teacher is not None):
+            raise UserError(
+                "train.soft_targets are those of a target that answered: use scripts/align.py, or set "
+                "train.soft_targets=0 and give no teacher"
+            )
+        if (self.model_path is None) == (self.model is None):
+            raise UserError(
+                "a training needs either a checkpoint or a fresh configuration: "
+                "set model.path=DIR_OR_HUB_ID, or choose one such as model=t5_tiny"
+            )
+
+
+def finetune(job: FinetuningJob) -> dict[str, Any]:
+    """Train, and leave the best weights in `job.folder/checkpoint`; returns its metrics.json.
+
+    Resumes an interrupted training, and returns a finished one (`TrainingRun`). Raises UserError for a job that cannot
+    be trained; what small files can show is checked before weights are read.
+    """
+    require_writable(job.folder)
+    if not job.train:
+        raise UserError("there are no examples to train on; check dataset.path, dataset.split and dataset.limit")
+    require_references([*job.train, *job.validation])
+    start = starting_point(job)
+    layer_weights(job.recipe.loss, decoder_depth(start.config))
+    folder = TrainingFolder(job.folder)
+    run = TrainingRun(
+        recipe=job.recipe,
+        folder=folder,
+        title=job.title,
+        start=start.name,
+        identity=job_identity(job, start),
+        metric=job.metric,
+        evaluates=bool(job.validation),
+        examples=len(job.train),
+        prepare=lambda arguments: _prepare(job, start, folder, arguments),
+        shown=job.progress,
+        logger=job.logger,
+        callbacks=job.callbacks,
+        provenance=job.provenance,
+    )
+    return run.train()
+
+
+def starting_point(job: FinetuningJob) -> StartingPoint:
+    """The job's checkpoint or fresh configuration, checked."""
+    if job.model_path is not None:
+        return FromCheckpoint(job.model_path, job.model_revision)
+    try:
+        fresh = FreshModel(**job.model)
+    except TypeError as error:
+        raise UserError(f"model: {error}; it has name, config, vocabulary and tokenizer") from error
+    return FromScratch(fresh, job.recipe.max_target_tokens)
+
+
+def job_identity(job: FinetuningJob, start: StartingPoint) -> dict[str, Any]:
+    """What decides a training's result."""
+    return {
+        **job.recipe.identity,
+        **start.identity,
+        "dataset.max_source_tokens": job.max_source_tokens,
+        "metric": job.metric,
+        "training examples": _digest(job.train),
+        "validation examples": _digest(job.validation),
+        **({} if job.teacher is None else {"teacher": job.teacher.fingerprint}),
+    }
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Scores a model on validation examples. Each process scores its share, and each gets the whole result.
+
+    references: of every example. settings: greedy decoding, as `greedy_settings` gives it. Texts are decoded in the
+    training's precision, in batches, with Transformers' `generate`.
+    """
+
+    references: Sequence[Sequence[str]]
+    examples: Sequence[TokenizedExample]
+    metric: str
+    tokenizer: PreTrainedTokenizerBase
+    collate: Collator
+    batch_size: int
+    settings: GenerationConfig
+
+    def __call__(self, model: PreTrainedModel, loss: LayerLoss) -> dict[str, float]:
+        """`METRIC` with `METRIC_low` and `METRIC_high` (95 %), `loss` in nats a token, and seconds.
+
+        A loss over several layers adds `loss_layer_N` for each.
+        """
+        started = time.perf_counter()
+        with _evaluating(model, self.settings), torch.no_grad():
+            losses = self._losses(model, loss)
+            texts = self._texts(model)
+        quality = score(self.metric, texts, self.references)
+        return {
+            self.metric: quality.value,
+            f"{self.metric}_low": quality.low,
+            f"{self.metric}_high": quality.high,
+            **losses,
+            "seconds": time.perf_counter() - started,
+        }
+
+    def _losses(self, model: PreTrainedModel, loss: LayerLoss) -> dict[str, float]:
+        sums, count = {}, 0
+        for indices in self._batches():
+            batch = _moved(self.collate([self.examples[index] for index in indices]), model.device)
+            labels = batch.pop("labels")
+            outputs = model(**batch, output_hidden_states=loss.inner, use_cache=False)
+            for layer, total in loss.sums(outputs, labels).items():
+                sums[layer] = sums.get(layer, 0.0) + float(total)
+            count += int((labels != IGNORED).sum())
+        shares = launched().gather((sums, count))
+        tokens = sum(count for _, count in shares)
+        layers = sorted({layer for sums, _ in shares for layer in sums})
+        means = {layer: math.fsum(sums.get(layer, 0.0) for sums, _ in shares) / tokens for layer in layers}
+        inner = {f"loss_layer_{layer}": mean for layer, mean in means.items()} if loss.inner else {}
+        return {"loss": means[layers[-1]], **inner}
+
+    def _texts(self, model: PreTrainedModel) -> list[str]:
+        texts: list[tuple[int, str]] = []
+        for indices in self._batches():
+            prompts = _moved(self.collate.prompts([self.examples[index] for index in indices]), model.device)
+            out = model.generate(**prompts)
+            prompt_length = 1 if model.config.is_encoder_decoder else prompts["input_ids"].shape[1]
+            decoded = self.tokenizer.batch_decode(out[:, prompt_length:], skip_special_tokens=True)
+            texts += zip(indices, (text.strip() for text in decoded), strict=True)
+        return [text for _, text in sorted(chain.from_iterable(launched().gather(texts)))]
+
+    def _batches(self) -> Iterator[list[int]]:
+        return evaluation_batches([one.length for one in self.examples], self.batch_size)
+
+
+def greedy_settings(
+    max_new_tokens: int, end_tokens: Sequence[int], pad: int, decoder_start: int | None
+) -> GenerationConfig:
+    """Greedy decoding alone, without the beams, penalties or forced tokens of a checkpoint."""
+    return GenerationConfig(
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+        eos_token_id=sorted(end_tokens),
+        pad_token_id=pad,
+        decoder_start_token_id=decoder_start,
+        use_cache=True,
+    )
+
+
+@contextmanager
+def _evaluating(model: PreTrainedModel, settings: GenerationConfig) -> Iterator[None]:
+    """The model without dropout and with these settings alone, inside the block."""
+    training, own = model.training, model.generation_config
+    model.eval()
+    model.generation_config = settings  # `generate` takes missing settings from here
+    try:
+        yield
+    finally:
+        model.generation_config = own
+        model.train(training)
+
+
+def _moved(batch: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    return {name: tensor.to(device) for name, tensor in batch.items()}
+
+
+def _prepare(
+    job: FinetuningJob, start: StartingPoint, folder: TrainingFolder, arguments: TrainingArguments
+) -> Objective:
+    recipe = job.recipe
+    with arguments.main_process_first(local=False):
+        tokenizer = _tokenizer(job, start, folder)
+    limits = TokenLimits(job.max_source_tokens, recipe.max_target_tokens)
+    encoder_decoder = bool(start.config.is_encoder_decoder)
+    train, validation = (
+        tokenize(examples, tokenizer, encoder_decoder, limits) for examples in (job.train, job.validation)
+    )
+    require_room([one.length for one in (*train, *validation)], start.config)
+    model = start.model(tokenizer)
+    add_residual_dropout(model, recipe.residual_dropout)
+    if arguments.device.type == "cpu":
+        model.set_attn_implementation("eager")  # the fused kernel's backward pass is slower for short sentences
+    special = start.special_tokens(tokenizer)
+    collate = Collator(special.pad, special.start)
+    if job.teacher is not None:
+        if job.progress:
+            stages.enter("asking the target for soft targets")
+        with arguments.main_process_first(local=False):
+            train = taught(train, job.teacher, collate, recipe, folder.soft_targets, arguments.device)
+    weights = layer_weights(recipe.loss, decoder_depth(start.config))
+    loss = LayerLoss(model, weights, recipe.label_smoothing, recipe.in_bfloat16)
+    evaluator = None
+    if validation:
+        settings = greedy_settings(recipe.max_target_tokens, special.end, special.pad, special.start)
+        references, size = [example.references for example in job.validation], recipe.evaluation_batch_size
+        evaluator = Evaluator(references, validation, job.metric, tokenizer, collate, size, settings)
+    use_cache = model.config.use_cache  # the Trainer turns it off
+
+    def save(place: Path) -> None:
+        model.config.use_cache = use_cache
+        model.save_pretrained(place)
+        tokenizer.save_pretrained(place)
+
+    return Objective(
+        model=model,
+        task=TrainingTask(
+            examples=train,
+            order=BatchOrder([one.length for one in train], recipe.batch_size, recipe.max_steps, recipe.seed),
+            collate=collate,
+            loss=loss,
+            evaluate=evaluator,
+            model_options={"output_hidden_states": loss.inner, "use_cache": False},
+        ),
+        facts={
+            "architecture": type(model).__name__,
+            "parameters": model.num_parameters(),
+            "data": job.data,
+            "train_examples": len(job.train),
+            "validation_examples": len(job.validation),
+        },
+        save=save,
+        card=lambda metrics: _card(metrics, job.folder),
+    )
+
+
+def _tokenizer(job: FinetuningJob, start: StartingPoint, folder: TrainingFolder) -> PreTrainedTokenizerBase:
+    """The starting point's tokenizer; one that is trained is kept for other processes and for a resumed training."""
+    if folder.tokenizer.exists():
+        return AutoTokenizer.from_pretrained(folder.tokenizer)
+    tokenizer = start.tokenizer(lambda: _texts(job.train))
+    if start.trains_tokenizer:
+        folder.keep_tokenizer(tokenizer.save_pretrained)
+    return tokenizer
+
+
+def _texts(examples: Sequence[Example]) -> Iterator[str]:
+    for example in examples:
+        yield example.prompt
+        yield from example.references[:1]
+
+
+def _card(metrics: Mapping[str, Any], folder: Path) -> str:
+    """The model card, with the commands that decode with the checkpoint."""
+    best, name, checkpoint, evaluated, scores = metrics["best"], metrics["metric"], folder / "checkpoint", "", {}
+    if best is not None:
+        evaluated = (
+            f"Greedy decoding of {metrics['validation_examples']:,} validation examples at step {best['step']:,}, "
+            f"the best of {metrics['evaluations']} evaluations; losses in nats a token."
+        )
+        interval = f"95 %: {best[f'{name}_low']:.2f} to {best[f'{name}_high']:.2f}"
+        scores[f"validation {name}"] = f"{best[name]:.2f} ({interval})"
+        scores |= {key.replace("_", " "): f"{best[key]:.3f}" for key in best if key.startswith("loss")}
+    data = metrics.get("dataset")
+    words = "dataset=NAME dataset.path=DIR" if data is None else shlex.join(dataset_words(DatasetSpec(**data)))
+    commands = [
+        f"python run.py policy=vanilla pair.target={checkpoint} pair.draft=null {words}",
+        f"python run.py -m policy=bild pair.target=LARGE pair.draft={checkpoint} "
+        f"policy.fallback=0.3,0.5,0.8 policy.rollback=1,2,5 {words}",
+    ]
+    summary = f"A {metrics['architecture']} with {metrics['parameters']:,} parameters, from {metrics['start']}"
+    return model_card(metrics, folder.name, summary, evaluated, scores, commands, library="transformers")
+
+
+def _digest(examples: Sequence[Example]) -> str:
+    digest = hashlib.sha256()
+    for example in examples:
+        digest.update(json.dumps([example.id, example.prompt, example.references]).encode() + b"\n")
+    return digest.hexdigest()[:16]

@@ -1,1 +1,0 @@
-"""Small modules trained beside a frozen model: BiTA's adapter, Medusa's heads, heads of inner layers."""

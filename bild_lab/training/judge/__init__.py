@@ -1,1 +1,0 @@
-"""Training a judge: labels by search, and a linear classifier."""

@@ -1,0 +1,197 @@
+"""Bi-directional tuning: mask tokens learn to predict the tokens after the next, with a frozen model (BiTA §3.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformers import AttentionInterface, DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from bild_lab.engine.adapters import BitaAdapter
+from bild_lab.errors import UserError, require_whole
+from bild_lab.training.modules.predictors import Predictors
+
+ATTENTION = "bild_lab_bita"  # in Transformers' register of attention functions
+
+
+@dataclass(frozen=True, kw_only=True)
+class BitaSpec:
+    """An adapter to train: the fields of `bita` in `conf/train_bita.yaml` (a `ModuleSpec`).
+
+    prompt: deep, shallow or none (BiTA Table 3). splits: split points of an answer in each
+    epoch, all beside one another.
+    """
+
+    prompt: str
+    prompt_tokens: int
+    mask_tokens: int
+    splits: int
+
+    group: ClassVar[str] = "bita"
+    result_name: ClassVar[str] = "adapter"
+    noun: ClassVar[str] = "BiTA adapter"
+
+    def __post_init__(self) -> None:
+        require_whole("bita.mask_tokens", self.mask_tokens, 1)
+        require_whole("bita.splits", self.splits, 1)
+
+    @property
+    def predictors(self) -> Predictors:
+        """Mask j (from 0) after n tokens predicts token n + j + 1, as the last token's own row predicts token n.
+
+        All masks have the same weight (BiTA Eq. 1).
+        """
+        masks = range(self.mask_tokens)
+        names, offsets = tuple(f"mask_{mask + 1}" for mask in masks), tuple(mask + 1 for mask in masks)
+        return Predictors(names, offsets, (1.0,) * self.mask_tokens, per_answer=self.splits)
+
+    def check(self, config: PreTrainedConfig) -> None:
+        """Raise UserError for an encoder–decoder, an unknown prompt, or a prompt without tokens."""
+        self._fresh(config, {}, 0)
+
+    def build(self, base: PreTrainedModel, origin: Mapping[str, Any], seed: int) -> BitaModule:
+        """Raises UserError if the model's attention cannot be given a prompt."""
+        return BitaModule(base, self._fresh(base.config, origin, seed).to(base.device))
+
+    def words(self, folder: Path) -> list[str]:
+        return ["-m", "policy=bita", f"policy.adapter={folder}", "policy.top_k=1,3,5"]
+
+    def _fresh(self, config: PreTrainedConfig, origin: Mapping[str, Any], seed: int) -> BitaAdapter:
+        return BitaAdapter.fresh(config, origin, self.prompt, self.prompt_tokens, self.mask_tokens, seed)
+
+
+@dataclass(frozen=True)
+class PromptRows:
+    """What the attention takes from the adapter in one forward. layers: collects the layers that used it.
+
+    keys, values: [layers, kv_heads, P, head_dim], without rotary position; None without a deep prompt.
+    """
+
+    keys: Float[Tensor, "layers heads p dim"] | None
+    values: Float[Tensor, "layers heads p dim"] | None
+    layers: set[int] = field(default_factory=set)
+
+
+class BitaModule(nn.Module):
+    """Runs the mask tokens of many contexts of an answer through the frozen model, all beside one another.
+
+    The tokens run first. They see neither prompt nor masks, so nothing that learns reaches them: they need no gradient,
+    and leave keys and values as a cache. The rows after them are [shallow prompt, groups of M masks]. A mask of the
+    group after n tokens sees these tokens, the prompt, itself and the masks before it in its group, and no other group
+    (BiTA Figure 3). A group's masks have the positions n, n + 1, …; prompt rows have position 0.
+    """
+
+    def __init__(self, base: PreTrainedModel, adapter: BitaAdapter) -> None:
+        super().__init__()
+        self.adapter = adapter
+        self._base = (base,)  # a module in a tuple is no submodule
+        AttentionInterface.register(ATTENTION, attend_with_prompt)
+        self._require_interface()
+
+    def forward(
+        self, input_ids: Int[Tensor, "batch n"], contexts: Int[Tensor, "batch contexts"]
+    ) -> Float[Tensor, "batch contexts masks vocab"]:
+        """Logits of every mask after each context. contexts: how many tokens each one holds."""
+        base, masks, device = self._base[0], self.adapter.masks, input_ids.device
+        (batch, groups), count, tokens = contexts.shape, masks.shape[0], input_ids.shape[1]
+        cache = DynamicCache(config=base.config)
+        options = {"past_key_values": cache, "use_cache": True}
+        with torch.no_grad():
+            base.base_model(input_ids, bita_prompt=PromptRows(None, None), **options)
+        shallow, prompt = self._prompt()
+        rows = torch.cat([shallow, masks.repeat(groups, 1)]).to(base.dtype).expand(batch, -1, -1)
+        depth = torch.arange(count, device=device)
+        beside = torch.zeros_like(contexts[:, :1]).expand(-1, shallow.shape[0])
+        deep = 0 if prompt.keys is None else prompt.keys.shape[2]
+        logits = base(
+            inputs_embeds=rows,
+            attention_mask=visible_rows(contexts, deep, tokens, shallow.shape[0], count)[:, None],
+            position_ids=torch.cat([beside, (contexts[..., None] + depth).flatten(1)], 1),
+            logits_to_keep=groups * count,
+            bita_prompt=prompt,
+            **options,
+        ).logits
+        return logits.view(batch, groups, count, -1)
+
+    def save(self, folder: Path) -> None:
+        """Write the adapter's two files."""
+        self.adapter.save(folder)
+
+    def _prompt(self) -> tuple[Float[Tensor, "p dim"], PromptRows]:
+        """The rows of a shallow prompt, and the keys and values of a deep one."""
+        kind = self.adapter.config.prompt
+        rows = self.adapter.prompt_embeddings if kind == "shallow" else self.adapter.masks[:0]
+        deep = (self.adapter.prompt_keys, self.adapter.prompt_values) if kind == "deep" else (None, None)
+        return rows, PromptRows(*deep)
+
+    def _require_interface(self) -> None:
+        """Raise UserError unless every layer's attention goes through Transformers' interface and sees all rows."""
+        base, reached = self._base[0], PromptRows(None, None)
+        config = base.config
+        kinds = set(getattr(config, "layer_types", None) or [])
+        if kinds - {"full_attention"} or (not kinds and getattr(config, "sliding_window", None)):
+            cause = "its layers see only a window of the text"
+        else:
+            cause = "its attention does not go through Transformers' AttentionInterface"
+            base.set_attn_implementation(ATTENTION)
+            one = torch.ones(1, 1, dtype=torch.long, device=base.device)
+            with torch.no_grad(), suppress(TypeError, ValueError):  # the model may not take the extra argument
+                base(input_ids=one, use_cache=False, bita_prompt=reached)
+        if len(reached.layers) != config.num_hidden_layers:
+            raise UserError(
+                f"bi-directional tuning cannot reach into a {config.model_type} model: {cause}; "
+                "choose one such as Llama or Qwen2"
+            )
+
+
+def attend_with_prompt(
+    module: nn.Module,
+    query: Float[Tensor, "batch heads m dim"],
+    key: Float[Tensor, "batch kv_heads n dim"],
+    value: Float[Tensor, "batch kv_heads n dim"],
+    attention_mask: Bool[Tensor, "batch 1 m columns"] | None,
+    bita_prompt: PromptRows,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attention over the deep prompt's rows before the others (an attention function of Transformers).
+
+    attention_mask: of all columns, those of the prompt first; None: causal, among the rows that are passed.
+    """
+    layer = module.layer_idx
+    bita_prompt.layers.add(layer)
+    if bita_prompt.keys is not None:
+        prompts = (bita_prompt.keys[layer], bita_prompt.values[layer])
+        key, value = (
+            torch.cat([prompt.to(own.dtype).expand(own.shape[0], -1, -1, -1), own], 2)
+            for prompt, own in zip(prompts, (key, value), strict=True)
+        )
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+
+
+def visible_rows(
+    contexts: Int[Tensor, "batch contexts"], deep: int, tokens: int, shallow: int, masks: int
+) -> Bool[Tensor, "batch rows columns"]:
+    """Which columns [deep prompt, tokens, rows] each row [shallow prompt, masks] sees (BiTA Figure 3)."""
+    (batch, groups), device = contexts.shape, contexts.device
+    first = deep + tokens  # the column of the first row
+    rows = shallow + groups * masks
+    visible = torch.zeros(batch, rows, first + rows, dtype=torch.bool, device=device)
+    visible[:, :shallow, first : first + shallow] = causal(shallow, device)
+    own = visible[:, shallow:]
+    own[..., :deep] = own[..., first : first + shallow] = True
+    before = torch.arange(tokens, device=device) < contexts[..., None]  # [batch contexts tokens]
+    own[..., deep:first] = before.repeat_interleave(masks, 1)
+    own[..., first + shallow :] = torch.block_diag(*[causal(masks, device)] * groups)
+    return visible
+
+
+def causal(count: int, device: torch.device) -> Bool[Tensor, "n n"]:
+    """Every row sees itself and those before it."""
+    return torch.ones(count, count, dtype=torch.bool, device=device).tril()

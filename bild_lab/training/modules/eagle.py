@@ -1,0 +1,210 @@
+"""EAGLE: a layer learns to continue a frozen model's states (Li et al., 2024; EAGLE-3: Li et al., 2025)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import smooth_l1_loss
+from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
+
+from bild_lab.engine.adapters.eagle import (
+    EAGLE,
+    EAGLE3,
+    Eagle,
+    EagleConfig,
+    joined_states,
+    require_variant,
+    spread_layers,
+)
+from bild_lab.engine.adapters.eagle_files import save_eagle
+from bild_lab.engine.models.checkpoint import decoder_depth
+from bild_lab.engine.models.native import why_not_native
+from bild_lab.errors import require_number, require_whole
+from bild_lab.training.modules.layer_heads import own_head
+from bild_lab.training.modules.predictors import OwnLoss, Predictors
+from bild_lab.training.modules.states import decoder_states, head_scale
+
+TOKEN_WEIGHT = 0.1  # of EAGLE-1's loss on tokens, beside that on states (Li et al., 2024, §4.2)
+DECAY = 0.8  # of EAGLE-3's loss, from one step of the test to the next, as in the released code
+SPREAD = 0.02  # of the weights at first
+
+
+@dataclass(frozen=True, kw_only=True)
+class EagleSpec:
+    """An EAGLE to train: the fields of `conf/module/eagle.yaml` and `eagle3.yaml` (a `ModuleSpec`).
+
+    steps: of the training-time test (EAGLE-3 §3.2); EAGLE-1 learns the first alone, and is scored on all. noise: added
+    to the model's states, uniform within ± this, for EAGLE-1.
+    """
+
+    variant: str
+    steps: int
+    noise: float = 0.0
+
+    group: ClassVar[str] = "module"
+    result_name: ClassVar[str] = "heads"
+    skipped: ClassVar[int] = 1  # the first round of a text drafts nothing
+
+    def __post_init__(self) -> None:
+        require_variant(self.variant, "module.variant")
+        require_whole("module.steps", self.steps, 1)
+        require_number("module.noise", self.noise, 0, 1e6, remedy="0 adds none")
+
+    @property
+    def noun(self) -> str:
+        return "EAGLE-3" if self.variant == EAGLE3 else "EAGLE"
+
+    @property
+    def predictors(self) -> Predictors:
+        """Step i (from 0) after a context predicts the token i places after it, and reads the label of the step before.
+
+        EAGLE-1's first step weighs as much as there are steps, because the loss is a mean over all labels.
+        """
+        steps = range(self.steps)
+        weights = tuple(DECAY**step for step in steps)
+        if self.variant == EAGLE:
+            weights = (float(self.steps), *[0.0] * (self.steps - 1))
+        names = tuple(f"step_{step + 1}" for step in steps)
+        return Predictors(names, tuple(steps), weights, skipped=self.skipped, ahead=self.steps - 1)
+
+    def check(self, config: PreTrainedConfig) -> None:
+        """Nothing to check: any decoder has states."""
+
+    def build(self, base: PreTrainedModel, origin: Mapping[str, Any], seed: int) -> EagleModule:
+        """A layer with random weights. EAGLE-3's norm and head start as the model's own."""
+        text = base.config.get_text_config(decoder=True)
+        head = base.get_output_embeddings().weight
+        third = self.variant == EAGLE3
+        config = EagleConfig(
+            variant=self.variant,
+            layer=layer_like(base.config),
+            target_size=text.hidden_size,
+            target_layers=spread_layers(decoder_depth(base.config)) if third else (),
+            draft_vocabulary=text.vocab_size if third else None,
+            base=dict(origin),
+        )
+        eagle, generator = Eagle(config), torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for weight in eagle.parameters():
+                if weight.ndim > 1:
+                    weight.copy_(SPREAD * torch.randn(weight.shape, generator=generator))
+            if third:
+                eagle.lm_head.weight.copy_(head[: text.vocab_size])
+                if why_not_native(base.config, torch.float32) is None:
+                    eagle.norm.copy_(own_head(base).final_norm * head_scale(base.config))
+        return EagleModule(base, eagle.to(base.device), self.steps, self.noise, seed)
+
+    def words(self, folder: Path) -> list[str]:
+        return [f"policy={self.variant}", f"policy.heads={folder}"]
+
+
+def layer_like(config: PreTrainedConfig) -> LlamaConfig:
+    """A Llama layer of the sizes of a model's decoder layers."""
+    text = config.get_text_config(decoder=True)
+    heads = text.num_attention_heads
+    return LlamaConfig(
+        vocab_size=text.vocab_size,
+        hidden_size=text.hidden_size,
+        intermediate_size=getattr(text, "intermediate_size", None) or getattr(text, "d_ff", 4 * text.hidden_size),
+        num_hidden_layers=1,
+        num_attention_heads=heads,
+        num_key_value_heads=getattr(text, "num_key_value_heads", None) or heads,
+        head_dim=getattr(text, "head_dim", None) or getattr(text, "d_kv", None) or text.hidden_size // heads,
+        rms_norm_eps=getattr(text, "rms_norm_eps", None) or getattr(text, "layer_norm_epsilon", 1e-6),
+    )
+
+
+class EagleModule(nn.Module):
+    """Runs the layer as decoding does: on the frozen model's states, then step by step on its own (EAGLE-3 §3.2).
+
+    A step's tokens are the answer's own. So where all first choices are right, these are the tokens that would have
+    been drafted, and `accepted` is what a chain of first choices gains.
+    """
+
+    def __init__(self, base: PreTrainedModel, eagle: Eagle, steps: int, noise: float, seed: int) -> None:
+        super().__init__()
+        self.eagle = eagle
+        self._base, self._steps, self._noise, self._seed = (base,), steps, noise, seed  # a tuple is no submodule
+        self._scale, self._head = head_scale(base.config), (base.get_output_embeddings(),)
+        eagle.attach(base.get_input_embeddings().weight, base.get_output_embeddings().weight)
+
+    def forward(self, input_ids: Int[Tensor, "batch n"], contexts: Int[Tensor, "batch contexts"]) -> OwnLoss:
+        """The logits of every step after each context. contexts: how many tokens each one holds."""
+        config, eagle = self.eagle.config, self.eagle
+        with torch.no_grad():  # padding is on the right, where no context sees it
+            found = decoder_states(self._base[0], input_ids, contexts, EagleSpec.skipped)
+            final = found.final * self._scale
+            states = joined_states(config.variant, final, [found.hidden[layer] for layer in config.target_layers])
+            if self.training and self._noise:
+                states = states + self._drawn(states, input_ids)
+        places, pairs = found.places, (found.places - 1).clamp(min=0)  # pair i ends with token i + 1
+        embedded, every = eagle.embed(found.tokens), torch.arange(len(places), device=places.device)[:, None]
+        count, last = found.tokens.shape[1] - 1, found.tokens.shape[1] - 1
+        before: list[tuple[Tensor, Tensor]] = []
+        outputs = eagle(
+            embedded[:, 1:],
+            eagle.fused(states)[:, :-1],
+            torch.arange(count, device=places.device),
+            keeping(before),
+            torch.ones(count, count, dtype=torch.bool, device=places.device).tril()[None, None],
+        )[every, pairs]
+        logits, losses = [], []
+        trained = self._steps if config.variant == EAGLE3 or not self.training else 1
+        for step in range(trained):
+            if step:
+                outputs = eagle(
+                    embedded[every, (places + step).clamp(max=last)],
+                    outputs,
+                    pairs + step,
+                    keeping(before),
+                    visible_pairs(pairs, count, step),
+                )
+            logits.append(eagle.logits(outputs))
+            wanted = final[every, (places + step).clamp(max=last)]
+            losses.append(self._losses(outputs, logits[-1], wanted))
+        return OwnLoss(torch.stack(logits, 2), torch.stack(losses, 2))
+
+    def save(self, folder: Path) -> None:
+        """Write the weights and the configuration."""
+        save_eagle(self.eagle, folder)
+
+    def _losses(self, outputs: Tensor, logits: Tensor, wanted: Tensor) -> Float[Tensor, "batch contexts"]:
+        """Cross-entropy with the model's own distribution; EAGLE-1 also learns the state itself."""
+        with torch.no_grad():
+            vocabulary = self.eagle.config.vocabulary
+            own = self._head[0](wanted)[..., :vocabulary].float().softmax(-1)
+        tokens = -(own * logits.float().log_softmax(-1)).sum(-1)
+        if self.eagle.config.variant == EAGLE3:
+            return tokens
+        missed = smooth_l1_loss(outputs.float(), wanted.float(), reduction="none").mean(-1)
+        return missed + TOKEN_WEIGHT * tokens
+
+    def _drawn(self, states: Tensor, input_ids: Tensor) -> Tensor:
+        """Noise that depends on the seed and the batch alone, so that a resumed training draws the same."""
+        places = torch.arange(1, input_ids.shape[1] + 1, device=input_ids.device)
+        generator = torch.Generator().manual_seed(self._seed + int((input_ids * places).sum()))
+        drawn = 2 * torch.rand(states.shape, generator=generator) - 1
+        return self._noise * drawn.to(states)
+
+
+def keeping(before: list[tuple[Tensor, Tensor]]) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Keys and values after those of the steps before, which grow by them."""
+
+    def store(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        before.append((keys, values))
+        return torch.cat([each for each, _ in before], 2), torch.cat([each for _, each in before], 2)
+
+    return store
+
+
+def visible_pairs(pairs: Int[Tensor, "batch contexts"], count: int, step: int) -> Bool[Tensor, "batch 1 contexts n"]:
+    """What a step's rows attend to: the text's pairs up to their own, and their own rows of the steps so far."""
+    text = torch.arange(count, device=pairs.device) <= pairs[..., None]  # [batch, contexts, count]
+    own = torch.eye(pairs.shape[1], dtype=torch.bool, device=pairs.device).repeat(1, step)
+    return torch.cat([text, own.expand(len(pairs), -1, -1)], -1)[:, None]

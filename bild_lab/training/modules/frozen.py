@@ -1,0 +1,341 @@
+"""Train a small module beside a frozen model: on which answers, what is kept, and what the commands print."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from omegaconf import DictConfig
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel, TrainerCallback, TrainingArguments
+
+from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.device import resolve_dtype
+from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.models.ranks import launched, process_group
+from bild_lab.errors import UserError, require_model_path, require_whole
+from bild_lab.lab.cli import escape, output, stages
+from bild_lab.lab.config import typed
+from bild_lab.lab.data.examples import DatasetSpec, load_examples
+from bild_lab.lab.point import sweep_folder
+from bild_lab.lab.results.records import require_writable
+from bild_lab.lab.toy_pair import named_checkpoint, stand_in, untrained
+from bild_lab.report.wandb.logger import WandbLogger
+from bild_lab.training.answers import Calibration, read_calibrations
+from bild_lab.training.batches import BatchOrder, spread_evenly
+from bild_lab.training.calibration import CalibrationJob, generate_calibration
+from bild_lab.training.dataset_words import dataset_words
+from bild_lab.training.folder import TrainingFolder
+from bild_lab.training.modules.predictors import (
+    AnsweredPrompt,
+    ContextChooser,
+    EpochOrder,
+    PredictionEvaluator,
+    PredictionLoss,
+    Predictors,
+    RandomContexts,
+    collate,
+)
+from bild_lab.training.modules.states import OneRowCheckpoint
+from bild_lab.training.recipe import LONGEST_WAIT, Recipe
+from bild_lab.training.reports import answers_bar, model_card, print_closing, training_logger
+from bild_lab.training.run import Objective, TrainingRun, isolated
+from bild_lab.training.start import require_room
+from bild_lab.training.trainer import TrainingTask
+
+
+class SmallModule(Protocol):
+    """A torch module with weights of its own, which calls a frozen model.
+
+    The frozen model is not its submodule, so the Trainer moves, trains and saves the small weights alone.
+    """
+
+    def __call__(
+        self, input_ids: Int[Tensor, "batch n"], contexts: Int[Tensor, "batch contexts"]
+    ) -> Float[Tensor, "batch contexts predictors vocab"]:
+        """The logits of every predictor after each context. contexts: how many tokens each one holds."""
+
+    def save(self, folder: Path) -> None:
+        """Write the weights as decoding reads them."""
+
+
+class ModuleSpec(Protocol):
+    """The settings of a small module to train, before any weights are read: a dataclass of values.
+
+    group: of the configuration, that holds them. result_name: the folder that holds the result in outputs/NAME. noun:
+    what the module is called.
+    """
+
+    group: ClassVar[str]
+    result_name: ClassVar[str]
+
+    @property
+    def noun(self) -> str: ...
+
+    @property
+    def predictors(self) -> Predictors: ...
+
+    def check(self, config: PreTrainedConfig) -> None:
+        """Raise UserError for a model that the module cannot be trained for."""
+
+    def build(self, base: PreTrainedModel, origin: Mapping[str, Any], seed: int) -> SmallModule:
+        """A fresh module for this frozen model. origin: the path of its weights and their fingerprint."""
+
+    def words(self, folder: Path) -> list[str]:
+        """The words after `python run.py` that choose the policy with the module."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrozenJob:
+    """One training of a small module for `base`, whose weights stay frozen.
+
+    calibration: the answers to learn, cut to the recipe's `max_target_tokens`. held_out: answers that are not learned
+    but choose the best weights. Raises UserError for the answers of another model.
+    """
+
+    base: Checkpoint
+    spec: ModuleSpec
+    calibration: Calibration
+    held_out: int
+    recipe: Recipe
+    folder: Path
+    progress: bool = True
+    logger: WandbLogger | None = None
+    callbacks: tuple[TrainerCallback, ...] = ()
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require_whole("held_out", self.held_out, 1)
+        if self.recipe.soft_targets:
+            raise UserError(f"a {self.spec.noun} does not learn train.soft_targets; only scripts/align.py does")
+        if self.recipe.residual_dropout:
+            raise UserError(f"train.residual_dropout is for models that are trained; a {self.spec.noun}'s is frozen")
+        self.spec.check(self.base.config)
+        answered = self.calibration.manifest["model"]
+        if answered["fingerprint"] != self.base.fingerprint:
+            raise UserError(
+                f"the answers in {self.calibration.folder} are those of {answered['path']} with other weights than "
+                f"{self.base.path}, but a {self.spec.noun} learns the answers of its own model; "
+                "set calibration=null to generate them"
+            )
+
+    @cached_property
+    def chooser(self) -> ContextChooser:
+        return ContextChooser(self.spec.predictors, self.recipe.seed)
+
+    @cached_property
+    def rows(self) -> tuple[AnsweredPrompt, ...]:
+        """Prompts whose answers have enough tokens. Raises UserError if there are too few."""
+        limit, longest = self.calibration.dataset.max_source_tokens, self.recipe.max_target_tokens
+        every = []
+        for answer in self.calibration.answers:
+            prompt = self.base.source(answer.prompt, limit).prompt
+            tokens = np.array([*prompt, *answer.answer_token_ids[:longest]], np.int32)
+            every.append(AnsweredPrompt(tokens, len(prompt)))
+        predictors = self.spec.predictors
+        kept = tuple(row for row in every if row.answer_length >= predictors.shortest_answer)
+        if len(kept) <= self.held_out:
+            raise UserError(
+                f"of the {len(every)} answers in {self.calibration.folder}, {len(every) - len(kept)} are dropped: they "
+                f"have fewer than the {predictors.shortest_answer} tokens that {len(predictors.names)} predictions "
+                f"need; held_out={self.held_out} leaves none of the other {len(kept)} to train on: lower it, predict "
+                "less far ahead, or make answers to more questions (dataset.limit)"
+            )
+        require_room([row.length for row in kept], self.base.config)
+        return kept
+
+    @cached_property
+    def parts(self) -> tuple[list[AnsweredPrompt], list[AnsweredPrompt]]:
+        """Rows to train on, and held-out rows, which are spread evenly over the data."""
+        chosen = spread_evenly(self.held_out, len(self.rows))
+        train = [row for index, row in enumerate(self.rows) if index not in set(chosen)]
+        return train, [self.rows[index] for index in chosen]
+
+    @property
+    def command(self) -> str:
+        """A command that decodes with the module, on the dataset that it was trained on."""
+        revision = [] if self.base.revision is None else [f"pair.target_revision={self.base.revision}"]
+        pair = [f"pair.target={self.base.path}", *revision, "pair.draft=null"]
+        words = self.spec.words(self.folder / self.spec.result_name)
+        return f"python run.py {shlex.join([*words, *pair, *dataset_words(self.calibration.dataset)])}"
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What decides the training's result."""
+        spec = {f"{self.spec.group}.{key}": value for key, value in asdict(self.spec).items()}
+        answers = {"answers": self.calibration.manifest["hash"], "held_out": self.held_out}
+        module = {"module": self.spec.noun, **spec}
+        return {**self.recipe.identity, "model.weights": self.base.fingerprint, **module, **answers}
+
+
+def train_beside_frozen(job: FrozenJob) -> dict[str, Any]:
+    """Train, and leave the best weights in `job.folder`, under the module's result name; returns its metrics.json.
+
+    Resumes an interrupted training, and returns a finished one (`TrainingRun`). Raises UserError for a job that cannot
+    be trained; what small files can show is checked before weights are read.
+    """
+    require_writable(job.folder)
+    run = TrainingRun(
+        recipe=job.recipe,
+        folder=TrainingFolder(job.folder, job.spec.result_name),
+        title=f"{job.spec.noun} for {job.base.path}",
+        start=job.base.path,
+        identity=job.identity,
+        metric=job.spec.predictors.metric,
+        evaluates=True,
+        examples=len(job.parts[0]),
+        prepare=lambda arguments: _prepare(job, arguments),
+        shown=job.progress,
+        logger=job.logger,
+        callbacks=job.callbacks,
+        provenance=job.provenance,
+    )
+    return run.train()
+
+
+def _prepare(job: FrozenJob, arguments: TrainingArguments) -> Objective:
+    recipe, dataset, (train, held_out) = job.recipe, job.calibration.dataset, job.parts
+    module = _module(job, arguments.device)
+    order = BatchOrder([row.length for row in train], recipe.batch_size, recipe.max_steps, recipe.seed)
+    return Objective(
+        model=module,
+        task=TrainingTask(
+            examples=RandomContexts(train, job.chooser),
+            order=EpochOrder(order),
+            collate=collate,
+            loss=PredictionLoss(job.spec.predictors.weights),
+            evaluate=PredictionEvaluator(held_out, job.chooser, recipe.evaluation_batch_size),
+        ),
+        facts={
+            "noun": job.spec.noun,
+            "architecture": job.base.config.model_type,
+            "parameters": sum(weight.numel() for weight in module.parameters()),
+            "data": f"{len(train):,} greedy answers of {job.base.path} to {dataset.name} ({dataset.split})",
+            "answers": {"folder": str(job.calibration.folder), "hash": job.calibration.manifest["hash"]},
+            "train_examples": len(train),
+            "held_out_examples": len(held_out),
+            "dropped_examples": len(job.calibration.answers) - len(job.rows),  # too short
+            "columns": job.spec.predictors.names,
+        },
+        save=module.save,
+        card=lambda metrics: _card(metrics, job.command),
+    )
+
+
+def _module(job: FrozenJob, device: torch.device) -> nn.Module:
+    """The small module with its model, which is frozen; a half-precision model stays so if the device is fast at it."""
+    own, half = job.base.config.dtype, (torch.bfloat16, torch.float16)
+    base = job.base.weights(torch.bfloat16 if own in half and job.recipe.in_bfloat16 else torch.float32)
+    base.requires_grad_(False).eval().to(device)
+    origin = {"path": job.base.path, "revision": job.base.revision, "fingerprint": job.base.fingerprint}
+    return job.spec.build(base, origin, job.recipe.seed)
+
+
+def _card(metrics: Mapping[str, Any], command: str) -> str:
+    """The model card. command: decodes with the module."""
+    best = metrics["best"] or {}
+    evaluated = (
+        f"On {metrics['held_out_examples']:,} held-out answers, at the best of {metrics['evaluations']} evaluations; "
+        "the loss in nats a label, `top_K_NAME` the share of labels among the first K choices of NAME."
+    )
+    scores = {key: f"{value:.3f}" for key, value in best.items() if key not in ("step", "seconds")}
+    summary = (
+        f"{metrics['parameters']:,} parameters beside a frozen {metrics['architecture']} model, whose weights are not "
+        "in this folder"
+    )
+    data = {"data": f"{metrics['data']}; {metrics['dropped_examples']:,} answers were too short."}
+    title = f"{metrics['noun']} for {metrics['start']}"
+    return model_card({**metrics, **data}, title, summary, evaluated, scores, [command])
+
+
+def frozen_model(cfg: DictConfig, spec: ModuleSpec) -> Checkpoint:
+    """The model of a command. Raises UserError if it, or the result's folder, cannot be used for this module."""
+    folder = sweep_folder(cfg)
+    require_writable(folder)
+    TrainingFolder(folder, spec.result_name).require_free()
+    require_model_path("model.path", cfg.model.path)
+    if untrained(cfg.model.path):
+        spec.check(stand_in(cfg.model.path)[0].config)  # before minutes of training
+    base = named_checkpoint(cfg.model.path, cfg.model.revision, kind=OneRowCheckpoint)
+    base.check()
+    spec.check(base.config)
+    return base
+
+
+def frozen_job(cfg: DictConfig, spec: ModuleSpec) -> FrozenJob:
+    """A command's configuration as a job on the model's own answers; missing ones are generated."""
+    base, recipe = frozen_model(cfg, spec), typed(Recipe, cfg.train, "train")
+    return job_of(cfg, spec, base, recipe, own_answers(cfg, recipe))
+
+
+def job_of(
+    cfg: DictConfig,
+    spec: ModuleSpec,
+    base: Checkpoint,
+    recipe: Recipe,
+    calibration: Calibration,
+    provenance: Mapping[str, Any] | None = None,
+) -> FrozenJob:
+    """The job of a command with these answers."""
+    return FrozenJob(
+        base=base,
+        spec=spec,
+        calibration=calibration,
+        held_out=cfg.held_out,
+        recipe=recipe,
+        folder=sweep_folder(cfg),
+        logger=training_logger(cfg.logger),
+        provenance=provenance or {},
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerSpec:
+    """How the model answers if no `calibration` is given; `CalibrationJob` checks the values."""
+
+    max_new_tokens: int
+    batch_size: int
+    part_size: int
+    dtype: str
+
+
+def own_answers(cfg: DictConfig, recipe: Recipe) -> Calibration:
+    """The model's own greedy answers: those of `calibration`, or generated into the folder where they are missing."""
+    if cfg.calibration:
+        folders = [cfg.calibration] if isinstance(cfg.calibration, str) else cfg.calibration
+        return read_calibrations([Path(folder) for folder in folders])
+    dataset, settings = typed(DatasetSpec, cfg.dataset, "dataset"), typed(AnswerSpec, cfg.answers, "answers")
+    base, examples = named_checkpoint(cfg.model.path, cfg.model.revision), load_examples(dataset)
+    folder = sweep_folder(cfg) / "calibration"
+    stages.enter("loading the model")
+    with isolated(recipe.seed, recipe.threads):
+        target = HuggingFaceModel(
+            base, process_group(recipe.on_cpu, LONGEST_WAIT).device, resolve_dtype(settings.dtype)
+        )
+        sizes = (settings.max_new_tokens, settings.batch_size, settings.part_size)
+        with answers_bar() as report:
+            generate_calibration(CalibrationJob(target, dataset, examples, *sizes, folder), report)
+    return read_calibrations([folder])
+
+
+def train_and_report(job: FrozenJob) -> None:
+    """Train, write metrics.json, and print where the module is and how good it is."""
+    metrics = train_beside_frozen(job)
+    if launched().first:
+        TrainingFolder(job.folder).write_metrics(metrics)
+    best, scores = metrics["best"], ""
+    if best is not None:
+        shares = ", ".join(f"{best[f'top_1_{predictor}']:.1%}" for predictor in metrics["columns"])
+        reached = f"{metrics['metric']} {best[metrics['metric']]:.2f}"
+        scores = f"; {reached} on {metrics['held_out_examples']:,} held-out answers, first choices right {shares}"
+    place = job.folder / job.spec.result_name
+    output.print(escape(f"{place}: {metrics['steps']:,} steps, loss {metrics['loss']:.3f}{scores}"))
+    output.print(escape(f"decode with it: {job.command}"))
+    print_closing(job.logger)

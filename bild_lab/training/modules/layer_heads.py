@@ -1,0 +1,156 @@
+"""Heads of inner layers, trained beside a frozen model to predict its next token early (PPD §3, Table 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from bild_lab.engine.adapters.layer_heads import LayerHeads, LayerHeadsConfig
+from bild_lab.engine.models.checkpoint import Checkpoint, decoder_depth
+from bild_lab.engine.models.native import why_not_native
+from bild_lab.engine.models.native.families import norm_factor
+from bild_lab.errors import UserError
+from bild_lab.lab.data.examples import DatasetSpec, Example
+from bild_lab.training.answers import END, Answer, Calibration, contents_hash
+from bild_lab.training.batches import TokenLimits, tokenize
+from bild_lab.training.modules.predictors import MATCH_RATE, Predictors
+from bild_lab.training.modules.states import decoder_states, head_scale
+from bild_lab.training.start import require_fitting_tokenizer, require_references
+
+DATA, SELF = "data", "self"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerHeadsSpec:
+    """Heads to train: `layers` and the fields of `heads` in `conf/train_lm_heads.yaml` (a `ModuleSpec`).
+
+    layers: after how many layers there is a head. rank: None for whole matrices, or the rank of the change to the
+    model's own head. labels: "data", the dataset's references as in the paper, or "self", the tokens that the model's
+    last layer chooses, with which match rates compare.
+    """
+
+    layers: list[int]
+    rank: int | None
+    labels: str
+
+    group: ClassVar[str] = "heads"
+    result_name: ClassVar[str] = "heads"
+    noun: ClassVar[str] = "set of per-layer heads"
+
+    def __post_init__(self) -> None:
+        known = LayerHeadsConfig(self.layers, 1, 1, 0.0, self.rank)  # checks layers and rank
+        object.__setattr__(self, "layers", known.layers)
+        if self.labels not in (DATA, SELF):
+            raise UserError(f"heads.labels must be {DATA} or {SELF}, got {self.labels!r}")
+
+    @property
+    def predictors(self) -> Predictors:
+        """Every head predicts the next token. As heads share nothing, each learns as it would alone."""
+        count = len(self.layers)
+        names = tuple(f"layer_{layer}" for layer in self.layers)
+        return Predictors(names, (0,) * count, (1.0,) * count, metric=MATCH_RATE)
+
+    def check(self, config: PreTrainedConfig) -> None:
+        """Raise UserError for a model that `policy=ppd` cannot run, or layers that are not before its last."""
+        reason = why_not_native(config, torch.float32)
+        if reason is not None:
+            raise UserError(
+                "per-layer heads need a T5, mT5, Llama, Mistral, Qwen2, Qwen3 or Gemma 3 text model that we can run, "
+                f"but {reason}"
+            )
+        depth = decoder_depth(config)
+        if self.layers[-1] >= depth:
+            raise UserError(
+                f"layers must lie before the last of the model's {depth}, which has the model's own head, "
+                f"got {list(self.layers)}"
+            )
+
+    def build(self, base: PreTrainedModel, origin: Mapping[str, Any], seed: int) -> LayerHeadsModule:
+        """Heads start as the model's own head."""
+        heads = LayerHeads.fresh(own_head(base), origin, self.layers, self.rank, seed)
+        return LayerHeadsModule(base, heads.to(base.device))
+
+    def words(self, folder: Path) -> list[str]:
+        return ["policy=ppd", f"policy.exit_layer={self.layers[-1]}", f"policy.heads={folder}"]
+
+
+@dataclass(frozen=True)
+class OwnHead:
+    """The weights that heads start from, under the names of a native decoder, which would copy all weights.
+
+    scale: the factor on the head's input, which T5 v1.0 has.
+    """
+
+    layers: range
+    head: Float[Tensor, "vocab dim"]
+    final_norm: Float[Tensor, " dim"]
+    epsilon: float
+    scale: float
+
+
+def own_head(base: PreTrainedModel) -> OwnHead:
+    """The head and norm of a T5, an mT5, or a decoder shaped like Llama's."""
+    config, decoder = base.config, base.get_decoder()
+    layers, head = range(decoder_depth(config)), base.get_output_embeddings().weight
+    if not config.is_encoder_decoder:
+        return OwnHead(layers, head, norm_factor(config, decoder.norm.weight), config.rms_norm_eps, None)
+    return OwnHead(layers, head, decoder.final_layer_norm.weight, config.layer_norm_epsilon, head_scale(config))
+
+
+class LayerHeadsModule(nn.Module):
+    """Runs all heads on their layers' states at each context's last token, in one forward of the frozen model."""
+
+    def __init__(self, base: PreTrainedModel, heads: LayerHeads) -> None:
+        super().__init__()
+        self.heads = heads
+        self._base = (base,)  # a module in a tuple is no submodule
+
+    def forward(
+        self, input_ids: Int[Tensor, "batch n"], contexts: Int[Tensor, "batch contexts"]
+    ) -> Float[Tensor, "batch contexts layers vocab"]:
+        """Logits of every head after each context. contexts: how many tokens each one holds; the first is the prompt.
+
+        An encoder–decoder's prompt is a row of `OneRowCheckpoint`.
+        """
+        with torch.no_grad():  # padding is on the right, where no context sees it
+            found = decoder_states(self._base[0], input_ids, contexts)
+        every = torch.arange(contexts.shape[0], device=contexts.device)[:, None]
+        dtype = self.heads.norms.dtype
+        layers = self.heads.config.layers
+        states = (found.hidden[layer][every, found.places].to(dtype) for layer in layers)
+        logits = [self.heads.logits(layer, state) for layer, state in zip(layers, states, strict=True)]
+        return torch.stack(logits, 2)
+
+    def save(self, folder: Path) -> None:
+        """Write the heads' two files."""
+        self.heads.save(folder)
+
+
+def reference_answers(
+    base: Checkpoint, dataset: DatasetSpec, examples: Sequence[Example], max_target_tokens: int
+) -> Calibration:
+    """The dataset's references in the form of calibration data, for `labels=data`.
+
+    Raises UserError for an example without a reference, or a tokenizer that does not fit the model.
+    """
+    require_references(examples)
+    require_fitting_tokenizer(base.tokenizer, base.config, base.end_tokens, base.path)
+    limits = TokenLimits(dataset.max_source_tokens, max_target_tokens)
+    tokenized = tokenize(examples, base.tokenizer, base.encoder_decoder, limits)
+    answers = tuple(
+        Answer(example.id, example.prompt, example.references[0], one.answer.tolist(), END)
+        for example, one in zip(examples, tokenized, strict=True)
+    )
+    manifest = {
+        "model": {"path": base.path, "revision": base.revision, "fingerprint": base.fingerprint},
+        "dataset": asdict(dataset),
+        "hash": contents_hash(answers),
+    }
+    return Calibration(Path(dataset.path or dataset.hub_id or dataset.name), manifest, answers)

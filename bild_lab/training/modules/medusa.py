@@ -1,0 +1,156 @@
+"""Heads that predict the tokens after the next beside a frozen model: Medusa's (Cai et al., 2023) and Hydra's.
+
+A Hydra head also reads the tokens drafted before its own (Ankner et al., 2024).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from bild_lab.engine.adapters import MedusaConfig, MedusaHeads
+from bild_lab.engine.adapters.folder import base_of
+from bild_lab.engine.adapters.hydra import HydraConfig, HydraHeads
+from bild_lab.training.modules.predictors import Predictors
+from bild_lab.training.modules.states import decoder_states, head_scale
+
+DECAY = 0.8  # λ: each head's weight relative to the head before it
+
+
+@dataclass(frozen=True, kw_only=True)
+class MedusaSpec:
+    """Medusa heads to train: the fields of `conf/module/medusa.yaml` (a `ModuleSpec`).
+
+    layers: residual blocks of each head. shared: they end in the model's own matrix to the vocabulary.
+    """
+
+    heads: int
+    layers: int
+    shared: bool = False
+
+    group: ClassVar[str] = "module"
+    result_name: ClassVar[str] = "heads"
+    noun: ClassVar[str] = "set of Medusa heads"
+
+    def __post_init__(self) -> None:
+        MedusaConfig(self.heads, self.layers, 1, 1, shared=self.shared)  # checks all three
+
+    @property
+    def predictors(self) -> Predictors:
+        """Head i (from 0) after n tokens predicts token n + i + 1, as the model's own head predicts token n."""
+        return Predictors(*_heads(self.heads, first=1))
+
+    def check(self, config: PreTrainedConfig) -> None:
+        """Raise UserError for an encoder–decoder."""
+        base_of(config, "Medusa")
+
+    def build(self, base: PreTrainedModel, origin: Mapping[str, Any], seed: int) -> MedusaModule:
+        """Heads start as copies of the model's own head, so the seed is not used."""
+        own = base.get_output_embeddings().weight
+        heads = MedusaHeads.fresh(base.config, own, origin, self.heads, self.layers, self.shared)
+        return MedusaModule(base, heads.to(base.device))
+
+    def words(self, folder: Path) -> list[str]:
+        return ["policy=medusa", f"policy.heads={folder}"]
+
+
+class MedusaModule(nn.Module):
+    """Runs the heads on the hidden state that the frozen model's own head reads at each context's last token."""
+
+    def __init__(self, base: PreTrainedModel, heads: MedusaHeads) -> None:
+        super().__init__()
+        self.heads = heads
+        self._base = (base,)  # a module in a tuple is no submodule
+
+    def forward(
+        self, input_ids: Int[Tensor, "batch n"], contexts: Int[Tensor, "batch contexts"]
+    ) -> Float[Tensor, "batch contexts heads vocab"]:
+        """Logits of every head after each context. contexts: how many tokens each one holds."""
+        with torch.no_grad():  # padding is on the right, where no context sees it
+            hidden = self._base[0].base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+        every = torch.arange(contexts.shape[0], device=contexts.device)
+        return self.heads(hidden[every[:, None], contexts - 1].to(self.heads.blocks.dtype)).movedim(0, 2)
+
+    def save(self, folder: Path) -> None:
+        """Write the heads' two files."""
+        self.heads.save(folder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HydraSpec:
+    """Hydra heads to train: the fields of `conf/module/hydra.yaml` (a `ModuleSpec`).
+
+    layers: residual blocks of each head, at least 1.
+    """
+
+    heads: int
+    layers: int
+
+    group: ClassVar[str] = "module"
+    result_name: ClassVar[str] = "heads"
+    noun: ClassVar[str] = "set of Hydra heads"
+    skipped: ClassVar[int] = 1  # the first round of a text drafts nothing
+
+    def __post_init__(self) -> None:
+        HydraConfig(self.heads, self.layers, 1, 1)  # checks both
+
+    @property
+    def predictors(self) -> Predictors:
+        """Head i (from 0) predicts the token i places after a context, whose last token the target chose by itself.
+
+        Each head reads the label of the head before.
+        """
+        return Predictors(*_heads(self.heads, first=0), skipped=self.skipped, ahead=self.heads - 1)
+
+    def check(self, config: PreTrainedConfig) -> None:
+        """Nothing to check: any decoder has states."""
+
+    def build(self, base: PreTrainedModel, origin: Mapping[str, Any], seed: int) -> HydraModule:
+        """Heads start as copies of the model's own head, so the seed is not used."""
+        own = base.get_output_embeddings().weight
+        heads = HydraHeads.fresh(base.config, own, origin, self.heads, self.layers)
+        return HydraModule(base, heads.to(base.device))
+
+    def words(self, folder: Path) -> list[str]:
+        return ["policy=hydra", f"policy.heads={folder}"]
+
+
+class HydraModule(nn.Module):
+    """Runs the heads on the state before each context's last token, and on the answer's own tokens."""
+
+    def __init__(self, base: PreTrainedModel, heads: HydraHeads) -> None:
+        super().__init__()
+        self.heads = heads.attach(base.get_input_embeddings().weight)
+        self._base = (base,)  # a module in a tuple is no submodule
+
+    def forward(
+        self, input_ids: Int[Tensor, "batch n"], contexts: Int[Tensor, "batch contexts"]
+    ) -> Float[Tensor, "batch contexts heads vocab"]:
+        """Logits of every head after each context. contexts: how many tokens each one holds."""
+        base = self._base[0]
+        with torch.no_grad():  # padding is on the right, where no context sees it
+            found = decoder_states(base, input_ids, contexts, HydraSpec.skipped)
+        every = torch.arange(contexts.shape[0], device=contexts.device)[:, None]
+        scaled = found.final * head_scale(base.config)
+        states = scaled[every, (found.places - 1).clamp(min=0)].to(self.heads.outputs.dtype)
+        ahead = torch.arange(self.heads.config.heads, device=contexts.device)
+        path = (found.places[..., None] + ahead).clamp(max=found.tokens.shape[1] - 1)  # [batch, contexts, heads]
+        tokens = found.tokens[every[..., None], path]
+        return torch.stack([self.heads(int(head), states, tokens[..., : head + 1]) for head in ahead], 2)
+
+    def save(self, folder: Path) -> None:
+        """Write the heads' two files."""
+        self.heads.save(folder)
+
+
+def _heads(count: int, first: int) -> tuple[tuple[str, ...], tuple[int, ...], tuple[float, ...]]:
+    """Names, offsets and weights of heads that predict one token after another."""
+    names = tuple(f"head_{number + 1}" for number in range(count))
+    return names, tuple(range(first, first + count)), tuple(DECAY**head for head in range(count))

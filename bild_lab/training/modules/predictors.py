@@ -1,0 +1,241 @@
+"""What a small module learns: each predictor predicts one token after every context of an answer (BiTA §3.1)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import Dataset, Sampler
+
+from bild_lab.engine.models.ranks import launched
+from bild_lab.training.batches import IGNORED, BatchOrder, evaluation_batches, padded, spread_evenly
+
+TOP = 5  # choices of a predictor; the paper's draft trees take as many (BiTA §4.1.2)
+ACCEPTED = "accepted"  # tokens of a chain of first choices that would be accepted
+MATCH_RATE = "match_rate"  # share of first choices that are the labels, mean over predictors
+
+
+@dataclass(frozen=True)
+class Predictors:
+    """The mask tokens or heads of a module.
+
+    offsets: which token each one predicts; 0 is the token right after the context. weights: of their losses.
+    per_answer: contexts of an answer in each epoch; None takes all. In BiTA's words a context of the prompt and
+    y_0 … y_k, the first k + 1 tokens of the answer, is split point k; k = -1 is the prompt alone, as in the first
+    forward of decoding. skipped: how many contexts from the prompt alone on are left out. ahead: how many tokens after
+    a context a module reads. metric: chooses the best weights, ACCEPTED or MATCH_RATE.
+    """
+
+    names: tuple[str, ...]
+    offsets: tuple[int, ...]
+    weights: tuple[float, ...]
+    per_answer: int | None = None
+    skipped: int = 0
+    ahead: int = 0
+    metric: str = ACCEPTED
+
+    @property
+    def shortest_answer(self) -> int:
+        """Tokens that an answer needs so that every predictor has a label."""
+        return max(self.offsets) + 1 + self.skipped
+
+    def score(self, hits: Bool[Tensor, "n predictors"]) -> Float[Tensor, " n"]:
+        """The metric of every context. hits: which predictors' first choices are right."""
+        return leading_hits(hits) if self.metric == ACCEPTED else hits.float().mean(-1)
+
+
+def leading_hits(hits: Bool[Tensor, "n predictors"]) -> Float[Tensor, " n"]:
+    """How many predictors are right before the first wrong one: the tokens of a chain draft that would be accepted."""
+    return hits.long().cumprod(-1).sum(-1).float()
+
+
+@dataclass(frozen=True)
+class AnsweredPrompt:
+    """A prompt and the model's answer as one row of tokens, of which the first `prompt_length` are the prompt."""
+
+    tokens: Int[np.ndarray, " n"]
+    prompt_length: int
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def answer_length(self) -> int:
+        return len(self.tokens) - self.prompt_length
+
+
+@dataclass(frozen=True)
+class ChosenContexts:
+    """An answered prompt with the contexts to learn from.
+
+    tokens: those that are read. contexts: how many of them each context holds. labels: the token that each predictor
+    should give after each context; IGNORED after the answer's end.
+    """
+
+    tokens: Int[np.ndarray, " n"]
+    contexts: Int[np.ndarray, " contexts"]
+    labels: Int[np.ndarray, "contexts predictors"]
+
+
+@dataclass(frozen=True)
+class ContextChooser:
+    """Chooses contexts in an answered prompt. After the last context one label is left."""
+
+    predictors: Predictors
+    seed: int
+
+    def at_random(self, row: AnsweredPrompt, epoch: int, index: int) -> ChosenContexts:
+        """Random contexts; the seed, the epoch and the row's number alone decide them."""
+        contexts, count = self._all(row), self.predictors.per_answer
+        if count is not None and count < len(contexts):
+            random = np.random.default_rng([self.seed, epoch, index])
+            contexts = np.sort(random.choice(contexts, count, replace=False))
+        return self._labelled(row, contexts)
+
+    def evenly(self, row: AnsweredPrompt) -> ChosenContexts:
+        """Contexts spread evenly over the answer, the same every time: for evaluation."""
+        contexts, count = self._all(row), self.predictors.per_answer
+        if count is not None and count < len(contexts):
+            contexts = contexts[spread_evenly(count, len(contexts))]
+        return self._labelled(row, contexts)
+
+    def _all(self, row: AnsweredPrompt) -> Int[np.ndarray, " contexts"]:
+        return np.arange(row.prompt_length + self.predictors.skipped, row.length - min(self.predictors.offsets))
+
+    def _labelled(self, row: AnsweredPrompt, contexts: Int[np.ndarray, " contexts"]) -> ChosenContexts:
+        wanted = contexts[:, None] + np.array(self.predictors.offsets)
+        labels = np.where(wanted < row.length, row.tokens[np.minimum(wanted, row.length - 1)], IGNORED)
+        return ChosenContexts(row.tokens[: contexts.max() + self.predictors.ahead], contexts, labels)
+
+
+class RandomContexts(Dataset[ChosenContexts]):
+    """Answered prompts with random contexts, indexed by the epoch and the row's number."""
+
+    def __init__(self, rows: Sequence[AnsweredPrompt], chooser: ContextChooser) -> None:
+        self._rows, self._chooser = rows, chooser
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, place: tuple[int, int]) -> ChosenContexts:
+        epoch, index = place
+        return self._chooser.at_random(self._rows[index], epoch, index)
+
+
+class EpochOrder(Sampler[tuple[int, int]]):
+    """The order of a whole training: each row's number, after the number of the epoch."""
+
+    def __init__(self, order: BatchOrder) -> None:
+        self._order = order
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return ((place // self._order.epoch_size, index) for place, index in enumerate(self._order))
+
+
+def collate(rows: Sequence[ChosenContexts]) -> dict[str, Tensor]:
+    """Tensors input_ids [batch s], contexts [batch contexts] and labels [batch contexts predictors].
+
+    Rows with fewer contexts than others are filled up with contexts of one token that have no labels.
+    """
+    return {
+        "input_ids": padded([row.tokens for row in rows], 0),
+        "contexts": padded([row.contexts for row in rows], 1),
+        "labels": padded([row.labels for row in rows], IGNORED),
+    }
+
+
+@dataclass(frozen=True)
+class OwnLoss:
+    """The logits of a module that learns more than the labels, and its loss for each label.
+
+    It may be of the first predictors alone: then the others are not trained.
+    """
+
+    logits: Float[Tensor, "*rows predictors vocab"]
+    losses: Float[Tensor, "*rows predictors"]
+
+
+Predicted = Float[Tensor, "*rows predictors vocab"] | OwnLoss
+
+
+class PredictionLoss:
+    """The loss in nats a label, weighted by predictor, called as the Trainer calls its `compute_loss_func`.
+
+    It is cross-entropy with the labels, or the module's `OwnLoss`.
+    """
+
+    def __init__(self, weights: Sequence[float]) -> None:
+        self._weights = tuple(weights)
+
+    def __call__(
+        self,
+        predicted: Predicted,
+        labels: Int[Tensor, "*rows predictors"],
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Float[Tensor, ""]:
+        count = (labels != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
+        return self.total(predicted, labels) / count
+
+    def total(self, predicted: Predicted, labels: Int[Tensor, "*rows predictors"]) -> Float[Tensor, ""]:
+        """The weighted sum over all labels."""
+        if isinstance(predicted, OwnLoss):
+            trained = predicted.losses.shape[-1]
+            each = predicted.losses.float().masked_fill(labels[..., :trained] == IGNORED, 0.0)
+            return (each * each.new_tensor(self._weights[:trained])).sum()
+        flat = predicted.flatten(0, -2).float()
+        each = cross_entropy(flat, labels.flatten(), ignore_index=IGNORED, reduction="none")
+        return (each.view(labels.shape) * each.new_tensor(self._weights)).sum()
+
+
+@dataclass(frozen=True)
+class PredictionEvaluator:
+    """Scores a module on held-out rows. Each process scores its share, and each gets the whole result."""
+
+    rows: Sequence[AnsweredPrompt]
+    chooser: ContextChooser
+    batch_size: int
+
+    def __call__(self, model: nn.Module, loss: PredictionLoss) -> dict[str, float]:
+        """The metric's mean over contexts, `loss` in nats a label, and seconds.
+
+        For each predictor also the share of labels that are its first choice, `top_1_NAME`, or among its first five,
+        `top_5_NAME`.
+        """
+        started, predictors = time.perf_counter(), self.chooser.predictors
+        shares = launched().gather(self._sums(model, loss).tolist())
+        loss_sum, metric_sum, contexts, *counts = map(sum, zip(*shares, strict=True))
+        size = len(predictors.names)
+        labels, firsts, near = (counts[start : start + size] for start in range(0, 3 * size, size))
+        scores = {"loss": loss_sum / sum(labels), predictors.metric: metric_sum / contexts}
+        for index, name in enumerate(predictors.names):
+            scores[f"top_1_{name}"] = firsts[index] / labels[index]
+            scores[f"top_{TOP}_{name}"] = near[index] / labels[index]
+        return {**scores, "seconds": time.perf_counter() - started}
+
+    @torch.no_grad()
+    def _sums(self, model: nn.Module, loss: PredictionLoss) -> Float[Tensor, " sums"]:
+        """This process's sums: loss, metric, contexts; then each predictor's labels, first choices and first five."""
+        device, predictors = next(model.parameters()).device, self.chooser.predictors
+        sums = torch.zeros(3 + 3 * len(predictors.names), dtype=torch.double, device=device)
+        for indices in evaluation_batches([row.length for row in self.rows], self.batch_size):
+            batch = collate([self.chooser.evenly(self.rows[index]) for index in indices])
+            labels = batch.pop("labels").to(device)
+            predicted = model(**{name: tensor.to(device) for name, tensor in batch.items()})
+            logits = predicted.logits if isinstance(predicted, OwnLoss) else predicted
+            real = (labels != IGNORED).any(-1)  # [batch contexts], false for contexts that fill up
+            chosen, wanted = logits[real].topk(min(TOP, logits.shape[-1])).indices, labels[real][..., None]
+            hits, near = (chosen[..., :1] == wanted).any(-1), (chosen == wanted).any(-1)  # [n, predictors] each
+            by_predictor = [(wanted != IGNORED).squeeze(-1), hits, near]
+            whole = torch.stack([loss.total(predicted, labels), predictors.score(hits).sum(), real.sum()])
+            sums += torch.cat([whole, *(each.sum(0) for each in by_predictor)])
+        return sums

@@ -1,0 +1,159 @@
+"""What a training reports: its progress on the terminal, its curves in Weights & Biases, and its model card."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from transformers import TrainerCallback
+
+from bild_lab.engine.models.ranks import launched
+from bild_lab.lab.cli import console, escape, progress, stages
+from bild_lab.report.wandb.logger import WandbLogger
+
+_NOT_IN_CARD = ("name", "device", "threads", "log_every")  # of the recipe: they do not change the weights
+
+
+class TerminalLog(TrainerCallback):
+    """Moves a bar with loss and throughput, and prints a line for every evaluation, on the error stream.
+
+    If that is not a terminal, every logged loss is a line too.
+    """
+
+    def __init__(self, bar: Progress, title: str, steps: int, metric: str) -> None:
+        self._metric, self._bar = metric, bar
+        self._task = bar.add_task(title, total=steps, loss="")
+        self._logged, self._best = "", float("-inf")
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """Start at the step that was reached before."""
+        self._bar.update(self._task, completed=state.global_step)
+        if state.best_metric is not None:
+            self._best = state.best_metric
+        if state.global_step:
+            self._print(f"resuming from step {state.global_step}")
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """One step more."""
+        self._bar.update(self._task, completed=state.global_step)
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        """Show the mean loss of the steps since the last log, in nats a token."""
+        if logs and "loss" in logs:
+            loss, throughput = f"loss {logs['loss']:.3f}", f"{logs['examples_per_s']:.0f} examples/s"
+            self._logged = f"{loss}, learning rate {logs['learning_rate']:.1e}, {throughput}"
+            self._bar.update(self._task, loss=f"{loss}, {throughput}")  # more would leave no room for the bar
+            if not self._bar.console.is_terminal:
+                self._print(f"step {state.global_step}: {self._logged}")
+
+    def on_evaluate(self, args, state, control, metrics: dict[str, Any] | None = None, **kwargs):
+        """The metric, whether it is the best so far, and losses; then accuracies, if a module has predictors."""
+        value = metrics[f"eval_{self._metric}"]
+        best = ", the best so far" if value > self._best else ""
+        self._best = max(self._best, value)
+        self._print(
+            f"step {state.global_step}: {self._metric} {value:.2f}{best}; "
+            f"validation loss {metrics['eval_loss']:.3f}; {self._logged}"
+        )
+        for top in ("top_1_", "top_5_"):
+            named = {key.partition(top)[2]: share for key, share in metrics.items() if top in key}
+            if named:
+                shares = ", ".join(f"{name} {share:.1%}" for name, share in named.items())
+                self._print(f"{top.strip('_').replace('_', '-')} accuracy: {shares}")
+
+    def _print(self, line: str) -> None:
+        """Print a line above the bar."""
+        self._bar.console.print(line)
+
+
+@contextmanager
+def progress_bar(shown: bool) -> Iterator[Progress]:
+    """A bar of training steps while the block runs."""
+    stages.leave()
+    own = Console(stderr=True, soft_wrap=True, highlight=False, quiet=not shown)
+    counted = (TextColumn("{task.description}"), BarColumn(None), MofNCompleteColumn())
+    columns = (*counted, TextColumn("{task.fields[loss]}"), TimeRemainingColumn())
+    with Progress(*columns, console=own, disable=not shown, expand=True) as bar:
+        yield bar
+
+
+@contextmanager
+def answers_bar() -> Iterator[Callable[[int, int], None]]:
+    """A bar of the first process's answers while the block runs; the block reports (answered, to answer)."""
+    with progress(shown=launched().first) as bar:
+        task = bar.add_task("answers", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def training_logger(logger: DictConfig) -> WandbLogger | None:
+    """The logger that `conf/logger` describes; None if it has no values."""
+    values = {key: value for key, value in OmegaConf.to_container(logger, resolve=True).items() if key != "_target_"}
+    return WandbLogger(**values) if values else None
+
+
+def print_closing(logger: WandbLogger | None) -> None:
+    """Print where the runs of this process are; nothing without a logger."""
+    for line in [] if logger is None else logger.closing():
+        console.print(escape(line))
+
+
+class LogToWandb(TrainerCallback):
+    """Sends every log and evaluation of a training to a run."""
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        """The numbers, under their step."""
+        numbers = {key: value for key, value in (logs or {}).items() if isinstance(value, int | float)}
+        self._run.log(numbers, step=state.global_step)
+
+    def on_train_end(self, args, state, control, **kwargs):
+        """The best score as the run's summary."""
+        if state.best_metric is not None:
+            self._run.summary.update({"best": state.best_metric, "best_step": state.best_global_step})
+        self._run.finish()
+
+
+def model_card(
+    metrics: Mapping[str, Any],
+    title: str,
+    summary: str,
+    evaluated: str,
+    scores: Mapping[str, str],
+    commands: Sequence[str],
+    library: str = "bild_lab",
+) -> str:
+    """The README.md of a result: data, recipe, scores, and the commands that decode with it.
+
+    metrics: of metrics.json. evaluated: on what, for a training with evaluations. library: what loads the weights.
+    """
+    environment, recipe = metrics["environment"], metrics["recipe"]
+    if metrics["best"] is None:
+        evaluated = f"Not evaluated. The training loss of the last steps is {metrics['loss']:.3f} nats a token."
+    progress = (
+        f"{metrics['steps']:,} steps, {metrics['passes']:.1f} passes over the data, "
+        f"in {metrics['training_s']:,.0f} s on {environment['gpu'] or environment['cpu']}."
+    )
+    settings = {key: value for key, value in recipe.items() if key not in _NOT_IN_CARD}
+    parts = [
+        f"---\nlibrary_name: {library}\n---\n# {title}",
+        f"{summary}; trained by bild_lab {environment['bild_lab']}.",
+        f"## Data\n\n{metrics['data']}",
+        f"## Recipe\n\n`{recipe['name']}`: {progress}",
+        _table("setting", settings),
+        f"## Scores\n\n{evaluated}",
+        *([_table("score", scores)] if scores else []),
+        "## Use it in a sweep",
+        "\n".join(["```", *commands, "```"]),
+        "`metrics.json` has every number.\n",
+    ]
+    return "\n\n".join(parts)
+
+
+def _table(title: str, rows: Mapping[str, Any]) -> str:
+    return "\n".join([f"| {title} | value |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items())])

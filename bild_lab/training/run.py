@@ -1,0 +1,186 @@
+"""One training from its settings to its result: what all of them have in common besides their objective."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from accelerate.state import AcceleratorState
+from torch import nn
+from transformers import TrainerCallback, TrainingArguments
+from transformers.trainer_callback import TrainerState
+from transformers.utils import logging
+
+from bild_lab.engine.models.ranks import launched
+from bild_lab.errors import UserError
+from bild_lab.files import holding
+from bild_lab.lab.cli import stages
+from bild_lab.lab.hashing import content_hash
+from bild_lab.lab.measure.environment import environment
+from bild_lab.report.wandb.logger import TRAINING, WandbLogger
+from bild_lab.training.folder import METRICS, TrainingFolder, write_json
+from bild_lab.training.recipe import Recipe
+from bild_lab.training.reports import LogToWandb, TerminalLog, progress_bar
+from bild_lab.training.trainer import ResumableTrainer, TrainingTask, training_arguments
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A model in memory, with what it learns and what is kept of it.
+
+    facts: the entries of metrics.json about model and data. save: writes the trained weights into a folder. card: the
+    README.md of the result, from its metrics.
+    """
+
+    model: nn.Module
+    task: TrainingTask
+    facts: Mapping[str, Any]
+    save: Callable[[Path], None]
+    card: Callable[[Mapping[str, Any]], str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRun:
+    """The shell around an objective: seed, resume, logs, checkpoints, metrics and model card.
+
+    start: the model that training starts from, as the logs name it. identity: settings and hashes that decide the
+    result; only the same identity resumes a folder or gets its finished result. metric: the score that chooses the best
+    weights, if `evaluates`. examples: how many are trained on. shown: whether the terminal shows the training.
+    provenance: added to metrics.json as it is.
+    """
+
+    recipe: Recipe
+    folder: TrainingFolder
+    title: str
+    start: str
+    identity: Mapping[str, Any]
+    metric: str
+    evaluates: bool
+    examples: int
+    prepare: Callable[[TrainingArguments], Objective]
+    shown: bool = True
+    logger: WandbLogger | None = None
+    callbacks: tuple[TrainerCallback, ...] = ()
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def train(self) -> dict[str, Any]:
+        """Train and leave the result in the folder; returns its metrics.json.
+
+        An interrupted training of the same identity resumes from its last checkpoint, with the same losses as without
+        the interruption; a finished one is returned at once. Works in every process of `accelerate launch`. Raises
+        UserError if the folder holds another training, or the model cannot be trained.
+        """
+        self.folder.require_same(self.identity)
+        if (finished := self.folder.finished()) is not None:
+            return finished
+        with isolated(self.recipe.seed, self.folder.threads(self.recipe.threads)):
+            return self._train()
+
+    def _train(self) -> dict[str, Any]:
+        folder = self.folder
+        if self.shown:
+            stages.enter("preparing model and texts")
+        arguments = training_arguments(self.recipe, folder, self.metric if self.evaluates else None)
+        try:
+            with arguments.main_process_first(local=False):
+                if launched().first:
+                    folder.begin(self.identity)
+            objective = self.prepare(arguments)
+        except UserError:
+            folder.abandon()
+            raise
+        last = folder.last_checkpoint()
+        with self._logs(arguments) as logs:
+            callbacks = [*logs, *self.callbacks]
+            trainer = ResumableTrainer(objective.model, self.recipe, objective.task, folder, arguments, callbacks)
+            with holding(folder.lock) if launched().first else nullcontext():
+                trainer.train(resume_from_checkpoint=None if last is None else str(last))
+        metrics = {
+            "start": self.start,
+            **objective.facts,
+            **self._progress(trainer.state),
+            "precision": "bfloat16" if arguments.bf16 else "float32",
+            "processes": launched().count,
+            "identity": self.identity,
+            "environment": environment(arguments.device),
+            **self.provenance,
+        }
+
+        def write(place: Path) -> None:
+            objective.save(place)
+            (place / "README.md").write_text(objective.card(metrics))
+            write_json(place / METRICS, metrics)
+
+        if launched().first:
+            folder.publish(write)
+        launched().wait()
+        return folder.finished()
+
+    @contextmanager
+    def _logs(self, arguments: TrainingArguments) -> Iterator[list[TrainerCallback]]:
+        """The logs on terminal and Weights & Biases; only the first process has them."""
+        if not launched().first:
+            yield []
+            return
+        with progress_bar(self.shown) as bar:
+            logs: list[TrainerCallback] = [TerminalLog(bar, self.title, self.recipe.max_steps, self.metric)]
+            if self.logger is not None:  # a resumed training continues the run of the same identity
+                about = {"composition": self.start, "environment": dict(environment(arguments.device))}
+                about = {**self.identity, **about}
+                name = content_hash(dict(self.identity))
+                logs.append(LogToWandb(self.logger.begin(name, self.folder.root.name, about, TRAINING)))
+            yield logs
+
+    def _progress(self, state: TrainerState) -> dict[str, Any]:
+        """How the training went: steps, time, losses and evaluations."""
+        batch, history = self.recipe.batch_size, state.log_history
+        losses = [entry for entry in history if "loss" in entry]
+        evaluations = [entry for entry in history if f"eval_{self.metric}" in entry]
+        best = next((entry for entry in evaluations if entry["step"] == state.best_global_step), None)
+        steps = [0, *(entry["step"] for entry in losses)]
+        return {
+            "steps": state.global_step,
+            "passes": state.global_step * batch / self.examples,
+            "training_s": sum(
+                (step - before) * batch / entry["examples_per_s"]
+                for (before, step), entry in zip(pairwise(steps), losses, strict=True)
+            ),
+            "loss": losses[-1]["loss"],
+            "metric": self.metric,
+            "best": best and {key.removeprefix("eval_"): value for key, value in best.items() if key != "epoch"},
+            "evaluations": len(evaluations),
+            "history": [{key: value for key, value in entry.items() if key != "epoch"} for entry in history],
+            "recipe": asdict(self.recipe),
+        }
+
+
+@contextmanager
+def isolated(seed: int, threads: int | None) -> Iterator[None]:
+    """Seed the global generators and set PyTorch's threads (None: keep them) inside the block; restore both after it.
+
+    Transformers' messages and progress bars are off inside the block, because they would disturb ours.
+    """
+    before, level, bars = torch.get_num_threads(), logging.get_verbosity(), logging.is_progress_bar_enabled()
+    python_state, numpy_state = random.getstate(), numpy.random.get_state()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            torch.set_num_threads(before if threads is None else threads)
+            torch.manual_seed(seed)
+            yield
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)  # or every later user of Accelerate gets bfloat16
+        torch.set_num_threads(before)
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+        random.setstate(python_state)
+        numpy.random.set_state(numpy_state)

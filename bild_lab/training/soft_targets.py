@@ -1,0 +1,78 @@
+"""What a teacher finds likely at every token of an answer: soft targets of word-level distillation.
+
+Hinton et al. (2015), §2, and Kim and Rush (2016), §3.1. Over a target's own greedy answers, as in an alignment, it is
+both of that paper's levels at once (§3.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.numpy import load_file, save
+
+from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.models.ranks import launched
+from bild_lab.files import write_atomically
+from bild_lab.training.batches import IGNORED, Collator, SoftTargets, TokenizedExample
+from bild_lab.training.folder import writing
+from bild_lab.training.recipe import Recipe
+
+
+def taught(
+    examples: Sequence[TokenizedExample],
+    teacher: Checkpoint,
+    collate: Collator,
+    recipe: Recipe,
+    file: Path,
+    device: torch.device,
+) -> list[TokenizedExample]:
+    """The examples with the teacher's `recipe.soft_targets` most likely tokens at each token of their answers.
+
+    They are read from `file`, or found and written there. The teacher's weights are in bfloat16 if the training runs
+    in it.
+    """
+    if not file.is_file():
+        model = HuggingFaceModel(teacher, device, torch.bfloat16 if recipe.in_bfloat16 else torch.float32)
+        batch_size = max(1, recipe.evaluation_batch_size // launched().count)
+        found = soft_targets(model, examples, collate, recipe.soft_targets, batch_size)
+        tensors = {name: np.concatenate([getattr(one, name) for one in found]) for name in ("ids", "probs")}
+        with writing(file, "the soft targets"):
+            write_atomically(file, save(tensors))
+    held = load_file(file)
+    ends = np.cumsum([len(one.answer) for one in examples])[:-1]
+    each = zip(*(np.split(held[name], ends) for name in ("ids", "probs")), strict=True)
+    return [replace(one, soft=SoftTargets(*soft)) for one, soft in zip(examples, each, strict=True)]
+
+
+@torch.inference_mode()
+def soft_targets(
+    teacher: HuggingFaceModel, examples: Sequence[TokenizedExample], collate: Collator, count: int, batch_size: int
+) -> list[SoftTargets]:
+    """The teacher's `count` most likely tokens, the likeliest first, at each token of every answer, and their shares.
+
+    Shares are of these tokens alone: what the teacher gives to others is left out.
+    """
+    pieces = max(teacher.checkpoint.vocabulary.values()) + 1  # a head may have more rows than the tokenizer has pieces
+    if teacher.checkpoint.encoder_decoder:
+        collate = replace(collate, start=teacher.checkpoint.decoder_start)
+    found: list[SoftTargets] = [None] * len(examples)  # type: ignore[list-item]
+    order = sorted(range(len(examples)), key=lambda index: -examples[index].length)
+    for start in range(0, len(order), batch_size):
+        chosen = order[start : start + batch_size]
+        batch = {name: rows.to(teacher.device) for name, rows in collate([examples[i] for i in chosen]).items()}
+        labels = batch.pop("labels")
+        logits = teacher.module(**batch, use_cache=False).logits[..., :pieces]
+        if not teacher.checkpoint.encoder_decoder:  # a decoder's row predicts the next token
+            labels = labels[:, 1:]
+        for index, row, learned in zip(chosen, logits, labels != IGNORED, strict=True):
+            likely = row[: len(learned)][learned].float().topk(min(count, pieces))
+            probs = likely.values.softmax(-1)
+            found[index] = SoftTargets(
+                likely.indices.to(torch.int32).numpy(force=True), probs.to(torch.float16).numpy(force=True)
+            )
+    return found

@@ -1,0 +1,267 @@
+"""Where a training starts: a checkpoint or random weights, its tokenizer, and whether both fit the examples."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from torch import nn
+from torch.nn.functional import dropout
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+
+from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.errors import UserError, require_model_path, require_whole
+from bild_lab.lab.data.examples import Example
+from bild_lab.lab.hashing import content_hash
+from bild_lab.lab.toy_pair import named_checkpoint
+
+PAD, END, UNKNOWN, START = "<pad>", "</s>", "<unk>", "<s>"  # ids 0, 1, 2 as in T5; decoders have 3 too
+_LONGEST_TEXT = 512  # tokens; the dataset decides whether longer texts are cut
+_SUBLAYER_ENDS = ("o_proj", "down_proj")  # the last products of attention and feed-forward
+
+Texts = Callable[[], Iterable[str]]
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Token ids with a meaning. start: the first token of an encoder–decoder's decoder; None for a decoder."""
+
+    end: tuple[int, ...]
+    pad: int
+    start: int | None
+
+
+class FromCheckpoint:
+    """Start from a checkpoint's weights and tokenizer. Raises UserError if they do not fit; reads no weights."""
+
+    trains_tokenizer = False
+
+    def __init__(self, path: str, revision: str | None = None) -> None:
+        require_model_path("model.path", path)
+        self._checkpoint = checkpoint = named_checkpoint(path, revision)
+        checkpoint.check()
+        require_fitting_tokenizer(checkpoint.tokenizer, checkpoint.config, checkpoint.end_tokens, checkpoint.path)
+        self.name, self.config = checkpoint.path, checkpoint.config
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What decides the first weights, under the user's own dotted keys."""
+        return {"model.weights": self._checkpoint.fingerprint}
+
+    def tokenizer(self, texts: Texts) -> PreTrainedTokenizerBase:
+        """The model's own."""
+        return self._checkpoint.tokenizer
+
+    def special_tokens(self, tokenizer: PreTrainedTokenizerBase) -> SpecialTokens:
+        """Token ids that training and decoding need."""
+        checkpoint = self._checkpoint
+        pad = next(
+            (each for each in (tokenizer.pad_token_id, checkpoint.generation.pad_token_id) if each is not None),
+            tokenizer.eos_token_id,  # Llama has no padding token; padding is masked, so any token will do
+        )
+        start = checkpoint.decoder_start if checkpoint.encoder_decoder else None
+        return SpecialTokens(tuple(sorted(checkpoint.end_tokens)), pad, start)
+
+    def model(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+        """The weights, in float32 on the CPU."""
+        return self._checkpoint.weights(torch.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreshModel:
+    """A model with random weights: the fields of `conf/model/*.yaml`.
+
+    config: `model_type` and the arguments of its configuration in Transformers. Vocabulary and special tokens are not
+    among them, as the tokenizer decides them. vocabulary: how many pieces a trained tokenizer has. tokenizer: a
+    checkpoint whose tokenizer is used instead of training one, as a target and its drafter must share one.
+    """
+
+    name: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    vocabulary: int = 6000
+    tokenizer: str | None = None
+
+    def __post_init__(self) -> None:
+        require_whole("model.vocabulary", self.vocabulary, 32)
+        kind = self.config.get("model_type")
+        if kind not in CONFIG_MAPPING.keys():  # noqa: SIM118 (a lazy mapping)
+            raise UserError(
+                f"model.config.model_type must be one of Transformers' model types, got {kind!r}; "
+                "t5, mt5 and llama decode fastest here"
+            )
+        known = {each.name for each in dataclasses.fields(CONFIG_MAPPING[kind])}
+        if unknown := sorted(set(self.config) - known - {"model_type"}):
+            raise UserError(f"model.config: {CONFIG_MAPPING[kind].__name__} has no key {unknown[0]!r}")
+
+    def configuration(self, **special: Any) -> PreTrainedConfig:
+        """The configuration in Transformers. Raises UserError for values that Transformers refuses."""
+        values = {key: value for key, value in self.config.items() if key != "model_type"}
+        try:
+            return CONFIG_MAPPING[self.config["model_type"]](**values, **special)
+        except (StrictDataclassError, ValueError, TypeError) as error:
+            raise UserError(f"model.config: {' '.join(str(error).split())}") from error
+
+
+class FromScratch:
+    """Start from random weights, with a tokenizer trained on the texts or taken from a checkpoint.
+
+    Its methods are those of `FromCheckpoint`. Random weights come from the global generator.
+    """
+
+    def __init__(self, fresh: FreshModel, max_target_tokens: int) -> None:
+        self._fresh, self._longest = fresh, max_target_tokens
+        self.name, self.config = f"random weights ({fresh.name})", fresh.configuration()
+        self._shared = None if fresh.tokenizer is None else Checkpoint(fresh.tokenizer)
+        self.trains_tokenizer = self._shared is None
+        if self._shared is not None:
+            self._require_same_kind(self._shared)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        shared = None if self._shared is None else content_hash(self._shared.vocabulary)
+        config = {f"model.config.{key}": value for key, value in self._fresh.config.items()}
+        return {**config, "model.vocabulary": self._fresh.vocabulary, "model.tokenizer": shared}
+
+    def tokenizer(self, texts: Texts) -> PreTrainedTokenizerBase:
+        if self._shared is not None:
+            return self._shared.tokenizer
+        return train_tokenizer(texts(), self._fresh.vocabulary, self.config.is_encoder_decoder)
+
+    def special_tokens(self, tokenizer: PreTrainedTokenizerBase) -> SpecialTokens:
+        start = tokenizer.pad_token_id if self.config.is_encoder_decoder else None
+        return SpecialTokens((tokenizer.eos_token_id,), tokenizer.pad_token_id, start)
+
+    def model(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+        special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+        if self.config.is_encoder_decoder:
+            special["decoder_start_token_id"] = tokenizer.pad_token_id
+        else:
+            special["bos_token_id"] = tokenizer.bos_token_id
+        config = self._fresh.configuration(vocab_size=len(tokenizer), **special)
+        require_fitting_tokenizer(tokenizer, config, frozenset([tokenizer.eos_token_id]), self._fresh.name)
+        auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+        try:
+            model = auto.from_config(config, dtype=torch.float32)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise UserError(f"model.config cannot be built: {str(error).strip().splitlines()[0]}") from error
+        model.config.architectures = [type(model).__name__]
+        model.generation_config.max_new_tokens = self._longest
+        return model
+
+    def _require_same_kind(self, shared: Checkpoint) -> None:
+        shared.check()
+        if shared.encoder_decoder != self.config.is_encoder_decoder:
+            kinds = {True: "an encoder–decoder", False: "a decoder"}
+            raise UserError(
+                f"model.tokenizer={shared.path} belongs to {kinds[shared.encoder_decoder]}, but {self._fresh.name} is "
+                f"{kinds[self.config.is_encoder_decoder]}: prompts of the two are tokenized differently; "
+                "choose a checkpoint of the same kind, or null"
+            )
+
+
+StartingPoint = FromCheckpoint | FromScratch
+
+
+def train_tokenizer(texts: Iterable[str], pieces: int, encoder_decoder: bool) -> PreTrainedTokenizerFast:
+    """A byte-pair tokenizer of at most `pieces` pieces, one vocabulary for prompts and answers.
+
+    The texts of an encoder–decoder end with </s>, as T5's do; the texts of a decoder start with <s>, as Llama's do.
+    The same texts give the same vocabulary.
+    """
+    specials = [PAD, END, UNKNOWN] if encoder_decoder else [PAD, END, UNKNOWN, START]
+    tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()])
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.BpeTrainer(vocab_size=pieces, special_tokens=specials, show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    single, pair = (f"$A {END}", f"$A {END} $B {END}") if encoder_decoder else (f"{START} $A", f"{START} $A $B")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=single, pair=pair, special_tokens=[(name, specials.index(name)) for name in specials]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=END,
+        unk_token=UNKNOWN,
+        bos_token=None if encoder_decoder else START,
+        clean_up_tokenization_spaces=False,
+        model_max_length=_LONGEST_TEXT,
+    )
+
+
+def add_residual_dropout(model: PreTrainedModel, probability: float) -> None:
+    """While the model trains, drop elements of what each sub-layer adds to the residual stream, and of the embeddings.
+
+    For architectures that have no dropout, such as Llama; source: Attention Is All You Need (Vaswani et al., 2017),
+    §5.4. probability: of each element; 0 changes nothing. Weights and decoding stay as they are. Raises UserError for
+    an architecture with other sub-layers.
+    """
+    if not probability:
+        return
+    ends = [module for name, module in model.named_modules() if name.rpartition(".")[2] in _SUBLAYER_ENDS]
+    layers = model.config.get_text_config().num_hidden_layers
+    if len(ends) != len(_SUBLAYER_ENDS) * layers:
+        raise UserError(
+            f"train.residual_dropout knows layers with {' and '.join(_SUBLAYER_ENDS)}, such as Llama's; "
+            f"{type(model).__name__} has others: set the dropout of its own configuration, such as "
+            "+model.config.dropout_rate=0.1"
+        )
+
+    def drop(module: nn.Module, inputs: tuple, output: torch.Tensor) -> torch.Tensor:
+        return dropout(output, probability, module.training)
+
+    for module in (model.get_input_embeddings(), *ends):
+        module.register_forward_hook(drop)
+
+
+def require_references(examples: Sequence[Example]) -> None:
+    """Raise UserError for an example that has no answer to learn."""
+    for example in examples:
+        if not example.references:
+            raise UserError(
+                f"example {example.id} has no reference to learn from; set dataset.reference_column to the answers"
+            )
+
+
+def require_room(lengths: Sequence[int], config: PreTrainedConfig) -> None:
+    """Raise UserError if a decoder has fewer positions than the longest example has tokens."""
+    room = getattr(config.get_text_config(), "max_position_embeddings", None)
+    longest = max(lengths)
+    if not config.is_encoder_decoder and room is not None and longest > room:
+        raise UserError(
+            f"the longest example has {longest} tokens, but the model has positions for {room}; "
+            "set dataset.max_source_tokens or train.max_target_tokens"
+        )
+
+
+def require_fitting_tokenizer(
+    tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, end_tokens: frozenset[int], name: str
+) -> None:
+    """Raise UserError unless the model has an embedding for every token, and decoding ends at the end token."""
+    rows, highest = config.get_text_config().vocab_size, max(tokenizer.get_vocab().values())
+    if highest >= rows:
+        raise UserError(
+            f"the tokenizer of {name} does not match its model: it has token {highest}, the model {rows} embeddings; "
+            "take both from one checkpoint"
+        )
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"the tokenizer of {name} has no end token; set its eos_token, as answers end with it")
+    if tokenizer.eos_token_id not in end_tokens:
+        raise UserError(
+            f"the tokenizer of {name} does not match its model: texts end with token {tokenizer.eos_token_id}, "
+            f"decoding with {sorted(end_tokens)}; take both from one checkpoint"
+        )

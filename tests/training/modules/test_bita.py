@@ -1,0 +1,175 @@
+"""Bi-directional tuning: what mask rows see, that decoding sees the same, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import FalconConfig, FalconForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+from bild_lab.engine.adapters import BitaAdapter
+from bild_lab.engine.adapters.bita_target import BitaTarget
+from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.models.native.model import NativeModel
+from bild_lab.engine.request import Source
+from bild_lab.errors import UserError
+from bild_lab.training.modules.bita import BitaModule, BitaSpec, visible_rows
+from bild_lab.training.modules.predictors import PredictionLoss
+from tests.tiny import END, PAD, START, VOCABULARY, save, tiny_llama, untied
+
+PROMPTS = ("deep", "shallow", "none")
+
+
+def tiny_qwen(seed: int) -> PreTrainedModel:
+    """A Qwen2 with grouped-query attention and biases."""
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.25,
+        tie_word_embeddings=False,
+        pad_token_id=PAD,
+        eos_token_id=END,
+        bos_token_id=START,
+    )
+    return untied(Qwen2ForCausalLM(config), 3.0)
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checkpoint]:
+    folder = tmp_path_factory.mktemp("bases")
+    models = {"llama": tiny_llama(1), "qwen2": tiny_qwen(2)}
+    return {name: Checkpoint(str(save(model, folder / name))) for name, model in models.items()}
+
+
+def adapter_for(base: Checkpoint, prompt: str) -> BitaAdapter:
+    """Of the size of the model's own embeddings, so that prompt and masks make a difference."""
+    adapter = BitaAdapter.fresh(base.config, {}, prompt, 4, 3, seed=0)
+    with torch.no_grad():
+        for weight in adapter.parameters():
+            weight *= 25
+    return adapter
+
+
+def rows_beside(base: Checkpoint, adapter: BitaAdapter) -> BitaModule:
+    return BitaModule(base.weights(torch.float32).requires_grad_(False).eval(), adapter)
+
+
+def texts(count: int, length: int) -> torch.Tensor:
+    return torch.randint(3, VOCABULARY, (count, length), generator=torch.Generator().manual_seed(5))
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_masks_predict_in_training_what_they_predict_in_decoding(
+    kind: str, prompt: str, bases: dict[str, Checkpoint]
+) -> None:
+    base, (text,) = bases[kind], texts(1, 11)
+    adapter = adapter_for(base, prompt)
+    trained = rows_beside(base, adapter)(text[None], torch.tensor([[4, 9, 11]]))
+    target = NativeModel(HuggingFaceModel(base, torch.device("cpu"), torch.float32))
+    masks = [VOCABULARY + mask for mask in range(3)]
+    for group, length in enumerate((4, 9, 11)):
+        context = text[:length].tolist()
+        session = BitaTarget(target, adapter.requires_grad_(False)).start(Source(tuple(context)), 8)
+        decoded = session.extend([context[-1], *masks]).logits[1:]
+        torch.testing.assert_close(trained[0, group], decoded, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_groups_of_one_forward_do_not_see_each_other(prompt: str, bases: dict[str, Checkpoint]) -> None:
+    rows, text = rows_beside(bases["llama"], adapter_for(bases["llama"], prompt)), texts(2, 12)
+    contexts = torch.tensor([[3, 7, 8, 12], [5, 6, 1, 1]])  # the second sample has two, and two that pad
+    together = rows(text, contexts)
+    for sample, group in ((0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)):
+        length = int(contexts[sample, group])
+        alone = rows(text[sample : sample + 1, :length], torch.tensor([[length]]))
+        torch.testing.assert_close(together[sample, group], alone[0, 0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("prompt", ["deep", "shallow"])
+def test_masks_see_the_prompt(prompt: str, bases: dict[str, Checkpoint]) -> None:
+    adapter, text = adapter_for(bases["llama"], prompt), texts(1, 6)
+    rows = rows_beside(bases["llama"], adapter)
+    before = rows(text, torch.tensor([[6]]))
+    with torch.no_grad():
+        for name, weight in adapter.named_parameters():
+            weight *= 1.0 if name == "masks" else -1.0
+    assert not torch.allclose(before, rows(text, torch.tensor([[6]])), atol=1e-2)
+
+
+def test_the_attention_mask_is_that_of_the_papers_figure() -> None:
+    drawn = """
+        . . . . . p . . . .
+        D D t . . p m . . .
+        D D t . . p m m . .
+        D D t t t p . . m .
+        D D t t t p . . m m
+    """
+    wanted = [[mark != "." for mark in line.split()] for line in drawn.strip().splitlines()]
+    visible = visible_rows(torch.tensor([[1, 3]]), deep=2, tokens=3, shallow=1, masks=2)
+    assert visible[0].tolist() == wanted
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_the_adapter_learns_and_nothing_else(prompt: str, bases: dict[str, Checkpoint]) -> None:
+    adapter = BitaAdapter.fresh(bases["llama"].config, {}, prompt, 4, 3, seed=0)
+    rows = rows_beside(bases["llama"], adapter)
+    loss = PredictionLoss((1.0, 1.0, 1.0))(rows(texts(2, 8), torch.tensor([[4], [6]])), texts(6, 1).view(2, 1, 3))
+    loss.backward()
+    assert all(bool(weight.grad.abs().sum() > 0) for weight in adapter.parameters())
+    assert set(rows.state_dict()) == {f"adapter.{name}" for name in adapter.state_dict()}
+    assert all(weight.grad is None for weight in rows._base[0].parameters())
+
+
+def test_an_adapter_learns_what_follows(tmp_path: Path, bases: dict[str, Checkpoint]) -> None:
+    rows = rows_beside(bases["llama"], BitaAdapter.fresh(bases["llama"].config, {}, "deep", 4, 2, seed=0))
+    text, contexts = texts(1, 9), torch.tensor([[4, 7]])
+    labels = torch.stack([text[:, contexts[0] + 1], text[:, (contexts[0] + 2) % 9]], -1).view(1, 2, 2)
+    optimizer, loss = torch.optim.AdamW(rows.parameters(), 3e-2), PredictionLoss((1.0, 1.0))
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss(rows(text[:, :7], contexts), labels).backward()
+        optimizer.step()
+    assert rows(text[:, :7], contexts).argmax(-1).tolist() == labels.tolist()
+    rows.save(tmp_path)
+    torch.testing.assert_close(BitaAdapter.load(tmp_path).masks, rows.adapter.masks)
+
+
+REFUSED = {
+    "mask_tokens": (0, "bita.mask_tokens must be a whole number >= 1, got 0"),
+    "splits": (0, "bita.splits must be a whole number >= 1, got 0"),
+    "prompt": ("wide", "bita.prompt must be one of deep, shallow, none, got 'wide'"),
+    "prompt_tokens": (0, "bita.prompt_tokens must be a whole number >= 1, got 0"),
+}
+
+
+@pytest.mark.parametrize("key", REFUSED)
+def test_an_adapter_that_cannot_be_meant_is_refused(key: str, bases: dict[str, Checkpoint]) -> None:
+    value, message = REFUSED[key]
+    values = {"prompt": "deep", "prompt_tokens": 4, "mask_tokens": 3, "splits": 2, key: value}
+    with pytest.raises(UserError, match=message):
+        BitaSpec(**values).check(bases["llama"].config)
+
+
+def test_an_encoder_decoder_is_refused(checkpoints: Path) -> None:
+    spec = BitaSpec(prompt="deep", prompt_tokens=4, mask_tokens=3, splits=2)
+    with pytest.raises(UserError, match="a BiTA adapter needs a decoder-only model, got the encoder–decoder t5"):
+        spec.check(Checkpoint(str(checkpoints / "t5")).config)
+
+
+def test_attention_that_cannot_be_given_a_prompt_is_refused(bases: dict[str, Checkpoint]) -> None:
+    config = FalconConfig(vocab_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    falcon = FalconForCausalLM(config)
+    with pytest.raises(UserError, match=r"cannot reach into a falcon model: its attention does not go .*Llama or Qwen"):
+        BitaModule(falcon, BitaAdapter.fresh(config, {}, "none", 0, 1, seed=0))
+    windowed = bases["llama"].weights(torch.float32)
+    windowed.config.sliding_window = 4
+    with pytest.raises(UserError, match="a llama model: its layers see only a window of the text"):
+        BitaModule(windowed, adapter_for(bases["llama"], "none"))

@@ -1,0 +1,162 @@
+"""EAGLE's training: its steps are those of decoding, what they learn, and that a killed training resumes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn.functional import smooth_l1_loss
+
+from bild_lab.engine.adapters.eagle import EAGLE, EAGLE3
+from bild_lab.engine.adapters.eagle_files import read_eagle
+from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.errors import UserError
+from bild_lab.training.modules.eagle import EagleModule, EagleSpec
+from bild_lab.training.modules.frozen import FrozenJob, train_beside_frozen
+from bild_lab.training.modules.predictors import PredictionLoss
+from bild_lab.training.modules.states import OneRowCheckpoint
+from scripts import train_module
+from tests.engine.adapters.tiny import random_eagle
+from tests.engine.drafters.naive import eagle_behind
+from tests.engine.models.test_states import ENCODED
+from tests.tiny import PAD, START, tiny_llama, tiny_t5
+from tests.training.jobs import Kill, losses
+from tests.training.modules.frozen_jobs import frozen_job
+
+Command = Callable[..., tuple[int, str]]
+TEXT = [7, 8, 9, 10, 11, 12, 13]
+
+
+def spec(**changes: Any) -> EagleSpec:
+    return EagleSpec(**{"variant": EAGLE, "steps": 3, "noise": 0.0, **changes})
+
+
+@pytest.mark.parametrize("family", ["t5", "llama"])
+@pytest.mark.parametrize("variant", [EAGLE, EAGLE3])
+def test_the_steps_of_training_are_those_of_decoding(variant: str, family: str) -> None:
+    module = (tiny_t5(4, layers=3) if family == "t5" else tiny_llama(4, layers=3)).double().eval()
+    eagle = random_eagle(variant, module.config).double()
+    prompt = [*ENCODED[0].tolist(), PAD] if family == "t5" else [START, 5, 9]
+    rows = torch.tensor([[*prompt, *TEXT], [*prompt, *TEXT[::-1]]])
+    first = len(prompt) + 1
+    contexts = torch.tensor([[first, first + 2, first + 4], [first, first + 1, 1]])
+    found = EagleModule(module, eagle, 3, 0.0, 0).eval()(rows, contexts).logits
+    for sample, group in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1)):
+        length = int(contexts[sample, group])
+        tokens = rows[sample].tolist()[len(prompt) - 1 if family == "t5" else 0 :]
+        length -= len(prompt) - 1 if family == "t5" else 0
+        behind = eagle_behind(eagle, module, tokens[:length])
+        for step in range(3):
+            expected = behind(tokens[length : length + step])
+            torch.testing.assert_close(found[sample, group, step].detach(), expected, rtol=1e-5, atol=1e-5)
+
+
+def outputs_of(variant: str, train: bool) -> tuple[EagleModule, Any, Tensor]:
+    module = tiny_llama(4, layers=3).eval()
+    eagle = EagleModule(module, random_eagle(variant, module.config), 3, 0.0, 0).train(train)
+    rows, contexts = torch.tensor([[START, 5, 9, *TEXT]]), torch.tensor([[4, 7]])
+    labels = torch.tensor([[[8, 9, 10], [11, 12, 13]]])
+    return eagle, eagle(rows, contexts), labels
+
+
+def test_eagle_3_learns_the_models_own_distribution_at_every_step() -> None:
+    eagle, found, labels = outputs_of(EAGLE3, train=True)
+    with torch.no_grad():
+        own = eagle._base[0](torch.tensor([[START, 5, 9, *TEXT]])).logits[0].softmax(-1)
+    for group, context in enumerate((4, 7)):
+        for step in range(3):
+            q = found.logits[0, group, step].log_softmax(-1)
+            torch.testing.assert_close(found.losses[0, group, step], -(own[context - 1 + step] * q).sum())
+    expected = (found.losses * torch.tensor([1.0, 0.8, 0.64])).sum() / 6
+    torch.testing.assert_close(PredictionLoss(spec(variant=EAGLE3).predictors.weights)(found, labels), expected)
+
+
+def test_eagle_1_learns_states_and_a_tenth_of_the_tokens_at_the_first_step() -> None:
+    eagle, found, labels = outputs_of(EAGLE, train=True)
+    assert found.losses.shape == (1, 2, 1)
+    base, rows = eagle._base[0], torch.tensor([[START, 5, 9, *TEXT]])
+    with torch.no_grad():
+        final = base.model(rows).last_hidden_state[0]
+        own = base.lm_head(final).softmax(-1)
+        logits = eagle_behind(eagle.eagle, base, rows[0, :4].tolist())([])
+        # the state that gives these scores
+        drafted = torch.linalg.lstsq(base.lm_head.weight, logits[:, None]).solution[:, 0]
+        expected = smooth_l1_loss(drafted, final[3]) - 0.1 * (own[3] * logits.log_softmax(-1)).sum()
+    torch.testing.assert_close(found.losses[0, 0, 0], expected, rtol=1e-3, atol=1e-3)
+    total = PredictionLoss(spec().predictors.weights)(found, labels)
+    torch.testing.assert_close(total, found.losses.mean())  # whatever the number of steps it is scored on
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", [EAGLE, EAGLE3])
+def test_a_training_leaves_an_eagle_that_learned(variant: str, tmp_path: Path, checkpoints: Path) -> None:
+    base = Checkpoint(str(checkpoints / "llama"))
+    changes = {"spec": spec(variant=variant), "max_steps": 60, "evaluate_every": 20, "log_every": 5}
+    metrics = train_beside_frozen(frozen_job(tmp_path, Path(base.path), **changes, learning_rate=0.02))
+    assert [path.name for path in tmp_path.iterdir()] == ["heads"]
+    (_, first), *_, (_, last) = losses(metrics)
+    assert last < 0.95 * first
+    assert list(metrics["columns"]) == ["step_1", "step_2", "step_3"]
+    eagle = read_eagle(tmp_path / "heads", 2)
+    assert eagle.config.variant == variant and eagle.config.base["fingerprint"] == base.fingerprint
+    card = (tmp_path / "heads" / "README.md").read_text()
+    assert f"policy={variant} policy.heads={tmp_path}/heads" in card
+
+
+@pytest.mark.slow
+def test_a_killed_training_resumes_with_the_same_noise(tmp_path: Path, checkpoints: Path) -> None:
+    job = partial(frozen_job, base=checkpoints / "llama", spec=spec(noise=0.3))
+    whole = train_beside_frozen(job(tmp_path / "whole"))
+    with pytest.raises(KeyboardInterrupt):
+        train_beside_frozen(job(tmp_path / "killed", callbacks=(Kill(3),)))
+    assert losses(train_beside_frozen(job(tmp_path / "killed"))) == losses(whole)
+    ours, theirs = (load_file(tmp_path / name / "heads" / "model.safetensors") for name in ("killed", "whole"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    quiet = train_beside_frozen(job(tmp_path / "quiet", spec=spec()))
+    assert losses(quiet) != losses(whole)
+
+
+def one_row_job(folder: Path, base: Path, **changes: Any) -> FrozenJob:
+    checkpoint = OneRowCheckpoint(str(base))
+    return replace(frozen_job(folder, base, **changes), base=checkpoint)
+
+
+@pytest.mark.slow
+def test_an_encoder_decoder_trains_on_its_decoders_states(tmp_path: Path, checkpoints: Path) -> None:
+    changes = {"spec": spec(variant=EAGLE3), "max_steps": 40, "learning_rate": 0.02}
+    metrics = train_beside_frozen(one_row_job(tmp_path, checkpoints / "t5", **changes))
+    first, *_, last = losses(metrics)
+    assert last[1] < 0.98 * first[1]
+    assert read_eagle(tmp_path / "heads", 2).config.target_size == 32
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["t5", "llama"])
+def test_the_command_trains_on_the_models_own_answers(
+    family: str, command: Command, checkpoints: Path, data: Path
+) -> None:
+    quick = ["train.max_steps=2", "train.batch_size=4", "train.accumulate=1", "train.evaluate_every=2"]
+    quick += ["train.log_every=1", "train.device=cpu", "train.precision=float32", "held_out=2"]
+    line = ["name=eagle", f"model.path={checkpoints / family}", "dataset=multi30k", f"dataset.path={data}"]
+    line += ["dataset.split=test", "answers.max_new_tokens=8", "module.steps=2", "module=eagle3", *quick]
+    code, printed = command(train_module, *line)
+    assert code == 0, printed
+    assert (
+        "outputs/eagle/heads: 2 steps, loss" in printed and "policy=eagle3 policy.heads=outputs/eagle/heads" in printed
+    )
+
+
+def test_what_cannot_be_trained_is_refused() -> None:
+    with pytest.raises(UserError, match="variant must be one of eagle, eagle3, got 'eagle2'"):
+        spec(variant="eagle2")
+    with pytest.raises(UserError, match="module.steps must be a whole number >= 1, got 0"):
+        spec(steps=0)
+    with pytest.raises(UserError, match="module.noise must lie in"):
+        spec(noise=-1)

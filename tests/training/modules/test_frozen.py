@@ -1,0 +1,177 @@
+"""Training a small module beside a frozen model: its result, resuming, and refused input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bild_lab.engine.adapters import BitaAdapter
+from bild_lab.errors import UserError
+from bild_lab.training.folder import TrainingFolder
+from bild_lab.training.modules.frozen import train_beside_frozen
+from bild_lab.training.modules.predictors import PredictionEvaluator
+from scripts import train_bita, train_module
+from tests.training.jobs import Kill, losses
+from tests.training.modules.frozen_jobs import BITA, answers, calibration, frozen_job
+from tests.training.printed import printed_point
+
+Command = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, checkpoints: Path) -> tuple[Path, dict[str, Any]]:
+    """A training that was not interrupted."""
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, train_beside_frozen(frozen_job(folder, checkpoints / "llama"))
+
+
+def test_a_training_leaves_the_adapter_and_nothing_else(whole: tuple[Path, dict[str, Any]], checkpoints: Path) -> None:
+    folder, metrics = whole
+    assert [path.name for path in folder.iterdir()] == ["adapter"]
+    names = ["README.md", "adapter.safetensors", "adapter_config.json", "metrics.json"]
+    assert sorted(path.name for path in (folder / "adapter").iterdir()) == names
+    adapter = BitaAdapter.load(folder / "adapter")
+    assert adapter.config.base["path"] == str(checkpoints / "llama")
+    assert metrics["parameters"] == adapter.config.parameters == 2 * 2 * 2 * 2 * 8 + 3 * 32
+    assert (metrics["train_examples"], metrics["held_out_examples"], metrics["dropped_examples"]) == (14, 4, 0)
+    assert metrics["evaluations"] == 3 and metrics["best"]["accepted"] >= 0
+    card = (folder / "adapter" / "README.md").read_text()
+    assert "| learning_rate | 0.03 |" in card and "| top_1_mask_3 |" in card
+
+
+@pytest.mark.parametrize("step", [3, 6])
+def test_a_killed_training_resumes_as_if_it_had_not_been_killed(
+    step: int, whole: tuple[Path, dict[str, Any]], tmp_path: Path, checkpoints: Path
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train_beside_frozen(frozen_job(tmp_path, checkpoints / "llama", callbacks=(Kill(step),)))
+    saved = load_file(TrainingFolder(tmp_path).last_checkpoint() / "model.safetensors")
+    assert {name.split(".")[0] for name in saved} == {"adapter"}
+    assert losses(train_beside_frozen(frozen_job(tmp_path, checkpoints / "llama"))) == losses(whole[1])
+    ours, theirs = (load_file(folder / "adapter" / "adapter.safetensors") for folder in (tmp_path, whole[0]))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_finished_training_is_not_repeated(whole: tuple[Path, dict[str, Any]], checkpoints: Path) -> None:
+    assert train_beside_frozen(frozen_job(whole[0], checkpoints / "llama", callbacks=(Kill(1),))) == whole[1]
+
+
+def test_an_accumulated_batch_has_the_same_losses(
+    whole: tuple[Path, dict[str, Any]], tmp_path: Path, checkpoints: Path
+) -> None:
+    parts = train_beside_frozen(frozen_job(tmp_path, checkpoints / "llama", accumulate=2))
+    assert losses(parts) == [(step, pytest.approx(loss, rel=1e-3)) for step, loss in losses(whole[1])]
+
+
+def test_the_best_weights_are_kept(tmp_path: Path, checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores, seen = iter([1.0, 3.0, 2.0]), []
+
+    def scored(self: Any, model: Any, loss: Any) -> dict[str, float]:
+        seen.append(model.adapter.masks.detach().clone())
+        return {"accepted": next(scores), "loss": 1.0}
+
+    monkeypatch.setattr(PredictionEvaluator, "__call__", scored)
+    assert train_beside_frozen(frozen_job(tmp_path, checkpoints / "llama"))["best"]["step"] == 4
+    assert torch.equal(BitaAdapter.load(tmp_path / "adapter").masks, seen[1])
+
+
+def test_answers_too_short_for_the_masks_are_dropped_and_counted(tmp_path: Path, checkpoints: Path) -> None:
+    job = frozen_job(tmp_path, checkpoints / "llama")
+    rows = answers(18, shortest=2)
+    short = sum(len(row.answer_token_ids) < 4 for row in rows)
+    mixed = replace(job, calibration=calibration(job.base, rows))
+    assert 0 < short and len(mixed.rows) == 18 - short
+    many = replace(job, spec=replace(BITA, mask_tokens=12))
+    message = r"of the 18 answers in words, 18 are dropped: they have fewer than the 13 tokens that 12 predictions need"
+    with pytest.raises(UserError, match=message):
+        train_beside_frozen(many)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_answers_of_another_model_are_refused(tmp_path: Path, checkpoints: Path) -> None:
+    job = frozen_job(tmp_path, checkpoints / "llama")
+    with pytest.raises(UserError, match="with other weights than .*llama-draft, but a BiTA adapter learns the"):
+        frozen_job(tmp_path, checkpoints / "llama-draft", calibration=job.calibration)
+
+
+def test_a_folder_of_another_base_is_refused(tmp_path: Path, checkpoints: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train_beside_frozen(frozen_job(tmp_path, checkpoints / "llama", callbacks=(Kill(3),)))
+    with pytest.raises(
+        UserError,
+        match=r"model.weights=\w+, but this command has model.weights=\w+; choose another",
+    ):
+        train_beside_frozen(frozen_job(tmp_path, checkpoints / "llama-draft"))
+    with pytest.raises(UserError, match="holds a training with bita.splits=2, but this command has bita.splits=3"):
+        train_beside_frozen(frozen_job(tmp_path, checkpoints / "llama", spec=replace(BITA, splits=3)))
+
+
+def test_a_batch_that_cannot_be_divided_is_refused(
+    tmp_path: Path, checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(UserError, match="train.batch_size=4 cannot be divided among 3 processes"):
+        train_beside_frozen(frozen_job(tmp_path, checkpoints / "llama"))
+
+
+QUICK = ["train.max_steps=2", "train.batch_size=4", "train.accumulate=1", "train.evaluate_every=2", "train.log_every=1"]
+QUICK += ["train.device=cpu", "train.precision=float32", "held_out=2", "answers.max_new_tokens=8", "dataset.split=test"]
+
+
+def words(data: Path) -> list[str]:
+    return ["dataset=multi30k", f"dataset.path={data}", *QUICK]
+
+
+@pytest.mark.slow
+def test_the_answers_are_generated_first_and_kept(command: Command, checkpoints: Path, data: Path) -> None:
+    line = ["name=bita", f"model.path={checkpoints / 'llama'}", *words(data), "bita.mask_tokens=1"]
+    line += ["dataset.prompt_template=German: {source} English:"]
+    code, printed = command(train_bita, *line)
+    assert code == 0, printed
+    assert "outputs/bita/adapter: 2 steps, loss" in printed and "policy.adapter=outputs/bita/adapter" in printed
+    assert "top-1 accuracy: mask_1 " in printed
+    for_target = printed_point(printed)
+    assert for_target.policy == "bita" and for_target.setting["target"] == str(checkpoints / "llama")
+    assert for_target.examples[0].prompt.startswith("German: ") and for_target.setting["dataset"] == "multi30k"
+    metrics = json.loads(Path("outputs/bita/metrics.json").read_text())
+    assert metrics["answers"]["folder"] == "outputs/bita/calibration"
+    code, printed = command(train_bita, *line)
+    assert code == 0 and "step 1:" not in printed  # nothing is trained again
+    heads = ["name=medusa", f"model.path={checkpoints / 'llama'}", *QUICK, "calibration=outputs/bita/calibration"]
+    code, printed = command(train_module, *heads, "module.heads=1", "dataset.path=nowhere")
+    assert code == 0, printed
+    assert "policy=medusa policy.heads=outputs/medusa/heads" in printed
+    assert printed_point(printed).examples == for_target.examples  # of the answers, not of the path that is nowhere
+    assert sorted(path.name for path in Path("outputs/medusa").iterdir()) == ["heads", "metrics.json"]
+
+
+BAD_INPUT = {
+    "no model": ([], "model.path must be a folder or a hub id, got null"),
+    "an encoder–decoder": (["model.path={t5}"], "a BiTA adapter needs a decoder-only model, got the encoder–decoder"),
+    "no masks": (["model.path={llama}", "bita.mask_tokens=0"], "bita.mask_tokens must be a whole number >= 1"),
+    "no calibration": (["model.path={llama}", "calibration=nowhere"], "no calibration data in nowhere"),
+    "accumulation": (["model.path={llama}", "train.accumulate=3"], "must be a multiple of train.accumulate=3, got 4"),
+    "in the way": (
+        ["model.path={llama}", "name=taken"],
+        "taken/adapter is in the way: it is not the result of a",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input_gives_one_line_and_no_answers(case: str, command: Command, checkpoints: Path, data: Path) -> None:
+    Path("outputs/taken/adapter").mkdir(parents=True)
+    changed, message = BAD_INPUT[case]
+    paths = {"{t5}": str(checkpoints / "t5"), "{llama}": str(checkpoints / "llama")}
+    for mark, path in paths.items():
+        changed = [word.replace(mark, path) for word in changed]
+    code, printed = command(train_bita, *words(data), *changed)
+    assert code == 2 and message in printed and len(printed.strip().splitlines()) == 1
+    assert not list(Path("outputs").rglob("*.parquet"))

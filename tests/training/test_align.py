@@ -1,0 +1,374 @@
+"""`python scripts/align.py`: train a small model on the target's answers, and report what changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.errors import UserError
+from bild_lab.lab.data.examples import DatasetSpec, load_examples
+from bild_lab.lab.decoding.load import load_model
+from bild_lab.training.align import require_fits, split_answers
+from bild_lab.training.answers import Answer, Calibration, read_calibration
+from bild_lab.training.calibration import CalibrationJob, generate_calibration
+from bild_lab.training.comparison import token_agreement
+from scripts import align
+from tests.checkpoints import write_data
+from tests.thinned import thinned
+from tests.tiny import relative_of, save, tiny_llama, tiny_t5
+from tests.training.targets import ending
+
+Command = Callable[..., tuple[int, str]]
+CPU = torch.device("cpu")
+LIMIT = 9  # tokens of an answer
+FOLDER = Path("outputs/aligned")
+FAMILIES = ("t5", "llama", "deaf")
+
+
+@pytest.fixture
+def command(command: Command) -> Command:
+    """Runs scripts/align.py in an empty folder; returns its exit code and everything it printed."""
+    load_model.cache_clear()  # every test trains an outputs/aligned/checkpoint of its own
+    return partial(command, align, config="align")
+
+
+@pytest.fixture(scope="session")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_data(tmp_path_factory.mktemp("prompts"), rows=160)
+
+
+@pytest.fixture(scope="session")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Targets, each with a drafter that often, but not always, agrees; deaf gives one answer to every prompt."""
+    folder = tmp_path_factory.mktemp("pairs")
+    models = {"t5": ending(tiny_t5(6), 4), "llama": ending(tiny_llama(1), 2), "deaf": ending(tiny_t5(19), 2)}
+    for block in models["deaf"].decoder.block:
+        block.layer[1].EncDecAttention.o.weight.data.zero_()
+    for name, target in models.items():
+        save(relative_of(target, 2, noise=0.2), folder / f"{name}-draft")
+        save(target, folder / name)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def answered(pairs: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Calibration data of every target."""
+    folder = tmp_path_factory.mktemp("answered")
+    dataset = DatasetSpec(
+        name="multi30k", path=str(prompts), source_column="de", reference_column="en", metric="bleu", split="test"
+    )
+    for family in FAMILIES:
+        target = HuggingFaceModel(Checkpoint(str(pairs / family)), CPU, torch.float32)
+        job = CalibrationJob(target, dataset, load_examples(dataset), LIMIT, 32, 100, folder / family)
+        generate_calibration(job)
+    return {family: folder / family for family in FAMILIES}
+
+
+@pytest.fixture
+def base(pairs: Path, answered: dict[str, Path]) -> list[str]:
+    return [
+        "name=aligned",
+        f"model.path={pairs / 'deaf-draft'}",
+        f"calibration={answered['deaf']}",
+        "held_out=20",
+        "train=paper",
+        "comparison.select=null",
+        "comparison.limit=3",
+        "comparison.window=4",
+        "comparison.fallback=[0.5]",
+        "comparison.rollback=[1]",
+        "measure.warmup=0",
+        "measure.traced_examples=1",
+        "train.max_steps=40",
+        "train.evaluate_every=40",
+        "train.learning_rate=3e-2",
+        "train.log_every=10",
+        "train.batch_size=16",
+        "train.device=cpu",
+        f"train.max_target_tokens={LIMIT}",
+    ]
+
+
+def model_of(path: Path) -> HuggingFaceModel:
+    return HuggingFaceModel(Checkpoint(str(path)), CPU, torch.float32)
+
+
+def said(folder: Path) -> list[tuple[str, list[int]]]:
+    return [(answer.prompt, answer.answer_token_ids) for answer in read_calibration(folder).answers]
+
+
+@pytest.mark.parametrize("family", ["t5", "llama"])
+def test_the_target_would_choose_every_token_of_its_own_answers(
+    pairs: Path, answered: dict[str, Path], family: str
+) -> None:
+    assert token_agreement(model_of(pairs / family), said(answered[family]), None) == 1
+
+
+@pytest.mark.parametrize("family", ["t5", "llama"])
+def test_token_agreement_is_that_of_one_answer_at_a_time(pairs: Path, answered: dict[str, Path], family: str) -> None:
+    answers = said(answered[family])[:40]
+    model = model_of(pairs / f"{family}-draft")
+    chosen, wanted = [], []
+    for prompt, tokens in answers:
+        source = model.source(prompt)
+        session = model.start(source, LIMIT)
+        logits = session.extend([source.prompt[-1], *tokens[:-1]]).logits
+        chosen += logits.argmax(-1).tolist()
+        wanted += tokens
+    expected = sum(one == other for one, other in zip(chosen, wanted, strict=True)) / len(wanted)
+    assert 0.1 < expected < 0.99  # a drafter that sometimes agrees
+    assert token_agreement(model, answers, None) == expected
+
+
+def test_held_out_answers_are_spread_evenly_and_not_trained_on() -> None:
+    answers = tuple(Answer(str(index), "p", "a", [5, 1], "end" if index != 4 else "length") for index in range(9))
+    trained_on, held_out = split_answers(Calibration(Path("calib"), {}, answers), 2)
+    assert [answer.id for answer in held_out] == ["0", "5"]  # 4 was cut at the length limit
+    assert [answer.id for answer in trained_on] == ["1", "2", "3", "6", "7", "8"]
+    with pytest.raises(UserError, match="8 answers that reach their end, of 9; held_out=8 leaves none"):
+        split_answers(Calibration(Path("calib"), {}, answers), 8)
+
+
+@pytest.mark.slow
+def test_an_aligned_model_agrees_more_and_both_are_measured(
+    command: Command, base: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, printed = command(*base)
+    assert code == 0, printed
+    metrics = json.loads((FOLDER / "metrics.json").read_text())
+    alignment, compared = metrics["alignment"], metrics["alignment"]["compared"]
+    assert (alignment["trained_on"], alignment["held_out"]) == (140, 20)
+    for measure in ("token_agreement", "text_agreement", "acceptance_rate"):
+        assert compared[measure]["after"] > compared[measure]["before"], measure
+        assert f"{compared[measure]['after'] * 100:.2f}" in printed
+    frame = pd.read_csv(FOLDER / "sweep.csv")
+    assert sorted(frame["policy"]) == ["bild", "bild", "speculative", "speculative"]
+    assert frame["draft"].nunique() == 2
+    assert set(frame.loc[frame["policy"] == "speculative", "window"]) == {4}
+    assert set(frame.loc[frame["policy"] == "bild", ["fallback", "rollback"]].itertuples(index=False)) == {(0.5, 1)}
+    assert (frame.loc[frame["policy"] == "speculative", "agreement_with_target"] == 1).all()
+    rates = frame[frame["policy"] == "speculative"].set_index("draft")["acceptance_rate"]
+    examples = [json.loads(line) for line in next(FOLDER.glob("points/*/examples.jsonl")).read_text().splitlines()]
+    assert len(examples) == 3 and {tuple(row["baseline_token_ids"]) for row in examples} == {(25, 17, 9, 1)}
+    assert rates["outputs/aligned/checkpoint"] == pytest.approx(compared["acceptance_rate"]["after"])
+    assert (FOLDER / "report.html").stat().st_size > 1_000_000 and (FOLDER / "pareto.png").exists()
+    assert Checkpoint("outputs/aligned/checkpoint").weights(torch.float32).config.model_type == "t5"
+
+    before = {file: file.stat().st_mtime_ns for file in FOLDER.rglob("*") if file.is_file()}
+    monkeypatch.setattr("bild_lab.report.sweep.report_sweep", lambda sweep: None)  # it takes seconds
+    code, again = command(*base)
+    assert code == 0, again
+    kept = [file for file in before if "points" in file.parts or "checkpoint" in file.parts]
+    assert {file: file.stat().st_mtime_ns for file in kept} == {file: before[file] for file in kept}
+    assert json.loads((FOLDER / "metrics.json").read_text())["alignment"] == alignment
+
+
+@pytest.mark.slow
+def test_thresholds_are_chosen_on_validation_once_and_measured_on_test(
+    command: Command, base: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    data = write_data(tmp_path_factory.mktemp("splits"), rows=8)
+    rows = (data / "test.jsonl").read_text().splitlines(keepends=True)
+    (data / "validation.jsonl").write_text("".join(rows[:4]))
+    (data / "test.jsonl").write_text("".join(rows[4:]))
+    words = [*base, f"comparison.path={data}", "comparison.select=validation", "comparison.rollback=[0.3,1,5]"]
+    code, printed = command(*words)
+    assert code == 0, printed
+    assert printed.count("choosing from 3 points on validation") == 2  # with each drafter
+    assert "speedup of BiLD at no loss on validation" in printed
+    frame = pd.read_csv(FOLDER / "sweep.csv")
+    assert set(frame["split"]) == {"test"}
+    bild = frame[frame["policy"] == "bild"]
+    assert 2 <= len(bild) <= 4
+    compared = json.loads((FOLDER / "metrics.json").read_text())["alignment"]["compared"]
+    for key in ("bild_speedup_at_no_loss", "bild_speedup_at_one_point"):
+        assert set(compared[key].values()) <= set(bild["speedup"])
+    chosen = json.loads((FOLDER / "chosen.json").read_text())
+    assert len(chosen) == 2 and all(free is not None for free, _ in chosen.values())  # 0.3 keeps every text
+    code, again = command(*words)
+    assert code == 0 and "choosing" not in again
+    assert len(pd.read_csv(FOLDER / "sweep.csv")) == len(frame)
+
+
+def test_the_tokenizer_gives_the_answers_of_these_tests_back(
+    answered: dict[str, Path],
+) -> None:
+    assert {answer.answer for answer in read_calibration(answered["deaf"]).answers} == {"w25 w17 w9"}
+
+
+@pytest.mark.slow
+def test_without_a_sweep_no_target_is_needed(
+    command: Command, base: list[str], pairs: Path, tmp_path: Path, answered: dict[str, Path]
+) -> None:
+    moved = tmp_path / "calibration"
+    shutil.copytree(answered["deaf"], moved)
+    manifest = json.loads((moved / "manifest.json").read_text())
+    manifest["model"]["path"] = str(pairs / "gone")
+    (moved / "manifest.json").write_text(json.dumps(manifest))
+    short = ["train.max_steps=2", "train.evaluate_every=2", "train.log_every=2", f"calibration={moved}"]
+    code, printed = command(*base, *short)
+    assert code == 2
+    assert "no checkpoint folder" in printed
+    assert not Path("outputs").exists()  # refused before anything is trained
+    code, printed = command(*base, *short, "sweep=false")
+    assert code == 0, printed
+    assert list(json.loads((FOLDER / "metrics.json").read_text())["alignment"]["compared"]) == [
+        "token_agreement",
+        "text_agreement",
+    ]
+    assert not (FOLDER / "points").exists() and (FOLDER / "checkpoint" / "model.safetensors").exists()
+
+
+def test_a_target_that_changed_since_it_answered_is_refused(
+    command: Command, base: list[str], pairs: Path, tmp_path: Path, answered: dict[str, Path]
+) -> None:
+    moved, other = tmp_path / "calibration", tmp_path / "target"
+    shutil.copytree(answered["deaf"], moved)
+    shutil.copytree(pairs / "deaf", other)
+    shutil.copy(pairs / "deaf-draft" / "model.safetensors", other)
+    manifest = json.loads((moved / "manifest.json").read_text())
+    manifest["model"]["path"] = str(other)
+    (moved / "manifest.json").write_text(json.dumps(manifest))
+    soft = ["sweep=false", "train.soft_targets=3"]  # the target is asked again
+    for words in ([], soft):
+        code, printed = command(*base, *words, f"calibration={moved}")
+        assert code == 2
+        assert "has changed since it answered" in printed
+        assert not Path("outputs").exists()
+
+
+@pytest.mark.parametrize("family", ["t5", "llama"])
+def test_an_alignment_learns_what_else_the_target_finds_likely(
+    command: Command, base: list[str], pairs: Path, answered: dict[str, Path], family: str
+) -> None:
+    words = ["train.max_steps=4", "train.evaluate_every=4", "train.log_every=2", "sweep=false", "train.soft_targets=3"]
+    of = [f"model.path={pairs / f'{family}-draft'}", f"calibration={answered[family]}"]
+    code, printed = command(*base, *words, *of)
+    assert code == 0, printed
+    metrics = json.loads((FOLDER / "metrics.json").read_text())
+    assert metrics["recipe"]["soft_targets"] == metrics["identity"]["train.soft_targets"] == 3
+    assert metrics["identity"]["teacher"] == Checkpoint(str(pairs / family)).fingerprint
+    assert not (FOLDER / "training").exists() and (FOLDER / "checkpoint" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("data", "small", "message"),
+    [
+        ("t5", "llama-draft", "is decoder-only (llama), but"),
+        ("llama", "t5-draft", "is an encoder–decoder (t5), but"),
+        ("llama", "llama-words", "has another vocabulary than"),
+    ],
+)
+def test_a_small_model_that_does_not_fit_is_refused(
+    checkpoints: Path, answered: dict[str, Path], data: str, small: str, message: str
+) -> None:
+    calibration = read_calibration(answered[data])
+    require_fits(calibration, Checkpoint(str(checkpoints / f"{data}-draft")))
+    with pytest.raises(UserError, match=re.escape(message)):
+        require_fits(calibration, Checkpoint(str(checkpoints / small)))
+
+
+BAD_INPUT = {
+    "misspelt key": (["held_uot=3"], "no configuration key held_uot; did you mean held_out?"),
+    "misspelt key of a group": (["comparison.windw=3"], "did you mean comparison.window? `python align.py --cfg job`"),
+    "another vocabulary": (
+        ["calibration={answered}/llama", "model.path={checkpoints}/llama-words"],
+        "llama-words (41 pieces) has another vocabulary than",
+    ),
+    "another vocabulary of the unaligned": (
+        [
+            "calibration={answered}/llama",
+            "model.path={checkpoints}/llama-draft",
+            "unaligned.path={checkpoints}/llama-words",
+        ],
+        "llama-words (41 pieces) has another vocabulary than",
+    ),
+    "empty shard": (["comparison.path={shards}"], "test-00001-of-00002.jsonl has no rows, but is one of 2 shards"),
+    "no calibration data": (["calibration=/nowhere"], "no calibration data in /nowhere; make it with: python"),
+    "missing checkpoint": (["model.path=/nowhere/model"], "no checkpoint folder /nowhere/model"),
+    "calibration is nothing": (["calibration=null"], "calibration must be a folder, got None"),
+    "sweep is a word": (["sweep=off"], "sweep must be true or false, got 'off'"),
+    "nothing left to train on": (["held_out=160"], "held_out=160 leaves none to train on"),
+    "answers longer than a recipe's": (["train.max_target_tokens=3"], "would cut the target's longest answer of"),
+    "no thresholds": (["comparison.fallback=[]"], "comparison.fallback must be a list of thresholds"),
+    "threshold out of range": (["comparison.fallback=[1.5]"], "must lie in [0, 1], got 1.5"),
+    "chosen where it is measured": (["comparison.select=test"], "test and test are the same examples"),
+    "missing split": (["comparison.split=dev"], "has no split 'validation', only test"),
+    "window out of range": (["comparison.window=0"], "comparison.window must be a whole number >= 1"),
+    "another baseline": (["measure.baseline=bild"], "measure.baseline must be vanilla, got bild"),
+    "unknown dtype": (["runtime.dtype=int3"], "runtime.dtype must be one of float32"),
+    "name with a slash": (["name=a/b"], "name must be a plain folder name"),
+}
+
+
+@pytest.fixture
+def places(checkpoints: Path, answered: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """What the words of BAD_INPUT name."""
+    shards = tmp_path_factory.mktemp("shards")
+    write_data(shards, rows=2).joinpath("test.jsonl").rename(shards / "test-00000-of-00002.jsonl")
+    (shards / "test-00001-of-00002.jsonl").touch()
+    return {"checkpoints": checkpoints, "answered": answered["llama"].parent, "shards": shards}
+
+
+@pytest.mark.parametrize("case", thinned(BAD_INPUT, 5))
+def test_bad_input_gives_one_message_and_leaves_nothing(
+    case: str, command: Command, base: list[str], places: dict[str, Path]
+) -> None:
+    words, message = BAD_INPUT[case]
+    code, printed = command(*base, *(word.format(**places) for word in words))
+    assert code == 2, printed
+    (line,) = printed.strip().splitlines()
+    assert message in line
+    assert list(Path().iterdir()) == []
+
+
+# by torchrun, which on CPUs means gloo; with --cpu accelerate starts one process, whatever is asked for
+LAUNCHER = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--main_process_port=0")
+TWO_PROCESSES = (sys.executable, *LAUNCHER)
+
+
+def started(folder: Path, words: list[str], launcher: tuple[str, ...] = (sys.executable,)) -> subprocess.Popen:
+    script = Path(align.__file__)
+    environment = {**os.environ, "PYTHONPATH": str(script.parents[1]), "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([*launcher, str(script), *words], cwd=folder, env=environment)
+
+
+@pytest.mark.slow
+def test_an_alignment_killed_between_its_points_goes_on_with_the_next(base: list[str], tmp_path: Path) -> None:
+    out = tmp_path / FOLDER
+    process = started(tmp_path, base)
+    while not list(out.glob("points/*/result.json")):
+        assert process.poll() is None, "it ended before it could be killed"
+        time.sleep(0.002)
+    process.kill()
+    process.wait()
+    assert (out / "checkpoint" / "model.safetensors").exists()
+    kept = [*out.glob("points/[!.]*/result.json"), out / "checkpoint" / "model.safetensors"]
+    assert len(kept) < 5
+    before = {file: file.stat().st_mtime_ns for file in kept}
+    assert started(tmp_path, base).wait(timeout=600) == 0
+    assert {file: file.stat().st_mtime_ns for file in kept} == before
+    assert len(list(out.glob("points/[!.]*/result.json"))) == 4
+
+
+@pytest.mark.slow
+def test_two_processes_align_and_one_of_them_measures(base: list[str], tmp_path: Path) -> None:
+    assert started(tmp_path, base, TWO_PROCESSES).wait(timeout=600) == 0
+    metrics = json.loads((tmp_path / FOLDER / "metrics.json").read_text())
+    compared = metrics["alignment"]["compared"]["token_agreement"]
+    assert compared["after"] > compared["before"]
+    assert len(list((tmp_path / FOLDER).glob("points/[!.]*/result.json"))) == 4

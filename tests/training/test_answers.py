@@ -1,0 +1,103 @@
+"""Greedy answers in batches equal those of our own loop, one by one; several folders are read as one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.trace import Trace
+from bild_lab.errors import UserError
+from bild_lab.lab.data.examples import DatasetSpec
+from bild_lab.lab.decoding.load import load
+from bild_lab.training.answers import (
+    END,
+    SCHEMA,
+    Answer,
+    contents_hash,
+    greedy_answers,
+    read_calibration,
+    read_calibrations,
+)
+from tests.tiny import save, tiny_t5
+
+LIMIT = 9  # tokens; long enough for some answers to end, short enough to cut others
+
+
+def one_by_one(path: Path, prompts: list[str], longest: int | None = None) -> list[list[int]]:
+    """The tokens that `vanilla` of our own engine emits, at batch size 1."""
+    decoder = load(str(path), policy="vanilla")
+    requests = [decoder.request(prompt, LIMIT, max_source_tokens=longest) for prompt in prompts]
+    return [decoder.method.decode(request, Trace())[request.limits.prompt_length :] for request in requests]
+
+
+# sources of 1 to 9 words
+PROMPTS = [" ".join(f"w{3 + (7 * row + 5 * place) % 37}" for place in range(1 + row % 9)) for row in range(24)]
+
+
+@pytest.mark.parametrize("family", ["t5", "llama"])
+@pytest.mark.parametrize("longest", [None, 4])
+def test_answers_in_batches_are_those_of_one_by_one(targets: Path, family: str, longest: int | None) -> None:
+    path = targets / family
+    model = HuggingFaceModel(Checkpoint(str(path)), torch.device("cpu"), torch.float32)
+    sources = [model.checkpoint.source(prompt, longest) for prompt in PROMPTS]
+    expected = one_by_one(path, PROMPTS, longest)
+    assert greedy_answers(model, sources, LIMIT, batch_size=7) == expected
+    lengths = {len(answer) for answer in expected}
+    assert min(lengths) < LIMIT == max(lengths)  # some ended with an end token, some did not
+
+
+def test_a_decoder_deeper_than_its_encoder_answers_in_batches_too(tmp_path: Path) -> None:
+    path = save(tiny_t5(5, layers=1, decoder_layers=3), tmp_path / "deep")
+    model = HuggingFaceModel(Checkpoint(str(path)), torch.device("cpu"), torch.float32)
+    sources = [model.checkpoint.source(prompt) for prompt in PROMPTS[:6]]
+    assert greedy_answers(model, sources, LIMIT, batch_size=4) == one_by_one(path, PROMPTS[:6])
+
+
+def written(folder: Path, *words: str, model: str = "one", **dataset: Any) -> Path:
+    """A finished folder with an answer of each word."""
+    folder.mkdir()
+    answers = [Answer(word, f"say {word}", word, [5, 1], END) for word in words]
+    pq.write_table(pa.Table.from_pylist([asdict(one) for one in answers], SCHEMA), folder / "part.parquet")
+    spec = {"name": folder.name, "split": "train", "source_column": "de", "metric": "agreement", "path": "x", **dataset}
+    manifest = {
+        "model": {"path": "m", "revision": None, "fingerprint": model},
+        "dataset": asdict(DatasetSpec(**spec)),
+        "parts": ["part.parquet"],
+        "count": len(answers),
+        "hash": contents_hash(answers),
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+def test_several_folders_are_one_with_all_their_answers_in_turn(tmp_path: Path) -> None:
+    lima, cip = written(tmp_path / "lima", "a", "b"), written(tmp_path / "cip", "c")
+    both = read_calibrations([lima, cip])
+    assert [one.id for one in both.answers] == ["a", "b", "c"]
+    assert (both.manifest["count"], both.dataset.name, both.dataset.split) == (3, "lima + cip", "train")
+    assert both.manifest["model"]["fingerprint"] == "one"
+    assert str(lima) in str(both.folder) and str(cip) in str(both.folder)
+    hashes = {read_calibrations(given).manifest["hash"] for given in ([lima, cip], [cip, lima], [lima], [cip])}
+    assert len(hashes) == 4
+    assert read_calibrations([lima]) == read_calibration(lima)
+
+
+def test_answers_of_two_models_or_to_prompts_cut_differently_are_not_mixed(tmp_path: Path) -> None:
+    first = written(tmp_path / "first", "a")
+    other, longer = (
+        written(tmp_path / "other", "b", model="two"),
+        written(tmp_path / "longer", "c", max_source_tokens=9),
+    )
+    with pytest.raises(UserError, match="answers of one model, got .*first and .*other"):
+        read_calibrations([first, other])
+    with pytest.raises(UserError, match=r"one dataset.max_source_tokens, got None in .*first and 9 in .*longer"):
+        read_calibrations([first, longer])

@@ -1,0 +1,347 @@
+"""`python scripts/generate_calibration.py`: the target's greedy answers, each once, also after kills and full disks."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.errors import UserError
+from bild_lab.files import write_atomically
+from bild_lab.lab.cli import run_application
+from bild_lab.lab.data.examples import DatasetSpec, load_examples
+from bild_lab.training import calibration as generate
+from bild_lab.training.answers import SCHEMA, Answer, contents_hash, read_calibration
+from scripts import generate_calibration
+from tests.checkpoints import write_data
+from tests.thinned import thinned
+from tests.tiny import END
+
+Command = Callable[..., tuple[int, str]]
+SCRIPT = Path(generate_calibration.__file__)
+FOLDER = Path("outputs/calib")
+LIMIT = 9  # tokens; long enough for some answers to end, short enough to cut others
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
+    """Runs the application in an empty folder; returns its exit code and everything it printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: str) -> tuple[int, str]:
+        code = called(monkeypatch, *words)
+        out = capfd.readouterr()
+        return code, out.out + out.err
+
+    return call
+
+
+def called(patch: pytest.MonkeyPatch, *words: str) -> int:
+    patch.setenv("COLUMNS", "200")
+    patch.setattr(sys, "argv", ["generate_calibration.py", *words])
+    with pytest.raises(SystemExit) as ended:
+        run_application(generate_calibration.main, "calibration")
+    return ended.value.code or 0
+
+
+@pytest.fixture(scope="session")
+def made(targets: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The command's results, for tests that need them finished."""
+    folder = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert called(patch, *words_for(targets / "t5", data)) == 0
+    return folder / FOLDER
+
+
+@pytest.fixture
+def finished(command: Command, made: Path) -> None:
+    """The command has ended in this folder."""
+    shutil.copytree(made, FOLDER)
+
+
+@pytest.fixture
+def base(targets: Path, data: Path) -> list[str]:
+    return words_for(targets / "t5", data)
+
+
+def words_for(model: Path, data: Path) -> list[str]:
+    return [
+        "name=calib",
+        f"model.path={model}",
+        "dataset=multi30k",
+        f"dataset.path={data}",
+        "dataset.split=test",
+        f"decoding.max_new_tokens={LIMIT}",
+        "batch_size=4",
+        "part_size=2",
+    ]
+
+
+def parts() -> list[str]:
+    return sorted(file.name for file in FOLDER.glob("*.parquet"))
+
+
+def test_the_command_writes_answers_manifest_and_metrics(command: Command, base: list[str], data: Path) -> None:
+    code, printed = command(*base)
+    assert code == 0, printed
+    assert parts() == [f"test-0000000{start}-0000000{start + 2}.parquet" for start in (0, 2, 4)]
+    rows = [row for name in parts() for row in pq.read_table(FOLDER / name).to_pylist()]
+    sources = [json.loads(line)["de"] for line in (data / "test.jsonl").read_text().splitlines()]
+    assert [row["id"] for row in rows] == [f"test-{index}" for index in range(6)]
+    assert [row["prompt"] for row in rows] == sources
+    for row in rows:
+        ended = row["answer_token_ids"][-1] == END
+        assert row["finish_reason"] == ("end" if ended else "length")
+        assert ended or len(row["answer_token_ids"]) == LIMIT
+        words = [f"w{token}" for token in row["answer_token_ids"] if token > 2]
+        assert row["answer"].split() == words
+    manifest = json.loads((FOLDER / "manifest.json").read_text())
+    assert manifest["count"] == 6 and manifest["parts"] == parts()
+    assert manifest["decoding"] == {"method": "greedy", "max_new_tokens": LIMIT, "dtype": "float32"}
+    assert manifest["model"]["fingerprint"] == Checkpoint(manifest["model"]["path"]).fingerprint
+    assert manifest["hash"] == contents_hash([Answer(**row) for row in rows])
+    metrics = json.loads((FOLDER / "metrics.json").read_text())
+    assert metrics["answer_tokens"] == sum(len(row["answer_token_ids"]) for row in rows)
+    assert metrics["tokens_per_s"] == pytest.approx(metrics["answer_tokens"] / metrics["generation_s"])
+    assert metrics["environment"]["transformers"]
+    assert f"6 answers of {manifest['model']['path']} to multi30k test" in printed
+    assert "python scripts/align.py name=aligned model.path=SMALL calibration=outputs/calib" in printed
+
+
+@pytest.mark.usefixtures("finished")
+def test_the_folder_is_a_dataset_itself() -> None:
+    spec = DatasetSpec(
+        name="calib", path=str(FOLDER), source_column="prompt", reference_column="answer", metric="bleu", id_column="id"
+    )
+    answers = read_calibration(FOLDER).answers
+    assert [(one.prompt, one.references) for one in load_examples(spec)] == [
+        (answer.prompt, (answer.answer,)) for answer in answers
+    ]
+
+
+@pytest.mark.usefixtures("finished")
+def test_the_same_command_again_generates_nothing(command: Command, base: list[str]) -> None:
+    before = {file: file.stat().st_mtime_ns for file in FOLDER.iterdir()}
+    code, printed = command(*base, "batch_size=1")  # it does not change the answers
+    assert code == 0
+    assert "all answers were there already" in printed
+    assert {file: file.stat().st_mtime_ns for file in FOLDER.iterdir()} == before
+
+
+@pytest.mark.usefixtures("finished")
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("decoding.max_new_tokens=5", "decoding.max_new_tokens=9, but this command has decoding.max_new_tokens=5;"),
+        ("part_size=3", "part_size=2, but this command has part_size=3;"),
+        ("dataset.limit=4", "count=6, but this command has count=4;"),
+        ("runtime.dtype=bfloat16", "decoding.dtype=float32, but this command has decoding.dtype=bfloat16;"),
+    ],
+)
+def test_other_answers_under_the_same_name_are_refused(
+    command: Command, base: list[str], word: str, message: str
+) -> None:
+    before = {file.name: file.read_bytes() for file in FOLDER.iterdir()}
+    code, printed = command(*base, word)
+    assert code == 2
+    assert message in printed and "choose another name=NAME" in printed
+    assert {file.name: file.read_bytes() for file in FOLDER.iterdir()} == before
+
+
+@pytest.mark.usefixtures("finished")
+def test_a_full_disk_leaves_earlier_parts_intact_and_the_same_command_does_the_rest(
+    command: Command, base: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = {file.name: file.read_bytes() for file in FOLDER.glob("*.parquet")}
+    digest = json.loads((FOLDER / "manifest.json").read_text())["hash"]
+
+    def full(path: Path, content: bytes) -> None:
+        if path.name.startswith("test-00000002"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write_atomically(path, content)
+
+    again = ["name=full", *base[1:]]
+    with monkeypatch.context() as patched:
+        patched.setattr(generate, "write_atomically", full)
+        code, printed = command(*again)
+    assert code == 2
+    assert "No space left on device" in printed and "run the same command again" in printed
+    left = Path("outputs/full")
+    assert sorted(file.name for file in left.iterdir()) == ["plan.json", "test-00000000-00000002.parquet"]
+    first = left / "test-00000000-00000002.parquet"
+    assert pq.read_table(first).equals(pq.read_table(FOLDER / first.name))
+    written = first.stat().st_mtime_ns
+    assert command(*again)[0] == 0
+    assert first.stat().st_mtime_ns == written
+    assert json.loads((left / "manifest.json").read_text())["hash"] == digest
+    assert sorted(whole) == sorted(file.name for file in left.glob("*.parquet"))
+
+
+def rewritten(change: Callable[[list[dict]], list[dict]]) -> None:
+    """The first part with other rows."""
+    file = FOLDER / parts()[0]
+    rows = change(pq.read_table(file).to_pylist())
+    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), file)
+
+
+def nothing_answered() -> None:
+    """Write a manifest without any answers."""
+    (FOLDER / "manifest.json").write_text(json.dumps({"parts": [], "count": 0, "hash": contents_hash([])}))
+
+
+@pytest.mark.usefixtures("finished")
+def test_damaged_parts_are_made_again_and_the_others_kept(command: Command, base: list[str]) -> None:
+    digest = json.loads((FOLDER / "manifest.json").read_text())["hash"]
+    first, second, third = (FOLDER / name for name in parts())
+    rewritten(lambda rows: rows[:1])
+    third.write_bytes(third.read_bytes()[:100])
+    changed, kept = first.stat().st_mtime_ns, second.stat().st_mtime_ns
+    code, printed = command(*base)
+    assert code == 0, printed
+    assert second.stat().st_mtime_ns == kept and first.stat().st_mtime_ns != changed
+    assert json.loads((FOLDER / "manifest.json").read_text())["hash"] == digest
+    assert len(read_calibration(FOLDER).answers) == 6
+
+
+@pytest.mark.usefixtures("finished")
+def test_data_without_one_of_its_parts_is_not_taken_for_finished(
+    command: Command, base: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (FOLDER / parts()[1]).unlink()
+
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(generate, "write_atomically", full)
+    assert command(*base)[0] == 2
+    with pytest.raises(UserError, match=re.escape("is not finished (2 parts")):
+        read_calibration(FOLDER)
+
+
+@pytest.mark.usefixtures("finished")
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda: shutil.rmtree(FOLDER), "no calibration data in outputs/calib"),
+        (lambda: (FOLDER / "manifest.json").unlink(), "is not finished (3 parts, no manifest.json)"),
+        (lambda: (FOLDER / "manifest.json").write_text("{}"), "cannot read the calibration data"),
+        (lambda: (FOLDER / parts()[1]).unlink(), "cannot read the calibration data"),
+        (lambda: (FOLDER / parts()[1]).write_bytes(b"PAR1"), "cannot read the calibration data"),
+        (lambda: rewritten(lambda rows: rows[:1]), "has changed since it was made: wanted 6 rows"),
+        (lambda: rewritten(lambda rows: [{**row, "answer": "w5"} for row in rows]), "has changed since it was made"),
+        (lambda: rewritten(lambda rows: []), "has changed since it was made: wanted 6 rows"),
+        (nothing_answered, "is empty"),
+    ],
+)
+def test_data_that_is_missing_unfinished_or_changed_is_refused(damage: Callable[[], object], message: str) -> None:
+    damage()
+    with pytest.raises(UserError, match=re.escape(message)) as refused:
+        read_calibration(FOLDER)
+    assert "python scripts/generate_calibration.py name=calib" in str(refused.value)
+
+
+BAD_INPUT = {
+    "misspelt key": (["model.pth=x"], "no configuration key model.pth; did you mean model.path?"),
+    "misspelt key of its own": (["part_siz=4"], "did you mean part_size? `python generate_calibration.py --cfg job`"),
+    "no model": (["model.path=null"], "model.path must be a folder or a hub id, got null"),
+    "missing checkpoint": (["model.path=/nowhere/model"], "no checkpoint folder /nowhere/model"),
+    "missing data": (["dataset.path=/nowhere"], "dataset.path /nowhere does not exist"),
+    "missing split": (["dataset.split=train"], "has no split 'train', only test"),
+    "wrong columns": (["dataset.source_column=fr"], "wants column fr, got columns de, en"),
+    "no tokens": (["decoding.max_new_tokens=0"], "decoding.max_new_tokens must be a whole number >= 1"),
+    "empty batches": (["batch_size=0"], "batch_size must be a whole number >= 1, got 0"),
+    "empty parts": (["part_size=0"], "part_size must be a whole number >= 1, got 0"),
+    "unknown dtype": (["runtime.dtype=int3"], "runtime.dtype must be one of float32"),
+    "unknown device": (["runtime.device=abacus"], "runtime.device must be auto, cpu"),
+    "name with a slash": (["name=a/b"], "name must be a plain folder name"),
+}
+
+
+@pytest.mark.parametrize("case", thinned(BAD_INPUT, 5))
+def test_bad_input_gives_one_message_and_leaves_nothing(case: str, command: Command, base: list[str]) -> None:
+    words, message = BAD_INPUT[case]
+    code, printed = command(*base, *words)
+    assert code == 2, printed
+    (line,) = printed.strip().splitlines()
+    assert message in line
+    assert list(Path().iterdir()) == []
+
+
+def test_an_empty_split_is_refused(command: Command, base: list[str], tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "test.jsonl").touch()
+    code, printed = command(*base, f"dataset.path={tmp_path / 'empty'}")
+    assert code == 2
+    assert "has no examples in split 'test'" in printed
+    assert not Path("outputs").exists()
+
+
+@pytest.fixture
+def many(targets: Path, tmp_path: Path) -> list[str]:
+    """A run of 120 parts, long enough to be killed in between."""
+    data = write_data(tmp_path / "many", rows=120)
+    return [*words_for(targets / "t5", data), "part_size=1"]
+
+
+# by torchrun, with gloo on CPUs; with --cpu Accelerate starts one process, whatever the number
+LAUNCHER = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--main_process_port=0")
+TWO_PROCESSES = (sys.executable, *LAUNCHER)
+
+
+def started(folder: Path, words: list[str], launcher: tuple[str, ...] = (sys.executable,)) -> subprocess.Popen:
+    environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[1]), "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([*launcher, str(SCRIPT), *words], cwd=folder, env=environment)
+
+
+def killed_with(count: int, folder: Path, process: subprocess.Popen) -> int:
+    """Kill the process and its children once `count` parts are there; returns how many there are after the kill."""
+    out = folder / "outputs" / "calib"
+    while len(list(out.glob("*.parquet"))) < count:
+        assert process.poll() is None, "it ended before it could be killed"
+        time.sleep(0.002)
+    for each in [*psutil.Process(process.pid).children(recursive=True), process]:  # torchrun's have own sessions
+        each.kill()
+    process.wait()
+    return len(list(out.glob("*.parquet")))
+
+
+@pytest.mark.slow
+def test_a_run_killed_twice_loses_and_doubles_nothing(many: list[str], tmp_path: Path) -> None:
+    assert started(tmp_path, ["name=whole", *many[1:]]).wait(timeout=600) == 0
+    first = killed_with(20, tmp_path, started(tmp_path, many))
+    second = killed_with(60, tmp_path, started(tmp_path, many))
+    assert first < second < 120
+    with pytest.raises(UserError, match="is not finished"):
+        read_calibration(tmp_path / "outputs" / "calib")
+    assert started(tmp_path, many).wait(timeout=600) == 0
+    resumed, whole = (read_calibration(tmp_path / "outputs" / name) for name in ("calib", "whole"))
+    assert resumed.answers == whole.answers
+    assert resumed.manifest["hash"] == whole.manifest["hash"]
+    assert [answer.id for answer in resumed.answers] == [f"test-{index}" for index in range(120)]
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_work_and_a_kill_of_both_costs_nothing(many: list[str], tmp_path: Path) -> None:
+    killed = killed_with(20, tmp_path, started(tmp_path, many, TWO_PROCESSES))
+    assert killed < 120
+    assert started(tmp_path, many, TWO_PROCESSES).wait(timeout=600) == 0
+    assert started(tmp_path, ["name=whole", *many[1:]]).wait(timeout=600) == 0
+    shared, whole = (read_calibration(tmp_path / "outputs" / name) for name in ("calib", "whole"))
+    assert shared.answers == whole.answers
+    assert shared.manifest["hash"] == whole.manifest["hash"]
+    writers = {pq.read_schema(file).metadata[b"process"] for file in (tmp_path / "outputs" / "calib").glob("*.parquet")}
+    assert writers == {b"0", b"1"}

@@ -1,0 +1,83 @@
+"""Evaluation during training decodes the same texts as our own loop."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from bild_lab.engine.request import Source
+from bild_lab.lab.data.examples import Example
+from bild_lab.lab.metrics import score
+from bild_lab.training.batches import Collator, TokenLimits, tokenize
+from bild_lab.training.finetune import Evaluator, greedy_settings
+from bild_lab.training.losses import LayerLoss
+from tests.stubs import uncached
+from tests.tiny import END, PAD, tiny_llama, tiny_t5, tiny_tokenizer
+
+MODELS = {"t5": tiny_t5, "llama": tiny_llama}
+PROMPTS = ["w5 w6 w7", "w8", "w9 w10 w11 w12 w13", "w3 w4", "w20 w21"]
+EXAMPLES = tuple(Example(f"test-{i}", each, each, (each, "w3 w3 w3 w3")) for i, each in enumerate(PROMPTS))
+LENGTH = 12
+
+
+def evaluator(model: PreTrainedModel, batch_size: int) -> Evaluator:
+    encoder_decoder = model.config.is_encoder_decoder
+    tokenizer, start = tiny_tokenizer(encoder_decoder), PAD if encoder_decoder else None
+    examples = tokenize(EXAMPLES, tokenizer, encoder_decoder, TokenLimits(None, LENGTH))
+    settings = greedy_settings(LENGTH, [END], PAD, start)
+    references = [example.references for example in EXAMPLES]
+    return Evaluator(references, examples, "bleu", tokenizer, Collator(PAD, start), batch_size, settings)
+
+
+def greedy_text(model: PreTrainedModel, prompt: str) -> str:
+    """Argmax after argmax, each from a forward pass over the whole text."""
+    tokenizer = tiny_tokenizer(model.config.is_encoder_decoder)
+    ids = tokenizer(prompt)["input_ids"]
+    source = Source((PAD,), torch.tensor([ids])) if model.config.is_encoder_decoder else Source(tuple(ids))
+    next_logits, tokens = uncached(model, source), list(source.prompt)
+    for _ in range(LENGTH):
+        tokens.append(int(next_logits(tokens).argmax()))
+        if tokens[-1] == END:
+            break
+    return tokenizer.decode(tokens[len(source.prompt) :], skip_special_tokens=True).strip()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_scores_are_those_of_greedy_decoding_one_by_one(name: str) -> None:
+    model = MODELS[name](1).double()
+    model.generation_config.num_beams = 4  # a checkpoint's own, which is not used
+    found = evaluator(model, batch_size=2)(model, LayerLoss(model, {2: 1.0}, 0.0, bfloat16=False))
+    texts = [greedy_text(model, prompt) for prompt in PROMPTS]
+    wanted = score("bleu", texts, [example.references for example in EXAMPLES])
+    assert (found["bleu"], found["bleu_low"], found["bleu_high"]) == (wanted.value, wanted.low, wanted.high)
+    assert len({*texts}) == 5 and wanted.value > 0
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_validation_loss_is_the_mean_over_tokens_whatever_the_batches(name: str) -> None:
+    model = MODELS[name](1)
+    loss = LayerLoss(model, {1: 0.5, 2: 0.5}, label_smoothing=0.1, bfloat16=False)
+    found = [evaluator(model, batch_size)(model, loss) for batch_size in (1, 5)]
+    for key in ("loss", "loss_layer_1", "loss_layer_2"):
+        assert found[0][key] == pytest.approx(found[1][key], abs=1e-5)
+    assert found[0]["loss"] == found[0]["loss_layer_2"] != found[0]["loss_layer_1"]
+    total = count = 0.0
+    judge = evaluator(model, 1)
+    for example in judge.examples:  # without smoothing, text by text
+        batch = judge.collate([example])
+        total += float(model(**batch).loss.detach()) * len(example.answer)
+        count += len(example.answer)
+    assert found[0]["loss"] == pytest.approx(total / count, abs=1e-5)
+
+
+def test_evaluation_is_without_dropout_and_leaves_the_model_as_it_was() -> None:
+    model = tiny_t5(1)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.5
+    loss, judge, own = LayerLoss(model, {2: 1.0}, 0.0, bfloat16=False), evaluator(model, 2), model.generation_config
+    still = judge(model.eval(), loss)
+    training = judge(model.train(), loss)
+    assert (training["loss"], training["bleu"]) == (still["loss"], still["bleu"])
+    assert model.training and model.generation_config is own

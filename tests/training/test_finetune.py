@@ -1,0 +1,349 @@
+"""A fine-tuning from job to checkpoint: what it learns, keeps, resumes and refuses."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from safetensors.torch import load_file
+from transformers import PreTrainedModel, TrainerCallback
+
+import bild_lab
+from bild_lab.errors import UserError
+from bild_lab.training import finetune as finetuning
+from bild_lab.training import run as runs
+from bild_lab.training.finetune import finetune
+from bild_lab.training.folder import TrainingFolder
+from tests.lab.data.test_examples import from_config
+from tests.thinned import thinned
+from tests.training.jobs import LLAMA, T5, Kill, job, losses, sentences
+
+
+class Steps(TrainerCallback):
+    """Records the steps that are done, and PyTorch's threads during them."""
+
+    def __init__(self) -> None:
+        self.done: list[int] = []
+        self.threads: set[int] = set()
+
+    def on_step_end(self, args, state, control, **kwargs) -> None:
+        self.done.append(state.global_step)
+        self.threads.add(torch.get_num_threads())
+
+
+def killed(folder: Path, step: int, **changes: Any) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        finetune(job(folder, callbacks=(Kill(step),), **changes))
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "checkpoint" / "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+    """A training that was not interrupted."""
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, finetune(job(folder))
+
+
+def test_a_training_leaves_a_checkpoint_that_a_sweep_takes(whole: tuple[Path, dict]) -> None:
+    folder, metrics = whole
+    assert sorted(path.name for path in folder.iterdir()) == ["checkpoint"]
+    assert json.loads((folder / "checkpoint" / "metrics.json").read_text()) == metrics
+    decoder = bild_lab.load(str(folder / "checkpoint"), policy="vanilla")
+    assert decoder.target.engine in ("kernels", "native") and decoder.target.checkpoint.config.use_cache
+    assert len(decoder.generate("Haus Hund", max_new_tokens=6).token_ids) <= 6
+
+
+def test_losses_scores_and_provenance_are_recorded(whole: tuple[Path, dict]) -> None:
+    _, metrics = whole
+    assert [step for step, _ in losses(metrics)] == [1, 2, 2, 3, 4, 4, 5, 6, 6]
+    rates = [entry["learning_rate"] for entry in metrics["history"] if "learning_rate" in entry]
+    assert rates == [0.05] * 6
+    assert metrics["evaluations"] == 3 and metrics["best"]["step"] in (2, 4, 6)
+    assert metrics["passes"] == pytest.approx(24 / 22)
+    assert metrics["environment"]["torch"] == torch.__version__
+    assert metrics["training_s"] > 0 and metrics["start"] == "random weights (micro t5)"
+
+
+def test_the_model_card_has_data_recipe_scores_and_commands(whole: tuple[Path, dict]) -> None:
+    folder, metrics = whole
+    card = (folder / "checkpoint" / "README.md").read_text()
+    assert "examples given by the caller" in card and "| learning_rate | 0.05 |" in card
+    assert f"| validation bleu | {metrics['best']['bleu']:.2f} (95 %:" in card
+    words = f"pair.target={folder}/checkpoint pair.draft=null dataset=NAME dataset.path=DIR"
+    assert f"python run.py policy=vanilla {words}" in card
+
+
+def test_the_model_card_names_the_dataset_as_a_command_takes_it(whole: tuple[Path, dict]) -> None:
+    data = asdict(from_config("multi30k", path="my data", prompt_template="German: {source} English:", split="train"))
+    card = finetuning._card({**whole[1], "dataset": data}, Path("outputs/small"))
+    template = "'dataset.prompt_template=German: {source} English:'"
+    words = f"dataset=multi30k 'dataset.path=my data' dataset.split=train {template}"
+    assert f"pair.target=outputs/small/checkpoint pair.draft=null {words}" in card
+    toy = {**whole[1], "dataset": asdict(from_config("toy"))}
+    assert "dataset.path" not in finetuning._card(toy, Path("outputs/small"))
+
+
+@pytest.mark.parametrize("step", thinned([3, 1, 6], 3))
+def test_a_killed_training_resumes_as_if_it_had_not_been_killed(
+    step: int, whole: tuple[Path, dict], tmp_path: Path
+) -> None:
+    killed(tmp_path, step)
+    assert (tmp_path / "training" / "job.json").is_file() and not (tmp_path / "checkpoint").exists()
+    again = finetune(job(tmp_path))
+    assert losses(again) == losses(whole[1])
+    ours, theirs = weights(tmp_path), weights(whole[0])
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.slow
+def test_steps_before_the_last_checkpoint_are_not_repeated(tmp_path: Path) -> None:
+    killed(tmp_path, 5)
+    steps = Steps()
+    finetune(job(tmp_path, callbacks=(steps,)))
+    assert steps.done == [5, 6]
+
+
+def unmarked(checkpoint: Path) -> None:
+    (checkpoint / "complete").unlink()
+    (checkpoint / "model.safetensors").write_bytes(b"half")
+
+
+def cut_later(checkpoint: Path) -> None:
+    state = checkpoint / "optimizer.pt"
+    state.write_bytes(state.read_bytes()[:-1])
+
+
+def without_weights(checkpoint: Path) -> None:
+    (checkpoint / "model.safetensors").unlink()
+
+
+@pytest.mark.slow
+def test_a_training_resumes_with_the_threads_it_began_with(tmp_path: Path) -> None:
+    before, steps = torch.get_num_threads(), Steps()
+    try:
+        torch.set_num_threads(before + 1)
+        killed(tmp_path, 3)
+    finally:
+        torch.set_num_threads(before)
+    finetune(job(tmp_path, callbacks=(steps,)))
+    assert steps.threads == {before + 1} and torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("damage", thinned([without_weights, unmarked, cut_later], 3))
+def test_a_training_resumes_from_the_checkpoint_before_a_damaged_one(
+    damage: Callable[[Path], None], whole: tuple[Path, dict], tmp_path: Path
+) -> None:
+    killed(tmp_path, 5)
+    damage(tmp_path / "training" / "checkpoint-4")
+    steps = Steps()
+    assert losses(finetune(job(tmp_path, callbacks=(steps,)))) == losses(whole[1])
+    assert steps.done == [3, 4, 5, 6]
+
+
+def test_best_weights_that_are_gone_are_not_silently_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scored_by(monkeypatch, [3.0, 2.0, 1.0])
+    killed(tmp_path, 5)
+    shutil.rmtree(tmp_path / "training" / "checkpoint-2")
+    with pytest.raises(UserError, match=r"checkpoint-2, which holds the best weights so far, is gone; remove"):
+        finetune(job(tmp_path))
+    assert (tmp_path / "training" / "checkpoint-4" / "complete").is_file()
+
+
+def test_a_moved_folder_is_resumed_and_its_best_weights_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = scored_by(monkeypatch, [3.0, 2.0, 1.0])
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(TrainingFolder, "publish", interrupted)  # when all steps are done
+        finetune(job(tmp_path / "one"))
+    (tmp_path / "one").rename(tmp_path / "two")
+    metrics = finetune(job(tmp_path / "two"))
+    assert metrics["best"]["step"] == 2
+    assert torch.equal(weights(tmp_path / "two")["shared.weight"], seen[0])
+
+
+def test_a_full_disk_is_reported_and_leaves_earlier_checkpoints_intact(
+    whole: tuple[Path, dict], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = torch.save
+
+    def full(content: Any, path: str, **options: Any) -> None:
+        if "checkpoint-4" in str(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        save(content, path, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", full)
+        with pytest.raises(UserError, match=r"(?s)No space left on device .*resumes from .*checkpoint-2, which is int"):
+            finetune(job(tmp_path))
+    assert [path.name for path in (tmp_path / "training").glob("checkpoint-*")] == ["checkpoint-2"]
+    assert losses(finetune(job(tmp_path))) == losses(whole[1])
+
+
+@pytest.mark.slow
+def test_a_model_that_cannot_be_written_can_be_written_later(
+    whole: tuple[Path, dict], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = PreTrainedModel.save_pretrained
+
+    def full(self: Any, place: Any, **options: Any) -> None:
+        if Path(place).name == ".checkpoint":
+            (Path(place) / "model.safetensors").write_bytes(b"half")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        save(self, place, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PreTrainedModel, "save_pretrained", full)
+        with pytest.raises(UserError, match="cannot write the trained model"):
+            finetune(job(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["training"]
+    again = finetune(job(tmp_path))
+    assert losses(again) == losses(whole[1])
+    assert torch.equal(weights(tmp_path)["shared.weight"], weights(whole[0])["shared.weight"])
+
+
+def test_a_finished_training_is_not_trained_again(whole: tuple[Path, dict], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, metrics = whole
+    monkeypatch.setattr(runs, "ResumableTrainer", None)
+    assert finetune(job(folder)) == metrics
+
+
+REFUSED = {
+    "another rate": ({"learning_rate": 0.1}, "train.learning_rate=0.05, but this command has train.learning_rate=0.1;"),
+    "another length": ({"max_steps": 8}, "train.max_steps=6, but this command has train.max_steps=8;"),
+    "other data": ({"train": sentences(21)}, "a training with training examples="),
+    "another shape": (
+        {"model": {**T5, "config": {**T5["config"], "d_ff": 64}}},
+        "model.config.d_ff=32, but this command has model.config.d_ff=64;",
+    ),
+    "another architecture": ({"model": LLAMA}, "a training with model.config."),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_folder_of_another_training_is_refused(case: str, whole: tuple[Path, dict], tmp_path: Path) -> None:
+    changes, message = REFUSED[case]
+    before = weights(whole[0])
+    with pytest.raises(UserError, match=message):
+        finetune(job(whole[0], **changes))
+    assert torch.equal(before["shared.weight"], weights(whole[0])["shared.weight"])
+
+
+def test_an_unfinished_training_of_other_settings_is_refused_and_kept(tmp_path: Path) -> None:
+    killed(tmp_path, 3)
+    with pytest.raises(UserError, match=r"train.seed=0, but this command has train.seed=1; choose another name=NAME"):
+        finetune(job(tmp_path, seed=1))
+    assert (tmp_path / "training" / "checkpoint-2" / "complete").exists()
+
+
+def test_the_best_checkpoint_is_kept_and_not_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = scored_by(monkeypatch, [1.0, 3.0, 2.0])
+    metrics = finetune(job(tmp_path))
+    assert metrics["best"]["step"] == 4 and metrics["best"]["bleu"] == 3.0
+    assert torch.equal(weights(tmp_path)["shared.weight"], seen[1])
+
+
+def interrupted(*values: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def scored_by(monkeypatch: pytest.MonkeyPatch, scores: list[float]) -> list[torch.Tensor]:
+    """Give these scores to the next evaluations; returns the list that receives the weights of each."""
+    seen: list[torch.Tensor] = []
+
+    def score(model: PreTrainedModel, loss: Any) -> dict[str, float]:
+        value = scores[len(seen)]
+        seen.append(model.shared.weight.detach().clone())
+        return {"bleu": value, "bleu_low": value, "bleu_high": value, "loss": 1.0, "seconds": 0.0}
+
+    monkeypatch.setattr(finetuning, "Evaluator", lambda *values: score)
+    return seen
+
+
+@pytest.mark.parametrize("model", [T5, LLAMA], ids=["t5", "llama"])
+@pytest.mark.parametrize("loss", thinned(["calm", "last", "early_exit"], 3))
+def test_a_model_learns_by_every_loss(model: dict, loss: str, tmp_path: Path) -> None:
+    rate = {"learning_rate": 0.02, "optimizer": "adamw", "schedule": "linear", "warmup_steps": 4, "clip_norm": 1.0}
+    steps = {"max_steps": 40, "evaluate_every": 40, "log_every": 10, "batch_size": 8}
+    metrics = finetune(job(tmp_path, model=model, loss=loss, **rate, **steps))
+    logged = [entry["loss"] for entry in metrics["history"] if "loss" in entry]
+    assert logged[-1] < logged[0] - 0.7
+    layers = sorted(key for key in metrics["best"] if key.startswith("loss_layer"))
+    assert layers == ([] if loss == "last" else ["loss_layer_1", "loss_layer_2"])
+
+
+@pytest.mark.slow
+def test_a_step_in_two_parts_is_the_same_step(tmp_path: Path) -> None:
+    plain = {**T5, "config": {**T5["config"], "dropout_rate": 0.0}}
+    one = finetune(job(tmp_path / "one", model=plain))
+    two = finetune(job(tmp_path / "two", model=plain, accumulate=2))
+    assert [loss for _, loss in losses(one)] == pytest.approx([loss for _, loss in losses(two)], abs=1e-4)
+
+
+def test_without_validation_the_last_weights_are_kept(tmp_path: Path) -> None:
+    metrics = finetune(job(tmp_path, validation=(), evaluate_every=None, max_steps=3, log_every=50))
+    assert metrics["best"] is None and metrics["evaluations"] == 0
+    assert [step for step, _ in losses(metrics)] == [3]
+    assert "Not evaluated" in (tmp_path / "checkpoint" / "README.md").read_text()
+
+
+def test_a_training_can_start_from_a_checkpoint_and_keeps_its_tokenizer(
+    whole: tuple[Path, dict], tmp_path: Path
+) -> None:
+    start = str(whole[0] / "checkpoint")
+    metrics = finetune(job(tmp_path, model_path=start, max_steps=2, learning_rate=1e-9, scale_parameter=False))
+    assert metrics["start"] == start
+    ours, theirs = weights(tmp_path), weights(whole[0])
+    assert all(torch.allclose(ours[name], theirs[name], atol=1e-6) for name in theirs)
+    assert (tmp_path / "checkpoint" / "tokenizer.json").read_text() == (
+        whole[0] / "checkpoint" / "tokenizer.json"
+    ).read_text()
+
+
+def test_a_drafter_can_share_the_targets_tokenizer(whole: tuple[Path, dict], tmp_path: Path) -> None:
+    target = whole[0] / "checkpoint"
+    finetune(job(tmp_path, model={**T5, "tokenizer": str(target)}, train=sentences(9, seed=5), max_steps=2))
+    pair = bild_lab.load(str(target), str(tmp_path / "checkpoint"), policy="speculative")
+    assert pair.generate("Haus Hund", max_new_tokens=4).token_ids
+
+
+def test_a_loss_that_is_not_finite_ends_the_training(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"the loss is nan at step \d: the training has diverged; lower train.learn"):
+        finetune(job(tmp_path, learning_rate=1e30, scale_parameter=False))
+
+
+def test_nothing_to_train_on_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there are no examples to train on"):
+        finetune(job(tmp_path / "new", train=()))
+    with pytest.raises(UserError, match="example train-0 has no reference to learn from"):
+        finetune(job(tmp_path / "new", train=tuple(replace(each, references=()) for each in sentences(3))))
+    assert not (tmp_path / "new" / "checkpoint").exists()
+
+
+def test_a_loss_that_the_model_cannot_have_is_refused_before_the_data_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs.TrainingRun, "_train", None)
+    shallow = {**T5, "config": {**T5["config"], "num_layers": 1, "num_decoder_layers": 1}}
+    with pytest.raises(UserError, match="averages over layers, but the model has one"):
+        finetune(job(tmp_path, model=shallow, loss="early_exit"))
+
+
+def test_a_training_leaves_global_state_alone(tmp_path: Path) -> None:
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    finetune(job(tmp_path, max_steps=1, evaluate_every=None, validation=(), threads=2, precision="bfloat16"))
+    assert AcceleratorState._shared_state == {}  # else every later user of Accelerate would get bfloat16
+    assert torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), state)

@@ -1,0 +1,210 @@
+"""Starting points of a training, their tokenizers, and what does not go together."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from transformers import LlamaConfig, T5Config
+
+from bild_lab.engine.models.checkpoint import decoder_depth
+from bild_lab.errors import UserError
+from bild_lab.lab.config import config_dir
+from bild_lab.lab.data.examples import Example
+from bild_lab.training.finetune import finetune
+from bild_lab.training.start import (
+    FreshModel,
+    FromCheckpoint,
+    FromScratch,
+    add_residual_dropout,
+    require_references,
+    require_room,
+    train_tokenizer,
+)
+from tests.tiny import tiny_llama, tiny_t5
+from tests.training.jobs import LLAMA, MICRO, T5, TURNED, WORDS, Kill, job, losses
+from tests.training.modules.frozen_jobs import frozen_job
+
+CONFIGURATIONS = sorted(file.stem for file in (config_dir() / "model").glob("*.yaml") if file.stem != "checkpoint")
+
+
+def fresh(base: dict = T5, **changes: Any) -> FreshModel:
+    return FreshModel(**{**base, **changes})
+
+
+@pytest.mark.parametrize("base", [T5, LLAMA], ids=["t5", "llama"])
+def test_a_fresh_model_has_the_tokenizers_vocabulary_and_special_tokens(base: dict) -> None:
+    start = FromScratch(fresh(base), max_target_tokens=7)
+    tokenizer = start.tokenizer(lambda: [*WORDS, *TURNED.values()])
+    model, special = start.model(tokenizer), start.special_tokens(tokenizer)
+    assert model.config.vocab_size == len(tokenizer) <= 90
+    assert (model.config.pad_token_id, model.config.eos_token_id) == (special.pad, *special.end) == (0, 1)
+    assert special.start == (0 if base is T5 else None)
+    assert model.generation_config.max_new_tokens == 7
+    assert model.config.architectures == [type(model).__name__]
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_every_configuration_of_the_project_can_be_built(name: str) -> None:
+    values = OmegaConf.to_container(OmegaConf.load(config_dir() / "model" / f"{name}.yaml"))
+    values.pop("defaults")
+    model = FreshModel(**values)
+    assert model.name == name
+    assert model.configuration(vocab_size=model.vocabulary).hidden_size % 32 == 0
+
+
+REFUSED = {
+    "no type": ({"config": {}}, "model.config.model_type must be one of Transformers' model types, got None"),
+    "unknown type": ({"config": {"model_type": "t6"}}, "got 't6'"),
+    "misspelt key": ({"config": {**T5["config"], "d_modle": 3}}, "T5Config has no key 'd_modle'"),
+    "value of a wrong kind": ({"config": {**T5["config"], "d_model": "wide"}}, "model.config: .*d_model"),
+    "vocabulary": ({"vocabulary": 3}, "model.vocabulary must be a whole number >= 32, got 3"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_configuration_that_cannot_be_built_is_refused(case: str) -> None:
+    changes, message = REFUSED[case]
+    with pytest.raises(UserError, match=message):
+        FromScratch(fresh(**changes), 8)
+
+
+def test_a_tokenizer_of_another_kind_of_model_is_refused(checkpoints: Path) -> None:
+    with pytest.raises(UserError, match="belongs to a decoder, but micro t5 is an encoder–decoder"):
+        FromScratch(fresh(tokenizer=str(checkpoints / "llama")), 8)
+
+
+@pytest.fixture
+def copied(checkpoints: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(checkpoints / "t5", tmp_path / "copied"))
+
+
+def change(folder: Path, file: str, **values: Any) -> None:
+    content = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps(content | values))
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(copied: Path) -> None:
+    change(copied, "config.json", vocab_size=30)
+    with pytest.raises(UserError, match=r"does not match its model: it has token 39, the model 30 embeddings"):
+        FromCheckpoint(str(copied))
+
+
+def test_a_tokenizer_whose_end_token_does_not_end_decoding_is_refused(copied: Path) -> None:
+    change(copied, "generation_config.json", eos_token_id=7)
+    with pytest.raises(UserError, match=r"texts end with token 1, decoding with \[7\]"):
+        FromCheckpoint(str(copied))
+
+
+def test_weights_of_another_architecture_are_refused(checkpoints: Path, copied: Path) -> None:
+    shutil.copy(checkpoints / "llama" / "model.safetensors", copied / "model.safetensors")
+    start = FromCheckpoint(str(copied))
+    with pytest.raises(UserError, match="belong to another architecture"):
+        start.model(start.tokenizer(list))
+
+
+def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has no config.json"):
+        FromCheckpoint(str(tmp_path))
+    with pytest.raises(UserError, match="model.path must be a folder or a hub id, got 3"):
+        FromCheckpoint(3)
+
+
+TEXTS = [*WORDS, *TURNED.values(), "Hund, Katze und Maus!"]
+
+
+def test_the_same_texts_give_the_same_vocabulary() -> None:
+    first, second = (train_tokenizer(iter(TEXTS), 80, encoder_decoder=True) for _ in range(2))
+    assert first.get_vocab() == second.get_vocab()
+    assert len(first) <= 80
+
+
+def test_the_texts_of_an_encoder_decoder_end_with_the_end_token() -> None:
+    tokenizer = train_tokenizer(TEXTS, 80, encoder_decoder=True)
+    assert (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id) == (0, 1, 2)
+    ids = tokenizer("Hund, Katze und Maus!")["input_ids"]
+    assert ids[-1] == 1 and ids.count(1) == 1
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "Hund, Katze und Maus!"
+
+
+def test_the_texts_of_a_decoder_start_with_the_start_token_and_have_no_end() -> None:
+    tokenizer = train_tokenizer(TEXTS, 80, encoder_decoder=False)
+    assert tokenizer.bos_token_id == 3
+    ids = tokenizer("Hund, Katze und Maus!")["input_ids"]
+    assert ids[0] == 3 and 1 not in ids
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "Hund, Katze und Maus!"
+
+
+IDS = torch.tensor([[3, 4, 5, 6, 7, 8]])
+
+
+def test_a_share_of_what_each_sub_layer_adds_is_dropped_while_the_model_trains() -> None:
+    model = tiny_llama(0)
+    before = model(IDS).logits
+    add_residual_dropout(model, 0.25)
+    assert torch.equal(model(IDS).logits, before)  # decoding is as it was
+    seen = {}
+    wanted = ("embed_tokens", "o_proj", "down_proj")
+    for name, module in model.named_modules():
+        if name.endswith(wanted):
+            module.register_forward_hook(lambda module, inputs, output, name=name: seen.update({name: output}))
+    model.train()
+    model(IDS.repeat(40, 20))
+    assert len(seen) == 1 + 2 * model.config.num_hidden_layers
+    for output in seen.values():
+        assert (output == 0).float().mean().item() == pytest.approx(0.25, abs=0.02)
+    torch.manual_seed(0)
+    first = model(IDS).logits
+    torch.manual_seed(0)
+    assert torch.equal(model(IDS).logits, first) and not torch.equal(model(IDS).logits, first)
+
+
+def test_without_it_nothing_is_hooked() -> None:
+    model = tiny_t5(0)
+    add_residual_dropout(model, 0)
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_an_architecture_with_other_sub_layers_is_told_of_its_own_dropout() -> None:
+    with pytest.raises(UserError, match=r"o_proj and down_proj, such as Llama's; T5ForCond.*\.dropout_rate=0\.1"):
+        add_residual_dropout(tiny_t5(0), 0.1)
+
+
+def test_a_killed_training_resumes_with_the_same_drops(tmp_path: Path) -> None:
+    plain, whole = (finetune(job(tmp_path / str(share), model=LLAMA, residual_dropout=share)) for share in (0.0, 0.3))
+    assert whole["identity"]["train.residual_dropout"] == 0.3 and losses(whole) != losses(plain)
+    with pytest.raises(KeyboardInterrupt):
+        finetune(job(tmp_path / "killed", model=LLAMA, residual_dropout=0.3, callbacks=(Kill(4),)))
+    assert losses(finetune(job(tmp_path / "killed", model=LLAMA, residual_dropout=0.3))) == losses(whole)
+
+
+def test_it_is_a_share_and_not_for_frozen_models(tmp_path: Path, checkpoints: Path) -> None:
+    with pytest.raises(UserError, match=r"train\.residual_dropout must lie in .*, got 1"):
+        type(MICRO)(**{**MICRO.__dict__, "residual_dropout": 1})
+    with pytest.raises(UserError, match=r"train\.residual_dropout is for models that are trained"):
+        frozen_job(tmp_path, checkpoints / "llama", residual_dropout=0.1)
+
+
+def test_the_depth_is_that_of_the_decoder() -> None:
+    assert decoder_depth(tiny_t5(0, layers=1, decoder_layers=3).config) == 3
+    assert decoder_depth(tiny_llama(0, layers=4).config) == 4
+
+
+def test_an_example_without_a_reference_is_refused() -> None:
+    example = Example("train-0", "w5 w6", "w5 w6 w7", ("w8 w9 w10", "another"))
+    require_references([example])
+    with pytest.raises(UserError, match="example train-7 has no reference to learn from"):
+        require_references([example, replace(example, id="train-7", references=())])
+
+
+def test_a_decoder_needs_a_position_for_every_token() -> None:
+    require_room([3, 5], LlamaConfig(max_position_embeddings=5))
+    require_room([3, 5], T5Config())
+    with pytest.raises(UserError, match="longest example has 5 tokens, but the model has positions for 4"):
+        require_room([3, 5], LlamaConfig(max_position_embeddings=4))
