@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from bild_lab.engine.adapters.layer_heads import LayerHeads, LayerHeadsConfig
 from bild_lab.engine.models.checkpoint import Checkpoint, decoder_depth
 from bild_lab.engine.models.native import why_not_native
-from bild_lab.engine.models.native.families import norm_factor
+from bild_lab.engine.models.native.llama import norm_factor
 from bild_lab.errors import UserError
 from bild_lab.lab.data.examples import DatasetSpec, Example
 from bild_lab.training.answers import END, Answer, Calibration, contents_hash

@@ -73,6 +73,11 @@ def place_rows(
     )
 
 
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Rows one after the other; a single tensor itself."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
 def normalize(
     x: Float[Tensor, "*m dim"], weight: Float[Tensor, "*heads dim"], epsilon: float
 ) -> Float[Tensor, "*m dim"]:

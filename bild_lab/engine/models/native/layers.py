@@ -16,7 +16,7 @@ from bild_lab.engine.batch import Batch, Wanted
 from bild_lab.engine.draft import Tree
 from bild_lab.engine.models.cached_session import Pass
 from bild_lab.engine.models.native import llama, t5
-from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows, place_rows
+from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows, joined, place_rows
 from bild_lab.engine.models.native.compiled import Workspace
 from bild_lab.engine.models.native.cpu import PackedDecoder, TextRows
 from bild_lab.engine.models.native.side_by_side import CachesTogether, Pool, SourcesTogether, side_by_side
@@ -280,11 +280,6 @@ def of_each(rows: Tensor, works: Sequence[Work], which: str) -> Sequence[Tensor]
 def last(rows: Tensor, count: int) -> Tensor:
     """The last rows, which may be all."""
     return rows if rows.shape[0] == count else rows[rows.shape[0] - count :]
-
-
-def joined(parts: Sequence[Tensor]) -> Tensor:
-    """The rows of several texts, one text after the other."""
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def run_program(
