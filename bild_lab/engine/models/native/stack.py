@@ -162,8 +162,8 @@ class Stack:
         """Queries, keys and values, [m, heads, head_dim] each."""
         qkv = layer.qkv(normalize(x, layer.norm, self.epsilon)).view(x.shape[0], -1, self.head_dim)
         both = self.heads + self.kv_heads
-        turned = self._turned(qkv[:, :both], layer, view)
-        return turned[:, : self.heads], turned[:, self.heads :], qkv[:, both:]
+        turned = qkv if view.cos is None else self._turned(qkv[:, :both], layer, view)
+        return turned[:, : self.heads], turned[:, self.heads : both], qkv[:, both:]
 
     def feed_forward(self, x: Float[Tensor, "m dim"], layer: Layer) -> Float[Tensor, "m dim"]:
         """The residual stream after a layer's feed-forward."""
@@ -188,10 +188,12 @@ class Stack:
     def _turned(
         self, x: Float[Tensor, "m heads head_dim"], layer: Layer, view: View, first: int = 0
     ) -> Float[Tensor, "m heads head_dim"]:
-        """Queries and keys with norm and rotation. first: the number of the first of these heads."""
+        """Queries and keys with norm and rotation, if they have any. first: the number of the first of these heads."""
+        if view.cos is None:
+            return x
         if layer.head_norm is not None:
             x = normalize(x, layer.head_norm[first:], self.epsilon)
-        return x if view.cos is None else rotate(x, view.cos, view.sin)
+        return rotate(x, view.cos, view.sin)
 
     def _add(
         self, x: Float[Tensor, "m dim"], block: Float[Tensor, "m dim"], norm: Float[Tensor, " dim"] | None
