@@ -85,14 +85,14 @@ class LayerHeadsSpec:
 class OwnHead:
     """The weights that heads start from, under the names of a native decoder, which would copy all weights.
 
-    scale: the factor on the head's input, which T5 v1.0 has.
+    final_scale: the factor on the head's input, which T5 v1.0 has.
     """
 
     layers: range
     head: Float[Tensor, "vocab dim"]
     final_norm: Float[Tensor, " dim"]
     epsilon: float
-    scale: float
+    final_scale: float = 1.0
 
 
 def own_head(base: PreTrainedModel) -> OwnHead:
@@ -100,7 +100,7 @@ def own_head(base: PreTrainedModel) -> OwnHead:
     config, decoder = base.config, base.get_decoder()
     layers, head = range(decoder_depth(config)), base.get_output_embeddings().weight
     if not config.is_encoder_decoder:
-        return OwnHead(layers, head, norm_factor(config, decoder.norm.weight), config.rms_norm_eps, None)
+        return OwnHead(layers, head, norm_factor(config, decoder.norm.weight), config.rms_norm_eps)
     return OwnHead(layers, head, decoder.final_layer_norm.weight, config.layer_norm_epsilon, head_scale(config))
 
 
