@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import re
 import shlex
@@ -48,13 +47,7 @@ PAGES = [
 PLACES = (ROOT, ROOT / "bild_lab", ROOT / "tests", ROOT / "scripts")  # what paths in documents are relative to
 TO_BE_WRITTEN = {"bild_lab/engine/drafters/repeat.py", "conf/policy/repeat.yaml"}  # by who follows docs/adding.md
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-QUICK = (
-    "README.md",
-    "docs/start.md",
-    "docs/commands.md",
-    "docs/adding.md",
-    "docs/models.md",
-)  # pages for the fast tests
+QUICK = ["README.md", *(f"docs/{name}.md" for name in ("start", "commands", "adding", "models"))]  # in the fast tests
 every_page_of_commands = pytest.mark.parametrize(
     "page",
     [pytest.param(page, marks=[] if page in [ROOT / one for one in QUICK] else [pytest.mark.slow]) for page in PAGES],
@@ -311,32 +304,23 @@ def test_command_lines_of_the_documents_compose(page: Path) -> None:
 
 
 @every_page
-def test_overrides_that_the_documents_name_compose(page: Path) -> None:
-    """Every `group=choice` and every `group.key=` of a document exists."""
-    config = compose_config([])
-    keys = {group: set(config[group]) for group in ("dataset", "decoding", "runtime", "measure", "pair")}
-    keys["dataset"] |= {field.name for field in dataclasses.fields(DatasetSpec)}  # some files have fewer
-    text = page.read_text()
-    groups = "|".join(
-        (
-            "pair",
-            "dataset",
-            "policy",
-            "decoding",
-            "logger",
-            "experiment",
-            "scale",
-            "match",
-            "template",
-            "module",
-            "train",
-        )
-    )
-    for group, choice in re.findall(rf"`({groups})=([a-z0-9_]+)`", text):
+def test_files_of_groups_that_the_documents_name_exist(page: Path) -> None:
+    groups = "pair|dataset|policy|decoding|logger|experiment|scale|match|template|module|train"
+    for group, choice in re.findall(rf"`({groups})=([a-z0-9_]+)`", page.read_text()):
         assert (ROOT / "conf" / group / f"{choice}.yaml").is_file(), f"{group}={choice}"
-    for key in re.findall(r"\b((?:dataset|decoding|runtime|measure|pair)\.[a-z_]+)=", text):
-        group, name = key.split(".")
-        assert name in keys[group], key
+
+
+@every_page_of_commands
+def test_overrides_that_the_documents_name_compose(page: Path) -> None:
+    """Inline code such as `dataset=xsum dataset.shots=2`, as a shell would pass it to run.py."""
+    word = r"\+?(?:pair|dataset|decoding|runtime|measure|policy)(?:\.\w+)?=[^…]+"
+    for code in filter(re.compile(rf"\S*{word}").fullmatch, code_in(page)):
+        words = [each for each in shlex.split(code) if not each.endswith("=N")]
+        if all(re.fullmatch(word, each) for each in words):
+            knobs = {knob for each in words for knob in re.findall(r"^policy\.(\w+)", each)}
+            policy = next(name for name in policy_names() if knobs <= policy_file(name).keys())
+            chosen = [] if any(each.startswith("policy=") for each in words) else [f"policy={policy}"]
+            composed("config", (*chosen, *map(quote_free_text, words)))
 
 
 def test_the_documents_name_enough_for_these_checks() -> None:

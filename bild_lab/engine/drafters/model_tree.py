@@ -42,7 +42,7 @@ class ModelTreeDrafter(Drafter):
     ) -> None:
         for name, value in (("nodes", nodes), ("window", window), ("width", width), ("children", children)):
             require_whole(name, value, 1)
-        require_number("least", min_prob, 0, 1, remedy="0 always grows on")
+        require_number("min_prob", min_prob, 0, 1, remedy="0 always grows on")
         self._model = draft
         confident = None if stop is None else stop.threshold
         self._growth = Growth(nodes, window, width, children, frozenset(), confident, min_prob)
