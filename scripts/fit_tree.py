@@ -26,9 +26,9 @@ def fit(cfg: DictConfig) -> None:
     """Raises UserError for bad input."""
     import torch  # late: it takes seconds to load
 
+    from bild_lab.lab.decoding.decoder import METHOD
     from bild_lab.lab.point import prepare, sweep_folder
-    from bild_lab.lab.schema.timed import METHOD
-    from bild_lab.lab.tree_search import facts_of_fit, fit_tree, requests_of, require_tree, summary
+    from bild_lab.lab.tree_search import facts_of_fit, fit_tree, require_tree, summary
 
     for key, least in (("rounds", 1), ("widest", 1), ("rows", 2)):
         require_whole(f"fit.{key}", cfg.fit[key], least)
@@ -39,7 +39,7 @@ def fit(cfg: DictConfig) -> None:
     stages.enter("loading models")
     decoder.load_weights()
     stages.enter("decoding texts and timing rounds")
-    requests, facts = requests_of(point, point.examples), facts_of_fit(point, point.setting["split"])
+    requests, facts = point.requests(point.examples), facts_of_fit(point, point.setting["split"])
     found = fit_tree(decoder, requests, facts, cfg.fit.rounds, cfg.fit.widest, cfg.fit.rows)
     path = sweep_folder(cfg) / "tree.json"
     write_atomically(path, json.dumps(found).encode())

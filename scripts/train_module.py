@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 def train(cfg: DictConfig) -> None:
     """Train the module that the configuration names. Raises UserError for bad input."""
-    from bild_lab.lab.decoding.build import find_part  # late: torch takes seconds to load
+    from bild_lab.lab.config import find_part  # late: torch takes seconds to load
     from bild_lab.training.modules.frozen import frozen_job, train_and_report
     from bild_lab.training.modules.judge import JudgeSpec
     from bild_lab.training.ngrams import NgramSpec

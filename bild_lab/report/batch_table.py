@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.device import DTYPES
 from bild_lab.lab.analysis.cost import dimensions
-from bild_lab.lab.results.batches import BatchCurve, device_speedup, roofline
+from bild_lab.lab.results.groups import BatchCurve, device_speedup, roofline
 from bild_lab.lab.schema.result import Result
 
 # bytes and bfloat16 operations per second, of the manufacturer's data sheets (SXM modules, dense)

@@ -15,7 +15,7 @@ from bild_lab.engine.batched import apart, decode_batch, why_not_in_batches
 from bild_lab.engine.drafters.model import AdaptiveWindow
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
-from bild_lab.lab.measure.timing import warm_up
+from bild_lab.lab.runner import warm_up
 
 
 class Drafting:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bild_lab.errors import UserError
-from bild_lab.lab.schema.columns import SHARE, TIMES, Column, column, columns_of, group
-from bild_lab.lab.schema.json_values import NOT_STORED, from_json, to_json
+from bild_lab.lab.schema.columns import NOT_STORED, SHARE, TIMES, Column, column, columns_of, from_json, group, to_json
 from bild_lab.lab.schema.numbers import (
     Category,
     CertificateCounts,

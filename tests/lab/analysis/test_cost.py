@@ -38,7 +38,7 @@ from bild_lab.engine.trace import Forward, Round, Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.cost import Cost, Matrices, by_model, dimensions, knows, total
 from bild_lab.lab.config import compose_policy
-from bild_lab.lab.decoding.build import build_method
+from bild_lab.lab.decoding.load import build_method
 from tests.policies import in_memory
 from tests.sessions import module_session, native_session
 from tests.thinned import thinned

@@ -34,7 +34,7 @@ from bild_lab.lab.config import compose_config
 from bild_lab.lab.data.examples import DatasetSpec, load_examples
 from bild_lab.lab.measure.certificate import certify, certify_sampled, count_verdicts
 from bild_lab.lab.measure.recorder import OneRow
-from bild_lab.lab.measure.timing import seeded
+from bild_lab.lab.score import seeded
 from tests.checkpoints import SHARED
 
 WINDOW = 3

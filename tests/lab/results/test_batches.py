@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bild_lab.lab.results.batches import batch_curves, device_speedup, predicted_speedup, roofline, step_seconds
+from bild_lab.lab.results.groups import batch_curves, device_speedup, predicted_speedup, roofline, step_seconds
 from bild_lab.lab.schema.result import Result
 from tests.report.sample import sample_result
 
