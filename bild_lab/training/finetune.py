@@ -38,7 +38,6 @@ from bild_lab.training.batches import (
     BatchOrder,
     Collator,
     TokenizedExample,
-    TokenLimits,
     evaluation_batches,
     tokenize,
 )
@@ -257,10 +256,10 @@ def _prepare(
     recipe = job.recipe
     with arguments.main_process_first(local=False):
         tokenizer = _tokenizer(job, start, folder)
-    limits = TokenLimits(job.max_source_tokens, recipe.max_target_tokens)
+    limits = (job.max_source_tokens, recipe.max_target_tokens)
     encoder_decoder = bool(start.config.is_encoder_decoder)
     train, validation = (
-        tokenize(examples, tokenizer, encoder_decoder, limits) for examples in (job.train, job.validation)
+        tokenize(examples, tokenizer, encoder_decoder, *limits) for examples in (job.train, job.validation)
     )
     require_room([one.length for one in (*train, *validation)], start.config)
     model = start.model(tokenizer)

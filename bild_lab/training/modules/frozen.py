@@ -11,9 +11,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
 from omegaconf import DictConfig
-from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, TrainerCallback, TrainingArguments
 
 from bild_lab.engine.models.checkpoint import Checkpoint
@@ -43,27 +41,12 @@ from bild_lab.training.modules.predictors import (
     RandomContexts,
     collate,
 )
-from bild_lab.training.modules.states import OneRowCheckpoint
+from bild_lab.training.modules.states import OneRowCheckpoint, SmallModule
 from bild_lab.training.recipe import LONGEST_WAIT, Recipe
 from bild_lab.training.reports import answers_bar, model_card, print_closing, training_logger
 from bild_lab.training.run import Objective, TrainingRun, isolated
 from bild_lab.training.start import require_room
 from bild_lab.training.trainer import TrainingTask
-
-
-class SmallModule(Protocol):
-    """A torch module with weights of its own, which calls a frozen model.
-
-    The frozen model is not its submodule, so the Trainer moves, trains and saves the small weights alone.
-    """
-
-    def __call__(
-        self, input_ids: Int[Tensor, "batch n"], contexts: Int[Tensor, "batch contexts"]
-    ) -> Float[Tensor, "batch contexts predictors vocab"]:
-        """The logits of every predictor after each context. contexts: how many tokens each one holds."""
-
-    def save(self, folder: Path) -> None:
-        """Write the weights as decoding reads them."""
 
 
 class ModuleSpec(Protocol):
@@ -202,7 +185,11 @@ def train_beside_frozen(job: FrozenJob) -> dict[str, Any]:
 
 def _prepare(job: FrozenJob, arguments: TrainingArguments) -> Objective:
     recipe, dataset, (train, held_out) = job.recipe, job.calibration.dataset, job.parts
-    module = _module(job, arguments.device)
+    half = job.base.config.dtype in (torch.bfloat16, torch.float16) and recipe.in_bfloat16
+    base = job.base.weights(torch.bfloat16 if half else torch.float32)  # half precision if the device is fast at it
+    base.requires_grad_(False).eval().to(arguments.device)
+    origin = {"path": job.base.path, "revision": job.base.revision, "fingerprint": job.base.fingerprint}
+    module = job.spec.build(base, origin, recipe.seed)
     order = BatchOrder([row.length for row in train], recipe.batch_size, recipe.max_steps, recipe.seed)
     return Objective(
         model=module,
@@ -227,15 +214,6 @@ def _prepare(job: FrozenJob, arguments: TrainingArguments) -> Objective:
         save=module.save,
         card=lambda metrics: _card(metrics, job.command),
     )
-
-
-def _module(job: FrozenJob, device: torch.device) -> nn.Module:
-    """The small module with its model, which is frozen; a half-precision model stays so if the device is fast at it."""
-    own, half = job.base.config.dtype, (torch.bfloat16, torch.float16)
-    base = job.base.weights(torch.bfloat16 if own in half and job.recipe.in_bfloat16 else torch.float32)
-    base.requires_grad_(False).eval().to(device)
-    origin = {"path": job.base.path, "revision": job.base.revision, "fingerprint": job.base.fingerprint}
-    return job.spec.build(base, origin, job.recipe.seed)
 
 
 def _card(metrics: Mapping[str, Any], command: str) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
-from scipy.stats import rankdata
+from scipy.stats import mannwhitneyu
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
@@ -170,15 +170,7 @@ def _search(job: JudgeJob, example: Example) -> dict[str, Any]:
         "id": example.id,
         "own": list(found.own),
         "kept": list(found.kept),
-        "mismatches": [
-            {
-                "place": one.place,
-                "target_token": one.target_token,
-                "draft_token": one.draft_token,
-                "important": one.important,
-            }
-            for one in found.mismatches
-        ],
+        "mismatches": [{key: value for key, value in vars(one).items() if key != "hidden"} for one in found.mismatches],
         "hidden": base64.b64encode(np.concatenate(states).tobytes() if states else b"").decode(),
     }
 
@@ -331,9 +323,8 @@ def regression(
 
 def roc_auc(scores: Float[Tensor, " n"], important: Bool[Tensor, " n"]) -> float:
     """The chance that an important mismatch scores above an unimportant one; a tie counts half."""
-    ranks, positive = rankdata(scores.numpy()), important.numpy()
-    count, others = int(positive.sum()), int((~positive).sum())
-    return float((ranks[positive].sum() - count * (count + 1) / 2) / (count * others))
+    positive, negative = scores[important].numpy(), scores[~important].numpy()
+    return float(mannwhitneyu(positive, negative).statistic / (len(positive) * len(negative)))
 
 
 def threshold_at(chances: Float[Tensor, " n"], important: Bool[Tensor, " n"], recall: float) -> float:

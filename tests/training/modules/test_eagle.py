@@ -69,7 +69,7 @@ def outputs_of(variant: str, train: bool) -> tuple[EagleModule, Any, Tensor]:
 def test_eagle_3_learns_the_models_own_distribution_at_every_step() -> None:
     eagle, found, labels = outputs_of(EAGLE3, train=True)
     with torch.no_grad():
-        own = eagle._base[0](torch.tensor([[START, 5, 9, *TEXT]])).logits[0].softmax(-1)
+        own = eagle.base(torch.tensor([[START, 5, 9, *TEXT]])).logits[0].softmax(-1)
     for group, context in enumerate((4, 7)):
         for step in range(3):
             q = found.logits[0, group, step].log_softmax(-1)
@@ -81,11 +81,11 @@ def test_eagle_3_learns_the_models_own_distribution_at_every_step() -> None:
 def test_eagle_1_learns_states_and_a_tenth_of_the_tokens_at_the_first_step() -> None:
     eagle, found, labels = outputs_of(EAGLE, train=True)
     assert found.losses.shape == (1, 2, 1)
-    base, rows = eagle._base[0], torch.tensor([[START, 5, 9, *TEXT]])
+    base, rows = eagle.base, torch.tensor([[START, 5, 9, *TEXT]])
     with torch.no_grad():
         final = base.model(rows).last_hidden_state[0]
         own = base.lm_head(final).softmax(-1)
-        logits = eagle_behind(eagle.eagle, base, rows[0, :4].tolist())([])
+        logits = eagle_behind(eagle.weights, base, rows[0, :4].tolist())([])
         # the state that gives these scores
         drafted = torch.linalg.lstsq(base.lm_head.weight, logits[:, None]).solution[:, 0]
         expected = smooth_l1_loss(drafted, final[3]) - 0.1 * (own[3] * logits.log_softmax(-1)).sum()

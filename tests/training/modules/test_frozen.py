@@ -53,7 +53,7 @@ def test_a_killed_training_resumes_as_if_it_had_not_been_killed(
     with pytest.raises(KeyboardInterrupt):
         train_beside_frozen(frozen_job(tmp_path, checkpoints / "llama", callbacks=(Kill(step),)))
     saved = load_file(TrainingFolder(tmp_path).last_checkpoint() / "model.safetensors")
-    assert {name.split(".")[0] for name in saved} == {"adapter"}
+    assert {name.split(".")[0] for name in saved} == {"weights"}
     assert losses(train_beside_frozen(frozen_job(tmp_path, checkpoints / "llama"))) == losses(whole[1])
     ours, theirs = (load_file(folder / "adapter" / "adapter.safetensors") for folder in (tmp_path, whole[0]))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
@@ -74,7 +74,7 @@ def test_the_best_weights_are_kept(tmp_path: Path, checkpoints: Path, monkeypatc
     scores, seen = iter([1.0, 3.0, 2.0]), []
 
     def scored(self: Any, model: Any, loss: Any) -> dict[str, float]:
-        seen.append(model.adapter.masks.detach().clone())
+        seen.append(model.weights.masks.detach().clone())
         return {"accepted": next(scores), "loss": 1.0}
 
     monkeypatch.setattr(PredictionEvaluator, "__call__", scored)

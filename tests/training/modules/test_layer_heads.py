@@ -75,7 +75,7 @@ def noisy(model: LayerHeadsModule) -> LayerHeads:
     with torch.no_grad():
         for weight in model.parameters():
             weight += 0.3 * torch.randn(weight.shape, generator=generator)
-    return model.heads.requires_grad_(False)
+    return model.weights.requires_grad_(False)
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *WINDOWED])
@@ -109,7 +109,7 @@ def test_heads_predict_in_training_what_they_predict_in_decoding(family: str, ra
 def test_heads_begin_as_those_of_the_decoder_that_runs_them(family: str, rank: int | None, deep: Path) -> None:
     base = Checkpoint(str(deep / family)).weights(torch.float32)
     decoder = (T5Decoder if family == "t5" else LlamaDecoder)(base)
-    ours, theirs = spec(rank=rank).build(base, {}, seed=5).heads, LayerHeads.fresh(decoder, {}, (1, 3), rank, 5)
+    ours, theirs = spec(rank=rank).build(base, {}, seed=5).weights, LayerHeads.fresh(decoder, {}, (1, 3), rank, 5)
     assert ours.config == theirs.config
     for name, value in theirs.state_dict().items():
         assert torch.equal(ours.state_dict()[name], value), name
@@ -146,7 +146,7 @@ def test_a_training_goes_on_as_if_it_had_not_been_killed(
         train_beside_frozen(job(tmp_path / "killed", deep / family, **changes, callbacks=(Kill(3),)))
     saved = load_file(TrainingFolder(tmp_path / "killed", "heads").last_checkpoint() / "model.safetensors")
     names = {"norms", "matrices"} if rank is None else {"norms", "head", "ups", "downs"}
-    assert set(saved) == {f"heads.{name}" for name in names}
+    assert set(saved) == {f"weights.{name}" for name in names}
     assert losses(train_beside_frozen(job(tmp_path / "killed", deep / family, **changes))) == losses(whole)
     ours, theirs = (load_file(tmp_path / name / "heads" / "heads.safetensors") for name in ("killed", "whole"))
     assert set(theirs) == names and all(torch.equal(ours[name], theirs[name]) for name in names)
@@ -205,6 +205,10 @@ def test_steps_and_warm_up_follow_from_the_data_unless_they_are_given() -> None:
     assert recipe("passes=30") == (210, 9)
     assert recipe("train.max_steps=100") == (100, 4)
     assert recipe("train.max_steps=100", "train.warmup_steps=7") == (100, 7)
+    assert recipe("passes=0.5", "train.batch_size=2000", "train.accumulate=1") == (1, 1)  # at least one batch a pass
+    for key, value in (("passes", "0"), ("passes", "three"), ("warmup_ratio", "1.5")):
+        with pytest.raises(UserError, match=f"{key} must lie in"):
+            recipe(f"{key}={value}")
 
 
 def test_the_default_recipe_is_that_of_table_2() -> None:
