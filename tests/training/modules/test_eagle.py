@@ -22,7 +22,6 @@ from bild_lab.training.modules.eagle import EagleModule, EagleSpec
 from bild_lab.training.modules.frozen import FrozenJob, train_beside_frozen
 from bild_lab.training.modules.predictors import PredictionLoss
 from bild_lab.training.modules.states import OneRowCheckpoint
-from scripts import train_module
 from tests.engine.adapters.tiny import random_eagle
 from tests.engine.drafters.naive import eagle_behind
 from tests.engine.models.test_states import ENCODED
@@ -135,22 +134,6 @@ def test_an_encoder_decoder_trains_on_its_decoders_states(tmp_path: Path, checkp
     first, *_, last = losses(metrics)
     assert last[1] < 0.98 * first[1]
     assert read_eagle(tmp_path / "heads", 2).config.target_size == 32
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["t5", "llama"])
-def test_the_command_trains_on_the_models_own_answers(
-    family: str, command: Command, checkpoints: Path, data: Path
-) -> None:
-    quick = ["train.max_steps=2", "train.batch_size=4", "train.accumulate=1", "train.evaluate_every=2"]
-    quick += ["train.log_every=1", "train.device=cpu", "train.precision=float32", "held_out=2"]
-    line = ["name=eagle", f"model.path={checkpoints / family}", "dataset=multi30k", f"dataset.path={data}"]
-    line += ["dataset.split=test", "answers.max_new_tokens=8", "module.steps=2", "module=eagle3", *quick]
-    code, printed = command(train_module, *line)
-    assert code == 0, printed
-    assert (
-        "outputs/eagle/heads: 2 steps, loss" in printed and "policy=eagle3 policy.heads=outputs/eagle/heads" in printed
-    )
 
 
 def test_what_cannot_be_trained_is_refused() -> None:

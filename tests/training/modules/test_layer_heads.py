@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 from safetensors.torch import load_file
 from transformers import FalconConfig
 
@@ -23,7 +22,7 @@ from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.request import Limits, Request
 from bild_lab.errors import UserError
-from bild_lab.lab.config import compose_config, typed
+from bild_lab.lab.config import compose_config
 from bild_lab.lab.data.examples import DatasetSpec, Example
 from bild_lab.papers.match_rates import greedy_states
 from bild_lab.training.folder import TrainingFolder
@@ -154,19 +153,6 @@ def test_a_training_goes_on_as_if_it_had_not_been_killed(
     assert "policy=ppd policy.exit_layer=3 policy.heads=" in card and "| top_1_layer_3 |" in card
 
 
-def test_a_folder_of_other_heads_is_not_gone_on_with(tmp_path: Path, deep: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        train_beside_frozen(job(tmp_path, deep / "llama", callbacks=(Kill(3),)))
-    for key, change, held, now in (
-        ("heads.layers", {"layers": [2]}, r"\[1, 3\]", r"\[2\]"),
-        ("heads.labels", {"labels": "data"}, "self", "data"),
-        ("heads.rank", {"rank": 2}, "None", "2"),
-    ):
-        message = f"holds a training with {key}={held}, but this command has {key}={now}; choose another"
-        with pytest.raises(UserError, match=message):
-            train_beside_frozen(job(tmp_path, deep / "llama", spec=spec(**change)))
-
-
 def test_the_match_rate_is_the_mean_over_layers() -> None:
     hits = torch.tensor([[True, False], [True, True], [False, False]])
     assert spec().predictors.score(hits).tolist() == [0.5, 1.0, 0.0]
@@ -209,14 +195,6 @@ def test_steps_and_warm_up_follow_from_the_data_unless_they_are_given() -> None:
     for key, value in (("passes", "0"), ("passes", "three"), ("warmup_ratio", "1.5")):
         with pytest.raises(UserError, match=f"{key} must lie in"):
             recipe(f"{key}={value}")
-
-
-def test_the_default_recipe_is_that_of_table_2() -> None:
-    config = compose_config([], "train_lm_heads")
-    assert (config.train.optimizer, config.train.learning_rate, config.train.batch_size) == ("adamw", 2e-5, 128)
-    assert (config.passes, config.warmup_ratio, config.heads.labels) == (3, 0.04, "data")
-    fields = {"layers": [4], **config.heads}
-    assert typed(LayerHeadsSpec, OmegaConf.create(fields), "heads").layers == (4,)
 
 
 QUICK = ["train.batch_size=4", "train.accumulate=1", "train.evaluate_every=20", "train.log_every=10", "held_out=2"]
