@@ -24,9 +24,9 @@ class MaskTokenDrafter(CandidateDrafter):
     tree: efficient_tree (Figure 5) extends only each depth's likeliest candidate; full_tree extends every
     candidate. Both have a group of masks after every token. straightforward (Figure 4) drafts a chain of each
     mask's likeliest token, with a single group after the last committed token. So predictions for tokens that
-    have since been accepted are lost, and the remaining ones were made without seeing those tokens. A file of
-    `scripts/fit_tree.py` has a tree for each number of candidates, and says after which tokens masks run, and how
-    many; auto: `run.py` fits one.
+    have since been accepted are lost, and the remaining ones were made without seeing those tokens. auto: `run.py`
+    fits one, and keeps it in a file, which can be given too: it has a tree for each number of candidates, and says
+    after which tokens masks run, and how many.
     top_k: candidates of each mask, one number or one for each mask; straightforward always uses 1.
     adapter: its configuration; the weights are the target's.
     mask_tokens: use only this many of the adapter's masks, from the first; None: all, or as many as there are widths.

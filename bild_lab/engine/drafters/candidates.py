@@ -53,9 +53,7 @@ class CandidateDrafter(Drafter):
 
     def start(self, request: Request, target: Session) -> None:
         if self._trees is None:
-            raise UserError(
-                f"a tree is fitted by run.py alone, got tree={AUTO}; make a file with scripts/fit_tree.py and give it"
-            )
+            raise UserError(f"a tree is fitted by run.py alone, got tree={AUTO}; give the file that it keeps")
         self._limits = request.limits
         self.candidates = None
 
@@ -75,7 +73,7 @@ def named_trees(
         return None
     if not isinstance(tree, str) or not (tree in GROWTHS or Path(tree).expanduser().is_file()):
         kinds = [*GROWTHS, *([STRAIGHTFORWARD] if most_probes else []), AUTO]
-        raise UserError(f"tree must be one of {', '.join(kinds)} or a file of scripts/fit_tree.py, got {tree!r}")
+        raise UserError(f"tree must be one of {', '.join(kinds)} or the file of a fitted tree, got {tree!r}")
     if tree in GROWTHS:
         widths = widths_of(top_k, most_depth, vocabulary)
         return grown(GROWTHS[tree], widths, min(most_probes, len(widths)))

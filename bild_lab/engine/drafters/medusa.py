@@ -24,8 +24,8 @@ class MedusaDrafter(CandidateDrafter):
     Each head's product with its vocabulary matrix is recorded as a forward without layers, that of heads with a shared
     matrix as one. The residual blocks are far smaller and not recorded. Heads beyond the tree's depth do not run.
 
-    tree: full_tree (the paper's Cartesian product), efficient_tree (BiTA's), a file of `scripts/fit_tree.py`, or auto:
-    `run.py` fits one. top_k: candidates of each head, one number or one for each of the first heads; not for a file.
+    tree: full_tree (the paper's Cartesian product), efficient_tree (BiTA's), auto: `run.py` fits one and keeps it in a
+    file, or such a file. top_k: candidates of each head, one number or one for each of the first heads; not for a file.
     """
 
     wants = Want(head_input=True)

@@ -12,11 +12,11 @@ from bild_lab.engine.draft import ROOT
 from bild_lab.engine.drafters.trees import MOST_NODES, Node, ProbedTree
 from bild_lab.errors import UserError
 
-MAKE = "make one with scripts/fit_tree.py"
+MAKE = "run.py makes one with policy.tree=auto, and prints where it keeps it"
 
 
 def read_trees(path: str, most_depth: int, most_probes: int, vocabulary: int) -> tuple[ProbedTree, ...]:
-    """The trees in a file of `scripts/fit_tree.py`, by how many positions have candidates.
+    """The trees in a file that `policy.tree=auto` wrote, by how many positions have candidates.
 
     most_depth, most_probes: what the adapter or the heads were trained for.
     Raises UserError for another file, and for trees that the adapter or the heads cannot draft.
