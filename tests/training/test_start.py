@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from transformers import LlamaConfig, T5Config
 
 from bild_lab.errors import UserError
-from bild_lab.lab.config import config_dir
+from bild_lab.lab.config import compose_config, config_dir
 from bild_lab.lab.data.examples import Example
 from bild_lab.training.finetune import finetune
 from bild_lab.training.start import (
@@ -51,8 +51,7 @@ def test_a_fresh_model_has_the_tokenizers_vocabulary_and_special_tokens(base: di
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_every_configuration_of_the_project_can_be_built(name: str) -> None:
-    values = OmegaConf.to_container(OmegaConf.load(config_dir() / "model" / f"{name}.yaml"))
-    values.pop("defaults")
+    values = OmegaConf.to_container(compose_config([f"model={name}"], "finetune").model)
     model = FreshModel(**values)
     assert model.name == name
     assert model.configuration(vocab_size=model.vocabulary).hidden_size % 32 == 0
