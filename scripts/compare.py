@@ -2,7 +2,7 @@
 
 Points are matched by policy and knobs, examples by their ids, and intervals are paired. For each point the verdict says
 whether B is faster or slower, better or worse than A, or neither. names=[vllm,sglang,tensorrt_llm,spec_bench] prints
-acceptance too, under the names that these use (docs/acceptance.md).
+acceptance too, under the names that these use (docs/policies.md).
 """
 
 from __future__ import annotations

@@ -148,12 +148,15 @@ def reason(message: str) -> str:
 
 
 def page(tried: Sequence[Tried]) -> str:
-    """The table of all architectures."""
-    columns = [*POLICIES, TREES]
-    rows = [("architecture", *(f"`{column}`" if column != TREES else column for column in columns))]
-    rows.append(("---",) * len(rows[0]))
-    rows += [(f"`{each.name}`", *(each.outcomes[column] for column in columns)) for each in tried]
-    return "\n".join("| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in rows) + "\n"
+    """A row for each way to fare, with the architectures that fared so; the most frequent first."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for each in tried:
+        vanilla, *drafts, trees = (each.outcomes[column].partition(":")[0] for column in (*POLICIES[1:], TREES))
+        rows.setdefault((vanilla, " / ".join(dict.fromkeys(drafts)), trees), []).append(each.name)
+    lines = ["| `vanilla` | drafts | trees | architectures |", "|---|---|---|---|"]
+    for outcomes, names in sorted(rows.items(), key=lambda row: -len(row[1])):
+        lines.append(f"| {' | '.join((*outcomes, ', '.join(names)))} |")
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import re
 import shlex
@@ -48,7 +47,7 @@ PAGES = [
 PLACES = (ROOT, ROOT / "bild_lab", ROOT / "tests", ROOT / "scripts")  # what paths in documents are relative to
 TO_BE_WRITTEN = {"bild_lab/engine/drafters/repeat.py", "conf/policy/repeat.yaml"}  # by who follows docs/adding.md
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-QUICK = ("README.md", "docs/start.md", "docs/commands.md", "docs/adding.md", "docs/own.md")  # pages for the fast tests
+QUICK = ["README.md", *(f"docs/{name}.md" for name in ("start", "commands", "adding", "models"))]  # in the fast tests
 every_page_of_commands = pytest.mark.parametrize(
     "page",
     [pytest.param(page, marks=[] if page in [ROOT / one for one in QUICK] else [pytest.mark.slow]) for page in PAGES],
@@ -132,15 +131,15 @@ def test_the_policy_of_the_page_on_methods_has_the_shape_of_a_policy() -> None:
 def test_the_rule_of_the_page_on_methods_accepts_what_is_among_the_likeliest() -> None:
     names: dict = {}
     exec(blocks("docs/adding.md", "python")[1], names)  # the page's own code
-    rule, draft = names["AmongLikeliest"](2), Draft(torch.tensor([1, 0, 0]))
+    rule, draft = names["AmongMostLikely"](2), Draft(torch.tensor([1, 0, 0]))
     logits = torch.tensor([[0.0, 2.0, 1.0], [3.0, 1.0, 2.0], [1.0, 2.0, 3.0], [0.0, 1.0, 2.0]])
     verdict = rule(draft, logits, None)
     assert (verdict.path, verdict.next_token) == ((0, 1), 2)  # the last drafted token is the least likely
-    assert [names["AmongLikeliest"](k).lossless(Sampling()) for k in (1, 2)] == [True, False]
+    assert [names["AmongMostLikely"](k).lossless(Sampling()) for k in (1, 2)] == [True, False]
 
 
 def test_the_data_set_of_ones_own_composes_as_the_page_shows(tmp_path: Path) -> None:
-    (block,) = blocks("docs/own.md", "yaml")
+    (block,) = blocks("docs/models.md", "yaml")
     (tmp_path / "dataset").mkdir()
     (tmp_path / "dataset/faq.yaml").write_text(block)
     config = compose_config([f"hydra.searchpath=[file://{tmp_path}]", "dataset=faq", "policy=bild"])
@@ -151,7 +150,7 @@ def test_the_data_set_of_ones_own_composes_as_the_page_shows(tmp_path: Path) -> 
 def test_the_python_of_the_page_prints_texts_and_rounds(
     checkpoints: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rounds, stream, chat, _ = blocks("docs/python.md", "python")
+    rounds, stream, chat, *_ = blocks("docs/python.md", "python")
     names: dict = {}
 
     def printed(example: str) -> str:
@@ -178,54 +177,58 @@ def test_the_python_of_the_page_prints_results(
     monkeypatch.chdir(tmp_path)
     for result in sample_sweep():
         Sweep(Path("outputs/quickstart")).write_point(result.point, "", result, [])
-    exec(blocks("docs/python.md", "python")[-1], {})  # the page's own code
+    frame, folders = blocks("docs/python.md", "python")[-2:]
+    exec(frame, {})  # the page's own code
     title, fastest, *others = capsys.readouterr().out.splitlines()
     assert title.split() == "fallback rollback speedup speedup_low speedup_high quality_difference".split()
     assert fastest.split() == "0.3 5.0 1.83 1.78 1.88 -1.31".split() and len(others) == 2
+    exec(folders, {})
+    assert len(capsys.readouterr().out.splitlines()) == len(sample_sweep())
 
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().split()) <= 900
 
 
-def test_the_table_of_policies_has_each_policy_with_its_file_and_says_whether_it_is_lossless() -> None:
-    tables = (ROOT / "docs/policies.md").read_text().split("\n\n")
-    policies = next(table for table in tables if table.startswith("| Policy | Source |"))
-    rows = [line.split(" | ") for line in policies.splitlines() if line.startswith("| `")]
-    told = {row[0].strip("| `"): row for row in rows}
-    assert sorted(told) == sorted(policy_names()) and len(rows) == len(told)
-    assert [policy for policy, row in told.items() if f"(../conf/policy/{policy}.yaml)" not in row[3]] == []
-    assert [policy for policy, row in told.items() if row[2].startswith("yes") != is_lossless(policy)] == []
+def test_the_pages_are_thirteen_and_short() -> None:
+    words = {page.name: len(page.read_text().split()) for page in (ROOT / "docs").glob("*.md")}
+    assert len(words) == 13
+    assert sum(words.values()) <= 15_000
 
 
-def test_the_page_of_commands_has_every_script_and_every_target_of_make() -> None:
-    told = set(code_in(ROOT / "docs/commands.md"))
-    scripts = {script for line in told for script in re.findall(r"^python (?:-m )?scripts[/.](\w+)", line)}
-    assert scripts == {file.stem for file in (ROOT / "scripts").glob("*.py")}
-    targets = re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), flags=re.M)
-    assert {line for line in told if line.startswith("make ")} == {f"make {target}" for target in targets}
-
-
-def needs() -> dict[str, list[str]]:
-    """The cells of the page that says which policy fits which needs, by policy."""
-    table = (ROOT / "docs/choosing.md").read_text().partition("## By needs")[2]
+@lru_cache
+def policies() -> dict[str, list[str]]:
+    """The cells of the table of all policies, by policy: what it does, needs, whether lossless, models, knobs."""
+    table = (ROOT / "docs/policies.md").read_text().partition("## All policies")[2].partition("\n## ")[0]
     rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| `")]
+    assert len({row[0] for row in rows}) == len(rows)
     return {row[0].strip("`"): row[1:] for row in rows}
-
-
-def test_the_table_of_needs_has_each_policy() -> None:
-    assert sorted(needs()) == sorted(policy_names())
-
-
-def test_the_table_of_needs_says_which_policies_draft_with_a_model() -> None:
-    models = {"speculative_hierarchy": "yes, two"}
-    asking = {policy: asks(policy_file(policy)["decoder"]) for policy in policy_names()}
-    wants = {policy: models.get(policy, "yes") if asked else "no" for policy, asked in asking.items()}
-    assert {policy: cells[0] for policy, cells in needs().items()} == wants
 
 
 def policy_file(policy: str) -> dict:
     return yaml.safe_load((ROOT / f"conf/policy/{policy}.yaml").read_text())
+
+
+def test_the_table_of_policies_has_each_policy_and_says_what_is_lossless_what_samples_and_which_models_fit() -> None:
+    told = policies()
+    assert sorted(told) == sorted(policy_names())
+    assert [policy for policy, row in told.items() if row[2].startswith(("yes", "at")) != is_lossless(policy)] == []
+    assert {policy for policy, row in told.items() if "greedy" in row[3]} == GREEDY_ONLY
+    assert {policy for policy, row in told.items() if row[3].startswith("decoder-only")} == {
+        *(policy for policy, _ in REFUSED),
+        "openvino_speculative",
+    }
+
+
+def test_the_table_of_policies_names_knobs_that_they_have() -> None:
+    for policy, row in policies().items():
+        assert set(re.findall(r"`(\w+)`", row[4])) <= policy_file(policy).keys()
+
+
+def test_the_table_of_policies_says_which_draft_with_a_model() -> None:
+    wanted = {policy: asks(policy_file(policy)["decoder"]) for policy in policy_names()}
+    assert {policy: "draft model" in row[1] for policy, row in policies().items()} == wanted
+    assert [policy for policy, row in policies().items() if "two draft models" in row[1]] == ["speculative_hierarchy"]
 
 
 def asks(part: object) -> bool:
@@ -236,34 +239,31 @@ def asks(part: object) -> bool:
     return (own and "draft" not in part) or any(asks(value) for value in part.values())
 
 
-def test_the_table_of_needs_says_what_must_be_made_first() -> None:
-    command = re.compile(r"`(scripts/\w+\.py|make \w+)`")
-    made = {policy: cells[1] for policy, cells in needs().items() if command.fullmatch(cells[1])}
-    made_by = {"bita": "train_bita"}  # the others share a command
+def test_the_table_of_policies_says_what_must_be_made_first() -> None:
+    made = re.compile(r"`(scripts/\w+\.py|module=\w+|make \w+)`(?! helps)")
     files = {
-        policy: f"`scripts/{made_by.get(policy, 'train_module')}.py`"
+        policy
         for policy in policy_names()
         for knob, value in policy_file(policy).items()
         if knob in ("adapter", "heads", "table") and value is None
     }
-    assert made == {**files, **dict.fromkeys(EXTERNAL, "`make peers`")}
+    assert {policy for policy, row in policies().items() if made.search(row[1])} == {*files, *EXTERNAL}
 
 
-def test_the_table_of_needs_says_what_is_lossless_what_samples_and_which_models_fit() -> None:
-    told = needs()
-    assert [policy for policy, cells in told.items() if cells[2].startswith(("yes", "at")) != is_lossless(policy)] == []
-    assert {policy for policy, cells in told.items() if cells[3] == "no"} == GREEDY_ONLY
-    assert {policy for policy, cells in told.items() if cells[4].startswith("decoder-only")} == {
-        *(policy for policy, _ in REFUSED),
-        "openvino_speculative",
-    }
+def test_the_page_of_commands_has_every_script_and_every_target_of_make() -> None:
+    told = set(code_in(ROOT / "docs/commands.md"))
+    scripts = {script for line in told for script in re.findall(r"^python (?:-m )?scripts[/.](\w+)", line)}
+    assert scripts == {file.stem for file in (ROOT / "scripts").glob("*.py")}
+    targets = re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), flags=re.M)
+    assert {line for line in told if line.startswith("make ")} == {f"make {target}" for target in targets}
 
 
 @every_page
 def test_links_between_files_lead_somewhere(page: Path) -> None:
-    links = re.findall(r"\]\(([^)#:]+)(?:#([\w-]+))?\)", page.read_text())
+    links = re.findall(r"\]\(([^)#:]*)(?:#([\w-]+))?\)", page.read_text())
     assert [target for target, _ in links if not (page.parent / target).exists()] == []
-    assert [link for link in links if link[1] and link[1] not in anchors(page.parent / link[0])] == []
+    led = [((page.parent / target) if target else page, anchor) for target, anchor in links if anchor]
+    assert [(target.name, anchor) for target, anchor in led if anchor not in anchors(target)] == []
 
 
 @every_page
@@ -304,23 +304,28 @@ def test_command_lines_of_the_documents_compose(page: Path) -> None:
 
 
 @every_page
-def test_overrides_that_the_documents_name_compose(page: Path) -> None:
-    """Every `group=choice` and every `group.key=` of a document exists."""
-    config = compose_config([])
-    keys = {group: set(config[group]) for group in ("dataset", "decoding", "runtime", "measure", "pair")}
-    keys["dataset"] |= {field.name for field in dataclasses.fields(DatasetSpec)}  # some files have fewer
-    text = page.read_text()
-    groups = "|".join(("pair", "dataset", "policy", "decoding", "logger", "experiment", "scale", "match", "template"))
-    for group, choice in re.findall(rf"`({groups})=([a-z0-9_]+)`", text):
+def test_files_of_groups_that_the_documents_name_exist(page: Path) -> None:
+    groups = "pair|dataset|policy|decoding|logger|experiment|scale|match|template|module|train"
+    for group, choice in re.findall(rf"`({groups})=([a-z0-9_]+)`", page.read_text()):
         assert (ROOT / "conf" / group / f"{choice}.yaml").is_file(), f"{group}={choice}"
-    for key in re.findall(r"\b((?:dataset|decoding|runtime|measure|pair)\.[a-z_]+)=", text):
-        group, name = key.split(".")
-        assert name in keys[group], key
+
+
+@every_page_of_commands
+def test_overrides_that_the_documents_name_compose(page: Path) -> None:
+    """Inline code such as `dataset=xsum dataset.shots=2`, as a shell would pass it to run.py."""
+    word = r"\+?(?:pair|dataset|decoding|runtime|measure|policy)(?:\.\w+)?=[^…]+"
+    for code in filter(re.compile(rf"\S*{word}").fullmatch, code_in(page)):
+        words = [each for each in shlex.split(code) if not each.endswith("=N")]
+        if all(re.fullmatch(word, each) for each in words):
+            knobs = {knob for each in words for knob in re.findall(r"^policy\.(\w+)", each)}
+            policy = next(name for name in policy_names() if knobs <= policy_file(name).keys())
+            chosen = [] if any(each.startswith("policy=") for each in words) else [f"policy={policy}"]
+            composed("config", (*chosen, *map(quote_free_text, words)))
 
 
 def test_the_documents_name_enough_for_these_checks() -> None:
     """A change of style in the pages must not leave the checks above with nothing to look at."""
     inline = [code for page in PAGES for code in code_in(page)]
     assert sum(len(list(commands(page))) for page in PAGES) > 80
-    assert sum(bool(re.fullmatch(r"[\w/]+\.py(::\w+)?", code)) for code in inline) > 100
+    assert sum(bool(re.fullmatch(r"[\w/]+\.py(::\w+)?", code)) for code in inline) > 50
     assert sum(code.startswith("experiment=") for code in inline) > 20

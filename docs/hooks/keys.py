@@ -54,14 +54,14 @@ class Section:
 
 def sections() -> Iterator[Section]:
     """What the page holds, in its order."""
-    yield Section("run.py", 2, f"{_source(MAIN)} All other keys are in groups.", _own(MAIN))
+    yield Section("run.py", 3, f"{_source(MAIN)} All other keys are in groups.", _own(MAIN))
     shared = groups(MAIN)
     for group, chosen in shared.items():
         yield from _group(group, chosen)
     scripts = {name: script for script, name in _applications() if name != MAIN}
-    yield Section("Scripts", 2, "What each script takes besides the keys of its groups.")
+    yield Section("Scripts", 3, "What each script takes besides the keys of its groups.")
     for name in sorted(scripts, key=scripts.__getitem__):
-        yield Section(scripts[name], 3, _what(name), _own(name))
+        yield Section(scripts[name], 4, _what(name), _own(name))
     for name in scripts:
         for group, chosen in groups(name).items():
             if group not in shared:
@@ -155,15 +155,15 @@ def _group(group: str, chosen: str) -> Iterator[Section]:
     of_group = f"`{group}=NAME` takes `conf/{group}/NAME.yaml`; `{chosen}` unless told."
     listed = tuple((name, header(CONF / group / f"{name}.yaml")) for name in files(group))
     if group == "policy":
-        yield Section(group, 3, f"{of_group} `policy.decoder` holds the parts of a policy.", files=listed)
+        yield Section(group, 4, f"{of_group} `policy.decoder` holds the parts of a policy.", files=listed)
         for name in files(group):
             keys = tuple(key.under(group) for key in keys_in(CONF / group / f"{name}.yaml") if key.name != "name")
-            yield Section(f"policy={name}", 4, f"{header(CONF / group / f'{name}.yaml')}.", keys)
+            yield Section(f"policy={name}", 5, f"{header(CONF / group / f'{name}.yaml')}.", keys)
     elif group in WHOLE:
         sets = "keys of `dataset`" if group == "template" else "keys of all groups"
-        yield Section(group, 3, f"{of_group} The file sets {sets}.", files=listed)
+        yield Section(group, 4, f"{of_group} The file sets {sets}.", files=listed)
     else:
-        yield Section(group, 3, of_group, tuple(key.under(group) for key in _shared(group, chosen)), listed)
+        yield Section(group, 4, of_group, tuple(key.under(group) for key in _shared(group, chosen)), listed)
 
 
 def _shared(group: str, chosen: str) -> Iterable[Key]:

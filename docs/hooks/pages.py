@@ -20,6 +20,8 @@ from mkdocs.structure.pages import Page
 from pymdownx.slugs import slugify
 
 from bild_lab.lab.glossary import TERMS
+from bild_lab.lab.schema.columns import TIMES
+from bild_lab.lab.schema.result import TABLE
 from docs.hooks import keys
 
 log = logging.getLogger("mkdocs.hooks.pages")
@@ -33,7 +35,7 @@ PAGES = {  # files outside docs that are pages of their own
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".txt": "text", ".cff": "yaml", ".cpp": "cpp"}
 BLOCK = re.compile(r"^ *```.*?^ *```$", flags=re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!\w+:)([^)\s#]+)(#[^)\s]*)?\)")
-COMMENT = re.compile(r"<!-- (keys|glossary) -->")
+COMMENT = re.compile(r"<!-- (keys|columns|glossary) -->")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -65,6 +67,9 @@ def generated(what: str) -> str:
     """The text in the place of a comment."""
     if what == "glossary":
         return "\n\n".join(f"**{term.words}**\n:   {term.meaning}" for term in TERMS)
+    if what == "columns":
+        rows = (f"| `{one.name}` | {one.unit.replace(TIMES, '×')} | {one.explanation} |" for one in TABLE)
+        return "\n".join(("| Column | Unit | What |", "|---|---|---|", *rows))
     for key in keys.without_meaning():
         log.warning("the key %s has no meaning: write a comment behind it in conf, or behind its field", key)
     return keys.page()

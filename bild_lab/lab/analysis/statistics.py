@@ -101,7 +101,7 @@ def require_engines(names: Sequence[str]) -> None:
 
 
 def figures(result: Result, engine: str) -> dict[str, Value]:
-    """The acceptance figures that a serving engine or Spec-Bench prints, by its names (docs/acceptance.md).
+    """The acceptance figures that a serving engine or Spec-Bench prints, by its names (docs/policies.md).
 
     All None if the result drafted nothing, or is older than the counts by position.
     """

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 
 from bild_lab.lab.glossary import TERMS
 from bild_lab.lab.results.table import to_row
-from bild_lab.lab.schema.columns import SHARE, TIMES, Column
 from bild_lab.lab.schema.numbers import Change, Counts, DecodingCosts, Latency, Pipeline, Prediction
 from bild_lab.lab.schema.result import COLUMNS, TABLE, Environment, Result
 from tests.report.sample import ENVIRONMENT, sample_drafted, sample_result
-
-OUTPUTS = Path(__file__).resolve().parents[3] / "docs" / "outputs.md"
-UNITS = {SHARE: "share", TIMES: "×"}
 
 
 def whole_result() -> Result:
@@ -82,13 +77,3 @@ def test_names_are_unique_and_explanations_are_sentences() -> None:
 def test_what_the_glossary_says_of_a_number_is_what_its_column_says() -> None:
     meanings = {term.meaning for term in TERMS}
     assert {COLUMNS[name].explanation for name in ("speedup", "acceptance_rate", "p_value")} <= meanings
-
-
-def documented(column: Column) -> str:
-    return f"| `{column.name}` | {UNITS.get(column.unit, column.unit)} | {column.explanation} |"
-
-
-def test_the_documents_list_every_column_of_the_table_in_its_order() -> None:
-    """docs/outputs.md; its last table is made of these lines."""
-    table = OUTPUTS.read_text().split("## sweep.csv")[1].split("|---|---|---|\n")[1].splitlines()
-    assert table == [documented(column) for column in TABLE]
