@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import torch
 from omegaconf import DictConfig
-from transformers import PreTrainedConfig, PreTrainedModel, TrainerCallback, TrainingArguments
+from transformers import PreTrainedConfig, PreTrainedModel, TrainingArguments
 
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.device import resolve_dtype
@@ -25,7 +25,6 @@ from bild_lab.lab.data.examples import DatasetSpec, load_examples
 from bild_lab.lab.point import sweep_folder
 from bild_lab.lab.results.records import require_writable
 from bild_lab.lab.toy_pair import named_checkpoint, stand_in, untrained
-from bild_lab.report.wandb.logger import WandbLogger
 from bild_lab.training.answers import Calibration, read_calibrations
 from bild_lab.training.batches import BatchOrder, spread_evenly
 from bild_lab.training.calibration import CalibrationJob, generate_calibration
@@ -44,7 +43,7 @@ from bild_lab.training.modules.predictors import (
 from bild_lab.training.modules.states import OneRowCheckpoint, SmallModule
 from bild_lab.training.recipe import LONGEST_WAIT, Recipe
 from bild_lab.training.reports import answers_bar, model_card, print_closing, training_logger
-from bild_lab.training.run import Objective, TrainingRun, isolated
+from bild_lab.training.run import Objective, TrainingJob, TrainingRun, isolated
 from bild_lab.training.start import require_room
 from bild_lab.training.trainer import TrainingTask
 
@@ -76,7 +75,7 @@ class ModuleSpec(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FrozenJob:
+class FrozenJob(TrainingJob):
     """One training of a small module for `base`, whose weights stay frozen.
 
     calibration: the answers to learn, cut to the recipe's `max_target_tokens`. held_out: answers that are not learned
@@ -87,12 +86,6 @@ class FrozenJob:
     spec: ModuleSpec
     calibration: Calibration
     held_out: int
-    recipe: Recipe
-    folder: Path
-    progress: bool = True
-    logger: WandbLogger | None = None
-    callbacks: tuple[TrainerCallback, ...] = ()
-    provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require_whole("held_out", self.held_out, 1)
@@ -166,7 +159,7 @@ def train_beside_frozen(job: FrozenJob) -> dict[str, Any]:
     """
     require_writable(job.folder)
     run = TrainingRun(
-        recipe=job.recipe,
+        job=job,
         folder=TrainingFolder(job.folder, job.spec.result_name),
         title=f"{job.spec.noun} for {job.base.path}",
         start=job.base.path,
@@ -175,10 +168,6 @@ def train_beside_frozen(job: FrozenJob) -> dict[str, Any]:
         evaluates=True,
         examples=len(job.parts[0]),
         prepare=lambda arguments: _prepare(job, arguments),
-        shown=job.progress,
-        logger=job.logger,
-        callbacks=job.callbacks,
-        provenance=job.provenance,
     )
     return run.train()
 

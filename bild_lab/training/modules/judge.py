@@ -128,7 +128,12 @@ def train_judge(job: JudgeJob, advance: Callable[[], None] = lambda: None) -> di
     with holding(folder.lock):
         labels = [_labelled(job, index, advance) for index in range(len(job.examples))]
         searched_s = time.perf_counter() - started
-        metrics, write = _fitted(job, labels, searched_s)
+        head, metrics = _fitted(job, labels, searched_s)
+
+    def write(place: Path) -> None:
+        head.save(place)
+        write_json(place / METRICS, metrics)
+
     folder.publish(write)
     folder.write_metrics(metrics)
     return metrics
@@ -175,10 +180,8 @@ def _search(job: JudgeJob, example: Example) -> dict[str, Any]:
     }
 
 
-def _fitted(
-    job: JudgeJob, labels: Sequence[Labels], searched_s: float
-) -> tuple[dict[str, Any], Callable[[Path], None]]:
-    """metrics.json, and what writes the judge's folder."""
+def _fitted(job: JudgeJob, labels: Sequence[Labels], searched_s: float) -> tuple[JudgeHead, dict[str, Any]]:
+    """The judge, and its metrics.json."""
     count = max(1, round(job.spec.held_out * len(labels)))
     aside = set(spread_evenly(min(count, len(labels) - 1), len(labels))) if len(labels) > 1 else set()
     parts = [[one for index, one in enumerate(labels) if (index in aside) == held] for held in (False, True)]
@@ -200,11 +203,7 @@ def _fitted(
         "important": int(every.important.sum()),
         "held_out_mismatches": len(held_out),
         "threshold": fitted.head.config.threshold,
-        "strength": fitted.strength,
-        "kept_share": fitted.kept_share,
-        "recall": fitted.recall,
-        "steps": fitted.steps,
-        "loss": fitted.loss,
+        **{name: getattr(fitted, name) for name in ("strength", "kept_share", "recall", "steps", "loss")},
         "metric": "roc_auc",
         "best": {"step": fitted.steps, "roc_auc": fitted.roc_auc},
         "history": [],
@@ -214,11 +213,7 @@ def _fitted(
         "environment": environment(job.decoder.target.device),
     }
 
-    def write(place: Path) -> None:
-        fitted.head.save(place)
-        write_json(place / METRICS, metrics)
-
-    return metrics, write
+    return fitted.head, metrics
 
 
 def _joined(several: Sequence[Labels]) -> Labels:
