@@ -86,7 +86,7 @@ def merge(cfg: DictConfig) -> None:
     """Copy the points, print where they came from, and write the report. Raises UserError for bad input."""
     sources = given_sweeps(cfg)
     from bild_lab.lab.point import sweep_folder
-    from bild_lab.lab.results.commands import record_command
+    from bild_lab.lab.results.progress import record_command
     from bild_lab.lab.results.records import Sweep, require_writable
     from bild_lab.report.sweep import report_sweep
 
@@ -109,7 +109,7 @@ def merge(cfg: DictConfig) -> None:
 def interleave(cfg: DictConfig) -> None:
     """Measure the points side by side, store, report and compare them. Raises UserError for bad input."""
     from bild_lab.lab.point import sweep_folder
-    from bild_lab.lab.results.commands import record_command
+    from bild_lab.lab.results.progress import record_command
     from bild_lab.lab.results.records import Sweep
     from bild_lab.lab.runner import DECODING, run_points
     from bild_lab.lab.sweep import process_age_s

@@ -1,10 +1,17 @@
-"""Content hashes: of a point's inputs, of a dataset's examples, of a file's bytes."""
+"""Content hashes: of a point's inputs, of a dataset's examples, of files, and of the code that a point can reach.
+
+A finished point stays valid while these are the same. A new drafter, a changed comment or another report keep all
+points; a changed acceptance rule measures anew those whose policies use it.
+"""
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -42,3 +49,118 @@ def file_hash(path: str) -> str | None:
         return hashlib.sha256(named.read_bytes()).hexdigest() if named.is_file() else None
     files = sorted(file for file in named.rglob("*") if file.is_file())
     return content_hash({str(file.relative_to(named)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files})
+
+
+PACKAGE = Path(__file__).resolve().parents[1]
+# Folders of modules that can change a number. What lies elsewhere reads, stores or shows, or is part of a point's name.
+MEASURING = ("engine", "lab/analysis", "lab/decoding", "lab/measure", "lab/metrics")
+EVERY_POINT = ("bild_lab.lab.runner", "bild_lab.lab.decoding.load", "bild_lab.engine.decode")  # of any policy
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+CPP = (".cpp", ".h")
+
+
+@lru_cache(maxsize=64)
+def code_hash(modules: tuple[str, ...] = (), package: Path = PACKAGE) -> str:
+    """A hash, 12 hexadecimal digits, of what every point runs and of what these modules reach.
+
+    modules: where the parts of a policy are defined, by their dotted names; those of other packages count as well.
+    Comments, docstrings and layout do not matter.
+    """
+    digest = hashlib.sha256()
+    for file in reached((*EVERY_POINT, *modules), package):
+        name = file.relative_to(package).as_posix() if file.is_relative_to(package) else file.name
+        digest.update(name.encode() + b"\0" + _content(file).encode() + b"\0")
+    return digest.hexdigest()[:12]
+
+
+def reached(modules: Iterable[str], package: Path = PACKAGE) -> list[Path]:
+    """The files of these modules and of all that they import, as far as they can change a number, in a fixed order.
+
+    Of a package only the modules count whose names are imported from it. C++ sources count beside their module.
+    """
+    found: set[Path] = set()
+    waiting = [file for name in modules if (file := _file_of(name, package)) is not None]
+    while waiting:
+        file = waiting.pop()
+        if file not in found:
+            found.add(file)
+            found.update(one for one in file.parent.iterdir() if one.suffix in CPP)
+            if file.is_relative_to(package):
+                waiting += [one for one in _imported(file, package) if _measures(one, package)]
+    return sorted(found)
+
+
+def _measures(file: Path, package: Path) -> bool:
+    return any(file.is_relative_to(package / folder) for folder in MEASURING)
+
+
+def _file_of(module: str, package: Path) -> Path | None:
+    """The module's source; that of another package where Python found it, unless it is Python's own."""
+    first, *inner = module.split(".")
+    if first == PACKAGE.name:
+        path = package.joinpath(*inner)
+        return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
+    source = getattr(sys.modules.get(module), "__file__", None)
+    return Path(source) if source and source.endswith(".py") and first not in sys.stdlib_module_names else None
+
+
+@lru_cache(maxsize=1024)
+def _imported(file: Path, package: Path) -> tuple[Path, ...]:
+    """The sources that a file of the package imports anywhere in it, but for type checking."""
+    names = {
+        name
+        for module, names in _imports(ast.parse(file.read_text(encoding="utf-8")))
+        for name in _defining(module, names, package)
+    }
+    return tuple(found for name in sorted(names) if (found := _file_of(name, package)) is not None)
+
+
+def _defining(module: str, names: Iterable[str], package: Path) -> Iterator[str]:
+    """The modules in which the names are defined that are imported from a module, which may be a package."""
+    file = _file_of(module, package)
+    if file is None or file.name != "__init__.py":
+        yield module
+        return
+    passed_on = {
+        name: source for source, several in _imports(ast.parse(file.read_text(encoding="utf-8"))) for name in several
+    }
+    for name in names:
+        if _file_of(f"{module}.{name}", package) is not None:
+            yield f"{module}.{name}"
+        elif name in passed_on:
+            yield from _defining(passed_on[name], (name,), package)
+        else:
+            yield module
+
+
+def _imports(node: ast.AST) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Modules of our package that are imported, with the names taken from them."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ImportFrom) and (child.module or "").split(".")[0] == PACKAGE.name:
+            yield child.module, tuple(one.name for one in child.names)
+        elif isinstance(child, ast.Import):
+            yield from ((one.name, ()) for one in child.names if one.name.split(".")[0] == PACKAGE.name)
+        elif not (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)):
+            yield from _imports(child)
+
+
+@lru_cache(maxsize=1024)
+def _content(file: Path) -> str:
+    text = file.read_text(encoding="utf-8")
+    return code_text(ast.parse(text)) if file.suffix == ".py" else text
+
+
+def code_text(node: object) -> str:
+    """A syntax tree as text, without docstrings. The output of `ast.unparse` differs between versions of Python."""
+    if isinstance(node, list):
+        return f"[{','.join(map(code_text, node))}]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    parts = []
+    for field in node._fields:
+        value = getattr(node, field, None)
+        if field == "body" and isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            value = value[1:]
+        if value is not None and value != []:  # newer Pythons add fields, empty in code that older ones can read
+            parts.append(f"{field}={code_text(value)}")
+    return f"{type(node).__name__}({','.join(parts)})"

@@ -20,7 +20,6 @@ from bild_lab.engine.models.placement import Placement
 from bild_lab.engine.protocols import External
 from bild_lab.engine.sampling import Sampling
 from bild_lab.errors import UserError, require_flag
-from bild_lab.lab.code import code_hash
 from bild_lab.lab.config import (
     SCHEMAS,
     TOP_LEVEL,
@@ -39,7 +38,7 @@ from bild_lab.lab.data.examples import DatasetSpec, Example, load_examples
 from bild_lab.lab.decoding.build import describe_decoder, named_files, parts_of, policy_label
 from bild_lab.lab.decoding.decoder import Decoder
 from bild_lab.lab.decoding.load import decoder_of
-from bild_lab.lab.hashing import content_hash, data_hash, file_hash
+from bild_lab.lab.hashing import code_hash, content_hash, data_hash, file_hash
 from bild_lab.lab.measure.environment import placement_setting
 from bild_lab.lab.metrics import AGREEMENT, Scoring
 from bild_lab.lab.metrics.programs import require_permission

@@ -19,11 +19,18 @@ from bild_lab.lab.analysis.prediction import pipeline_summary, predict
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.decoding.history import with_history
 from bild_lab.lab.measure.certificate import Certificate, certify, certify_sampled, count_verdicts
-from bild_lab.lab.measure.change import change_of
 from bild_lab.lab.measure.environment import DeviceUse, OtherLoad, environment, peak_memory_mb
-from bild_lab.lab.measure.example_rows import measured_examples, with_trace
 from bild_lab.lab.measure.scores import log_probabilities, log_probability, require_no_nan
-from bild_lab.lab.measure.summary import agreement, decoding_costs, qualities, summarize, work_of
+from bild_lab.lab.measure.summary import (
+    agreement,
+    change_of,
+    decoding_costs,
+    measured_examples,
+    qualities,
+    summarize,
+    with_trace,
+    work_of,
+)
 from bild_lab.lab.measure.timing import Stages, seeded, time_methods, trace_stages, warm_up
 from bild_lab.lab.point import Point
 from bild_lab.lab.results.records import Sweep

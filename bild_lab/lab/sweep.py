@@ -38,8 +38,7 @@ from bild_lab.lab.formatting import times
 from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.point import Point, prepare, sweep_folder
 from bild_lab.lab.point_progress import PointProgress, remaining, title_of
-from bild_lab.lab.results.commands import record_command
-from bild_lab.lab.results.progress import Progress, advance, begin, read_progress
+from bild_lab.lab.results.progress import Progress, advance, begin, read_progress, record_command
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.runner import run_point
 from bild_lab.lab.schema.result import Failure, FailureCause, Result

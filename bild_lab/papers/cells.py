@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from bild_lab.engine.ppd.pipeline import SHARED
 from bild_lab.engine.speculative_theory import expected_tokens
-from bild_lab.lab.analysis.pareto import best_at_loss
+from bild_lab.lab.analysis.statistics import best_at_loss
 from bild_lab.lab.schema.numbers import Quality, Speedup
 from bild_lab.lab.schema.result import Result
 from bild_lab.papers import points as rows

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from bild_lab.lab.analysis.pareto import pareto_front
+from bild_lab.lab.analysis.statistics import pareto_front
 from bild_lab.lab.formatting import MINUS
 from bild_lab.lab.schema.examples import MeasuredExample, read_examples
 from bild_lab.lab.schema.result import Result

@@ -27,7 +27,7 @@ from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import LoadedModel, Rows, Session, Want
 from bild_lab.errors import UserError, require_whole
-from bild_lab.lab.metrics.measures import interval, resampled_sums
+from bild_lab.lab.metrics.text_metrics import interval, resampled_sums
 
 CSV, METRICS = "match_rates.csv", "metrics.json"
 TOTAL = "all"  # the position of a row that covers all positions

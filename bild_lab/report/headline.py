@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from bild_lab.lab.analysis.pareto import best_at_loss
 from bild_lab.lab.analysis.prediction import (
     DRAFTER,
     HOST,
@@ -16,7 +15,7 @@ from bild_lab.lab.analysis.prediction import (
     Reasons,
     reasons,
 )
-from bild_lab.lab.analysis.statistics import ENOUGH_DIFFERENT, ENOUGH_EXAMPLES
+from bild_lab.lab.analysis.statistics import ENOUGH_DIFFERENT, ENOUGH_EXAMPLES, best_at_loss
 from bild_lab.lab.formatting import (
     duration,
     interval,

@@ -14,7 +14,7 @@ from bild_lab.engine.models.device import resolve_device, resolve_dtype
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError, require_whole
-from bild_lab.lab.analysis.pareto import best_at_loss
+from bild_lab.lab.analysis.statistics import best_at_loss
 from bild_lab.lab.config import MeasureSpec, RuntimeSpec
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.metrics import score

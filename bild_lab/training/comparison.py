@@ -19,7 +19,7 @@ from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.errors import UserError, require_whole
 from bild_lab.files import write_atomically
-from bild_lab.lab.analysis.pareto import pareto_front
+from bild_lab.lab.analysis.statistics import pareto_front
 from bild_lab.lab.config import compose_policy, knob_values
 from bild_lab.lab.data.examples import DatasetSpec
 from bild_lab.lab.hashing import content_hash

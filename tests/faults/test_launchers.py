@@ -10,7 +10,6 @@ import sys
 import time
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 import run
@@ -55,20 +54,6 @@ def test_jobs_at_once_make_one_report_whose_timings_are_flagged(launcher: tuple[
     assert any(shared), "three jobs, and no two of them met"
     assert "timed beside other jobs on the same device" in printed
     assert "timed beside other jobs" in (ground.sweep.folder / "report.html").read_text()
-
-
-def test_a_failure_in_a_worker_reaches_the_status_and_the_report(ground: Ground) -> None:
-    broken = ground.folder / "broken"
-    broken.mkdir()
-    good = next(word for word in ground.base if word.startswith("pair.draft=")).partition("=")[2]
-    for file in Path(good).iterdir():
-        content = file.read_bytes()
-        (broken / file.name).write_bytes(content[:-1000] if file.suffix == ".safetensors" else content)
-    code, printed = swept(ground, "-m", "policy=bild", f"pair.draft={good},{broken}", *JOBLIB)
-    assert code == 1
-    assert "1 point(s) failed" in printed
-    assert len(pd.read_csv(ground.sweep.folder / "sweep.csv")) == 1
-    assert "cannot read the weights" in (ground.sweep.folder / "report.html").read_text()
 
 
 def test_a_signal_ends_the_workers_too_and_reports(ground: Ground) -> None:

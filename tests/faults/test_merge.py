@@ -53,26 +53,6 @@ def test_points_of_several_machines_become_one_sweep(command: Command) -> None:
     assert len(one.results()) == 2  # as it was
 
 
-def test_merging_again_adds_only_what_is_new(command: Command) -> None:
-    write_sweep("one", [0.2, 0.4], "EPYC", "a")
-    command("name=all", "outputs/one")
-    before = {file: file.read_bytes() for file in Path("outputs/all/points").rglob("*.json")}
-    write_sweep("one", [0.6], "EPYC", "a")
-    code, printed = command("name=all", "outputs/one")
-    assert code == 0 and "1 of 3 points copied" in printed
-    assert {file: file.read_bytes() for file in before} == before
-    assert len(Sweep(Path("outputs/all")).results()) == 3
-
-
-def test_of_a_point_measured_anew_the_newest_is_merged(command: Command) -> None:
-    write_sweep("one", [0.2], "EPYC", "a")
-    write_sweep("one", [0.2], "EPYC", "again", beside=True)
-    command("name=all", "outputs/one")
-    (only,) = Sweep(Path("outputs/all")).results()
-    assert only.environment["host"] == "again"
-    assert Sweep(Path("outputs/all")).older() == 0
-
-
 def test_timings_of_different_hardware_never_share_a_curve(command: Command) -> None:
     write_sweep("one", [0.2, 0.4], "EPYC", "a")
     write_sweep("two", [0.2, 0.4], "H200, EPYC", "b")

@@ -43,16 +43,3 @@ def test_a_stopped_sweep_reports_what_is_finished(ground: Ground, number: signal
     assert again.ended() == 0, again.printed
     ground.require_whole(8, kept)
     assert [one.points for one in read_runs(ground.folder / "outputs")] == [8]
-
-
-@pytest.mark.slow
-def test_a_second_signal_ends_the_report_as_well(ground: Ground) -> None:
-    sweep = ground.start(*SWEEP)
-    once(lambda: len(ground.finished()) >= 1, sweep)
-    os.kill(sweep.process.pid, signal.SIGINT)
-    once(lambda: "stopped" in sweep.printed, sweep)
-    os.kill(sweep.process.pid, signal.SIGTERM)
-    assert sweep.ended() == -signal.SIGTERM
-    again = ground.start(*SWEEP)
-    assert again.ended() == 0, again.printed
-    ground.require_whole(8, {})

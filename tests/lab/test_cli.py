@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import os
 import platform
 import re
@@ -25,12 +24,10 @@ from safetensors.torch import load_file, save_file
 
 import run
 from bild_lab.lab import cli, runner
-from bild_lab.lab.cli import quote_free_text, run_application
-from bild_lab.lab.config import compose_config
+from bild_lab.lab.cli import quote_free_text
 from bild_lab.lab.decoding.load import load_model
 from bild_lab.lab.measure.environment import DeviceUse
-from bild_lab.lab.point import DEFAULT_THREADS
-from bild_lab.lab.results.commands import read_commands
+from bild_lab.lab.results.progress import read_commands
 from bild_lab.lab.results.records import Sweep
 from bild_lab.report.index import read_runs
 from bild_lab.report.sweep import LiveReport
@@ -108,18 +105,6 @@ def test_a_sweep_leaves_everything_it_promises(command: Command, base: list[str]
 
 
 @pytest.mark.slow
-def test_policies_of_one_folder_share_a_table_and_lossless_ones_agree(command: Command, base: list[str]) -> None:
-    code, printed = command("-m", *base, "policy=vanilla,speculative,hf_generate,hf_assisted,bild_no_rollback")
-    assert code == 0, printed
-    frame = pd.read_csv("outputs/tested/sweep.csv").set_index("policy")
-    lossless = ["vanilla", "speculative", "hf_generate", "hf_assisted"]
-    assert (frame.loc[lossless, "agreement_with_target"] == 1).all()
-    assert frame.loc["vanilla", "tokens_per_target_call"] == 1
-    assert math.isnan(frame.loc["hf_generate", "acceptance_rate"])
-    assert frame.loc["speculative", "tokens_per_target_call"] > 1
-
-
-@pytest.mark.slow
 def test_the_report_is_written_between_points_and_never_while_one_is_timed(
     command: Command, base: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,15 +177,6 @@ def test_a_failure_is_forgotten_once_its_point_succeeds(
 
 
 @pytest.mark.slow
-def test_an_experiment_file_sweeps_without_being_asked(command: Command, base: list[str]) -> None:
-    code, printed = command("experiment=quickstart", *base, "runtime.dtype=float32", "policy.fallback=0.3,0.6")
-    assert code == 0, printed
-    frame = pd.read_csv("outputs/tested/sweep.csv")
-    assert sorted(set(frame["fallback"])) == [0.3, 0.6]
-    assert len(frame) == 2 * frame["rollback"].nunique() >= 4
-
-
-@pytest.mark.slow
 def test_a_policy_with_another_drafter_is_labelled_so(command: Command, base: list[str]) -> None:
     code, printed = command(*base, "policy.decoder.drafter={_target_:bild_lab.engine.drafters.NoDraft}")
     assert code == 2  # the file's window and stop rule are still there
@@ -209,19 +185,6 @@ def test_a_policy_with_another_drafter_is_labelled_so(command: Command, base: li
     assert code == 0, printed
     (label,) = pd.read_csv("outputs/tested/sweep.csv")["policy"]
     assert label == "bild (changed: drafter.window, drafter.stop._target_, drafter.stop.threshold)"
-
-
-@pytest.mark.slow
-def test_a_decoder_only_pair_runs_with_a_prompt_template(command: Command, base: list[str], checkpoints: Path) -> None:
-    code, printed = command(
-        *base,
-        f"pair.target={checkpoints / 'llama'}",
-        f"pair.draft={checkpoints / 'llama-draft'}",
-        "dataset.prompt_template=w5: {source}, it's w6",  # as a shell hands it over
-        "policy.rollback=0.6",
-    )
-    assert code == 0, printed
-    assert pd.read_csv("outputs/tested/sweep.csv")["agreement_with_target"].tolist() == [1.0]
 
 
 @pytest.mark.slow
@@ -238,22 +201,6 @@ def test_sampling_repeats_with_its_seed_and_claims_no_agreement(command: Command
 def _only_examples() -> str:
     (file,) = Path("outputs/again/points").glob("*/examples.jsonl")
     return file.read_text()
-
-
-@pytest.mark.slow
-def test_without_a_baseline_there_is_no_speedup(command: Command, base: list[str]) -> None:
-    code, printed = command(*base, "measure.baseline=null")
-    assert code == 0, printed
-    assert pd.read_csv("outputs/tested/sweep.csv")["speedup"].isna().all()
-
-
-@pytest.mark.slow
-def test_a_whole_number_is_the_same_point_however_it_is_written(command: Command, base: list[str]) -> None:
-    command(*base, "policy.rollback=2.0")
-    code, printed = command(*base, "policy.rollback=2")
-    assert code == 0
-    assert "finished before" in printed
-    assert len(points()) == 1
 
 
 @pytest.mark.slow
@@ -298,16 +245,6 @@ def test_a_point_measured_anew_replaces_the_old_one_in_the_table(
     assert len(points()) == 2
     frame = pd.read_csv("outputs/tested/sweep.csv")
     assert frame["acceptance_rate"].tolist() == [1.0]  # the target drafts for itself
-
-
-@pytest.mark.slow
-def test_what_a_killed_write_left_is_never_read(command: Command, base: list[str]) -> None:
-    command(*base)
-    unfinished = Path("outputs/tested/points/.abc.1.2")
-    unfinished.mkdir()
-    (unfinished / "result.json").write_text('{"point": "ab')
-    code, printed = command(*base)
-    assert code == 0, printed
 
 
 @pytest.mark.slow
@@ -367,14 +304,6 @@ def test_a_point_says_where_and_how_it_was_measured(command: Command, base: list
 
 
 @pytest.mark.slow
-def test_the_default_number_of_threads_comes_back(command: Command, base: list[str]) -> None:
-    code, printed = command("-m", *base, "runtime.threads=1,null,2")
-    assert code == 0, printed
-    threads = {json.loads(file.read_text())["environment"]["threads"] for file in Path().rglob("result.json")}
-    assert threads == {1, 2, DEFAULT_THREADS}
-
-
-@pytest.mark.slow
 def test_a_logger_that_fails_costs_no_point(command: Command, base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise ConnectionError("the server is gone")
@@ -431,56 +360,30 @@ def test_free_text_gets_the_quotes_a_shell_took_away(word: str, expected: str) -
 BAD_INPUT = {
     "misspelt key": (["policy.fallbck=0.5"], "no configuration key policy.fallbck; did you mean policy.fallback?"),
     "unknown key": (["flavour=sweet"], "no configuration key flavour"),
-    "unknown group": (["polcy=bild"], "polcy"),
     "misspelt policy": (["policy=blid"], "no policy 'blid'; did you mean bild?"),
-    "misspelt file of an experiment": (
-        ["experiment=bild/fig44"],
-        "there is no experiment 'bild/fig44'; did you mean bild/fig4? There are bild/fig10, ",
-    ),
     "unknown experiment": (
         ["experiment=xyz"],
         "there is no experiment 'xyz'. There are first_run, ",
     ),
-    "folder of experiments": (
-        ["experiment=batches"],
-        "experiment=batches is a folder; choose one of its files: batches/speedup",
-    ),
     "fallback out of range": (["policy.fallback=1.5"], r"must lie in [0, 1], got 1.5"),
     "rollback out of range": (["policy.rollback=0"], "rollback threshold, in nats, must lie in (0, inf], got 0"),
-    "threshold is a word": (["policy.rollback=much"], "rollback threshold, in nats, must lie in (0, inf], got 'much'"),
-    "window out of range": (["policy.window=0"], "window must be a whole number >= 1, got 0"),
     "no draft model": (["pair.draft=null"], "policy bild drafts with a small model"),
     "missing checkpoint": (["pair.target=/nowhere/model"], "no checkpoint folder /nowhere/model"),
     "unreachable hub": (["pair.target=google/t5"], "wanted the checkpoint google/t5 from the Hugging Face hub"),
     "missing data": (["dataset.path=/nowhere"], "dataset.path /nowhere does not exist"),
-    "missing split": (["dataset.split=dev"], "has no split 'validation', only test"),
     "wrong columns": (["dataset.source_column=fr"], "wants column fr, got columns de, en"),
-    "template without source": (["dataset.prompt_template=hello"], "prompt_template must contain {source}"),
-    "unknown device": (["runtime.device=abacus"], "runtime.device must be auto, cpu"),
-    "absent device": (["runtime.device=mtia"], "runtime.device must be auto, cpu"),
-    "unknown dtype": (["runtime.dtype=int3"], "runtime.dtype must be one of float32"),
     "certificate without a baseline": (
         ["measure.certify=true", "measure.baseline=null"],
         "measure.certify compares greedy text with",
     ),
-    "no repeats": (["measure.repeats=0"], "measure.repeats must be a whole number >= 1"),
-    "unknown baseline": (["measure.baseline=best"], "policy must be one of"),
-    "no tokens": (["decoding.max_new_tokens=0"], "decoding.max_new_tokens must be a whole number >= 1"),
-    "negative temperature": (["decoding.temperature=-1"], "decoding.temperature must be >= 0"),
     "name with a slash": (["name=a/b"], "name must be a plain folder name"),
     "whole sweep out of range": (["-m", "policy.fallback=2,3"], r"must lie in [0, 1], got 2"),
-    "a flag that is a word": (["policy.verify_tail=no"], "verify_tail must be true or false, got 'no'"),
-    "resume is a word": (["resume=off"], "resume must be true or false, got 'off'"),
-    "top_p is a word": (["decoding.top_p=abc"], "decoding.top_p must be a number, got 'abc'"),
-    "top_k is a fraction": (["decoding.top_k=5.5"], "decoding.top_k must be a number, got 5.5"),
-    "path is a number": (["dataset.path=2024"], "dataset.path 2024 does not exist"),
     "no drafter": (["policy.decoder.drafter=null"], "DraftThenVerify"),
     "logger mode": (["logger=wandb", "logger.mode=onlin"], "logger mode wants online or offline, got onlin"),
     "knob of one policy only": (
         ["-m", "policy=bild,vanilla", "policy.fallback=0.5"],
         "not every chosen configuration has the key policy.fallback",
     ),
-    "misspelt policy in a sweep": (["-m", "policy=bild,blid"], "no policy 'blid'; did you mean bild?"),
     "unknown part": (
         ["policy.decoder.drafter._target_=bild_lab.engine.drafters.Oracle"],
         "cannot find bild_lab.engine.drafters",
@@ -499,30 +402,6 @@ def test_bad_input_gives_one_message_and_leaves_nothing(
     assert message in " ".join(printed.split())
     assert "Traceback" not in printed
     assert files() == []
-
-
-@pytest.mark.parametrize(
-    ("target", "draft", "message"),
-    [
-        ("t5", "llama", "must be of one kind"),
-        ("llama", "llama-words", "share no piece and cannot write each other's text"),
-    ],
-)
-def test_models_that_do_not_fit_are_refused(
-    target: str, draft: str, message: str, command: Command, base: list[str], checkpoints: Path
-) -> None:
-    code, printed = command(*base, f"pair.target={checkpoints / target}", f"pair.draft={checkpoints / draft}")
-    assert code == 2
-    assert message in printed
-    assert files() == []
-
-
-def test_an_outputs_folder_that_cannot_be_is_refused(command: Command, base: list[str]) -> None:
-    Path("outputs").write_text("a file")
-    code, printed = command(*base)
-    assert code == 2
-    assert "results go to outputs/tested, but outputs is not a folder that can be written" in printed
-    assert files() == ["outputs"]
 
 
 def test_the_script_runs_as_a_process_and_tells_its_exit_code(base: list[str], tmp_path: Path) -> None:
@@ -560,11 +439,6 @@ def test_without_a_word_a_first_experiment_runs_and_ends_with_a_hint(
         assert "next:" not in capfd.readouterr().err and sys.argv == words
 
 
-def test_the_first_experiment_is_small() -> None:
-    config = compose_config(["experiment=first_run"])
-    assert config.dataset.limit <= 24 and config.pair.name == "toy" and config.runtime.dtype == "bfloat16"
-
-
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Console:
     """The error stream as a terminal that keeps what it was sent."""
@@ -583,31 +457,3 @@ def test_a_stage_is_shown_at_once_and_goes_before_output(
     assert capsys.readouterr().out == "a result\n"
     assert "\x1b[2K" in terminal.file.getvalue()[before:]  # the line is erased
     cli.stages.leave()  # nothing is left to leave
-
-
-def test_a_progress_bar_takes_the_place_of_the_stage(terminal: Console) -> None:
-    cli.stages.enter("loading libraries")
-    with cli.progress() as bar:
-        bar.add_task("texts", total=2)
-        before = len(terminal.file.getvalue())
-        bar.refresh()
-    shown = terminal.file.getvalue()[before:]
-    assert "texts" in shown and "0/2" in shown and "loading" not in shown
-
-
-def test_an_application_names_its_first_stage_before_its_main_runs(
-    terminal: Console, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown = []
-    for words in ([], ["-m", "policy=bild"], ["--cfg", "job"]):
-        monkeypatch.setattr(sys, "argv", ["run.py", *words])
-        terminal.file.truncate(0)
-        with pytest.raises(SystemExit):
-            run_application(lambda: shown.append(terminal.file.getvalue()))
-    assert ["reading the configuration" in each for each in shown] == [True, True, False]  # the last prints itself
-
-
-@pytest.mark.slow
-def test_in_a_file_there_are_no_stages(command: Command, base: list[str]) -> None:
-    code, printed = command(*base, "dataset.limit=2")
-    assert code == 0 and " …" not in printed, printed

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import run
-from bild_lab.lab import code
-from bild_lab.lab.code import EVERY_POINT, PACKAGE, code_hash, code_text, reached
+from bild_lab.lab import hashing
+from bild_lab.lab.hashing import EVERY_POINT, PACKAGE, code_hash, code_text, reached
 
 ROLLBACK = "engine/acceptance/rollback.py"
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -29,7 +29,7 @@ def package(tmp_path: Path) -> Path:
 
 def anew(modules: tuple[str, ...], package: Path) -> str:
     """The hash after files have changed."""
-    for cached in (code_hash, code._imported, code._content):
+    for cached in (code_hash, hashing._imported, hashing._content):
         cached.cache_clear()
     return code_hash(modules, package)
 
@@ -79,7 +79,7 @@ def test_code_that_a_point_does_not_reach_leaves_the_hash(package: Path) -> None
         ("engine/models/native/t5.py", "import torch\n", "import torch\n\nNEW = 1\n"),
         ("engine/models/native/cpu/attention.h", "float total = 0", "float total = 1"),
         ("lab/measure/timing.py", "time.perf_counter()", "time.monotonic()"),
-        ("lab/metrics/measures.py", "RESAMPLES = 1000", "RESAMPLES = 999"),
+        ("lab/metrics/text_metrics.py", "RESAMPLES = 1000", "RESAMPLES = 999"),
         ("lab/analysis/statistics.py", "RESAMPLES = 2000", "RESAMPLES = 1000"),
         ("lab/decoding/decoder.py", "skip_special_tokens=True", "skip_special_tokens=False"),
     ],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -113,21 +112,6 @@ def test_sweeps_of_more_and_fewer_examples_are_compared_over_those_that_both_hav
     assert "n_examples" not in printed and "data:" not in printed
 
 
-def test_an_example_whose_text_differs_is_not_shared(
-    command: Command, sweep: Callable[..., Sweep], data: Path, tmp_path: Path
-) -> None:
-    other = Path(shutil.copytree(data, tmp_path / "other"))
-    (file,) = other.glob("*test*")
-    first, *rest = file.read_text().splitlines(keepends=True)
-    file.write_text(first.replace(json.loads(first)["de"], "ganz etwas anderes") + "".join(rest))
-    sweep("before", 1.0)
-    sweep("after", 0.5, data=other)
-    code, printed = command("outputs/before", "outputs/after")
-    assert code == 0, printed
-    assert "Compared over the 5 examples that both have: A decoded 6, B 6." in printed
-    assert table()["compared_examples"].tolist() == [5, 5]
-
-
 def test_different_data_that_cannot_be_read_again_are_refused(
     command: Command, sweep: Callable[..., Sweep], data: Path, tmp_path: Path
 ) -> None:
@@ -188,13 +172,6 @@ def test_a_machine_that_drifted_is_named(command: Command, sweep: Callable[..., 
     )
 
 
-def test_points_of_one_side_alone_are_counted(command: Command, sweep: Callable[..., Sweep]) -> None:
-    sweep("before", 1.0)
-    alone = sample_result("vanilla", {}, 1.0, setting=dict(sweep("after", 1.0).results()[0].setting))
-    Sweep(Path("outputs/after")).write_point(alone.point, "", alone, [])
-    assert "Only B has 1 more (vanilla)." in command("outputs/before", "outputs/after")[1]
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -212,16 +189,6 @@ def test_bad_input_is_refused_in_one_line_and_writes_nothing(
     assert (code, printed.count("\n")) == (2, 1)
     assert message in printed
     assert not Path("outputs/compare").exists()
-
-
-def test_plain_words_are_a_list_and_the_rest_overrides() -> None:
-    assert words_as_list(["name=x", "outputs/a b", "--cfg", "job", "o'b"], "sweeps") == [
-        "name=x",
-        "--cfg",
-        "job",
-        r"sweeps=['outputs/a b','o\'b']",
-    ]
-    assert words_as_list(["name=x"], "sweeps") == ["name=x"]
 
 
 def test_acceptance_is_printed_under_the_names_of_other_tools(command: Command, sweep: Callable[..., Sweep]) -> None:

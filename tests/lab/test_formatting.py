@@ -6,14 +6,11 @@ import pytest
 
 from bild_lab.lab.formatting import (
     duration,
-    interval,
     knob_value,
     number,
-    percent,
     point_label,
     short_name,
     signed,
-    times,
 )
 from tests.report.sample import sample_result
 
@@ -31,15 +28,6 @@ from tests.report.sample import sample_result
 )
 def test_numbers_have_fixed_decimals_and_missing_ones_are_a_dash(value, text):
     assert number(value) == text
-
-
-def test_zero_is_written_and_not_taken_for_missing():
-    assert (percent(0.0), times(0.0), duration(0.0), interval(0.0, 0.0)) == (
-        "0 %",
-        "0.00\u00d7",
-        "0.0 ms",
-        "[0.00, 0.00]",
-    )
 
 
 def test_differences_carry_their_sign():

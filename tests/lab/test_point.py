@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
 from bild_lab.engine.drafters import NoDraft
 from bild_lab.engine.hf_generation import HuggingFaceGenerate
@@ -18,7 +16,7 @@ from bild_lab.errors import UserError
 from bild_lab.files import FilePath
 from bild_lab.lab import point as module
 from bild_lab.lab.config import compose_config
-from bild_lab.lab.point import prepare, sweep_folder
+from bild_lab.lab.point import prepare
 from tests.engine.adapters.tiny import random_adapter
 from tests.tiny import tiny_llama
 
@@ -189,21 +187,6 @@ def test_agreement_needs_a_baseline(base: list[str]) -> None:
         name_of(*base, "dataset.metric=agreement", "measure.baseline=null")
 
 
-def test_later_turns_may_still_lack_the_answers_that_they_follow(base: list[str], tmp_path: Path) -> None:
-    file = tmp_path / "train.jsonl"
-    file.write_text(json.dumps({"prompt": ["w5 w6", "w7"], "prompt_id": 1, "category": "talk"}) + "\n")
-    module.cached_examples.cache_clear()
-    first, second = prepare(compose_config([*base[:2], "dataset=mt_bench", f"dataset.path={file}"])).examples
-    assert second.continues.id == first.id and not first.continues
-
-
-def test_the_configuration_is_kept_as_it_was_written(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MY_WINDOW", "3")
-    cfg = compose_config([*base, "policy=speculative", "policy.window='${oc.decode:${oc.env:MY_WINDOW}}'"])
-    assert prepare(cfg).config_yaml == OmegaConf.to_yaml(cfg, resolve=False)
-    assert "oc.env:MY_WINDOW" in prepare(cfg).config_yaml
-
-
 def test_facts_are_those_of_the_folder_that_a_variable_names(
     checkpoints: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,25 +203,10 @@ def test_an_unknown_key_is_told_with_its_group(base: list[str], group: str) -> N
         prepare(compose_config([*base, f"+{group}.abacus=1"]))
 
 
-def test_results_go_to_a_folder_of_the_name_alone() -> None:
-    for name in ("held", "X", "a" * 200):
-        assert sweep_folder(OmegaConf.create({"name": name})) == Path("outputs") / name
-    for name in ("", ".", "..", "a/b", "a\\b", "a\n", "a" * 201, None):
-        with pytest.raises(UserError, match="must be a plain folder name"):
-            sweep_folder(OmegaConf.create({"name": name}))
-
-
 def test_what_changes_no_number_leaves_the_name(base: list[str], data: Path, tmp_path: Path) -> None:
     moved = shutil.copytree(data, tmp_path / "moved")
     ours = ["name=other", "resume=false", "pair.name=other", f"dataset.path={moved}", "policy.rollback=2"]
     assert name_of(*base, *ours) == name_of(*base, "policy.rollback=2.0")
-
-
-def test_other_words_in_as_many_texts_give_another_name(base: list[str], data: Path, tmp_path: Path) -> None:
-    moved = shutil.copytree(data, tmp_path / "moved")
-    file = moved / "test.jsonl"
-    file.write_text(file.read_text().replace('"de": "', '"de": "w4 ', 1))
-    assert name_of(*base, f"dataset.path={moved}") != name_of(*base)
 
 
 def test_other_weights_of_target_or_drafter_give_another_name(base: list[str], checkpoints: Path) -> None:
@@ -331,15 +299,6 @@ class WithLexicon(NoDraft):
         super().__init__(target)
 
 
-def test_a_value_taken_from_elsewhere_counts_as_itself(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    word = "policy.window='${oc.decode:${oc.env:MY_WINDOW}}'"
-    monkeypatch.setenv("MY_WINDOW", "3")
-    assert name_of(*base, word) == name_of(*base, "policy.window=3")
-    assert prepare(compose_config([*base, word])).knobs["window"] == 3
-    monkeypatch.setenv("MY_WINDOW", "5")
-    assert name_of(*base, word) == name_of(*base, "policy.window=5") != name_of(*base, "policy.window=3")
-
-
 @pytest.mark.parametrize(
     ("words", "same"),
     [
@@ -353,13 +312,6 @@ def test_a_value_taken_from_elsewhere_counts_as_itself(base: list[str], monkeypa
 def test_the_baseline_is_known_by_its_knobs(base: list[str], words: tuple[str, ...], same: bool) -> None:
     module.cached_examples.cache_clear()
     assert prepare(compose_config([*base, "measure.baseline=beam", *words])).same_as_baseline is same
-
-
-def test_categories_count_as_results_are_told_for_each(base: list[str], tmp_path: Path) -> None:
-    file = tmp_path / "test.jsonl"
-    file.write_text(json.dumps({"de": "w5 w6", "en": "w7", "kind": "short"}) + "\n")
-    rows = [*base, f"dataset.path={file}"]
-    assert name_of(*rows, "dataset.category_column=kind") != name_of(*rows)
 
 
 def test_another_script_of_a_local_metric_gives_another_name(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from rich.console import Console
 from bild_lab.lab import cli, point_progress
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.point import prepare
-from bild_lab.lab.point_progress import PointProgress, remaining, title_of
+from bild_lab.lab.point_progress import PointProgress, title_of
 
 
 @pytest.fixture
@@ -63,29 +62,6 @@ def test_the_first_point_of_a_sweep_is_the_measure_of_the_others(screen: Console
     clock[0] = 50.0
     shown.advance()
     assert lines(shown, screen)[2].endswith("0/3, 3 min left")  # 30 s of this point, and twice the 80 s that it takes
-
-
-def test_a_single_point_has_no_sweep_and_a_long_title_stays_on_its_line(screen: Console) -> None:
-    shown = PointProgress("bild " + "x" * 200, 4)
-    shown.stage("decoding")
-    title, stage = lines(shown, screen)
-    assert len(title) == 80 and title.endswith("…") and stage.startswith("decoding")
-
-
-def test_the_lines_go_when_the_point_ends(screen: Console) -> None:
-    cli.stages.enter("checking")
-    with PointProgress("bild", 4) as shown:
-        shown.stage("decoding")
-    written = screen.file.getvalue()
-    assert "checking …" in written and "decoding" in written
-    assert written.rstrip().endswith("\x1b[2K") or re.search(r"\x1b\[\?25h", written)  # erased, the cursor shown
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(0.2, "0 s left"), (59.0, "59 s left"), (90.0, "2 min left"), (7500.0, "2 h 5 min left")]
-)
-def test_the_time_left_is_in_words(seconds: float, words: str) -> None:
-    assert remaining(seconds) == words
 
 
 def test_a_title_names_place_drafter_and_the_knobs_that_were_given(checkpoints: Path, data: Path) -> None:

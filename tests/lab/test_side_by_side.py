@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -116,15 +115,6 @@ def test_points_of_other_work_are_refused(words: list[str], several: list[Point]
     require_same_work([*several, second])
 
 
-def test_texts_that_end_256_tokens_before_the_last_position_are_far_from_it() -> None:
-    def ending(positions: int | None) -> SimpleNamespace:
-        return SimpleNamespace(limits=Limits(30, 10, frozenset(), positions))
-
-    assert runner._same_room(ending(296), ending(None)) and runner._same_room(ending(None), ending(296))
-    assert not runner._same_room(ending(295), ending(None)) and not runner._same_room(ending(400), ending(295))
-    assert runner._same_room(ending(40), ending(40))
-
-
 @pytest.mark.parametrize(("positions", "others", "fits"), [(99, None, False), (99, 98, False), (300, 290, True)])
 def test_points_may_end_at_different_positions_far_from_the_texts(
     positions: int,
@@ -205,52 +195,6 @@ def test_finished_points_of_sweeps_are_timed_again_and_ranked(measured: list[Res
     assert Sweep(Path("outputs/together")).results() == found
 
 
-def test_points_are_named_by_the_beginning_of_their_hashes(measured: list[Result], command: Command) -> None:
-    chosen = f"points=[{measured[0].point[:6]},{measured[2].point}]"
-    code, printed = command("name=together", chosen, "outputs/first", "outputs/second")
-    assert code == 0, printed
-    found = Sweep(Path("outputs/together")).results()
-    assert {one.point for one in found} == {measured[0].point, measured[2].point}
-    assert {one.setting.n_examples for one in found} == {4} and {one.setting["repeats"] for one in found} == {2}
-
-
-def test_a_hash_that_looks_like_a_number_and_one_without_brackets_are_texts() -> None:
-    given = ["interleave", "points=[12e456,00ab]", "points=778", 'points=["1","2"]', "name=a", "outputs/a"]
-    wanted = ["what=interleave", "points=['12e456','00ab']", "points=['778']", "points=['1','2']", "name=a"]
-    assert script.as_overrides(given) == [*wanted, "sweeps=['outputs/a']"]
-    cfg = compose_config(wanted[:2], "sweeps")
-    assert list(cfg.points) == ["12e456", "00ab"]
-
-
-def test_points_that_differ_only_in_what_is_traced_are_one(
-    words: list[str], measured: list[Result], command: Command
-) -> None:
-    twice = run_point(prepared(*words, *BILD, "measure.traced_examples=2"), Sweep(Path("outputs/again")))
-    assert twice.point != measured[0].point
-    code, printed = command("name=together", "outputs/first", "outputs/again")
-    assert code == 2 and "two points or more are timed side by side, got 1" in printed
-
-
-def test_points_of_other_work_are_refused_before_anything_is_written(
-    words: list[str], measured: list[Result], command: Command
-) -> None:
-    run_point(prepared(*words, *SPECULATIVE, "decoding.max_new_tokens=7"), Sweep(Path("outputs/shorter")))
-    code, printed = command("name=together", "outputs/first", "outputs/shorter")
-    assert code == 2 and "must share everything but policy and drafter" in printed
-    assert not Path("outputs/together").exists()
-
-
-@pytest.mark.parametrize("content", ["dataset: [", "dataset: none\n", "", "name: x\ndataset: {limit: 1}\n"])
-def test_a_configuration_that_cannot_be_measured_is_named(
-    content: str, measured: list[Result], command: Command
-) -> None:
-    file = measured[0].folder / "config.yaml"
-    file.write_text(content)
-    code, printed = command("name=together", "outputs/first", "outputs/second")
-    assert code == 2 and str(file) in printed and "leave it out with points=" in printed
-    assert not Path("outputs/together").exists()
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -268,14 +212,6 @@ def test_bad_input_is_refused_before_anything_is_written(
     code, printed = command("name=together", *given)
     assert code == 2 and said in printed
     assert not Path("outputs/together").exists()
-
-
-def test_several_processes_are_refused(
-    measured: list[Result], command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(script, "launched", lambda: SimpleNamespace(count=2))
-    code, printed = command("name=together", "outputs/first", "outputs/second")
-    assert code == 2 and "in one process" in printed
 
 
 def test_an_interrupt_says_that_nothing_is_stored(

@@ -20,13 +20,12 @@ from bild_lab.engine.drafters.candidates import CandidateDrafter
 from bild_lab.engine.drafters.trees import Node
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import Scores
-from bild_lab.engine.trace import Round, Trace
+from bild_lab.engine.trace import Trace
 from bild_lab.lab import tree_search as module
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.point import Point, prepare
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.runner import run_point
-from bild_lab.lab.schema.timed import METHOD
 from bild_lab.lab.tree_search import Text, acceptance_of, best_nodes, best_tree, choices, collecting
 from tests.checkpoints import write_data
 from tests.engine.adapters.tiny import files_of
@@ -144,13 +143,6 @@ def test_the_chances_of_a_drafter_are_found_by_depth_and_rank() -> None:
     np.testing.assert_allclose(acceptance_of(texts, 2, 3), CHANCES, atol=0.05)
 
 
-def test_after_an_end_token_candidates_are_misses_and_after_a_cut_unknown() -> None:
-    rounds = [Round(next_token=5), Round((7, 8, 8, 7), 0, 7), Round((8, 9, 9, 8), 0, 8)]
-    for ended, second in ((True, 1 / 2), (False, 1.0)):  # of the second depth's two rounds, or of the one that is known
-        found = acceptance_of([Text([1, 5, 7, 8], 1, rounds, ended)], 2, 2)
-        assert found.tolist() == [[1.0, 0.0], [second, 0.0]]
-
-
 def words(checkpoints: Path, data: Path, policy: str, *more: str) -> list[str]:
     needed = files_of(policy, tiny_llama(1).config, checkpoints)
     pair = [f"pair.target={checkpoints / 'llama'}", f"pair.draft={checkpoints / 'llama-draft'}"]
@@ -190,15 +182,6 @@ def test_a_tree_is_fitted_on_another_split_once_and_is_part_of_the_result(
     run_point(point(*mine), Sweep(tmp_path / "other"))
     assert "the tree is that of" in capsys.readouterr().err
     assert list(cache.glob("*.json")) == [kept]
-
-
-@pytest.mark.slow
-def test_without_another_split_a_tree_is_fitted_on_the_runs_own_texts_and_it_says_so(
-    cache: Path, checkpoints: Path, data: Path, capsys: pytest.CaptureFixture
-) -> None:
-    fitted = module.with_fitted_tree(point(*words(checkpoints, data, "medusa", "policy.tree=auto")))
-    assert fitted.decoders[METHOD].method.drafter.fitted
-    assert "the texts of the run itself" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_trees_file_counts_with_its_content(checkpoints: Path, data: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from omegaconf import OmegaConf
 
-from bild_lab.lab.analysis.pareto import best_at_loss
+from bild_lab.lab.analysis.statistics import best_at_loss
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.screening.rows import NUMBERS, Row
 from bild_lab.training.comparison import Comparison, fastest, gains

@@ -1,15 +1,16 @@
-"""Computes the numbers of one result from timed examples."""
+"""The numbers of a result from timed examples, what a method changed in the texts, and the rows of `examples.jsonl`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from statistics import median
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from bild_lab.engine.trace import Trace
+from bild_lab.engine.trace import Round, Span, Trace
 from bild_lab.lab.analysis.cost import kinds_of, knows, total
 from bild_lab.lab.analysis.statistics import (
     acceptance_by_position,
@@ -21,8 +22,11 @@ from bild_lab.lab.analysis.statistics import (
     paired_speedup,
 )
 from bild_lab.lab.data.examples import Example
+from bild_lab.lab.measure.certificate import Certificate
 from bild_lab.lab.metrics import Judged, Scoring
-from bild_lab.lab.schema.numbers import Category, Counts, DecodingCosts, Quality, Speedup, Work
+from bild_lab.lab.metrics.text_metrics import interval, resampled_sums
+from bild_lab.lab.schema.examples import MeasuredExample, MeasuredRound
+from bild_lab.lab.schema.numbers import Category, Change, Counts, DecodingCosts, Quality, Speedup, Work
 from bild_lab.lab.schema.timed import BASELINE, METHOD, Timed
 
 
@@ -195,3 +199,138 @@ def decoding_costs(timed: Mapping[str, Sequence[Timed]], bytes_per_value: int) -
         flops_per_byte=spent.intensity,
         **ratios,
     )
+
+
+def measured_examples(
+    examples: Sequence[Example],
+    timed: Mapping[str, Sequence[Timed]],
+    texts: Mapping[str, Sequence[str]],
+    certificates: Sequence[Certificate] = (),
+    scores: Sequence[Mapping[str, float]] = (),
+    log_probabilities: Mapping[str, Sequence[float]] | None = None,
+) -> list[MeasuredExample]:
+    """Each example's texts, tokens, latencies and rounds; its certificate, scores and log-probabilities if known."""
+    likely = log_probabilities or {}
+    found = []
+    for index, example in enumerate(examples):
+        one = timed[METHOD][index]
+        measured = MeasuredExample(
+            id=example.id,
+            category=example.category,
+            turn=example.turn,
+            prediction=texts[METHOD][index],
+            token_ids=one.token_ids,
+            latency_s=one.latency_s,
+            rounds=[measured_round(each) for each in one.trace.rounds],
+            certificate=asdict(certificates[index]) if certificates else None,
+            scores=scores[index] or None if scores else None,
+            log_probability=likely[METHOD][index] if likely.get(METHOD) else None,
+        )
+        if BASELINE in timed:
+            other = timed[BASELINE][index]
+            measured = replace(
+                measured,
+                baseline_prediction=texts[BASELINE][index],
+                baseline_token_ids=other.token_ids,
+                baseline_latency_s=other.latency_s,
+                baseline_log_probability=likely[BASELINE][index] if likely.get(BASELINE) else None,
+            )
+        found.append(measured)
+    return found
+
+
+def with_trace(
+    example: MeasuredExample,
+    prompt: str,
+    spans: Sequence[Span],
+    pieces: Callable[[Iterable[int]], Mapping[int, str]],
+) -> MeasuredExample:
+    """The example with additional data for the trace viewer: the prompt, each stage's times, each token's text."""
+    tokens = {*example.token_ids, *(token for one in example.rounds for token in one.drafted)}
+    timeline = tuple((stage, round(start, 6), round(end, 6)) for stage, start, end in spans)  # to microseconds
+    return replace(
+        example,
+        prompt=prompt,
+        spans=timeline,
+        pieces={str(token): piece for token, piece in pieces(sorted(tokens)).items()},
+    )
+
+
+def measured_round(one: Round) -> MeasuredRound:
+    """The stored form of a round. Empty statistics are left out."""
+    return MeasuredRound(
+        drafted=one.drafted,
+        accepted=one.accepted,
+        next_token=one.next_token,
+        fallback=bool(one.stats.get("fallback", False)),
+        draft_calls=one.draft_calls,
+        statistics={
+            name: _rounded(value)
+            for name, value in one.stats.items()
+            if name != "fallback" and value is not None and value != ()
+        },
+    )
+
+
+def _rounded(value: Any) -> Any:
+    """Floats rounded to four significant digits, also in lists."""
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def change_of(
+    timed: Mapping[str, Sequence[Timed]],
+    log_probabilities: Mapping[str, Sequence[float]] | None,
+    greedy: bool,
+    seed: int,
+) -> Change:
+    """Compare the method's texts with the baseline's, if it was timed.
+
+    log_probabilities: the target's of every text, in nats; None if they were not asked for.
+    """
+    tokens = {name: [one.token_ids for one in several] for name, several in timed.items()}
+    found: dict[str, Any] = {}
+    if BASELINE in tokens:
+        pairs = list(zip(tokens[METHOD], tokens[BASELINE], strict=True))
+        if greedy:
+            shared = [_shared(own, base) for own, base in pairs]
+            changed = [length for length in shared if length is not None]
+            found |= {"changed": len(changed) / len(shared), "first_difference": median(changed) if changed else None}
+        lengths = np.array([[len(own), len(base)] for own, base in pairs], dtype=float)
+        found |= _estimate("length_ratio", _ratio(lengths.sum(axis=0)), _ratio(resampled_sums(lengths, seed)))
+    if log_probabilities is not None:
+        found |= _likelihood(tokens, log_probabilities, seed)
+    return Change(**found)
+
+
+def _likelihood(
+    tokens: Mapping[str, Sequence[Sequence[int]]], log_probabilities: Mapping[str, Sequence[float]], seed: int
+) -> dict[str, float]:
+    means, resampled = {}, {}
+    for name, texts in tokens.items():
+        sums = np.array([[value, len(text)] for value, text in zip(log_probabilities[name], texts, strict=True)])
+        means[name], resampled[name] = _ratio(sums.sum(axis=0)), _ratio(resampled_sums(sums, seed))
+    found = _estimate("log_probability", means[METHOD], resampled[METHOD])
+    if BASELINE in means:
+        difference, differences = (each[METHOD] - each[BASELINE] for each in (means, resampled))
+        found |= {"log_probability_baseline": float(means[BASELINE])}
+        found |= _estimate("log_probability_difference", difference, differences)
+    return found
+
+
+def _shared(own: Sequence[int], base: Sequence[int]) -> int | None:
+    """How many tokens two texts share before the first that differs; None for equal texts."""
+    if list(own) == list(base):
+        return None
+    pairs = enumerate(zip(own, base, strict=False))
+    return next((place for place, (one, other) in pairs if one != other), min(len(own), len(base)))
+
+
+def _ratio(sums: np.ndarray) -> np.ndarray:
+    return sums[..., 0] / sums[..., 1]
+
+
+def _estimate(name: str, value: float, resampled: np.ndarray) -> dict[str, float]:
+    low, high = interval(resampled)
+    return {name: float(value), f"{name}_low": low, f"{name}_high": high}

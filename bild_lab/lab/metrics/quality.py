@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bild_lab.errors import UserError
-from bild_lab.lab.metrics.measures import Measure, interval, mean_of, p_value
 from bild_lab.lab.metrics.programs import require_permission
-from bild_lab.lab.metrics.text_metrics import AGREEMENT, References, metric_named
+from bild_lab.lab.metrics.text_metrics import AGREEMENT, Measure, References, interval, mean_of, metric_named, p_value
 
 
 @dataclass(frozen=True)

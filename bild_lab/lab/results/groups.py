@@ -6,8 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bild_lab.lab.analysis.pareto import best_at_loss, pareto_front
-from bild_lab.lab.analysis.statistics import ENOUGH_EXAMPLES
+from bild_lab.lab.analysis.statistics import ENOUGH_EXAMPLES, best_at_loss, pareto_front
 from bild_lab.lab.formatting import short_name
 from bild_lab.lab.hashing import plain_numbers
 from bild_lab.lab.schema.json_values import to_json

@@ -14,7 +14,7 @@ from typing import Any
 
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
-from bild_lab.lab.analysis.pareto import pareto_front
+from bild_lab.lab.analysis.statistics import pareto_front
 
 TABLE, SUMMARY = "screen.csv", "screen.json"
 

@@ -37,8 +37,7 @@ from bild_lab.lab.metrics import AGREEMENT, score_pool
 from bild_lab.lab.point import Point, decoder_of, prepare, sweep_folder
 from bild_lab.lab.schema.timed import METHOD
 from bild_lab.lab.screening.candidates import Candidate, Grid, vanilla
-from bild_lab.lab.screening.replay import FOLDER, Records, Screened, Text, decoded, versions
-from bild_lab.lab.screening.replay_check import Judged, judge
+from bild_lab.lab.screening.replay import FOLDER, Judged, Records, Screened, Text, decoded, judge, versions
 from bild_lab.lab.screening.rows import Row, with_front
 
 VANILLA = "vanilla"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from bild_lab.lab.analysis.pareto import hypervolume
+from bild_lab.lab.analysis.statistics import hypervolume
 from bild_lab.lab.formatting import (
     MISSING,
     duration,

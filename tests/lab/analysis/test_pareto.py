@@ -5,7 +5,7 @@ import math
 import pytest
 
 from bild_lab.errors import UserError
-from bild_lab.lab.analysis.pareto import best_at_loss, hypervolume, pareto_front
+from bild_lab.lab.analysis.statistics import best_at_loss, hypervolume, pareto_front
 from tests.report.sample import sample_baseline, sample_result, sample_sweep, with_quality
 
 
@@ -62,21 +62,6 @@ def test_results_without_a_baseline_are_no_candidates():
 def test_rounding_in_the_last_bit_is_no_loss():
     result = sample_result("bild", {}, 1.5, -1e-12)
     assert best_at_loss([result], 0.0) is result
-
-
-def test_hypervolume_is_the_area_up_to_the_reference_point() -> None:
-    reference = (1.0, 10.0)
-    assert hypervolume([(0.5, 12.0)], reference) == pytest.approx(0.5 * 2)
-    assert hypervolume([(0.5, 12.0), (0.25, 11.0)], reference) == pytest.approx(0.5 * 2 + 0.25 * 1)
-    assert hypervolume([], reference) == 0
-
-
-def test_points_beyond_the_reference_add_nothing() -> None:
-    beyond = [(1.0, 20.0), (1.2, 20.0), (0.1, 10.0), (0.1, 9.0)]
-    assert hypervolume(beyond, (1.0, 10.0)) == 0
-    for point in beyond:
-        assert hypervolume([point], (1.0, 10.0)) == 0
-        assert hypervolume([point, (0.5, 12.0)], (1.0, 10.0)) == 0.5 * 2
 
 
 def test_hypervolume_agrees_with_counting_cells() -> None:

@@ -41,15 +41,6 @@ def test_each_step_of_the_account_adds_what_theory_leaves_out() -> None:
     assert found.measured == pytest.approx(0.164 / 0.090)
 
 
-def test_drafts_of_different_lengths_have_no_window_and_no_theorem() -> None:
-    rounds = [round_of(4, 4), round_of(2, 1), round_of(3, 3), round_of(1, 1)]
-    stages = {"prefill": 0.0, "draft": 10 * DRAFT_S, "verify": 0.04, "host": 0.0}
-    found = predict([text(rounds, 0.06)], [baseline_of(13)], stages)
-    assert found is not None
-    assert (found.window, found.theorem) == (None, None)
-    assert found.rounds == pytest.approx(13 / 4 / (10 / 4 * 0.2 + 1))
-
-
 def test_the_last_draft_of_a_text_may_be_shorter() -> None:
     assert fixed_window([text([round_of(4, 4), round_of(4, 0), round_of(1, 1)], 1.0)]) == 4
     assert fixed_window([text([round_of(4, 4), round_of(1, 1)], 1.0)]) == 4
@@ -68,14 +59,6 @@ def test_a_draft_that_ends_in_an_end_token_does_not_count() -> None:
     assert fixed_window(several, end_tokens=frozenset([1, 2])) == 4  # round_of(n) drafts 0 … n − 1
     stages = {"prefill": 0.0, "draft": 13 * DRAFT_S, "verify": 0.04, "host": 0.0}
     assert predict(several, [baseline_of(11)], stages, frozenset([1, 2])).window == 4
-
-
-def test_a_drafter_without_forwards_is_charged_by_the_token() -> None:
-    rounds = [round_of(5, 5, calls=0), round_of(5, 0, calls=0)]
-    stages = {"prefill": 0.0, "draft": 0.001, "verify": 0.02, "host": 0.0}
-    found = predict([text(rounds, 0.03)], [baseline_of(7)], stages)
-    assert found is not None
-    assert found.cost_ratio == pytest.approx(0.0001 / STEP_S)
 
 
 def test_nothing_is_predicted_without_drafts_or_against_another_baseline() -> None:

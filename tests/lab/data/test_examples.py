@@ -81,15 +81,6 @@ def test_an_input_goes_below_its_instruction_unless_it_is_empty(rows_file) -> No
     assert examples[0].source == "Sort.\nb, a"
 
 
-def test_an_input_goes_where_the_template_wants_it(rows_file) -> None:
-    path = rows_file({"instruction": "{input}", "input": "b, {source}"}, {"instruction": "Sing.", "input": None})
-    examples = load_examples(spec(path=path, prompt_template="{input}: {source}!", **ALPACA))
-    assert [(example.source, example.prompt) for example in examples] == [
-        ("{input}", "b, {source}: {input}!"),
-        ("Sing.", ": Sing.!"),
-    ]
-
-
 def test_each_question_is_asked_in_every_chat_template(rows_file) -> None:
     path = rows_file({"de": "Ja.", "en": "Yes."}, {"de": "Nein.", "en": "No."})
     examples = load_examples(
@@ -120,20 +111,6 @@ def test_later_turns_follow_on_the_history_that_is_given(rows_file, tmp_path: Pa
     (tmp_path / "history" / "test-0.jsonl").write_text('{"id": 7, "answer": "A poem."}\n')
     history = str(tmp_path / "history")
     assert load_examples(spec(path=path, turns=2, history=history, **TURNS))[1].prompt == "Write.\nA poem.\nRewrite."
-
-
-def test_a_history_that_is_none_is_refused_with_its_columns(rows_file, tmp_path: Path) -> None:
-    path = rows_file({"turns": ["Write.", "Rewrite."], "id": 7})
-    (tmp_path / "wrong.json").write_text('[{"id": 7, "text": "A poem."}]')
-    with pytest.raises(UserError, match=r"row 0: dataset.history .*got id, text"):
-        load_examples(spec(path=path, turns=2, history=str(tmp_path / "wrong.json"), **TURNS))
-
-
-def test_a_list_of_references_is_kept_whole(rows_file) -> None:
-    assert load_examples(spec(path=rows_file({"de": "Ja.", "en": ["Yes.", "Yeah."]})))[0].references == (
-        "Yes.",
-        "Yeah.",
-    )
 
 
 def test_ids_and_categories_come_from_the_data_where_it_has_them(rows_file) -> None:
@@ -293,27 +270,11 @@ def test_a_row_in_the_form_of_its_data_set_becomes_a_prompt(rows_file, name: str
     assert (example.id, example.prompt, example.category) == (own_id, prompt, row.get("category"))
 
 
-def test_wmt_english_to_french_ends_with_the_sentence_to_translate(rows_file) -> None:
-    path = rows_file({"translation": {"en": "Hello.", "fr": "Bonjour."}})
-    (example,) = load_examples(from_config("wmt15_en_fr", path=path))
-    assert example.prompt.startswith("### Instruction: Translate English sentence into French.\nEnglish: Sounds")
-    assert example.prompt.endswith("peut-être #\nEnglish: Hello.\nFrench:")
-    assert example.references == ("Bonjour.",)
-
-
 TEMPLATES = sorted((REPOSITORY / "conf" / "template").glob("*.yaml"))
 
 
 def from_template(config: Path, **fields: object) -> DatasetSpec:
     return spec(**{**yaml.safe_load(config.read_text()), **TURNS, **fields})
-
-
-@pytest.mark.parametrize("config", TEMPLATES, ids=lambda path: path.stem)
-def test_every_template_says_what_it_is_and_how_to_use_it(config: Path) -> None:
-    first, second = config.read_text().splitlines()[:2]
-    assert first == "# @package dataset"
-    assert second.startswith("# ") and f"python run.py template={config.stem}" in second
-    assert from_template(config, path="data.jsonl").templates
 
 
 @pytest.mark.parametrize(
@@ -410,15 +371,6 @@ def test_gsm8k_asks_behind_eight_solved_problems_of_its_train_split(tmp_path: Pa
     assert examples[0].references == (SOLVED[9]["a"],)
 
 
-def test_solved_examples_must_not_be_those_to_decode(problems: Path) -> None:
-    shown = {"source_column": "q", "reference_column": "a", "metric": "numeric", "shots": 2}
-    (problems / "all.jsonl").write_text("".join(json.dumps(row) + "\n" for row in SOLVED))  # serves as any split
-    with pytest.raises(UserError, match="has an example of split 'test', so the prompt would show its answer"):
-        load_examples(spec(path=str(problems / "all.jsonl"), **shown))
-    with pytest.raises(UserError, match="dataset.shots=30, but split 'train' has 9 examples"):
-        load_examples(spec(path=str(problems), **{**shown, "shots": 30}))
-
-
 def test_a_reference_may_be_made_of_columns_and_keeps_other_braces(rows_file) -> None:
     row = {"prompt": "def f():\n", "test": "assert f() == {1}", "entry": {"point": "f"}}
     made = {"source_column": "prompt", "reference_column": None, "path": rows_file(row), "metric": "pass_at_1"}
@@ -429,12 +381,6 @@ def test_a_reference_may_be_made_of_columns_and_keeps_other_braces(rows_file) ->
         load_examples(spec(**made, reference_template="{answer}{tests}"))
     agreement = spec(**{**made, "metric": "agreement"}, reference_template="{answer}{tests}")
     assert load_examples(agreement)[0].references == ()  # nobody asks for them
-
-
-def test_of_several_metrics_the_first_leads() -> None:
-    several = spec(path="x", metric="rouge", metrics=["bleu", "chrf"])
-    assert (several.metric, several.scored) == ("bleu", ("bleu", "chrf"))
-    assert spec(path="x", metrics=None).scored == ("bleu",)
 
 
 @needs_shared_data

@@ -62,12 +62,6 @@ def test_the_folder_of_the_config_is_taken_where_there_is_one(folder) -> None:
     assert found(path, "test", "absent", "de-en") == ["de-en/test-00000-of-00001.parquet"]
 
 
-def test_configs_are_never_mixed(folder) -> None:
-    path = folder("de-en/test.jsonl", "fr-en/test.jsonl")
-    with pytest.raises(UserError, match="split 'test' more than once .de-en/test.jsonl, fr-en/test.jsonl."):
-        found(path, "test")
-
-
 def test_metadata_and_hidden_files_are_no_data(folder) -> None:
     path = folder("questions.jsonl", "dataset_infos.json", ".cache/test.jsonl")
     assert found(path, "test") == ["questions.jsonl"]
@@ -76,13 +70,6 @@ def test_metadata_and_hidden_files_are_no_data(folder) -> None:
 def test_a_lone_file_without_a_split_word_serves_any_split(folder) -> None:
     path = folder("question.jsonl")
     assert found(path, "train") == found(path / "question.jsonl", "test") == ["question.jsonl"]
-
-
-def test_a_lone_file_of_another_split_is_refused(folder) -> None:
-    path = folder("validation.jsonl")
-    for place in (path, path / "validation.jsonl"):
-        with pytest.raises(UserError, match="has no split 'test', only validation"):
-            found(place, "test")
 
 
 def test_a_missing_split_names_those_there_are(folder) -> None:
@@ -97,16 +84,6 @@ def test_several_files_without_split_words_are_refused(folder) -> None:
 
 def test_a_split_with_a_name_of_its_own_is_found(folder) -> None:
     assert found(folder("flickr.jsonl", "test.jsonl"), "flickr") == ["flickr.jsonl"]
-
-
-def test_a_missing_path_and_an_unknown_format_are_refused(folder) -> None:
-    path = folder("test.txt")
-    with pytest.raises(UserError, match="nowhere does not exist"):
-        found(path / "nowhere", "test")
-    with pytest.raises(UserError, match="test.txt: wanted .jsonl .json .csv .tsv .parquet"):
-        found(path / "test.txt", "test")
-    with pytest.raises(UserError, match="no data files at"):
-        found(path, "test")
 
 
 @pytest.mark.parametrize(

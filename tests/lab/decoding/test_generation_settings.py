@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import GenerationConfig, MBart50Tokenizer, NoRepeatNGramLogitsProcessor, PreTrainedConfig
+from transformers import GenerationConfig, MBart50Tokenizer, NoRepeatNGramLogitsProcessor
 
 from bild_lab.engine.models.checkpoint import LoadedCheckpoint
 from bild_lab.engine.processors import asked_for
 from bild_lab.errors import UserError
-from bild_lab.lab.decoding.generation_settings import processors_of, warn, warn_of_precision, warn_of_what_is_left_out
+from bild_lab.lab.decoding.generation_settings import processors_of, warn, warn_of_what_is_left_out
 from bild_lab.lab.decoding.languages import Languages
 from bild_lab.lab.decoding.load import load
 from tests.policies import shipped
@@ -83,21 +82,6 @@ def test_processors_that_run_the_model_again_are_refused() -> None:
         processors_of([guided], checkpoint())
 
 
-def test_what_is_left_out_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    for _ in range(2):
-        warn_of_what_is_left_out("none", Languages(), checkpoint(min_length=56, suppress_tokens=list(range(90))))
-    (message,) = caplog.messages
-    assert message.startswith("decoding.processors=none leaves out what some/bart says: suppress_tokens=[0, 1, ")
-    assert message.endswith("…, min_length=56; decoding.processors=checkpoint follows it")
-
-
-def test_a_forced_first_token_is_told_loudly(caplog: pytest.LogCaptureFixture) -> None:
-    warn_of_what_is_left_out("none", Languages(), checkpoint(**FORCED))
-    (message,) = caplog.messages
-    assert message.startswith("FIRST TOKEN NOT FORCED: decoding.processors=none leaves out")
-    assert "forced_bos_token_id=0" in message and "set decoding.processors=checkpoint" in message
-
-
 def test_a_translator_without_a_language_is_told_loudly(caplog: pytest.LogCaptureFixture) -> None:
     translator = checkpoint()
     vars(translator)["tokenizer"] = MBart50Tokenizer(
@@ -108,21 +92,6 @@ def test_a_translator_without_a_language_is_told_loudly(caplog: pytest.LogCaptur
     assert message == "NO TARGET LANGUAGE: some/bart may write any; set pair.target_language"
     warn_of_what_is_left_out("none", Languages(target="de_DE"), translator)
     assert len(caplog.messages) == 1
-
-
-def test_nothing_is_told_where_nothing_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    warn_of_what_is_left_out("checkpoint", Languages(), checkpoint(**FORCED))
-    warn_of_what_is_left_out("none", Languages(), checkpoint())
-    assert caplog.messages == []
-
-
-def test_a_checkpoint_in_half_precision_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    stored = checkpoint()
-    vars(stored)["config"] = PreTrainedConfig(dtype=torch.bfloat16)
-    for dtype in (torch.bfloat16, torch.float32, torch.float32):
-        warn_of_precision(stored, dtype)
-    (message,) = caplog.messages
-    assert "is stored in bfloat16 and loads in float32, with 2 times the memory; runtime.dtype=bfloat16" in message
 
 
 def test_other_engines_are_refused_processors(checkpoints: Path, fake_engines: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 import bild_lab
 from bild_lab.engine.vocabularies import overlap
 from bild_lab.errors import UserError
-from bild_lab.lab import config
-from bild_lab.lab.config import compose_policy, config_dir, policy_names
+from bild_lab.lab.config import compose_policy, policy_names
 from bild_lab.lab.decoding.build import describe_decoder, policy_label
 from bild_lab.lab.decoding.generation_settings import warn
 from tests.checkpoints import SHARED, needs_shared
@@ -77,13 +75,6 @@ def test_a_result_tells_text_tokens_rounds_and_stages(checkpoints: Path) -> None
     assert all(len(each.stats["distance"]) == len(each.drafted) for each in result.trace.rounds)
 
 
-def test_knobs_are_those_of_the_policy_file(checkpoints: Path) -> None:
-    with pytest.raises(UserError, match="policy bild has no knob 'fallbak'; it has fallback, rollback, window, verify"):
-        load(checkpoints, "t5", "bild", fallbak=0.5)
-    with pytest.raises(UserError, match="policy must be one of .*vanilla, got 'blid'"):
-        load(checkpoints, "t5", "blid")
-
-
 def test_a_policy_that_drafts_asks_for_a_draft_model(checkpoints: Path) -> None:
     with pytest.raises(UserError, match="policy speculative drafts with a small model; give one"):
         bild_lab.load(target=str(checkpoints / "t5"), policy="speculative")
@@ -93,17 +84,6 @@ def test_a_policy_that_drafts_asks_for_a_draft_model(checkpoints: Path) -> None:
 def test_models_are_shared_between_decoders(checkpoints: Path) -> None:
     first, second = load(checkpoints, "t5", "bild"), load(checkpoints, "t5", "speculative")
     assert first.target is second.target
-
-
-def test_how_a_drafter_drafts_can_be_asked_for(checkpoints: Path) -> None:
-    pair = {"target": str(checkpoints / "t5"), "draft": str(checkpoints / "t5-draft"), "policy": "speculative"}
-    as_it_can, by_steps = (bild_lab.load(**pair, compile_drafter=each) for each in ("auto", False))
-    assert by_steps.generate(PROMPT, 9).token_ids == as_it_can.generate(PROMPT, 9).token_ids
-    assert [getattr(each.models[1], "drafts_whole", False) for each in (as_it_can, by_steps)] == [True, False]
-    with pytest.raises(
-        UserError, match="only the CPU kernels, and a GPU .* draft in one program, and .*t5-draft runs on hf"
-    ):
-        bild_lab.load(**pair, compile_drafter=True, engine="hf")
 
 
 def test_wrong_pairs_fail_before_any_weight_is_read(checkpoints: Path) -> None:
@@ -170,16 +150,6 @@ def test_processors_see_the_targets_tokens(foreign_pair: tuple[str, str]) -> Non
         assert decoder.generate(PROMPT, 25).token_ids == expected
 
 
-def test_a_truncated_checkpoint_is_refused(checkpoints: Path, tmp_path: Path) -> None:
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    for file in (checkpoints / "t5").iterdir():
-        content = file.read_bytes()
-        (broken / file.name).write_bytes(content[: len(content) // 2] if file.suffix == ".safetensors" else content)
-    with pytest.raises(UserError, match="cannot read the weights of"):
-        bild_lab.load(target=str(broken), policy="vanilla").generate(PROMPT)
-
-
 def test_a_composition_is_described_and_changes_are_marked() -> None:
     policy = compose_policy("bild", {"fallback": 0.5})
     node = OmegaConf.to_container(OmegaConf.create({"policy": policy}).policy.decoder, resolve=True)
@@ -189,16 +159,6 @@ def test_a_composition_is_described_and_changes_are_marked() -> None:
     assert policy_label(policy) == "bild (changed: drafter.window)"
     policy.decoder.acceptance = {"_target_": "bild_lab.engine.acceptance.SpeculativeSampling"}
     assert policy_label(policy) == "bild (changed: drafter.window, acceptance._target_, acceptance.threshold)"
-
-
-@pytest.mark.parametrize(
-    "file", sorted(config_dir().rglob("*.yaml")), ids=lambda file: f"{file.parent.name}/{file.stem}"
-)
-def test_every_configuration_file_says_what_it_is_and_how_to_run_it(file: Path) -> None:
-    lines = file.read_text().splitlines()
-    first = lines[1] if lines[0].startswith("# @package") else lines[0]
-    assert first.startswith("# ")
-    assert "python run.py" in first or "python scripts/" in first
 
 
 @pytest.mark.slow
@@ -215,12 +175,3 @@ def test_trained_checkpoints_decode_as_transformers_does(family: str, draft: str
     for policy, knobs in (("vanilla", {}), ("speculative", {"window": 4}), ("bild", {"rollback": 0.69})):
         decoder = bild_lab.load(target, small, policy, **knobs)
         assert [decoder.generate(prompt, max_new_tokens=40).token_ids for prompt in prompts] == expected
-
-
-def test_a_policy_whose_file_changed_is_composed_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    conf = shutil.copytree(config.config_dir(), tmp_path / "conf")
-    monkeypatch.setattr(config, "config_dir", lambda: conf)
-    assert config.compose_policy("bild").window == 10
-    file = conf / "policy" / "bild.yaml"
-    file.write_text(file.read_text().replace("window: 10 ", "window: 4 "))
-    assert config.compose_policy("bild").window == 4

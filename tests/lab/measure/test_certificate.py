@@ -256,23 +256,3 @@ def test_the_text_of_a_method_that_drafts_nothing_is_scored_in_one_forward() -> 
         assert torch.equal(found.wide[0], by_text([0, 3, 4, 5]))
         assert shape(target.rows[-1]) == ([0, 3, 4, 5], None)
     assert set(target.rooms) == {8}
-
-
-@pytest.mark.parametrize(("off", "verdict"), [(-0.5, TIE), (-0.50001, SESSION_DEFECT)])
-def test_noise_may_be_as_large_as_its_bound(off: float, verdict: str) -> None:
-    """A sixteenth of the largest score: two layers in bfloat16."""
-    target = by_width({3: off}, torch.bfloat16)
-    target.next_logits = lambda _: torch.tensor([0, 0, 0, 8.0, 7.5, 0], dtype=torch.float64)
-    target.depth = 2
-    method = DraftThenVerify(target, Fours(), ExactMatch())
-    assert certify(target, Request(REQUEST.source, Limits(1, 2)), [4, 4], [3, 3], method).verdict == verdict
-
-
-@pytest.mark.parametrize("read", [False, True])
-def test_numbers_that_are_none_are_a_defect_of_the_session(read: bool) -> None:
-    """Scored anew, or among those that the rule read."""
-    broken, sound = by_width({3: float("nan")}, torch.bfloat16), by_width({3: 0.012}, torch.bfloat16)
-    method = DraftThenVerify(broken if read else sound, Fours(), ExactMatch())
-    target = sound if read else broken
-    found = certify(target, Request(REQUEST.source, Limits(1, 2)), [4, 4], [3, 3], method)
-    assert found.verdict == SESSION_DEFECT

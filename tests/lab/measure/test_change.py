@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from bild_lab.engine.trace import Trace
-from bild_lab.lab.measure.change import change_of
-from bild_lab.lab.metrics.measures import interval, resampled_sums
+from bild_lab.lab.measure.summary import change_of
 from bild_lab.lab.schema.timed import Timed
 
 
@@ -38,19 +36,6 @@ def test_the_log_probability_is_over_all_tokens_and_its_difference_is_paired() -
     same = change_of(dict.fromkeys(TIMED, TIMED["method"]), dict.fromkeys(TIMED, LIKELY["method"]), True, 0)
     assert (same.changed, same.first_difference, same.length_ratio) == (0, None, 1)
     assert (same.log_probability_difference, same.log_probability_difference_low) == (0, 0)
-
-
-def test_intervals_are_those_of_the_seed() -> None:
-    generator = np.random.default_rng(0)
-    lengths, likely = generator.integers(1, 90, (40, 2)), -generator.random((40, 2)) * 100
-    names = ("method", "baseline")
-    timed = {name: of(*([7] * count for count in lengths[:, column])) for column, name in enumerate(names)}
-    found = change_of(timed, {name: likely[:, column] for column, name in enumerate(names)}, greedy=True, seed=5)
-    assert found.length_ratio == lengths[:, 0].sum() / lengths[:, 1].sum()
-    own = resampled_sums(lengths.astype(float), 5)
-    assert (found.length_ratio_low, found.length_ratio_high) == interval(own[:, 0] / own[:, 1])
-    low, high = interval(resampled_sums(likely, 5)[:, 0] / own[:, 0])
-    assert (found.log_probability_low, found.log_probability_high) == pytest.approx((low, high))
 
 
 def test_sampled_texts_differ_anyway_and_without_a_baseline_nothing_is_compared() -> None:

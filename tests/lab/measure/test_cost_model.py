@@ -39,12 +39,6 @@ def test_a_disturbed_text_changes_nothing() -> None:
     assert fit(several, "0").prices_s == pytest.approx(PRICES)
 
 
-def test_it_says_how_far_it_is_off() -> None:
-    model = fit(texts(0.2), "0")
-    assert 0.001 < model.error <= model.worst < 0.2
-    assert fit(texts(0.2, 3), "0").error is None
-
-
 def test_features_count_what_ran() -> None:
     target, draft = object(), object()
     forwards = [

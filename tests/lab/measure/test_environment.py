@@ -9,7 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
 import torch
 
 from bild_lab.lab.measure.environment import DeviceUse, OtherLoad, name_in
@@ -44,33 +43,10 @@ def test_processors_of_one_name_differ_by_their_tiles() -> None:
 CPU = torch.device("cpu")
 
 
-def test_a_device_used_alone_is_not_shared_also_after_another_use(tmp_path: Path) -> None:
-    for _ in range(2):
-        use = DeviceUse(CPU, tmp_path)
-        assert not use.shared()
-        use.close()
-
-
 def test_both_of_two_uses_at_once_are_shared(tmp_path: Path) -> None:
     first = DeviceUse(CPU, tmp_path)
     second = DeviceUse(CPU, tmp_path)
     assert first.shared() and second.shared()
-
-
-@pytest.mark.parametrize("longer", ["first", "second"])
-def test_an_overlap_that_is_over_still_counts(longer: str, tmp_path: Path) -> None:
-    first = DeviceUse(CPU, tmp_path)
-    uses = {"first": first, "second": DeviceUse(CPU, tmp_path)}
-    uses["second" if longer == "first" else "first"].close()
-    assert uses[longer].shared()
-    uses[longer].close()
-    assert not DeviceUse(CPU, tmp_path).shared()
-
-
-def test_another_device_is_not_shared(tmp_path: Path) -> None:
-    first = DeviceUse(CPU, tmp_path)
-    assert not DeviceUse(torch.device("meta"), tmp_path).shared()
-    assert not first.shared()
 
 
 def test_a_process_that_is_killed_leaves_the_device_free(tmp_path: Path) -> None:

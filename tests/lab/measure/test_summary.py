@@ -9,21 +9,19 @@ from transformers import LlamaConfig, MambaConfig
 
 from bild_lab.engine.trace import Forward, Round, Trace
 from bild_lab.lab.analysis.cost import kinds_of, total
-from bild_lab.lab.analysis.statistics import paired_speedup
 from bild_lab.lab.data.examples import Example
-from bild_lab.lab.measure.example_rows import measured_examples, with_trace
 from bild_lab.lab.measure.summary import (
-    agreement,
     by_category,
     counts,
     decoding_costs,
-    latencies,
+    measured_examples,
     qualities,
     speed,
     summarize,
+    with_trace,
     work_of,
 )
-from bild_lab.lab.metrics import Scoring, judge, score
+from bild_lab.lab.metrics import Scoring
 from bild_lab.lab.schema.numbers import Counts, Quality, Speedup
 from bild_lab.lab.schema.timed import Timed
 
@@ -146,17 +144,6 @@ def test_the_metric_agreement_asks_for_the_baselines_texts() -> None:
     assert (found.value, found.baseline, found.difference) == (50, 100, -50)
 
 
-def test_texts_agree_if_all_their_tokens_do() -> None:
-    def of(*texts: list[int]) -> list[Timed]:
-        return [Timed(text, [1.0], Trace()) for text in texts]
-
-    pairs = {
-        "method": of([1, 2, 3, 4], [1, 2, 3, 4], [1, 2], [4]),
-        "baseline": of([1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 3], [5]),
-    }
-    assert agreement(pairs) == 1 / 4
-
-
 def test_the_mean_of_a_statistic_is_over_the_rounds_that_recorded_it() -> None:
     one = timed(8, 1.0)
     one.trace.rounds[:] = [Round((), 0, 9, stats=stats) for stats in ({"exit_layer": 1}, {"exit_layer": 4}, {})]
@@ -182,43 +169,6 @@ def test_costs_are_the_methods_per_token_and_over_the_baselines() -> None:
     assert decoding_costs({"method": several["method"]}, 2).flops_ratio is None
     assert decoding_costs({**several, "baseline": of(Forward(MambaConfig(), 1), tokens=1)}, 2) is None
     assert decoding_costs({"method": [Timed([1], [1.0], Trace())]}, 2) is None
-
-
-def test_every_count_is_told() -> None:
-    one = timed(8, 1.0, drafted=4, accepted=3)
-    one.trace.rounds[:] = [
-        Round((1, 2, 3, 4), 3, 9, draft_calls=5, stats={"fallback": True}),
-        Round((1, 2), 0, 9, draft_calls=2, stats={"fallback": True}),
-        Round((1, 2), 2, None, draft_calls=2),
-    ]
-    found = counts([one])
-    assert (found.draft_calls, found.fallbacks, found.rollbacks, found.target_calls) == (9, 2, 2, 2)
-    assert (found.nothing_accepted, found.acceptance_rate) == (1 / 3, 5 / 7)
-    assert found.acceptance_by_position == [2 / 3, 1.0, 1.0, 0.0]
-    assert found.judged_by_position == [[2, 1, 0], [2, 0, 1], [1, 0, 0], [0, 1, 0]]
-    one.trace.rounds[:] = [Round((1, 2), 2, None)]
-    assert counts([one]).tokens_per_target_call is None  # the target never ran
-
-
-def test_intervals_and_p_value_are_drawn_by_the_seed() -> None:
-    examples = [replace(one, references=("a b",)) for one in EXAMPLES]
-    texts = {"method": ["a b", "a b", "a b", "c"], "baseline": ["a b", "c", "a c", "c"]}
-    found = {seed: quality("rouge", examples, texts, seed) for seed in (3, 4)}
-    own = score("rouge", texts["method"], [["a b"]] * 4, seed=3)
-    difference = judge("rouge", texts["method"], texts["baseline"], [["a b"]] * 4, seed=3).difference
-    assert (found[3].low, found[3].high) == (own.low, own.high)
-    assert (found[3].difference_low, found[3].p_value) == (difference.low, difference.p_value)
-    assert found[3].p_value != found[4].p_value
-
-
-def test_intervals_of_speedups_are_drawn_by_the_seed_for_the_whole_and_each_category() -> None:
-    method, baseline = ([timed(4, at + place**1.5) for place in range(20)] for at in (1.0, 2.0))
-    examples = [Example(str(place), "", "", category="ab"[place // 10]) for place in range(20)]
-    slow, fast = latencies(baseline), latencies(method)
-    for seed in (3, 4):
-        found = summarize(examples, {"method": method, "baseline": baseline}, seed)
-        assert found["speedup"] == paired_speedup(slow, fast, seed)
-        assert found["categories"]["b"].speedup == paired_speedup(slow[10:], fast[10:], seed)
 
 
 def test_in_a_batch_the_latency_is_with_the_waits_and_the_speed_without() -> None:

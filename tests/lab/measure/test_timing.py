@@ -20,7 +20,6 @@ from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.lab.measure import timing
 from bild_lab.lab.measure.timing import (
     BLOCK,
-    blocks,
     no_garbage_collection,
     order,
     seeded,
@@ -236,21 +235,6 @@ def test_in_batches_methods_take_turns_with_blocks_and_each_text_has_its_own_see
     assert all(len(one.latency_s) == len(one.waited_s) == 2 for several in found.values() for one in several)
 
 
-def test_a_batch_warms_up_with_the_texts_that_are_timed_first() -> None:
-    notes: list = []
-    requests = [Request(Source((at,)), Limits(1, 4), Sampling(1.0)) for at in range(3)]
-    for count, warmed in ((0, []), (1, [0, 1])):
-        warm_up({"method": Slow("method", notes)}, requests, count, 5, batch=2)
-        assert [(at, seed) for _, at, seed in notes] == [(at, 5 * 1_000_003 + at) for at in warmed]
-
-
-def test_the_shares_of_a_batch_add_up_to_its_seconds() -> None:
-    started = time.perf_counter()
-    found = in_batches(Slow("method", []), count=8, batch=4)
-    seconds = time.perf_counter() - started
-    assert 0.008 <= sum(one.latency_s[0] for one in found["method"]) <= seconds
-
-
 def test_a_method_with_batches_of_its_own_gets_so_many_texts_at_a_time() -> None:
     @dataclass
     class Together(Noted):
@@ -284,13 +268,3 @@ def test_a_batch_is_prepared_and_waited_for_before_and_after_its_work() -> None:
     prepared = [("prepare", 0), ("prepare", 1), ("prepare", 2)]
     assert notes == [*prepared, "waited", ("run", 2), "waited", ("run", 1), "waited"]
     assert [one.trace.stats for one in found["method"]] == [{"text": at} for at in range(3)]
-
-
-@pytest.mark.parametrize(
-    ("count", "size", "lengths"),
-    [(9, 4, [4, 5]), (10, 4, [4, 4, 2]), (3, 8, [3]), (5, 4, [5]), (7, 5, [5, 2]), (0, 1, [])],
-)
-def test_a_short_rest_belongs_to_the_block_before_it(count: int, size: int, lengths: list[int]) -> None:
-    found = list(blocks(count, size))
-    assert [len(block) for block in found] == lengths
-    assert [at for block in found for at in block] == list(range(count))

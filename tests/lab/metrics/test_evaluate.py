@@ -12,7 +12,7 @@ import pytest
 
 from bild_lab.errors import UserError
 from bild_lab.lab.metrics import judge, score, text_metrics
-from bild_lab.lab.metrics.text_metrics import evaluated, require_loadable, scale_of, script_of
+from bild_lab.lab.metrics.text_metrics import evaluated, require_loadable
 
 SCRIPT = """
 import datasets
@@ -67,14 +67,6 @@ def test_a_mean_of_shares_is_in_percent_with_a_value_for_each_example(metric) ->
     assert (judged.score.low, judged.score.high) == pytest.approx((same.low, same.high))
 
 
-def test_a_script_of_the_hub_is_named_in_the_signature(metric) -> None:
-    metric(share, _hash="0123456789abcdef")
-    same = judge("evaluate:share", PREDICTIONS, None, REFERENCES, seed=1).score.signature
-    assert same == "evaluate:share|script:0123456789ab|bs:1000|seed:1"
-    metric(share)
-    assert judge("evaluate:share", PREDICTIONS, None, REFERENCES, seed=1).score.signature is None
-
-
 def test_a_metric_that_is_no_mean_is_computed_for_every_resample(metric) -> None:
     metric(distinct, _hash="0123456789abcdef")
     predictions, references = ["a", "a", "b", "c", "d", "e"], [["b"], ["a"], ["b"], ["x"], ["y"], ["z"]]
@@ -96,14 +88,6 @@ def test_a_metric_that_is_no_mean_is_computed_for_every_resample(metric) -> None
     assert (difference.low, difference.high) == pytest.approx((sorted(resampled)[2], sorted(resampled)[-3]))
 
 
-def test_a_metric_that_is_a_mean_by_chance_is_none(metric) -> None:
-    """Four of five references are there, as four of five texts are right, but of other examples it is not so."""
-    metric(distinct)
-    predictions, references = ["a", "b", "c", "d", "x"], [["a"], ["b"], ["c"], ["d"], ["e"]]
-    assert evaluated("evaluate:share", predictions, references).value() == pytest.approx(80)
-    assert evaluated("evaluate:share", predictions, references).per_example is None
-
-
 def test_a_list_of_values_is_a_mean_and_a_key_chooses_among_several_results(metric) -> None:
     def several(predictions: list[str], references: list[str]) -> dict[str, object]:
         each = [1.0 * (one == other) for one, other in zip(predictions, references, strict=True)]
@@ -114,13 +98,6 @@ def test_a_list_of_values_is_a_mean_and_a_key_chooses_among_several_results(metr
     assert score("evaluate:share@f1", PREDICTIONS, REFERENCES).metric == "f1"
     with pytest.raises(UserError, match=r"evaluate:share gives f1, other, words; choose .* evaluate:share@KEY"):
         score("evaluate:share", PREDICTIONS, REFERENCES)
-
-
-def test_the_number_of_the_metrics_name_is_its_value_and_flags_and_texts_are_no_numbers(metric) -> None:
-    metric(lambda **given: {"other": 0.5, **share(**given)})
-    assert score("evaluate:share", PREDICTIONS, REFERENCES).value == pytest.approx(400 / 6)
-    metric(lambda **given: {"flag": True, "words": "three", "of": share(**given)["share"]})
-    assert score("evaluate:share", PREDICTIONS, REFERENCES).value == pytest.approx(400 / 6)
 
 
 def test_a_metric_that_judges_nothing_or_fails_is_refused(metric) -> None:
@@ -171,15 +148,6 @@ def test_the_metric_of_a_name_is_loaded_and_its_only_number_is_its_value(
     text_metrics._module.cache_clear()
 
 
-def test_a_local_metric_is_a_folder_or_its_script(tmp_path: Path) -> None:
-    (tmp_path / "share").mkdir()
-    script = tmp_path / "share" / "share.py"
-    script.write_text("")
-    for asked in (tmp_path / "share", script):
-        assert script_of(f"evaluate:{asked}@key") == script_of(str(asked)) == script
-    assert script_of("evaluate:exact_match") is None
-
-
 @pytest.mark.slow
 def test_metrics_of_a_local_folder_run_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real modules of `evaluate`, which is imported: that takes seconds."""
@@ -205,11 +173,3 @@ def test_metrics_of_a_local_folder_run_offline(tmp_path: Path, monkeypatch: pyte
     assert found.value == 50
     with pytest.raises(UserError, match="cannot be loaded: .*; without the hub give a folder NAME"):
         score(f"evaluate:{tmp_path / 'nothing'}", PREDICTIONS, REFERENCES)
-
-
-@pytest.mark.parametrize(
-    ("best", "worst", "shown"), [(1.0, 0.0, 50.0), (1.5, 0.0, 0.5), (0.0, 1.0, 50.0), (0.0, 2.0, 99.5)]
-)
-def test_a_metric_up_to_one_is_shown_in_percent_and_others_as_they_are(best: float, worst: float, shown: float) -> None:
-    name, ours = scale_of("evaluate:own", "own", best, worst)
-    assert name == ("own" if best > worst else "100-own") and ours(0.5) == shown

@@ -19,7 +19,7 @@ from bild_lab.lab.metrics import (
     score_pool,
     text_metrics,
 )
-from bild_lab.lab.metrics.measures import p_value, resampled_sums
+from bild_lab.lab.metrics.text_metrics import p_value, resampled_sums
 from tests.lab.metrics.test_text_metrics import corpus
 
 
@@ -46,13 +46,6 @@ def test_the_interval_of_a_mean_is_near_the_binomial_one() -> None:
 
 
 @pytest.mark.parametrize("metric", OF_TEXTS)
-def test_identical_outputs_do_not_differ(metric: str) -> None:
-    predictions, references = corpus(20, seed=0)
-    difference = compare(metric, predictions, list(predictions), references)
-    assert difference == Difference(difference.metric, 0.0, 0.0, 0.0, 1.0)
-
-
-@pytest.mark.parametrize("metric", OF_TEXTS)
 def test_the_difference_is_that_of_the_scores_and_changes_sign_with_its_order(metric: str) -> None:
     worse, references = corpus(40, seed=0)
     better = [several[0] for several in references]
@@ -75,14 +68,6 @@ def test_pairing_makes_a_small_constant_gain_certain() -> None:
     unpaired = score("rouge", baseline, references)
     assert difference.high - difference.low < (unpaired.high - unpaired.low) / 2
     assert difference.low > 0
-
-
-def test_a_difference_by_chance_has_a_large_p_value() -> None:
-    references = [["a"]] * 40
-    ours, theirs = ["a", "b"] * 20, ["b", "a"] * 19 + ["a", "a"]
-    difference = compare("agreement", ours, theirs, references)
-    assert difference.value == -2.5 and difference.p_value > 0.5
-    assert difference.low < 0 < difference.high
 
 
 def test_a_p_value_counts_centred_differences_that_are_as_large() -> None:
@@ -112,18 +97,6 @@ def test_the_same_seed_gives_the_same_interval_and_another_seed_another() -> Non
     predictions, references = corpus(30, seed=0)
     assert score("bleu", predictions, references, seed=1) == score("bleu", predictions, references, seed=1)
     assert score("bleu", predictions, references, seed=1).low != score("bleu", predictions, references, seed=2).low
-
-
-def test_a_seed_that_is_not_given_is_0() -> None:
-    ours, references = corpus(30, seed=0)
-    theirs, _ = corpus(30, seed=1)
-    for measured in (
-        lambda **seed: score("rouge", ours, references, **seed),
-        lambda **seed: judge("rouge", ours, theirs, references, **seed),
-        lambda **seed: judge_values("shown", [1.0, 2.0, 4.0], [1.0, 1.0, 9.0], **seed),
-        lambda **seed: score_pool("rouge", ours, references, [range(30)], [*range(15)] * 2, **seed),
-    ):
-        assert measured() == measured(seed=0) != measured(seed=1)
 
 
 def test_resamples_are_sums_over_draws_with_replacement() -> None:

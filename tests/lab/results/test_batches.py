@@ -60,13 +60,6 @@ def baselines(seconds: dict[int, float]) -> list[Result]:
     return [at(batch, 1.0, baseline_tokens_per_s=batch / step) for batch, step in seconds.items()]
 
 
-def test_steps_cost_what_the_baseline_took_at_each_batch() -> None:
-    seconds = step_seconds(baselines({1: 1.0, 4: 1.3, 8: 2.5}))
-    assert [seconds(rows) for rows in (1, 4, 6, 8)] == pytest.approx([1.0, 1.3, 1.9, 2.5])
-    assert seconds(10) == pytest.approx(3.1)  # on, as between the last two
-    assert step_seconds(baselines({1: 1.0})) is None
-
-
 PREDICTION = {
     "acceptance_rate": 0.8,
     "window": 4,
@@ -100,16 +93,6 @@ def test_a_round_is_predicted_from_its_rows() -> None:
     assert predicted_speedup(uncounted, 1, free) == predicted_speedup(alone, 1, free)
     nobody = at(1, 1.8, prediction=PREDICTION, target_calls=0)
     assert predicted_speedup(alone, 2, None) is None and predicted_speedup(nobody, 2, paid) is None
-
-
-def test_the_points_of_a_curve_hold_their_predictions() -> None:
-    """From the point at batch 1 and the baselines of the curve's own points."""
-    counts = {"target_calls": 100, "drafted": 400, "draft_calls": 400, "tokens_per_target_call": 3.0}
-    alone = at(1, 1.8, prediction=PREDICTION, baseline_tokens_per_s=1.0, **counts)
-    (curve,) = batch_curves([alone, at(2, 1.6, baseline_tokens_per_s=2.0)])
-    assert [one.predicted for one in curve.points] == pytest.approx([3 / 1.5, 3 / 1.6])  # rows cost nothing
-    (lone,) = batch_curves([at(2, 1.6, baseline_tokens_per_s=2.0), at(4, 1.2, baseline_tokens_per_s=4.0)])
-    assert [one.predicted for one in lone.points] == [None, None]
 
 
 def test_a_device_reads_weights_until_it_multiplies_for_longer() -> None:

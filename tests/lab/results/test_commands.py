@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bild_lab.lab.results.commands import COMMANDS, read_commands, record_command
+from bild_lab.lab.results.progress import COMMANDS, read_commands, record_command
 
 
 def given(monkeypatch: pytest.MonkeyPatch, folder: Path, *words: str) -> None:

@@ -13,14 +13,6 @@ def test_results_of_different_settings_never_share_a_group():
     assert differing_keys(groups) == ["dataset"]
 
 
-def test_results_of_different_metrics_never_share_a_group():
-    other = with_quality(sample_result("bild", {}, 1.5), metric="ROUGE-L")
-    assert [group.metric for group in by_setting([sample_result("bild", {}, 1.5), other])] == [
-        "BLEU",
-        "ROUGE-L",
-    ]
-
-
 def test_a_position_is_one_over_the_speedup_and_the_paired_difference():
     result = sample_result("bild", {}, 1.6, -0.5)
     (group,) = by_setting([sample_baseline(), result])
@@ -32,13 +24,6 @@ def test_without_a_baseline_a_position_is_the_mean_latency():
     result = sample_result("bild", {}, None, setting={"baseline": None})
     (group,) = by_setting([result])
     assert (group.relative, group.position(result).x) == (False, 0.110)
-
-
-def test_a_result_without_quality_has_no_position():
-    result = with_quality(sample_result("bild", {}, 1.5), value=None)
-    (group,) = by_setting([result])
-    assert group.position(result) is None
-    assert group.front() == []
 
 
 def test_a_point_that_the_baseline_beats_is_not_on_the_front():

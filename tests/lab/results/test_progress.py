@@ -18,19 +18,6 @@ def test_a_running_command_says_how_far_it_is(tmp_path: Path) -> None:
     assert (str(found), found.typical_s) == ("3 of 9 points", 3.0)
 
 
-def test_what_is_not_known_is_not_said(tmp_path: Path) -> None:
-    """A search does not know how many points it will have; points of other processes are not counted."""
-    begin(tmp_path, None)
-    advance(tmp_path, 1.0)
-    assert str(read_progress(tmp_path)) == "1 point so far"
-    begin(tmp_path, 9, counts=False)
-    advance(tmp_path, 1.0)
-    assert str(read_progress(tmp_path)) == "9 points"
-    Progress(9, process=1).write(tmp_path)
-    advance(tmp_path, 1.0)
-    assert read_progress(tmp_path) == Progress(9, process=1)
-
-
 @pytest.mark.parametrize("content", ["", "[]", '{"nine": 9}', None])
 def test_without_a_readable_file_nothing_is_known(tmp_path: Path, content: str | None) -> None:
     if content is not None:

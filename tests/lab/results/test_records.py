@@ -134,14 +134,6 @@ def test_a_result_of_another_version_is_refused(tmp_path: Path) -> None:
             read()
 
 
-@pytest.mark.parametrize("content", ['{"id": "a"', '{"id": "a"}', '{"id": "a", "rounds": [{}]}'])
-def test_examples_that_cannot_be_read_are_refused_with_the_remedy(content: str, tmp_path: Path) -> None:
-    folder = Sweep(tmp_path / "sweep").write_point("abc", "", result(), [sample_example()])
-    (folder / "examples.jsonl").write_text(content)
-    with pytest.raises(UserError, match=r"examples\.jsonl cannot be read: .*; measure the point again"):
-        read_examples(folder)
-
-
 def test_a_disk_that_is_full_is_told_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,23 +166,3 @@ def test_the_table_has_every_knob_and_leaves_those_of_others_empty(tmp_path: Pat
     assert list(frame.columns[:5]) == ["point", "policy", "fallback", "rollback", "window"]
     assert frame["fallback"].tolist()[0] == 0.5
     assert math.isnan(frame["fallback"].tolist()[1])
-
-
-def test_a_knob_with_the_name_of_a_measured_number_keeps_its_value(tmp_path: Path) -> None:
-    results = [
-        sample_result("synthetic", {"acceptance_rate": 0.8}, 1.5, acceptance_rate=0.75),
-        sample_result("bild", {"fallback": 0.5}, 1.2, acceptance_rate=0.9),
-    ]
-    write_table(results, tmp_path / "sweep.csv")
-    frame = pd.read_csv(tmp_path / "sweep.csv")
-    assert list(frame.columns[:4]) == ["point", "policy", "knob_acceptance_rate", "fallback"]
-    assert frame["acceptance_rate"].tolist() == [0.75, 0.9]
-    assert frame["knob_acceptance_rate"].tolist()[0] == 0.8
-
-
-def test_a_folder_below_a_file_cannot_hold_results(tmp_path: Path) -> None:
-    (tmp_path / "outputs").write_text("a file")
-    with pytest.raises(UserError, match="is not a folder that can be written"):
-        require_writable(tmp_path / "outputs" / "name")
-    require_writable(tmp_path / "elsewhere" / "name")
-    assert not (tmp_path / "elsewhere").exists()

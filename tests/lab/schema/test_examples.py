@@ -9,20 +9,13 @@ from dataclasses import replace
 from bild_lab.engine.trace import Round, Trace
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.measure.certificate import TIE, Certificate
-from bild_lab.lab.measure.example_rows import measured_examples, measured_round, with_trace
-from bild_lab.lab.schema.examples import MeasuredExample, MeasuredRound, read_examples
+from bild_lab.lab.measure.summary import measured_examples, measured_round, with_trace
+from bild_lab.lab.schema.examples import MeasuredExample, read_examples
 from bild_lab.lab.schema.timed import Timed
 from tests.report.sample import sample_example
 
 STATS = {"fallback": True, "confidence": (0.91234567, 0.4), "distance": (0.12, math.inf)}
 ROUND = Round((3, 4), 1, 9, 2, stats=STATS)
-
-
-def test_a_statistic_that_no_method_has_today_survives() -> None:
-    content = {"drafted": [3], "accepted": 1, "fallback": False, "draft_calls": 1, "next_token": None}
-    one = MeasuredRound.from_json({**content, "temperature": [0.5], "lane": "second"})
-    assert one.statistics == {"temperature": [0.5], "lane": "second"}
-    assert MeasuredRound.from_json(json.loads(json.dumps(one.to_json()))) == one
 
 
 def test_a_round_keeps_what_was_recorded_to_four_digits() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import signal
@@ -18,14 +17,12 @@ import pytest
 
 from bild_lab.engine.record import store
 from bild_lab.errors import UserError
-from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.screening.candidates import grid_of
 from bild_lab.lab.screening.found import confirmation, to_confirm
 from bild_lab.lab.screening.replay import SECONDS
 from bild_lab.lab.screening.rows import NUMBERS, Row, require_same_setting, with_front, write_rows
 from bild_lab.lab.screening.screen import Screening, ScreenSpec
 from scripts import screen as script
-from tests.checkpoints import write_data
 from tests.loopback_hub import REPOSITORY
 from tests.report.sample import sample_drafted
 
@@ -142,54 +139,6 @@ def test_a_record_killed_while_it_is_written_keeps_every_finished_text(
     assert frames[0].drop(columns=timed).equals(frames[1].drop(columns=timed))
 
 
-@pytest.mark.parametrize(
-    ("others", "wanted"),
-    [
-        (["decoding=sample"], "a record replays greedy decoding"),
-        (["policy=hf_generate"], "policy hf_generate runs a loop of its own"),
-        (["policy=calm"], "policy calm: a record holds what a model scores"),
-        (["policy.fallback=0.3,2"], "the fallback threshold is a probability"),
-        (["screen.confirm=val"], "screen.select and screen.confirm must be two splits"),
-        (["measure.baseline=null"], "set measure.baseline=vanilla"),
-    ],
-)
-@pytest.mark.slow
-def test_bad_input_is_refused_in_one_line(screen: Command, others: list[str], wanted: str) -> None:
-    code, printed = screen(*others)
-    assert code == 2 and wanted in printed and "Traceback" not in printed
-
-
-@pytest.mark.slow
-def test_two_splits_of_the_same_examples_are_refused(screen: Command) -> None:
-    copied = write_data(Path("copied"))
-    (copied / "validation.jsonl").write_text((copied / "test.jsonl").read_text())
-    code, printed = screen(f"dataset.path={copied.absolute()}")
-    assert code == 2 and "validation and test are the same examples" in printed
-
-
-@pytest.mark.slow
-def test_a_second_screening_under_a_name_is_refused_while_the_first_runs(screen: Command) -> None:
-    with Sweep(Path("outputs/grid")).search_lock():
-        code, printed = screen("screen.confirmations=0")
-    assert code == 2 and "another process searches in outputs/grid" in printed
-    with Sweep(Path("outputs/grid")).search_lock():
-        pass  # what was held is given back
-
-
-@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
-def test_a_folder_that_knows_no_locks_is_used_without(
-    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(number, "no locks here")
-
-    monkeypatch.setattr("fcntl.flock", refuse)
-    entered = []
-    with Sweep(tmp_path / "grid").search_lock(), Sweep(tmp_path / "grid").report_lock():
-        entered.append(True)
-    assert entered == [True]
-
-
 SPEC = {
     "select": "validation",
     "confirm": "test",
@@ -233,15 +182,6 @@ def test_rows_of_several_commands_make_one_table_with_one_front(tmp_path: Path) 
     frame = pd.read_csv(tmp_path / "screen.csv")
     assert list(zip(frame.predicted_speedup, frame.on_front, strict=True)) == [(2.0, True), (1.2, True), (1.1, False)]
     assert list(frame.columns[:3]) == ["policy", "fallback", "verify_tail"]
-
-
-def test_points_without_a_predicted_speed_are_on_no_front_and_leave_that_of_others(tmp_path: Path) -> None:
-    untimed = with_front([replace(row(1.0, 50.0, fallback=0.7), predicted_speedup=None)])
-    assert not untimed[0].on_front
-    write_rows(tmp_path, with_front([row(2.0, 40.0, fallback=0.5)]))
-    write_rows(tmp_path, untimed)
-    frame = pd.read_csv(tmp_path / "screen.csv")
-    assert frame.on_front.tolist() == [True, False] and frame.predicted_speedup.isna().tolist() == [False, True]
 
 
 @pytest.mark.parametrize("key", ["dataset", "weights", "dtype"])
