@@ -6,7 +6,7 @@ GPU_TESTS := tests/pretended/test_policies.py tests/engine/models/test_compiled.
   tests/engine/lossless/test_random_models.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup peers run test test-slow lint format bench gpu figures docs clean
+.PHONY: help setup peers run test test-slow lint format bench gpu toy figures docs clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -28,9 +28,8 @@ peers: .venv-peers/.installed ## Make .venv-peers: CTranslate2 and OpenVINO, to 
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r constraints-peers.txt
 	@touch $@
 
-run: setup ## Run the quickstart sweep: a Pareto curve in outputs/quickstart
+run: setup ## Run the quickstart sweep: a Pareto curve in outputs/quickstart, in under a minute
 	$(BIN)/python run.py experiment=quickstart
-	$(BIN)/python run.py experiment=quickstart_peers
 
 test: setup ## Run the tests, under 6 minutes on two cores
 	$(BIN)/python -m pytest -n 2 -m "not slow"
@@ -58,6 +57,15 @@ gpu: setup ## On a machine with an NVIDIA GPU: check, test, certify and time int
 	$(BIN)/python -c 'import pandas, sys; n = pandas.read_csv("outputs/gpu/sweep.csv").certificate_defects.sum(); \
 	  sys.exit(f"{n:.0f} texts are defects, see outputs/gpu/report.html" if n else 0)'
 	$(BIN)/python scripts/bench.py name=gpu runtime.device=cuda
+
+toy: setup ## Train the toy pair that is shipped anew, into bild_lab/toy; ten minutes
+	set -e; for member in small large; do \
+	  steps=$$([ $$member = small ] && echo 1200 || echo 4000); \
+	  $(BIN)/python scripts/finetune.py name=toy_$$member model=toy_$$member dataset=toy train.max_steps=$$steps; \
+	  $(BIN)/python -c "import torch, transformers as t; source, to = 'outputs/toy_$$member/checkpoint', 'bild_lab/toy/$$member'; \
+	    t.T5ForConditionalGeneration.from_pretrained(source, dtype=torch.bfloat16).save_pretrained(to); \
+	    t.AutoTokenizer.from_pretrained(source).save_pretrained(to)"; \
+	done
 
 figures: setup ## Run the small experiments that are missing, and draw every table and figure of the papers into outputs/figures
 	$(BIN)/python scripts/figures.py all scale=small run=true

@@ -8,10 +8,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from bild_lab.errors import UserError
+
 
 def cache_folder() -> Path:
     """`$BILD_LAB_CACHE`, or `~/.cache/bild_lab` if it is unset or empty."""
     return Path(os.environ.get("BILD_LAB_CACHE") or "~/.cache/bild_lab").expanduser()
+
+
+TOY = Path(__file__).parent / "toy"  # the toy pair and its corpus, which `make toy` makes
+
+
+def shipped(path: str) -> str:
+    """The folder of `toy:large`, `toy:small` or `toy:corpus`, which the package holds; any other path as it is.
+
+    Raises UserError for another name after `toy:`.
+    """
+    if not path.startswith("toy:"):
+        return path
+    folder = TOY / path.removeprefix("toy:")
+    if path == "toy:" or not folder.is_dir():
+        raise UserError(f"of the toy pair there are toy:large, toy:small and toy:corpus, got {path!r}")
+    return str(folder)
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -47,9 +47,9 @@ def run(cfg: DictConfig) -> None:
 
 def alignment(cfg: DictConfig) -> Alignment:
     """The configuration, typed."""
+    from bild_lab.engine.models.checkpoint import Checkpoint
     from bild_lab.lab.point import sweep_folder
     from bild_lab.lab.results.records import require_writable
-    from bild_lab.lab.toy_pair import named_checkpoint
     from bild_lab.training.align import Alignment
     from bild_lab.training.answers import read_calibration
     from bild_lab.training.comparison import Comparison
@@ -66,8 +66,8 @@ def alignment(cfg: DictConfig) -> Alignment:
     recipe = typed(Recipe, cfg.train, "train")
     runtime, measure = typed(RuntimeSpec, cfg.runtime, "runtime"), typed(MeasureSpec, cfg.measure, "measure")
     calibration = read_calibration(Path(cfg.calibration))
-    small = named_checkpoint(cfg.model.path, cfg.model.revision)  # the toy pair is trained now, if it is asked for
-    unaligned = small if cfg.unaligned.path is None else named_checkpoint(cfg.unaligned.path, cfg.unaligned.revision)
+    small = Checkpoint(cfg.model.path, cfg.model.revision)
+    unaligned = small if cfg.unaligned.path is None else Checkpoint(cfg.unaligned.path, cfg.unaligned.revision)
     return Alignment(
         calibration=calibration,
         small=small,

@@ -54,12 +54,12 @@ def calibration_job(cfg: DictConfig, device: torch.device) -> CalibrationJob:
     """The configuration, checked; no weights are read. device: this process's own."""
     import torch
 
+    from bild_lab.engine.models.checkpoint import Checkpoint
     from bild_lab.engine.models.device import resolve_dtype
     from bild_lab.engine.models.hf import HuggingFaceModel
     from bild_lab.lab.data.examples import DatasetSpec, load_examples
     from bild_lab.lab.point import sweep_folder
     from bild_lab.lab.results.records import require_writable
-    from bild_lab.lab.toy_pair import named_checkpoint
     from bild_lab.training.calibration import CalibrationJob
 
     dataset = typed(DatasetSpec, cfg.dataset, "dataset")
@@ -70,7 +70,7 @@ def calibration_job(cfg: DictConfig, device: torch.device) -> CalibrationJob:
         require_whole("runtime.threads", cfg.runtime.threads, 1)
         torch.set_num_threads(cfg.runtime.threads)
     examples, dtype, limit = load_examples(dataset), resolve_dtype(cfg.runtime.dtype), cfg.decoding.max_new_tokens
-    target = HuggingFaceModel(named_checkpoint(cfg.model.path, cfg.model.revision), device, dtype)
+    target = HuggingFaceModel(Checkpoint(cfg.model.path, cfg.model.revision), device, dtype)
     target.checkpoint.check()
     return CalibrationJob(target, dataset, examples, limit, cfg.batch_size, cfg.part_size, folder)
 

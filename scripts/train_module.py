@@ -84,8 +84,8 @@ def label_and_fit(cfg: DictConfig, spec: JudgeSpec) -> None:
 
 def count_ngrams(cfg: DictConfig, spec: NgramSpec) -> None:
     """Count the references of a dataset in the target's tokens."""
+    from bild_lab.engine.models.checkpoint import Checkpoint
     from bild_lab.lab.data.examples import load_examples
-    from bild_lab.lab.toy_pair import named_checkpoint
     from bild_lab.training.dataset_words import dataset_words
     from bild_lab.training.ngrams import estimate, reference_tokens
 
@@ -93,7 +93,7 @@ def count_ngrams(cfg: DictConfig, spec: NgramSpec) -> None:
     if dataset.reference_column is None:
         raise UserError(f"dataset {dataset.name} has no references to count; set dataset.reference_column")
     examples = load_examples(dataset)
-    checkpoint = named_checkpoint(pair.target, pair.target_revision)
+    checkpoint = Checkpoint(pair.target, pair.target_revision)
     checkpoint.check()
     texts = sum(len(example.references) for example in examples)
     stages.enter("counting")

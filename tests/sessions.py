@@ -31,8 +31,8 @@ def native_session(
     forwards: list[Forward] | None = None,
     kernels: bool = False,
 ) -> CachedSession:
-    packed = PackedDecoder(decoder.outline()) if kernels else None
-    encoder = PackedDecoder(decoder.encoder_outline()) if kernels and isinstance(decoder, T5Decoder) else None
+    packed = PackedDecoder(decoder) if kernels else None
+    encoder = PackedDecoder(decoder.encoder) if kernels and isinstance(decoder, T5Decoder) else None
     layers = NativeLayers(decoder, source, room, prefix, workspace, packed, encoder)
     return CachedSession(layers, source.prompt, [] if forwards is None else forwards)
 

@@ -17,8 +17,9 @@ from bild_lab.engine.trace import Forward
 from bild_lab.errors import UserError
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from bild_lab.engine.models.checkpoint import Checkpoint, Prompt
-    from bild_lab.engine.models.hf import HuggingFaceModel
 
 
 @dataclass(frozen=True)
@@ -293,7 +294,7 @@ class LoadedModel(Model, Protocol):
     compiled_steps: int  # so far
 
     @property
-    def transformers(self) -> HuggingFaceModel:
+    def transformers(self) -> LoadedModule:
         """The same checkpoint as a module of Transformers."""
 
     def load(self) -> None:
@@ -338,6 +339,12 @@ class LoadedModel(Model, Protocol):
 
     def prompt_cache(self, embeddings: Float[Tensor, "p dim"]) -> Prefix:
         """Keys and values of a shallow prompt (BiTA), [p, dim] embeddings: causal attention, no rotary positions."""
+
+
+class LoadedModule(LoadedModel, Protocol):
+    """A checkpoint that runs as a module of Transformers."""
+
+    module: PreTrainedModel
 
 
 class NeedsScoresError(UserError):

@@ -125,8 +125,7 @@ TERMS = (
     Term(
         "Why this speed",
         "What a policy’s speedup is made of: tokens per call, the cost of a drafter step (c) and of checking a draft "
-        "in tokens of the target alone, and the parts of the time. Then the change that would help most, with the "
-        "speedup that it would give: half of one cost, half as many rejections, or another window.",
+        "in tokens of the target alone, and the parts of the time.",
     ),
     *(explained(column.name) for column in PREDICTION),
     explained("traced_acceptance_rate"),

@@ -7,11 +7,11 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.device import DTYPES
 from bild_lab.lab.analysis.cost import dimensions
 from bild_lab.lab.results.batches import BatchCurve, device_speedup, roofline
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.toy_pair import named_checkpoint
 
 # bytes and bfloat16 operations per second, of the manufacturer's data sheets (SXM modules, dense)
 DEVICES = {"A100": (2.039e12, 312e12), "H100": (3.35e12, 989e12)}
@@ -50,7 +50,7 @@ def on_device(alone: Result | None, batch: int, bandwidth: float, flops: float) 
         return None
     width = DTYPES[alone.setting.dtype].itemsize
     seconds = [
-        None if path is None else roofline(decoder_weights(named_checkpoint(path).config), width, bandwidth, flops)
+        None if path is None else roofline(decoder_weights(Checkpoint(path).config), width, bandwidth, flops)
         for path in (alone.setting.target, alone.setting.draft if alone.counts.draft_calls else None)
     ]
     return device_speedup(alone, batch, *seconds)

@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from bild_lab.lab.analysis.prediction import (
-    DRAFTER,
-    HOST,
-    MISSES,
-    REJECTIONS,
-    VERIFICATION,
-    WINDOW,
-    Change,
-    Reasons,
-    reasons,
-)
+from bild_lab.lab.analysis.prediction import Reasons, reasons
 from bild_lab.lab.analysis.statistics import ENOUGH_DIFFERENT, ENOUGH_EXAMPLES, best_at_loss
 from bild_lab.lab.formatting import (
     duration,
@@ -194,8 +184,8 @@ def reason_lines(group: Group) -> list[tuple[str, str]]:
 
 
 def explanation(result: Result, why: Reasons) -> str:
-    """What the speedup is made of, and the change that would help most."""
-    return f"{'; '.join([*_gained(result), *_spent(why)])}. {_helpful(why)}"
+    """What the speedup is made of."""
+    return f"{'; '.join([*_gained(result), *_spent(why)])}."
 
 
 def _gained(result: Result) -> list[str]:
@@ -221,28 +211,6 @@ def _spent(why: Reasons) -> list[str]:
     return [*costs, f"time: {', '.join(stages)}"]
 
 
-def _helpful(why: Reasons) -> str:
-    """The change that helps most, and the best that needs no other model."""
-    if not why.changes:
-        return "No part of it, made cheaper, would help."
-    best = why.changes[0]
-    text = f"Most would help: {_NAMES[best.what](best)}, {times(best.speedup)}"
-    for change in why.changes[1:]:
-        if change.what == WINDOW:
-            text += f"; {_NAMES[WINDOW](change)} alone, {times(change.speedup)}"
-    return f"{text}."
-
-
 def _share(value: float | None) -> str:
     """A cost in percent, with a decimal if it is small."""
     return percent(value, 0 if value is None or value >= 0.095 else 1)
-
-
-_NAMES: dict[str, Callable[[Change], str]] = {
-    DRAFTER: lambda change: "a drafter twice as fast" + ("" if change.value is None else f" ({_share(change.value)})"),
-    VERIFICATION: lambda change: f"checking for {number(change.value)} tokens, half of what it costs above one",
-    HOST: lambda change: "half the host’s time",
-    REJECTIONS: lambda change: f"half as many rejections (α {percent(change.value)})",
-    WINDOW: lambda change: f"window {number(change.value, 0)}",
-    MISSES: lambda change: f"half as many wrong predictions ({percent(change.value)} right)",
-}

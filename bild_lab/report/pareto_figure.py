@@ -26,9 +26,19 @@ from bild_lab.files import write_atomically
 from bild_lab.lab.formatting import MINUS, TIMES, knob_label, short_name
 from bild_lab.lab.results.groups import Group, by_setting
 from bild_lab.lab.schema.result import Result
-from bild_lab.report.axes import front_corners, log_ticks, speedups_on_axis, with_bars
 from bild_lab.report.provenance import caption
-from bild_lab.report.style import FIGURE_STYLE, HAIRLINE, INK, MUTED, Mark, marks
+from bild_lab.report.style import (
+    FIGURE_STYLE,
+    HAIRLINE,
+    INK,
+    MUTED,
+    Mark,
+    front_corners,
+    log_ticks,
+    marks,
+    speedups_on_axis,
+    with_bars,
+)
 
 _PANEL_INCHES = (8.0, 5.0)
 _DPI = 150

@@ -1,10 +1,15 @@
-"""Colours and markers of policies, the same in every figure.
+"""Colours and markers of policies, the same in every figure, and what figures of quality against latency share.
 
 Okabe and Ito's colour-blind safe set, with orange and sky blue darker: every colour stands out from a white and from a
 dark page by 3 to 1.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
+
+from bild_lab.lab.results.groups import Group
+from bild_lab.lab.schema.result import Result
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B97F00", "#2E93CC")
 _MARKERS = (("o", "circle"), ("s", "square"), ("^", "triangle-up"), ("D", "diamond"), ("v", "triangle-down"))
@@ -42,3 +47,43 @@ def marks(policies: list[str]) -> dict[str, Mark]:
         policy: Mark(COLOURS[index % len(COLOURS)], *_MARKERS[index % len(_MARKERS)])
         for index, policy in enumerate(policies)
     }
+
+
+def with_bars(group: Group) -> list[Result]:
+    """The results whose intervals are drawn at first: all if they are few, else the front and the notable ones."""
+    return [result for result in group.selected() if not result.is_baseline]
+
+
+def speedup_ticks(low: float, high: float) -> list[float]:
+    """Return round speedups whose latencies, one over the speedup, lie between `low` and `high`."""
+    fastest, slowest = 1 / max(low, 0.01), 1 / high
+    step = next((step for step in (0.1, 0.25, 0.5, 1.0, 2.0, 5.0) if (fastest - slowest) / step <= 10), 10.0)
+    spread = (high - low) / 13  # ticks that are closer would overlap
+    kept: list[float] = []
+    for index in range(1, int(fastest / step) + 1):
+        tick = round(index * step, 2)
+        if tick >= slowest and (not kept or 1 / kept[-1] - 1 / tick >= spread):
+            kept.append(tick)
+    return kept
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Return 1, 2 and 5 times every power of ten between `low` and `high`."""
+    series = [digit * 10.0**power for power in range(-3, 4) for digit in (1, 2, 5)]
+    return [tick for tick in series if low <= tick <= high]
+
+
+def speedups_on_axis(group: Group) -> list[float]:
+    """Return the speedups that the upper axis names."""
+    low, high = group.limits()[0]
+    return log_ticks(1 / high, 1 / low) if group.wide else speedup_ticks(low, high)
+
+
+def front_corners(group: Group) -> list[tuple[float, float]]:
+    """Return the corners of the front; the baseline is the last one unless something faster is as good."""
+    positions = [group.position(result) for result in group.front()]
+    corners = [(position.x, position.y) for position in positions if position is not None]
+    quality = group.baseline_quality
+    if group.relative and quality is not None and not any(x <= 1.0 and y >= quality - 1e-9 for x, y in corners):
+        corners = sorted([*corners, (1.0, quality)])
+    return corners

@@ -1,11 +1,13 @@
-"""The report of a sweep: its files, and the summary in the terminal; also between the points of one that runs."""
+"""The report of a sweep: its files, the summary in the terminal, and Hydra's callback that asks for them."""
 
 from __future__ import annotations
 
 import math
 import time
 
-from bild_lab.lab.cli import console, escape, output
+from hydra.experimental.callback import Callback
+
+from bild_lab.lab.cli import console, escape, output, stages
 from bild_lab.lab.results.records import Sweep
 
 SHARE = 0.02  # of the time since the page was last written, at most, that writing it may take
@@ -73,3 +75,11 @@ class LiveReport:
             console.print(f"the report between points could not be written: {escape(str(error))}")
         self._written_s = time.perf_counter()
         self._cost_s = self._written_s - begin
+
+
+def reported_sweep() -> Callback:
+    """A callback that writes the table, figure and report of a sweep when it ends, however it ends."""
+    stages.enter("loading PyTorch")
+    from bild_lab.lab.sweep import SweepCallback  # late: torch takes seconds to load
+
+    return SweepCallback(report_sweep, LiveReport())

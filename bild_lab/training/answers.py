@@ -28,7 +28,6 @@ from bild_lab.errors import UserError
 from bild_lab.lab.data.examples import DatasetSpec
 from bild_lab.lab.decoding.load import fits_twice
 from bild_lab.lab.hashing import content_hash
-from bild_lab.lab.toy_pair import named_checkpoint
 
 MANIFEST = "manifest.json"
 END, LENGTH = "end", "length"
@@ -71,7 +70,7 @@ class Calibration:
     @property
     def target(self) -> Checkpoint:
         """The model that answered, at the path that it had then."""
-        return named_checkpoint(self.manifest["model"]["path"], self.manifest["model"]["revision"])
+        return Checkpoint(self.manifest["model"]["path"], self.manifest["model"]["revision"])
 
     @property
     def dataset(self) -> DatasetSpec:

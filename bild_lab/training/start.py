@@ -26,7 +26,6 @@ from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.errors import UserError, require_model_path, require_whole
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.hashing import content_hash
-from bild_lab.lab.toy_pair import named_checkpoint
 
 PAD, END, UNKNOWN, START = "<pad>", "</s>", "<unk>", "<s>"  # ids 0, 1, 2 as in T5; decoders have 3 too
 _LONGEST_TEXT = 512  # tokens; the dataset decides whether longer texts are cut
@@ -51,7 +50,7 @@ class FromCheckpoint:
 
     def __init__(self, path: str, revision: str | None = None) -> None:
         require_model_path("model.path", path)
-        self._checkpoint = checkpoint = named_checkpoint(path, revision)
+        self._checkpoint = checkpoint = Checkpoint(path, revision)
         checkpoint.check()
         require_fitting_tokenizer(checkpoint.tokenizer, checkpoint.config, checkpoint.end_tokens, checkpoint.path)
         self.name, self.config = checkpoint.path, checkpoint.config

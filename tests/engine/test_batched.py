@@ -21,7 +21,6 @@ from bild_lab.engine.draft import ROOT
 from bild_lab.engine.drafters import AdaptiveWindow, ModelDrafter
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.native import layers as native_layers
-from bild_lab.engine.models.native import passes
 from bild_lab.engine.models.native.cpu import TextRows
 from bild_lab.engine.models.native.layers import NativeLayers
 from bild_lab.engine.models.native.side_by_side import SideBySide, side_by_side
@@ -204,7 +203,7 @@ def test_long_prompts_run_by_themselves(family: str, engine: str, monkeypatch: p
 
 def by_torch(change: Callable[[SideBySide], SideBySide]) -> Callable[[pytest.MonkeyPatch], None]:
     def plant(patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(passes, "side_by_side", lambda *arguments: change(side_by_side(*arguments)))
+        patch.setattr(native_layers, "side_by_side", lambda *arguments: change(side_by_side(*arguments)))
 
     return plant
 
@@ -280,11 +279,12 @@ def test_planted_faults_in_the_kernels_change_texts(fault: str, family: str, mon
     def wrong(works: Sequence) -> list:
         if len(works) == 1:
             return run(works)
-        texts = [layers.behind(work.start, work.count, work.logits) for layers, work in works]
+        texts = [layers.text_rows(work.start, work.count, work.logits) for layers, work in works]
         longest = max(text.start for text in texts)
 
         def changed(self: NativeLayers, start: int, count: int, scored: int = 1, tree: object = None) -> TextRows:
-            own = TextRows(count, start, self.cache, self._cross(), scored, reserved=self.reserved)
+            memory = (self.memory[0].keys, self.memory[0].values) if self.memory else None
+            own = TextRows(count, start, self.cache, memory, scored, reserved=self.reserved)
             seen.append(own)
             if fault == "another text's cache":
                 return own._replace(cache=texts[len(seen) % len(texts)].cache)
@@ -293,7 +293,7 @@ def test_planted_faults_in_the_kernels_change_texts(fault: str, family: str, mon
             return own._replace(start=min(longest, self.cache.capacity - count))
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(NativeLayers, "behind", changed)
+            patch.setattr(NativeLayers, "text_rows", changed)
             return run(works)
 
     monkeypatch.setattr(native_layers, "run_packed", wrong)

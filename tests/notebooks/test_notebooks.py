@@ -14,7 +14,6 @@ from matplotlib import pyplot as plt
 from nbclient import NotebookClient
 
 from bild_lab.lab.results.table import write_table
-from bild_lab.lab.toy_pair import toy_checkpoint
 from tests.report.sample import sample_drafted, sample_sweep
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -116,9 +115,6 @@ def test_the_ppd_notebook_adds_measured_match_rates_up(bare: Path, measured: Pat
 def test_the_notebook_runs_in_a_kernel(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
         monkeypatch.setenv(variable, str(tmp_path / variable))  # not the user's home
-    if name == "tour":
-        for member in ("toy:large", "toy:small"):
-            toy_checkpoint(member)  # trained once per machine, beyond a cell's time
     notebook = read(name)
     NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(ROOT / "notebooks")}}).execute()
     assert [output.text for output in outputs(notebook) if output.get("name") == "stderr"] == []  # no warning either

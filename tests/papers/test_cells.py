@@ -10,13 +10,11 @@ from bild_lab.lab.schema.result import Result
 from bild_lab.papers import points as rows
 from bild_lab.papers.cells import against_speculative as ahead
 from bild_lab.papers.cells import (
-    at_losses,
     cost_ratios,
     greatest,
     match_rates,
     replaced_share,
     table,
-    theorem_table,
     tokens_per_call,
 )
 from bild_lab.papers.figures import FIGURES
@@ -174,28 +172,6 @@ def test_the_fastest_speculative_point_is_the_rival_and_bild_is_as_good_or_as_fa
     assert len(ahead([speculative(1.4)])) == 2 and ahead(bilds) == []
     assert [cell.quantity for cell in ahead([speculative(1.4), bilds[0]])][2:] == ["speedup ahead of speculative"]
     assert [cell.quantity for cell in ahead([speculative(1.4), bilds[3]])][2:] == ["quality ahead of speculative"]
-
-
-def test_a_point_without_a_quality_is_on_no_curve() -> None:
-    unknown = with_quality(known("toy", bild(1.9)), value=None)
-    assert [cell.row for cell in at_losses(rows.policy)([unknown])] == ["vanilla"]
-    kept = at_losses(rows.policy)([known("toy", bild(1.5))])
-    assert at_losses(rows.policy)([unknown, known("toy", bild(1.5))]) == kept != []
-    assert ahead([unknown, with_quality(speculative(1.4), value=None)]) == []
-
-
-def test_tables_leave_out_points_without_a_row_or_a_prediction() -> None:
-    speculative = other("speculative", lenience=1.0)
-    unpredicted = replace(speculative, prediction=None)
-    assert theorem_table([bild(1.5), unpredicted]) == []
-    assert len(theorem_table([bild(1.5), unpredicted, speculative])) == 1
-    for name in ("spec_tab2", "spec_tab3"):
-        assert FIGURES[name].cells([bild(1.5), speculative]) == CELLS["spec_tab2"]
-    leniences = FIGURES["spec_tab5"].cells
-    assert leniences([bild(1.5), speculative]) == CELLS["spec_tab5"][3:]
-    assert leniences([unpredicted]) == [CELLS["spec_tab5"][3], CELLS["spec_tab5"][5]]
-    uncounted = replace(speculative, counts=replace(speculative.counts, acceptance_rate=None))
-    assert FIGURES["spec_tab2"].cells([with_speedup(uncounted, value=None)]) == []
 
 
 def test_tokens_per_call_are_those_of_synthetic_drafters_with_a_rate() -> None:

@@ -23,7 +23,6 @@ from bild_lab.engine.models.native import NativeModel
 from bild_lab.engine.ppd.pipeline import PredictivePipeline
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
-from bild_lab.errors import UserError
 from bild_lab.lab.analysis.prediction import pipeline_log
 from bild_lab.lab.metrics.text_metrics import interval, times_drawn
 from bild_lab.papers.match_rates import (
@@ -32,11 +31,9 @@ from bild_lab.papers.match_rates import (
     MatchSpec,
     Rate,
     grouped,
-    heads_of,
     layers_of,
     measure_match_rates,
     read_rates,
-    scores_of,
 )
 from bild_lab.report.figure_files import write_csv
 from tests.policies import FAMILIES, in_memory
@@ -173,15 +170,6 @@ def native(path: Path, dtype: torch.dtype = torch.float32) -> NativeModel:
     return NativeModel(HuggingFaceModel(Checkpoint(str(path)), torch.device("cpu"), dtype))
 
 
-def test_trained_heads_compute_in_the_targets_precision(checkpoints: Path, tmp_path: Path) -> None:
-    target = native(checkpoints / "llama", torch.bfloat16)
-    LayerHeads.fresh(target.decoder, {}, [1]).save(tmp_path / "heads")
-    (heads,) = heads_of(spec(heads=str(tmp_path / "heads")), target).values()
-    hidden = torch.ones(2, target.checkpoint.config.hidden_size, dtype=torch.bfloat16)
-    scores = scores_of(target.start(Source((START,)), 1), heads, 1, hidden)
-    assert (scores.shape, scores.dtype) == ((2, VOCABULARY), torch.bfloat16)
-
-
 @pytest.fixture
 def command(command: Command) -> Command:
     """Runs scripts/match_rates.py in an empty folder; returns its exit code and everything it printed."""
@@ -248,13 +236,3 @@ def test_bad_input_gives_one_line_and_leaves_nothing(
     assert code == 2 and BAD_INPUT[words] in printed, printed
     assert len(printed.strip().splitlines()) == 1
     assert {path: path.read_text() for path in Path("outputs").rglob("*.*")} == before
-
-
-def test_heads_for_different_layers_have_to_be_measured_one_by_one(checkpoints: Path, tmp_path: Path) -> None:
-    target = native(checkpoints / "llama")
-    for layer in (1, 2):
-        LayerHeads.fresh(target.decoder, {}, [layer]).save(tmp_path / str(layer))
-    with pytest.raises(UserError, match="no layer has heads in all of .*; measure them one by one"):
-        layers_of(spec(layers=None, heads=[str(tmp_path / "1"), str(tmp_path / "2")]), target)
-    with pytest.raises(UserError, match=rf"{tmp_path / '1'} has heads for, \[1\], got \[2\]"):
-        layers_of(spec(layers=(1, 2), heads=str(tmp_path / "1")), target)

@@ -12,7 +12,6 @@ import pytest
 from PIL import Image
 
 from bild_lab.engine.ppd.theory import compute_of_runs, expected_compute, expected_latency, latency_of_runs
-from bild_lab.errors import UserError
 from bild_lab.lab.cli import run_application
 from bild_lab.papers import ppd
 from bild_lab.papers.ppd import MAIN, Busy, draw_matches, match_rate, simulate
@@ -61,20 +60,6 @@ def test_the_run_of_figure_3_is_on_the_clock_where_the_figure_has_it() -> None:
     assert [(each.start, each.end) for each in text.busy if each.process == 2] == [(6, 10), (12, 16), (18, 22)]
     engaged = Counter(sum(each.start <= unit < each.end for each in text.busy) for unit in range(text.latency))
     assert engaged == {4: 3 * (layers - exit_layer), 1: layers + 2 * exit_layer - 3 * (layers - exit_layer)}
-
-
-def test_matches_are_drawn_at_their_rate_and_reproducibly() -> None:
-    first, second = (draw_matches(4001, 0.3, np.random.default_rng(1)) for _ in range(2))
-    assert first == second
-    assert len(first) == 4000
-    assert sum(first) / len(first) == pytest.approx(0.3, abs=0.03)
-
-
-def test_a_pipeline_that_candidates_could_not_follow_is_refused() -> None:
-    with pytest.raises(UserError, match="half of the 8 layers"):
-        simulate([True], 8, 3, 1)
-    with pytest.raises(UserError, match="^top_k must be a whole number >= 1"):
-        simulate([True], 8, 4, 0)
 
 
 @pytest.fixture(scope="module")

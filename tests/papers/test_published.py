@@ -82,14 +82,6 @@ def test_every_published_number_is_in_its_papers_row_and_column(name: str) -> No
     assert printed == pytest.approx(read((PAPERS / f"{paper}.txt").read_text()))
 
 
-def test_both_tables_of_a_comparison() -> None:
-    compared = compare(CELLS, PUBLISHED, "small")
-    assert markdown(compared) == TABLES.strip()
-    assert compared.missing == 2  # the printed ones are five
-    whole = compare(CELLS, PUBLISHED, "paper")
-    assert ([line.beside for line in whole.lines], whole.missing) == ([None, None, None, None, 0.96], 5)
-
-
 @pytest.mark.parametrize(
     ("value", "bounds", "verdict"),
     [(1.80, (None, None), HIGHER), (1.40, (None, None), LOWER),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -98,23 +97,6 @@ def test_of_many_points_the_baseline_and_five_selected_ones_have_a_lane() -> Non
     assert {result.policy for result in chosen} > {"bild", "speculative"}
     speedups = [result.speedup.value for result in chosen[1:]]
     assert speedups == sorted(speedups)
-
-
-def test_the_example_is_of_median_length_unless_one_is_named(tmp_path: Path) -> None:
-    rows = [example(ALONE, tokens, name=f"test-{tokens}") for tokens in (9, 2, 5)]
-    sweep = write(Sweep(tmp_path), (sample_baseline(), rows))
-    assert timelines_of(sweep).example == "test-5"
-    assert timelines_of(sweep, "test-9").lanes[0].emitted[-1][1] == 6
-    with pytest.raises(UserError, match=r"example 'test-7' is wanted .* got test-9, test-2, test-5"):
-        timelines_of(sweep, "test-7")
-
-
-def test_points_of_other_settings_and_without_spans_have_no_lane(sweep: Sweep) -> None:
-    old = replace(example(DRAFTED, 5), spans=())
-    elsewhere = sample_drafted("bild", {"fallback": 0.5}, 1.5, 0.0, (0.8, 1.0), setting={"dtype": "float32"})
-    untraced = sample_drafted("bild", {"fallback": 0.6}, 1.5, 0.0, (0.8, 1.0))
-    picture = timelines_of(write(sweep, (elsewhere, [example(DRAFTED, 5)]), (untraced, [old])))
-    assert {lane.policy for lane in picture.lanes} == {"vanilla", "speculative"}
 
 
 def test_a_sweep_without_spans_is_refused_with_the_remedy(tmp_path: Path) -> None:

@@ -213,7 +213,7 @@ def test_texts_of_a_batch_wait_as_often_as_alone(
         texts = decode_batch(method, asked, batch)
     assert [text.token_ids for text in texts] == wanted
     assert max(together for _, together in batch.sizes) == size
-    assert not [each for each in map(str, waits) if "passes.py" in each or "side_by_side.py" in each]
+    assert not [each for each in map(str, waits) if "native/layers.py" in each or "side_by_side.py" in each]
     most = most_waits(policy, "native")
     allowed = sum(ON_FIRST_USE + text.trace.rounds[0].draft_calls + sum(map(most, text.trace.rounds)) for text in texts)
     assert len(waits) <= allowed, by_line(waits)

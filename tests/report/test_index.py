@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.results.table import write_table
 from bild_lab.lab.schema.result import Result
-from bild_lab.report.index import PAGE, Run, read_runs, update_index, write_index
+from bild_lab.report.index import PAGE, Run, read_runs, write_index
 from scripts import sweeps
 from tests.report.sample import sample_baseline, sample_example, sample_result, sample_sweep
 
@@ -120,29 +119,6 @@ def test_the_page_escapes_names_links_to_what_is_there_and_loads_nothing(outputs
     assert "<img" not in page and "://" not in page and "&lt;img src=x&gt;" in page
 
 
-def test_the_page_is_written_whole_or_not_at_all_and_a_fault_is_printed(
-    outputs: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    write_index(outputs)
-    before = (outputs / PAGE).read_bytes()
-    (outputs / "new/points").mkdir(parents=True)
-
-    def full(*_: object) -> None:
-        raise OSError("the disk is full")
-
-    monkeypatch.setattr(os, "replace", full)
-    update_index(outputs)
-    assert "the disk is full" in capfd.readouterr().err
-    assert (outputs / PAGE).read_bytes() == before
-
-
-def test_only_the_first_of_several_processes_writes(outputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    update_index(outputs)
-    assert not (outputs / PAGE).exists()
-
-
 @pytest.mark.parametrize("columns", [80, 120])
 def test_the_terminal_lists_the_runs_and_its_lines_fit(
     command: Command, outputs: Path, monkeypatch: pytest.MonkeyPatch, columns: int
@@ -152,13 +128,6 @@ def test_the_terminal_lists_the_runs_and_its_lines_fit(
     assert code == 0 and "2026-11-20" in printed and "too few" in printed
     assert max(map(len, printed.splitlines())) <= max(columns, len(str(outputs)) + 60)
     assert "first" in (outputs / PAGE).read_text()
-
-
-def test_words_choose_also_where_the_page_cannot_be_written(command: Command, outputs: Path) -> None:
-    (outputs / PAGE).mkdir()
-    code, printed = listed(command, f"outputs={outputs}", "T5-TINY", "multi30k")
-    assert "1 of 3 contain T5-TINY multi30k" in printed and "iwslt" not in printed
-    assert code == 0 and "was not written: " in printed
 
 
 def test_a_sweep_is_printed_as_a_markdown_table(command: Command, outputs: Path) -> None:

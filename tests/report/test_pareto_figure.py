@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from matplotlib.path import Path as MatplotlibPath
 from matplotlib.transforms import Bbox
 from PIL import Image
 
 from bild_lab.errors import UserError
 from bild_lab.lab.results.groups import by_setting
-from bild_lab.report.axes import front_corners, log_ticks, speedup_ticks, with_bars
 from bild_lab.report.pareto_figure import draw_pareto, free_place
+from bild_lab.report.style import front_corners, log_ticks, speedup_ticks
 from tests.report.sample import ENVIRONMENT, sample_baseline, sample_result, sample_sweep
 
 BOUNDS = Bbox.from_extents(0, 0, 400, 300)
@@ -73,15 +72,6 @@ def test_the_front_ends_at_the_baseline_when_nothing_faster_is_as_good() -> None
     assert front_corners(group) == [(0.5, 40.5), (1.0, 41.0)]
 
 
-def test_of_many_points_the_front_and_the_notable_ones_have_bars() -> None:
-    (group,) = by_setting(sample_sweep())
-    barred = with_bars(group)
-    assert {id(one) for one in group.front()} <= {id(one) for one in barred}
-    assert 0 < len(barred) < len(group.results) - 1
-    (few,) = by_setting(sample_sweep()[:6])
-    assert len(with_bars(few)) == 5  # without the baseline
-
-
 def test_labels_cover_neither_each_other_nor_points_and_stay_inside() -> None:
     anchors = [(100.0 + 6 * at, 100.0) for at in range(5)]
     taken = [Bbox.from_extents(x - 5, y - 5, x + 5, y + 5) for x, y in anchors]
@@ -90,13 +80,3 @@ def test_labels_cover_neither_each_other_nor_points_and_stay_inside() -> None:
         assert box.count_overlaps(taken) == 0 and (round(box.width), round(box.height)) == (66, 26)
         assert 0 <= box.x0 and box.x1 <= 400 and 0 <= box.y0 and box.y1 <= 300
         taken.append(box)
-
-
-def test_a_label_avoids_lines_if_it_can() -> None:
-    first = free_place((100.0, 100.0), LABEL, [], [], BOUNDS)
-    line = MatplotlibPath([(first.x0, first.y0), (first.x1, first.y1)])
-    other = free_place((100.0, 100.0), LABEL, [], [line], BOUNDS)
-    assert first.extents.tolist() != other.extents.tolist() and not line.intersects_bbox(other, filled=False)
-    everywhere = [MatplotlibPath([(0, y), (400, y)]) for y in range(0, 300, 10)]
-    assert free_place((100.0, 100.0), LABEL, [], everywhere, BOUNDS) is not None
-    assert free_place((10.0, 10.0), LABEL, [], [], Bbox.from_extents(0, 0, 20, 20)) is None

@@ -1,9 +1,7 @@
 """Tests of what the report says about where points came from."""
 
-import pytest
-
 from bild_lab.lab.schema.result import Result
-from bild_lab.report.provenance import caption, disturbance, notes, sources
+from bild_lab.report.provenance import caption, notes, sources
 from tests.report.sample import ENVIRONMENT, sample_result
 
 
@@ -27,13 +25,6 @@ def test_places_differ_by_what_differs_alone():
     assert notes(results) == ["The points come from 3 sources, which differ in git, torch."]
 
 
-def test_a_place_that_is_not_known_is_a_place_of_its_own():
-    assert sources([measured(0.2), measured(0.4, host="a"), measured(0.6, host="a")]) == [
-        {"host": "–", "points": "1"},
-        {"host": "a", "points": "2"},
-    ]
-
-
 def test_shared_devices_and_older_measurements_are_counted():
     results = [measured(0.2, shared_device=True), measured(0.4, shared_device=False), measured(0.6)]
     first, second = notes(results, older=3)
@@ -49,20 +40,6 @@ def test_points_timed_on_a_busy_machine_are_counted():
     ]
     (note,) = notes([measured(0.2, busy_elsewhere_percent=74.4), measured(0.4, busy_elsewhere_percent=12)])
     assert note.startswith("2 of 2 points were timed while other programs used 12 to 74 % of the machine")
-
-
-@pytest.mark.parametrize(
-    ("environment", "words"),
-    [
-        ({}, ""),
-        ({"busy_elsewhere_percent": 10.0}, ""),
-        ({"busy_elsewhere_percent": 74.4}, "machine 74 % busy"),
-        ({"shared_device": True}, "device shared"),
-        ({"busy_elsewhere_percent": 50, "shared_device": True}, "machine 50 % busy, device shared"),
-    ],
-)
-def test_a_disturbance_has_a_few_words(environment, words):
-    assert disturbance(measured(0.2, **environment).environment) == words
 
 
 def test_a_figure_is_captioned_with_how_many_of_its_points_were_disturbed():

@@ -29,13 +29,6 @@ def test_table_rows_read_from_the_fastest():
     assert rest.strip() == "rollback 5"
 
 
-def test_table_shows_markup_in_names_as_text():
-    text = "\n".join(rendered([sample_result("[red]", {"[/]": "[bold]"}, 1.5)], [sample_failure("[/nope]")]))
-    assert "[red]" in text
-    assert "[/] [bold]" in text
-    assert "UserError: [/nope]" in text
-
-
 def test_table_separates_settings():
     lines = rendered(sample_sweep() + sample_sweep(setting={"dataset": "iwslt"}), [])
     assert [line.split()[-1] for line in lines if line.strip().startswith("setting")] == ["multi30k", "iwslt"]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 from transformers import LlamaConfig
 
-from bild_lab.engine.models.native.llama import rotate
+from bild_lab.engine.models.native.stack import rotate
 from bild_lab.errors import UserError
 
 EAGLE, EAGLE3 = "eagle", "eagle3"

@@ -98,8 +98,7 @@ class LayerHeads(SavedModule):
         vocabulary, dim = decoder.head.shape
         heads = cls(LayerHeadsConfig(layers, dim, vocabulary, decoder.epsilon, rank, dict(base)))
         require_layers(heads.config.layers, len(decoder.layers))
-        scale = getattr(decoder, "scale", None)
-        heads.norms.copy_(decoder.final_norm.float() * (1.0 if scale is None else scale))  # the same for every layer
+        heads.norms.copy_(decoder.final_norm.float() * decoder.final_scale)  # the same for every layer
         if rank is None:
             heads.matrices.copy_(decoder.head)
         else:

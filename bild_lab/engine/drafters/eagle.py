@@ -11,8 +11,7 @@ from torch import Tensor
 from bild_lab.engine.adapters.eagle import EAGLE3, Eagle, joined_states
 from bild_lab.engine.draft import Tree
 from bild_lab.engine.drafters.state_trees import StateTreeDrafter
-from bild_lab.engine.models.native.attention import place_rows
-from bild_lab.engine.models.native.cache import KeyValueCache
+from bild_lab.engine.models.native.attention import KeyValueCache, place_rows
 from bild_lab.engine.models.native.layers import SPARE_ROWS
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import EVERYTHING, Rows, Scores, Session, Want, as_rows, on_device

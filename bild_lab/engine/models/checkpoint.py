@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from huggingface_hub import try_to_load_from_cache
@@ -32,8 +32,7 @@ from bild_lab.engine.models.hub import hub_problem, require_hub
 from bild_lab.engine.models.pieces import Pieces
 from bild_lab.engine.request import Source
 from bild_lab.errors import UserError
-
-T = TypeVar("T")
+from bild_lab.files import shipped
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 PICKLE_REMEDY = (
@@ -59,7 +58,7 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 class Checkpoint:
     """A model's files.
 
-    path: a folder, a hub id, or only a name if `folder` is given.
+    path: a folder, a hub id, toy:large or toy:small, or only a name if `folder` is given.
     revision: a branch, tag or commit on the hub.
     trust_remote_code: run Python code that comes with the checkpoint; without it such a checkpoint is refused.
     folder: where the files are, if `path` is only a name.
@@ -73,35 +72,35 @@ class Checkpoint:
     @property
     def location(self) -> str:
         """The folder or hub id to read from."""
-        if self.folder is not None:
-            return str(self.folder)
-        return str(Path(self.path).expanduser()) if self.path.startswith("~") else self.path
+        return str(Path(shipped(self.path)).expanduser() if self.folder is None else self.folder)
+
+    @property
+    def in_folder(self) -> bool:
+        return Path(self.location).is_dir()
 
     @property
     def on_hub(self) -> bool:
         """Whether the path can only be a hub id."""
-        place = Path(self.location)
-        named_as_folder = place.is_absolute() or self.path.startswith((".", "~")) or self.path.count("/") > 1
-        return not place.is_dir() and not named_as_folder
+        named_as_folder = self.path.startswith(("/", ".", "~")) or self.path.count("/") > 1
+        return not self.in_folder and not named_as_folder and self.folder is None
 
     @cached_property
     def config(self) -> PreTrainedConfig:
-        return self._read("configuration", AutoConfig.from_pretrained, trust_remote_code=self.trust_remote_code)
+        return self._read("configuration", AutoConfig, trust_remote_code=self.trust_remote_code)
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        return self._read("tokenizer", AutoTokenizer.from_pretrained, trust_remote_code=self.trust_remote_code)
+        return self._read("tokenizer", AutoTokenizer, trust_remote_code=self.trust_remote_code)
 
     @cached_property
     def generation(self) -> GenerationConfig:
-        if Path(self.location).is_dir() and not (Path(self.location) / "generation_config.json").is_file():
-            return GenerationConfig.from_model_config(self.config)  # older checkpoints have no such file
         try:
-            return self._read("generation settings", GenerationConfig.from_pretrained)
+            if not self.in_folder or (Path(self.location) / "generation_config.json").is_file():
+                return self._read("generation settings", GenerationConfig)
         except UserError:
-            if Path(self.location).is_dir():
+            if self.in_folder:
                 raise
-            return GenerationConfig.from_model_config(self.config)
+        return GenerationConfig.from_model_config(self.config)  # older checkpoints have no such file
 
     def check(self) -> None:
         """Raise UserError unless the small files exist and fit together, and the weights are safe to read."""
@@ -138,7 +137,7 @@ class Checkpoint:
     @cached_property
     def pieces(self) -> Pieces:
         """What each token writes."""
-        return Pieces(self)
+        return Pieces(self.tokenizer)
 
     @property
     def end_tokens(self) -> frozenset[int]:
@@ -201,7 +200,7 @@ class Checkpoint:
         with no_progress_bars():
             model, info = self._read(
                 "weights",
-                self.auto_class.from_pretrained,
+                self.auto_class,
                 dtype=dtype,
                 use_safetensors=True,
                 output_loading_info=True,
@@ -218,7 +217,7 @@ class Checkpoint:
     @property
     def files(self) -> Path:
         """The folder of the files that have been read: of the hub's, the one in its cache, named after their commit."""
-        if Path(self.location).is_dir():
+        if self.in_folder:
             return Path(self.location)
         _ = self.config  # now it is in the hub's cache
         cached = try_to_load_from_cache(self.location, "config.json", revision=self.revision)
@@ -229,7 +228,7 @@ class Checkpoint:
     @cached_property
     def fingerprint(self) -> str:
         """Identifies the weights: the hub's commit, or a hash of a folder's files without a training's log files."""
-        if not Path(self.location).is_dir():
+        if not self.in_folder:
             return self.files.name
         digest = hashlib.sha256()
         for file in sorted(Path(self.location).iterdir()):
@@ -239,30 +238,20 @@ class Checkpoint:
                     digest.update(hashlib.file_digest(stream, "sha256").digest())
         return digest.hexdigest()[:16]
 
-    @property
-    def _where(self) -> dict[str, Any]:
-        return {} if self.revision is None else {"revision": self.revision}
-
-    def _read(self, part: str, read: Callable[..., T], **options: Any) -> T:
+    def _read(self, part: str, kind: Any, **options: Any) -> Any:
         """Call a `from_pretrained`. Raises UserError with a clear message if it fails."""
-        folder = Path(self.location)
-        if ggufs := gguf_files(folder):
-            raise UserError(f"{self.path} holds {ggufs[0].name}, weights of llama.cpp; {GGUF_REMEDY}")
-        if not folder.is_dir():
-            if not self.on_hub:
-                raise UserError(
-                    f"no checkpoint folder {self.path}; give a folder with config.json or a hub id such as org/name"
-                )
-            if hub_problem() is not None:  # files downloaded before can still be used
-                options["local_files_only"] = True
-        elif not (folder / "config.json").is_file():
-            raise UserError(f"{self.path} has no config.json; give a folder in Hugging Face layout")
+        self._require_files()
+        if self.revision is not None:
+            options["revision"] = self.revision
+        if not self.in_folder and hub_problem() is not None:  # files downloaded before can still be used
+            options["local_files_only"] = True
         try:
-            return read(self.location, **self._where, **options)
+            return kind.from_pretrained(self.location, **options)
         except (ImportError, RuntimeError) as error:
-            if "mismatched" in str(error) or "size mismatch" in str(error):
+            lines = [line.strip() for line in str(error).splitlines() if "mismatch" in line.lower()]
+            if lines:
                 raise UserError(
-                    f"the weights of {self.path} do not have the shapes of its config.json: {mismatch(error)}; "
+                    f"the weights of {self.path} do not have the shapes of its config.json: {lines[0]}; "
                     "give the config.json that belongs to the weights"
                 ) from error
             if (method := quantization(self.config)) is None:
@@ -278,6 +267,20 @@ class Checkpoint:
                 )
             raise UserError(self._complaint(part, error)) from error
 
+    def _require_files(self) -> None:
+        """Raise UserError for a path that holds nothing that can be read."""
+        folder = Path(self.location)
+        has_config = (folder / "config.json").is_file()
+        ggufs = [folder] if folder.suffix == ".gguf" else [] if has_config else sorted(folder.glob("*.gguf"))
+        if ggufs:
+            raise UserError(f"{self.path} holds {ggufs[0].name}, weights of llama.cpp; {GGUF_REMEDY}")
+        if self.in_folder and not has_config:
+            raise UserError(f"{self.path} has no config.json; give a folder in Hugging Face layout")
+        if not self.in_folder and not self.on_hub:
+            raise UserError(
+                f"no checkpoint folder {self.path}; give a folder with config.json or a hub id such as org/name"
+            )
+
     def _complaint(self, part: str, error: Exception) -> str:
         """The message for a file that cannot be read, with what the user can do about it."""
         text = str(error).strip()
@@ -286,7 +289,7 @@ class Checkpoint:
         if "use_safetensors" in text:
             return f"{self.path} has no safetensors weights; {PICKLE_REMEDY}"
         detail = text.splitlines()[0] if text else type(error).__name__
-        if not Path(self.location).is_dir():
+        if not self.in_folder:
             return f"cannot read the {part} of {self.path} from the hub: {detail} ({root_cause(error)}); {HUB_REMEDY}"
         return (
             f"cannot read the {part} of {self.path}: {detail}; "
@@ -296,10 +299,13 @@ class Checkpoint:
 
 @dataclass(frozen=True, eq=False)
 class LoadedCheckpoint(Checkpoint):
-    """A model and its tokenizer that are in memory already. path: a name for messages."""
+    """A model and its tokenizer that are in memory already. path: a name for messages, which others may have too."""
 
     module: PreTrainedModel | None = None
     own_tokenizer: PreTrainedTokenizerBase | None = None
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
     @cached_property
     def config(self) -> PreTrainedConfig:
@@ -326,19 +332,6 @@ class LoadedCheckpoint(Checkpoint):
         for name, weight in sorted(self.module.state_dict().items()):
             digest.update(name.encode() + weight.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()[:16]
-
-
-def gguf_files(path: Path) -> list[Path]:
-    """The path itself or the files in it, if these are all the weights that there are."""
-    if path.suffix == ".gguf":
-        return [path]
-    return [] if (path / "config.json").is_file() else sorted(path.glob("*.gguf"))
-
-
-def mismatch(error: BaseException) -> str:
-    """The line of Transformers' report that names the first weight."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return next((line for line in lines if "mismatch" in line.lower()), lines[0])
 
 
 def root_cause(error: BaseException) -> str:

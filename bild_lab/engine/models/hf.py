@@ -12,12 +12,19 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from bild_lab.engine.models.admission import Outcome, check, input_device, remembered, whole_logits
+from bild_lab.engine.models.admission import (
+    Outcome,
+    check,
+    input_device,
+    learned_positions,
+    most_positions,
+    remembered,
+    whole_logits,
+)
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.checkpoint import Checkpoint, Prompt, decoder_depth
 from bild_lab.engine.models.layer_control import decoder_layers, logits_equal, wrap_blocks
 from bild_lab.engine.models.module_layers import NO_SINGLE_LAYERS, ModuleLayers, additive
-from bild_lab.engine.models.positions import learned_positions, most_positions
 from bild_lab.engine.models.processed_session import processed
 from bild_lab.engine.models.ranks import ONE_PROCESS, Ranks
 from bild_lab.engine.models.slot_cache import SlotCache
@@ -206,12 +213,10 @@ def weightless(checkpoint: Checkpoint) -> PreTrainedModel:
 
 def require_same_by_layers(module: PreTrainedModel, name: str) -> None:
     """Raise UserError unless a few rows give the same logits in one forward and through two ranges of layers."""
-    tokens = [token % module.config.get_text_config(decoder=True).vocab_size for token in (3, 5, 7, 11)]
-    encoder_ids = torch.tensor([tokens], device=input_device(module)) if module.config.is_encoder_decoder else None
-    source = Source(tuple(tokens[:1]), encoder_ids, input_device(module))
     layers, middle = decoder_depth(module.config), decoder_depth(module.config) // 2
-    whole = CachedSession(ModuleLayers(module, source), source.prompt, []).extend(tokens).logits
-    session = CachedSession(ModuleLayers(module, source), source.prompt, [])
+    tokens, source = few_tokens(module)
+    whole = open_session(module, source).extend(tokens).logits
+    session = open_session(module, source)
     states = session.extend(tokens, Want(layers=range(middle), hidden=(middle,), logits=0)).hidden[0]
     parts = session.extend(Rows(tokens, states=states), Want(layers=range(middle, layers))).logits
     if not logits_equal(whole, parts):
@@ -226,20 +231,23 @@ def require_same_by_blocks(module: PreTrainedModel, name: str) -> None:
 
     Also runs every block once, after which its form is known.
     """
-    refusal = UserError(
-        f"attention and feed-forward of {name} ({module.config.model_type}) cannot be skipped apart; name whole layers "
-        "in policy.skipped_layers"
-    )
-    if not wrap_blocks(module):
-        raise refusal
-    tokens = [token % module.config.get_text_config(decoder=True).vocab_size for token in (3, 5, 7, 11)]
-    encoder_ids = torch.tensor([tokens], device=input_device(module)) if module.config.is_encoder_decoder else None
-    source = Source(tuple(tokens[:1]), encoder_ids, input_device(module))
     layers, middle = range(decoder_depth(module.config)), decoder_depth(module.config) // 2
-    without = Skipped(frozenset({middle}), frozenset({middle}))
-    scores = []
-    for want in (Want(), Want(layers=[at for at in layers if at != middle]), Want(layers=layers, skipped=without)):
-        session = CachedSession(ModuleLayers(module, source), source.prompt, [])
-        scores.append(session.extend(tokens, want).logits)
-    if not logits_equal(scores[1], scores[2]):
-        raise refusal
+    if told_apart := wrap_blocks(module):
+        tokens, source = few_tokens(module)
+        without = Skipped(frozenset({middle}), frozenset({middle}))
+        wants = (Want(), Want(layers=[at for at in layers if at != middle]), Want(layers=layers, skipped=without))
+        scores = [open_session(module, source).extend(tokens, want).logits for want in wants]
+        told_apart = logits_equal(scores[1], scores[2])
+    if not told_apart:
+        raise UserError(
+            f"attention and feed-forward of {name} ({module.config.model_type}) cannot be skipped apart; name whole "
+            "layers in policy.skipped_layers"
+        )
+
+
+def few_tokens(module: PreTrainedModel) -> tuple[list[int], Source]:
+    """A few tokens to run, and the source of a text that begins with the first."""
+    tokens = [token % module.config.get_text_config(decoder=True).vocab_size for token in (3, 5, 7, 11)]
+    device = input_device(module)
+    encoder_ids = torch.tensor([tokens], device=device) if module.config.is_encoder_decoder else None
+    return tokens, Source(tuple(tokens[:1]), encoder_ids, device)

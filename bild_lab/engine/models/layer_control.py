@@ -1,7 +1,12 @@
-"""Run only some layers of a Transformers decoder; the others pass their input on unchanged.
+"""What a forward of a Transformers decoder does besides the usual: some layers only, or the rows of a tree.
 
 Transformers always runs all layers of a decoder. Here every decoder layer is wrapped once. A `Plan`, one per thread,
-says which layers run in the next forward, what the first of them reads, and which hidden states to keep.
+says which layers run in the next forward, what the first of them reads, and which hidden states to keep. The others
+pass their input on unchanged.
+
+It builds its masks, one for each kind of layer, by functions of a row's and a key's position in the cache. In a tree
+two rows may have the same position. While a plan has `Branches`, these functions are called with positions in the text
+instead, so that windows and chunks are counted along a row's own branch, and a row sees its own ancestors only.
 """
 
 from __future__ import annotations
@@ -10,18 +15,44 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-from bild_lab.engine.models.tree_masks import Branches, follow_branches
 from bild_lab.engine.session import NOTHING, Skipped
 
 ATTENTION = ("self_attn", "attn", "attention", "self_attention", "SelfAttention")  # what layers call their blocks
 FEED_FORWARD = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "moe")
+BY_BRANCH = ("eager", "sdpa")  # kinds of attention that take a mask of any shape
+
+
+@dataclass(frozen=True)
+class Branches:
+    """The tree of a forward's rows, which start at cache slot `start`.
+
+    visible: which slots each row may attend to at all. positions: of the rows in their texts. keys: of the slots; those
+    of a prefix are negative, and in no window.
+    """
+
+    start: int
+    visible: Bool[Tensor, "m n"]
+    positions: Int[Tensor, " m"]
+    keys: Int[Tensor, " n"]
+
+    def mask(self, own: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """The model's mask function (batch, head, row's slot, key's slot), along the branches."""
+
+        def visible(batch: Tensor, head: Tensor, row: Tensor, key: Tensor) -> Tensor:
+            position = self.keys[key]
+            near = own(batch, head, self.positions[row - self.start], position) | (position < 0)
+            return near & self.visible[row - self.start, key]
+
+        return visible
 
 
 @dataclass
@@ -82,12 +113,6 @@ def current_plan() -> Plan | None:
     return _plan.get()
 
 
-def current_branches() -> Branches | None:
-    """The tree of the forward that runs in this thread; None for a chain."""
-    plan = _plan.get()
-    return None if plan is None else plan.branches
-
-
 def decoder_layers(module: PreTrainedModel) -> nn.ModuleList | None:
     """The decoder layers of a causal or encoder–decoder model; None if no module list has the configured length."""
     config = module.config
@@ -101,7 +126,9 @@ def decoder_layers(module: PreTrainedModel) -> nn.ModuleList | None:
 
 def wrap_layers(module: PreTrainedModel) -> None:
     """Wrap every decoder layer so that it follows the plan. A module that is already wrapped is left unchanged."""
-    follow_branches(current_branches)
+    for name in BY_BRANCH:
+        if not hasattr(made := ALL_MASK_ATTENTION_FUNCTIONS[name], "_follows_branches"):
+            ALL_MASK_ATTENTION_FUNCTIONS[name] = _following_branches(made)
     layers = decoder_layers(module)
     if layers is None or getattr(layers, "_follows_plan", False):
         return
@@ -137,6 +164,20 @@ def wrap_blocks(module: PreTrainedModel) -> bool:
             for block in feed_forward:
                 block.forward = _skipping(layer, block.forward, lambda skipped, at=index: at in skipped.feed_forward)
     return True
+
+
+def _following_branches(make: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(make)
+    def mask(*args: Any, mask_function: Callable[..., Tensor] | None = None, **options: Any) -> Any:
+        plan = _plan.get()
+        branches = None if plan is None else plan.branches
+        if branches is None or mask_function is None:
+            given = {} if mask_function is None else {"mask_function": mask_function}
+            return make(*args, **given, **options)
+        return make(*args, mask_function=branches.mask(mask_function), **{**options, "allow_is_causal_skip": False})
+
+    mask._follows_branches = True
+    return mask
 
 
 def _skipping(layer: nn.Module, run: Callable[..., Any], left_out: Callable[[Skipped], bool]) -> Callable[..., Any]:

@@ -17,9 +17,8 @@ from bild_lab.engine.draft import Tree
 from bild_lab.engine.models.admission import input_device
 from bild_lab.engine.models.cached_session import Pass
 from bild_lab.engine.models.checkpoint import decoder_depth
-from bild_lab.engine.models.layer_control import Plan, following, sets_positions, wrap_layers
+from bild_lab.engine.models.layer_control import Branches, Plan, following, sets_positions, wrap_layers
 from bild_lab.engine.models.slot_cache import SlotCache, Snapshots
-from bild_lab.engine.models.tree_masks import Branches
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import Chain, Growth, Prefix, Scores
 from bild_lab.errors import UserError

@@ -7,12 +7,9 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
-
-if TYPE_CHECKING:
-    from bild_lab.engine.models.checkpoint import Checkpoint
 
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # how SentencePiece writes a byte that has no piece
 METASPACE = "▁"  # how it writes a space
@@ -21,15 +18,14 @@ PROBES = 50  # pieces that are tried to see whether a tokenizer adds a space
 
 
 class Pieces:
-    """The pieces of a checkpoint's tokenizer.
+    """The pieces of a tokenizer.
 
     written: the bytes of each ordinary token, by its id. A piece may hold a part of a character. Special tokens and the
     token for unknown text write nothing.
     """
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self.checkpoint = checkpoint
-        self._tokenizer = tokenizer = checkpoint.tokenizer
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
         added = {token: piece for token, piece in tokenizer.added_tokens_decoder.items() if not piece.special}
         nothing = {*tokenizer.added_tokens_decoder, *tokenizer.all_special_ids}
         decoded = decoding(tokenizer)

@@ -1,4 +1,4 @@
-"""A session whose logits pass through logits processors, row by row, each with the text that leads to it."""
+"""Sessions over other sessions, and one whose logits pass through logits processors, each with its row's text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,19 @@ from transformers import LogitsProcessorList
 from bild_lab.engine.draft import ROOT, Tree
 from bild_lab.engine.request import Source
 from bild_lab.engine.sampling import precise
-from bild_lab.engine.session import EVERYTHING, Chain, Growth, Rows, Scores, Session, Want, as_rows, on_device
+from bild_lab.engine.session import (
+    EVERYTHING,
+    Chain,
+    DraftedChain,
+    GrownTree,
+    Growth,
+    Rows,
+    Scores,
+    Session,
+    Want,
+    as_rows,
+    on_device,
+)
 from bild_lab.engine.trace import Forward
 
 
@@ -22,18 +34,11 @@ def processed(session: Session, source: Source) -> Session:
     return session if source.processors is None else ProcessedSession(session, source.processors, source.prompt)
 
 
-class ProcessedSession:
-    """Wraps a session. A row's text is all tokens before it, its branch of the tree, and its own token.
+class SessionOver:
+    """A session over another one, to which it passes on what a subclass does not change. It has no programs."""
 
-    Probe rows (BiTA's masks) have no text and keep their logits. Rows run one forward at a time: a program that drafts
-    several tokens in one go does not know the processors. The tokens of every forward are read by the host.
-    """
-
-    def __init__(self, session: Session, processors: LogitsProcessorList, prompt: Sequence[int]) -> None:
-        self._session, self._processors = session, processors
-        self._text = list(prompt[:-1])  # by position
-        self._base = 0  # the position of the first of these rows:
-        self._fed: list[int] = []  # the last extend's, or the whole tree's
+    def __init__(self, session: Session) -> None:
+        self._session = session
 
     @property
     def length(self) -> int:
@@ -42,6 +47,42 @@ class ProcessedSession:
     @property
     def forwards(self) -> list[Forward]:
         return self._session.forwards
+
+    def draft(self, rows: Sequence[int], chain: Chain) -> DraftedChain | None:
+        """Drafted one forward at a time."""
+
+    def until_saturated(self, token: int, bar: float) -> None:
+        """Run one layer at a time."""
+
+    def grow(self, rows: Sequence[int], growth: Growth) -> GrownTree | None:
+        """Grown one forward at a time."""
+
+    def keep(self, path: Sequence[int]) -> None:
+        self._session.keep(path)
+
+    def rollback(self, length: int) -> None:
+        self._session.rollback(length)
+
+    def prefill(self) -> None:
+        self._session.prefill()
+
+    def adopt(self, row: int, layers: Sequence[int]) -> None:
+        self._session.adopt(row, layers)
+
+
+class ProcessedSession(SessionOver):
+    """Its logits pass through processors. A row's text is all tokens before it, its branch of the tree, and its own.
+
+    Probe rows (BiTA's masks) have no text and keep their logits. A program that drafts several tokens in one go does
+    not know the processors. The tokens of every forward are read by the host.
+    """
+
+    def __init__(self, session: Session, processors: LogitsProcessorList, prompt: Sequence[int]) -> None:
+        super().__init__(session)
+        self._processors = processors
+        self._text = list(prompt[:-1])  # by position
+        self._base = 0  # the position of the first of these rows:
+        self._fed: list[int] = []  # the last extend's, or the whole tree's
 
     @torch.inference_mode()
     def extend(self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING) -> Scores:
@@ -57,27 +98,9 @@ class ProcessedSession:
         self._text[self._base :] = self._fed
         return scores if scores.logits is None else replace(scores, logits=self._processed(scores.logits, rows.tree))
 
-    def draft(self, rows: Sequence[int], chain: Chain) -> None:
-        """Drafted one forward at a time."""
-
-    def until_saturated(self, token: int, bar: float) -> None:
-        """Run one layer at a time."""
-
-    def grow(self, rows: Sequence[int], growth: Growth) -> None:
-        """Grown one forward at a time."""
-
     def keep(self, path: Sequence[int]) -> None:
         self._text[self._base :] = [self._fed[row] for row in path]
-        self._session.keep(path)
-
-    def rollback(self, length: int) -> None:
-        self._session.rollback(length)
-
-    def prefill(self) -> None:
-        self._session.prefill()
-
-    def adopt(self, row: int, layers: Sequence[int]) -> None:
-        self._session.adopt(row, layers)
+        super().keep(path)
 
     def _processed(self, logits: Float[Tensor, "n vocab"], tree: Tree | None) -> Float[Tensor, "n vocab"]:
         """The logits of the last n rows. The first may be the prompt's, which run with the others."""

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from bild_lab.engine.models.processed_session import SessionOver
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import (
     EVERYTHING,
@@ -124,15 +125,15 @@ def skipping(depth: int, attention: frozenset[int], feed_forward: frozenset[int]
     return [at for at in range(depth) if at not in neither], Skipped(attention - neither, feed_forward - neither)
 
 
-class View:
-    """A session of some layers, which stores its rows after the target's own in the target's cache. Chains only.
+class View(SessionOver):
+    """Some layers of a session, which store their rows after the target's own in the target's cache. Chains only.
 
     Its rows last for one round. If its layers are the target's first ones, the target's forward over the same
     tokens continues from them; otherwise it overwrites them.
     """
 
     def __init__(self, target: Session, layers: tuple[int, ...], skipped: Skipped = NOTHING) -> None:
-        self._target = target
+        super().__init__(target)
         self.run_only(layers, skipped)
         self._ahead = 0  # the view's rows after the target's
 
@@ -141,23 +142,19 @@ class View:
         self._layers, self._skipped = tuple(layers), skipped
 
     @property
-    def forwards(self) -> list[Forward]:
-        return self._target.forwards
-
-    @property
     def length(self) -> int:
-        return self._target.length + self._ahead
+        return self._session.length + self._ahead
 
     def extend(self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING) -> Scores:
         rows = as_rows(rows)
         part = replace(want, layers=self._layers, skipped=self._skipped)
-        scores = self._target.extend(replace(rows, at=self.length), part)
+        scores = self._session.extend(replace(rows, at=self.length), part)
         self._ahead += len(rows.tokens)
         return scores
 
     def draft(self, rows: Sequence[int], chain: Chain) -> DraftedChain | None:
         chain = replace(chain, at=self.length, layers=self._layers, skipped=self._skipped)
-        drafted = self._target.draft(rows, chain)
+        drafted = self._session.draft(rows, chain)
         if drafted is not None:
             self._ahead += len(rows) + drafted.forwards - 1
         return drafted
@@ -173,7 +170,4 @@ class View:
         """Nothing to keep: the target's pass replaces its rows."""
 
     def rollback(self, length: int) -> None:
-        self._ahead = min(self._ahead, max(0, length - self._target.length))
-
-    def prefill(self) -> None:
-        self._target.prefill()
+        self._ahead = min(self._ahead, max(0, length - self._session.length))

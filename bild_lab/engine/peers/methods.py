@@ -11,9 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from bild_lab.engine.models.checkpoint import same_vocabulary
-from bild_lab.engine.peers.conversion import converted
-from bild_lab.engine.peers.environment import package_versions
-from bild_lab.engine.peers.process import Worker
+from bild_lab.engine.peers.process import Worker, converted, package_versions
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel

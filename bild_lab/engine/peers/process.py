@@ -1,30 +1,91 @@
-"""The process of another engine: started once, asked by lines of JSON, stopped while others are timed."""
+"""Another engine in the environment of `make peers`: its versions, converted checkpoints, and its process."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 import os
 import signal
 import subprocess
 import tempfile
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import IO, Any
 
 import psutil
+from filelock import FileLock
 
-from bild_lab.engine.peers.environment import python
+from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.errors import UserError
+from bild_lab.files import cache_folder
 
+log = logging.getLogger(__name__)
+
+FOLDER = Path(__file__).resolve().parents[3] / ".venv-peers"
 SCRIPT = Path(__file__).with_name("worker.py")
 
 
-def convert(job: dict[str, Any]) -> str | None:
-    """Have the engine write a checkpoint in its format. Returns what went wrong, None if nothing did."""
-    done = subprocess.run(_command("convert", job), capture_output=True, text=True, env=_surroundings())
-    return None if done.returncode == 0 else last_line(done.stderr)
+def why_no_peers() -> str | None:
+    """Why the peers cannot run here, or None if they can."""
+    if python().is_file():
+        return None
+    return f"CTranslate2 and OpenVINO run in an environment of their own, and there is none in {FOLDER}; run make peers"
+
+
+def python() -> Path:
+    """The environment's Python, which may be missing."""
+    return FOLDER / "bin" / "python"
+
+
+def package_versions(names: Sequence[str]) -> dict[str, str]:
+    """The versions of these packages in the environment. Raises UserError if it or one of them is missing."""
+    if (reason := why_no_peers()) is not None:
+        raise UserError(reason)
+    places = [str(place) for place in FOLDER.glob("lib/python*/site-packages")]
+    found = {one.name.lower(): one.version for one in distributions(path=places)}
+    if missing := [name for name in names if name not in found]:
+        raise UserError(f"{FOLDER} lacks {missing[0]}; remove it and run make peers")
+    return {name: found[name] for name in names}
+
+
+def converted(checkpoint: Checkpoint, engine: str, versions: Mapping[str, str], cache: Path | None = None) -> Path:
+    """The folder of the converted checkpoint. The first call for these weights and versions converts, in seconds.
+
+    The weights keep their precision: the engine rounds them, if at all, as it loads. cache: where to keep it, by
+    default the cache of bild_lab. The weights of a checkpoint on the hub must have been read once, so that they are in
+    the hub's cache. Raises UserError if the engine cannot convert the checkpoint.
+    """
+    decisive = (
+        checkpoint.fingerprint,
+        *(f"{name} {version}" for name, version in versions.items()),
+        SCRIPT.read_text(),
+    )
+    name = f"{engine}-{hashlib.sha256(chr(0).join(decisive).encode()).hexdigest()[:16]}"
+    folder = (cache or cache_folder() / "peers") / name
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            log.warning("converting %s for %s, once", checkpoint.path, engine)
+            _convert(checkpoint, engine, folder)
+    return folder
+
+
+def _convert(checkpoint: Checkpoint, engine: str, folder: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+        made = Path(temporary) / "made"
+        job = {"engine": engine, "source": str(checkpoint.files), "folder": str(made)}
+        command = _command("convert", job | {"encoder_decoder": checkpoint.encoder_decoder})
+        done = subprocess.run(command, capture_output=True, text=True, env=_surroundings())
+        if done.returncode:
+            raise UserError(
+                f"{engine} cannot convert {checkpoint.path}: {last_line(done.stderr)}; "
+                "use another policy for this model"
+            )
+        os.rename(made, folder)
 
 
 class Worker:

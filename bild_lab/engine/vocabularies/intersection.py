@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bild_lab.engine.draft import ROOT, Tree
+from bild_lab.engine.models.processed_session import SessionOver
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import (
     EVERYTHING,
@@ -24,14 +25,13 @@ from bild_lab.engine.session import (
     as_rows,
     on_device,
 )
-from bild_lab.engine.trace import Forward
 from bild_lab.engine.vocabularies.overlap import Overlap
 from bild_lab.errors import UserError
 
 PLAIN = Want()
 
 
-class IntersectionSession:
+class IntersectionSession(SessionOver):
     """A session that takes the target's tokens and scores them, over a session of the draft model.
 
     A token that both vocabularies have is one row of the draft model. Any other is committed by the target, and takes
@@ -42,7 +42,8 @@ class IntersectionSession:
     """
 
     def __init__(self, session: Session, overlap: Overlap, source: Source, own: Source, positions: int | None) -> None:
-        self._session, self._overlap, self._positions = session, overlap, positions
+        super().__init__(session)
+        self._overlap, self._positions = overlap, positions
         self._first, self._own_first = len(source.prompt) - 1, len(own.prompt) - 1
         self._last_of_prompt = own.prompt[-1]
         self._ends: list[int] = []  # behind the prompt, where each token's rows end in the draft model's text
@@ -50,10 +51,6 @@ class IntersectionSession:
         self._spans: list[list[int]] = []  # its tokens' rows
         pairs = sorted(overlap.shared.items())
         self._shared = tuple(torch.tensor(side, device=own.device) for side in zip(*pairs, strict=True))
-
-    @property
-    def forwards(self) -> list[Forward]:
-        return self._session.forwards
 
     @property
     def length(self) -> int:
@@ -108,9 +105,6 @@ class IntersectionSession:
         if kept < len(self._ends):
             del self._ends[kept:]
             self._session.rollback(self._ends[-1] if self._ends else self._own_first)
-
-    def prefill(self) -> None:
-        self._session.prefill()
 
     def _standing_for(self, token: int, place: int) -> list[int]:
         """The draft model's tokens for a target token, the place-th behind the prompt."""

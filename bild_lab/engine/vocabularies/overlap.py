@@ -24,16 +24,16 @@ SAMPLE = 200  # pieces that are tried to see whether a text can be written at al
 class Overlap:
     """A target's and a draft model's vocabularies: what their tokens write."""
 
-    pieces: Pieces
-    draft_pieces: Pieces
+    target: Checkpoint
+    draft: Checkpoint
 
     @property
-    def target(self) -> Checkpoint:
-        return self.pieces.checkpoint
+    def pieces(self) -> Pieces:
+        return self.target.pieces
 
     @property
-    def draft(self) -> Checkpoint:
-        return self.draft_pieces.checkpoint
+    def draft_pieces(self) -> Pieces:
+        return self.draft.pieces
 
     @cached_property
     def width(self) -> int:
@@ -135,9 +135,9 @@ def natural(text: bytes, pieces: Pieces) -> bytes:
 
 
 @lru_cache(maxsize=8)
-def overlap_of(pieces: Pieces, draft_pieces: Pieces) -> Overlap:
+def overlap_of(target: Checkpoint, draft: Checkpoint) -> Overlap:
     """The overlap of two vocabularies, worked out once. Two of 100,000 pieces take a second."""
-    return Overlap(pieces, draft_pieces)
+    return Overlap(target, draft)
 
 
 def chosen(overlap: Overlap, wanted: str) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor
 from bild_lab.engine.draft import ROOT
 from bild_lab.engine.drafters.model import read
 from bild_lab.engine.drafters.model_tree import grow
+from bild_lab.engine.models.processed_session import SessionOver
 from bild_lab.engine.request import Source
 from bild_lab.engine.sampling import Sampling, likeliest, precise
 from bild_lab.engine.session import (
@@ -27,7 +28,6 @@ from bild_lab.engine.session import (
     Want,
     on_device,
 )
-from bild_lab.engine.trace import Forward
 from bild_lab.engine.vocabularies.overlap import Overlap, natural
 from bild_lab.errors import UserError
 
@@ -36,7 +36,7 @@ SHORTEST_TAIL = 300
 NOTHING = DraftedChain([], 0, False, [], None, None)
 
 
-class StringsSession:
+class StringsSession(SessionOver):
     """A session that drafts text behind the target's tokens, over a session of the draft model.
 
     The text so far is tokenized for the draft model. It keeps the rows that have the same tokens as before, so it reads
@@ -48,17 +48,14 @@ class StringsSession:
     """
 
     def __init__(self, session: Session, overlap: Overlap, source: Source, own: Source, positions: int | None) -> None:
-        self._session, self._overlap, self._positions = session, overlap, positions
+        super().__init__(session)
+        self._overlap, self._positions = overlap, positions
         self._begins = source.encoder_ids is not None  # a decoder's text begins behind its start token
         self._first, self._prompt = len(source.prompt) - 1, list(own.prompt)
         self._tokens: list[int] = []  # the target's, from the prompt's last one on
         self._cached = self._prompt[:-1]  # the draft model's tokens of which it has rows, or will have with the prompt
         self._settled: tuple[bytes, list[int]] = (b"", [])  # a beginning of the text that is not tokenized again
         self._grown: tuple[int, GrownTree] | None = None  # a tree of the draft model behind so many cached tokens
-
-    @property
-    def forwards(self) -> list[Forward]:
-        return self._session.forwards
 
     @property
     def length(self) -> int:
@@ -103,9 +100,6 @@ class StringsSession:
 
     def rollback(self, length: int) -> None:
         del self._tokens[max(0, length - self._first) :]
-
-    def prefill(self) -> None:
-        self._session.prefill()
 
     def _read(self, rows: Sequence[int]) -> tuple[bytes, list[int]]:
         """Add these tokens to the text. Returns what it writes behind the prompt, and the draft model's tokens."""

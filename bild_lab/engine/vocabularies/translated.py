@@ -92,5 +92,5 @@ def in_vocabulary_of(target: Checkpoint, model: LoadedModel, wanted: str = AUTO)
         raise UserError(f"pair.vocabularies must be one of {', '.join(CHOICES)}, got {wanted!r}")
     if same_vocabulary(target, draft):
         return model
-    overlap = overlap_of(target.pieces, draft.pieces)
+    overlap = overlap_of(target, draft)
     return TranslatedModel(model, overlap, chosen(overlap, wanted))

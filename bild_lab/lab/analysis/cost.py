@@ -39,7 +39,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from transformers import PreTrainedConfig
 
-from bild_lab.engine.models.native import families, t5
+from bild_lab.engine.models.native import llama, t5
 from bild_lab.engine.trace import Forward
 from bild_lab.errors import UserError, require_number
 from bild_lab.lab.config import config_dir, typed
@@ -295,8 +295,8 @@ def _llama_dimensions(config: PreTrainedConfig) -> Dimensions:
 
 
 def _windows(config: PreTrainedConfig) -> tuple[tuple[float, int], ...]:
-    seen = {families.FULL: math.inf, families.SLIDING: families.sliding_window(config) or math.inf}
-    return tuple(Counter(seen[kind] for kind in families.layer_kinds(config)).items())
+    seen = {llama.FULL: math.inf, llama.SLIDING: llama.sliding_window(config) or math.inf}
+    return tuple(Counter(seen[kind] for kind in llama.layer_kinds(config)).items())
 
 
-_FAMILIES = dict.fromkeys(t5.MODEL_TYPES, _t5_dimensions) | dict.fromkeys(families.MODEL_TYPES, _llama_dimensions)
+_FAMILIES = dict.fromkeys(t5.MODEL_TYPES, _t5_dimensions) | dict.fromkeys(llama.MODEL_TYPES, _llama_dimensions)

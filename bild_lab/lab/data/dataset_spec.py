@@ -13,7 +13,6 @@ from bild_lab.lab.data.rows import SPLIT_WORDS, SUFFIXES, canonical_split
 from bild_lab.lab.metrics import metric_named
 from bild_lab.lab.metrics.programs import ANSWER
 
-BUILTIN = ("toy",)
 SHOT = "{source}\n{reference}\n\n"
 _TEXTS = (
     *("path", "split", "prompt_template", "metric", "hub_id", "history", "next_turn_template"),
@@ -51,7 +50,7 @@ class DatasetSpec:
 
     A `name` that is None becomes that of the data's file, folder or hub id. A `metric` that is None becomes agreement,
     if there are no references.
-    `path` overrides `hub_id`, which overrides `builtin`. A column is a dotted path ("translation.de"), or a list of
+    `path` overrides `hub_id`. A column is a dotted path ("translation.de"), or a list of
     paths: the first one that a row has is used. `chat_template` and `next_turn_template` belong to a chat model, as in
     `conf/template/*.yaml`. Raises UserError for values that no dataset can satisfy.
     """
@@ -61,8 +60,8 @@ class DatasetSpec:
     hub_config: str | None = None  # the configuration of a dataset of the hub, such as de-en
     hub_data_dir: str | None = None  # a folder inside a dataset of the hub
     hub_revision: str | None = None  # branch, tag or commit of the hub
-    path: str | None = None  # a folder or a file (.jsonl .json .csv .tsv .parquet), used instead of the hub
-    builtin: str | None = None  # toy: the corpus embedded in the package
+    # a folder or a file (.jsonl .json .csv .tsv .parquet), used instead of the hub; toy:corpus is shipped
+    path: str | None = None
     split: str = "test"  # train, validation, test, or another split of the dataset
     limit: int | None = None  # the first rows only, at least 1; null: all
     # the text to decode from; of a list the turns of a conversation. Columns: a name, a.b for a field inside one, or a
@@ -138,11 +137,7 @@ class DatasetSpec:
             "max_source_tokens cuts a prompt at its end, which a chat template and later turns need whole, "
             f"got {self.max_source_tokens}; set dataset.max_source_tokens=null",
         )
-        _require(
-            self.builtin is None or self.builtin in BUILTIN,
-            f"builtin must be one of {', '.join(BUILTIN)}, got {self.builtin!r}",
-        )
-        _require(self.path or self.hub_id or self.builtin, f"path=DIR or dataset.hub_id must be set for {self.name!r}")
+        _require(self.path or self.hub_id, f"path=DIR or dataset.hub_id must be set for {self.name!r}")
 
     def _require_shots(self) -> None:
         if not self.shots:

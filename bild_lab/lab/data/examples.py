@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from bild_lab.errors import UserError
+from bild_lab.files import shipped
 from bild_lab.lab.data.dataset_spec import DatasetSpec, Template
 from bild_lab.lab.data.rows import Row, canonical_split, hub_rows, local_rows
 from bild_lab.lab.metrics.programs import ANSWER
@@ -88,20 +89,8 @@ def _rows(spec: DatasetSpec) -> Iterator[tuple[str, Row]]:
     split = canonical_split(spec.split)
     if spec.path:
         folders = [name for name in (spec.hub_data_dir, spec.hub_config) if name]
-        return local_rows(Path(spec.path).expanduser(), split, folders)
-    if spec.hub_id:
-        return hub_rows(
-            spec.hub_id, split, config=spec.hub_config, data_dir=spec.hub_data_dir, revision=spec.hub_revision
-        )
-    return _toy_rows(split)
-
-
-def _toy_rows(split: str) -> Iterator[tuple[str, Row]]:
-    from bild_lab.lab.data.toy import toy_corpus
-
-    if split not in ("train", "validation", "test"):
-        raise UserError(f"the toy corpus has splits train, validation and test, got {split!r}")
-    return ((f"toy {split} row {index}", dict(row)) for index, row in enumerate(toy_corpus(split)))
+        return local_rows(Path(shipped(spec.path)).expanduser(), split, folders)
+    return hub_rows(spec.hub_id, split, config=spec.hub_config, data_dir=spec.hub_data_dir, revision=spec.hub_revision)
 
 
 def _examples(spec: DatasetSpec, rows: Iterable[tuple[str, Row]], shots: str) -> Iterator[Example]:

@@ -35,7 +35,6 @@ from bild_lab.lab.decoding.generation_settings import (
     warn_of_what_is_left_out,
 )
 from bild_lab.lab.decoding.languages import Languages
-from bild_lab.lab.toy_pair import named_checkpoint
 
 ENGINES = ("auto", "kernels", "native", "hf")
 OPTIONS = {  # the keys of the configuration that `load` takes beside knobs
@@ -202,7 +201,7 @@ def load_model(
     the model does not allow.
     """
     require_engine(engine)
-    checkpoint = adapter_or_model(named_checkpoint(path, revision, trust_remote_code))
+    checkpoint = adapter_or_model(Checkpoint(path, revision, trust_remote_code))
     if engine in ("kernels", "native") and placement.spread:
         raise UserError("a target that is spread over devices runs on hf; set runtime.engine=hf or auto")
     reason = None if engine == "hf" else why_not_native(checkpoint.config, dtype)

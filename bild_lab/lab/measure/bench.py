@@ -22,8 +22,8 @@ from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.native import NativeModel, why_no_kernels
 from bild_lab.engine.peers import CTranslate2, OpenVINO, OpenVINOSpeculative
-from bild_lab.engine.peers.environment import why_no_peers
 from bild_lab.engine.peers.methods import Peer
+from bild_lab.engine.peers.process import why_no_peers
 from bild_lab.engine.protocols import Method
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import LAST, Session

@@ -15,10 +15,9 @@ from bild_lab.lab.formatting import MINUS, MISSING, TIMES, knob_value, number, s
 from bild_lab.lab.hashing import plain_numbers
 from bild_lab.lab.results.groups import Group, Position
 from bild_lab.lab.schema.result import COLUMNS, Result
-from bild_lab.report.axes import front_corners, log_ticks, speedups_on_axis, with_bars
 from bild_lab.report.page.base import HOVER, Figure, Trace, error_bars, figure_of, scatter
 from bild_lab.report.page.tables import cell_of, name_of
-from bild_lab.report.style import COLOURS, MUTED, Mark
+from bild_lab.report.style import COLOURS, MUTED, Mark, front_corners, log_ticks, speedups_on_axis, with_bars
 
 # what settings must share to be in one picture
 _SHARED = (

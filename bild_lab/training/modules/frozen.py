@@ -24,7 +24,6 @@ from bild_lab.lab.config import typed
 from bild_lab.lab.data.examples import DatasetSpec, load_examples
 from bild_lab.lab.point import sweep_folder
 from bild_lab.lab.results.records import require_writable
-from bild_lab.lab.toy_pair import named_checkpoint, stand_in, untrained
 from bild_lab.training.answers import Calibration, read_calibrations
 from bild_lab.training.batches import BatchOrder, spread_evenly
 from bild_lab.training.calibration import CalibrationJob, generate_calibration
@@ -228,9 +227,7 @@ def frozen_model(cfg: DictConfig, spec: ModuleSpec) -> Checkpoint:
     require_writable(folder)
     TrainingFolder(folder, spec.result_name).require_free()
     require_model_path("model.path", cfg.model.path)
-    if untrained(cfg.model.path):
-        spec.check(stand_in(cfg.model.path)[0].config)  # before minutes of training
-    base = named_checkpoint(cfg.model.path, cfg.model.revision, kind=OneRowCheckpoint)
+    base = OneRowCheckpoint(cfg.model.path, cfg.model.revision)
     base.check()
     spec.check(base.config)
     return base
@@ -279,7 +276,7 @@ def own_answers(cfg: DictConfig, recipe: Recipe) -> Calibration:
         folders = [cfg.calibration] if isinstance(cfg.calibration, str) else cfg.calibration
         return read_calibrations([Path(folder) for folder in folders])
     dataset, settings = typed(DatasetSpec, cfg.dataset, "dataset"), typed(AnswerSpec, cfg.answers, "answers")
-    base, examples = named_checkpoint(cfg.model.path, cfg.model.revision), load_examples(dataset)
+    base, examples = Checkpoint(cfg.model.path, cfg.model.revision), load_examples(dataset)
     folder = sweep_folder(cfg) / "calibration"
     stages.enter("loading the model")
     with isolated(recipe.seed, recipe.threads):

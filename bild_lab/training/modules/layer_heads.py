@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from bild_lab.engine.adapters.layer_heads import LayerHeads, LayerHeadsConfig
 from bild_lab.engine.models.checkpoint import Checkpoint, decoder_depth
 from bild_lab.engine.models.native import why_not_native
-from bild_lab.engine.models.native.families import norm_factor
+from bild_lab.engine.models.native.llama import norm_factor
 from bild_lab.errors import UserError
 from bild_lab.lab.data.examples import DatasetSpec, Example
 from bild_lab.training.answers import END, Answer, Calibration, contents_hash
@@ -85,14 +85,14 @@ class LayerHeadsSpec:
 class OwnHead:
     """The weights that heads start from, under the names of a native decoder, which would copy all weights.
 
-    scale: the factor on the head's input, which T5 v1.0 has.
+    final_scale: the factor on the head's input, which T5 v1.0 has.
     """
 
     layers: range
     head: Float[Tensor, "vocab dim"]
     final_norm: Float[Tensor, " dim"]
     epsilon: float
-    scale: float
+    final_scale: float = 1.0
 
 
 def own_head(base: PreTrainedModel) -> OwnHead:
@@ -100,7 +100,7 @@ def own_head(base: PreTrainedModel) -> OwnHead:
     config, decoder = base.config, base.get_decoder()
     layers, head = range(decoder_depth(config)), base.get_output_embeddings().weight
     if not config.is_encoder_decoder:
-        return OwnHead(layers, head, norm_factor(config, decoder.norm.weight), config.rms_norm_eps, 1.0)
+        return OwnHead(layers, head, norm_factor(config, decoder.norm.weight), config.rms_norm_eps)
     return OwnHead(layers, head, decoder.final_layer_norm.weight, config.layer_norm_epsilon, head_scale(config))
 
 

@@ -14,9 +14,9 @@ from bild_lab.engine.models import admission, hf
 from bild_lab.engine.models.admission import BRANCHING, KEPT, ROLLED_BACK, ROW_BY_ROW, TOGETHER, Outcome, check
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.hf import open_session
+from bild_lab.engine.models.layer_control import Branches
 from bild_lab.engine.models.module_layers import ModuleLayers
 from bild_lab.engine.models.slot_cache import SNAPSHOTS, SlotCache, Snapshots
-from bild_lab.engine.models.tree_masks import Branches
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import Feed
 from bild_lab.errors import UserError
@@ -166,20 +166,6 @@ def test_a_state_that_cannot_be_cut_goes_back_any_way(name: str) -> None:
     torch.testing.assert_close(scores, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_rows_that_run_again_are_counted() -> None:
-    module = build("mamba2")
-    session = open_session(module, Source((5, 9, 12)))
-    session.extend([12])
-    session.extend([7, 8, 20, 21])
-    session.keep([0, 1])
-    session.extend([22, 23])  # behind the two rows that were kept
-    assert [(each.cached, each.rows) for each in session.forwards] == [(0, 3), (3, 4), (3, 4)]
-    session = open_session(module, Source((5, 9, 12)), one_by_one=True)
-    session.extend([12])
-    session.extend([7, 8])
-    assert [(each.cached, each.rows) for each in session.forwards] == [(0, 3), (3, 1), (4, 1)]
-
-
 def test_layers_with_a_state_run_all_together() -> None:
     with pytest.raises(UserError, match="a mamba2 has layers whose state holds all rows that ran, so they all run"):
         load((build("mamba2"), word_tokenizer()), policy="early_exit_speculative", exit_layer=2)
@@ -207,3 +193,17 @@ def test_every_architecture_is_exact_or_refused(name: str) -> None:
 def test_a_text_that_is_not_the_targets_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hf.HuggingFaceModel, "admit", lambda *_: None)  # what the checks prevent
     assert try_architecture("fsmt").faults["speculative"].startswith("WRONG")
+
+
+def test_rows_that_run_again_are_counted() -> None:
+    module = build("mamba2")
+    session = open_session(module, Source((5, 9, 12)))
+    session.extend([12])
+    session.extend([7, 8, 20, 21])
+    session.keep([0, 1])
+    session.extend([22, 23])  # after the two rows that were kept
+    assert [(each.cached, each.rows) for each in session.forwards] == [(0, 3), (3, 4), (3, 4)]
+    session = open_session(module, Source((5, 9, 12)), one_by_one=True)
+    session.extend([12])
+    session.extend([7, 8])
+    assert [(each.cached, each.rows) for each in session.forwards] == [(0, 3), (3, 1), (4, 1)]

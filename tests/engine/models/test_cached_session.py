@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bild_lab.engine.draft import Tree
-from bild_lab.engine.models.cached_session import CachedSession, Pass, Started
+from bild_lab.engine.models.cached_session import CachedSession, Pass
 from bild_lab.engine.session import Chain, DraftedChain, GrownTree, Growth, Rows, Scores, Skipped, Want
 from bild_lab.engine.trace import Forward
 
@@ -89,23 +89,6 @@ def ran(layers: DigitLayers) -> list[tuple]:
          work.logits)
         for work in layers.passes
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("layers", "states", "hidden", "fill", "whole"), [
-    (None, None, (), False, True),
-    ([0], None, (), False, False),
-    (None, torch.zeros(1, 1), (), False, False),
-    (None, None, (1,), False, False),
-    (None, None, (), True, False),
-])  # fmt: skip
-def test_a_whole_pass_is_from_token_ids_to_logits(
-    layers: list | None, states: torch.Tensor | None, hidden: tuple, fill: bool, whole: bool
-) -> None:
-    tree = Tree(torch.tensor([-1, 0, 0, 1]))
-    work = Pass(0, torch.tensor([4, 5]), tree, states, layers, 1, 2, hidden, fill, 0)
-    assert (work.whole, work.count, work.earlier, work.read) == (whole, 2, 2, 2)
-    chain = Pass(0, torch.tensor([4]), None, None, None, 3, 2, (), False, 0)
-    assert (chain.earlier, chain.read) == (0, 3)
 
 
 def test_a_prompt_runs_with_the_first_rows_and_only_once() -> None:
@@ -186,12 +169,6 @@ def test_rows_of_a_tree_that_ran_before_are_counted_from_its_first() -> None:
     assert layers.asked == [("gather", 1, [0, 1, 3])] and session.length == 3
 
 
-def test_before_any_row_there_is_nothing_to_keep() -> None:
-    session, _ = opened([4, 5], reserved=2)
-    session.keep([])
-    assert session.length == 1
-
-
 def test_kept_rows_of_a_chain_do_not_move_and_a_rollback_drops_rows() -> None:
     session, layers = opened([5], reserved=1)
     session.extend([5, 6, 7])
@@ -237,13 +214,6 @@ def test_a_program_grows_a_tree_whose_rows_can_be_kept() -> None:
     assert [(each.rows, each.cached, each.scored) for each in session.forwards] == [(4, 1, 1), (2, 5, 2), (3, 7, 3)]
     session.keep([1])
     assert layers.asked[2:] == [("gather", 5, [1])] and session.length == 5
-
-
-def test_a_program_comes_behind_a_long_prompt_that_ran_by_itself() -> None:
-    session, layers = opened([3, 4, 5], longest_joined=1)
-    layers.program = DraftedChain([7], 1, False, [], None, None)
-    session.draft([5], CHAIN)
-    assert ran(layers) == [(0, [3, 4], None, 1)] and layers.asked == [("draft", 2, [5], CHAIN)]
 
 
 def exited(session: CachedSession, tokens: list[int], at: int, layers: Sequence[int] = (0,), **want: object) -> tuple:
@@ -316,11 +286,6 @@ def test_a_drafted_token_that_did_not_run_leaves_nothing_to_go_on_from() -> None
     assert numbers(session.extend([5, 6, 8, 9, 7]).logits) == [5123.5, 6123.5, 8123.5, 9123.5, 7123.5]
 
 
-def test_states_of_other_layers_are_returned_only_where_they_are_asked_for() -> None:
-    session, _ = opened([5])
-    assert exited(session, [5], 0, (1,)) == ([52.5], None, [])
-
-
 @pytest.mark.parametrize("given", [
     {"rows": Rows([5, 6], Tree(torch.tensor([-1, 0])))},
     {"want": Want(hidden=(1,))},
@@ -356,11 +321,6 @@ def test_a_draft_that_is_overwritten_goes_on_from_what_stands() -> None:
     assert ran(layers)[-1] == (4, [11], None, 1)  # what was drafted counts for the next rows alone
 
 
-def test_tokens_shared_with_a_draft_end_at_the_first_difference() -> None:
-    started = Started(torch.tensor([4, 5, 6]), torch.zeros(3, 1), 1)
-    assert [started.shared(torch.tensor(tokens)) for tokens in ([4, 5], [4, 9, 6], [4, 5, 6, 7], [1])] == [2, 1, 3, 0]
-
-
 def test_rows_count_as_cached_once_the_last_layer_has_run() -> None:
     session, _ = opened([5])
     found = session.extend([5], Want(layers=(0,), logits=0, hidden=(1,)))
@@ -379,31 +339,6 @@ def test_rows_count_as_cached_once_the_last_layer_has_run() -> None:
     ]
 
 
-def test_given_states_leave_a_waiting_prompt_alone() -> None:
-    session, layers = opened([4, 5])
-    session.extend(Rows([5], states=torch.tensor([[51.0]])), Want(layers=(1,)))
-    assert ran(layers) == [(0, [51], [1], 1)]
-    assert (session.length, layers.passes[0].prompt) == (1, 0)
-
-
-def test_without_layers_given_states_go_to_the_head() -> None:
-    session, _ = opened([5])
-    states = torch.tensor([[7.0], [8.0]])
-    assert told(session.extend(Rows([0, 0], states=states), Want(layers=()))) == ([7.5, 8.5], None, [])
-    assert told(session.extend(Rows([0, 0], states=states), Want(layers=(), hidden=(3, 3)))) == (
-        [7.5, 8.5],
-        None,
-        [[7, 8]] * 2,
-    )
-    assert told(session.extend(Rows([0, 0], states=states), Want(layers=(), hidden=(3,), logits=0))) == (
-        None,
-        None,
-        [[7, 8]],
-    )
-    assert [(each.layers, each.first_layer) for each in session.forwards] == [(0, 3)] * 2
-    assert session.length == 0
-
-
 def test_filling_computes_keys_alone_and_rows_that_run_again_are_forwards_too() -> None:
     session, _ = opened([5], again=2)
     states = torch.tensor([[51.0]])
@@ -416,3 +351,12 @@ def test_filling_computes_keys_alone_and_rows_that_run_again_are_forwards_too() 
     last = session.forwards[-1]
     assert (last.skipped_attention, last.skipped_feed_forward, last.scored, last.first_layer) == (1, 2, 1, 0)
     assert [each.scored for each in session.forwards[-2:]] == [1, 1]
+
+
+def test_without_layers_given_states_go_to_the_head() -> None:
+    session, _ = opened([5])
+    rows = Rows([0, 0], states=torch.tensor([[7.0], [8.0]]))
+    assert told(session.extend(rows, Want(layers=(), hidden=(3, 3)))) == ([7.5, 8.5], None, [[7, 8]] * 2)
+    assert told(session.extend(rows, Want(layers=(), hidden=(3,), logits=0))) == (None, None, [[7, 8]])
+    assert [(each.layers, each.first_layer) for each in session.forwards] == [(0, 3)]
+    assert session.length == 0

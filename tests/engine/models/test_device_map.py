@@ -11,7 +11,7 @@ from transformers.integrations import accelerate
 from bild_lab.engine.models.admission import input_device
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.layer_control import Plan, following
-from bild_lab.engine.models.placement import Placement, ShardedModel, SpreadModel
+from bild_lab.engine.models.placement import ShardedModel, SpreadModel
 from bild_lab.engine.models.slot_cache import SlotCache
 from bild_lab.errors import UserError
 from bild_lab.lab.config import compose_config
@@ -126,11 +126,6 @@ def test_a_prefix_goes_to_the_device_of_its_layer() -> None:
 def test_what_cannot_be_combined_is_refused(options: dict[str, object], message: str, checkpoints: Path) -> None:
     with pytest.raises(UserError, match=message):
         load(checkpoints, "llama", "bild", **options)
-
-
-def test_a_spread_target_takes_all_devices() -> None:
-    with pytest.raises(UserError, match=r"CUDA_VISIBLE_DEVICES names; set runtime.device=auto, got meta"):
-        Placement("auto").home(torch.device("meta"))
 
 
 def test_a_policy_that_runs_layers_of_its_own_asks_for_one_device(checkpoints: Path) -> None:

@@ -242,18 +242,6 @@ def test_a_view_drafts_in_one_program_what_it_drafts_in_the_loop(
     assert forwards_of(trace) == forwards_of(wanted)
 
 
-def test_a_view_has_a_program_where_the_kernels_run() -> None:
-    target, source = in_memory(TINY["llama"](1), "kernels"), Source((START, 5, 9, 12))
-    for model, found in ((target, True), (target.step_by_step(), False)):
-        session = model.start(source, 9)
-        view = EarlyExit(model, 1).start(source, 9, target=session)
-        before = view.length
-        drafted = view.draft([12], Chain(3, frozenset()))
-        assert (drafted is not None) == found
-        if found:  # the last drafted token has not run
-            assert (view.length, session.length, drafted.states.shape[0]) == (before + 3, before, 3)
-
-
 def test_the_target_goes_on_from_rows_that_a_view_ran_in_several_chains() -> None:
     target, source = in_memory(TINY["llama"](1, layers=3), "kernels"), Source((START, 5, 9, 12))
     session = target.start(source, 40)

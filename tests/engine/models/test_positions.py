@@ -8,11 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from bild_lab.engine.draft import Draft
-from bild_lab.engine.models.positions import changing_rotation, learned_positions, most_positions, original_context
+from bild_lab.engine.models.admission import changing_rotation, learned_positions, most_positions, original_context
 from bild_lab.engine.request import Limits
 from bild_lab.engine.sampling import Sampling
 from bild_lab.errors import UserError
@@ -109,37 +108,6 @@ def test_positions_are_those_of_tables_or_of_a_changing_rotation(
     module = build(name)
     assert learned_positions(module, module.config) == decoder
     assert most_positions(module) == whole
-
-
-def part_of(**tables: tuple[int, ...]) -> nn.Module:
-    part = nn.Module()
-    for name, shape in tables.items():
-        part.register_buffer(name, torch.zeros(shape))
-    return part
-
-
-def text_of(**sizes: int) -> SimpleNamespace:
-    """The configuration of a model whose decoder has a configuration of its own."""
-    text = SimpleNamespace(rope_parameters=None, get_text_config=lambda decoder=False: text, **sizes)
-    return SimpleNamespace(get_text_config=lambda decoder=False: text if decoder else None)
-
-
-def test_a_table_of_positions_is_known_by_its_name_and_its_rows() -> None:
-    def positions(length: int = 64, **tables: tuple[int, ...]) -> int | None:
-        return learned_positions(part_of(**tables), text_of(n_positions=length))
-
-    assert positions(pos=(64, 3)) == positions(wpe=(66, 3)) == positions(words=(64, 3), embed_pos=(64, 3)) == 64
-    assert positions(words=(64, 3)) is positions(pos=(64,)) is positions(pos=(67, 3)) is positions(pos=(63, 3)) is None
-    assert positions(1, pos=(1, 3)) == 1
-
-
-def test_a_session_is_as_long_as_its_decoder_reads_however_long_the_encoder_does() -> None:
-    for encoder, decoder in ((32, 64), (64, 32)):
-        whole = nn.Module()
-        whole.encoder, whole.decoder = part_of(pos=(encoder, 3)), part_of(pos=(decoder, 3))
-        whole.config = text_of(max_encoder_position_embeddings=encoder, max_decoder_position_embeddings=decoder)
-        whole.config.is_encoder_decoder, whole.get_decoder = True, lambda whole=whole: whole.decoder
-        assert most_positions(whole) == decoder
 
 
 def test_a_rotation_that_was_scaled_tells_what_it_was_made_from() -> None:

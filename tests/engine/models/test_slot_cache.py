@@ -65,21 +65,6 @@ def test_rows_are_stored_from_the_plans_slot_on_in_each_layer_by_itself() -> Non
         assert cache.get_seq_length() == 2 and cache.get_mask_sizes(3, 0) == cache.get_mask_sizes(3, 9) == (5, 0)
 
 
-def test_what_else_a_model_gives_its_cache_is_passed_on() -> None:
-    given = []
-
-    class Noting(DynamicLayer):
-        def update(self, *values: object, **options: object) -> object:
-            given.append((values[2:], options))
-            return super().update(*values, **options)
-
-    cache = SlotCache()
-    cache.layers = [Noting()]
-    with following(Plan(0)):
-        cache.update(rows(1), rows(1), 0, {"sin": 2}, cos=3)
-    assert given == [(({"sin": 2},), {"cos": 3})]
-
-
 def test_a_window_that_keeps_its_own_rows_says_how_many_it_has() -> None:
     cache = SlotCache()
     cache.layers = [DynamicSlidingWindowLayer(sliding_window=3)]
@@ -189,17 +174,3 @@ def test_the_newest_states_and_the_first_are_kept() -> None:
     known = sorted({text.snapshots.before(start) for start in range(30)})
     assert known == [0, *range(31 - SNAPSHOTS, 30)] and len(known) == SNAPSHOTS
     assert text.feed(3, 9) == 4 and text.layer.numbers == text.expected
-
-
-def test_going_back_to_one_state_again_and_again_costs_no_other() -> None:
-    text = Text()
-    for place in range(10):
-        text.feed(place, place)
-    for token in range(2 * SNAPSHOTS):
-        assert text.feed(9, token) == 1
-    assert [text.snapshots.before(start) for start in range(10)] == list(range(10))
-
-
-def test_without_rows_there_is_nothing_to_go_back_to() -> None:
-    snapshots = Text().snapshots
-    assert snapshots.go_back(0) is None and snapshots.before(0) == 0

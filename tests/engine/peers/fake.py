@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bild_lab.engine.peers import environment, process
+from bild_lab.engine.peers import process
 
 # the real protocol, with an engine that needs no packages: token 666 kills it, token 13 is an error; it
 # is slow where CT2_USE_MKL is what SLOW says
@@ -59,4 +59,4 @@ def run_fake_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "peers"
 
 
-needs_peers = pytest.mark.skipif((reason := environment.why_no_peers()) is not None, reason=str(reason or ""))
+needs_peers = pytest.mark.skipif((reason := process.why_no_peers()) is not None, reason=str(reason or ""))

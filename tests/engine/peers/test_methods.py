@@ -11,7 +11,7 @@ import torch
 import bild_lab
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.hf import HuggingFaceModel
-from bild_lab.engine.peers import CTranslate2, OpenVINO, environment
+from bild_lab.engine.peers import CTranslate2, OpenVINO, process
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
@@ -29,22 +29,22 @@ def model(checkpoints: Path, device: str = "cpu", dtype: torch.dtype = torch.flo
 def test_without_its_environment_a_peer_says_how_to_get_it(
     checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(environment, "FOLDER", tmp_path / ".venv-peers")
+    monkeypatch.setattr(process, "FOLDER", tmp_path / ".venv-peers")
     for policy in ("ctranslate2", "openvino", "openvino_speculative"):
         with pytest.raises(UserError, match=r"there is none in .*\.venv-peers; run make peers"):
             bild_lab.load(str(checkpoints / "llama"), str(checkpoints / "llama-draft"), policy)
 
 
 def test_versions_are_those_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "FOLDER", tmp_path)
+    monkeypatch.setattr(process, "FOLDER", tmp_path)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").touch()
     told = tmp_path / "lib/python3.12/site-packages/openvino-9.1.dist-info/METADATA"
     told.parent.mkdir(parents=True)
     told.write_text("Metadata-Version: 2.1\nName: openvino\nVersion: 9.1\n")
-    assert environment.package_versions(["openvino"]) == {"openvino": "9.1"}
+    assert process.package_versions(["openvino"]) == {"openvino": "9.1"}
     with pytest.raises(UserError, match="lacks ctranslate2; remove it and run make peers"):
-        environment.package_versions(["openvino", "ctranslate2"])
+        process.package_versions(["openvino", "ctranslate2"])
 
 
 @pytest.mark.usefixtures("fake_engines")

@@ -14,8 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
+from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.peers import process
-from bild_lab.engine.peers.process import Worker
+from bild_lab.engine.peers.process import Worker, converted
 from bild_lab.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("fake_engines")
@@ -117,3 +118,34 @@ def test_the_time_that_a_worker_uses_is_known_until_it_ends() -> None:
 def test_the_worker_imports_nothing_of_ours() -> None:
     assert "import bild_lab" not in Path(process.__file__).with_name("worker.py").read_text()
     assert "from bild_lab" not in Path(process.__file__).with_name("worker.py").read_text()
+
+
+def test_a_checkpoint_is_converted_once_for_its_weights_engine_versions_and_converter(
+    checkpoints: Path, fake_engines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llama, draft = Checkpoint(str(checkpoints / "llama")), Checkpoint(str(checkpoints / "llama-draft"))
+    first = converted(llama, "openvino", {"openvino": "1"})
+    assert (first / "model").read_text() == str(checkpoints / "llama") and first.parent == fake_engines
+    others = [
+        converted(draft, "openvino", {"openvino": "1"}),
+        converted(llama, "ctranslate2", {"openvino": "1"}),
+        converted(llama, "openvino", {"openvino": "2"}),
+    ]
+    with monkeypatch.context() as change:
+        change.setattr(process, "_convert", None)
+        assert converted(Checkpoint(str(checkpoints / "llama")), "openvino", {"openvino": "1"}) == first
+    changed = tmp_path / "worker.py"
+    changed.write_text(process.SCRIPT.read_text() + "# another converter")
+    monkeypatch.setattr(process, "SCRIPT", changed)
+    assert len({first, *others, converted(llama, "openvino", {"openvino": "1"})}) == 5
+
+
+def test_a_conversion_that_fails_is_refused_and_leaves_nothing(
+    checkpoints: Path, fake_engines: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "unknown"
+    folder.symlink_to(checkpoints / "llama")
+    message = "openvino cannot convert .*unknown: ValueError: unknown architecture; use another policy"
+    with pytest.raises(UserError, match=message):
+        converted(Checkpoint(str(folder)), "openvino", {"openvino": "1"})
+    assert [file for file in fake_engines.iterdir() if file.suffix != ".lock"] == []

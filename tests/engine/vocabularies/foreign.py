@@ -110,12 +110,12 @@ def checkpoint(kind: str, encoder_decoder: bool = False) -> SimpleNamespace:
     made = SimpleNamespace(path=kind, tokenizer=own, encoder_decoder=encoder_decoder, decoder_start=own.eos_token_id)
     made.end_tokens = frozenset([own.eos_token_id])
     made.config = SimpleNamespace(get_text_config=lambda decoder: SimpleNamespace(vocab_size=len(own)))
-    made.pieces = Pieces(made)
+    made.pieces = Pieces(own)
     return made
 
 
 def overlap(target: str, draft: str, encoder_decoder: bool = False) -> Overlap:
-    return Overlap(checkpoint(target, encoder_decoder).pieces, checkpoint(draft, encoder_decoder).pieces)
+    return Overlap(checkpoint(target, encoder_decoder), checkpoint(draft, encoder_decoder))
 
 
 @dataclass
@@ -148,7 +148,7 @@ def reciter(kind: str, text: str, prompt: int, begins: bool, shortest: bool = Fa
         if shortest and found:
             start = pieces.written[found[0]]
             found = [pieces.tokens_of[start[:n]] for n in range(1, len(start) + 1) if start[:n] in pieces.tokens_of]
-        logits = torch.zeros(len(pieces.checkpoint.tokenizer))
+        logits = torch.zeros(len(tokenizer(kind)))
         logits[found[0] if found else end] = 10.0
         return logits
 
@@ -183,5 +183,4 @@ def foreign(module: PreTrainedModel, engine: str, seed: int, how: str, target: L
     encoder_decoder = module.config.is_encoder_decoder
     vars(model.checkpoint).update(tokenizer=tiny_tokenizer(encoder_decoder, names, unknown="<pad>"))
     vars(target.checkpoint).update(tokenizer=tiny_tokenizer(encoder_decoder, unknown="<pad>"))
-    own = Overlap(Pieces(target.checkpoint), Pieces(model.checkpoint))
-    return TranslatedModel(model, own, how)
+    return TranslatedModel(model, Overlap(target.checkpoint, model.checkpoint), how)

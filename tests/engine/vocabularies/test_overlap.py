@@ -100,7 +100,7 @@ def test_a_pair_is_refused_only_where_nothing_can_be_shared(monkeypatch: pytest.
     both = overlap("words", "byte_level")
     both.pieces.__dict__["tokens_of"], kept = {}, both.pieces.tokens_of
     try:
-        nothing = type(both)(both.pieces, both.draft_pieces)
+        nothing = type(both)(both.target, both.draft)
         assert nothing.count == 0
         assert chosen(nothing, "auto") == STRINGS
         with pytest.raises(UserError, match="different vocabularies that share no piece; choose a draft model"):

@@ -6,7 +6,7 @@ import hashlib
 import re
 from pathlib import Path
 
-from bild_lab.report.page.base import error_bars, figure_of, plotly_js, scatter
+from bild_lab.report.page.base import error_bars, plotly_js, scatter
 from bild_lab.report.style import COLOURS, MUTED, STAGE_COLOURS, marks
 
 BASIC_4_1_1 = "99784e3abfb07b142a15e521a439e6d9addceadb3f79553fd24c72774f0649ba"  # of plotly-basic.min.js
@@ -39,17 +39,6 @@ def test_marks_bars_and_lines_stand_out_by_three_to_one_on_both_pages() -> None:
 def test_policies_differ_in_colour_or_marker() -> None:
     looks = marks([f"policy {index}" for index in range(30)]).values()
     assert len({(mark.colour, mark.marker) for mark in looks}) == 30
-
-
-def test_axes_of_a_figure_keep_what_the_page_gives_them() -> None:
-    figure = figure_of(
-        [], {"xaxis": {"title": "x", "range": [0, 1]}, "xaxis2": {"side": "top"}, "barmode": "stack"}, 300
-    )
-    axes = {name: axis for name, axis in figure["layout"].items() if "axis" in name}
-    assert set(axes) == {"xaxis", "yaxis", "xaxis2"}
-    assert axes["xaxis"]["title"]["text"] == "x" and axes["xaxis"]["range"] == [0, 1]
-    assert not any(axis["zeroline"] for axis in axes.values())
-    assert (figure["layout"]["barmode"], figure["layout"]["height"]) == ("stack", 300)
 
 
 def test_a_trace_has_its_places_and_bars_reach_from_their_values() -> None:

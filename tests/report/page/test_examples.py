@@ -12,7 +12,7 @@ from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.result import Result
 from bild_lab.report.page import examples
-from bild_lab.report.page.examples import AFTER, BEFORE, SAME, change, text_browser, traced_points, words_of
+from bild_lab.report.page.examples import AFTER, BEFORE, SAME, change, text_browser, traced_points
 from bild_lab.report.page.tables import name_of
 from tests.report.sample import sample_baseline, sample_drafted, sample_example
 
@@ -54,13 +54,6 @@ def test_examples_have_their_distinct_texts_and_each_points_place_among_them() -
 def test_an_example_that_a_point_lacks_has_no_text_of_it() -> None:
     page = browsed((FAST, [example(0, TARGET), example(1, TARGET)]), (SLOW, [example(1, TARGET)]))
     assert {one["id"]: one["of"] for one in page["examples"]} == {"test-0": [0, None], "test-1": [0, 0]}
-
-
-@pytest.mark.parametrize("after", [TARGET, "", "a blue hat", "the man in the hat is red", "other words"])
-def test_runs_of_words_hold_both_texts_whole(after: str) -> None:
-    runs = words_of(TARGET, after)
-    assert " ".join(words for whose, words in runs if whose != AFTER) == TARGET
-    assert " ".join(words for whose, words in runs if whose != BEFORE) == after
 
 
 def test_change_is_the_share_of_words_that_differ() -> None:

@@ -54,15 +54,6 @@ def test_acceptance_is_drawn_in_percent_from_position_one() -> None:
     assert (trace["x"], trace["y"]) == ([1, 2, 3], [90.0, None, 80.0])
 
 
-def test_what_was_not_measured_has_no_figure() -> None:
-    (group,) = by_setting([sample_result("hf_generate", {}, 0.9, stages_s=None)])
-    assert figures.stages_figure(group) is None
-    assert figures.acceptance_figure(group, marks(group.policies)) is None
-    assert figures.budget_figure(group, {}) is None
-    assert figures.batch_figure([], {}) is None
-    assert differences(EQUAL, FURTHER, None) is None
-
-
 def differences(*certificates: dict[str, Any] | None) -> Any:
     (group,) = by_setting([sample_baseline(), result := sample_result("speculative", {}, 1.4)])
     examples = [sample_example(str(at), certificate=one) for at, one in enumerate(certificates)]
@@ -81,14 +72,6 @@ def test_differences_are_counted_by_gap_and_by_kind() -> None:
         "defect": {"0.1 to 1": 1},
         "defect of the model’s session": {"1 to 10": 1},
     }
-
-
-@pytest.mark.parametrize(
-    ("gap", "label"),
-    [(0.0, "below 1e-07"), (9e-8, "below 1e-07"), (2e-7, "1e-07 to 1e-06"), (99.0, "10 to 100"), (1e5, "100 and more")],
-)
-def test_every_gap_has_a_bar(gap: float, label: str) -> None:
-    assert figures.gap_labels()[figures.gap_place(gap)] == label
 
 
 def test_speedups_are_drawn_over_the_batch_with_their_prediction() -> None:
@@ -143,11 +126,3 @@ def test_a_comparison_has_both_intervals_of_every_point_in_the_colour_of_its_ver
     assert speeds[0]["text"] == ["0.800 [0.700, 0.900]: faster"]
     assert qualities[1]["text"] == ["−2.00 [−3.00, −1.00]: worse"]
     assert both[0]["layout"]["yaxis"]["ticktext"] == ["one", "two", "three"]
-
-
-def test_what_was_not_compared_is_not_drawn() -> None:
-    both = figures.comparison_figures([compared(latency=None), compared()], ["a", "b"])
-    assert [len(figure["data"]) for figure in both] == [1, 2]
-    (only,) = figures.comparison_figures([compared(latency=None)], ["a"])
-    assert only["layout"]["xaxis"]["title"]["text"].startswith("BLEU, B minus A")
-    assert figures.comparison_figures([compared(latency=None, quality=None)], ["a"]) == []

@@ -9,7 +9,7 @@ import pytest
 from bild_lab.lab.results.groups import by_setting
 from bild_lab.report.page.pareto_plot import hover_text, overlay_figure, overlays, pareto_figure
 from bild_lab.report.style import marks
-from tests.report.sample import sample_baseline, sample_result, sample_sweep, with_quality
+from tests.report.sample import sample_baseline, sample_result, sample_sweep
 
 DECODING = {"max_new_tokens": 128, "temperature": 0.7, "top_k": None, "top_p": None}
 
@@ -37,21 +37,6 @@ def test_the_front_is_numbered() -> None:
     (numbers,) = [trace for trace in drawn(sample_sweep())["data"] if trace["mode"] == "markers+text"]
     assert numbers["text"] == [f"<b>{place}</b>" for place in range(1, 7)]
     assert numbers["x"] == [group.position(result).x for result in group.front()]
-
-
-def test_bars_of_other_points_have_one_entry_of_the_legend_that_shows_them() -> None:
-    bars = [trace for trace in drawn(sample_sweep())["data"] if "error_x" in trace]
-    waiting = [trace for trace in bars if trace.get("visible") == "legendonly"]
-    assert sum(len(trace["x"]) for trace in bars) == len(sample_sweep()) - 1
-    assert [trace["showlegend"] for trace in waiting] == [True] + [False] * (len(waiting) - 1)
-    assert len({trace["legendgroup"] for trace in waiting}) == 1 and 0 < len(waiting) < len(bars)
-
-
-def test_bars_are_the_intervals() -> None:
-    result = with_quality(sample_result("bild", {}, 2.0), difference_low=-3.0, difference_high=1.0)
-    (bars,) = [trace for trace in drawn([sample_baseline(), result])["data"] if "error_y" in trace]
-    assert (bars["error_y"]["arrayminus"], bars["error_y"]["array"]) == ([3.0], [1.0])
-    assert bars["error_x"]["array"] == [pytest.approx(1 / 1.95 - 0.5)]
 
 
 def test_latencies_that_differ_much_are_drawn_on_logarithmic_axes() -> None:

@@ -69,18 +69,6 @@ document.body.append(shown);
 
 
 @pytest.mark.slow
-def test_a_link_of_an_open_point_shows_its_texts(dom_of: Dom, page: Path) -> None:
-    script = """
-[...document.querySelectorAll('[data-open]')].at(-1).click();
-document.querySelector('dialog a[href="#texts"]').click();
-document.title = document.querySelector('.texts [data-choose=point]').selectedOptions[0].textContent;
-"""
-    dom = dom_of(page, script)
-    assert "<title>hf_prompt_lookup (window 10)</title>" in dom
-    assert "the same words" in between(dom, '<div class="list"', "</article>")
-
-
-@pytest.mark.slow
 def test_a_mark_of_a_figure_opens_its_point(dom_of: Dom, page: Path) -> None:
     point = next(result.point for result in sample_sweep() if result.policy == "hf_assisted")
     click = f"document.querySelector('.figure').emit('plotly_click', {{points: [{{customdata: '{point}'}}]}});"
@@ -100,15 +88,6 @@ def test_texts_have_their_differences_marked_and_rounds_their_authors(dom_of: Do
     assert '<span class="accepted"> a</span><span class="replacement"> red</span>' in viewer
     assert '<span class="accepted now">&lt;script&gt;alert(1)&lt;/script&gt;</span>' in viewer
     assert '<span class="fallback now"> car</span>' in viewer
-
-
-@pytest.mark.slow
-def test_keys_step_through_rounds_and_examples(dom_of: Dom, page: Path) -> None:
-    dom = dom_of(page, PRESS + "press('ArrowDown'); press('End'); press('ArrowLeft');")
-    viewer = between(dom, 'aria-label="Trace viewer"', "</section>")
-    assert "round 1 of 2" in viewer
-    assert '<span class="dropped now"> bus</span><span class="replacement now"> red</span>' in viewer
-    assert "distance (rollback above" in viewer and viewer.count("<i ") == 3
 
 
 @pytest.mark.slow

@@ -54,14 +54,6 @@ def test_what_was_not_measured_has_no_table() -> None:
     assert [name for name, table in found.items() if table] == ["points", "best", "hypervolume"]
 
 
-def test_the_fastest_points_have_their_knobs_and_none_is_named_where_all_lose() -> None:
-    free, cheap = texts(shown(*sample_sweep())["best"])
-    assert (free[0], free[1], cheap[0], cheap[1]) == ("no loss measured", "1.55×", "one point of loss", "1.70×")
-    lost, _ = texts(shown(sample_baseline(), sample_result("bild", {}, 2.0, -0.5))["best"])
-    assert lost[1] == "–" and lost[-1] == "no point kept the quality of vanilla to no loss measured"
-    assert not shown(*sample_sweep(setting={"n_examples": 19}))["best"]
-
-
 def test_a_baseline_that_is_no_point_has_a_row_of_what_was_timed_beside() -> None:
     sweep = [one for one in sample_sweep(baseline_tokens_per_s=150.0) if not one.is_baseline]
     points = shown(*sweep)["points"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from omegaconf import OmegaConf
 
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.results.records import Sweep
-from bild_lab.report.wandb import logger
 from bild_lab.report.wandb.logger import noted
 from scripts import sweeps as script
 from tests.report.sample import sample_baseline, sample_drafted, sample_example
@@ -45,18 +43,6 @@ def test_a_finished_sweep_is_logged_and_the_last_line_says_how_to_send_it(comman
     assert [one.run.rpartition("-")[2] for one in record] == [*(one.point for one in measured.results()), "sweep"]
     assert {(one.mode, one.project, one.entity) for one in record} == {("offline", "bild_lab", None)}
     assert len(list((measured.folder / "wandb").glob("offline-run-*"))) == 3
-
-
-@pytest.mark.slow
-def test_examples_without_their_dataset_are_logged_with_one_warning(
-    command: Command, caplog: pytest.LogCaptureFixture
-) -> None:
-    sweep("first", "dataset=multi30k", "dataset.path=/nowhere")
-    with caplog.at_level(logging.WARNING, logger=logger.__name__):
-        code, printed = command("outputs/first", "logger.mode=offline")
-    assert code == 0, printed
-    (warning,) = caplog.messages
-    assert "without references" in warning and "/nowhere" in warning
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,11 @@
 """Tests of the Weights & Biases logger: offline runs, and the way there when nothing can be reached."""
 
 import logging
-import re
-from dataclasses import replace
 
 import pytest
 
 from bild_lab.errors import UserError
-from bild_lab.report.wandb.logger import Logged, NoLogger, WandbLogger, flat_metrics, note, noted
+from bild_lab.report.wandb.logger import NoLogger, WandbLogger, flat_metrics
 from bild_lab.report.wandb.panels import panels, title
 from tests.report.sample import sample_baseline, sample_result
 
@@ -53,36 +51,12 @@ def test_metrics_are_flat_and_missing_ones_are_left_out():
     assert not {"acceptance_rate", "quality/difference", "quality/extra", "policy", "setting/seed"} & set(metrics)
 
 
-def test_further_metrics_are_groups_of_their_own():
-    chrf = {"metric": "chrF", "value": 61.0, "low": 60.0, "high": 62.0}
-    metrics = flat_metrics(sample_result("bild", {}, 1.5, further_qualities={"chrf": chrf}, change={"changed": 0.5}))
-    assert (metrics["chrf/value"], metrics["chrf/low"], metrics["change/changed"]) == (61.0, 60.0, 0.5)
-    assert "further_qualities/chrf" not in metrics
-
-
 def test_a_run_is_named_by_policy_and_knobs_of_paths_the_last_part_at_most_128_characters():
     assert title(sample_baseline()) == "vanilla"
     own = sample_result("medusa", {"heads": "outputs/medusa/heads", "top_k": 3, "tree": "auto"}, 1.5)
     assert title(own) == "medusa (heads medusa, top_k 3, tree auto)"
     long = title(sample_result("bild", {f"knob_{number}": number for number in range(40)}, 1.5))
     assert len(long) == 128 and long.endswith("…")
-
-
-def test_ids_hold_the_sweep_and_differ_where_its_plain_name_does_not(tmp_path):
-    names = ("first", "a b", "a/b", "a-b", "é" * 90, "é" * 91)
-    ids = [WandbLogger("ours", None, name, "offline", [], "x")._id("0123456789ab") for name in names]
-    assert ids[0] == "first-0123456789ab"
-    assert len(set(ids)) == len(ids)
-    assert all(re.fullmatch(r"[\w.-]{1,128}", one, flags=re.ASCII) for one in ids)
-
-
-def test_the_record_of_logged_runs_survives_a_line_that_was_cut(tmp_path):
-    logged = Logged("first-1", "2026-11-22T06:00:00Z", "online", "ours", None)
-    note(tmp_path, logged)
-    with (tmp_path / "wandb" / "logged.jsonl").open("a") as file:
-        file.write('{"run": "fir\n')
-    note(tmp_path, replace(logged, run="first-2"))
-    assert [one.run for one in noted(tmp_path)] == ["first-1", "first-2"]
 
 
 def test_an_unknown_mode_is_refused(tmp_path):

@@ -104,21 +104,6 @@ def holds(file: Path, secret: str) -> bool:
 
 
 @pytest.mark.slow
-def test_the_same_configuration_in_another_sweep_is_another_run_and_logged_again_the_same(
-    server: LoopbackWandb, tmp_path: Path, data: Path
-) -> None:
-    for name in ("first", "second"):
-        _, config, (point,) = stored(tmp_path / name, data, sample_baseline())
-        logger(tmp_path / name).log_point(point, config)
-        logger(tmp_path / name).log_point(point, config)  # was logged: nothing is sent
-    groups = {run.id: run.about["groupName"] for run in server.runs.values()}
-    assert groups == {f"{name}-{point.point}": name for name in ("first", "second")}
-    assert [len(run.history) for run in server.runs.values()] == [1, 1]
-    logger(tmp_path / "second").log_point(point, config, again=True)
-    assert [len(run.history) for run in server.runs.values()] == [1, 2]
-
-
-@pytest.mark.slow
 def test_a_report_is_published_where_its_sweeps_are(server: LoopbackWandb, tmp_path: Path, data: Path) -> None:
     _, config, (point,) = stored(tmp_path / "first", data, sample_baseline())
     logger(tmp_path / "first").log_point(point, config)

@@ -67,29 +67,7 @@ def test_the_report_holds_all_groups_together_and_each_alone_with_what_runs_log(
         assert f'"{key}"' in alone
 
 
-@pytest.mark.parametrize(
-    ("words", "fault"),
-    [
-        ([], "none"),
-        (["first", "first"], "first, first"),
-        (["first", f"title={'x' * 129}"], "129"),
-        (["first", "offline=maybe"], "maybe"),
-    ],
-)
-def test_bad_input_is_refused_and_writes_nothing(command: Command, words: list[str], fault: str) -> None:
-    code, printed = command(*words)
-    assert code == 2 and fault in printed
-    assert not Path("outputs").exists()
-
-
 def test_without_the_library_the_remedy_is_printed(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb_workspaces", None)
     code, printed = command("first")
     assert code == 2 and "pip install 'bild_lab[reports]'" in printed
-
-
-def test_many_groups_get_a_title_that_fits(command: Command) -> None:
-    groups = [f"a_long_name_of_sweep_{number}" for number in range(9)]
-    for name in groups:
-        note(Path("outputs") / name, Logged(f"{name}-1", "2026-11-22", "online", "bild_lab", None))
-    assert "the spec of 'bild_lab: 9 sweeps'" in command(*groups, "offline=true")[1]

@@ -13,13 +13,11 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from bild_lab.engine.models.cached_session import Pass
-from bild_lab.engine.models.native.attention import PlacedRows
-from bild_lab.engine.models.native.cache import KeyValueCache
+from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows
+from bild_lab.engine.models.native.drafting import Window
 from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.t5 import Memory, T5Decoder
-from bild_lab.engine.sampling import likeliest, pick, precise
-from bild_lab.engine.session import Chain, DraftedChain, on_device
-from bild_lab.engine.trace import until_end
+from bild_lab.engine.session import Chain, DraftedChain
 
 ROW_COUNTS = (1, 2, 4, 8, 16, 32, 64)  # other numbers of rows are padded up to the next of these
 MOST_FED = 8  # tokens before a window that is drafted as one program; more of them run by themselves
@@ -41,24 +39,6 @@ class Step:
     among: Bool[Tensor, "m m"]
     run: Callable[[], Outputs]
     holds_tree: bool = False
-
-
-@dataclass
-class DraftedWindow:
-    """The program of a whole window: inputs at fixed addresses, the number of steps, and the function that runs them.
-
-    fed, one: the first forward, and the others. count: how many of the first's tokens are fed. uniforms: [steps], one
-    for each draw; None if nothing is drawn.
-    run: returns the tokens, [steps], and the confidences, [steps], as float64 in one vector, then each step's adjusted
-    distribution and the one at temperature 1, [steps, vocab] each; None if they are not wanted.
-    """
-
-    fed: Step
-    one: Step
-    count: Int[Tensor, " 1"]
-    uniforms: Float[Tensor, " steps"] | None
-    steps: int
-    run: Callable[[], tuple[Float[Tensor, " twice"], Tensor | None, Tensor | None]]
 
 
 class Workspace:
@@ -84,7 +64,7 @@ class Workspace:
         self.memory: tuple[Memory, ...] = (decoder.empty_memory(source),) if isinstance(decoder, T5Decoder) else ()
         self.source = source
         self._steps: dict[int, Step] = {}
-        self._windows: dict[tuple[int, float, bool], list[DraftedWindow]] = {}
+        self._windows: dict[tuple[int, float, bool], list[Window]] = {}
         self._tables: list[Sequence[Tensor]] = []  # that graphs read
         decoder.reach(capacity)
 
@@ -127,10 +107,8 @@ class Workspace:
         return logits[:count], final[:count]
 
     def draft(self, start: int, tokens: Sequence[int], chain: Chain) -> DraftedChain | None:
-        """Run these tokens, and a window behind them, as one CUDA graph; None where it does not fit, or without a GPU.
+        """Run these tokens, and a window after them, as one CUDA graph; None where it does not fit, or without a GPU.
 
-        All steps run, whatever they draft: low confidence and end tokens are looked for afterwards, in one transfer of
-        all tokens and confidences. If neither is looked for, nothing is read.
         Distributions are valid until the next window.
         """
         rows, steps = padded(len(tokens)), chain.steps
@@ -141,48 +119,21 @@ class Workspace:
         # a few steps too many cost less than another capture, which the end of a text would otherwise ask for
         window = next((each for each in windows if steps <= each.steps <= min(2 * steps, room)), None)
         if window is None:
-            window = self._compile_window(rows, start, chain)
+            shapes = {count: self._inputs(count) for count in {rows, 1}}
+
+            def forward_of(tokens: Tensor, start: Tensor) -> Tensor:
+                step = shapes[tokens.shape[0]]
+                inputs = (self._decoder, self.cache, self.memory, tokens, start, step.depth, step.among)
+                return self._compiled(*inputs)[0]
+
+            window = Window(forward_of, rows, chain, self.cache.keys.device)
+            window.start.fill_(start)
+            with torch._dynamo.config.patch(recompile_limit=COMPILED_SHAPES):
+                window.program()
+            window.run = self._captured(window.program)
             windows.append(window)
             self._on_compiled()
-        window.fed.tokens[: len(tokens)] = on_device(tokens, self.cache.keys.device)
-        window.fed.start.fill_(start)
-        window.count.fill_(len(tokens))
-        if window.uniforms is not None:
-            window.uniforms[:steps] = chain.uniforms
-        return drafted(window, chain)
-
-    def _compile_window(self, rows: int, start: int, chain: Chain) -> DraftedWindow:
-        device, steps = self.cache.keys.device, chain.steps
-        fed, one = self._inputs(rows), self._inputs(1)
-        count = torch.ones(1, dtype=torch.long, device=device)
-        uniforms = torch.zeros(steps, dtype=torch.float64, device=device) if chain.temperature else None
-
-        def forward_of(step: Step, tokens: Tensor, start: Tensor) -> Tensor:
-            inputs = (self._decoder, self.cache, self.memory, tokens, start, step.depth, step.among)
-            return self._compiled(*inputs)[0]
-
-        def run() -> tuple[Tensor, Tensor | None, Tensor | None]:
-            logits = forward_of(fed, fed.tokens, fed.start).index_select(0, count - 1)  # [1, vocab]
-            at = fed.start + count[0]
-            chosen, confidences, probs, own = [], [], [], []
-            for place in range(steps):
-                own.append(precise(logits).softmax(-1))
-                confidences.append(own[-1].amax(-1))
-                if uniforms is None:
-                    chosen.append(likeliest(precise(logits)))
-                else:
-                    probs.append((precise(logits) / chain.temperature).softmax(-1))
-                    chosen.append(pick(probs[-1], uniforms[place : place + 1]))
-                if place + 1 < steps:
-                    logits = forward_of(one, chosen[-1], at)
-                    at = at + 1
-            read = torch.cat([*(each.double() for each in chosen), *(each.double() for each in confidences)])
-            return read, torch.cat(probs) if probs else None, torch.cat(own) if chain.keeps_probs else None
-
-        fed.start.fill_(start)
-        with torch._dynamo.config.patch(recompile_limit=COMPILED_SHAPES):
-            run()
-        return DraftedWindow(fed, one, count, uniforms, steps, self._captured(run))
+        return window.draft(start, tokens, chain)
 
     @cached_property
     def _compiled(self) -> Callable[..., Outputs]:
@@ -249,29 +200,6 @@ def forward(
     x = decoder.run(decoder.embed(tokens), rows, cache, *memory, layers=range(len(decoder.layers)))
     final = decoder.final(x)
     return linear(final, decoder.head), final
-
-
-def drafted(window: DraftedWindow, chain: Chain) -> DraftedChain:
-    """Run a window's program, and end the chain where it ends."""
-    read, probs, own = window.run()
-    steps = chain.steps
-    if chain.threshold is None and not chain.looks:
-        tokens, count, forwards, confidences = read[:steps].long(), steps, steps, []
-    else:
-        values = read.tolist()
-        tokens, confidences = [int(token) for token in values[:steps]], values[window.steps :][:steps]
-        ended, least = until_end(tokens, chain.end_tokens), chain.threshold
-        unsure = next((place for place, sure in enumerate(confidences) if least is not None and sure < least), steps)
-        count, forwards = (unsure, unsure + 1) if unsure < ended else (ended, ended)
-        tokens, confidences = tokens[:count], [] if least is None else confidences[:forwards]
-    return DraftedChain(
-        tokens=tokens,
-        forwards=forwards,
-        fallback=forwards > count,
-        confidences=confidences,
-        probs=None if probs is None else probs[:count],
-        own_probs=None if own is None else own[:count],
-    )
 
 
 def captured(run: Callable[[], Result]) -> Callable[[], Result]:

@@ -9,18 +9,17 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import linear
 from transformers import PreTrainedConfig
 
 from bild_lab.engine.batch import Batch, Wanted
 from bild_lab.engine.draft import Tree
 from bild_lab.engine.models.cached_session import Pass
 from bild_lab.engine.models.native import llama, t5
-from bild_lab.engine.models.native.attention import PlacedRows, place_rows
-from bild_lab.engine.models.native.cache import KeyValueCache
+from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows, joined, place_rows
 from bild_lab.engine.models.native.compiled import Workspace
 from bild_lab.engine.models.native.cpu import PackedDecoder, TextRows
-from bild_lab.engine.models.native.passes import encoded, run_alone, run_packed, run_program, run_rows
-from bild_lab.engine.models.native.side_by_side import Pool
+from bild_lab.engine.models.native.side_by_side import CachesTogether, Pool, SourcesTogether, side_by_side
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import Chain, DraftedChain, GrownTree, Growth, Prefix, Scores
 
@@ -112,22 +111,10 @@ class NativeLayers:
             return Scores(logits[-work.logits :], head_input[-work.logits :])
         self._reserve(work.start + work.count)
         if work.prompt > KERNEL_ROWS and (self.packed is not None or self._batch is not None):
-            return run_alone(self, work)  # by itself, as matrix products in PyTorch depend on their number of rows
+            return run_rows([(self, work)])[0]  # by itself: matrix products in PyTorch depend on their number of rows
         chosen = None if work.layers is None else tuple(work.layers)
         kind = (chosen, work.skipped, work.fill, work.states is None, bool(work.hidden), id(self._prefix))
         return self._together(kind, run_rows if self.packed is None else run_packed, (self, work))
-
-    def depths(self, work: Pass) -> tuple[int, ...]:
-        """After how many layers each state of a pass stands: what the first layer reads, then each layer's output."""
-        layers = range(self.depth) if work.layers is None else work.layers
-        return (layers[0] if len(layers) else 0, *(layer + 1 for layer in layers))
-
-    def hidden_of(self, work: Pass, states: Sequence[Tensor] | None) -> tuple[Tensor, ...]:
-        """The wanted states of those that stand at `depths`."""
-        if not work.hidden:
-            return ()
-        behind = self.depths(work)
-        return tuple(states[behind.index(depth)] for depth in work.hidden)
 
     @property
     def _whole(self) -> PackedDecoder | None:
@@ -149,7 +136,7 @@ class NativeLayers:
             return None
         self._reserve(start + 1)
         self.place(packed, start + 1)
-        found = packed.run(torch.tensor([token]), [self.behind(start, 1)], bar=bar)
+        found = packed.run(torch.tensor([token]), [self.text_rows(start, 1)], bar=bar)
         return found.logits, found.ran
 
     def grow(self, start: int, tokens: Sequence[int], growth: Growth) -> GrownTree | None:
@@ -160,10 +147,11 @@ class NativeLayers:
         self.place(packed, slots)
         return self._together("grow", partial(run_program, packed.grow), (self, start, tokens, growth))
 
-    def behind(self, start: int, count: int, scored: int = 1, tree: Tree | None = None) -> TextRows:
-        """Where rows of this text stand, for the kernels."""
+    def text_rows(self, start: int, count: int, scored: int = 1, tree: Tree | None = None) -> TextRows:
+        """Rows of this text from slot `start` on, for the kernels."""
         parents = None if tree is None else tree.parents
-        return TextRows(count, start, self.cache, self._cross(), scored, parents, self.reserved)
+        memory = (self.memory[0].keys, self.memory[0].values) if self.memory else None
+        return TextRows(count, start, self.cache, memory, scored, parents, self.reserved)
 
     def placed(self, work: Pass) -> PlacedRows:
         """The slots, positions and visible slots of a pass's rows."""
@@ -174,10 +162,6 @@ class NativeLayers:
         """Let the kernels have the rotations of so many positions."""
         if positions > packed.positions:
             packed.rotate_by(*self.decoder.rotations(positions))
-
-    def _cross(self) -> tuple[Tensor, Tensor] | None:
-        """Cross-attention keys and values."""
-        return (self.memory[0].keys, self.memory[0].values) if self.memory else None
 
     def forwards(self, start: int, count: int) -> list[tuple[int, int]]:
         return [(start, count)]
@@ -199,3 +183,119 @@ class NativeLayers:
         if slots > self.cache.capacity:
             self.cache = self.cache.grown(2 * slots)
             self._workspace = None  # its compiled steps only use its own cache
+
+
+Work = tuple[NativeLayers, Pass]
+
+
+def run_rows(works: Sequence[Work]) -> list[Scores]:
+    """Passes of one or several texts through the same layers, by PyTorch: matrix products over all rows at once."""
+    (first, one), decoder = works[0], works[0][0].decoder
+    memory: Sequence[Any]
+    if len(works) == 1:
+        rows, cache, memory = first.placed(one), first.cache, first.memory
+    else:
+        pool, places = first.cache.pool, [layers.cache.place for layers, _ in works]
+        rows = side_by_side([layers.placed(work) for layers, work in works], places, first.device)
+        cache, sources = CachesTogether(pool), [layers.source for layers, _ in works]
+        memory = [SourcesTogether(pool, rows.packing, sources)] if first.memory else []
+    x = joined([layers.embed(work) if work.states is None else work.states for layers, work in works])
+    chosen = range(first.depth) if one.layers is None else one.layers
+    if one.fill:
+        decoder.fill(x, rows, cache, chosen)
+        return [Scores(None)] * len(works)
+    states: list[Tensor] | None = [x] if one.hidden else None
+    if len(chosen):
+        x = decoder.run(x, rows, cache, *memory, layers=chosen, hidden=states, skipped=one.skipped)
+    if not any(work.read for _, work in works):
+        return _scores(works, None, None, states)
+    reads = [last(part, work.read) for part, (_, work) in zip(of_each(x, works, "count"), works, strict=True)]
+    heads = of_each(decoder.final(joined(reads)), works, "read")
+    scored = joined([last(head, work.logits) for head, (_, work) in zip(heads, works, strict=True)])
+    logits = of_each(linear(scored, decoder.head), works, "logits") if scored.shape[0] else None
+    return _scores(works, logits, heads, states)
+
+
+def run_packed(works: Sequence[Work]) -> list[Scores]:
+    """Passes of one or several texts through the same layers, by the CPU kernels.
+
+    Logits and hidden states are float32 whatever the precision of the weights.
+    """
+    first, one = works[0]
+    for layers, work in works:
+        layers.place(first.packed, work.start + work.count)
+    given = None if one.states is None else joined([work.states for _, work in works])
+    found = first.packed.run(
+        joined([work.tokens for _, work in works]),
+        [layers.text_rows(work.start, work.count, work.read, work.tree) for layers, work in works],
+        states=given,
+        masks=first.masks,
+        reads=any(work.head_input for _, work in works),
+        layers=one.layers,
+        hidden=bool(one.hidden),
+        fill=one.fill,
+        skipped=one.skipped,
+    )
+    states = None
+    if one.hidden:
+        before = joined([layers.embed(work) for layers, work in works]) if given is None else given
+        states = [before.float(), *found.hidden]
+    logits = None if found.logits is None else of_each(found.logits, works, "read")
+    head_input = None if found.head_input is None else found.head_input.to(first.cache.keys.dtype)
+    return _scores(works, logits, None if head_input is None else of_each(head_input, works, "read"), states)
+
+
+def _scores(
+    works: Sequence[Work],
+    logits: Sequence[Tensor] | None,
+    heads: Sequence[Tensor] | None,
+    states: Sequence[Tensor] | None,
+) -> list[Scores]:
+    """What each text gets of a pass.
+
+    logits, heads: of each text. states: of all rows, what the first layer reads and then each layer's output.
+    """
+    first, one = works[0]
+    hidden: Sequence[tuple[Tensor, ...]] = [()] * len(works)
+    if states is not None:
+        layers = range(first.depth) if one.layers is None else one.layers
+        depths = (layers[0] if len(layers) else 0, *(layer + 1 for layer in layers))
+        after = dict(zip(depths, (of_each(state, works, "count") for state in states), strict=True))
+        hidden = [tuple(after[depth][text] for depth in work.hidden) for text, (_, work) in enumerate(works)]
+    return [
+        Scores(
+            last(logits[text], work.logits) if work.logits else None,
+            heads[text] if heads is not None and work.read else None,
+            hidden[text],
+        )
+        for text, (_, work) in enumerate(works)
+    ]
+
+
+def of_each(rows: Tensor, works: Sequence[Work], which: str) -> Sequence[Tensor]:
+    """The rows of each text, of which a pass has as many as this attribute says."""
+    return [rows] if len(works) == 1 else rows.split([getattr(work, which) for _, work in works])
+
+
+def last(rows: Tensor, count: int) -> Tensor:
+    """The last rows, which may be all."""
+    return rows if rows.shape[0] == count else rows[rows.shape[0] - count :]
+
+
+def run_program(
+    program: Callable[..., list[Any]], works: Sequence[tuple[NativeLayers, int, Sequence[int], Any]]
+) -> list[Any]:
+    """Chains or trees of one or several texts, by a program of the CPU kernels."""
+    texts = [layers.text_rows(start, len(tokens)) for layers, start, tokens, _ in works]
+    return program([tokens for _, _, tokens, _ in works], texts, [ask for *_, ask in works])
+
+
+def encoded(decoder: t5.T5Decoder, encoder: PackedDecoder, sources: Sequence[Int[Tensor, " s"]]) -> list[t5.Memory]:
+    """The cross-attention keys and values of one or several sources, by the CPU kernels."""
+    _, heads, dim = decoder.cache_shape
+    texts = []
+    for tokens in sources:
+        rows = KeyValueCache((encoder.depth, heads, len(tokens), dim), decoder.embedding.dtype, tokens.device)
+        texts.append(TextRows(len(tokens), 0, rows, scored=len(tokens)))
+    found = encoder.run(joined(sources), texts).logits
+    return [decoder.memory(each) for each in found.split([len(tokens) for tokens in sources])]

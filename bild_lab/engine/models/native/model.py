@@ -15,9 +15,8 @@ from bild_lab.engine.batch import current_batch
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.checkpoint import Checkpoint, Prompt, quantization
 from bild_lab.engine.models.hf import HuggingFaceModel
-from bild_lab.engine.models.native import families, llama, t5
-from bild_lab.engine.models.native.attention import PlacedRows
-from bild_lab.engine.models.native.cache import KeyValueCache
+from bild_lab.engine.models.native import llama, t5
+from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows
 from bild_lab.engine.models.native.compiled import Workspace, roomy
 from bild_lab.engine.models.native.cpu import PackedDecoder
 from bild_lab.engine.models.native.layers import SPARE_ROWS, Decoder, NativeLayers
@@ -71,13 +70,13 @@ class NativeModel:
     @cached_property
     def packed(self) -> PackedDecoder | None:
         """The decoder's weights packed for the CPU kernels; None where PyTorch runs it."""
-        return PackedDecoder(self.decoder.outline()) if self.kernels else None
+        return PackedDecoder(self.decoder) if self.kernels else None
 
     @cached_property
     def packed_encoder(self) -> PackedDecoder | None:
         """The same for the encoder; None if there is none."""
         encodes = self.kernels and self.checkpoint.encoder_decoder
-        return PackedDecoder(self.decoder.encoder_outline()) if encodes else None
+        return PackedDecoder(self.decoder.encoder) if encodes else None
 
     @cached_property
     def _pool(self) -> Pool:
@@ -194,4 +193,4 @@ def why_not_native(config: PreTrainedConfig, dtype: torch.dtype) -> str | None:
         return "T5 overflows in float16 without the clamping that Transformers does"
     if (method := quantization(config)) is not None:
         return f"its weights are quantized ({method})"
-    return (t5 if config.is_encoder_decoder else families).why_not(config)
+    return (t5 if config.is_encoder_decoder else llama).why_not(config)

@@ -12,10 +12,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bild_lab.engine.models.native.cache import KeyValueCache
+from bild_lab.engine.models.native.attention import KeyValueCache
 from bild_lab.engine.models.native.cpu import structures as c
 from bild_lab.engine.models.native.cpu.library import library
-from bild_lab.engine.models.native.cpu.weights import ACTIVATIONS, DecoderOutline, LayerOutline, Weight, packed_matrix
+from bild_lab.engine.models.native.cpu.panels import packed_matrix
+from bild_lab.engine.models.native.stack import ACTIVATIONS, Layer, Stack, Weight
 from bild_lab.engine.session import NOTHING, Chain, DraftedChain, GrownTree, Growth, Skipped
 
 NUMBERS = "heads kv_heads head_dim hidden bidirectional epsilon scale final_scale embedding_scale".split()
@@ -52,38 +53,38 @@ class PackedScores:
 
 
 class PackedDecoder:
-    """Runs a decoder's layers by the kernels. known: how many tokens have embeddings.
+    """Runs a stack of layers by the kernels. known: how many tokens have embeddings.
 
     A row's results are the same to the last bit whatever rows run beside it, of its own text or of others: each sum has
     one order. So the texts of a batch are those of batch 1 in every precision.
     """
 
-    def __init__(self, outline: DecoderOutline) -> None:
+    def __init__(self, stack: Stack) -> None:
         self._held: list[object] = []  # what the kernels point to
         self._matrices: list[Tensor] = []
         self._library = library()
-        layers = (c.Layer * len(outline.layers))(*map(self._layer, outline.layers))
+        layers = (c.Layer * len(stack.layers))(*map(self._layer, stack.layers))
         self._held.append(layers)
-        bias = outline.distance_bias
-        self.known, self.dim = outline.embedding.shape
-        self.vocab, self.depth = outline.head.shape[0], len(layers)
+        bias = stack.distance_bias
+        self.known, self.dim = stack.embedding.shape
+        self.vocab, self.depth = stack.head.shape[0], len(layers)
         self._model = c.Model(
-            **{name: getattr(outline, name) for name in NUMBERS},
+            **{name: getattr(stack, name) for name in NUMBERS},
             dim=self.dim,
             vocab=self.vocab,
-            half=outline.embedding.dtype == torch.bfloat16,
-            activation=ACTIVATIONS.index(outline.activation),
-            gated=outline.layers[0].inner.gated,
+            half=stack.embedding.dtype == torch.bfloat16,
+            activation=list(ACTIVATIONS).index(stack.activation),
+            gated=stack.layers[0].inner.gated,
             rotary=bias is None,
-            farthest=0 if bias is None else (bias.shape[1] - 1) // (2 if outline.bidirectional else 1),
+            farthest=0 if bias is None else (bias.shape[1] - 1) // (2 if stack.bidirectional else 1),
             layer=addressof(layers),
-            final_norm=self._vector(outline.final_norm),
-            head=self._matrix(Weight(outline.head)),
-            embedding=self._hold(outline.embedding),
+            final_norm=self._vector(stack.final_norm),
+            head=self._matrix(Weight(stack.head)),
+            embedding=self._hold(stack.embedding),
             distance_bias=self._vector(bias),
         )
         self._every_layer = torch.arange(self.depth, dtype=torch.int32)
-        nothing = torch.empty(1, 0, outline.head_dim)
+        nothing = torch.empty(1, 0, stack.head_dim)
         self._rotations = (nothing, nothing)
         self._rotary = bias is None
 
@@ -259,7 +260,7 @@ class PackedDecoder:
         for tensor in self._matrices:
             self._library.read_all(tensor.data_ptr(), tensor.nbytes, torch.get_num_threads())
 
-    def _layer(self, layer: LayerOutline) -> c.Layer:
+    def _layer(self, layer: Layer) -> c.Layer:
         packed = c.Layer(window=layer.window, kind=layer.kind)
         for name in c.NORMS.split():
             setattr(packed, name, self._vector(getattr(layer, name)))

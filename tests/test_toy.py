@@ -1,0 +1,58 @@
+"""The toy pair and its corpus, as they are shipped."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import pytest
+
+from bild_lab import load
+from bild_lab.errors import UserError
+from bild_lab.files import TOY, shipped
+from bild_lab.lab.data.examples import Example, load_examples
+from bild_lab.lab.metrics.quality import score
+from tests.lab.data.test_examples import from_config
+
+
+@lru_cache
+def corpus(split: str) -> tuple[Example, ...]:
+    return load_examples(from_config("toy", split=split))
+
+
+def bleu(texts: list[str]) -> float:
+    return score("bleu", texts, [one.references for one in corpus("test")[: len(texts)]]).value
+
+
+def decoded(target: str, draft: str | None, policy: str, **knobs: float) -> tuple[list[str], float]:
+    """The texts of 40 test sentences, and how many tokens a forward of the target gave."""
+    decoder = load(target, draft, policy, **knobs)
+    found = decoder.generate([one.prompt for one in corpus("test")[:40]])
+    calls = sum(one.trace.target_calls for one in found)
+    return [one.text for one in found], sum(len(one.token_ids) for one in found) / calls
+
+
+def test_what_is_shipped_is_small() -> None:
+    assert sum(file.stat().st_size for part in ("large", "small") for file in (TOY / part).iterdir()) < 4e6
+    assert sum(file.stat().st_size for file in (TOY / "corpus").iterdir()) < 1.2e6
+
+
+def test_no_sentence_is_in_two_splits() -> None:
+    sources = [one.source for split in ("train", "validation", "test") for one in corpus(split)]
+    assert len(sources) == len(set(sources)) == 6600
+
+
+@pytest.mark.parametrize("path", ["toy:", "toy:medium", "toy:large/config.json"])
+def test_another_name_is_refused(path: str) -> None:
+    with pytest.raises(UserError, match="toy:large"):
+        shipped(path)
+
+
+def test_the_pair_shows_what_each_method_trades() -> None:
+    """The drafter is clearly worse than the target; BiLD's thresholds lead from one to the other."""
+    (alone, _), (drafter, _) = decoded("toy:large", None, "vanilla"), decoded("toy:small", None, "vanilla")
+    same, lossless_pace = decoded("toy:large", "toy:small", "speculative")
+    strict, _ = decoded("toy:large", "toy:small", "bild", fallback=0.9, rollback=0.5)
+    loose, loose_pace = decoded("toy:large", "toy:small", "bild", fallback=0.2, rollback=12.0)
+    assert same == alone and lossless_pace > 2
+    assert 60 < bleu(alone) < 95 and bleu(drafter) < bleu(alone) - 5
+    assert bleu(strict) > bleu(loose) + 5 and loose_pace > lossless_pace
