@@ -21,8 +21,8 @@ from bild_lab.engine.session import LoadedModel
 from bild_lab.lab.config import compose_policy, policy_names
 from bild_lab.lab.decoding.build import flatten
 from tests.checkpoints import tiny_checkpoints
-from tests.engine.adapters.tiny import files_of
 from tests.engine.drafters.tables import ngram_table
+from tests.engine.heads.tiny import files_of
 from tests.tiny import tiny_tokenizer
 
 FAMILIES = ("t5", "llama")

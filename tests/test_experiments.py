@@ -18,7 +18,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from bild_lab.engine.adapters.layer_heads import LayerHeads
+from bild_lab.engine.heads.layer_heads import LayerHeads
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.native import NativeModel
@@ -28,8 +28,8 @@ from bild_lab.lab.point import cached_examples, prepare
 from bild_lab.papers.figures import FIGURES, measured
 from bild_lab.papers.match_rate_command import match_rates
 from bild_lab.papers.published import SCALES, load_published
-from tests.engine.adapters.tiny import files_of
 from tests.engine.drafters.tables import ngram_table
+from tests.engine.heads.tiny import files_of
 from tests.thinned import thinned
 from tests.tiny import tiny_llama
 

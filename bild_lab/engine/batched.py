@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from bild_lab.engine.batch import Batch
-from bild_lab.engine.drafters.windows import Window
+from bild_lab.engine.drafters.model import Window
 from bild_lab.engine.protocols import DecodesTogether, Method
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import LoadedModel

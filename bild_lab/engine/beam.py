@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bild_lab.engine.draft import ROOT, Tree
-from bild_lab.engine.drafters.windows import FixedWindow
+from bild_lab.engine.drafters.model import FixedWindow
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.sampling import Sampling, precise
 from bild_lab.engine.session import Feed, Model, Rows, Session, Want, on_device, require_scores

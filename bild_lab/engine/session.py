@@ -27,15 +27,15 @@ class Rows:
     """Rows to run.
 
     tokens: [m]. tree: the shape of the rows; None: a chain. A tree may have more rows than there are tokens: then its
-    first rows are those of the extends before, and these tokens are its last rows. at: None for the next rows of the
-    text. For drafted rows it is a position in the sequence, `length` or later: such rows are never kept, and later
+    first rows are those of the extends before, and these tokens are its last rows. position: None for the next rows of
+    the text. For drafted rows it is a position in the sequence, `length` or later: such rows are never kept, and later
     rows overwrite them. states: [m, dim], the output of the layer before `Want.layers` for these rows; the tokens are
     then not embedded.
     """
 
     tokens: Sequence[int] | Int[Tensor, " m"]
     tree: Tree | None = None
-    at: int | None = None
+    position: int | None = None
     states: Float[Tensor, "m dim"] | None = None
 
 
@@ -133,9 +133,9 @@ class Chain:
     steps: how many at most. end_tokens: end the chain, and belong to it. threshold: the chain ends before a token if
     the largest probability of its forward, at temperature 1, is smaller; None: never. uniforms: [steps] in [0, 1),
     one for each draw at this temperature; None with temperature 0. keeps_probs: return the distributions at
-    temperature 1 too. plain: every token may be drawn, neither top-k nor top-p. looks: False: tokens behind an end
-    token may be drafted too, where looking for it would synchronize. at, layers, skipped: for drafted rows of some of
-    the layers, as in `Rows` and `Want`.
+    temperature 1 too. plain: every token may be drawn, neither top-k nor top-p. stop_on_eos: False: tokens after an end
+    token may be drafted too, where reading it would synchronize. position, layers, skipped: for drafted rows of some
+    of the layers, as in `Rows` and `Want`.
     """
 
     steps: int
@@ -145,8 +145,8 @@ class Chain:
     uniforms: Float[Tensor, " steps"] | None = None
     keeps_probs: bool = False
     plain: bool = True
-    looks: bool = True
-    at: int | None = None
+    stop_on_eos: bool = True
+    position: int | None = None
     layers: tuple[int, ...] | None = None
     skipped: Skipped = NOTHING
 
@@ -175,10 +175,10 @@ class Growth:
     """A tree of tokens to grow in one go, from the likeliest leaves (EAGLE-2, Li et al., 2024, §4).
 
     A token's chance is the product of the probabilities of all tokens on its branch. nodes: how many tokens at most,
-    the likeliest. depth: of the longest branch. width: how many leaves grow in one forward, the likeliest. children: of
-    a leaf, its likeliest next tokens. sure: a leaf whose largest probability, at temperature 1, is not smaller has one
-    child; None: never. least: growing ends when no leaf has this chance. end_tokens: have no children. temperature: of
-    the probabilities that are multiplied. plain: as in `Chain`.
+    the most likely. depth: of the longest branch. width: how many leaves grow in one forward, the most likely.
+    children: of a leaf, its most likely next tokens. prune_confidence: a leaf whose largest probability, at temperature
+    1, is not smaller has one child; None: never. min_prob: growing ends when no leaf has this chance. end_tokens: have
+    no children. temperature: of the probabilities that are multiplied. plain: as in `Chain`.
     """
 
     nodes: int
@@ -186,8 +186,8 @@ class Growth:
     width: int
     children: int
     end_tokens: frozenset[int]
-    sure: float | None = None
-    least: float = 0.0
+    prune_confidence: float | None = None
+    min_prob: float = 0.0
     temperature: float = 1.0
     plain: bool = True
 

@@ -23,8 +23,7 @@ from omegaconf import OmegaConf
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import ROOT
 from bild_lab.engine.drafters.candidates import CandidateDrafter
-from bild_lab.engine.drafters.tree_file import to_content, trees_in
-from bild_lab.engine.drafters.trees import Node, ProbedTree, efficient_tree
+from bild_lab.engine.drafters.trees import Node, ProbedTree, efficient_tree, to_content, trees_in
 from bild_lab.engine.request import Request
 from bild_lab.engine.trace import Round, Trace
 from bild_lab.errors import UserError

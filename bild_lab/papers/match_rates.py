@@ -17,11 +17,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bild_lab.engine.acceptance import ExactMatch
-from bild_lab.engine.adapters.layer_heads import LayerHeads, LayerHeadsConfig, require_heads_of, require_layers
 from bild_lab.engine.batch import Batch
 from bild_lab.engine.batch_room import quiet_batch
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.drafters import NoDraft
+from bild_lab.engine.heads.layer_heads import LayerHeads, LayerHeadsConfig, require_heads_of, require_layers
 from bild_lab.engine.ppd.pipeline import SHARED
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import precise

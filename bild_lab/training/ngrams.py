@@ -9,7 +9,7 @@ from itertools import takewhile
 
 import torch
 
-from bild_lab.engine.drafters.ngram_table import Counts, NGramTable, require_order, vocabulary_hash
+from bild_lab.engine.drafters.ngram import Counts, NGramTable, require_order, vocabulary_hash
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.errors import UserError
 from bild_lab.lab.data.examples import Example

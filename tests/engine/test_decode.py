@@ -471,7 +471,7 @@ def test_rounds_are_the_same_if_the_drafter_does_not_look_for_end_tokens(seed: i
     found, forwards = [], []
     for looks in (True, False):
         drafter = ModelDrafter(draft, 5)
-        drafter.looks = looks
+        drafter.stop_on_eos = looks
         tokens, trace = decode(target, drafter, ExactMatch(), source, end=end)
         found.append((tokens, [(each.drafted, each.accepted, each.next_token) for each in trace.rounds]))
         forwards.append(trace.draft_calls)

@@ -12,7 +12,7 @@ import pytest
 
 from bild_lab.engine.batch import Batch, Wanted
 from bild_lab.engine.batched import apart, decode_batch, why_not_in_batches
-from bild_lab.engine.drafters.windows import AdaptiveWindow
+from bild_lab.engine.drafters.model import AdaptiveWindow
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
 from bild_lab.lab.measure.timing import warm_up

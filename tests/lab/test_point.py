@@ -17,7 +17,7 @@ from bild_lab.files import FilePath
 from bild_lab.lab import point as module
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.point import prepare
-from tests.engine.adapters.tiny import random_adapter
+from tests.engine.heads.tiny import random_adapter
 from tests.tiny import tiny_llama
 
 

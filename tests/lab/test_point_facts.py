@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from bild_lab.engine.adapters.layer_heads import LayerHeadsConfig
+from bild_lab.engine.heads.layer_heads import LayerHeadsConfig
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.point import Point, _settings_in, prepare
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.runner import run_point
-from tests.engine.adapters.tiny import files_of, random_adapter
+from tests.engine.heads.tiny import files_of, random_adapter
 from tests.engine.vocabularies.foreign import foreign_module
 from tests.tiny import save, tiny_llama
 

@@ -28,7 +28,7 @@ from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.runner import run_point
 from bild_lab.lab.tree_search import Text, acceptance_of, best_nodes, best_tree, choices, collecting
 from tests.checkpoints import write_data
-from tests.engine.adapters.tiny import files_of
+from tests.engine.heads.tiny import files_of
 from tests.stubs import StubModel
 from tests.tiny import tiny_llama
 

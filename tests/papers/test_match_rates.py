@@ -16,7 +16,7 @@ from PIL import Image
 from transformers import PreTrainedModel
 
 import scripts.match_rates
-from bild_lab.engine.adapters.layer_heads import LayerHeads
+from bild_lab.engine.heads.layer_heads import LayerHeads
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.native import NativeModel

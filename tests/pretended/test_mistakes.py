@@ -70,7 +70,7 @@ def test_a_window_of_one_graph_ends_where_a_step_ends_if_that_is_looked_for(desk
     drafter, tokens = ModelDrafter(desk.draft.as_compiled(), 4), list(desk.request.source.prompt)
     drafter.start(desk.request, desk.target.start(desk.request.source, NEW_TOKENS, []))
     drafted = drafter.propose(tokens).token_list
-    drafter.looks = looks
+    drafter.stop_on_eos = looks
     ends = replace(desk.request.limits, end_tokens=frozenset([drafted[1]]))
     drafter.start(replace(desk.request, limits=ends), desk.target.start(desk.request.source, NEW_TOKENS, []))
     with desk.machine.counting() as waits:

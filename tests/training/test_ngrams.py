@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoTokenizer
 
 import run
-from bild_lab.engine.drafters.ngram_table import read_table
+from bild_lab.engine.drafters.ngram import read_table
 from scripts import train_module
 from tests.training.printed import printed_point
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from bild_lab.engine.acceptance.speculative_sampling import forgiving_verdict, judged_probs, own_decisions
 from bild_lab.engine.acceptance.trees import PerRow, judging_rows
-from bild_lab.engine.adapters.judge import JudgeHead
 from bild_lab.engine.draft import Draft, Verdict
+from bild_lab.engine.heads.judge import JudgeHead
 from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling

@@ -102,7 +102,7 @@ class AdaptiveSkipDrafter(Drafter):
         draft, self._guessed = self._drafter.propose(tokens), None
         if not len(draft) or (candidate := self._next()) is None:
             return draft
-        rows = Rows(draft.under(tokens[-1])[:-1], at=self._target.length)
+        rows = Rows(draft.under(tokens[-1])[:-1], position=self._target.length)
         scores = self._target.extend(rows, self._part.without(candidate))
         self._guessed = likeliest(precise(scores.logits))
         return replace(draft, calls=draft.calls + 1)

@@ -1,22 +1,37 @@
-"""The base of drafters that know the likeliest tokens of several positions ahead and draft a tree of them."""
+"""Drafters that know candidates for several positions ahead, and draft a tree of them: Medusa's heads, BiTA's masks."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Self
 
 from jaxtyping import Int
 from torch import Tensor
 
-from bild_lab.engine.draft import Draft
-from bild_lab.engine.drafters.tree_file import read_trees
-from bild_lab.engine.drafters.trees import GROWTHS, Layout, ProbedTree, TokenTrees, grown, widths_of
+from bild_lab.engine.draft import Draft, Verdict
+from bild_lab.engine.drafters.trees import (
+    GROWTHS,
+    Layout,
+    ProbedTree,
+    TokenTrees,
+    TreeFile,
+    efficient_tree,
+    grown,
+    read_trees,
+    widths_of,
+)
+from bild_lab.engine.heads.bita import BitaConfig
+from bild_lab.engine.heads.medusa import MedusaHeads
+from bild_lab.engine.models.native.cpu import PackedHeads
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
-from bild_lab.engine.session import LoadedModel, Session
-from bild_lab.errors import UserError
+from bild_lab.engine.sampling import precise
+from bild_lab.engine.session import LoadedModel, Scores, Session, Want
+from bild_lab.engine.trace import Forward
+from bild_lab.errors import UserError, require_whole
 
 AUTO, STRAIGHTFORWARD = "auto", "straightforward"
 
@@ -78,3 +93,95 @@ def named_trees(
         widths = widths_of(top_k, most_depth, vocabulary)
         return grown(GROWTHS[tree], widths, min(most_probes, len(widths)))
     return read_trees(tree, most_depth, most_probes, vocabulary)
+
+
+class MedusaDrafter(CandidateDrafter):
+    """A tree of the likeliest tokens of each head.
+
+    The heads read the hidden state of the last accepted token, from which the target's own head chose the next
+    token. Head i (from 0) predicts the token i + 1 positions after that one. The first round drafts nothing.
+
+    Each head's product with its vocabulary matrix is recorded as a forward without layers, that of heads with a shared
+    matrix as one. The residual blocks are far smaller and not recorded. Heads beyond the tree's depth do not run.
+
+    tree: full_tree (the paper's Cartesian product), efficient_tree (BiTA's), a file that `auto` kept, or auto:
+    `run.py` fits one. top_k: candidates of each head, one number or one for each of the first heads; not for a file.
+    """
+
+    wants = Want(head_input=True)
+
+    def __init__(self, target: LoadedModel, heads: MedusaHeads, tree: TreeFile, top_k: int | Sequence[int]) -> None:
+        most = heads.config.heads
+        super().__init__(target, most, 0, named_trees(tree, top_k, most, 0, heads.config.vocabulary))
+        self._shared, self._config = heads.config.shared, target.checkpoint.config
+        self._heads = lru_cache(maxsize=1)(partial(finder, target, heads))  # one for all copies of this drafter
+        if not self._shared:  # a shared matrix needs the target's weights
+            self._heads()
+
+    def start(self, request: Request, target: Session) -> None:
+        super().start(request, target)
+        self._forwards = target.forwards
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Run the heads on the last accepted token for the next draft's candidates."""
+        if not self._trees.widest:
+            return
+        row = verdict.path[-1] + 1 if verdict.path else 0
+        depth = self._trees.depth
+        self.candidates = self._heads().likeliest(scores.head_input[row], depth, self._trees.widest)
+        together = depth if self._shared else 1
+        self._forwards += [Forward(self._config, rows=0, scored=together, layers=0)] * (depth // together)
+
+
+def finder(target: LoadedModel, heads: MedusaHeads) -> MedusaHeads | PackedHeads:
+    """What finds the candidates on the target's engine."""
+    if target.engine == "kernels":
+        outputs = target.packed if heads.config.shared else heads.outputs
+        return PackedHeads(heads.blocks, heads.biases, outputs)
+    return heads.attach(target.vocabulary_weights()[1]) if heads.config.shared else heads
+
+
+class MaskTokenDrafter(CandidateDrafter):
+    """Streamlined generation and verification (BiTA §3.2, Appendix B, Algorithm 1), for a `BitaTarget`.
+
+    Every forward runs the last committed token, the draft, and groups of masks. Take the group after the last
+    accepted token. Its mask j (from 0) predicts the token j + 2 positions ahead; the target's own next token is
+    1 ahead. The likeliest tokens of each mask are the candidates of the next draft. The first forward has no
+    draft, and one group after the prompt.
+
+    tree: efficient_tree (Figure 5) extends only each depth's likeliest candidate; full_tree extends every
+    candidate. Both have a group of masks after every token. straightforward (Figure 4) drafts a chain of each
+    mask's likeliest token, with a single group after the last committed token. So predictions for tokens that
+    have since been accepted are lost, and the remaining ones were made without seeing those tokens. A file that
+    `auto` kept has a tree for each number of candidates, and says after which tokens masks run, and how
+    many; auto: `run.py` fits one.
+    top_k: candidates of each mask, one number or one for each mask; straightforward always uses 1.
+    adapter: its configuration; the weights are the target's.
+    mask_tokens: use only this many of the adapter's masks, from the first; None: all, or as many as there are widths.
+    """
+
+    def __init__(
+        self,
+        target: LoadedModel,
+        adapter: BitaConfig,
+        tree: TreeFile,
+        top_k: int | Sequence[int],
+        mask_tokens: int | None = None,
+    ) -> None:
+        most = adapter.mask_tokens
+        masks = most if mask_tokens is None else mask_tokens
+        require_whole("mask_tokens", masks, 1, most, f"null uses all {most} of the adapter")
+        self._straight = tree == STRAIGHTFORWARD
+        if self._straight:
+            trees = grown(efficient_tree, [1] * masks, masks, everywhere=False)
+        else:
+            trees = named_trees(tree, top_k, masks, masks, target.checkpoint.config.vocab_size)
+        super().__init__(target, masks, masks, trees)
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Take the next draft's candidates from the masks after the last accepted token."""
+        accepted = len(verdict.path)
+        row = 0 if self._straight or not accepted else verdict.path[-1] + 1
+        first, count = self._layout.groups[row]
+        logits = scores.logits[first + (accepted if self._straight else 0) : first + count]
+        self.candidates = precise(logits).topk(self._trees.widest).indices if self._trees.widest else None

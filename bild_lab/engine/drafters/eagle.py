@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bild_lab.engine.adapters.eagle import EAGLE3, Eagle, joined_states
 from bild_lab.engine.draft import Tree
 from bild_lab.engine.drafters.state_trees import StateTreeDrafter
+from bild_lab.engine.heads.eagle import EAGLE3, Eagle, joined_states
 from bild_lab.engine.models.native.attention import KeyValueCache, place_rows
 from bild_lab.engine.models.native.layers import SPARE_ROWS
 from bild_lab.engine.request import Request

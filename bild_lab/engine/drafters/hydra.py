@@ -9,8 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from bild_lab.engine.adapters.hydra import HydraHeads
 from bild_lab.engine.drafters.state_trees import StateTreeDrafter
+from bild_lab.engine.heads.hydra import HydraHeads
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import EVERYTHING, Rows, Scores, Session, Want, as_rows, on_device
 from bild_lab.engine.trace import Forward

@@ -1,21 +1,22 @@
-"""A small model that drafts a chain of tokens, as in speculative decoding and BiLD."""
+"""A small model that drafts a chain of tokens, as in speculative decoding and BiLD, and how many it drafts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from bild_lab.engine.draft import Draft, Verdict
-from bild_lab.engine.drafters.windows import FixedWindow, Window
 from bild_lab.engine.models.views import TargetLayers
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import pick, precise
 from bild_lab.engine.session import LAST, Chain, Model, Scores, Session, on_device, require_scores
-from bild_lab.errors import UserError, require_flag
+from bild_lab.engine.speculative_theory import optimal_window
+from bild_lab.errors import UserError, require_flag, require_whole
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class ModelDrafter(Drafter):
 
     window: a number, or an object that chooses one before each round, such as `AdaptiveWindow`. Neither
     the window nor `stop` sees the token it decides about, so speculative sampling stays lossless with both.
-    looks: whether each drafted token is read, and an end token ends the draft.
+    stop_on_eos: whether each drafted token is read, and an end token ends the draft.
     keeps_probs: give the acceptance rule the drafter's distribution at temperature 1, which cascades need.
 
     With a stop rule a round's statistics hold `confidence`, the largest probability of each forward, and `fallback`,
@@ -71,7 +72,7 @@ class ModelDrafter(Drafter):
             require_scores(draft, "keeps_probs")
         self._keeps_probs = keeps_probs
         # on an accelerator a fixed window is drafted without reading the tokens, as that would synchronize
-        self.looks = stop is not None or draft.device.type == "cpu"
+        self.stop_on_eos = stop is not None or draft.device.type == "cpu"
         self._session: Session | None = None
 
     @property
@@ -122,10 +123,10 @@ class ModelDrafter(Drafter):
                 confidences.append(confidence)
                 if fallback := self._stop(confidence):
                     break
-            elif self.looks:
+            elif self.stop_on_eos:
                 token = int(chosen)
             drafted.append(chosen)
-            if self.looks and token in limits.end_tokens:
+            if self.stop_on_eos and token in limits.end_tokens:
                 break
             feed = chosen
         return Draft(
@@ -151,7 +152,7 @@ class ModelDrafter(Drafter):
             uniforms,
             self._keeps_probs,
             sampling.plain,
-            self.looks,
+            self.stop_on_eos,
         )
         drafted = self._session.draft(feed, chain)
         if drafted is None:
@@ -188,3 +189,91 @@ def read(confidence: Float[Tensor, " 1"], token: Int[Tensor, " 1"]) -> tuple[flo
     """Both values on the host, in one transfer."""
     first, second = torch.cat([confidence.double(), token.double()]).tolist()
     return first, int(second)
+
+
+PRIOR_TOKENS = 4.0  # the weight of the prior acceptance rate, in judged tokens
+PROBE_ROUNDS = 8  # if drafting does not pay, one token is still drafted once in this many rounds
+
+
+@runtime_checkable
+class Window(Protocol):
+    """Decides before each round how many tokens to draft, from the results of earlier rounds."""
+
+    def start(self) -> None:
+        """Start a new text."""
+
+    def size(self) -> int:
+        """The window of the round that starts now; 0 drafts nothing."""
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        """Report how many tokens of that round were drafted and accepted."""
+
+
+@dataclass(frozen=True)
+class FixedWindow:
+    """The same window in every round."""
+
+    tokens: int
+
+    def __post_init__(self) -> None:
+        require_whole("the draft window", self.tokens, 1)
+
+    def start(self) -> None:
+        """Nothing to forget."""
+
+    def size(self) -> int:
+        return self.tokens
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        """Nothing to learn."""
+
+
+class AdaptiveWindow:
+    """The best window by Theorem 3.8 at the recent acceptance rate (speculative decoding §3.5).
+
+    cost_ratio: the time of one drafter step divided by that of one target step, c in the theorem. A run of
+    policy=speculative measures it: prediction.cost_ratio in its result.json. If reading the weights
+    takes most of the time, it is close to the ratio of the two models' sizes.
+    largest: drafts no more than this.
+    prior: the acceptance rate assumed at the start of a text, with the weight of four judged tokens.
+    memory: in (0, 1], the weight that past counts keep from one round to the next; 1 never forgets,
+    0.9 looks back over about ten rounds.
+
+    The estimate is accepted / (accepted + rejections), with exponential decay. Drafted tokens after a
+    rejection were never judged and do not count. The estimate is reset for every text, so that a text
+    does not depend on the ones before it. If drafting does not pay, every eighth round still drafts one
+    token, as the estimate could not change otherwise. Raises UserError for values out of range.
+    """
+
+    def __init__(self, cost_ratio: float, largest: int, prior: float, memory: float) -> None:
+        require_whole("the largest draft window", largest, 1)
+        if not 0.0 < memory <= 1.0:
+            raise UserError(f"the window's memory must lie in (0, 1], got {memory!r}; 1 never forgets")
+        optimal_window(prior, cost_ratio, largest)  # raises for rates and ratios out of range
+        self._cost_ratio = cost_ratio
+        self._largest = largest
+        self._prior = prior
+        self._memory = memory
+        self.start()
+
+    def start(self) -> None:
+        self._accepted = self._prior * PRIOR_TOKENS
+        self._judged = PRIOR_TOKENS
+        self._idle_rounds = 0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """The current estimate of α, the probability that a drafted token is accepted if those before it are."""
+        return self._accepted / self._judged
+
+    def size(self) -> int:
+        best = optimal_window(self.acceptance_rate, self._cost_ratio, self._largest)
+        return 1 if best == 0 and self._idle_rounds + 1 >= PROBE_ROUNDS else best
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        if drafted == 0:
+            self._idle_rounds += 1
+            return
+        self._idle_rounds = 0
+        self._accepted = self._memory * self._accepted + accepted
+        self._judged = self._memory * self._judged + accepted + (accepted < drafted)

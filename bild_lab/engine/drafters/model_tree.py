@@ -12,7 +12,7 @@ from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, precise
 from bild_lab.engine.session import LAST, GrownTree, Growth, Model, Rows, Scores, Session, Want, on_device
-from bild_lab.errors import UserError, require_whole
+from bild_lab.errors import require_number, require_whole
 
 
 class ModelTreeDrafter(Drafter):
@@ -24,8 +24,8 @@ class ModelTreeDrafter(Drafter):
     token counts as certain (q is one-hot), and speculative sampling is lossless.
 
     stop: a leaf of which the drafter is sure has one child; an unsure one branches instead of handing over to the
-    target (BiLD's fallback, §3.3, as branching). None: every leaf branches. least: growing ends when no leaf has this
-    chance. Sampled text multiplies the probabilities that it samples from, greedy text those at temperature 1.
+    target (BiLD's fallback, §3.3, as branching). None: every leaf branches. min_prob: growing ends when no leaf has
+    this chance. Sampled text multiplies the probabilities that it samples from, greedy text those at temperature 1.
     """
 
     drafts_trees = True
@@ -37,16 +37,15 @@ class ModelTreeDrafter(Drafter):
         window: int,
         width: int,
         children: int,
-        least: float = 0.0,
+        min_prob: float = 0.0,
         stop: LowConfidence | None = None,
     ) -> None:
         for name, value in (("nodes", nodes), ("window", window), ("width", width), ("children", children)):
             require_whole(name, value, 1)
-        if isinstance(least, bool) or not isinstance(least, int | float) or not 0.0 <= least <= 1.0:
-            raise UserError(f"least is a probability and must lie in [0, 1], got {least!r}; 0 always grows on")
+        require_number("min_prob", min_prob, 0, 1, remedy="0 always grows on")
         self._model = draft
-        sure = None if stop is None else stop.threshold
-        self._growth = Growth(nodes, window, width, children, frozenset(), sure, least)
+        confident = None if stop is None else stop.threshold
+        self._growth = Growth(nodes, window, width, children, frozenset(), confident, min_prob)
         self._session: Session | None = None
 
     def start(self, request: Request, target: Session) -> None:
@@ -112,7 +111,7 @@ def grow(session: Session, feed: list[int], growth: Growth, sampling: Sampling) 
         level = len(nodes)
         nodes += likeliest_children(logits, leaves, nodes, growth, sampling)
         growing = [n for n in range(level, len(nodes)) if nodes[n].token not in growth.end_tokens]
-        growing = [n for n in growing if nodes[n].chance >= growth.least]
+        growing = [n for n in growing if nodes[n].chance >= growth.min_prob]
         leaves = sorted(sorted(growing, key=lambda n: -nodes[n].chance)[: growth.width])
         if not leaves or len(forwards) == growth.depth:
             break
@@ -131,14 +130,14 @@ def likeliest_children(
 ) -> list[Node]:
     """The likeliest tokens after each leaf, from its row of logits."""
     probs = precise(logits).softmax(-1)
-    confidence = probs.amax(-1)
+    confidences = probs.amax(-1)
     if not sampling.greedy:
         probs = sampling.probs(logits)
     chances, tokens = probs.topk(min(growth.children, probs.shape[-1]))
-    read = torch.cat([confidence[:, None].double(), chances.double(), tokens.double()], -1).tolist()  # one transfer
+    read = torch.cat([confidences[:, None].double(), chances.double(), tokens.double()], -1).tolist()  # one transfer
     children: list[Node] = []
-    for leaf, (sure, *values) in zip(leaves, read, strict=True):
-        most = 1 if growth.sure is not None and sure >= growth.sure else chances.shape[-1]
+    for leaf, (confidence, *values) in zip(leaves, read, strict=True):
+        most = 1 if growth.prune_confidence is not None and confidence >= growth.prune_confidence else chances.shape[-1]
         before = 1.0 if leaf == ROOT else nodes[leaf].chance
         for chance, token in zip(values[:most], values[chances.shape[-1] :], strict=False):
             if chance > 0.0:

@@ -1,18 +1,30 @@
-"""The n-gram drafter: a table lookup in place of a model (speculative decoding §3.6)."""
+"""The n-gram drafter: a table lookup in place of a model (speculative decoding §3.6), and the table's file."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import torch
 from jaxtyping import Float, Int
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor
 
 from bild_lab.engine.draft import Draft
-from bild_lab.engine.drafters.ngram_table import NGramTable
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import pick
 from bild_lab.engine.session import Model, Session, on_device
-from bild_lab.errors import require_whole
+from bild_lab.errors import UserError, require_whole
+from bild_lab.files import FilePath, write_atomically
+
+if TYPE_CHECKING:
+    from bild_lab.engine.session import LoadedModel
 
 
 class NGramDrafter(Drafter):
@@ -80,3 +92,136 @@ class NGramDrafter(Drafter):
     def _sent(self, values: Tensor) -> Tensor:
         """Copied to the device without synchronizing."""
         return values.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else values
+
+
+FORMAT = "bild_lab n-grams 1"
+BUILD = "python scripts/train_module.py module=ngram name=ngrams pair.target=DIR dataset=NAME dataset.path=DIR"
+
+
+@dataclass(frozen=True, eq=False)
+class Counts:
+    """How often tokens were seen: the most frequent first, ties by token id."""
+
+    tokens: Int[Tensor, " k"]
+    times: Int[Tensor, " k"]
+
+
+@dataclass(frozen=True, eq=False)
+class NGramTable:
+    """Maximum-likelihood unigrams (order 1), or bigrams with unigram backoff (order 2), of a corpus.
+
+    width: one more than the largest token id. starts: where each token's followers begin; the tokens
+    seen after token c are followers[starts[c] : starts[c + 1]]. vocabulary_hash: of the tokenizer.
+    """
+
+    order: int
+    width: int
+    unigrams: Counts
+    starts: Int[Tensor, " contexts+1"]
+    followers: Counts
+    vocabulary_hash: str
+    corpus: str
+
+    @property
+    def token_count(self) -> int:
+        return int(self.unigrams.times.sum())
+
+    def after(self, token: int) -> Counts:
+        """Counts of the tokens after this one; unigram counts if it was never seen."""
+        begin, end = self.starts[token : token + 2].tolist() if token + 1 < len(self.starts) else (0, 0)
+        if begin == end:
+            return self.unigrams
+        return Counts(self.followers.tokens[begin:end], self.followers.times[begin:end])
+
+    def likeliest_after(self, token: int) -> int:
+        return self._likeliest.get(token, self._likeliest_of_all)
+
+    @cached_property
+    def _likeliest(self) -> dict[int, int]:
+        seen = self.starts.diff().nonzero()[:, 0]
+        return dict(zip(seen.tolist(), self.followers.tokens[self.starts[seen]].tolist(), strict=True))
+
+    @cached_property
+    def _likeliest_of_all(self) -> int:
+        return int(self.unigrams.tokens[0])
+
+    def unigram(self) -> NGramTable:
+        """The same corpus without its bigrams."""
+        empty = self.starts.new_zeros(0)
+        return replace(self, order=1, starts=self.starts.new_zeros(1), followers=Counts(empty, empty))
+
+    def save(self, path: Path) -> None:
+        tensors = {
+            "unigram_tokens": self.unigrams.tokens.int(),
+            "unigram_times": self.unigrams.times,
+            "starts": self.starts,
+            "follower_tokens": self.followers.tokens.int(),
+            "follower_times": self.followers.times.int(),
+        }
+        metadata = {
+            "format": FORMAT,
+            "order": str(self.order),
+            "vocabulary_size": str(self.width),
+            "vocabulary_hash": self.vocabulary_hash,
+            "corpus": self.corpus,
+            "tokens": str(self.token_count),
+        }
+        write_atomically(path, save(tensors, metadata))
+
+
+def read_table(path: Path) -> NGramTable:
+    """Read a table that `NGramTable.save` wrote. Raises UserError for a missing file and for any other file."""
+    if not path.is_file():
+        raise UserError(f"no n-gram table {path}; make one with: {BUILD}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                raise UserError(f"{path} is not an n-gram table of this version; make one with: {BUILD}")
+            tensors = {name: file.get_tensor(name).long() for name in file.keys()}  # noqa: SIM118 (no mapping)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"cannot read the n-gram table {path}: {error}; make it again with: {BUILD}") from error
+    return NGramTable(
+        order=int(metadata["order"]),
+        width=int(metadata["vocabulary_size"]),
+        unigrams=Counts(tensors["unigram_tokens"], tensors["unigram_times"]),
+        starts=tensors["starts"],
+        followers=Counts(tensors["follower_tokens"], tensors["follower_times"]),
+        vocabulary_hash=metadata["vocabulary_hash"],
+        corpus=metadata["corpus"],
+    )
+
+
+def load_table(target: LoadedModel, path: FilePath | None, order: int) -> NGramTable:
+    """Load the table of a policy, as unigrams (order 1) or bigrams (order 2).
+
+    Raises UserError for a missing or unreadable table, a table with another vocabulary, and a table
+    without bigrams if order is 2.
+    """
+    require_order(order)
+    if not isinstance(path, str):
+        raise UserError(
+            f"policy.table must be the file of an n-gram table, got {'null' if path is None else repr(path)}; "
+            f"make one with: {BUILD} and then set policy.table=outputs/ngrams/table.safetensors"
+        )
+    table = read_table(Path(path).expanduser())
+    checkpoint = target.checkpoint
+    if table.vocabulary_hash != vocabulary_hash(checkpoint.vocabulary):
+        raise UserError(
+            f"the n-gram table {path} ({table.corpus}) has another vocabulary than {checkpoint.path} "
+            f"({len(checkpoint.vocabulary)} pieces); make one with: {BUILD.replace('DIR', checkpoint.path, 1)}"
+        )
+    if table.order < order:
+        raise UserError(f"{path} holds unigrams, but bigrams are wanted; make them with: {BUILD}")
+    return table.unigram() if order == 1 else table
+
+
+def vocabulary_hash(vocabulary: dict[str, int]) -> str:
+    """A hash that is equal for two tokenizers if they map the same pieces to the same ids."""
+    pieces = json.dumps(sorted(vocabulary.items()))
+    return hashlib.sha256(pieces.encode()).hexdigest()[:16]
+
+
+def require_order(order: object) -> None:
+    if not isinstance(order, int) or isinstance(order, bool) or order not in (1, 2):
+        raise UserError(f"the order of n-grams must be 1 (unigrams) or 2 (bigrams), got {order!r}")

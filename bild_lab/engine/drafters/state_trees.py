@@ -15,12 +15,11 @@ from torch import Tensor
 
 from bild_lab.engine.draft import ROOT, Draft, Tree, Verdict, empty_draft
 from bild_lab.engine.drafters.model_tree import grow
-from bild_lab.engine.drafters.tree_file import read_trees
-from bild_lab.engine.drafters.trees import GROWTHS, Node, TreeFile, efficient_tree, widths_of
+from bild_lab.engine.drafters.trees import GROWTHS, Node, TreeFile, efficient_tree, read_trees, widths_of
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import EVERYTHING, Growth, LoadedModel, Rows, Scores, Session, Want, on_device
-from bild_lab.errors import UserError, require_whole
+from bild_lab.errors import UserError, require_number, require_whole
 
 DYNAMIC, CHAIN, PUBLISHED = "dynamic", "chain", "eagle_tree"
 # the ranks of each branch's candidates in EAGLE-1's tree for 7B models, which Figure 7 of the paper shows
@@ -53,7 +52,7 @@ class StateSession(Protocol):
 class TreeKnobs:
     """What tree to draft.
 
-    tree: dynamic (EAGLE-2 §4, as in `ModelTreeDrafter`: nodes, width, children and least are its knobs), eagle_tree
+    tree: dynamic (EAGLE-2 §4, as in `ModelTreeDrafter`: nodes, width, children and min_prob are its knobs), eagle_tree
     (EAGLE-1's), chain, or full_tree and efficient_tree with `top_k` candidates, one number or one for each depth, or a
     file in the form of a fitted tree. window: the longest branch. Raises UserError for what cannot be.
     """
@@ -64,17 +63,16 @@ class TreeKnobs:
     nodes: int = 15
     width: int = 4
     children: int = 3
-    least: float = 0.0
+    min_prob: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("nodes", "window", "width", "children"):
             require_whole(name, getattr(self, name), 1)
-        if isinstance(self.least, bool) or not isinstance(self.least, int | float) or not 0.0 <= self.least <= 1.0:
-            raise UserError(f"least is a probability and must lie in [0, 1], got {self.least!r}; 0 always grows on")
+        require_number("least", self.min_prob, 0, 1, remedy="0 always grows on")
 
     @property
     def growth(self) -> Growth:
-        return Growth(self.nodes, self.window, self.width, self.children, frozenset(), None, self.least)
+        return Growth(self.nodes, self.window, self.width, self.children, frozenset(), None, self.min_prob)
 
 
 class StateTreeDrafter(Drafter):
@@ -99,10 +97,10 @@ class StateTreeDrafter(Drafter):
         nodes: int = 15,
         width: int = 4,
         children: int = 3,
-        least: float = 0.0,
+        min_prob: float = 0.0,
     ) -> None:
         self._target, self._heads = target, heads
-        knobs = TreeKnobs(tree, window, top_k, nodes, width, children, least)
+        knobs = TreeKnobs(tree, window, top_k, nodes, width, children, min_prob)
         self._knobs = replace(knobs, window=min(window, self.longest))
         self.wants = self.reads()
         shape = named_nodes(tree, top_k, self._knobs.window, heads.config.vocabulary)

@@ -38,7 +38,7 @@ class StepDrafter(Drafter):
                 "use policy=bild or policy=judge"
             )
         self._model, self._inner, self._window = draft, ModelDrafter(draft, window), window
-        self._inner.looks = True  # at every token, for the end of the step
+        self._inner.stop_on_eos = True  # at every token, for the end of the step
         self._ends = step_ends(target.checkpoint.tokenizer, ENDS[step])
 
     def start(self, request: Request, target: Session) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from bild_lab.engine.draft import Draft, Verdict, empty_draft
 from bild_lab.engine.drafters.memory import Memory
-from bild_lab.engine.drafters.suffix_automaton import ROOT, SuffixAutomaton
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import LoadedModel, Scores, Session, on_device
-from bild_lab.errors import UserError, require_flag, require_whole
+from bild_lab.errors import UserError, require_flag, require_number, require_whole
 from bild_lab.files import FilePath
 
 
@@ -21,7 +22,7 @@ class SuffixDrafter(Drafter):
     (Hu et al., 2024, SAM decoding; Oliaro et al., 2024, SuffixDecoding). The draft follows the most frequent next
     token, of equally frequent ones the latest. It has up to `factor` tokens for each token of the match
     (SuffixDecoding §4.2, α), and ends before a token if the product of the frequencies so far would fall below
-    `least` (its estimated chance, there D(N)). Where a match ends with the text, a shorter one goes on.
+    `min_prob` (its estimated chance, there D(N)). Where a match ends with the text, a shorter one goes on.
 
     window: the most tokens drafted. corpus: a folder, or a file, of UTF-8 text, each file one text; None: none.
     keep: also copy from the answers to earlier texts. A prompt that comes again finds what it found the first time,
@@ -35,19 +36,18 @@ class SuffixDrafter(Drafter):
         target: LoadedModel,
         window: int,
         factor: float,
-        least: float,
+        min_prob: float,
         corpus: FilePath | None = None,
         keep: bool = False,
     ) -> None:
         require_whole("the draft window", window, 1)
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not factor > 0:
             raise UserError(f"factor must be a number > 0, got {factor!r}; 1 drafts as many tokens as were matched")
-        if isinstance(least, bool) or not isinstance(least, int | float) or not 0.0 <= least <= 1.0:
-            raise UserError(f"least is a chance and must lie in [0, 1], got {least!r}; 0 follows any match")
+        require_number("least", min_prob, 0, 1, remedy="0 follows any match")
         require_flag("keep", keep)
         self._target, self._device = target, target.device
         self._nothing = empty_draft(target.device)
-        self._window, self._factor, self._least, self._keep = window, factor, least, keep
+        self._window, self._factor, self._min_prob, self._keep = window, factor, min_prob, keep
         self._files = corpus_files(corpus)
         self._automaton: SuffixAutomaton | None = None
         self._answers = Memory()
@@ -122,7 +122,7 @@ class SuffixDrafter(Drafter):
                 continue
             token = max(ways, key=lambda token: (automaton.counts[ways[token]], automaton.latest[ways[token]]))
             chance *= automaton.counts[ways[token]] / sum(automaton.counts[way] for way in ways.values())
-            if chance < self._least:
+            if chance < self._min_prob:
                 break
             drafted.append(token)
             if token in self._limits.end_tokens:
@@ -148,3 +148,127 @@ def corpus_files(corpus: str | None) -> list[Path]:
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read {file} of the corpus as UTF-8 text: {error}") from error
     return files
+
+
+ROOT = 0  # the state of the empty sequence
+NOWHERE = -1
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What appending a token changed, so that it can be taken back.
+
+    before: the state of the whole sequence until then. split: the state that was split in two, or NOWHERE. moved:
+    the states whose transition went to the new half. latest: of each state that ends here, where it had ended before.
+    """
+
+    token: int
+    before: int
+    split: int
+    moved: tuple[int, ...]
+    latest: tuple[int, ...]
+
+
+class SuffixAutomaton:
+    """All that occurs in a sequence: each state stands for the substrings that end at the same places.
+
+    Appending a token, and taking it back, takes a few steps for each of the sequence's suffixes that occurred before
+    with other tokens in front.
+    follow: [state], the next state by token. links: [state], the state of its longest suffix that ends at more places.
+    lengths: [state], of its longest substring. counts: [state], how often it occurs. latest: [state], where it ended
+    last, as a number of tokens from the sequence's start. whole: the state of the whole sequence.
+    """
+
+    def __init__(self) -> None:
+        self.follow: list[dict[int, int]] = [{}]
+        self.links, self.lengths, self.counts, self.latest = [NOWHERE], [0], [0], [0]
+        self.whole = ROOT
+        self._steps: list[_Step] = []
+        self._boundaries = 0
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def copied(self) -> SuffixAutomaton:
+        """One of its own, for a text beside this one."""
+        other = SuffixAutomaton()
+        other.follow = [dict(each) for each in self.follow]
+        other.links, other.lengths, other.counts = self.links[:], self.lengths[:], self.counts[:]
+        other.latest, other.whole = self.latest[:], self.whole
+        other._steps, other._boundaries = self._steps[:], self._boundaries
+        return other
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        for token in tokens:
+            self._append(token)
+
+    def end_text(self) -> None:
+        """Put a boundary behind the sequence: a token below 0 that occurs once, so that nothing is matched across."""
+        self._boundaries += 1
+        self._append(-self._boundaries)
+
+    def cut(self, length: int) -> None:
+        """Take back every token from this place on."""
+        while len(self._steps) > length:
+            self._take_back()
+
+    def _append(self, token: int) -> None:
+        follow, links, lengths = self.follow, self.links, self.lengths
+        before, split, moved = self.whole, NOWHERE, []
+        new = self.whole = self._state({}, lengths[before] + 1, ROOT)
+        state = before
+        while state != NOWHERE and token not in follow[state]:
+            follow[state][token] = new
+            state = links[state]
+        if state != NOWHERE:
+            links[new] = found = follow[state][token]
+            if lengths[found] != lengths[state] + 1:  # only its shorter substrings end here too
+                split = found
+                links[new] = half = self._state(dict(follow[split]), lengths[state] + 1, links[split])
+                self.counts[half], self.latest[half] = self.counts[split], self.latest[split]
+                links[split] = half
+                while state != NOWHERE and follow[state].get(token) == split:
+                    follow[state][token] = half
+                    moved.append(state)
+                    state = links[state]
+        latest = []
+        state = new
+        while state != ROOT:
+            latest.append(self.latest[state])
+            self.latest[state] = len(self._steps) + 1
+            self.counts[state] += 1
+            state = links[state]
+        self._steps.append(_Step(token, before, split, tuple(moved), tuple(latest)))
+
+    def _take_back(self) -> None:
+        step, new, state = self._steps.pop(), self.whole, self.whole
+        for latest in step.latest:
+            self.latest[state] = latest
+            self.counts[state] -= 1
+            state = self.links[state]
+        if step.split != NOWHERE:
+            for above in step.moved:
+                self.follow[above][step.token] = step.split
+            self.links[step.split] = self.links[self.links[new]]
+            self._forget()
+        state = step.before
+        while state != NOWHERE and self.follow[state].get(step.token) == new:
+            del self.follow[state][step.token]
+            state = self.links[state]
+        self._forget()
+        self.whole = step.before
+        self._boundaries -= step.token < 0
+
+    def _state(self, follow: dict[int, int], length: int, link: int) -> int:
+        """A new state; returns its number."""
+        self.follow.append(follow)
+        self.links.append(link)
+        self.lengths.append(length)
+        self.counts.append(0)
+        self.latest.append(0)
+        return len(self.follow) - 1
+
+    def _forget(self) -> None:
+        """Drop the newest state."""
+        for each in (self.follow, self.links, self.lengths, self.counts, self.latest):
+            each.pop()

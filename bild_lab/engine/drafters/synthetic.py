@@ -12,8 +12,8 @@ from bild_lab.engine.acceptance.exact_match import ExactMatch
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft
 from bild_lab.engine.drafters.memory import key_of
+from bild_lab.engine.drafters.model import FixedWindow
 from bild_lab.engine.drafters.none import NoDraft
-from bild_lab.engine.drafters.windows import FixedWindow
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.session import LAST, Model, Session, on_device, require_scores

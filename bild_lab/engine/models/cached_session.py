@@ -133,7 +133,7 @@ class CachedSession:
     """A session over an engine's layers.
 
     A decoder-only prompt runs together with the first rows. Drafted rows that have run through the first layers
-    (`Rows.at`) do not run these again: if the text's next rows have the same tokens, only the other layers run
+    (`Rows.position`) do not run these again: if the text's next rows have the same tokens, only the other layers run
     (BiLD §4.4).
     """
 
@@ -155,7 +155,7 @@ class CachedSession:
         rows = as_rows(rows)
         if want.prompt and want.logits is None and not self._joins():
             return self._behind_long_prompt(rows, want)
-        if rows.at is not None or not (want.prompt or self._joins()):
+        if rows.position is not None or not (want.prompt or self._joins()):
             self.prefill()
         tokens, tree = on_device(rows.tokens, self.layers.device), rows.tree
         count, waiting = tokens.shape[0], len(self._pending) if rows.states is None else 0
@@ -164,7 +164,7 @@ class CachedSession:
         wanted = count if want.logits is None else want.logits
         shown = waiting + count if want.prompt else count
         work = Pass(
-            start=self._cached if rows.at is None else self.layers.reserved + rows.at,
+            start=self._cached if rows.position is None else self.layers.reserved + rows.position,
             tokens=tokens,
             tree=tree,
             states=rows.states,
@@ -176,7 +176,7 @@ class CachedSession:
             prompt=waiting,
             skipped=want.skipped,
         )
-        scores = self._run_text(work) if rows.at is None else self._run_draft(work)
+        scores = self._run_text(work) if rows.position is None else self._run_draft(work)
         hidden = scores.hidden if shown == work.count else tuple(state[-shown:] for state in scores.hidden)
         return Scores(scores.logits, scores.head_input, hidden)
 
@@ -184,8 +184,8 @@ class CachedSession:
     def draft(self, rows: Sequence[int], chain: Chain) -> DraftedChain | None:
         if not chain.plain:
             return None
-        if chain.at is not None:
-            return self._draft_ahead(rows, chain, self.layers.reserved + chain.at)
+        if chain.position is not None:
+            return self._draft_ahead(rows, chain, self.layers.reserved + chain.position)
         tokens = self._fed(rows)
         drafted = self.layers.draft(self._cached, tokens, chain)
         if drafted is not None:

@@ -87,9 +87,11 @@ class ProcessedSession(SessionOver):
     @torch.inference_mode()
     def extend(self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING) -> Scores:
         rows = as_rows(rows)
-        start = self._session.length if rows.at is None else rows.at
+        start = self._session.length if rows.position is None else rows.position
         scores = self._session.extend(rows, want)
-        if rows.at is not None and scores.logits is None:  # PPD's candidates run beside the text, in another thread
+        if (
+            rows.position is not None and scores.logits is None
+        ):  # PPD's candidates run beside the text, in another thread
             return scores
         tokens = rows.tokens.tolist() if isinstance(rows.tokens, Tensor) else list(rows.tokens)
         earlier = 0 if rows.tree is None else len(rows.tree) - len(tokens)

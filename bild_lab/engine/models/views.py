@@ -148,12 +148,12 @@ class View(SessionOver):
     def extend(self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING) -> Scores:
         rows = as_rows(rows)
         part = replace(want, layers=self._layers, skipped=self._skipped)
-        scores = self._session.extend(replace(rows, at=self.length), part)
+        scores = self._session.extend(replace(rows, position=self.length), part)
         self._ahead += len(rows.tokens)
         return scores
 
     def draft(self, rows: Sequence[int], chain: Chain) -> DraftedChain | None:
-        chain = replace(chain, at=self.length, layers=self._layers, skipped=self._skipped)
+        chain = replace(chain, position=self.length, layers=self._layers, skipped=self._skipped)
         drafted = self._session.draft(rows, chain)
         if drafted is not None:
             self._ahead += len(rows) + drafted.forwards - 1

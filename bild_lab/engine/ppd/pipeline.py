@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bild_lab.engine.adapters.layer_heads import LayerHeads, LayerHeadsConfig, require_heads_of
 from bild_lab.engine.decode import whole
 from bild_lab.engine.draft import ROOT, Tree
+from bild_lab.engine.heads.layer_heads import LayerHeads, LayerHeadsConfig, require_heads_of
 from bild_lab.engine.ppd.lanes import Together, two_lanes
 from bild_lab.engine.ppd.theory import require_exit
 from bild_lab.engine.request import Request
@@ -203,7 +203,7 @@ class PipelineStep:
         """Run the candidates for position `at` through their first layers. They do not attend to each other."""
         siblings = Tree(torch.full_like(candidates, ROOT))
         want = Want(logits=0, layers=range(self.ahead), hidden=(self.ahead,))
-        return self.session.extend(Rows(candidates, siblings, at=at), want).hidden[0]
+        return self.session.extend(Rows(candidates, siblings, position=at), want).hidden[0]
 
     def _choose(self, logits: Float[Tensor, "1 vocab"]) -> Int[Tensor, " 1"]:
         return self.request.sampling.choose(logits, self.request.generator)

@@ -131,7 +131,7 @@ class RecordedSession:
         if rows.states is not None or want.hidden or want.fill or want.prompt:
             raise UserError(NO_STATES)
         tokens = rows.tokens.tolist() if isinstance(rows.tokens, Tensor) else list(rows.tokens)
-        if rows.at is not None or want.layers is not None:
+        if rows.position is not None or want.layers is not None:
             return self._draft_rows(tokens, rows, want)
         cached, above, earlier = self._rows, None, 0
         if rows.tree is not None:
@@ -155,7 +155,7 @@ class RecordedSession:
     def draft(self, rows: Sequence[int], chain: Chain) -> DraftedChain | None:
         """A greedy chain, from each node's likeliest token and its probability, which are computed once."""
         blind = chain.threshold is None and self._device.type != "cpu"  # drafts behind an end token too
-        if chain.temperature or blind or not chain.plain or chain.at is not None:
+        if chain.temperature or blind or not chain.plain or chain.position is not None:
             return None
         feed, nodes, confidences, fallback = list(rows), [], [], False
         while len(nodes) < chain.steps and not (nodes and feed[0] in chain.end_tokens):
@@ -203,9 +203,9 @@ class RecordedSession:
 
     def _draft_rows(self, tokens: list[int], rows: Rows, want: Want) -> Scores:
         """Rows of a view, which run through some layers behind the text and are never kept."""
-        if rows.at is None or rows.tree is not None or want.layers is None or want.head_input:
+        if rows.position is None or rows.tree is not None or want.layers is None or want.head_input:
             raise UserError(NO_STATES)
-        layers, ahead = tuple(want.layers), rows.at - self.length
+        layers, ahead = tuple(want.layers), rows.position - self.length
         self._drafted[ahead:] = tokens
         # the first layers read nothing but tokens; others read rows that the whole model ran up to the text's end
         skipped = want.skipped

@@ -186,7 +186,7 @@ class RecordedText:
             self._session.extend(behind, Want(logits=1))
             self.forwards[WHOLE] += 1
             self._fed = context
-        rows = Rows(tokens, at=self._start + len(context))
+        rows = Rows(tokens, position=self._start + len(context))
         logits = self._session.extend(rows, part).logits.to("cpu", copy=True)
         self.forwards[PART] += 1
         node = trunk

@@ -59,7 +59,7 @@ class IntersectionSession(SessionOver):
     @torch.inference_mode()
     def extend(self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING) -> Scores:
         rows = as_rows(rows)
-        if rows.at is not None or rows.states is not None or want != Want(logits=want.logits):
+        if rows.position is not None or rows.states is not None or want != Want(logits=want.logits):
             raise UserError(
                 f"{self._overlap.draft.path} has another vocabulary than the target and drafts by its scores alone; "
                 "choose a draft model with the target's tokenizer"

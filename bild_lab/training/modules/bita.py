@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from bild_lab.engine.adapters import BitaAdapter
+from bild_lab.engine.heads import BitaAdapter
 from bild_lab.errors import UserError, require_whole
 from bild_lab.training.modules.predictors import Predictors
 from bild_lab.training.modules.states import SmallModule

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
 
-from bild_lab.engine.adapters.eagle import (
+from bild_lab.engine.heads.eagle import (
     EAGLE,
     EAGLE3,
     Eagle,
@@ -22,7 +22,7 @@ from bild_lab.engine.adapters.eagle import (
     require_variant,
     spread_layers,
 )
-from bild_lab.engine.adapters.eagle_files import save_eagle
+from bild_lab.engine.heads.eagle_files import save_eagle
 from bild_lab.engine.models.checkpoint import decoder_depth
 from bild_lab.engine.models.native import why_not_native
 from bild_lab.errors import require_number, require_whole

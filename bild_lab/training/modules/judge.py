@@ -23,7 +23,7 @@ from scipy.stats import mannwhitneyu
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
-from bild_lab.engine.adapters.judge import JudgeConfig, JudgeHead
+from bild_lab.engine.heads.judge import JudgeConfig, JudgeHead
 from bild_lab.engine.sampling import Sampling
 from bild_lab.errors import UserError, require_flag, require_number
 from bild_lab.files import holding, write_atomically

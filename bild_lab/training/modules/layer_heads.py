@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from bild_lab.engine.adapters.layer_heads import LayerHeads, LayerHeadsConfig
+from bild_lab.engine.heads.layer_heads import LayerHeads, LayerHeadsConfig
 from bild_lab.engine.models.checkpoint import Checkpoint, decoder_depth
 from bild_lab.engine.models.native import why_not_native
 from bild_lab.engine.models.native.llama import norm_factor

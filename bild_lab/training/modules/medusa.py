@@ -15,9 +15,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from bild_lab.engine.adapters import MedusaConfig, MedusaHeads
-from bild_lab.engine.adapters.folder import base_of
-from bild_lab.engine.adapters.hydra import HydraConfig, HydraHeads
+from bild_lab.engine.heads import MedusaConfig, MedusaHeads
+from bild_lab.engine.heads.folder import base_of
+from bild_lab.engine.heads.hydra import HydraConfig, HydraHeads
 from bild_lab.training.modules.predictors import Predictors
 from bild_lab.training.modules.states import SmallModule, decoder_states, head_scale
 

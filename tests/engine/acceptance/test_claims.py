@@ -25,8 +25,8 @@ from bild_lab.engine.acceptance import (
 )
 from bild_lab.engine.acceptance.fly import MAX_ENTROPY
 from bild_lab.engine.acceptance.trees import accepted_path, best_of
-from bild_lab.engine.adapters import JudgeConfig, JudgeHead
 from bild_lab.engine.draft import Draft
+from bild_lab.engine.heads import JudgeConfig, JudgeHead
 from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from bild_lab.engine.acceptance import Judge
-from bild_lab.engine.adapters import JudgeConfig, JudgeHead, load_judge
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import ROOT, Draft, Verdict
 from bild_lab.engine.drafters import ModelDrafter, ModelTreeDrafter
+from bild_lab.engine.heads import JudgeConfig, JudgeHead, load_judge
 from bild_lab.engine.protocols import Acceptance, Drafter
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
@@ -21,7 +21,7 @@ from bild_lab.engine.session import Scores
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from tests.engine.acceptance.exact import DRAFTER, TARGET, chain_of, outcomes, rows_after, sampled
-from tests.engine.adapters.tiny import random_judge
+from tests.engine.heads.tiny import random_judge
 from tests.policies import in_memory
 from tests.tiny import TINY, relative_of
 

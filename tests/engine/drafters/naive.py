@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn.functional import silu
 from transformers import PreTrainedModel
 
-from bild_lab.engine.adapters.eagle import EAGLE, Eagle
-from bild_lab.engine.adapters.hydra import HydraHeads
 from bild_lab.engine.draft import ROOT
 from bild_lab.engine.drafters.model_tree import grow
 from bild_lab.engine.drafters.state_trees import named_nodes
+from bild_lab.engine.heads.eagle import EAGLE, Eagle
+from bild_lab.engine.heads.hydra import HydraHeads
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import EVERYTHING, Growth, Rows, Scores, Want, as_rows
 from bild_lab.engine.trace import Round

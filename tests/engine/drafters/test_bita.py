@@ -11,17 +11,16 @@ import torch
 from torch import Tensor
 
 from bild_lab.engine.acceptance import ExactMatch, SpeculativeSampling
-from bild_lab.engine.adapters.bita import PROMPTS
-from bild_lab.engine.adapters.bita_target import BitaTarget
 from bild_lab.engine.decode import DraftThenVerify, draft_then_verify
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.drafters import MaskTokenDrafter
+from bild_lab.engine.heads.bita import PROMPTS, BitaTarget
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import Trace
 from tests.engine.acceptance.exact import TARGET, outcomes, sampled, targets
-from tests.engine.adapters.oracle import Step, algorithm_1, straightforward, uncached_masks
-from tests.engine.adapters.tiny import random_adapter
+from tests.engine.heads.oracle import Step, algorithm_1, straightforward, uncached_masks
+from tests.engine.heads.tiny import random_adapter
 from tests.engine.test_decode import NEVER, autoregressive, finished
 from tests.policies import in_memory
 from tests.stubs import StubModel, uncached

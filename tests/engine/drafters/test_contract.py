@@ -45,20 +45,20 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "model": lambda: ModelDrafter(model(1), 4),
     "tree of a model": lambda: ModelTreeDrafter(model(1), nodes=6, window=3, width=2, children=2),
     "prompt_lookup": lambda: PromptLookup(model(0), 4, longest_match=3),
-    "suffix": lambda: SuffixDrafter(model(0), 4, factor=2, least=0.1),
+    "suffix": lambda: SuffixDrafter(model(0), 4, factor=2, min_prob=0.1),
     "ngram": lambda: NGramDrafter(model(0), bigrams(), 4),
     "synthetic": lambda: SyntheticDrafter(model(0), 0.5, 4, model(1)),
     "hybrid of copies and a model": lambda: HybridDrafter(
         PromptLookup(model(0), 4, longest_match=2), ModelDrafter(model(1), 3), 2
     ),
     "hybrid of a model and copies": lambda: HybridDrafter(
-        ModelDrafter(model(1), 3, LowConfidence(0.4)), SuffixDrafter(model(0), 4, factor=2, least=0.1), 3
+        ModelDrafter(model(1), 3, LowConfidence(0.4)), SuffixDrafter(model(0), 4, factor=2, min_prob=0.1), 3
     ),
     "hybrid of models": lambda: HybridDrafter(
         SpeculativeDrafter(model(1), PromptLookup(model(0), 2, longest_match=2), 2), ModelDrafter(model(2), 4), 2
     ),
     "hybrid of a tree and a model": lambda: HybridDrafter(
-        ModelTreeDrafter(model(1), nodes=6, window=3, width=2, children=2, least=0.2), ModelDrafter(model(2), 3), 3
+        ModelTreeDrafter(model(1), nodes=6, window=3, width=2, children=2, min_prob=0.2), ModelDrafter(model(2), 3), 3
     ),
     "hierarchy of a hybrid": lambda: SpeculativeDrafter(
         model(1), HybridDrafter(PromptLookup(model(0), 3, longest_match=2), ModelDrafter(model(2), 2), 2), 4

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from bild_lab.engine.acceptance import ExactMatch
-from bild_lab.engine.adapters.eagle import EAGLE, EAGLE3
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.drafters import EagleDrafter
+from bild_lab.engine.heads.eagle import EAGLE, EAGLE3
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import Growth
 from bild_lab.engine.trace import Trace
-from tests.engine.adapters.tiny import random_eagle
 from tests.engine.drafters.naive import drafted, eagle_behind, grown, texts_before
+from tests.engine.heads.tiny import random_eagle
 from tests.engine.models.test_states import ENCODED
 from tests.engine.test_decode import NEVER, autoregressive, finished
 from tests.policies import in_memory

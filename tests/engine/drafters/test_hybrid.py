@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from bild_lab.engine.acceptance import ExactMatch
-from bild_lab.engine.adapters.eagle import EAGLE
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.drafters import (
@@ -21,8 +20,9 @@ from bild_lab.engine.drafters import (
     NoDraft,
     PromptLookup,
 )
-from bild_lab.engine.drafters.bita import MaskTokenDrafter
-from bild_lab.engine.drafters.hybrid import both_wants
+from bild_lab.engine.drafters.candidates import MaskTokenDrafter
+from bild_lab.engine.drafters.combined import both_wants
+from bild_lab.engine.heads.eagle import EAGLE
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Limits, Request, Source
@@ -31,8 +31,8 @@ from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.config import compose_policy, resolved
 from bild_lab.lab.decoding.build import named_files
-from tests.engine.adapters.tiny import files_of, random_eagle, random_hydra
 from tests.engine.drafters.naive import drafted, eagle_behind, grown, hydra_behind, texts_before
+from tests.engine.heads.tiny import files_of, random_eagle, random_hydra
 from tests.engine.test_decode import NEVER, autoregressive, finished
 from tests.policies import in_memory, load
 from tests.stubs import SESSION, StubModel, uncached

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from bild_lab.engine.acceptance import ExactMatch
-from bild_lab.engine.adapters import HydraHeads
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.drafters import HydraDrafter
+from bild_lab.engine.heads import HydraHeads
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import Growth
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
-from tests.engine.adapters.tiny import random_hydra
 from tests.engine.drafters.naive import drafted, grown, hydra_behind, texts_before
+from tests.engine.heads.tiny import random_hydra
 from tests.engine.models.test_states import ENCODED
 from tests.engine.test_decode import NEVER, autoregressive, finished
 from tests.policies import in_memory, load

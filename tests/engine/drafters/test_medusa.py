@@ -9,11 +9,11 @@ from bild_lab.engine.acceptance import ExactMatch
 from bild_lab.engine.batch import Batch
 from bild_lab.engine.batched import decode_batch
 from bild_lab.engine.decode import DraftThenVerify
-from bild_lab.engine.drafters import MedusaDrafter, medusa
+from bild_lab.engine.drafters import MedusaDrafter, candidates
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
 from bild_lab.lab.analysis.cost import total
-from tests.engine.adapters.tiny import random_heads
+from tests.engine.heads.tiny import random_heads
 from tests.engine.test_decode import NEVER, autoregressive, finished
 from tests.policies import in_memory
 from tests.sessions import needs_kernels
@@ -84,8 +84,8 @@ def test_the_kernels_draft_what_pytorch_drafts_and_pack_heads_once_for_all_texts
     shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module, packed = tiny_llama(4), []
-    made = medusa.PackedHeads
-    monkeypatch.setattr(medusa, "PackedHeads", lambda *each: packed.append(each) or made(*each))
+    made = candidates.PackedHeads
+    monkeypatch.setattr(candidates, "PackedHeads", lambda *each: packed.append(each) or made(*each))
     drafted = {}
     for engine in ("native", "kernels"):
         heads = random_heads(module.config, module.lm_head.weight, shared=shared).requires_grad_(False)

@@ -80,10 +80,10 @@ def test_a_greedy_chain_ends_with_the_window_the_text_or_an_end_token() -> None:
     assert [each.calls for each in drafts] == [2, 3, 4]
     for each in drafts:
         assert (each.parents, each.probs, each.own_probs, each.uniforms, each.stats) == (None, None, None, None, {})
-    unlooked = begun(request_of(), 6)
-    assert unlooked.looks
-    unlooked.looks = False  # as on an accelerator
-    assert unlooked.propose([0]).token_list == [1, 2, 3, END, 0, 1]
+    reads_none = begun(request_of(), 6)
+    assert reads_none.stop_on_eos
+    reads_none.stop_on_eos = False  # as on an accelerator
+    assert reads_none.propose([0]).token_list == [1, 2, 3, END, 0, 1]
 
 
 def test_rows_that_stand_are_not_fed_again() -> None:
@@ -149,9 +149,9 @@ def test_a_program_is_given_all_of_it_and_its_chain_is_the_draft() -> None:
     model.drafted = DraftedChain([1], 1, False, [0.6], TABLE[:1], TABLE[1:2])
     single = drafter.propose([0, 3])
     assert single.probs is model.drafted.probs and single.own_probs is model.drafted.own_probs
-    drafter.looks = False  # as on an accelerator
+    drafter.stop_on_eos = False  # as on an accelerator
     drafter.propose([0, 3])
-    assert [chain.looks for _, chain in model.given] == [True, True, True, False]
+    assert [chain.stop_on_eos for _, chain in model.given] == [True, True, True, False]
     plain = Programmed(replace(DRAFTED, tokens=torch.tensor([1, 2])))
     draft = begun(request_of(room=4), 9, model=plain).propose([0])
     assert (draft.token_list, draft.stats, draft.uniforms) == ([1, 2], {}, None)
@@ -200,7 +200,7 @@ def test_what_a_drafter_gives_and_draws_from() -> None:
         ModelDrafter(writer, 1, keeps_probs=True)
     assert ModelDrafter(writer, 1).gives == set()
     meta = replace(StubModel(lambda _: TABLE[0]), device=torch.device("meta"))
-    assert not ModelDrafter(meta, 1).looks and ModelDrafter(meta, 1, LowConfidence(0.3)).looks
+    assert not ModelDrafter(meta, 1).stop_on_eos and ModelDrafter(meta, 1, LowConfidence(0.3)).stop_on_eos
 
 
 def test_a_view_of_the_target_drafts_beside_it_and_offers_no_states_of_its_own() -> None:

@@ -18,7 +18,7 @@ import bild_lab
 from bild_lab.engine.acceptance import SpeculativeSampling
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.drafters import NGramDrafter, NGramTable, NoDraft
-from bild_lab.engine.drafters.ngram_table import Counts, load_table, read_table, vocabulary_hash
+from bild_lab.engine.drafters.ngram import Counts, load_table, read_table, vocabulary_hash
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling, pick

@@ -15,8 +15,7 @@ from torch import Tensor
 from bild_lab.engine.acceptance import SpeculativeSampling
 from bild_lab.engine.draft import ROOT, Draft
 from bild_lab.engine.drafters.state_trees import StateTreeDrafter, StaticTree, TreeKnobs, named_nodes, published_tree
-from bild_lab.engine.drafters.tree_file import to_content
-from bild_lab.engine.drafters.trees import Node, ProbedTree
+from bild_lab.engine.drafters.trees import Node, ProbedTree, to_content
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import EVERYTHING, Rows, Scores, Session, Want, as_rows
 from bild_lab.errors import UserError
@@ -135,5 +134,5 @@ def test_unknown_trees_and_knobs_are_refused() -> None:
         named_nodes("full_tree", [1, 1, 1], 2, 40)
     with pytest.raises(UserError, match="window must be a whole number >= 1, got 0"):
         TreeKnobs("dynamic", 0)
-    with pytest.raises(UserError, match=r"least is a probability and must lie in \[0, 1\], got 2"):
-        TreeKnobs("dynamic", 4, least=2)
+    with pytest.raises(UserError, match=r"least must lie in \[0, 1\], got 2"):
+        TreeKnobs("dynamic", 4, min_prob=2)

@@ -121,7 +121,7 @@ def test_every_token_of_a_step_is_looked_at_for_its_end() -> None:
     """A fixed window is drafted without looking on an accelerator; a step is not."""
     draft = model(1)
     draft.device = torch.device("meta")
-    assert StepDrafter(TARGET, draft, 3, "line")._inner.looks
+    assert StepDrafter(TARGET, draft, 3, "line")._inner.stop_on_eos
 
 
 def test_steps_are_sampled_from_the_drafter_and_rewritten_by_the_target() -> None:

@@ -23,7 +23,7 @@ from bild_lab.engine.drafters import (
     TokenRecycling,
 )
 from bild_lab.engine.drafters.candidates import CandidateDrafter, named_trees
-from bild_lab.engine.drafters.suffix_automaton import ROOT, SuffixAutomaton
+from bild_lab.engine.drafters.suffix import ROOT, SuffixAutomaton
 from bild_lab.engine.drafters.trees import Node, ProbedTree
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Limits, Request, Source

@@ -9,16 +9,15 @@ import pytest
 import torch
 
 from bild_lab.engine.acceptance import ExactMatch
-from bild_lab.engine.adapters.bita_target import BitaTarget
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import ROOT
 from bild_lab.engine.drafters import MaskTokenDrafter, MedusaDrafter
-from bild_lab.engine.drafters.tree_file import read_trees, to_content
-from bild_lab.engine.drafters.trees import Node, ProbedTree
+from bild_lab.engine.drafters.trees import Node, ProbedTree, read_trees, to_content
+from bild_lab.engine.heads.bita import BitaTarget
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
-from tests.engine.adapters.tiny import random_adapter, random_heads
+from tests.engine.heads.tiny import random_adapter, random_heads
 from tests.engine.test_decode import NEVER, autoregressive, finished
 from tests.policies import in_memory
 from tests.stubs import uncached

@@ -8,7 +8,7 @@ import torch
 from bild_lab.engine.acceptance import ExactMatch, SpeculativeSampling
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.drafters import AdaptiveWindow, ModelDrafter
-from bild_lab.engine.drafters.windows import PRIOR_TOKENS, PROBE_ROUNDS, FixedWindow
+from bild_lab.engine.drafters.model import PRIOR_TOKENS, PROBE_ROUNDS, FixedWindow
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.speculative_theory import optimal_window
 from bild_lab.engine.trace import Trace

@@ -217,7 +217,7 @@ def test_a_program_grows_a_tree_whose_rows_can_be_kept() -> None:
 
 
 def exited(session: CachedSession, tokens: list[int], at: int, layers: Sequence[int] = (0,), **want: object) -> tuple:
-    return told(session.extend(Rows(tokens, at=at), Want(layers=layers, **want)))
+    return told(session.extend(Rows(tokens, position=at), Want(layers=layers, **want)))
 
 
 def test_the_text_goes_on_behind_an_early_exit_where_the_tokens_are_the_same() -> None:
@@ -240,7 +240,7 @@ def test_the_text_goes_on_behind_an_early_exit_where_the_tokens_are_the_same() -
 
 def test_a_program_drafts_rows_of_the_first_layers_and_the_text_goes_on_from_them() -> None:
     session, layers = opened([3, 4, 5], source=2)
-    chain = Chain(3, frozenset(), at=2, layers=(0,))
+    chain = Chain(3, frozenset(), position=2, layers=(0,))
     assert session.draft([5], chain) is None
     layers.program = DraftedChain([8, 9], 2, False, [], None, None, torch.tensor([[51.0], [61.0], [81.0]]).double())
     assert session.draft([5, 6], chain) is layers.program
@@ -258,7 +258,7 @@ def test_drafted_rows_of_other_layers_leave_nothing_to_go_on_from() -> None:
     exited(session, [5], 0)
     skipped = Skipped(frozenset({1}), frozenset({0, 2}))
     layers.program = DraftedChain([6], 1, False, [], None, None)
-    session.draft([5], Chain(1, frozenset(), at=0, layers=(0, 1, 2), skipped=skipped))
+    session.draft([5], Chain(1, frozenset(), position=0, layers=(0, 1, 2), skipped=skipped))
     assert session.forwards[-1] == Forward(MODEL, 1, 0, 1, layers=3, skipped_attention=1, skipped_feed_forward=2)
     session.extend([5])
     assert ran(layers)[1:] == [(0, [5], None, 1)]
@@ -281,7 +281,7 @@ def test_a_drafted_token_that_did_not_run_leaves_nothing_to_go_on_from() -> None
     session, layers = opened([3, 4, 5])
     states = torch.tensor([[51.0], [61.0], [81.0]]).double()
     layers.program = DraftedChain([8, 9], 2, False, [], None, None, states)
-    session.draft([5, 6], Chain(3, frozenset(), at=2, layers=(0,)))
+    session.draft([5, 6], Chain(3, frozenset(), position=2, layers=(0,)))
     exited(session, [7], 6)  # behind token 9
     assert numbers(session.extend([5, 6, 8, 9, 7]).logits) == [5123.5, 6123.5, 8123.5, 9123.5, 7123.5]
 
@@ -342,12 +342,12 @@ def test_rows_count_as_cached_once_the_last_layer_has_run() -> None:
 def test_filling_computes_keys_alone_and_rows_that_run_again_are_forwards_too() -> None:
     session, _ = opened([5], again=2)
     states = torch.tensor([[51.0]])
-    session.extend(Rows([5], at=3, states=states), Want(layers=(1, 2), fill=True, logits=0))
+    session.extend(Rows([5], position=3, states=states), Want(layers=(1, 2), fill=True, logits=0))
     assert session.forwards == [
         Forward(MODEL, rows, cached, 0, layers=0, first_layer=1, filled_layers=2) for cached, rows in ((1, 2), (3, 1))
     ]
     blocks = Skipped(frozenset({1}), frozenset({1, 2}))
-    session.extend(Rows([5], at=3), Want(layers=(1, 2), skipped=blocks, logits=1))
+    session.extend(Rows([5], position=3), Want(layers=(1, 2), skipped=blocks, logits=1))
     last = session.forwards[-1]
     assert (last.skipped_attention, last.skipped_feed_forward, last.scored, last.first_layer) == (1, 2, 1, 0)
     assert [each.scored for each in session.forwards[-2:]] == [1, 1]

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from bild_lab.engine.acceptance import ExactMatch, SpeculativeSampling
-from bild_lab.engine.adapters import MedusaConfig, MedusaHeads
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.drafters import LowConfidence, ModelDrafter
+from bild_lab.engine.heads import MedusaConfig, MedusaHeads
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.native import NativeModel, why_no_kernels
 from bild_lab.engine.models.native import layers as native_layers

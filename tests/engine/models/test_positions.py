@@ -16,7 +16,7 @@ from bild_lab.engine.request import Limits
 from bild_lab.engine.sampling import Sampling
 from bild_lab.errors import UserError
 from bild_lab.lab.decoding.load import Loaded, load
-from tests.engine.adapters.tiny import files_of
+from tests.engine.heads.tiny import files_of
 from tests.policies import shipped
 from tests.thinned import thinned
 from tests.tiny_architectures import build, configuration, relative_of, word_tokenizer

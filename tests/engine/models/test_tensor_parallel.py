@@ -28,7 +28,7 @@ from bild_lab.lab.decoding.load import load_model
 from bild_lab.lab.measure.environment import OtherLoad, cpu_name
 from bild_lab.lab.point import prepare
 from bild_lab.lab.torchrun import only_first_prints
-from tests.engine.adapters.tiny import random_adapter
+from tests.engine.heads.tiny import random_adapter
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import bild_lab
-from bild_lab.engine.adapters.layer_heads import LayerHeads, LayerHeadsConfig
+from bild_lab.engine.heads.layer_heads import LayerHeads, LayerHeadsConfig
 from bild_lab.engine.models.native import NativeModel
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.prediction import pipeline_log

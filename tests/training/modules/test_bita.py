@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import FalconConfig, FalconForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from bild_lab.engine.adapters import BitaAdapter
-from bild_lab.engine.adapters.bita_target import BitaTarget
+from bild_lab.engine.heads import BitaAdapter
+from bild_lab.engine.heads.bita import BitaTarget
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.native.model import NativeModel

@@ -14,16 +14,16 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
-from bild_lab.engine.adapters.eagle import EAGLE, EAGLE3
-from bild_lab.engine.adapters.eagle_files import read_eagle
+from bild_lab.engine.heads.eagle import EAGLE, EAGLE3
+from bild_lab.engine.heads.eagle_files import read_eagle
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.errors import UserError
 from bild_lab.training.modules.eagle import EagleModule, EagleSpec
 from bild_lab.training.modules.frozen import FrozenJob, train_beside_frozen
 from bild_lab.training.modules.predictors import PredictionLoss
 from bild_lab.training.modules.states import OneRowCheckpoint
-from tests.engine.adapters.tiny import random_eagle
 from tests.engine.drafters.naive import eagle_behind
+from tests.engine.heads.tiny import random_eagle
 from tests.engine.models.test_states import ENCODED
 from tests.tiny import PAD, START, tiny_llama, tiny_t5
 from tests.training.jobs import Kill, losses

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from bild_lab.engine.adapters import JudgeHead
+from bild_lab.engine.heads import JudgeHead
 from bild_lab.errors import UserError
 from bild_lab.lab.data.examples import DatasetSpec, load_examples
 from bild_lab.lab.decoding.load import load

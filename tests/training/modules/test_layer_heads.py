@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import FalconConfig
 
-from bild_lab.engine.adapters.layer_heads import LayerHeads
+from bild_lab.engine.heads.layer_heads import LayerHeads
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.native import NativeModel

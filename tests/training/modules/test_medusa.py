@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bild_lab.engine.adapters import HydraHeads, MedusaHeads
+from bild_lab.engine.heads import HydraHeads, MedusaHeads
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.native.model import NativeModel
@@ -16,8 +16,8 @@ from bild_lab.engine.request import Source
 from bild_lab.errors import UserError
 from bild_lab.training.modules.frozen import train_beside_frozen
 from bild_lab.training.modules.medusa import HydraModule, HydraSpec, MedusaModule, MedusaSpec
-from tests.engine.adapters.tiny import random_hydra
 from tests.engine.drafters.naive import hydra_behind
+from tests.engine.heads.tiny import random_hydra
 from tests.engine.models.test_states import ENCODED
 from tests.tiny import PAD, START, VOCABULARY, tiny_llama, tiny_t5
 from tests.training.modules.frozen_jobs import frozen_job

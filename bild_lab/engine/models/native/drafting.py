@@ -66,7 +66,7 @@ class Window:
         if self._uniforms is not None:
             self._uniforms[: chain.steps] = chain.uniforms
         read, probs, own = self.run()
-        if chain.threshold is None and not chain.looks:
+        if chain.threshold is None and not chain.stop_on_eos:
             drafted, forwards, confidences = read[: chain.steps].long(), chain.steps, []
         else:
             values = read.tolist()

@@ -191,8 +191,8 @@ class PackedDecoder:
             counts = (c_int32 * growth.depth)()
             outputs.append((ends, grown, parents, rows, counts))
             ask.nodes, ask.depth, ask.width, ask.children = growth.nodes, growth.depth, growth.width, growth.children
-            ask.prunes, ask.prune_confidence = growth.sure is not None, growth.sure or 0.0
-            ask.min_prob, ask.temperature = growth.least, growth.temperature
+            ask.prunes, ask.prune_confidence = growth.prune_confidence is not None, growth.prune_confidence or 0.0
+            ask.min_prob, ask.temperature = growth.min_prob, growth.temperature
             ask.end_count, ask.ends = len(ends), addressof(ends)
             ask.tokens, ask.parents = addressof(grown), addressof(parents)
             ask.rows, ask.counts = addressof(rows), addressof(counts)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from bild_lab.engine.adapters import BitaAdapter
+from bild_lab.engine.heads import BitaAdapter
 from tests.stubs import NextLogits
 
 MaskLogits = Callable[[list[int]], Tensor]  # [M, vocab] of a group behind these tokens

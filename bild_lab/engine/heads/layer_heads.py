@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm
 
-from bild_lab.engine.adapters.folder import Kind, SavedModule, read_config, require_made_for
+from bild_lab.engine.heads.folder import Kind, SavedModule, read_config, require_made_for
 from bild_lab.errors import UserError, require_whole
 
 if TYPE_CHECKING:

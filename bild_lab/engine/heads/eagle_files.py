@@ -21,8 +21,8 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 from transformers import LlamaConfig
 
-from bild_lab.engine.adapters.eagle import EAGLE, EAGLE3, Eagle, EagleConfig, spread_layers
-from bild_lab.engine.adapters.folder import Kind, described, require_made_for, shapes
+from bild_lab.engine.heads.eagle import EAGLE, EAGLE3, Eagle, EagleConfig, spread_layers
+from bild_lab.engine.heads.folder import Kind, described, require_made_for, shapes
 from bild_lab.engine.models.hub import hub_problem, require_hub
 from bild_lab.errors import UserError
 from bild_lab.files import FilePath, write_atomically

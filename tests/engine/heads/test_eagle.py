@@ -12,10 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bild_lab.engine.adapters.eagle import EAGLE, EAGLE3, Eagle, spread_layers
-from bild_lab.engine.adapters.eagle_files import read_eagle, save_eagle
+from bild_lab.engine.heads.eagle import EAGLE, EAGLE3, Eagle, spread_layers
+from bild_lab.engine.heads.eagle_files import read_eagle, save_eagle
 from bild_lab.errors import UserError
-from tests.engine.adapters.tiny import random_eagle
+from tests.engine.heads.tiny import random_eagle
 from tests.loopback_hub import REPOSITORY, loopback_hub
 from tests.policies import load
 from tests.tiny import tiny_llama
@@ -215,7 +215,7 @@ def test_an_eagle_comes_from_the_hub(tmp_path: Path) -> None:
     save_eagle(random_eagle(EAGLE, MODEL.config), tmp_path / "eagle")
     files = {file.name: file.read_bytes() for file in (tmp_path / "eagle").iterdir()}
     code = (
-        "from bild_lab.engine.adapters.eagle_files import local_folder, read_eagle\n"
+        "from bild_lab.engine.heads.eagle_files import local_folder, read_eagle\n"
         "print(read_eagle(local_folder('me/eagle'), 3).config.variant)"
     )
     with loopback_hub({}, {"me/eagle": files}) as endpoint:

@@ -1,22 +1,23 @@
-"""BiTA's trained part: prompt tokens that only mask tokens attend to, and the mask embeddings (BiTA §3.1)."""
+"""BiTA's trained part, prompt and mask tokens beside the text (BiTA §3.1), and a target with it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
-from bild_lab.engine.adapters.folder import Kind, SavedModule, base_of, read_config, require_made_for
+from bild_lab.engine.heads.folder import Kind, SavedModule, base_of, read_config, require_made_for
+from bild_lab.engine.request import Source
+from bild_lab.engine.session import LoadedModel, Prefix, Session
+from bild_lab.engine.trace import Forward
 from bild_lab.errors import UserError, require_whole
 from bild_lab.files import FilePath
-
-if TYPE_CHECKING:
-    from bild_lab.engine.session import LoadedModel
 
 PROMPTS = ("deep", "shallow", "none")
 INITIAL_STD = 0.02  # §4.1.2
@@ -133,3 +134,50 @@ def load_bita(target: LoadedModel, path: FilePath | None) -> BitaAdapter:
     sizes = {name: getattr(base, name) for name in ("layers", "kv_heads", "head_dim", "hidden_size")}
     require_made_for(target.checkpoint, adapter.config, sizes, noun)
     return adapter.to(target.device, target.dtype).requires_grad_(False)
+
+
+class BitaTarget:
+    """The target's own weights and, for probe rows only, an adapter's prompt and masks (BiTA §3.1).
+
+    Text rows never attend to the prompt or to a mask, so their logits are the target's own. Token
+    `vocab_size + j` is mask j. A shallow prompt runs through the layers once; its keys and values are
+    then a prefix, like those of a deep prompt.
+
+    prompt_tokens: use only this many of the adapter's prompt tokens, from the first; None: all.
+    """
+
+    def __init__(self, target: LoadedModel, adapter: BitaAdapter, prompt_tokens: int | None = None) -> None:
+        most = adapter.config.prompt_tokens
+        count = most if prompt_tokens is None else prompt_tokens
+        require_whole("prompt_tokens", count, 0, most, f"null uses all {most} of the adapter")
+        self._target, self._adapter, self._prompt_tokens = target, adapter, count
+
+    @property
+    def device(self) -> torch.device:
+        return self._target.device
+
+    @property
+    def engine(self) -> str:
+        return self._target.engine
+
+    def start(
+        self,
+        source: Source,
+        room: int,
+        forwards: list[Forward] | None = None,
+        target: Session | None = None,
+        prefix: Prefix | None = None,
+    ) -> Session:
+        return self._target.start(source, room, forwards, target, self._prefix)
+
+    @cached_property
+    def _prefix(self) -> Prefix:
+        adapter, count = self._adapter, self._prompt_tokens
+        if adapter.config.prompt == "shallow" and count:
+            return replace(self._target.prompt_cache(adapter.prompt_embeddings[:count]), masks=adapter.masks)
+        if adapter.config.prompt == "deep":
+            keys, values = adapter.prompt_keys[:, :, :count], adapter.prompt_values[:, :, :count]
+            return Prefix(keys, values, adapter.masks)
+        shape = (adapter.config.layers, adapter.config.kv_heads, 0, adapter.config.head_dim)
+        nothing = adapter.masks.new_empty(shape)
+        return Prefix(nothing, nothing, adapter.masks)

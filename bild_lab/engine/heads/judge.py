@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-from bild_lab.engine.adapters.folder import Kind, SavedModule, require_made_for
+from bild_lab.engine.heads.folder import Kind, SavedModule, require_made_for
 from bild_lab.engine.sampling import precise
 from bild_lab.errors import UserError, require_number, require_whole
 from bild_lab.files import FilePath

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.nn.functional import linear, silu
 
-from bild_lab.engine.adapters import MedusaHeads
+from bild_lab.engine.heads import MedusaHeads
 from bild_lab.errors import UserError
-from tests.engine.adapters.tiny import random_heads
+from tests.engine.heads.tiny import random_heads
 from tests.policies import load
 from tests.tiny import tiny_llama, tiny_t5
 

@@ -8,13 +8,12 @@ import pytest
 import torch
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
 
-from bild_lab.engine.adapters.bita import PROMPTS
-from bild_lab.engine.adapters.bita_target import BitaTarget
+from bild_lab.engine.heads.bita import PROMPTS, BitaTarget
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import Session, Want
 from bild_lab.engine.trace import Forward
-from tests.engine.adapters.oracle import uncached_masks
-from tests.engine.adapters.tiny import random_adapter
+from tests.engine.heads.oracle import uncached_masks
+from tests.engine.heads.tiny import random_adapter
 from tests.policies import in_memory
 from tests.sessions import tree_rows
 from tests.stubs import uncached

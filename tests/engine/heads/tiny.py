@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedConfig
 
-from bild_lab.engine.adapters import (
+from bild_lab.engine.heads import (
     BitaAdapter,
     Eagle,
     EagleConfig,
@@ -17,9 +17,9 @@ from bild_lab.engine.adapters import (
     JudgeHead,
     MedusaHeads,
 )
-from bild_lab.engine.adapters.eagle import EAGLE3, spread_layers
-from bild_lab.engine.adapters.eagle_files import save_eagle
-from bild_lab.engine.adapters.judge import hidden_size_of
+from bild_lab.engine.heads.eagle import EAGLE3, spread_layers
+from bild_lab.engine.heads.eagle_files import save_eagle
+from bild_lab.engine.heads.judge import hidden_size_of
 from bild_lab.engine.models.checkpoint import decoder_depth
 
 SCALE = 30  # of the usual initial values, so that a prompt that leaks into the text is noticed

@@ -3,12 +3,12 @@
 `bita_target` is a model with BiTA's adapter.
 """
 
-from bild_lab.engine.adapters.bita import BitaAdapter, BitaConfig, bita_config, load_bita
-from bild_lab.engine.adapters.eagle import Eagle, EagleConfig
-from bild_lab.engine.adapters.eagle_files import load_eagle
-from bild_lab.engine.adapters.hydra import HydraHeads, load_hydra
-from bild_lab.engine.adapters.judge import JudgeConfig, JudgeHead, load_judge
-from bild_lab.engine.adapters.medusa import MedusaConfig, MedusaHeads, load_medusa
+from bild_lab.engine.heads.bita import BitaAdapter, BitaConfig, bita_config, load_bita
+from bild_lab.engine.heads.eagle import Eagle, EagleConfig
+from bild_lab.engine.heads.eagle_files import load_eagle
+from bild_lab.engine.heads.hydra import HydraHeads, load_hydra
+from bild_lab.engine.heads.judge import JudgeConfig, JudgeHead, load_judge
+from bild_lab.engine.heads.medusa import MedusaConfig, MedusaHeads, load_medusa
 
 __all__ = [
     "BitaAdapter",

@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from bild_lab.engine.adapters import BitaAdapter, BitaConfig
-from bild_lab.engine.adapters.bita import PROMPTS
+from bild_lab.engine.heads import BitaAdapter, BitaConfig
+from bild_lab.engine.heads.bita import PROMPTS
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.errors import UserError
-from tests.engine.adapters.tiny import random_adapter
+from tests.engine.heads.tiny import random_adapter
 from tests.policies import load
 from tests.tiny import tiny_llama, tiny_t5
 

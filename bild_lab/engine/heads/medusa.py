@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 from transformers import PreTrainedConfig
 
-from bild_lab.engine.adapters.folder import Kind, SavedModule, base_of, require_made_for
+from bild_lab.engine.heads.folder import Kind, SavedModule, base_of, require_made_for
 from bild_lab.engine.sampling import precise
 from bild_lab.errors import UserError, require_flag, require_whole
 from bild_lab.files import FilePath
