@@ -137,7 +137,7 @@ def test_the_weights_are_read_once(checkpoints: Path, monkeypatch: pytest.Monkey
     [
         (
             {"tree": "tree"},
-            "tree must be one of efficient_tree, full_tree, straightforward, auto or a file of .*, got 'tree'",
+            "tree must be one of efficient_tree, full_tree, straightforward, auto or the file of .*, got 'tree'",
         ),
         ({"mask_tokens": 4}, "mask_tokens must be a whole number >= 1 and <= 3, got 4"),
         ({"mask_tokens": 0}, "mask_tokens must be a whole number >= 1 and <= 3, got 0"),
