@@ -148,7 +148,7 @@ def test_cached_proposals_are_those_of_a_drafter_that_starts_anew(family: str) -
     assert trace.accepted > 0 and trace.rollbacks > 0
     for running, texts in seen:
         fresh = BeamDrafter(draft, 3, 4)
-        fresh.start(request, 3, [])
+        fresh = fresh.start(request, 3, [])
         assert [[one.text for one in step] for step in fresh.propose(running)] == texts
 
 
@@ -218,13 +218,13 @@ def test_a_drafter_has_its_own_number_of_candidates_and_can_be_asked_again() -> 
     request, first = Request(Source((5, 0)), Limits(2, 9)), [Hypothesis((0,), 0.0)]
     for beams, width in ((None, 2), (4, 4)):
         drafter = BeamDrafter(StubModel(BUSH), 2, beams)
-        drafter.start(request, 2, [])
+        drafter = drafter.start(request, 2, [])
         drafted = drafter.propose(first)
         assert [len(step) for step in drafted] == [width] * 2
         assert drafter.propose(first) == drafted
     request = random_request("llama", 0, 9)
     once = BeamDrafter(ModuleModel(random_target("llama", 1)), 1)
-    once.start(request, 2, [])
+    once = once.start(request, 2, [])
     first = [Hypothesis(request.source.prompt[-1:], 0.0)]
     assert once.propose(first) == once.propose(first)
 

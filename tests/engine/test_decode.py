@@ -231,9 +231,6 @@ class TreeDrafter(Drafter):
     def __init__(self, truth: list[int]) -> None:
         self._truth = truth
 
-    def start(self, request: Request, target: Session) -> None:
-        self.rounds = 0
-
     def propose(self, tokens: list[int]) -> Draft:
         ahead = self._truth[len(tokens) : len(tokens) + 2]
         wrong = [3 if token != 3 else 4 for token in ahead]
@@ -243,7 +240,6 @@ class TreeDrafter(Drafter):
             nodes += [other, right]
             parents += [parent, parent]
             parent = len(nodes) - 1
-        self.rounds += 1
         return Draft(torch.tensor(nodes, dtype=torch.long), torch.tensor(parents, dtype=torch.long))
 
 
@@ -254,7 +250,7 @@ def test_tree_drafts_give_the_same_text_in_fewer_rounds(family: str) -> None:
     drafter = TreeDrafter(truth)
     actual, trace = decode(target, drafter, ExactMatch(), source, 24)
     assert actual == truth
-    assert drafter.rounds == 8  # three tokens a round
+    assert len(trace.rounds) == 8  # three tokens a round
     assert all(len(each.drafted) == 4 and each.accepted == 2 for each in trace.rounds[:-1])
 
 
@@ -294,7 +290,7 @@ class Noted(NoDraft):
     def prepare(self, request: Request) -> None:
         self.told.append(("prepare", request))
 
-    def start(self, request: Request, target: Session) -> None:
+    def begin(self, request: Request, target: Session) -> None:
         self.told.append(("start", request, target))
 
     def propose(self, tokens: list[int]) -> Draft:

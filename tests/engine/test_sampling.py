@@ -132,7 +132,7 @@ def test_a_drafter_is_as_sure_as_at_temperature_1_whatever_the_tokens_are_drawn_
     model = StubModel(lambda _: P.log())
     drafter = ModelDrafter(model, 3, LowConfidence(0.45))
     request = Request(Source((0,)), Limits(1, 9), Sampling(temperature=4.0), torch.Generator().manual_seed(0))
-    drafter.start(request, SESSION)
+    drafter = drafter.start(request, SESSION)
     draft = drafter.propose([0])
     assert (len(draft), draft.stats["fallback"]) == (3, False)
     assert draft.stats["confidence"] == pytest.approx([float(P.max())] * 3)
@@ -142,7 +142,7 @@ def test_a_draft_ends_with_its_end_token() -> None:
     numbers = StubModel(lambda tokens: torch.nn.functional.one_hot(torch.tensor(tokens[-1] + 1), 10).double())
     for stop in (None, LowConfidence(0.1)):
         drafter = ModelDrafter(numbers, 5, stop)
-        drafter.start(Request(Source((0,)), Limits(1, 9, frozenset([3]))), SESSION)
+        drafter = drafter.start(Request(Source((0,)), Limits(1, 9, frozenset([3]))), SESSION)
         draft = drafter.propose([0])
         assert (draft.token_list, draft.calls) == ([1, 2, 3], 3)
 

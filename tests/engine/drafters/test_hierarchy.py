@@ -86,7 +86,7 @@ def test_each_token_comes_with_the_middle_models_distribution() -> None:
     middle, small = StubModel(lambda t: table[t[-1]]), StubModel(lambda t: 0.5 * table[t[-1]])
     sampling = Sampling(temperature=0.7, top_k=4)
     drafter = SpeculativeDrafter(middle, ModelDrafter(small, 3), 8)
-    drafter.start(Request(Source((0,)), Limits(1, 20), sampling, torch.Generator().manual_seed(0)), SESSION)
+    drafter = drafter.start(Request(Source((0,)), Limits(1, 20), sampling, torch.Generator().manual_seed(0)), SESSION)
     draft = drafter.propose([0])
     assert len(draft) == 8
     before = torch.tensor([0, *draft.token_list[:-1]])
@@ -96,7 +96,7 @@ def test_each_token_comes_with_the_middle_models_distribution() -> None:
 def test_a_draft_ends_with_an_end_token() -> None:
     middle, small = StubModel(copying(1)), StubModel(copying(1))
     drafter = SpeculativeDrafter(middle, ModelDrafter(small, 2), 8)
-    drafter.start(Request(Source((0,)), Limits(1, 20, frozenset([4]))), SESSION)
+    drafter = drafter.start(Request(Source((0,)), Limits(1, 20, frozenset([4]))), SESSION)
     assert drafter.propose([0]).token_list == [1, 2, 3, 4]
 
 
@@ -126,21 +126,21 @@ def test_the_inner_drafter_is_told_what_the_middle_model_said_and_what_to_forget
         def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
             told.append(scores.logits.argmax(-1).tolist())
 
-        def forget(self, length: int) -> None:
+        def rollback(self, length: int) -> None:
             told.append(length)
 
     middle, small = StubModel(copying(1)), StubModel(copying(1))
     drafter = SpeculativeDrafter(middle, Noting(small, 2), 3)
-    drafter.start(Request(Source((0,)), Limits(1, 20)), SESSION)
+    drafter = drafter.start(Request(Source((0,)), Limits(1, 20)), SESSION)
     drafter.propose([0])
-    drafter.forget(2)
+    drafter.rollback(2)
     assert told == [[1, 2, 3], 2]
 
 
 def test_inner_drafts_stay_within_the_positions_that_the_models_have() -> None:
     middle, small = StubModel(copying(1)), StubModel(copying(1))
     drafter = SpeculativeDrafter(middle, ModelDrafter(small, 5), 3)
-    drafter.start(Request(Source((0,)), Limits(1, 20, positions=3)), SESSION)
+    drafter = drafter.start(Request(Source((0,)), Limits(1, 20, positions=3)), SESSION)
     assert drafter.propose([0]).token_list == [1, 2, 3]
     assert len(middle.fed) == 3
 

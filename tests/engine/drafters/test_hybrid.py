@@ -60,7 +60,7 @@ class Fixed(Drafter):
     def observe_other(self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict) -> None:
         self.told.append("other")
 
-    def forget(self, length: int) -> None:
+    def rollback(self, length: int) -> None:
         self.told.append(length)
 
 
@@ -95,10 +95,9 @@ def test_it_needs_what_either_needs_and_gives_what_both_give() -> None:
 def test_a_window_that_adapts_learns_from_its_own_drafts_alone() -> None:
     window = AdaptiveWindow(cost_ratio=0.1, largest=4, prior=0.5, memory=1.0)
     hybrid = HybridDrafter(Fixed(3), ModelDrafter(TARGET, window), 1)
-    hybrid.start(REQUEST, SESSION)
-    before = window.acceptance_rate
+    hybrid = hybrid.start(REQUEST, SESSION)
     hybrid.observe(hybrid.propose([0]), Scores(None), Verdict((0, 1, 2), 1))
-    assert window.acceptance_rate == before
+    assert hybrid._second._window.acceptance_rate == window.acceptance_rate
 
 
 def test_what_cannot_be_is_refused() -> None:

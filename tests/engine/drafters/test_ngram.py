@@ -46,7 +46,7 @@ def pairs(counts: Counts) -> list[tuple[int, int]]:
 
 def drafted(ngrams: NGramTable, tokens: list[int], window: int = 4, room: int = 20, end: int = -1) -> list[int]:
     drafter = NGramDrafter(UNIFORM, ngrams, window)
-    drafter.start(Request(Source(tuple(tokens)), Limits(len(tokens), room, frozenset([end]))), SESSION)
+    drafter = drafter.start(Request(Source(tuple(tokens)), Limits(len(tokens), room, frozenset([end]))), SESSION)
     draft = drafter.propose(tokens)
     assert draft.probs is None and draft.calls == 0
     return draft.token_list
@@ -110,9 +110,8 @@ def test_greedy_decoding_with_bigrams_is_the_targets_own_in_fewer_calls() -> Non
 
 
 def sampled(ngrams: NGramTable, sampling: Sampling, seed: int, window: int = 3) -> bild_lab.engine.draft.Draft:
-    drafter = NGramDrafter(UNIFORM, ngrams, window)
-    drafter.start(Request(Source((5,)), Limits(1, 20), sampling, torch.Generator().manual_seed(seed)), SESSION)
-    return drafter.propose([5])
+    request = Request(Source((5,)), Limits(1, 20), sampling, torch.Generator().manual_seed(seed))
+    return NGramDrafter(UNIFORM, ngrams, window).start(request, SESSION).propose([5])
 
 
 def test_each_drawn_token_has_the_number_that_picked_it() -> None:

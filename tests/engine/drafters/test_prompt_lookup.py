@@ -37,7 +37,7 @@ def searched(encoder: list[int], tokens: list[int], window: int, longest: int, s
 def lookup(prompt: list[int], encoder: list[int] | None = None, room: int = 20, **options: int) -> PromptLookup:
     drafter = PromptLookup(TARGET, **{"window": 4, "longest_match": 3, **options})
     ids = None if encoder is None else torch.tensor([encoder])
-    drafter.start(Request(Source(tuple(prompt), ids), Limits(len(prompt), room, frozenset([END]))), SESSION)
+    drafter = drafter.start(Request(Source(tuple(prompt), ids), Limits(len(prompt), room, frozenset([END]))), SESSION)
     return drafter
 
 
@@ -95,7 +95,7 @@ def test_drafts_end_with_an_end_token_and_at_the_length_limit() -> None:
 
 def test_a_new_prompt_forgets_the_one_before() -> None:
     drafter = lookup([1, 2, 3, 1])
-    drafter.start(Request(Source((4, 1)), Limits(2, 20)), SESSION)
+    drafter = drafter.start(Request(Source((4, 1)), Limits(2, 20)), SESSION)
     assert len(drafter.propose([4, 1])) == 0
 
 

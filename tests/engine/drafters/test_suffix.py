@@ -124,7 +124,7 @@ def searched(texts: list[list[int]], window: int, factor: float, min_prob: float
 
 def suffix(prompt: list[int], encoder: list[int] | None = None, room: int = 20, **options: float) -> SuffixDrafter:
     drafter = SuffixDrafter(TARGET, **{"window": 6, "factor": 2, "min_prob": 0.0, **options})
-    drafter.start(request_of(prompt, encoder, room), SESSION)
+    drafter = drafter.start(request_of(prompt, encoder, room), SESSION)
     return drafter
 
 
@@ -194,7 +194,7 @@ def test_drafts_end_with_an_end_token_and_at_the_length_limit() -> None:
 
 def test_a_new_prompt_forgets_the_one_before() -> None:
     drafter = suffix([1, 2, 3, 1])
-    drafter.start(request_of([4, 1]), SESSION)
+    drafter = drafter.start(request_of([4, 1]), SESSION)
     assert len(drafter.propose([4, 1])) == 0
 
 
@@ -229,14 +229,16 @@ def test_answers_are_kept_if_asked_for_and_a_prompt_that_comes_again_finds_what_
 def test_an_answer_counts_once_and_the_first_answer_to_a_prompt_stays() -> None:
     drafter = suffix([8], keep=True)
 
-    def copied(prompt: int) -> list[int]:
+    def begun(prompt: int) -> SuffixDrafter:
         drafter.prepare(request_of([prompt]))
-        drafter.start(request_of([prompt]), SESSION)
-        return drafter.propose([prompt, 1]).token_list[:1]
+        return drafter.start(request_of([prompt]), SESSION)
+
+    def copied(prompt: int) -> list[int]:
+        return begun(prompt).propose([prompt, 1]).token_list[:1]
 
     def answered(prompt: int, *answer: int) -> None:
-        copied(prompt)
-        drafter.observe(drafter.propose([prompt, *answer[:-1]]), Scores(None), Verdict((), answer[-1]))
+        text = begun(prompt)
+        text.observe(text.propose([prompt, *answer[:-1]]), Scores(None), Verdict((), answer[-1]))
 
     answered(8, 1, 2)
     answered(7, 1, 3)
