@@ -16,7 +16,6 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import Trace
-from bild_lab.errors import UserError
 from tests.engine.lossless.test_random_models import NEVER
 from tests.engine.models.test_views import ZEROED
 from tests.policies import in_memory
@@ -107,23 +106,3 @@ def test_the_first_and_the_last_layer_run_whole() -> None:
     for _ in range(5):
         want = part.without(frozenset(chance.sample(part.free, 3)))
         assert 2 * (LAYERS - len(want.layers)) + len(want.skipped.attention) + len(want.skipped.feed_forward) == 3
-
-
-@pytest.mark.parametrize("wrong", [0, 1, 1.5, True, "half"])
-def test_a_share_that_cannot_be_is_refused(wrong: object) -> None:
-    with pytest.raises(UserError, match="share must lie between 0 and 1"):
-        AdaptiveSkip(target(), wrong)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"window": 0}, "the draft window must be a whole number >= 1, got 0"),
-        ({"context": 0}, "context must be a whole number >= 1, got 0"),
-        ({"candidates": -1}, "candidates must be a whole number >= 0, got -1"),
-        ({"keep": 1}, "keep must be true or false, got 1"),
-    ],
-)
-def test_values_that_cannot_be_are_refused(values: dict, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        AdaptiveSkipDrafter(AdaptiveSkip(target(), 0.3), **{"window": 4, "context": 8, "candidates": 4, **values})

@@ -15,7 +15,7 @@ from bild_lab.engine.drafters import ModelDrafter, PromptLookup, SpeculativeDraf
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import Scores, Want
+from bild_lab.engine.session import Scores
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from tests.engine.test_decode import (
@@ -105,20 +105,6 @@ def test_an_inner_drafter_of_trees_is_refused() -> None:
         SpeculativeDrafter(StubModel(copying(1)), TreeDrafter([]), 3)
 
 
-def test_an_inner_drafter_that_reads_more_than_logits_is_refused() -> None:
-    inner = ModelDrafter(StubModel(copying(1)), 2)
-    inner.wants = Want(head_input=True)
-    with pytest.raises(UserError, match="inner drafter must need logits alone, but ModelDrafter wants more"):
-        SpeculativeDrafter(StubModel(copying(1)), inner, 3)
-
-
-def test_a_model_in_the_middle_that_drafts_text_is_refused() -> None:
-    middle = StubModel(copying(1))
-    middle.writes_text = True
-    with pytest.raises(UserError, match="^a hierarchy's middle model reads the draft model's scores"):
-        SpeculativeDrafter(middle, ModelDrafter(StubModel(copying(1)), 2), 3)
-
-
 def test_the_inner_drafter_is_told_what_the_middle_model_said_and_what_to_forget() -> None:
     told: list[object] = []
 
@@ -151,9 +137,3 @@ def test_an_inner_drafter_prepares_before_the_text() -> None:
     request = Request(Source((0,)), Limits(1, 9))
     tokens = DraftThenVerify(target, drafter, ExactMatch()).decode(request, Trace())
     assert tokens == list(range(10))
-
-
-@pytest.mark.parametrize("window", [0, 2.5, True])
-def test_the_outer_window_is_a_whole_number_from_one(window: int) -> None:
-    with pytest.raises(UserError, match="draft window must be a whole number >= 1"):
-        SpeculativeDrafter(StubModel(copying(1)), ModelDrafter(StubModel(copying(1)), 2), window)

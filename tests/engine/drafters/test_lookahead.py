@@ -14,7 +14,6 @@ from bild_lab.engine.draft import ROOT, Draft
 from bild_lab.engine.drafters import LookaheadDrafter, NoDraft
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
-from bild_lab.errors import UserError
 from tests.stubs import SESSION, StubModel
 
 VOCABULARY = 12
@@ -162,26 +161,3 @@ def test_an_ngram_ends_with_an_end_token_and_the_others_go_on() -> None:
     draft = drafter.propose([1, 2])
     assert draft.token_list == [3, 5, 4, 6]
     assert draft.parents.tolist() == draft.known_parents == [ROOT, 0, 0, 2]
-
-
-def test_a_new_text_begins_with_an_empty_pool() -> None:
-    target = StubModel(after)
-    drafter, counts = LookaheadDrafter(target, 6, 4, 6), []
-    for _ in range(2):
-        trace = Trace()
-        decode(target, drafter, Limits(3, 50), trace)
-        counts.append(trace.target_calls)
-    assert counts[0] == counts[1]
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"window": 0}, "the lookahead window must be a whole number >= 1, got 0"),
-        ({"ngram": 1}, "ngram must be a whole number >= 2, got 1; an n-gram has the token that it begins with"),
-        ({"guesses": 0}, "guesses must be a whole number >= 1, got 0"),
-    ],
-)
-def test_values_that_cannot_be_are_refused(values: dict, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        LookaheadDrafter(StubModel(after), **{"window": 5, "ngram": 3, "guesses": 5, **values})

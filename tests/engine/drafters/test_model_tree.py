@@ -151,22 +151,6 @@ def test_a_tree_in_one_program_is_that_of_the_loop(
     assert in_one == drafts()
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"nodes": 0}, "nodes must be a whole number >= 1, got 0"),
-        ({"width": 1.5}, "width must be a whole number >= 1, got 1.5"),
-        ({"children": None}, "children must be a whole number >= 1, got None"),
-        ({"window": True}, "window must be a whole number >= 1, got True"),
-        ({"min_prob": 2}, r"min_prob .*must lie in"),
-    ],
-)
-def test_knobs_out_of_range_are_refused(wrong: dict, message: str) -> None:
-    knobs = {"nodes": 4, "window": 2, "width": 2, "children": 2, **wrong}
-    with pytest.raises(UserError, match=message):
-        ModelTreeDrafter(StubModel(table(0)), **knobs)
-
-
 def test_a_program_is_given_the_requests_limits_and_how_it_chooses_tokens() -> None:
     given: list[tuple[list[int], Growth]] = []
 

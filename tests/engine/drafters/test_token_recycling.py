@@ -16,7 +16,6 @@ from bild_lab.engine.drafters.token_recycling import chance_of, static_tree
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import Scores
 from bild_lab.engine.trace import Trace
-from bild_lab.errors import UserError
 from tests.stubs import SESSION, StubModel
 
 VOCABULARY, END = 8, 7
@@ -152,16 +151,3 @@ def test_greedy_decoding_is_the_targets_own_in_fewer_calls() -> None:
     method = DraftThenVerify(target, TokenRecycling(target, 12, 3), SpeculativeSampling())
     assert method.decode(request, trace) == expected
     assert trace.target_calls < 40
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"nodes": 0}, "nodes must be a whole number >= 1 and <= 1024, got 0"),
-        ({"top_k": 0}, "top_k must be a whole number >= 1 and <= 64, got 0"),
-        ({"keep": "yes"}, "keep must be true or false, got 'yes'"),
-    ],
-)
-def test_values_that_cannot_be_are_refused(values: dict, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        recycling(**values)
