@@ -110,35 +110,3 @@ def test_an_adapter_of_other_weights_is_refused_though_the_shape_is_the_same(che
     load(checkpoints, "llama", "bita", adapter=str(tmp_path / own.fingerprint))
     with pytest.raises(UserError, match="trained for elsewhere, whose weights are not those of .*llama; choose that"):
         load(checkpoints, "llama", "bita", adapter=str(tmp_path / "other weights"))
-<<<<<<< HEAD
-
-
-def test_the_weights_are_read_once(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, original = [], BitaAdapter.load
-    monkeypatch.setattr(BitaAdapter, "load", lambda folder: read.append(folder) or original(folder))
-    load(checkpoints, "llama", "bita")
-    assert len(read) == 1
-
-
-@pytest.mark.parametrize(
-    ("knobs", "message"),
-    [
-        (
-            {"tree": "tree"},
-            "tree must be one of efficient_tree, full_tree, straightforward, auto or the file of .*, got 'tree'",
-        ),
-        ({"mask_tokens": 4}, "mask_tokens must be a whole number >= 1 and <= 3, got 4"),
-        ({"mask_tokens": 0}, "mask_tokens must be a whole number >= 1 and <= 3, got 0"),
-        ({"prompt_tokens": 5}, "prompt_tokens must be a whole number >= 0 and <= 4, got 5"),
-        ({"top_k": 0}, "top_k must be a whole number >= 1, got 0"),
-        ({"top_k": [5, 41]}, "top_k must be at most the vocabulary's 40 tokens, got 41"),
-        ({"top_k": [2, 2, 2, 2]}, r"top_k must give a width for 1 to 3 depths, got \[2, 2, 2, 2\]"),
-        ({"top_k": [2, 2], "mask_tokens": 1}, "top_k must give a width for 1 to 1 depths"),
-        ({"top_k": 20, "tree": "full_tree"}, r"full tree of top_k \[20, 20, 20\] has 8420 nodes, more than 1024"),
-    ],
-)
-def test_knobs_out_of_range_are_refused(checkpoints: Path, knobs: dict, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        load(checkpoints, "llama", "bita", **knobs)
-=======
->>>>>>> engine4
