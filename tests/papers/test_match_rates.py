@@ -208,10 +208,10 @@ def test_the_script_leaves_a_table_a_figure_and_its_settings(command: Command, c
 
 BAD_INPUT = {  # words of the command, and what the message names
     "layers=[1,3]": "got [1, 3]",
-    "layers=[]": "got []",
+    "layers=[]": "layers must list whole numbers",
     "layers=[0]": "each of layers",
     "top_k=[1,41]": "vocabulary of 40 tokens, got 41",
-    "top_k=3": "top_k must list whole numbers",
+    "top_k=3": "top_k",
     "heads=null": "heads must be shared",
     "heads=nowhere": "nowhere is no folder of per-layer heads",
     "heads=others": "the heads others: trained for elsewhere, whose weights are not",
