@@ -66,7 +66,7 @@ class CandidateDrafter(Drafter):
         other._trees = TokenTrees(trees, self._vocabulary, self._device, widest)
         return other
 
-    def start(self, request: Request, target: Session) -> None:
+    def begin(self, request: Request, target: Session) -> None:
         if self._trees is None:
             raise UserError(
                 f"a tree is fitted by run.py alone, got tree={AUTO}; make a file with scripts/fit_tree.py and give it"
@@ -120,8 +120,8 @@ class MedusaDrafter(CandidateDrafter):
         if not self._shared:  # a shared matrix needs the target's weights
             self._heads()
 
-    def start(self, request: Request, target: Session) -> None:
-        super().start(request, target)
+    def begin(self, request: Request, target: Session) -> None:
+        super().begin(request, target)
         self._forwards = target.forwards
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:

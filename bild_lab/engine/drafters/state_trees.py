@@ -120,7 +120,7 @@ class StateTreeDrafter(Drafter):
     def states(self, scores: Scores) -> Float[Tensor, "m states"]:
         """What the session receives of a forward of the target."""
 
-    def start(self, request: Request, target: Session) -> None:
+    def begin(self, request: Request, target: Session) -> None:
         self._request = request
         self._session = self.opened(request, target)
 

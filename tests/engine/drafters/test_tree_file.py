@@ -102,7 +102,7 @@ def test_an_unfitted_tree_cannot_decode() -> None:
     drafter = MedusaDrafter(target, heads, "auto", 3)
     assert not drafter.fitted and drafter.drafting([ProbedTree((), (0,))]).fitted
     with pytest.raises(UserError, match="a tree is fitted by run.py alone, got tree=auto"):
-        drafter.start(Request(Source((START,)), Limits(1, 4)), target.start(Source((START,)), 4))
+        drafter = drafter.start(Request(Source((START,)), Limits(1, 4)), target.start(Source((START,)), 4))
 
 
 @torch.inference_mode()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -46,19 +45,6 @@ def test_heads_come_back_from_their_folder(shared: bool, tmp_path: Path) -> None
     assert set(again.state_dict()) == {"blocks", "biases"} | (set() if shared else {"outputs"})
     hidden = torch.randn(2, 32)
     assert torch.equal(again(hidden), saved(hidden))
-
-
-def test_a_folder_from_before_heads_could_share_a_matrix_is_read(tmp_path: Path) -> None:
-    random_heads(MODEL.config, MODEL.lm_head.weight).save(tmp_path)
-    file = tmp_path / "heads_config.json"
-    config = json.loads(file.read_text())
-    assert config.pop("shared") is False
-    file.write_text(json.dumps(config))
-    assert not MedusaHeads.load(tmp_path).config.shared
-    del config["layers"]
-    file.write_text(json.dumps(config))
-    with pytest.raises(UserError, match="must hold base, heads, hidden_size, layers, shared, vocabulary"):
-        MedusaHeads.load(tmp_path)
 
 
 def test_what_heads_cannot_be_made_of_is_refused(tmp_path: Path, checkpoints: Path) -> None:
