@@ -11,8 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bild_lab.engine.draft import ROOT, Tree
-from bild_lab.engine.drafters.model import FixedWindow
+from bild_lab.engine.draft import ROOT, Tree, common_prefix
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.sampling import Sampling, precise
 from bild_lab.engine.session import Feed, Model, Rows, Session, Want, on_device, require_scores
@@ -151,7 +150,8 @@ class BeamDrafter:
     def __init__(self, draft: Model, window: int, beams: int | None = None) -> None:
         require_scores(draft, "speculative beam search")
         self._model = draft
-        self._window = FixedWindow(window).size()
+        require_whole("the draft window", window, 1)
+        self._window = window
         self.beams = beams
 
     def start(self, request: Request, beams: int, forwards: list[Forward]) -> BeamDrafter:
@@ -220,11 +220,11 @@ class SharedPrefix:
 
     def _keep_common(self, texts: Sequence[Text]) -> None:
         """Keep the rows of the texts' common prefix that have run, and drop all other rows from the cache."""
-        common = texts[0][: min(len(texts[0]) - 1, shared(min(texts), max(texts)))]
+        common = texts[0][: min(len(texts[0]) - 1, common_prefix(min(texts), max(texts)))]
         path = [self._rows[common[:end]] for end in range(1, len(common) + 1) if common[:end] in self._rows]
         if self._rows:
             self._session.keep(path)
-        self._cached = common[: shared(common, self._cached) + len(path)]
+        self._cached = common[: common_prefix(common, self._cached) + len(path)]
         self._session.rollback(self._behind + len(self._cached))
 
 
@@ -242,12 +242,6 @@ def best_first(hypotheses: Sequence[Hypothesis]) -> tuple[Hypothesis, ...]:
 
 def unended(hypotheses: Sequence[Hypothesis], limits: Limits) -> tuple[Hypothesis, ...]:
     return tuple(one for one in hypotheses if one.text[-1] not in limits.end_tokens)
-
-
-def shared(first: Text, second: Text) -> int:
-    """The length of the common prefix of two texts."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((index for index, (ours, theirs) in pairs if ours != theirs), min(len(first), len(second)))
 
 
 def round_of(drafted: Sequence[Sequence[Hypothesis]], steps: int, search: Search) -> Round:

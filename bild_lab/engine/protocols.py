@@ -26,11 +26,13 @@ class Drafter(Protocol):
 
     wants: what it needs of the target's forwards. gives: which fields of its drafts it fills for rules that need
     them, such as "own_probs". draws_from: the model whose distribution each sampled token is drawn from, if a session
-    of its own can tell.
+    of its own can tell. hybrid_places: where it can stand in a `HybridDrafter`; one that drafts from rows of its own in
+    the target's forward cannot stand where these do not run.
     """
 
     drafts_trees: bool
     drafts_nothing: ClassVar[bool] = False
+    hybrid_places: ClassVar[tuple[str, ...]] = ("first", "second")
     wants: Want = EVERYTHING
     gives: frozenset[str] = frozenset()
     draws_from: Model | None = None

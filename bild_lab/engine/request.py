@@ -32,6 +32,11 @@ class Source:
     device: torch.device = torch.device("cpu")
     processors: LogitsProcessorList | None = None
 
+    @property
+    def key(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The decoder's and the encoder's tokens, on the host."""
+        return self.prompt, () if self.encoder_ids is None else tuple(self.encoder_ids[0].tolist())
+
     def to(self, device: torch.device) -> Source:
         ids = None if self.encoder_ids is None else self.encoder_ids.to(device)
         return replace(self, encoder_ids=ids, device=device)

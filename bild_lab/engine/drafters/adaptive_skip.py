@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from bild_lab.engine.draft import Draft, Verdict
-from bild_lab.engine.drafters.memory import Memory
 from bild_lab.engine.drafters.model import LowConfidence, ModelDrafter
 from bild_lab.engine.models.views import TargetLayers, skipping
 from bild_lab.engine.protocols import Drafter
@@ -99,16 +99,15 @@ class AdaptiveSkipDrafter(Drafter):
         require_flag("keep", keep)
         self._part, self._drafter = draft, ModelDrafter(draft, window, stop)
         self._context, self._candidates, self._keep = context, candidates, keep
-        self._search, self._begun = Search(draft.first), Memory()  # of all texts where the search goes on
+        self._latest = [Search(draft.first)]  # of the text that began last
+        self._begun: dict[Hashable, Search] = {}  # with what each source's first text began
 
     def begin(self, request: Request, target: Session) -> None:
         self._target, self._guessed = target, None
-        if not self._keep:
-            self._search = Search(self._part.first)
-        elif request.source in self._begun:
-            vars(self._search).update(vars(copy.deepcopy(self._begun[request.source])))
-        else:
-            self._begun.put(request.source, copy.deepcopy(self._search))
+        self._search = Search(self._part.first)
+        if self._keep:
+            begun = self._begun.setdefault(request.source.key, copy.deepcopy(self._latest[0]))
+            self._latest[0] = self._search = copy.deepcopy(begun)
         self._drafter = self._drafter.start(request, target)
         self._use(self._search.used)
 

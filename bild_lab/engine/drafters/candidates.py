@@ -162,6 +162,8 @@ class MaskTokenDrafter(CandidateDrafter):
     mask_tokens: use only this many of the adapter's masks, from the first; None: all, or as many as there are widths.
     """
 
+    hybrid_places = ()
+
     def __init__(
         self,
         target: LoadedModel,

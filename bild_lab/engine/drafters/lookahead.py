@@ -29,6 +29,7 @@ class LookaheadDrafter(Drafter):
     """
 
     drafts_trees = True
+    hybrid_places = ("second",)
 
     def __init__(self, target: Model, window: int, ngram: int, guesses: int) -> None:
         require_whole("the lookahead window", window, 1)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from bild_lab.engine.draft import ROOT, Draft, Verdict, empty_draft
-from bild_lab.engine.drafters.memory import Memory
 from bild_lab.engine.drafters.trees import MOST_NODES, Node
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
@@ -38,18 +37,15 @@ class TokenRecycling(Drafter):
         self._device, self._nothing = target.device, empty_draft(target.device)
         self._top_k, self._keep = top_k, keep
         self._tree = static_tree(nodes, top_k)
-        self._candidates: Candidates = {}  # shared by all texts where they are kept
-        self._begun = Memory()
+        self._latest: list[Candidates] = [{}]  # of the text that began last
+        self._begun: dict[Hashable, Candidates] = {}  # with what each source's first text began
 
     def begin(self, request: Request, target: Session) -> None:
         self._limits = request.limits
-        if not self._keep:
-            self._candidates = {}
-        elif request.source in self._begun:
-            self._candidates.clear()
-            self._candidates.update(self._begun[request.source])
-        else:
-            self._begun.put(request.source, dict(self._candidates))
+        self._candidates: Candidates = {}
+        if self._keep:
+            begun = self._begun.setdefault(request.source.key, dict(self._latest[0]))
+            self._latest[0] = self._candidates = dict(begun)
 
     def propose(self, tokens: list[int]) -> Draft:
         self._last = tokens[-1]

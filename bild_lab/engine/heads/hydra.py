@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 from transformers import PreTrainedConfig
 
-from bild_lab.engine.heads.folder import Kind, SavedModule, require_made_for
-from bild_lab.errors import UserError, require_whole
+from bild_lab.engine.heads.folder import Kind, SavedModule
+from bild_lab.errors import require_whole
 from bild_lab.files import FilePath
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ KIND = Kind(
     weights="heads.safetensors",
     config="hydra_config.json",
     noun="folder of Hydra heads",
-    remedy=f"make one with: {TRAIN} and give outputs/hydra/heads",
+    remedy=f"make one with: {TRAIN} and give policy.heads=outputs/hydra/heads",
 )
 
 
@@ -102,14 +102,7 @@ class HydraHeads(SavedModule):
 
 
 def load_hydra(target: LoadedModel, path: FilePath | None) -> HydraHeads:
-    """Load the heads in this folder, in the target's precision and on its device.
-
-    Raises UserError if there are none, or if their shapes are not the target's.
-    """
-    if path is None:
-        raise UserError(f"policy hydra needs heads; {KIND.remedy}, as policy.heads=outputs/hydra/heads")
-    heads = HydraHeads.load(path)
+    """The heads in this folder, in the target's precision. Raises UserError as `SavedModule.load_for` does."""
     text = target.checkpoint.config.get_text_config(decoder=True)
-    sizes = {"hidden_size": text.hidden_size, "vocabulary": text.vocab_size}
-    require_made_for(target.checkpoint, heads.config, sizes, f"the heads {path}")
-    return heads.to(target.device, target.dtype).requires_grad_(False)
+    heads = HydraHeads.load_for(target, path, hidden_size=text.hidden_size, vocabulary=text.vocab_size)
+    return heads.to(target.dtype)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from bild_lab.engine.draft import Tree
+from bild_lab.engine.draft import Tree, common_prefix
 from bild_lab.engine.record.store import Entry, Row
 from bild_lab.engine.sampling import likeliest, precise
 from bild_lab.engine.session import Rows, Session, Want
@@ -198,8 +198,7 @@ class RecordedText:
         """Roll the session back to what it shares with this text. Returns the tokens that it still lacks."""
         if self._session is None:
             self._session, self._fed = self._open(), []
-        pairs = zip(self._fed, context, strict=False)
-        same = next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(self._fed), len(context)))
+        same = common_prefix(self._fed, context)
         self._session.rollback(self._start + same)
         self._fed = self._fed[:same]
         return context[same:]

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from bild_lab.engine.draft import ROOT
+from bild_lab.engine.draft import ROOT, common_prefix
 from bild_lab.engine.drafters.model import read
 from bild_lab.engine.drafters.model_tree import grow
 from bild_lab.engine.models.processed_session import SessionOver
@@ -123,7 +123,7 @@ class StringsSession(SessionOver):
         """Drop the rows that are not the text's. Returns the draft model's tokens that have to run."""
         if self._grown is not None:
             self._keep_branch(own)
-        same = shared(self._cached, own[:-1])
+        same = common_prefix(self._cached, own[:-1])
         self._session.rollback(same)
         return own[same:]
 
@@ -209,9 +209,3 @@ def merged(chains: Sequence[Sequence[int]], most: int) -> tuple[list[int], list[
                 parents.append(node)
             node = places[node, token]
     return tokens, parents
-
-
-def shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """The length of the common prefix."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (ours, theirs) in pairs if ours != theirs), min(len(one), len(other)))
