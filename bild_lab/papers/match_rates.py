@@ -52,15 +52,15 @@ class MatchSpec:
         if not heads or not all(isinstance(one, str) and one for one in heads):
             raise UserError(f"heads must be {SHARED}, a folder of trained heads, or several, got {self.heads!r}")
         object.__setattr__(self, "heads", tuple(dict.fromkeys(heads)))
-        object.__setattr__(self, "top_k", _ascending("top_k", self.top_k, "[1,3,5]"))
+        object.__setattr__(self, "top_k", _ascending("top_k", self.top_k))
         if self.layers is not None:
-            object.__setattr__(self, "layers", _ascending("layers", self.layers, "[4,6,8]"))
+            object.__setattr__(self, "layers", _ascending("layers", self.layers))
         require_whole("positions", self.positions, 1)
 
 
-def _ascending(key: str, values: object, example: str) -> tuple[int, ...]:
-    if not isinstance(values, Sequence) or isinstance(values, str) or not values:
-        raise UserError(f"{key} must list whole numbers, such as {example}, got {values!r}")
+def _ascending(key: str, values: Sequence[int]) -> tuple[int, ...]:
+    if not values:
+        raise UserError(f"{key} must list whole numbers, such as [1,3,5], got none")
     for value in values:
         require_whole(f"each of {key}", value, 1)
     return tuple(sorted(set(values)))

@@ -211,7 +211,7 @@ def shifted(rows: SideBySide) -> SideBySide:
     """Positions count from the end of the longest text."""
     late = (rows.positions.amax(1, keepdim=True) < rows.positions.max()).long()
     positions = rows.positions + late
-    return replace(rows, positions=positions, each_position=positions.flatten()[rows.packing.row])
+    return replace(rows, positions=positions, each_position=positions.flatten()[rows.row])
 
 
 def seeing(rows: SideBySide) -> SideBySide:
@@ -221,8 +221,7 @@ def seeing(rows: SideBySide) -> SideBySide:
 
 def exchanged(rows: SideBySide) -> SideBySide:
     """Rows read and write the cache of the next text."""
-    places = rows.packing.places.roll(1)
-    return replace(rows, packing=replace(rows.packing, places=places))
+    return replace(rows, places=rows.places.roll(1))
 
 
 FAULTS = {

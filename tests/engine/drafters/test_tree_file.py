@@ -57,7 +57,7 @@ def test_a_file_that_is_no_tree_is_refused(content: str, message: str, tmp_path:
     (tmp_path / "tree.json").write_text(content)
     with pytest.raises(UserError, match=message) as refused:
         read_trees(str(tmp_path / "tree.json"), 3, 3, 40)
-    assert "scripts/fit_tree.py" in str(refused.value)
+    assert "policy.tree=auto" in str(refused.value)
 
 
 def test_a_tree_that_the_adapter_cannot_draft_is_refused(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.cost import total
 from bild_lab.lab.analysis.prediction import pipeline_log
-from bild_lab.papers.ppd import simulate
+from bild_lab.papers.theory import simulate
 from tests.policies import FAMILIES, in_memory
 from tests.thinned import thinned
 from tests.tiny import END, PAD, START, VOCABULARY, tiny_llama, tiny_t5

@@ -16,7 +16,7 @@ from bild_lab.engine.ppd.theory import (
     latency_per_token,
 )
 from bild_lab.errors import UserError
-from bild_lab.papers.ppd import DATASETS, LAYERS, TOP_KS, match_rate
+from bild_lab.papers.theory import DATASETS, LAYERS, TOP_KS, match_rate
 
 RATES = (0.0, 0.2163, 0.5, 0.7415, 1.0)
 
