@@ -40,12 +40,8 @@ class ModelTreeDrafter(Drafter):
         min_prob: float = 0.0,
         stop: LowConfidence | None = None,
     ) -> None:
-        for name, value in (("nodes", nodes), ("window", window), ("width", width), ("children", children)):
-            require_whole(name, value, 1)
-        require_number("min_prob", min_prob, 0, 1, remedy="0 always grows on")
         self._model = draft
-        confident = None if stop is None else stop.threshold
-        self._growth = Growth(nodes, window, width, children, frozenset(), confident, min_prob)
+        self._growth = growth_by(nodes, window, width, children, min_prob, None if stop is None else stop.threshold)
 
     def begin(self, request: Request, target: Session) -> None:
         self._request = request
@@ -53,27 +49,12 @@ class ModelTreeDrafter(Drafter):
         self._grown = GrownTree([], [], [], [])
 
     def propose(self, tokens: list[int]) -> Draft:
-        limits, sampling = self._request.limits, self._request.sampling
         self._session.rollback(len(tokens) - 1)
-        growth = replace(
-            self._growth,
-            depth=min(self._growth.depth, limits.room(tokens)),
-            end_tokens=limits.end_tokens,
-            temperature=1.0 if sampling.greedy else sampling.temperature,
-            plain=sampling.greedy or sampling.plain,
-        )
+        growth = growth_of_round(self._growth, self._request, tokens)
         feed = tokens[self._session.length :]
         grown = self._session.grow(feed, growth)
-        if grown is None:
-            grown = grow(self._session, feed, growth, sampling)
-        self._grown = grown
-        device = self._model.device
-        return Draft(
-            on_device(grown.tokens, device),
-            on_device(grown.parents, device),
-            calls=len(grown.forwards),
-            known_parents=grown.parents,
-        )
+        self._grown = grow(self._session, feed, growth, self._request.sampling) if grown is None else grown
+        return draft_of(self._grown, self._model.device)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Keep the accepted tokens that have run."""
@@ -86,6 +67,37 @@ class ModelTreeDrafter(Drafter):
 
     def rollback(self, length: int) -> None:
         self._session.rollback(length)
+
+
+def growth_by(
+    nodes: int, window: int, width: int, children: int, least: float, prune_confidence: float | None = None
+) -> Growth:
+    """How a policy's trees grow. Raises UserError for values out of range."""
+    for name, value in (("nodes", nodes), ("window", window), ("width", width), ("children", children)):
+        require_whole(name, value, 1)
+    require_number("least", least, 0, 1, remedy="0 always grows on")
+    return Growth(nodes, window, width, children, frozenset(), prune_confidence, least)
+
+
+def growth_of_round(growth: Growth, request: Request, tokens: list[int]) -> Growth:
+    """The same within the room behind these tokens, by the probabilities that they are sampled from."""
+    limits, sampling = request.limits, request.sampling
+    return replace(
+        growth,
+        depth=min(growth.depth, limits.room(tokens)),
+        end_tokens=limits.end_tokens,
+        temperature=1.0 if sampling.greedy else sampling.temperature,
+        plain=sampling.greedy or sampling.plain,
+    )
+
+
+def draft_of(grown: GrownTree, device: torch.device) -> Draft:
+    return Draft(
+        on_device(grown.tokens, device),
+        on_device(grown.parents, device),
+        calls=len(grown.forwards),
+        known_parents=grown.parents,
+    )
 
 
 @dataclass
