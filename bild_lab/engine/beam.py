@@ -19,7 +19,7 @@ from bild_lab.engine.trace import Forward, Round, Trace
 from bild_lab.errors import UserError, require_flag, require_whole
 
 Text = tuple[int, ...]  # the prompt's last token, then the emitted tokens
-Likeliest = Mapping[Text, list[tuple[int, float]]]  # tokens that may follow a text, with their log-probabilities
+MostLikely = Mapping[Text, list[tuple[int, float]]]  # tokens that may follow a text, with their log-probabilities
 
 
 @dataclass(frozen=True)
@@ -118,17 +118,17 @@ class BeamSearch:
                 drafted = [] if drafter is None else drafter.propose(search.running)
             with trace.span("verify"):
                 texts = [one.text for step in (search.running, *drafted) for one in step]
-                likeliest = target.likeliest(texts, self.beams + len(limits.end_tokens))
+                most_likely = target.most_likely(texts, self.beams + len(limits.end_tokens))
             steps = 0
-            while not search.over and all(one.text in likeliest for one in search.running):
-                search = self.step(search, likeliest, limits)
+            while not search.over and all(one.text in most_likely for one in search.running):
+                search = self.step(search, most_likely, limits)
                 steps += 1
             trace.rounds.append(round_of(drafted, steps, search))
         return search
 
-    def step(self, search: Search, likeliest: Likeliest, limits: Limits) -> Search:
-        """Extend every hypothesis by one token. `likeliest` holds at least beams + end tokens entries for each."""
-        candidates = extended(search.running, likeliest)
+    def step(self, search: Search, most_likely: MostLikely, limits: Limits) -> Search:
+        """Extend every hypothesis by one token. `most_likely` holds at least beams + end tokens entries for each."""
+        candidates = extended(search.running, most_likely)
         length = len(candidates[0].text) - 1
         last, divisor = length == limits.max_new_tokens, length**self.length_penalty
         done = [one for one in candidates[: self.beams] if last or one.text[-1] in limits.end_tokens]
@@ -168,8 +168,8 @@ class BeamDrafter:
         steps: list[tuple[Hypothesis, ...]] = []
         while len(steps) < min(self._window, room - 1):
             texts = [one.text for one in running]
-            likeliest = self._prefix.likeliest(texts, self._width + len(self._limits.end_tokens))
-            running = unended(extended(running, likeliest), self._limits)[: self._width]
+            most_likely = self._prefix.most_likely(texts, self._width + len(self._limits.end_tokens))
+            running = unended(extended(running, most_likely), self._limits)[: self._width]
             steps.append(running)
         return steps
 
@@ -190,8 +190,8 @@ class SharedPrefix:
         self._cached: Text = ()
         self._rows: dict[Text, int] = {}  # of the last forward, by the text that ends in each
 
-    def likeliest(self, texts: Sequence[Text], count: int) -> Likeliest:
-        """The `count` likeliest tokens after each text, with log-probabilities: one forward, one transfer.
+    def most_likely(self, texts: Sequence[Text], count: int) -> MostLikely:
+        """The `count` most likely tokens after each text, with log-probabilities: one forward, one transfer.
 
         texts: shortest first. They include every prefix of a text that is at least as long as the first text.
         """
@@ -228,10 +228,10 @@ class SharedPrefix:
         self._session.rollback(self._behind + len(self._cached))
 
 
-def extended(running: Sequence[Hypothesis], likeliest: Likeliest) -> list[Hypothesis]:
-    """Every hypothesis extended by each of its likeliest tokens, best first."""
+def extended(running: Sequence[Hypothesis], most_likely: MostLikely) -> list[Hypothesis]:
+    """Every hypothesis extended by each of its most likely tokens, best first."""
     return best_first(
-        [Hypothesis((*one.text, token), one.score + logp) for one in running for token, logp in likeliest[one.text]]
+        [Hypothesis((*one.text, token), one.score + logp) for one in running for token, logp in most_likely[one.text]]
     )
 
 

@@ -172,7 +172,7 @@ class DraftedChain:
 
 @dataclass(frozen=True)
 class Growth:
-    """A tree of tokens to grow in one go, from the likeliest leaves (EAGLE-2, Li et al., 2024, §4).
+    """A tree of tokens to grow in one go, from the most likely leaves (EAGLE-2, Li et al., 2024, §4).
 
     A token's chance is the product of the probabilities of all tokens on its branch. nodes: how many tokens at most,
     the most likely. depth: of the longest branch. width: how many leaves grow in one forward, the most likely.

@@ -7,7 +7,7 @@ import random
 from bild_lab.engine.draft import ROOT, Draft, Tree, Verdict
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
-from bild_lab.engine.sampling import likeliest, precise
+from bild_lab.engine.sampling import most_likely, precise
 from bild_lab.engine.session import Model, Scores, Session, on_device
 from bild_lab.errors import require_whole
 
@@ -66,7 +66,7 @@ class LookaheadDrafter(Drafter):
         if not self._rows:
             return
         rows = on_device(self._rows, scores.logits.device)
-        guessed = likeliest(precise(scores.logits.index_select(0, rows))).tolist()
+        guessed = most_likely(precise(scores.logits.index_select(0, rows))).tolist()
         if len(self._levels) < self._ngram - 1:
             self._levels = [level[1:] for level in [*self._levels, guessed]]
             return

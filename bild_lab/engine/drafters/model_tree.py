@@ -1,4 +1,4 @@
-"""A small model that drafts a tree of tokens, grown where it is likeliest to be accepted (EAGLE-2, Li et al., 2024)."""
+"""A small model that drafts a tree of tokens, grown where acceptance is most likely (EAGLE-2, Li et al., 2024)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ModelTreeDrafter(Drafter):
     """Drafts a tree of up to `nodes` tokens, of which the target can accept one branch.
 
     A token's chance is the product of the drafter's probabilities along its branch. In each of at most `window`
-    forwards the `width` likeliest leaves grow `children` each; of all tokens the `nodes` likeliest are drafted
+    forwards the `width` most likely leaves grow `children` each; of all tokens the `nodes` most likely are drafted
     (EAGLE-2 §4). The tree depends on the drafter's distributions alone, never on a random number. So every drafted
     token counts as certain (q is one-hot), and speculative sampling is lossless.
 
@@ -119,7 +119,7 @@ def grow(session: Session, feed: list[int], growth: Growth, sampling: Sampling) 
     leaves = [ROOT]
     while True:
         level = len(nodes)
-        nodes += likeliest_children(logits, leaves, nodes, growth, sampling)
+        nodes += most_likely_children(logits, leaves, nodes, growth, sampling)
         growing = [n for n in range(level, len(nodes)) if nodes[n].token not in growth.end_tokens]
         growing = [n for n in growing if nodes[n].chance >= growth.min_prob]
         leaves = sorted(sorted(growing, key=lambda n: -nodes[n].chance)[: growth.width])
@@ -132,13 +132,13 @@ def grow(session: Session, feed: list[int], growth: Growth, sampling: Sampling) 
         rows = Rows([nodes[leaf].token for leaf in leaves], Tree(on_device(parents, logits.device)))
         logits = session.extend(rows, Want()).logits
         forwards.append(len(leaves))
-    return likeliest(nodes, growth.nodes, forwards)
+    return most_likely(nodes, growth.nodes, forwards)
 
 
-def likeliest_children(
+def most_likely_children(
     logits: torch.Tensor, leaves: list[int], nodes: list[Node], growth: Growth, sampling: Sampling
 ) -> list[Node]:
-    """The likeliest tokens after each leaf, from its row of logits."""
+    """The most likely tokens after each leaf, from its row of logits."""
     probs = precise(logits).softmax(-1)
     confidences = probs.amax(-1)
     if not sampling.greedy:
@@ -155,8 +155,8 @@ def likeliest_children(
     return children
 
 
-def likeliest(nodes: list[Node], most: int, forwards: list[int]) -> GrownTree:
-    """The likeliest nodes, in the order grown. A parent is never less likely than its children, and comes first."""
+def most_likely(nodes: list[Node], most: int, forwards: list[int]) -> GrownTree:
+    """The most likely nodes, in the order grown. A parent is never less likely than its children, and comes first."""
     kept = sorted(sorted(range(len(nodes)), key=lambda n: -nodes[n].chance)[:most])
     place = {ROOT: ROOT} | {node: index for index, node in enumerate(kept)}
     return GrownTree(

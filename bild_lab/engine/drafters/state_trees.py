@@ -49,7 +49,7 @@ class StateSession(Protocol):
 
 
 class StateTreeDrafter(Drafter):
-    """A tree of the likeliest continuations of the target's states.
+    """A tree of the most likely continuations of the target's states.
 
     The first round of a text drafts nothing: the states of the prompt come out of its verification. A token's place in
     a tree never depends on a random number, so each counts as certain (q is one-hot), and speculative sampling is
@@ -150,8 +150,8 @@ class StaticTree:
         scores = session.extend(feed, Want(logits=1))
         drafted, calls = [], 1
         for level in levels:
-            likeliest = scores.logits.topk(self._widest).indices  # [rows, widest]
-            drafted.append(likeliest[level.above, level.ranks])
+            most_likely = scores.logits.topk(self._widest).indices  # [rows, widest]
+            drafted.append(most_likely[level.above, level.ranks])
             if level.rows is not None:
                 scores = session.extend(Rows(drafted[-1][level.runs], level.rows))
                 calls += 1

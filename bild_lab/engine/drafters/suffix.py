@@ -108,7 +108,7 @@ class SuffixDrafter(Drafter):
         self._automaton.cut(self._offset + length)
 
     def _followed(self, room: int) -> list[int]:
-        """The likeliest way on from the longest match, up to an end token."""
+        """The most likely way on from the longest match, up to an end token."""
         automaton, drafted, chance = self._automaton, [], 1.0
         state = automaton.links[automaton.whole]  # the text's longest suffix that occurs elsewhere too
         most = min(room, int(self._factor * automaton.lengths[state])) if state > ROOT else 0

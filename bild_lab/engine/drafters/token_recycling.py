@@ -13,13 +13,13 @@ from bild_lab.engine.session import Model, Scores, Session, on_device
 from bild_lab.errors import require_flag, require_whole
 
 MOST_CANDIDATES = 64
-Candidates = dict[int, Sequence[int]]  # the likeliest next tokens behind a token, the likeliest first
+Candidates = dict[int, Sequence[int]]  # the most likely next tokens behind a token, the most likely first
 
 
 class TokenRecycling(Drafter):
     """A tree of the candidates that followed each token when the target last read it (Luo et al., 2024, §3).
 
-    The adjacency matrix has the `top_k` likeliest next tokens of every token that the target has read, in the text or
+    The adjacency matrix has the `top_k` most likely next tokens of every token that the target has read, in the text or
     in a draft, accepted or not; the newest row of a token counts. The tree is static: a node's i-th child is the i-th
     candidate of its token. Nodes without a candidate, and those below them, are left out. The rows of the prompt are
     not scored, so they add no candidates here, as they do in the paper.
@@ -87,7 +87,7 @@ class TokenRecycling(Drafter):
 
 
 def static_tree(nodes: int, top_k: int) -> list[Node]:
-    """The tree of this many nodes that a draft is likeliest to follow furthest, parents first.
+    """The tree of this many nodes that a draft is most likely to follow furthest, parents first.
 
     A node's chance is that of its rank times its parent's: the optimum for ranks that are right independently
     (Sequoia, Chen et al., 2024, §3), in place of the paper's tree, which was found by hand.

@@ -31,7 +31,7 @@ class Node:
 
 
 def efficient_tree(widths: Sequence[int]) -> list[Node]:
-    """Each depth's candidates, all as children of the previous depth's likeliest candidate (BiTA, Figure 5)."""
+    """Each depth's candidates, all as children of the previous depth's most likely candidate (BiTA, Figure 5)."""
     nodes: list[Node] = []
     above = ROOT
     for depth, width in enumerate(widths):

@@ -101,8 +101,8 @@ class MedusaHeads(SavedModule):
         logits = self._logits(rows, self.config.heads)
         return logits.view(self.config.heads, *hidden.shape[:-1], self.config.vocabulary)
 
-    def likeliest(self, hidden: Float[Tensor, " dim"], depth: int, count: int) -> Int[Tensor, "depth count"]:
-        """The first heads' likeliest tokens."""
+    def most_likely(self, hidden: Float[Tensor, " dim"], depth: int, count: int) -> Int[Tensor, "depth count"]:
+        """The first heads' most likely tokens."""
         return precise(self._logits(hidden[None], depth)[:, 0]).topk(count).indices
 
     def _logits(self, rows: Float[Tensor, "n dim"], depth: int) -> Float[Tensor, "depth n vocab"]:

@@ -9,7 +9,7 @@ import torch
 
 from bild_lab.engine.draft import Tree, common_prefix
 from bild_lab.engine.record.store import Entry, Row
-from bild_lab.engine.sampling import likeliest, precise
+from bild_lab.engine.sampling import most_likely, precise
 from bild_lab.engine.session import Rows, Session, Want
 
 LOGITS, HEAD_INPUT = "logits", "head_input"
@@ -29,10 +29,10 @@ class Node:
 
     @property
     def choice(self) -> tuple[int, float]:
-        """The likeliest next token, and its probability at temperature 1."""
+        """The most likely next token, and its probability at temperature 1."""
         if self._choice is None:
             logits = precise(self.rows[LOGITS])
-            self._choice = int(likeliest(logits)), float(logits.softmax(-1).amax(-1))
+            self._choice = int(most_likely(logits)), float(logits.softmax(-1).amax(-1))
         return self._choice
 
     @property

@@ -14,7 +14,7 @@ from bild_lab.engine.drafters.model import read
 from bild_lab.engine.drafters.model_tree import grow
 from bild_lab.engine.models.processed_session import SessionOver
 from bild_lab.engine.request import Source
-from bild_lab.engine.sampling import Sampling, likeliest, precise
+from bild_lab.engine.sampling import Sampling, most_likely, precise
 from bild_lab.engine.session import (
     EVERYTHING,
     LAST,
@@ -41,7 +41,7 @@ class StringsSession(SessionOver):
 
     The text so far is tokenized for the draft model. It keeps the rows that have the same tokens as before, so it reads
     again only what a new tokenization changed. What it drafts is tokenized for the target behind the committed
-    tokens, which never change. A draft is the likeliest text, whatever the sampling, so each of its tokens counts as
+    tokens, which never change. A draft is the most likely text, whatever the sampling, so each of its tokens counts as
     certain (q is one-hot). It cannot give scores.
 
     source, own: the prompt in both vocabularies. positions: how many tokens the draft model reads.
@@ -75,7 +75,7 @@ class StringsSession(SessionOver):
         feed = self._behind_cached(own)
         ends = self._overlap.draft.end_tokens
         chain_of_text = Chain(chain.steps, ends, chain.threshold)
-        drafted = self._session.draft(feed, chain_of_text) or likeliest_chain(self._session, feed, chain_of_text)
+        drafted = self._session.draft(feed, chain_of_text) or most_likely_chain(self._session, feed, chain_of_text)
         self._cached = [*own, *drafted.tokens][: self._session.length]
         tokens = self._target_tokens(text, own, drafted.tokens)[: chain.steps]
         return replace(drafted, tokens=tokens, probs=None, own_probs=None)
@@ -166,15 +166,15 @@ class StringsSession(SessionOver):
         return self._overlap.target.tokenizer.eos_token_id is not None
 
 
-def likeliest_chain(session: Session, feed: Sequence[int], chain: Chain) -> DraftedChain:
-    """A chain of the likeliest tokens, one forward after the other."""
+def most_likely_chain(session: Session, feed: Sequence[int], chain: Chain) -> DraftedChain:
+    """A chain of the most likely tokens, one forward after the other."""
     tokens: list[int] = []
     confidences: list[float] = []
     fallback, calls = False, 0
     while len(tokens) < chain.steps and not fallback and not (tokens and tokens[-1] in chain.end_tokens):
         logits = precise(session.extend(feed, LAST).logits)
         calls += 1
-        confidence, token = read(logits.softmax(-1).amax(-1), likeliest(logits))
+        confidence, token = read(logits.softmax(-1).amax(-1), most_likely(logits))
         if chain.threshold is not None:
             confidences.append(confidence)
             fallback = confidence < chain.threshold

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bild_lab.engine.record.model import shared
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.sampling import likeliest, precise
+from bild_lab.engine.sampling import most_likely, precise
 from bild_lab.engine.session import Model, Scores, Want
 
 Unchanged = Callable[[Sequence[int]], bool]  # whether a text has the outcome of the target's own
@@ -59,7 +59,7 @@ def search(target: Model, draft: Model, request: Request, judged: Callable[[tupl
     unchanged = judged(own)
     place, found = 0, []
     while place < len(text):
-        choices = likeliest(precise(drafter.read(text[:-1], len(text) - place).logits)).tolist()
+        choices = most_likely(precise(drafter.read(text[:-1], len(text) - place).logits)).tolist()
         others = [at for at, token in enumerate(choices, place) if token != text[at]]
         if not others:
             break
@@ -95,5 +95,5 @@ class Reader:
         """The answer, continued greedily to its end."""
         tokens = list(answer)
         while not self._limits.reached([*self._prompt, *tokens]):
-            tokens.append(int(likeliest(precise(self.read(tokens, 1).logits))))
+            tokens.append(int(most_likely(precise(self.read(tokens, 1).logits))))
         return tokens
