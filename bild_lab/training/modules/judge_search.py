@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bild_lab.engine.record.model import shared
+from bild_lab.engine.draft import common_prefix
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import most_likely, precise
 from bild_lab.engine.session import Model, Scores, Want
@@ -85,7 +85,7 @@ class Reader:
     def read(self, answer: Sequence[int], rows: int, head: bool = False) -> Scores:
         """What follows the last tokens of the prompt and this answer. head: also what the head reads there."""
         tokens = [self._prompt[-1], *answer]
-        same = min(shared(self._read, tokens), len(tokens) - rows)
+        same = min(common_prefix(self._read, tokens), len(tokens) - rows)
         self._session.rollback(self._start + same)
         scores = self._session.extend(tokens[same:], Want(logits=rows, head_input=head))
         self._read = tokens
