@@ -75,7 +75,7 @@ class HuggingFaceAssisted(Generation):
         self._universal = not same_vocabulary(target.checkpoint, draft.checkpoint)
         if self._universal:
             require_universal(target.checkpoint, draft.checkpoint)
-        # `generate` adapts the drafter's settings from call to call: a copy of our own keeps methods apart
+        # `generate` adapts the drafter's settings from call to call: a copy of our own keeps methods independent
         self._settings = copy.deepcopy(draft.checkpoint.generation)
         for name in asked_for(self._settings):
             setattr(self._settings, name, None)  # the drafter passes through the target's processors

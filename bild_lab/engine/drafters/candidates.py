@@ -39,7 +39,7 @@ AUTO, STRAIGHTFORWARD = "auto", "straightforward"
 class CandidateDrafter(Drafter):
     """Drafts a tree of candidates, which do not depend on the path that leads to them.
 
-    candidates: [depth, widest], the most likely tokens of the positions behind the text so far; None: not known yet.
+    candidates: [depth, widest], the most likely tokens of the positions after the text so far; None: not known yet.
     most_depth: for how many positions there can be candidates. most_probes: how many probes can follow a row, 0 for
     drafters without probes.
     """
@@ -75,7 +75,7 @@ class CandidateDrafter(Drafter):
     def propose(self, tokens: list[int]) -> Draft:
         room, reach = self._limits.room(tokens), self._limits.reach(tokens)
         depth = 0 if self.candidates is None else min(self.candidates.shape[0], room, reach)
-        # a next draft cannot be deeper than the room behind the next token, and probes follow the deepest node
+        # a next draft cannot be deeper than the room after the next token, and probes follow the deepest node
         self._layout: Layout = self._trees.layout(depth, min(self.most_probes, room - 1, reach - depth))
         return self._trees.draft(self.candidates, self._layout)
 

@@ -110,7 +110,7 @@ def second_drafter(second_draft: Model) -> Model:
 class HybridDrafter(Drafter):
     """Drafts with the first drafter where it is confident, else with the second (SAM decoding, Hu et al., 2024, §3.3).
 
-    The first is confident if its draft is at least `shortest` tokens deep. A drafter that copies drafts further behind
+    The first is confident if its draft is at least `shortest` tokens deep. A drafter that copies drafts further after
     longer matches, and a model with a stop rule as far as it is sure, so this holds for both. With 1 the second is
     asked where the first drafts nothing. Both learn from every verification what they can. Each round's statistics
     hold `second`, whether the second drafted.

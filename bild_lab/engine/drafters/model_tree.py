@@ -80,7 +80,7 @@ def growth_by(
 
 
 def growth_of_round(growth: Growth, request: Request, tokens: list[int]) -> Growth:
-    """The same within the room behind these tokens, by the probabilities that they are sampled from."""
+    """The same within the room after these tokens, by the probabilities that they are sampled from."""
     limits, sampling = request.limits, request.sampling
     return replace(
         growth,
@@ -111,9 +111,9 @@ class Node:
 
 
 def grow(session: Session, feed: list[int], growth: Growth, sampling: Sampling) -> GrownTree:
-    """Run these tokens of the text, then grow a tree behind them, one forward for each level."""
+    """Run these tokens of the text, then grow a tree after them, one forward for each level."""
     nodes: list[Node] = []
-    parents: list[int] = []  # of the rows that have run behind the text
+    parents: list[int] = []  # of the rows that have run after the text
     forwards = [len(feed)]
     logits = session.extend(feed, LAST).logits
     leaves = [ROOT]

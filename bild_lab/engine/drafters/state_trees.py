@@ -42,10 +42,10 @@ class StateSession(Protocol):
         """How many tokens of the text do not have to be passed again."""
 
     def receive(self, states: Float[Tensor, "m states"]) -> None:
-        """States of the target behind those received before. Rows of the last tree are dropped."""
+        """States of the target after those received before. Rows of the last tree are dropped."""
 
     def extend(self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING) -> Scores:
-        """Run the text's next tokens, all those whose states were received, or the next level of a tree behind them."""
+        """Run the text's next tokens, all those whose states were received, or the next level of a tree after them."""
 
 
 class StateTreeDrafter(Drafter):
@@ -113,7 +113,7 @@ class StateTreeDrafter(Drafter):
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Pass on the states of the prompt, of the last committed token and of the accepted ones."""
         states = self.states(scores)
-        probes = 0 if draft.probes is None else len(draft.probes)  # another drafter's, behind its draft
+        probes = 0 if draft.probes is None else len(draft.probes)  # another drafter's, after its draft
         before = states.shape[0] - probes - len(draft) - 1  # rows of the prompt, which another drafter may want alone
         rows = [
             *range(before if self.wants.prompt else 0),
@@ -137,7 +137,7 @@ class Level:
 
 
 class StaticTree:
-    """A tree whose shape never changes: each node is the candidate of one rank behind its parent."""
+    """A tree whose shape never changes: each node is the candidate of one rank after its parent."""
 
     def __init__(self, nodes: Sequence[Node], device: torch.device) -> None:
         self._nodes, self._device = nodes, device

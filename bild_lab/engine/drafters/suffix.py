@@ -169,7 +169,7 @@ class _Step:
 
 
 class SuffixAutomaton:
-    """All that occurs in a sequence: each state stands for the substrings that end at the same places.
+    """All that occurs in a sequence: each state is of the substrings that end at the same places.
 
     Appending a token, and taking it back, takes a few steps for each of the sequence's suffixes that occurred before
     with other tokens in front.
@@ -206,7 +206,7 @@ class SuffixAutomaton:
             self._append(token)
 
     def end_text(self) -> None:
-        """Put a boundary behind the sequence: a token below 0 that occurs once, so that nothing is matched across."""
+        """Put a boundary after the sequence: a token below 0 that occurs once, so that nothing is matched across."""
         self._boundaries += 1
         self._append(-self._boundaries)
 

@@ -13,7 +13,7 @@ from bild_lab.engine.session import Model, Scores, Session, on_device
 from bild_lab.errors import require_flag, require_whole
 
 MOST_CANDIDATES = 64
-Candidates = dict[int, Sequence[int]]  # the most likely next tokens behind a token, the most likely first
+Candidates = dict[int, Sequence[int]]  # the most likely next tokens after a token, the most likely first
 
 
 class TokenRecycling(Drafter):

@@ -49,7 +49,7 @@ class HydraConfig:
 
 
 class HydraHeads(SavedModule):
-    """Head i (from 0) reads a state h of the target and the i + 1 tokens behind it, and predicts the token after these.
+    """Head i (from 0) reads a state h of the target and the i + 1 tokens after it, and predicts the token after these.
 
     The first block is h + silu(W [h; e_1; …; e_i+1] + b), with the target's embeddings e; further ones are x + silu(W x
     + b); then a matrix to the vocabulary. All W and b start at zero. `attach` gives the heads the target's embedding,
@@ -92,7 +92,7 @@ class HydraHeads(SavedModule):
     def forward(
         self, head: int, states: Float[Tensor, "*rows dim"], tokens: Int[Tensor, "*rows path"]
     ) -> Float[Tensor, "*rows vocab"]:
-        """Scores by this head. tokens: the head + 1 tokens behind the state."""
+        """Scores by this head. tokens: the head + 1 tokens after the state."""
         embedded = self._embedding[0][tokens].flatten(-2).to(states.dtype)
         bias = self.biases[head]
         x = states + silu(linear(torch.cat([states, embedded], -1), self.firsts[head], bias[0]))

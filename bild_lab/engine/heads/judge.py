@@ -50,7 +50,7 @@ class JudgeConfig:
 
 
 class JudgeHead(SavedModule):
-    """The chance that a mismatch matters: σ(w · h + b), where h is what the target's head reads behind the token.
+    """The chance that a mismatch matters: σ(w · h + b), where h is what the target's head reads after the token.
 
     weight: [dim], with the standardization of the training folded in. bias: [1].
     """

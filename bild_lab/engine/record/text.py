@@ -1,4 +1,4 @@
-"""What a model scored behind one prompt: a tree of tokens, each with its rows."""
+"""What a model scored after one prompt: a tree of tokens, each with its rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WHOLE, PART = "whole", "part"  # forwards through all layers, and through some
 
 
 class Node:
-    """A token behind its parent. rows: by kind, what the model returned at this token."""
+    """A token after its parent. rows: by kind, what the model returned at this token."""
 
     __slots__ = ("_choice", "children", "number", "parent", "rows", "token")
 
@@ -37,7 +37,7 @@ class Node:
 
     @property
     def context(self) -> list[int]:
-        """The tokens behind the prompt, this one last."""
+        """The tokens after the prompt, this one last."""
         tokens, node = [], self
         while node.parent is not None:
             tokens.append(node.token)
@@ -65,7 +65,7 @@ class RecordedText:
         self.forwards: Counter[str] = Counter()  # that ran since the text was saved
         self._start, self._device, self._open = start, device, open_session
         self._session: Session | None = None
-        self._fed: list[int] = []  # tokens that the session has cached behind the root
+        self._fed: list[int] = []  # tokens that the session has cached after the root
         for entry in (entry for block in blocks for entry in block):
             self._child(self.nodes[entry.parent], entry.token).rows[entry.kind] = entry.row
         self.saved = len(self.nodes)  # nodes
@@ -110,7 +110,7 @@ class RecordedText:
         return self.rows(trunk, tokens, above, head)
 
     def drafted(self, trunk: Node, tokens: Sequence[int], part: Want, kinds: Sequence[str]) -> list[Node]:
-        """The nodes of a chain of drafted rows, which run through a part of the model behind the text.
+        """The nodes of a chain of drafted rows, which run through a part of the model after the text.
 
         part: with its layers, and the blocks skipped. kinds: under which each row is kept.
         """
@@ -156,7 +156,7 @@ class RecordedText:
         self._run(trunk, fed, parents, head)
 
     def _run(self, trunk: Node, tokens: Sequence[int], parents: Sequence[int] | None, head: bool) -> None:
-        """Run rows behind a node and keep what came out. parents: indices, -1 for the trunk; None: a chain."""
+        """Run rows after a node and keep what came out. parents: indices, -1 for the trunk; None: a chain."""
         context = trunk.context
         behind = self._reach(context)
         rows = Rows([*behind, *tokens])

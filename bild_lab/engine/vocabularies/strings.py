@@ -37,10 +37,10 @@ NOTHING = DraftedChain([], 0, False, [], None, None)
 
 
 class StringsSession(SessionOver):
-    """A session that drafts text behind the target's tokens, over a session of the draft model.
+    """A session that drafts text after the target's tokens, over a session of the draft model.
 
     The text so far is tokenized for the draft model. It keeps the rows that have the same tokens as before, so it reads
-    again only what a new tokenization changed. What it drafts is tokenized for the target behind the committed
+    again only what a new tokenization changed. What it drafts is tokenized for the target after the committed
     tokens, which never change. A draft is the most likely text, whatever the sampling, so each of its tokens counts as
     certain (q is one-hot). It cannot give scores.
 
@@ -50,12 +50,12 @@ class StringsSession(SessionOver):
     def __init__(self, session: Session, overlap: Overlap, source: Source, own: Source, positions: int | None) -> None:
         super().__init__(session)
         self._overlap, self._positions = overlap, positions
-        self._begins = source.encoder_ids is not None  # a decoder's text begins behind its start token
+        self._begins = source.encoder_ids is not None  # a decoder's text begins after its start token
         self._first, self._prompt = len(source.prompt) - 1, list(own.prompt)
         self._tokens: list[int] = []  # the target's, from the prompt's last one on
         self._cached = self._prompt[:-1]  # the draft model's tokens of which it has rows, or will have with the prompt
         self._settled: tuple[bytes, list[int]] = (b"", [])  # a beginning of the text that is not tokenized again
-        self._grown: tuple[int, GrownTree] | None = None  # a tree of the draft model behind so many cached tokens
+        self._grown: tuple[int, GrownTree] | None = None  # a tree of the draft model after so many cached tokens
 
     @property
     def length(self) -> int:
@@ -102,7 +102,7 @@ class StringsSession(SessionOver):
         del self._tokens[max(0, length - self._first) :]
 
     def _read(self, rows: Sequence[int]) -> tuple[bytes, list[int]]:
-        """Add these tokens to the text. Returns what it writes behind the prompt, and the draft model's tokens."""
+        """Add these tokens to the text. Returns what it writes after the prompt, and the draft model's tokens."""
         self._tokens += rows
         text = self._overlap.pieces.text(self._tokens[1:])
         if self._begins:
