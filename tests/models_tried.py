@@ -68,7 +68,7 @@ class SiblingTrees(Drafter):
     def __init__(self, texts: dict[Prompt, list[int]]) -> None:
         self._texts = texts
 
-    def start(self, request: Request, target: Session) -> None:
+    def begin(self, request: Request, target: Session) -> None:
         self._text, self._prompt = self._texts[prompt_of(request)], len(request.source.prompt)
 
     def propose(self, tokens: list[int]) -> Draft:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -109,12 +110,13 @@ class BeamSearch:
         limits = request.limits
         with trace.span("prefill"):
             target = SharedPrefix(self.target, request, trace.forwards)
-            if self.drafter is not None:
-                self.drafter.start(request, self.beams, trace.forwards)
+            drafter = self.drafter
+            if drafter is not None:
+                drafter = self.drafter.start(request, self.beams, trace.forwards)
         search = Search(running=(Hypothesis(request.source.prompt[-1:], 0.0),))
         while not search.over:
             with trace.span("draft"):
-                drafted = [] if self.drafter is None else self.drafter.propose(search.running)
+                drafted = [] if drafter is None else drafter.propose(search.running)
             with trace.span("verify"):
                 texts = [one.text for step in (search.running, *drafted) for one in step]
                 likeliest = target.likeliest(texts, self.beams + len(limits.end_tokens))
@@ -151,14 +153,14 @@ class BeamDrafter:
         self._model = draft
         self._window = FixedWindow(window).size()
         self.beams = beams
-        self._prefix: SharedPrefix | None = None
 
-    def start(self, request: Request, beams: int, forwards: list[Forward]) -> None:
-        """Start a new text. beams: how many hypotheses the target keeps."""
-        self._width = beams if self.beams is None else self.beams
-        self._limits = request.limits
-        self._prefix = None  # frees a compiled model's workspace for the next sequence
-        self._prefix = SharedPrefix(self._model, request, forwards)
+    def start(self, request: Request, beams: int, forwards: list[Forward]) -> BeamDrafter:
+        """The drafter of a new text. beams: how many hypotheses the target keeps."""
+        text = copy.copy(self)
+        text._width = beams if self.beams is None else self.beams
+        text._limits = request.limits
+        text._prefix = SharedPrefix(self._model, request, forwards)
+        return text
 
     def propose(self, running: Sequence[Hypothesis]) -> list[tuple[Hypothesis, ...]]:
         """The candidates of each step after these hypotheses; none for the last step before the length limit."""

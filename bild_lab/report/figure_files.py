@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -23,22 +23,29 @@ _LETTER = 0.06  # inches, as wide as a letter of the subtitle
 
 
 @contextmanager
-def paper_figure(
-    path: Path, inches: tuple[float, float], title: str, subtitle: str, kinds: Sequence[str] = ("png",)
-) -> Iterator[Figure]:
-    """A figure with its heading, written when the block ends. kinds: of files, "png" and "pdf"."""
+def written_figure(path: Path, inches: tuple[float, float], kinds: Sequence[str] = ("png",)) -> Iterator[Figure]:
+    """An empty figure, written when the block ends. kinds: of files, "png" and "pdf"."""
     with rc_context(FIGURE_STYLE):
         figure = Figure(figsize=inches, dpi=_DPI)
         FigureCanvasAgg(figure)
-        left = 0.45 / inches[0]
-        figure.text(left, 1 - 0.24 / inches[1], title, va="center", size=11.5, weight="bold")
-        lines = textwrap.fill(subtitle, int((inches[0] - 0.6) / _LETTER))
-        figure.text(left, 1 - 0.42 / inches[1], lines, va="top", size=8, color=MUTED)
         yield figure
         for kind in kinds:
             image = io.BytesIO()
             figure.savefig(image, format=kind, metadata={"CreationDate": None} if kind == "pdf" else {})
             write_atomically(path.with_suffix(f".{kind}"), image.getvalue())
+
+
+@contextmanager
+def paper_figure(
+    path: Path, inches: tuple[float, float], title: str, subtitle: str, kinds: Sequence[str] = ("png",)
+) -> Iterator[Figure]:
+    """A figure with its heading, written when the block ends."""
+    with written_figure(path, inches, kinds) as figure:
+        left = 0.45 / inches[0]
+        figure.text(left, 1 - 0.24 / inches[1], title, va="center", size=11.5, weight="bold")
+        lines = textwrap.fill(subtitle, int((inches[0] - 0.6) / _LETTER))
+        figure.text(left, 1 - 0.42 / inches[1], lines, va="top", size=8, color=MUTED)
+        yield figure
 
 
 def add_panel(
@@ -58,8 +65,6 @@ def add_panel(
     return axes
 
 
-def write_csv(figure: Path, names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+def write_csv(figure: Path, table: pd.DataFrame) -> None:
     """Write the values that a figure shows to a CSV of the same name."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([names, *rows])
-    write_atomically(figure.with_suffix(".csv"), text.getvalue().encode())
+    write_atomically(figure.with_suffix(".csv"), table.to_csv(index=False).encode())

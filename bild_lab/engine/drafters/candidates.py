@@ -66,11 +66,9 @@ class CandidateDrafter(Drafter):
         other._trees = TokenTrees(trees, self._vocabulary, self._device, widest)
         return other
 
-    def start(self, request: Request, target: Session) -> None:
+    def begin(self, request: Request, target: Session) -> None:
         if self._trees is None:
-            raise UserError(
-                f"a tree is fitted by run.py alone, got tree={AUTO}; make a file with scripts/fit_tree.py and give it"
-            )
+            raise UserError(f"a tree is fitted by run.py alone, got tree={AUTO}; give the file that it keeps")
         self._limits = request.limits
         self.candidates = None
 
@@ -90,7 +88,7 @@ def named_trees(
         return None
     if not isinstance(tree, str) or not (tree in GROWTHS or Path(tree).expanduser().is_file()):
         kinds = [*GROWTHS, *([STRAIGHTFORWARD] if most_probes else []), AUTO]
-        raise UserError(f"tree must be one of {', '.join(kinds)} or a file of scripts/fit_tree.py, got {tree!r}")
+        raise UserError(f"tree must be one of {', '.join(kinds)} or the file of a fitted tree, got {tree!r}")
     if tree in GROWTHS:
         widths = widths_of(top_k, most_depth, vocabulary)
         return grown(GROWTHS[tree], widths, min(most_probes, len(widths)))
@@ -106,7 +104,7 @@ class MedusaDrafter(CandidateDrafter):
     Each head's product with its vocabulary matrix is recorded as a forward without layers, that of heads with a shared
     matrix as one. The residual blocks are far smaller and not recorded. Heads beyond the tree's depth do not run.
 
-    tree: full_tree (the paper's Cartesian product), efficient_tree (BiTA's), a file of `scripts/fit_tree.py`, or auto:
+    tree: full_tree (the paper's Cartesian product), efficient_tree (BiTA's), a file that `auto` kept, or auto:
     `run.py` fits one. top_k: candidates of each head, one number or one for each of the first heads; not for a file.
     """
 
@@ -120,8 +118,8 @@ class MedusaDrafter(CandidateDrafter):
         if not self._shared:  # a shared matrix needs the target's weights
             self._heads()
 
-    def start(self, request: Request, target: Session) -> None:
-        super().start(request, target)
+    def begin(self, request: Request, target: Session) -> None:
+        super().begin(request, target)
         self._forwards = target.forwards
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
@@ -154,8 +152,8 @@ class MaskTokenDrafter(CandidateDrafter):
     tree: efficient_tree (Figure 5) extends only each depth's likeliest candidate; full_tree extends every
     candidate. Both have a group of masks after every token. straightforward (Figure 4) drafts a chain of each
     mask's likeliest token, with a single group after the last committed token. So predictions for tokens that
-    have since been accepted are lost, and the remaining ones were made without seeing those tokens. A file of
-    `scripts/fit_tree.py` has a tree for each number of candidates, and says after which tokens masks run, and how
+    have since been accepted are lost, and the remaining ones were made without seeing those tokens. A file that
+    `auto` kept has a tree for each number of candidates, and says after which tokens masks run, and how
     many; auto: `run.py` fits one.
     top_k: candidates of each mask, one number or one for each mask; straightforward always uses 1.
     adapter: its configuration; the weights are the target's.

@@ -49,7 +49,6 @@ class SpeculativeDrafter(Drafter):
         self._drafter = drafter
         self._window = FixedWindow(window).size()
         self._accept = SpeculativeSampling()
-        self._session: Session | None = None
 
     def prepare(self, request: Request) -> None:
         """Let the inner drafter prepare, if it is one that does."""
@@ -60,11 +59,10 @@ class SpeculativeDrafter(Drafter):
     def draws_from(self) -> Model:
         return self._model
 
-    def start(self, request: Request, target: Session) -> None:
+    def begin(self, request: Request, target: Session) -> None:
         self._request = request
-        self._session = None  # frees a compiled model's workspace for the next sequence
         self._session = self._model.start(request.source, request.limits.max_new_tokens, target.forwards, target)
-        self._drafter.start(request, self._session)
+        self._drafter = self._drafter.start(request, self._session)
 
     def propose(self, tokens: list[int]) -> Draft:
         limits, sampling = self._request.limits, self._request.sampling
@@ -87,9 +85,9 @@ class SpeculativeDrafter(Drafter):
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Nothing to do: the next call of `propose` gets the accepted text."""
 
-    def forget(self, length: int) -> None:
+    def rollback(self, length: int) -> None:
         self._session.rollback(length)
-        self._drafter.forget(length)
+        self._drafter.rollback(length)
 
     def _round(self, text: list[int]) -> tuple[list[int], Tensor, int]:
         """Verify one inner draft. Returns the emitted tokens, the logits of each, and the inner drafter's forwards."""
@@ -146,19 +144,18 @@ class HybridDrafter(Drafter):
             if isinstance(drafter, Prepares):
                 drafter.prepare(request)
 
-    def start(self, request: Request, target: Session) -> None:
-        for drafter in self._both:
-            drafter.start(request, target)
+    def begin(self, request: Request, target: Session) -> None:
+        self._first, self._second = (drafter.start(request, target) for drafter in self._both)
 
     def propose(self, tokens: list[int]) -> Draft:
         self._tokens = tokens
         draft, self._asked, calls = self._first.propose(tokens), self._first, 0
         if draft.depth < self._shortest:
             calls = draft.calls
-            self._first.forget(len(tokens))
+            self._first.rollback(len(tokens))
             draft, self._asked = self._second.propose(tokens), self._second
         else:
-            self._second.forget(len(tokens) - 1)  # as the text may have become shorter
+            self._second.rollback(len(tokens) - 1)  # as the text may have become shorter
         second = self._asked is self._second
         return replace(draft, calls=calls + draft.calls, stats={**draft.stats, "second": second})
 
@@ -166,7 +163,7 @@ class HybridDrafter(Drafter):
         for drafter in self._both:
             if drafter is self._asked:
                 drafter.observe(draft, scores, verdict)
-                drafter.forget(len(self._tokens) + len(verdict.path))
+                drafter.rollback(len(self._tokens) + len(verdict.path))
             else:
                 drafter.observe_other(self._tokens, draft, scores, verdict)
 
@@ -174,9 +171,9 @@ class HybridDrafter(Drafter):
         for drafter in self._both:
             drafter.observe_other(tokens, draft, scores, verdict)
 
-    def forget(self, length: int) -> None:
+    def rollback(self, length: int) -> None:
         for drafter in self._both:
-            drafter.forget(length)
+            drafter.rollback(length)
 
 
 def both_wants(first: Want, second: Want) -> Want:

@@ -37,7 +37,7 @@ class LookaheadDrafter(Drafter):
         self._device = target.device
         self._window, self._ngram, self._guesses = window, ngram, guesses
 
-    def start(self, request: Request, target: Session) -> None:
+    def begin(self, request: Request, target: Session) -> None:
         self._limits, source = request.limits, request.source
         known = [*source.prompt, *([] if source.encoder_ids is None else source.encoder_ids[0].tolist())]
         self._levels = [random.Random(0).choices(known, k=self._window + self._ngram - 2)]

@@ -46,11 +46,9 @@ class ModelTreeDrafter(Drafter):
         self._model = draft
         confident = None if stop is None else stop.threshold
         self._growth = Growth(nodes, window, width, children, frozenset(), confident, min_prob)
-        self._session: Session | None = None
 
-    def start(self, request: Request, target: Session) -> None:
+    def begin(self, request: Request, target: Session) -> None:
         self._request = request
-        self._session = None  # frees a compiled model's workspace for the next sequence
         self._session = self._model.start(request.source, request.limits.max_new_tokens, target.forwards, target)
         self._grown = GrownTree([], [], [], [])
 
@@ -86,7 +84,7 @@ class ModelTreeDrafter(Drafter):
     def observe_other(self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Nothing to keep."""
 
-    def forget(self, length: int) -> None:
+    def rollback(self, length: int) -> None:
         self._session.rollback(length)
 
 

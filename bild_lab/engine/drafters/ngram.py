@@ -42,7 +42,7 @@ class NGramDrafter(Drafter):
         self._table = table
         self._window = window
 
-    def start(self, request: Request, target: Session) -> None:
+    def begin(self, request: Request, target: Session) -> None:
         self._request = request
         self._rows: dict[int | None, tuple[Tensor, Tensor]] = {}
         if not request.sampling.greedy:

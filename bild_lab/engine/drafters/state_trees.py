@@ -54,7 +54,7 @@ class TreeKnobs:
 
     tree: dynamic (EAGLE-2 §4, as in `ModelTreeDrafter`: nodes, width, children and min_prob are its knobs), eagle_tree
     (EAGLE-1's), chain, or full_tree and efficient_tree with `top_k` candidates, one number or one for each depth, or a
-    file in the form of `scripts/fit_tree.py`. window: the longest branch. Raises UserError for what cannot be.
+    file in the form of a fitted tree. window: the longest branch. Raises UserError for what cannot be.
     """
 
     tree: TreeFile
@@ -120,7 +120,7 @@ class StateTreeDrafter(Drafter):
     def states(self, scores: Scores) -> Float[Tensor, "m states"]:
         """What the session receives of a forward of the target."""
 
-    def start(self, request: Request, target: Session) -> None:
+    def begin(self, request: Request, target: Session) -> None:
         self._request = request
         self._session = self.opened(request, target)
 
@@ -237,7 +237,7 @@ def named_nodes(tree: str, top_k: int | Sequence[int], window: int, vocabulary: 
             raise UserError(f"{tree} has no tree with nodes; give another file, or one of {DYNAMIC}, {PUBLISHED}")
         return nodes
     kinds = ", ".join([DYNAMIC, CHAIN, PUBLISHED, *GROWTHS])
-    raise UserError(f"tree must be one of {kinds} or a file of scripts/fit_tree.py, got {tree!r}")
+    raise UserError(f"tree must be one of {kinds} or the file of a fitted tree, got {tree!r}")
 
 
 def published_tree() -> list[Node]:

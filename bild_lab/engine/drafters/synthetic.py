@@ -53,13 +53,12 @@ class SyntheticDrafter(Drafter):
         self._acceptance_rate = acceptance_rate
         self._window = FixedWindow(window).size()
         self._model = draft
-        self._session: Session | None = None
-        self._request: Request | None = None
         self._known: dict[tuple[object, ...], Recital] = {}
+        self._prepared: dict[int, tuple[Request, Recital]] = {}  # by the request itself, whose tokens may be on a GPU
 
     def prepare(self, request: Request) -> None:
         """Find the text to draft for this request, unless it is known."""
-        if request is self._request:  # comparing its tokens would synchronize with the GPU
+        if id(request) in self._prepared:
             return
         if not request.sampling.greedy:
             raise UserError(
@@ -69,12 +68,12 @@ class SyntheticDrafter(Drafter):
         key = (*key_of(request.source), request.limits)
         if key not in self._known:
             self._known[key] = self._recital(request)
-        self._request, self._proposals = request, self._known[key]
+        self._prepared[id(request)] = request, self._known[key]
 
-    def start(self, request: Request, target: Session) -> None:
-        self._proposals.start(request, target)
+    def begin(self, request: Request, target: Session) -> None:
+        self.prepare(request)
+        self._request, self._proposals = request, self._prepared[id(request)][1].start(request, target)
         if self._model is not None:
-            self._session = None  # frees a compiled model's workspace for the next sequence
             self._session = self._model.start(request.source, request.limits.max_new_tokens, target.forwards, target)
 
     def propose(self, tokens: list[int]) -> Draft:
@@ -120,7 +119,7 @@ class Recital(Drafter):
         self._text = text
         self._window = window
 
-    def start(self, request: Request, target: Session) -> None:
+    def begin(self, request: Request, target: Session) -> None:
         self._limits = request.limits
 
     def propose(self, tokens: list[int]) -> Draft:

@@ -38,15 +38,16 @@ class TokenRecycling(Drafter):
         self._device, self._nothing = target.device, empty_draft(target.device)
         self._top_k, self._keep = top_k, keep
         self._tree = static_tree(nodes, top_k)
-        self._candidates: Candidates = {}
+        self._candidates: Candidates = {}  # shared by all texts where they are kept
         self._begun = Memory()
 
-    def start(self, request: Request, target: Session) -> None:
+    def begin(self, request: Request, target: Session) -> None:
         self._limits = request.limits
         if not self._keep:
             self._candidates = {}
         elif request.source in self._begun:
-            self._candidates = dict(self._begun[request.source])
+            self._candidates.clear()
+            self._candidates.update(self._begun[request.source])
         else:
             self._begun.put(request.source, dict(self._candidates))
 

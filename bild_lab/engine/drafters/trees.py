@@ -178,11 +178,11 @@ class TokenTrees:
         )
 
 
-MAKE = "make one with scripts/fit_tree.py"
+MAKE = "policy.tree=auto makes one, and says where it is"
 
 
 def read_trees(path: str, most_depth: int, most_probes: int, vocabulary: int) -> tuple[ProbedTree, ...]:
-    """The trees in a file of `scripts/fit_tree.py`, by how many positions have candidates.
+    """The trees in a file that `tree: auto` kept, by how many positions have candidates.
 
     most_depth, most_probes: what the adapter or the heads were trained for.
     Raises UserError for another file, and for trees that the adapter or the heads cannot draft.

@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bild_lab.engine.record.model import shared
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import likeliest, precise
 from bild_lab.engine.session import Model, Scores, Want
+from bild_lab.engine.vocabularies.strings import shared
 
 Unchanged = Callable[[Sequence[int]], bool]  # whether a text has the outcome of the target's own
 

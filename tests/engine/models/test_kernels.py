@@ -180,7 +180,7 @@ def test_a_chain_in_one_program_is_that_of_the_loop(family: str, sampling: Sampl
             request = Request(source, Limits(len(source.prompt), 40, ends), sampling, generator)
             drafter = ModelDrafter(model, 1 + seed % 7, None if stop is None else LowConfidence(stop), keeps_probs=True)
             session = in_memory(TINY[family](1), "kernels").start(source, 40)
-            drafter.start(request, session)
+            drafter = drafter.start(request, session)
             text = list(source.prompt)
             for step in range(4):  # then the target decides otherwise, or takes all
                 draft = drafter.propose(text)

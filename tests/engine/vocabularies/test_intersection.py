@@ -181,7 +181,7 @@ def require_law(
 def test_drafts_are_drawn_from_the_shared_tokens_alone() -> None:
     drafter = ModelDrafter(small_model(), 4, keeps_probs=True)
     request = Request(Source((0, 3)), Limits(2, 9), Sampling(1.0), torch.Generator().manual_seed(0))
-    drafter.start(request, StubModel(by_context(TARGET)).start(request.source, 9))
+    drafter = drafter.start(request, StubModel(by_context(TARGET)).start(request.source, 9))
     draft = drafter.propose([0, 3])
     assert set(draft.token_list) <= set(SHARED)
     assert draft.probs[:, 2:].sum() == 0
