@@ -26,11 +26,13 @@ class Drafter(Protocol):
 
     wants: what it needs of the target's forwards. gives: which fields of its drafts it fills for rules that need
     them, such as "own_probs". draws_from: the model whose distribution each sampled token is drawn from, if a session
-    of its own can tell.
+    of its own can tell. hybrid_places: which of a `HybridDrafter`'s two it can be. A drafter of rows of its own in the
+    target's forward cannot be the first: they do not run where the second drafts.
     """
 
     drafts_trees: bool
     drafts_nothing: ClassVar[bool] = False
+    hybrid_places: ClassVar[tuple[str, ...]] = ("first", "second")
     wants: Want = EVERYTHING
     gives: frozenset[str] = frozenset()
     draws_from: Model | None = None
@@ -52,11 +54,11 @@ class Drafter(Protocol):
         """Receive the result of verifying the draft."""
 
     def observe_other(self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Receive the result of verifying another drafter's draft behind these tokens (`HybridDrafter`)."""
+        """Receive the result of verifying another drafter's draft after these tokens (`HybridDrafter`)."""
         self.observe(draft, scores, verdict)
 
     def rollback(self, length: int) -> None:
-        """Drop what is kept of the text, or of drafts, behind its first `length` tokens: others come there."""
+        """Drop what is kept of the text, or of drafts, after its first `length` tokens: others come there."""
 
 
 class Acceptance(Protocol):

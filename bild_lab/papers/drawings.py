@@ -20,8 +20,7 @@ from bild_lab.lab.schema.result import Result
 from bild_lab.papers.cells import RowOf, baseline_quality, curves, replaced, tokens_per_call
 from bild_lab.papers.published import Comparison, Line, Published
 from bild_lab.papers.theory import add_expected_tokens
-from bild_lab.report.figure_files import add_panel, paper_figure
-from bild_lab.report.style import HAIRLINE, INK, MUTED, Mark, marks
+from bild_lab.report.style import HAIRLINE, INK, MUTED, Mark, add_panel, marks, paper_figure
 
 SAME_QUALITY = 0.05  # texts of one model that differ by ties move its quality less
 _PANEL = (4.6, 3.6)  # inches

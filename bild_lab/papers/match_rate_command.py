@@ -38,8 +38,7 @@ from bild_lab.papers.match_rates import (
     layers_of,
     measure_match_rates,
 )
-from bild_lab.report.figure_files import add_panel, paper_figure, write_csv
-from bild_lab.report.style import MUTED, marks
+from bild_lab.report.style import MUTED, add_panel, marks, paper_figure, write_csv
 from bild_lab.training.folder import require_same_settings, write_json, writing
 
 FIGURE = "match_rates.png"

@@ -29,8 +29,7 @@ from bild_lab.engine.speculative_theory import (
 )
 from bild_lab.errors import require_whole
 from bild_lab.papers.published import load_published
-from bild_lab.report.figure_files import add_panel, paper_figure, write_csv
-from bild_lab.report.style import INK, MUTED, marks
+from bild_lab.report.style import INK, MUTED, add_panel, marks, paper_figure, write_csv
 
 WINDOWS = (1, 3, 5, 7, 10)
 COST_RATIOS = (0.01, 0.02, 0.05, 0.1, 0.2)

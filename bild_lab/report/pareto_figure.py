@@ -22,7 +22,6 @@ from bild_lab.errors import UserError
 from bild_lab.lab.formatting import MINUS, TIMES, knob_label, short_name
 from bild_lab.lab.results.groups import Group, by_setting
 from bild_lab.lab.schema.result import Result
-from bild_lab.report.figure_files import written_figure
 from bild_lab.report.provenance import caption
 from bild_lab.report.style import (
     HAIRLINE,
@@ -34,6 +33,7 @@ from bild_lab.report.style import (
     marks,
     speedups_on_axis,
     with_bars,
+    written_figure,
 )
 
 _PANEL_INCHES = (8.0, 5.0)

@@ -158,7 +158,7 @@ def following(table: dict[int, dict[int, float]]) -> NextLogits:
 BUSH = following({0: {1: 0.6, 2: 0.4}, 1: {1: 0.6, 2: 0.4}, 2: dict.fromkeys(range(10), 0.1)})
 # the first token says all others, so that two texts part at once and for ever
 FORK = following({0: {1: 0.6, 2: 0.4}, 1: {1: 1.0}, 2: {2: 1.0}})
-# the likeliest first token is followed by any of many, the other by itself
+# the most likely first token is followed by any of many, the other by itself
 TRAP = following({0: {1: 0.6, 3: 0.4}, 1: dict.fromkeys(range(10), 0.1), 3: {3: 0.9, 4: 0.1}})
 
 

@@ -32,7 +32,7 @@ def test_temperature_zero_is_argmax_with_certainty() -> None:
     assert Sampling().probs(P.log()[None]).tolist() == [[1.0, 0.0, 0.0, 0.0]]
 
 
-def test_every_row_has_its_own_likeliest_token() -> None:
+def test_every_row_has_its_own_most_likely_token() -> None:
     rows = torch.tensor([[0.0, 1.0, 2.0], [5.0, 1.0, 2.0]])
     assert Sampling().probs(rows).tolist() == [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]
 
@@ -73,7 +73,7 @@ def test_temperature_divides_the_logits() -> None:
 
 
 @pytest.mark.parametrize("kept", [1, 2, 3, 4, 5])
-def test_top_k_keeps_the_likeliest_tokens(kept: int) -> None:
+def test_top_k_keeps_the_most_likely_tokens(kept: int) -> None:
     left = torch.where(torch.arange(4) < kept, P, 0)
     torch.testing.assert_close(Sampling(temperature=1.0, top_k=kept).probs(P.log()[None])[0], left / left.sum())
 
@@ -154,7 +154,7 @@ def test_a_distance_equal_to_the_threshold_stands() -> None:
     assert Rollback(math.nextafter(threshold, 0))(Draft(torch.tensor([1])), logits, GREEDY).path == ()
 
 
-def test_rollback_keeps_the_likeliest_branch_of_a_tree() -> None:
+def test_rollback_keeps_the_most_likely_branch_of_a_tree() -> None:
     """Siblings 0 and 1 behind the root, both near enough; behind 1 none is."""
     logits = log_rows([0.4, 0.6, 0.0], [0.9, 0.1, 0.0], [0.1, 0.2, 0.7], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0])
     draft = Draft(torch.tensor([0, 1, 0, 1]), torch.tensor([-1, -1, 0, 1]))

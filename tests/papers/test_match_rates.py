@@ -36,7 +36,7 @@ from bild_lab.papers.match_rates import (
     measure_match_rates,
     read_rates,
 )
-from bild_lab.report.figure_files import write_csv
+from bild_lab.report.style import write_csv
 from tests.policies import FAMILIES, in_memory
 from tests.thinned import thinned
 from tests.tiny import END, PAD, START, VOCABULARY, save, tiny_llama, tiny_t5

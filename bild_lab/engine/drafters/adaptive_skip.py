@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from bild_lab.engine.draft import Draft, Verdict
-from bild_lab.engine.drafters.memory import Memory
 from bild_lab.engine.drafters.model import LowConfidence, ModelDrafter
 from bild_lab.engine.models.views import TargetLayers, skipping
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
-from bild_lab.engine.sampling import likeliest, precise
+from bild_lab.engine.sampling import most_likely, precise
 from bild_lab.engine.session import LoadedModel, Rows, Scores, Session, Want
 from bild_lab.errors import UserError, require_flag, require_whole
 
@@ -72,7 +72,7 @@ class Search:
 class AdaptiveSkipDrafter(Drafter):
     """Drafts with the target's own blocks, and looks for better ones to skip while the text is decoded.
 
-    In each round a candidate reads what was drafted, in one forward, and its likeliest tokens are compared with the
+    In each round a candidate reads what was drafted, in one forward, and its most likely tokens are compared with the
     target's, as those of the blocks in use are ("matchness", SWIFT §4.2, Eq. 3). After `context` rows the one with
     more matches is used. Candidates are in turn a random set and the set in use with one block exchanged. The search
     ends after `candidates`, or once every row of one comparison matched.
@@ -99,16 +99,15 @@ class AdaptiveSkipDrafter(Drafter):
         require_flag("keep", keep)
         self._part, self._drafter = draft, ModelDrafter(draft, window, stop)
         self._context, self._candidates, self._keep = context, candidates, keep
-        self._search, self._begun = Search(draft.first), Memory()  # of all texts where the search goes on
+        self._latest = [Search(draft.first)]  # of the text that began last
+        self._begun: dict[Hashable, Search] = {}  # with what each source's first text began
 
     def begin(self, request: Request, target: Session) -> None:
         self._target, self._guessed = target, None
-        if not self._keep:
-            self._search = Search(self._part.first)
-        elif request.source in self._begun:
-            vars(self._search).update(vars(copy.deepcopy(self._begun[request.source])))
-        else:
-            self._begun.put(request.source, copy.deepcopy(self._search))
+        self._search = Search(self._part.first)
+        if self._keep:
+            begun = self._begun.setdefault(request.source.key, copy.deepcopy(self._latest[0]))
+            self._latest[0] = self._search = copy.deepcopy(begun)
         self._drafter = self._drafter.start(request, target)
         self._use(self._search.used)
 
@@ -118,17 +117,17 @@ class AdaptiveSkipDrafter(Drafter):
             return draft
         rows = Rows(draft.under(tokens[-1])[:-1], position=self._target.length)
         scores = self._target.extend(rows, self._part.without(candidate))
-        self._guessed = likeliest(precise(scores.logits))
+        self._guessed = most_likely(precise(scores.logits))
         return replace(draft, calls=draft.calls + 1)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Count how often the blocks in use and the candidate would have chosen the target's likeliest token."""
+        """Count how often the blocks in use and the candidate would have chosen the target's most likely token."""
         self._drafter.observe(draft, scores, verdict)
         if self._guessed is None:
             return
         search, guessed = self._search, self._guessed[: len(draft)]
-        right = likeliest(precise(scores.logits[: len(draft)])).to(guessed.device)
-        drafted = draft.tokens if draft.probs is None else likeliest(draft.probs)
+        right = most_likely(precise(scores.logits[: len(draft)])).to(guessed.device)
+        drafted = draft.tokens if draft.probs is None else most_likely(draft.probs)
         search.judged += len(draft)
         used, candidate = search.matches
         matched = torch.stack([drafted == right, guessed == right]).sum(-1).tolist()  # one wait for a GPU

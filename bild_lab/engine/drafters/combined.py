@@ -9,9 +9,6 @@ from torch import Tensor
 
 from bild_lab.engine.acceptance.speculative_sampling import SpeculativeSampling
 from bild_lab.engine.draft import Draft, Verdict
-from bild_lab.engine.drafters.candidates import MaskTokenDrafter
-from bild_lab.engine.drafters.lookahead import LookaheadDrafter
-from bild_lab.engine.drafters.model import FixedWindow
 from bild_lab.engine.protocols import Drafter, Prepares
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import EVERYTHING, Model, Scores, Session, Want, on_device, require_scores
@@ -47,7 +44,8 @@ class SpeculativeDrafter(Drafter):
         require_scores(draft, "a hierarchy's middle model")
         self._model = draft
         self._drafter = drafter
-        self._window = FixedWindow(window).size()
+        require_whole("the draft window", window, 1)
+        self._window = window
         self._accept = SpeculativeSampling()
 
     def prepare(self, request: Request) -> None:
@@ -112,7 +110,7 @@ def second_drafter(second_draft: Model) -> Model:
 class HybridDrafter(Drafter):
     """Drafts with the first drafter where it is confident, else with the second (SAM decoding, Hu et al., 2024, §3.3).
 
-    The first is confident if its draft is at least `shortest` tokens deep. A drafter that copies drafts further behind
+    The first is confident if its draft is at least `shortest` tokens deep. A drafter that copies drafts further after
     longer matches, and a model with a stop rule as far as it is sure, so this holds for both. With 1 the second is
     asked where the first drafts nothing. Both learn from every verification what they can. Each round's statistics
     hold `second`, whether the second drafted.
@@ -124,7 +122,7 @@ class HybridDrafter(Drafter):
     def __init__(self, first: Drafter, second: Drafter, shortest: int) -> None:
         require_whole("shortest", shortest, 1)
         for place, drafter in (("first", first), ("second", second)):
-            if isinstance(drafter, MaskTokenDrafter) or (place == "first" and isinstance(drafter, LookaheadDrafter)):
+            if place not in drafter.hybrid_places:
                 raise UserError(
                     f"the {place} drafter of a hybrid cannot be a {type(drafter).__name__}, which drafts from rows of "
                     "its own that run in every forward of the target; choose another"

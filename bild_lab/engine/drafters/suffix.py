@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from bild_lab.engine.draft import Draft, Verdict, empty_draft
-from bild_lab.engine.drafters.memory import Memory
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import LoadedModel, Scores, Session, on_device
@@ -50,7 +49,7 @@ class SuffixDrafter(Drafter):
         self._nothing = empty_draft(target.device)
         self._window, self._factor, self._min_prob, self._keep = window, factor, min_prob, keep
         self._files = corpus_files(corpus)
-        self._answers = Memory()
+        self._answers: dict[Hashable, list[int]] = {}  # by source, in the order in which these first came
         self._idle: list[SuffixAutomaton] = []  # of texts that have ended, for the next ones
 
     def prepare(self, request: Request) -> None:
@@ -62,7 +61,7 @@ class SuffixDrafter(Drafter):
         automaton, source = self._known_before(request), request.source
         self._automaton = automaton
         weakref.finalize(self, self._idle.append, automaton).atexit = False
-        self._first_time = self._keep and source not in self._answers
+        self._first_time = self._keep and source.key not in self._answers
         if source.encoder_ids is not None:
             automaton.extend(source.encoder_ids[0].tolist())
             automaton.end_text()
@@ -78,7 +77,9 @@ class SuffixDrafter(Drafter):
             tokenizer = self._target.checkpoint.tokenizer if self._files else None
             for file in self._files:
                 automaton.learn(tokenizer(file.read_text(encoding="utf-8"), add_special_tokens=False)["input_ids"])
-        before = self._answers.before(request.source) if self._keep else []
+        key, before = request.source.key, list(self._answers.values())
+        if key in self._answers:
+            before = before[: list(self._answers).index(key)]
         automaton.unlearn(len(self._files) + len(before))
         for answer in before[len(automaton.texts) - len(self._files) :]:
             automaton.learn(answer)
@@ -97,7 +98,7 @@ class SuffixDrafter(Drafter):
         if self._first_time:
             accepted = [draft.token_list[node] for node in verdict.path]
             text = self._limits.append(self._tokens, [*accepted, verdict.next_token])
-            self._answers.put(self._request.source, text[self._limits.prompt_length :])
+            self._answers[self._request.source.key] = text[self._limits.prompt_length :]
 
     def observe_other(self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict) -> None:
         self._tokens = tokens
@@ -107,7 +108,7 @@ class SuffixDrafter(Drafter):
         self._automaton.cut(self._offset + length)
 
     def _followed(self, room: int) -> list[int]:
-        """The likeliest way on from the longest match, up to an end token."""
+        """The most likely way on from the longest match, up to an end token."""
         automaton, drafted, chance = self._automaton, [], 1.0
         state = automaton.links[automaton.whole]  # the text's longest suffix that occurs elsewhere too
         most = min(room, int(self._factor * automaton.lengths[state])) if state > ROOT else 0
@@ -168,7 +169,7 @@ class _Step:
 
 
 class SuffixAutomaton:
-    """All that occurs in a sequence: each state stands for the substrings that end at the same places.
+    """All that occurs in a sequence: each state is of the substrings that end at the same places.
 
     Appending a token, and taking it back, takes a few steps for each of the sequence's suffixes that occurred before
     with other tokens in front.
@@ -205,7 +206,7 @@ class SuffixAutomaton:
             self._append(token)
 
     def end_text(self) -> None:
-        """Put a boundary behind the sequence: a token below 0 that occurs once, so that nothing is matched across."""
+        """Put a boundary after the sequence: a token below 0 that occurs once, so that nothing is matched across."""
         self._boundaries += 1
         self._append(-self._boundaries)
 

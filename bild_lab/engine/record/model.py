@@ -40,7 +40,7 @@ NO_STATES = "a record holds what a model scores, and this method reads states in
 
 
 class RecordedModel:
-    """A loaded model behind the same protocol, with a memory of every row that it has scored.
+    """A loaded model in the same protocol, with a memory of every row that it has scored.
 
     A record is exact for methods that decide by scores and draw no random numbers. store: where rows are kept on disk;
     None: in memory alone. memory_bytes: of saved rows that stay in memory too. All else, such as the checkpoint, is the
@@ -131,7 +131,7 @@ class RecordedSession(CachedSession):
 
 
 class RecordedLayers:
-    """What stands in a model's place below a session: the nodes of a recorded text, by the slots of a cache.
+    """What a session runs in place of a model's layers: the nodes of a recorded text, by the slots of a cache.
 
     Rows of the prompt have no nodes, and their scores are not asked for. Hidden states, which a session passes on from
     the first layers to the others, are empty here. cached: how many slots hold rows of the prefix and of the text.

@@ -9,6 +9,8 @@ import torch
 from transformers import PreTrainedModel
 
 from bild_lab.engine.acceptance import SpeculativeSampling
+from bild_lab.engine.batch import Batch
+from bild_lab.engine.batched import decode_batch
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.drafters import AdaptiveSkipDrafter
 from bild_lab.engine.drafters.adaptive_skip import AdaptiveSkip, Block
@@ -46,7 +48,7 @@ def method(model: LoadedModel, candidates: int, keep: bool = False, context: int
 
 def used(made: DraftThenVerify) -> set[Block]:
     """The blocks that are left out after its last text, of a method that keeps them."""
-    return set(made.drafter._search.used)
+    return set(made.drafter._latest[0].used)
 
 
 @pytest.mark.slow
@@ -96,6 +98,15 @@ def test_every_text_begins_anew_unless_the_search_is_to_go_on() -> None:
         assert counts[keep][:2] == counts[keep][2:]  # a prompt that comes again does the same work
     assert counts[False][0] == counts[True][0]
     assert counts[False][1] != counts[True][1]
+
+
+def test_texts_beside_each_other_each_go_on_with_a_search_of_their_own() -> None:
+    """A text that begins must not take away the candidate that another one is comparing."""
+    model = target()
+    requests = [request(length, first) for first, length in ((5, 30), (6, 11), (7, 17), (8, 23), (9, 19), (10, 12))]
+    alone = [method(model, 200, keep=True, context=2).decode(one, Trace())[2:] for one in requests]
+    beside = decode_batch(method(model, 200, keep=True, context=2), requests, Batch(3))
+    assert [text.token_ids for text in beside] == alone
 
 
 def test_the_first_and_the_last_layer_run_whole() -> None:

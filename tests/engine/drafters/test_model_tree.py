@@ -1,4 +1,4 @@
-"""Trees grown with a draft model: the likeliest tokens, in every engine, whatever was cached before."""
+"""Trees grown with a draft model: the most likely tokens, in every engine, whatever was cached before."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def branches(tokens: list[int], parents: list[int]) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("name", GROWTHS)
-def test_the_tree_holds_the_likeliest_branches(name: str, sampling: Sampling) -> None:
+def test_the_tree_holds_the_most_likely_branches(name: str, sampling: Sampling) -> None:
     growth = replace(GROWTHS[name], temperature=sampling.temperature or 1.0)
     for seed in range(8):
         model = StubModel(table(seed))

@@ -67,13 +67,13 @@ def test_counts_are_those_of_counting_one_by_one() -> None:
     assert {(one, other): n for one in range(50) for other, n in pairs(ngrams.after(one))} == double
     for token in range(50):
         after = Counter({other: n for (one, other), n in double.items() if one == token})
-        assert ngrams.likeliest_after(token) == min(after, key=lambda other: (-after[other], other))
+        assert ngrams.most_likely_after(token) == min(after, key=lambda other: (-after[other], other))
 
 
 @pytest.mark.parametrize("unseen", [1, 3, WIDTH - 1 + 1, 4000])  # ends texts, is in none, is in no vocabulary
 def test_after_an_unseen_token_bigrams_are_unigrams(unseen: int) -> None:
     assert pairs(table().after(unseen)) == pairs(table().unigrams)
-    assert table().likeliest_after(unseen) == 5
+    assert table().most_likely_after(unseen) == 5
 
 
 def test_a_table_of_order_1_is_that_of_order_2_without_its_bigrams() -> None:
@@ -81,10 +81,10 @@ def test_a_table_of_order_1_is_that_of_order_2_without_its_bigrams() -> None:
     for ngrams in (table(1), table(2).unigram()):
         assert ngrams.order == 1
         assert pairs(ngrams.after(5)) == pairs(ngrams.unigrams) == pairs(table().unigrams)
-        assert ngrams.likeliest_after(5) == 5
+        assert ngrams.most_likely_after(5) == 5
 
 
-def test_greedy_drafts_follow_the_likeliest_tokens() -> None:
+def test_greedy_drafts_follow_the_most_likely_tokens() -> None:
     assert drafted(table(), [2, 0]) == [5, 6, 1, 5]
     assert drafted(table(1), [2, 0]) == [5, 5, 5, 5]
 
@@ -204,8 +204,8 @@ def test_tables_on_disk_stay_those_of_their_vocabulary() -> None:
 def test_a_table_of_order_2_serves_as_unigrams_too(tmp_path: Path) -> None:
     target = SimpleNamespace(checkpoint=SimpleNamespace(path="here", vocabulary=VOCABULARY))
     table().save(tmp_path / "table.safetensors")
-    assert load_table(target, str(tmp_path / "table.safetensors"), 1).likeliest_after(6) == 5
-    assert load_table(target, str(tmp_path / "table.safetensors"), 2).likeliest_after(6) == 1
+    assert load_table(target, str(tmp_path / "table.safetensors"), 1).most_likely_after(6) == 5
+    assert load_table(target, str(tmp_path / "table.safetensors"), 2).most_likely_after(6) == 1
 
 
 def test_a_table_of_another_vocabulary_fails_before_any_weight_is_read(checkpoints: Path) -> None:

@@ -33,7 +33,7 @@ def recycling(nodes: int = 6, top_k: int = 2, keep: bool = False) -> TokenRecycl
 
 
 def seen(drafter: TokenRecycling, text: list[int], rows: list[list[int]]) -> None:
-    """Let the target read the last token of a text, and the draft behind it. rows: of each, the likeliest tokens."""
+    """Let the target read the last token of a text, and the draft behind it. rows: of each, the most likely tokens."""
     draft = drafter.propose(text)
     assert len(rows) == len(draft) + 1
     logits = torch.zeros(len(rows), VOCABULARY)
@@ -134,7 +134,7 @@ def test_the_static_tree_is_the_best_of_all_trees_of_its_size() -> None:
             made.append((*(() if node.parent == ROOT else made[node.parent]), node.rank))
             assert node.depth == len(made[-1]) - 1
         assert len(set(made)) == nodes
-        # chances fall along a branch and over ranks, so that the likeliest paths together are a tree
+        # chances fall along a branch and over ranks, so that the most likely paths together are a tree
         best = sorted((worth(path) for path in paths), reverse=True)[:nodes]
         assert sorted(map(worth, made), reverse=True) == pytest.approx(best)
 

@@ -47,7 +47,7 @@ def test_trees_are_read_as_they_were_written(tmp_path: Path) -> None:
         ('{"trees": [{"parents": [0], "ranks": [0], "probes": [0, 0]}]}', "node 0 comes before its parent 0"),
         ('{"trees": [{"parents": [-1], "ranks": [0.5], "probes": [0, 0]}]}', "0.5 is not a whole number"),
         ('{"trees": [{"parents": [-1], "ranks": [0], "probes": [0]}]}', "lengths that do not fit"),
-        ('{"trees": [{"parents": [-1, -1], "ranks": [0, 0], "probes": [0, 0, 0]}]}', "stands twice below one node"),
+        ('{"trees": [{"parents": [-1, -1], "ranks": [0, 0], "probes": [0, 0, 0]}]}', "comes twice below one node"),
         ('{"trees": [{"parents": [-1], "ranks": [0], "probes": [0, 0]}]}', "must have nodes of depths below 0"),
         ('{"trees": [{"parents": [], "ranks": [], "probes": [1]}]}', "must have 0 to 0 probes below a row, got 1"),
         ('{"trees": []}', "must hold a tree for 0 to 3 depths, got 0 trees"),

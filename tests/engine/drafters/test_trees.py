@@ -18,7 +18,7 @@ def draft(
     return trees.draft(candidates, trees.layout(depth, 9))
 
 
-def test_in_an_efficient_tree_only_the_likeliest_of_each_depth_has_children() -> None:
+def test_in_an_efficient_tree_only_the_most_likely_of_each_depth_has_children() -> None:
     """Figure 5 with 3 candidates at each of 2 depths."""
     assert efficient_tree([3, 2]) == [
         Node(0, 0, ROOT),

@@ -93,7 +93,7 @@ def test_folders_that_hold_no_adapter_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_policy_asks_for_an_adapter_of_its_own_target(checkpoints: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"policy bita needs an adapter; make one with: python scripts/train_bita.py"):
+    with pytest.raises(UserError, match=r"needs a BiTA adapter; make one with: python scripts/train_bita.py"):
         load(checkpoints, "llama", "bita", adapter=None)
     random_adapter(tiny_llama(0, layers=3).config).save(tmp_path)
     with pytest.raises(UserError, match="for a tiny model, whose layers is 3, but the target's is 2"):

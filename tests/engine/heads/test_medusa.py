@@ -56,7 +56,7 @@ def test_what_heads_cannot_be_made_of_is_refused(tmp_path: Path, checkpoints: Pa
         MedusaHeads.fresh(MODEL.config, MODEL.lm_head.weight, {}, 3, layers=0, shared=True)
     with pytest.raises(UserError, match="is no folder of Medusa heads: it needs heads.safetensors"):
         MedusaHeads.load(tmp_path)
-    with pytest.raises(UserError, match=r"policy medusa needs heads; .*train_module.py module=medusa"):
+    with pytest.raises(UserError, match=r"needs a folder of Medusa heads; .*train_module.py module=medusa"):
         load(checkpoints, "llama", "medusa", heads=None)
     random_heads(MODEL.config, torch.zeros(50, 32)).save(tmp_path)
     with pytest.raises(UserError, match="whose vocabulary is 50, but the target's is 40"):

@@ -39,7 +39,7 @@ class Fake:
     shared, width = SHARED, 4
     draft = SimpleNamespace(path="small")
 
-    def standing_for(self, token: int) -> list[int]:
+    def draft_tokens(self, token: int) -> list[int]:
         return STANDING[token]
 
     def source(self, source: Source, most: int | None = None) -> Source:

@@ -182,7 +182,7 @@ def mixed(tokens: list[int], ways: int) -> int:
 
 
 def two_tokens(tokens: list[int]) -> Tensor:
-    """A draft model over the same two words whose likeliest token depends on the whole text."""
+    """A draft model over the same two words whose most likely token depends on the whole text."""
     return torch.tensor([[2.0, 1.0], [1.0, 2.0]])[mixed(tokens, 2)]
 
 
