@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from bild_lab.engine.batch_room import require_room
+from bild_lab.engine.batched import require_room
 from bild_lab.engine.models.device import DTYPES
 from bild_lab.engine.protocols import External
 from bild_lab.engine.request import Request

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bild_lab.engine.acceptance import ExactMatch
 from bild_lab.engine.batch import Batch
-from bild_lab.engine.batch_room import quiet_batch
+from bild_lab.engine.batched import quiet_batch
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.drafters import NoDraft
 from bild_lab.engine.heads.layer_heads import LayerHeads, LayerHeadsConfig, require_heads_of, require_layers
@@ -228,7 +228,7 @@ def measure_match_rates(
 
     target.load()
     alone = DraftThenVerify(target, NoDraft(target), ExactMatch())
-    loops = [lambda slot, request=request: hits_of(request) for request in requests]
+    loops = [lambda request=request: hits_of(request) for request in requests]
     batch = Batch(quiet_batch(alone, [target], requests))
     hits = [text.result for text in batch.run(loops, lambda index: advance())]
     groups = -(-max(hit.shape[-1] for hit in hits) // spec.positions)

@@ -137,13 +137,13 @@ def _draw_baseline(axes: Axes, group: Group) -> None:
     quality = group.baseline_quality
     if quality is None:
         return
-    for level, text, dashes in (
-        (quality, group.setting.baseline, "-"),
-        (quality - 1, f"{MINUS}1 point", (0, (5, 4))),
+    for level, text, dashes, side in (  # one text above its line, one below: the lines may be close
+        (quality, group.setting.baseline, "-", "bottom"),
+        (quality - 1, f"{MINUS}1 point", (0, (5, 4)), "top"),
     ):
         axes.axhline(level, color=MUTED, linewidth=1.0, linestyle=dashes, zorder=1.5)
         position = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
-        axes.annotate(text, (1, level), (6, 0), **position, va="center", color=MUTED, annotation_clip=False)
+        axes.annotate(text, (1, level), (6, 0), **position, va=side, color=MUTED, annotation_clip=False)
     axes.plot(1.0, quality, "x", color=INK, ms=9, mew=2.4, zorder=6)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -13,8 +12,8 @@ from bild_lab.engine.acceptance.speculative_sampling import SpeculativeRule, as_
 from bild_lab.engine.acceptance.trees import PerNode, PerRow, accepted_path, first_of
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.request import Request
-from bild_lab.engine.sampling import Sampling, likeliest, precise
-from bild_lab.errors import UserError, require_number
+from bild_lab.engine.sampling import Sampling, most_likely, precise
+from bild_lab.errors import UserError, require_finite, require_number
 
 
 def greatest(probs: PerNode) -> Float[Tensor, "n 1"]:
@@ -58,8 +57,7 @@ class SpeculativeCascade(SpeculativeRule):
     def __init__(self, rule: str, alpha: float) -> None:
         if rule not in DEFERRALS:
             raise UserError(f"a cascade's rule must be one of {', '.join(DEFERRALS)}, got {rule!r}")
-        if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
-            raise UserError(f"a cascade's alpha must be a finite number, got {alpha!r}; greater defers less")
+        require_finite("a cascade's alpha", alpha, remedy="greater defers less")
         self._defers, self._alpha = DEFERRALS[rule], alpha
 
     def lossless(self, sampling: Sampling) -> bool:
@@ -118,10 +116,10 @@ class StaticEnsemble(SpeculativeRule):
 
     def _greedy(self, draft: Draft, logits: PerRow) -> Verdict:
         scores, n = precise(logits), len(draft)
-        chosen = likeliest(scores)
+        chosen = most_likely(scores)
         if n and self._weight < 1:
             p = scores[:n].softmax(-1)
-            chosen[:n] = likeliest(self._mixed(p, as_wide_as(p, draft.own_probs)))
+            chosen[:n] = most_likely(self._mixed(p, as_wide_as(p, draft.own_probs)))
         (chosen,) = draft.to_host(chosen)
         path, row = accepted_path(draft, first_of([draft.token_list[place] == chosen[place] for place in range(n)]))
         return Verdict(path, int(chosen[row]))

@@ -16,7 +16,7 @@ from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import pick, precise
 from bild_lab.engine.session import LAST, Chain, Model, Scores, Session, on_device, require_scores
 from bild_lab.engine.speculative_theory import optimal_window
-from bild_lab.errors import UserError, require_flag, require_whole
+from bild_lab.errors import require_flag, require_number, require_whole
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,7 @@ class LowConfidence:
     threshold: float
 
     def __post_init__(self) -> None:
-        if not isinstance(self.threshold, int | float) or not 0.0 <= self.threshold <= 1.0:
-            raise UserError(
-                f"the fallback threshold is a probability and must lie in [0, 1], got {self.threshold!r}; "
-                "0 never falls back"
-            )
+        require_number("the fallback threshold", self.threshold, 0, 1, remedy="it is a probability; 0 never falls back")
 
     def __call__(self, confidence: float) -> bool:
         return confidence < self.threshold
@@ -73,7 +69,6 @@ class ModelDrafter(Drafter):
         self._keeps_probs = keeps_probs
         # on an accelerator a fixed window is drafted without reading the tokens, as that would synchronize
         self.stop_on_eos = stop is not None or draft.device.type == "cpu"
-        self._session: Session | None = None
 
     @property
     def gives(self) -> frozenset[str]:
@@ -89,11 +84,10 @@ class ModelDrafter(Drafter):
         """The draft model's session of the text that started last."""
         return self._session
 
-    def start(self, request: Request, target: Session) -> None:
+    def begin(self, request: Request, target: Session) -> None:
         self._request = request
-        self._session = None  # frees a compiled model's workspace for the next sequence
         self._session = self._model.start(request.source, request.limits.max_new_tokens, target.forwards, target)
-        self._window.start()
+        self._window = self._window.start()
 
     def propose(self, tokens: list[int]) -> Draft:
         limits, sampling = self._request.limits, self._request.sampling
@@ -181,7 +175,7 @@ class ModelDrafter(Drafter):
     def observe_other(self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Nothing to learn: the window follows this drafter's own acceptance."""
 
-    def forget(self, length: int) -> None:
+    def rollback(self, length: int) -> None:
         self._session.rollback(length)
 
 
@@ -199,8 +193,8 @@ PROBE_ROUNDS = 8  # if drafting does not pay, one token is still drafted once in
 class Window(Protocol):
     """Decides before each round how many tokens to draft, from the results of earlier rounds."""
 
-    def start(self) -> None:
-        """Start a new text."""
+    def start(self) -> Window:
+        """The window of a new text."""
 
     def size(self) -> int:
         """The window of the round that starts now; 0 drafts nothing."""
@@ -218,8 +212,8 @@ class FixedWindow:
     def __post_init__(self) -> None:
         require_whole("the draft window", self.tokens, 1)
 
-    def start(self) -> None:
-        """Nothing to forget."""
+    def start(self) -> FixedWindow:
+        return self
 
     def size(self) -> int:
         return self.tokens
@@ -247,19 +241,18 @@ class AdaptiveWindow:
 
     def __init__(self, cost_ratio: float, largest: int, prior: float, memory: float) -> None:
         require_whole("the largest draft window", largest, 1)
-        if not 0.0 < memory <= 1.0:
-            raise UserError(f"the window's memory must lie in (0, 1], got {memory!r}; 1 never forgets")
+        require_number("the window's memory", memory, 0, 1, above=True, remedy="1 never forgets")
         optimal_window(prior, cost_ratio, largest)  # raises for rates and ratios out of range
         self._cost_ratio = cost_ratio
         self._largest = largest
         self._prior = prior
         self._memory = memory
-        self.start()
-
-    def start(self) -> None:
         self._accepted = self._prior * PRIOR_TOKENS
         self._judged = PRIOR_TOKENS
         self._idle_rounds = 0
+
+    def start(self) -> AdaptiveWindow:
+        return AdaptiveWindow(self._cost_ratio, self._largest, self._prior, self._memory)
 
     @property
     def acceptance_rate(self) -> float:
