@@ -9,18 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 from PIL import Image
 
 import scripts.figures
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import run_application
 from bild_lab.lab.results.records import Sweep
-from bild_lab.lab.schema.result import Result
-from bild_lab.papers.drawings import quality_lines, written
+from bild_lab.papers.drawings import written
 from bild_lab.papers.figures import FIGURES, draw_figure
 from bild_lab.papers.published import AGREES, load_published, published_names
-from bild_lab.report.style import marks
 from tests.papers.samples import bild, outputs_of, store
 from tests.thinned import thinned
 
@@ -163,16 +160,3 @@ def test_only_what_is_missing_is_run_and_a_command_that_fails_is_named(
     assert script(words, monkeypatch) == script(words, monkeypatch) == 0
     assert ran == [["experiment=spec/tab2", "scale=small"]] * 2
     assert (tmp_path / "outputs" / "figures" / "spec_tab4_small.png").is_file()
-
-
-def test_rows_with_models_of_their_own_have_a_baseline_each() -> None:
-    def quality(baseline: float) -> Result:
-        result = bild(1.5)
-        return replace(result, quality=replace(result.quality, baseline=baseline))
-
-    looks, each = marks(["bild", "calm"]), ["baseline of bild", "", "baseline of calm", ""]
-    for other_baseline, lines, names in ((39.0, 2, ["baseline", "−1 point"]), (41.0, 4, each)):
-        axes = Figure().add_subplot()
-        drawn = quality_lines(axes, {"bild": [quality(39.0)], "calm": [quality(other_baseline)]}, looks)
-        assert len(axes.lines) == lines and [text.get_text() for text in axes.texts] == names
-        assert [value for value, _ in drawn] == ([39.0] if lines == 2 else [39.0, 41.0])

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
 from PIL import Image
 
 import run
@@ -17,8 +15,7 @@ from bild_lab.lab.results.groups import by_setting
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.result import Result
-from bild_lab.papers.timeline_figure import Lane, draw_lane, selected, timelines_of
-from bild_lab.report.style import STAGE_COLOURS
+from bild_lab.papers.timeline_figure import Lane, selected, timelines_of
 from scripts import sweeps
 from tests.report.sample import sample_baseline, sample_drafted, sample_example, sample_sweep
 
@@ -102,23 +99,6 @@ def test_of_many_points_the_baseline_and_five_selected_ones_have_a_lane() -> Non
 def test_a_sweep_without_spans_is_refused_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"measure\.traced_examples=1"):
         timelines_of(Sweep(tmp_path))
-
-
-def test_the_bars_of_a_lane_lie_where_the_calls_were() -> None:
-    calls = {"prefill": [(0, 1)], "draft": [(1, 2), (2, 3), (3, 4)], "verify": [(4, 6), (7, 9)]}
-    axes = Figure().add_subplot()
-    draw_lane(axes, 0, Lane("bild", "window 3", calls, [(6.0, 2), (9.0, 3)], [5.0]), points_per_ms=20)
-    bars = {
-        to_hex(one.get_facecolor()[0]).upper(): [tuple(path.get_extents().intervalx) for path in one.get_paths()]
-        for one in axes.collections
-        if one.get_paths()
-    }
-    assert bars == {STAGE_COLOURS[stage]: several for stage, several in calls.items()}
-    assert [list(line.get_xdata()) for line in axes.lines] == [[5.0]]  # the refused draft, under its verification
-    assert [(text.get_position()[0], text.get_text()) for text in axes.texts if text.get_text().isdigit()] == [
-        (6.0, "2"),
-        (9.0, "3"),
-    ]
 
 
 def test_a_run_keeps_the_spans_of_traced_examples_and_the_script_draws_them(

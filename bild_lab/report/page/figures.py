@@ -225,26 +225,6 @@ def tree_figure(label: str, content: Mapping[str, Any]) -> Figure:
     return figure_of([lines, nodes], layout, height=160 + 24 * round(max(heights) + 1))
 
 
-def budget_figure(group: Group, colours: Mapping[str, Mark]) -> Figure | None:
-    """Draw the tokens per second that were expected of each number of rows; None without a fitted tree."""
-    traces = []
-    for one, content in fitted_trees(group):
-        mark, label, budgets = colours[one.policy], _label(group, one), content["budgets"]
-        for name, several in ((label, budgets), (f"{label}, chosen", [content["chosen"]])):
-            rates = [1000 * each["tokens"] / each["ms"] for each in several]
-            traces.append(
-                _line([each["rows"] for each in several], rates, name, mark)
-                | {"mode": "lines" if several is budgets else "markers"}
-                | {"customdata": [f"{each['tokens']:.2f} tokens in {each['ms']:.2f} ms" for each in several]}
-                | {"hovertemplate": "%{x} rows: %{y:.0f} tokens/s<br>%{customdata}<extra></extra>"}
-            )
-    layout = {
-        "xaxis": {"title": "Rows of the target’s forward"},
-        "yaxis": {"title": "Expected tokens per second", "rangemode": "tozero"},
-    }
-    return figure_of(traces, layout, height=380) if traces else None
-
-
 def comparison_figures(compared: Sequence[Compared], labels: Sequence[str]) -> list[Figure]:
     """An interval for every point, in the given order: of its latency ratio, and of its quality difference.
 

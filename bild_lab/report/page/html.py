@@ -116,8 +116,7 @@ def _section(group: Group, colours: dict[str, Mark], stored: Stored) -> dict[str
         "stages": [figures.stages_figure(group)],
         "acceptance": [figures.acceptance_figure(group, colours)],
         "differing": [figures.divergence_figure(group, stored)],
-        "trees": [figures.tree_figure(point_label(one, group.knobs(one)), content) for one, content in trees]
-        + [figures.budget_figure(group, colours)],
+        "trees": [figures.tree_figure(point_label(one, group.knobs(one)), content) for one, content in trees],
     }
     first = group.results[0]
     signatures = [

@@ -28,8 +28,6 @@ TREE = {
         {"parents": [-1, 0, -1], "ranks": [0, 1, 2], "probes": [2, 1, 0, 0]},
     ],
     "acceptance": [[0.5, 0.2, 0.1], [0.4, 0.25, 0.0]],
-    "budgets": [{"rows": 1, "tokens": 1.0, "ms": 2.0}, {"rows": 4, "tokens": 1.7, "ms": 2.5}],
-    "chosen": {"rows": 3.5, "tokens": 1.68, "ms": 2.4},
 }
 
 
@@ -99,8 +97,6 @@ def test_a_fitted_tree_has_every_node_with_rank_masks_and_chances() -> None:
     assert "right in 25 %" in nodes["hovertext"][2] and "accepted in 12 % of all rounds" in nodes["hovertext"][2]
     assert nodes["marker"]["size"][2] == pytest.approx(nodes["marker"]["size"][1] / 2)  # a quarter of the area
     assert lines["x"] == [0, 1, None, 1, 2, None, 0, 1, None]
-    curve, chosen = figures.budget_figure(group, marks(group.policies))["data"]
-    assert (curve["x"], curve["y"]) == ([1, 4], [500.0, 680.0]) and chosen["y"] == [pytest.approx(700)]
 
 
 def compared(latency: tuple | None = (0.8, 0.7, 0.9), quality: tuple | None = (0.5, 0.1, 0.9, 0.01)) -> Compared:
