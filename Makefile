@@ -28,8 +28,9 @@ peers: .venv-peers/.installed ## Make .venv-peers: CTranslate2 and OpenVINO, to 
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r constraints-peers.txt
 	@touch $@
 
-run: setup ## Run the quickstart sweep: a Pareto curve in outputs/quickstart, in under a minute
+run: setup ## Draw a first Pareto curve, outputs/quickstart/pareto.png, in under a minute
 	$(BIN)/python run.py experiment=quickstart
+	$(BIN)/python run.py experiment=quickstart_lossless
 
 test: setup ## Run the tests, under 6 minutes on two cores
 	$(BIN)/python -m pytest -n 2 -m "not slow"

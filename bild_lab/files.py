@@ -72,21 +72,6 @@ def holding(lock: Path) -> Iterator[None]:
         held.release()
 
 
-def is_held(lock: Path) -> bool:
-    """Whether a process holds a lock on the file. The system frees the locks of a process that was killed."""
-    from filelock import FileLock, Timeout
-
-    if not lock.is_file():
-        return False
-    try:
-        with FileLock(lock, fallback_to_soft=False).acquire(blocking=False):
-            return False
-    except Timeout:
-        return True
-    except OSError:  # a folder without locks
-        return False
-
-
 @dataclass(frozen=True)
 class NamesFile:
     """Marks a parameter that names a file or a folder: its content, not its place, is part of a point's name.

@@ -106,17 +106,16 @@ def draw(wanted: Wanted) -> list[str]:
 
 def draw_theory(name: str, folder: Path) -> list[Path]:
     """Draw what a figure shows by equations alone, with its values as CSV; nothing for figures that are measured."""
-    from bild_lab.papers import ppd
-    from bild_lab.papers import speculative_curves as speculative
+    from bild_lab.papers import theory
 
     curves = {
         "spec_fig2_4": {
-            "spec_fig2": speculative.draw_expected_tokens,
-            "spec_fig3": speculative.draw_optimal_window,
-            "spec_fig4": speculative.draw_speed_and_operations,
+            "spec_fig2": theory.draw_expected_tokens,
+            "spec_fig3": theory.draw_optimal_window,
+            "spec_fig4": theory.draw_speed_and_operations,
         },
-        "ppd_fig2": {"ppd_fig2": ppd.draw_compute_per_time_unit},
-        "ppd_fig4": {"ppd_fig4": ppd.draw_compute_per_token},
+        "ppd_fig2": {"ppd_fig2": theory.draw_compute_per_time_unit},
+        "ppd_fig4": {"ppd_fig4": theory.draw_compute_per_token},
     }
     files = {folder / f"{figure}_theory.png": draw for figure, draw in curves.get(name, {}).items()}
     for file, draw in files.items():

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
+from math import ceil
 from typing import TYPE_CHECKING
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
-from bild_lab.errors import UserError, require_whole
+from bild_lab.errors import UserError, require_number, require_whole
 from bild_lab.lab.cli import escape, output, refusing, run_application
 from bild_lab.lab.config import config_dir, typed
 
@@ -63,15 +64,18 @@ def heads_job(cfg: DictConfig) -> FrozenJob:
 
 def recipe_for(cfg: DictConfig, answers: int) -> Recipe:
     """The recipe; steps and warm-up that it leaves open follow from the number of answers."""
-    from bild_lab.training.recipe import Recipe, steps_for_passes, warmup_steps_for_ratio
+    from bild_lab.training.recipe import MOST_NUMBER, Recipe
 
     require_whole("held_out", cfg.held_out, 1)
+    require_number("passes", cfg.passes, 0, MOST_NUMBER, above=True, remedy="or set train.max_steps")
+    require_number("warmup_ratio", cfg.warmup_ratio, 0, 1, remedy="or set train.warmup_steps")
     left_open = [key for key in ("max_steps", "warmup_steps") if cfg.train[key] is None]
     recipe = typed(Recipe, OmegaConf.merge(cfg.train, dict.fromkeys(left_open, 1)), "train")
     if "max_steps" in left_open:
-        recipe = replace(recipe, max_steps=steps_for_passes(cfg.passes, answers - cfg.held_out, recipe.batch_size))
+        batches = max(1, (answers - cfg.held_out) // recipe.batch_size)  # whole ones of a pass
+        recipe = replace(recipe, max_steps=ceil(cfg.passes * batches))
     if "warmup_steps" in left_open:
-        recipe = replace(recipe, warmup_steps=warmup_steps_for_ratio(cfg.warmup_ratio, recipe.max_steps))
+        recipe = replace(recipe, warmup_steps=ceil(cfg.warmup_ratio * recipe.max_steps))
     return recipe
 
 

@@ -34,6 +34,21 @@ for fields in json.loads(sys.argv[1]):
 """
 
 
+def printed_in_a_fresh_process(code: str, endpoint: str, home: Path, *words: str) -> list[str]:
+    """The lines that this code prints; the hub's libraries read their variables only once, at import."""
+    switches = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", "PYTHONPATH": str(REPOSITORY)}
+    environment = {**os.environ, **switches, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", code, *words]
+    done = subprocess.run(command, env=environment, cwd=home, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip().splitlines()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The files of a repository, by name."""
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+
+
 def load_in_a_fresh_process(endpoint: str, home: Path, *specs: dict[str, str], token: str = "") -> list[str]:
     """What each load of a dataset printed; the hub's libraries read their variables only once, at import."""
     switches = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", "OMP_NUM_THREADS": "1"}

@@ -68,7 +68,7 @@ class SiblingTrees(Drafter):
     def __init__(self, texts: dict[Prompt, list[int]]) -> None:
         self._texts = texts
 
-    def start(self, request: Request, target: Session) -> None:
+    def begin(self, request: Request, target: Session) -> None:
         self._text, self._prompt = self._texts[prompt_of(request)], len(request.source.prompt)
 
     def propose(self, tokens: list[int]) -> Draft:
@@ -119,7 +119,7 @@ def outcome(make: Callable[[], Method], models: tuple[HuggingFaceModel, ...], kn
 
 
 def is_own(model: HuggingFaceModel, request: Request, new: list[int]) -> bool:
-    """Whether each new token is the likeliest after the text before it, by one forward without a cache."""
+    """Whether each new token is the most likely after the text before it, by one forward without a cache."""
     source = request.source
     text = Source((*source.prompt, *new[:-1]), source.encoder_ids, source.device)
     return model.text_logits(text)[len(source.prompt) - 1 :].argmax(-1).tolist() == new

@@ -128,7 +128,7 @@ def test_the_policy_of_the_page_on_methods_has_the_shape_of_a_policy() -> None:
     assert policy.decoder.drafter.window == policy.window == 4
 
 
-def test_the_rule_of_the_page_on_methods_accepts_what_is_among_the_likeliest() -> None:
+def test_the_rule_of_the_page_on_methods_accepts_what_is_among_the_most_likely() -> None:
     names: dict = {}
     exec(blocks("docs/adding.md", "python")[1], names)  # the page's own code
     rule, draft = names["AmongMostLikely"](2), Draft(torch.tensor([1, 0, 0]))

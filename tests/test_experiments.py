@@ -367,6 +367,6 @@ def test_match_rates_fill_both_tables(
     expected = [f"layer 1, {heads}, k = {top_k}" for heads in ("shared", "trained") for top_k in (1, 3, 5)]
     for name in ("ppd_tab1", "ppd_tab4_6"):
         rates = measured(FIGURES[name], load_published(name), Path("outputs"), scale)
-        cells = FIGURES[name].cells(rates)
+        cells = FIGURES[name].numbers(rates)
         assert [cell.row for cell in cells if cell.panel == plain.dataset.name] == expected
         assert (f"{plain.dataset.name}, tokens 1-{plain.positions}" in {cell.panel for cell in cells}) == ("4" in name)

@@ -64,7 +64,6 @@ def current_batch() -> Batch | None:
 @dataclass(eq=False)
 class _Text:
     index: int
-    slot: int
     loop: Loop
     wanted: Wanted | None = None
     joined: float | None = None  # when it got its place
@@ -96,10 +95,10 @@ class Batch:
     @torch.inference_mode()
     def run(
         self,
-        loops: Sequence[Callable[[int], Result]],
+        loops: Sequence[Callable[[], Result]],
         ended: Callable[[int], None] = lambda index: None,
     ) -> list[Ended[Result]]:
-        """Run all loops, the first ones first. Each is called with a number below 2 * size that no other one has then.
+        """Run all loops, the first ones first.
 
         ended: called with each loop's index when it ends. Raises RuntimeError, naming the example, if a loop fails.
         """
@@ -117,15 +116,12 @@ class _Run:
     """One run of a batch. active: texts that have a place. early: texts that have begun without one."""
 
     batch: Batch
-    loops: Sequence[Callable[[int], Any]]
+    loops: Sequence[Callable[[], Any]]
     ended: Callable[[int], None]
     active: list[_Text] = field(default_factory=list)
     early: deque[_Text] = field(default_factory=deque)
     results: dict[int, Ended[Any]] = field(default_factory=dict)
     begun: int = 0
-
-    def __post_init__(self) -> None:
-        self.slots = list(range(2 * self.batch.size))[::-1]
 
     def all(self) -> list[Ended[Any]]:
         try:
@@ -150,9 +146,9 @@ class _Run:
     def _begin(self) -> _Text:
         index, self.begun = self.begun, self.begun + 1
         loop = self.loops[index]
-        text = _Text(index, self.slots.pop(), Loop(lambda slot: _Return(loop(slot)), self.batch._hub))
+        text = _Text(index, Loop(lambda _: _Return(loop()), self.batch._hub))
         text.loop.batch = self.batch
-        self._switch(text, text.slot)
+        self._switch(text, None)
         text.before_s = text.share_s
         return text
 
@@ -202,7 +198,6 @@ class _Run:
             return
         latency_s = text.before_s + (0.0 if text.joined is None else now - text.joined)
         self.results[text.index] = Ended(answer.value, latency_s, text.share_s)
-        self.slots.append(text.slot)
         self.ended(text.index)
 
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+
+import psutil
+import torch
 
 from bild_lab.engine.batch import Batch
-from bild_lab.engine.drafters.model import Window
+from bild_lab.engine.models.native.layers import cache_bytes
 from bild_lab.engine.protocols import DecodesTogether, Method
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import Trace
-
-Part = TypeVar("Part")
-CONTAINERS = (list, dict, set, deque)
+from bild_lab.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -35,18 +33,16 @@ def decode_batch(
 ) -> list[BatchedText]:
     """Decode all requests with a method, `batch.size` of them at a time. ended: called with the index of each text.
 
-    Each text has a copy of the method's state. Random numbers come from the generator of its request, so a text does
-    not depend on those beside it. Models must be those of `why_not_in_batches`.
+    A method keeps no state of a text. Random numbers come from the generator of its request, so a text does not depend
+    on those beside it. Models must be those of `why_not_in_batches`.
     """
     if isinstance(method, DecodesTogether):
         return _together(method, requests, batch.size, ended)
-    copies: dict[int, Method] = {}
 
-    def loop_of(request: Request) -> Callable[[int], tuple[list[int], Trace]]:
-        def loop(slot: int) -> tuple[list[int], Trace]:
-            own = copies[slot] if slot in copies else copies.setdefault(slot, apart(method))
+    def loop_of(request: Request) -> Callable[[], tuple[list[int], Trace]]:
+        def loop() -> tuple[list[int], Trace]:
             trace = Trace()
-            return own.decode(request, trace)[request.limits.prompt_length :], trace
+            return method.decode(request, trace)[request.limits.prompt_length :], trace
 
         return loop
 
@@ -81,23 +77,71 @@ def why_not_in_batches(method: Method, models: Sequence[LoadedModel]) -> str | N
     return "compiled steps hold one text" if any(model.compiled for model in models) else None
 
 
-def apart(part: Part, copies: dict[int, Any] | None = None) -> Part:
-    """A copy of a method for one more text: what keeps state of a text is copied, models and tables are shared.
+QUIET_BATCH = 16  # texts at once where no clock runs
+SPARE = 0.9  # of the free memory that caches may take
+GIB = 2**30
 
-    State is kept by methods, drafters and windows, and by the lists, dictionaries and sets that they hold; and by what
-    can tell how it is `copied`. copies: of parts that were met before, by id.
+
+def require_batches(name: str, method: Method, models: Sequence[LoadedModel]) -> None:
+    """Raise UserError for a policy that decodes one text at a time."""
+    if (reason := why_not_in_batches(method, models)) is not None:
+        raise UserError(
+            f"policy {name} decodes no batches: {reason}; set runtime.batch=1, or runtime.engine=auto for a model that "
+            "runs natively"
+        )
+
+
+def require_room(
+    models: Iterable[LoadedModel], requests: Sequence[Request], batch: int, key: str = "runtime.batch"
+) -> None:
+    """Raise UserError, with the batch that fits, if the caches of a batch would not fit into the free memory.
+
+    key: of the batch in the configuration.
     """
-    copies = {} if copies is None else copies
-    if id(part) in copies:
-        return copies[id(part)]
-    if hasattr(part, "copied"):
-        return part.copied()
-    if type(part) in CONTAINERS:
-        return copy.copy(part)
-    method = hasattr(part, "decode") and hasattr(part, "lossless")
-    if isinstance(part, type) or not (method or hasattr(part, "propose") or isinstance(part, Window)):
-        return part
-    other = copies[id(part)] = copy.copy(part)
-    for name, value in vars(part).items():
-        object.__setattr__(other, name, apart(value, copies))  # some are frozen
-    return other
+    models = list(models)
+    fits = most_texts(models, requests)
+    if fits is None or batch <= fits:
+        return
+    remedy = f"at most {fits} fit: set {key}={fits}" if fits else "not even one text fits"
+    needed, free = batch * bytes_of_text(models, requests) / GIB, free_bytes(models[0].device) / GIB
+    raise UserError(
+        f"a batch of {batch} texts needs {needed:.2f} GiB for its caches, and {free:.2f} GiB are free; {remedy}, or "
+        "lower decoding.max_new_tokens"
+    )
+
+
+def quiet_batch(
+    method: Method, models: Sequence[LoadedModel], requests: Sequence[Request], most: int = QUIET_BATCH
+) -> int:
+    """How many texts to decode at once where no clock runs: 1 for what decodes no batches."""
+    if why_not_in_batches(method, models) is not None:
+        return 1
+    fits = most_texts(models, requests)
+    return most if fits is None else max(1, min(most, fits))
+
+
+def most_texts(models: Iterable[LoadedModel], requests: Sequence[Request]) -> int | None:
+    """The largest batch whose caches fit into the free memory; None if our own engines keep none."""
+    models = list(models)
+    each = bytes_of_text(models, requests)
+    return int(SPARE * free_bytes(models[0].device) / each) if each else None
+
+
+def bytes_of_text(models: Iterable[LoadedModel], requests: Sequence[Request]) -> int:
+    """Of one place in a batch: the caches of its text, and of one whose encoder has run ahead.
+
+    The longest text counts for each.
+    """
+    if not requests:
+        return 0
+    tokens = max(len(one.source.prompt) + one.limits.max_new_tokens for one in requests)
+    sources = [0 if one.source.encoder_ids is None else one.source.encoder_ids.shape[1] for one in requests]
+    native = [model for model in models if model.engine in ("native", "kernels")]
+    return 2 * sum(cache_bytes(model.checkpoint.config, model.dtype, tokens, max(sources)) for model in native)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that nobody uses."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return psutil.virtual_memory().available

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,8 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bild_lab.engine.draft import ROOT, Tree
-from bild_lab.engine.drafters.model import FixedWindow
+from bild_lab.engine.draft import ROOT, Tree, common_prefix
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.sampling import Sampling, precise
 from bild_lab.engine.session import Feed, Model, Rows, Session, Want, on_device, require_scores
@@ -19,7 +19,7 @@ from bild_lab.engine.trace import Forward, Round, Trace
 from bild_lab.errors import UserError, require_flag, require_whole
 
 Text = tuple[int, ...]  # the prompt's last token, then the emitted tokens
-Likeliest = Mapping[Text, list[tuple[int, float]]]  # tokens that may follow a text, with their log-probabilities
+MostLikely = Mapping[Text, list[tuple[int, float]]]  # tokens that may follow a text, with their log-probabilities
 
 
 @dataclass(frozen=True)
@@ -109,25 +109,26 @@ class BeamSearch:
         limits = request.limits
         with trace.span("prefill"):
             target = SharedPrefix(self.target, request, trace.forwards)
-            if self.drafter is not None:
-                self.drafter.start(request, self.beams, trace.forwards)
+            drafter = self.drafter
+            if drafter is not None:
+                drafter = self.drafter.start(request, self.beams, trace.forwards)
         search = Search(running=(Hypothesis(request.source.prompt[-1:], 0.0),))
         while not search.over:
             with trace.span("draft"):
-                drafted = [] if self.drafter is None else self.drafter.propose(search.running)
+                drafted = [] if drafter is None else drafter.propose(search.running)
             with trace.span("verify"):
                 texts = [one.text for step in (search.running, *drafted) for one in step]
-                likeliest = target.likeliest(texts, self.beams + len(limits.end_tokens))
+                most_likely = target.most_likely(texts, self.beams + len(limits.end_tokens))
             steps = 0
-            while not search.over and all(one.text in likeliest for one in search.running):
-                search = self.step(search, likeliest, limits)
+            while not search.over and all(one.text in most_likely for one in search.running):
+                search = self.step(search, most_likely, limits)
                 steps += 1
             trace.rounds.append(round_of(drafted, steps, search))
         return search
 
-    def step(self, search: Search, likeliest: Likeliest, limits: Limits) -> Search:
-        """Extend every hypothesis by one token. `likeliest` holds at least beams + end tokens entries for each."""
-        candidates = extended(search.running, likeliest)
+    def step(self, search: Search, most_likely: MostLikely, limits: Limits) -> Search:
+        """Extend every hypothesis by one token. `most_likely` holds at least beams + end tokens entries for each."""
+        candidates = extended(search.running, most_likely)
         length = len(candidates[0].text) - 1
         last, divisor = length == limits.max_new_tokens, length**self.length_penalty
         done = [one for one in candidates[: self.beams] if last or one.text[-1] in limits.end_tokens]
@@ -149,16 +150,17 @@ class BeamDrafter:
     def __init__(self, draft: Model, window: int, beams: int | None = None) -> None:
         require_scores(draft, "speculative beam search")
         self._model = draft
-        self._window = FixedWindow(window).size()
+        require_whole("the draft window", window, 1)
+        self._window = window
         self.beams = beams
-        self._prefix: SharedPrefix | None = None
 
-    def start(self, request: Request, beams: int, forwards: list[Forward]) -> None:
-        """Start a new text. beams: how many hypotheses the target keeps."""
-        self._width = beams if self.beams is None else self.beams
-        self._limits = request.limits
-        self._prefix = None  # frees a compiled model's workspace for the next sequence
-        self._prefix = SharedPrefix(self._model, request, forwards)
+    def start(self, request: Request, beams: int, forwards: list[Forward]) -> BeamDrafter:
+        """The drafter of a new text. beams: how many hypotheses the target keeps."""
+        text = copy.copy(self)
+        text._width = beams if self.beams is None else self.beams
+        text._limits = request.limits
+        text._prefix = SharedPrefix(self._model, request, forwards)
+        return text
 
     def propose(self, running: Sequence[Hypothesis]) -> list[tuple[Hypothesis, ...]]:
         """The candidates of each step after these hypotheses; none for the last step before the length limit."""
@@ -166,8 +168,8 @@ class BeamDrafter:
         steps: list[tuple[Hypothesis, ...]] = []
         while len(steps) < min(self._window, room - 1):
             texts = [one.text for one in running]
-            likeliest = self._prefix.likeliest(texts, self._width + len(self._limits.end_tokens))
-            running = unended(extended(running, likeliest), self._limits)[: self._width]
+            most_likely = self._prefix.most_likely(texts, self._width + len(self._limits.end_tokens))
+            running = unended(extended(running, most_likely), self._limits)[: self._width]
             steps.append(running)
         return steps
 
@@ -188,8 +190,8 @@ class SharedPrefix:
         self._cached: Text = ()
         self._rows: dict[Text, int] = {}  # of the last forward, by the text that ends in each
 
-    def likeliest(self, texts: Sequence[Text], count: int) -> Likeliest:
-        """The `count` likeliest tokens after each text, with log-probabilities: one forward, one transfer.
+    def most_likely(self, texts: Sequence[Text], count: int) -> MostLikely:
+        """The `count` most likely tokens after each text, with log-probabilities: one forward, one transfer.
 
         texts: shortest first. They include every prefix of a text that is at least as long as the first text.
         """
@@ -218,18 +220,18 @@ class SharedPrefix:
 
     def _keep_common(self, texts: Sequence[Text]) -> None:
         """Keep the rows of the texts' common prefix that have run, and drop all other rows from the cache."""
-        common = texts[0][: min(len(texts[0]) - 1, shared(min(texts), max(texts)))]
+        common = texts[0][: min(len(texts[0]) - 1, common_prefix(min(texts), max(texts)))]
         path = [self._rows[common[:end]] for end in range(1, len(common) + 1) if common[:end] in self._rows]
         if self._rows:
             self._session.keep(path)
-        self._cached = common[: shared(common, self._cached) + len(path)]
+        self._cached = common[: common_prefix(common, self._cached) + len(path)]
         self._session.rollback(self._behind + len(self._cached))
 
 
-def extended(running: Sequence[Hypothesis], likeliest: Likeliest) -> list[Hypothesis]:
-    """Every hypothesis extended by each of its likeliest tokens, best first."""
+def extended(running: Sequence[Hypothesis], most_likely: MostLikely) -> list[Hypothesis]:
+    """Every hypothesis extended by each of its most likely tokens, best first."""
     return best_first(
-        [Hypothesis((*one.text, token), one.score + logp) for one in running for token, logp in likeliest[one.text]]
+        [Hypothesis((*one.text, token), one.score + logp) for one in running for token, logp in most_likely[one.text]]
     )
 
 
@@ -240,12 +242,6 @@ def best_first(hypotheses: Sequence[Hypothesis]) -> tuple[Hypothesis, ...]:
 
 def unended(hypotheses: Sequence[Hypothesis], limits: Limits) -> tuple[Hypothesis, ...]:
     return tuple(one for one in hypotheses if one.text[-1] not in limits.end_tokens)
-
-
-def shared(first: Text, second: Text) -> int:
-    """The length of the common prefix of two texts."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((index for index, (ours, theirs) in pairs if ours != theirs), min(len(first), len(second)))
 
 
 def round_of(drafted: Sequence[Sequence[Hypothesis]], steps: int, search: Search) -> Round:

@@ -37,8 +37,8 @@ def saturation(before: State, after: State, logits: Logits | None) -> Float[Tens
 
 def softmax_response(before: State, after: State, logits: Logits | None) -> Float[Tensor, " 1"]:
     """The largest minus the second-largest probability of the shared head after this layer."""
-    likeliest = precise(logits).softmax(-1).topk(2).values  # [1, 2]
-    return likeliest[:, 0] - likeliest[:, 1]
+    most_likely = precise(logits).softmax(-1).topk(2).values  # [1, 2]
+    return most_likely[:, 0] - most_likely[:, 1]
 
 
 MEASURES = {"hidden_state": Measure(saturation, False), "softmax": Measure(softmax_response, True)}

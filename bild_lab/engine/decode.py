@@ -89,11 +89,11 @@ def rounds(
         want = replace(want, head_input=True)
     with trace.span("prefill"):
         session = target.start(request.source, limits.max_new_tokens, trace.forwards)
-        drafter.start(request, session)
+        text = drafter.start(request, session)
     while not limits.reached(tokens):
         committed = len(tokens)
         with trace.span("draft"):
-            draft = limits.fitting(drafter.propose(tokens), tokens)
+            draft = limits.fitting(text.propose(tokens), tokens)
         if not verify_tail and limits.reached(tail := limits.append(tokens, draft.token_list)):
             trace.step(draft, None, limits.end_tokens)
             yield tail[committed:]
@@ -104,7 +104,7 @@ def rounds(
             rule = accept.in_round(tokens, scores) if reads else accept
             verdict = rule(draft, scores.logits[: len(draft) + 1], request)  # probes come last
         session.keep([0, *(node + 1 for node in verdict.path)])
-        drafter.observe(draft, scores, verdict)
+        text.observe(draft, scores, verdict)
         drafted = draft.token_list
         tokens = limits.append(tokens, [*(drafted[node] for node in verdict.path), verdict.next_token])
         trace.step(draft, verdict, limits.end_tokens)

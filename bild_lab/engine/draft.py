@@ -139,6 +139,12 @@ def empty_draft(device: torch.device) -> Draft:
     return Draft(tokens=torch.empty(0, dtype=torch.long, device=device))
 
 
+def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    """The length of the common prefix."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (ours, theirs) in pairs if ours != theirs), min(len(one), len(other)))
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The accepted nodes, root to leaf, and the target's own token after them.

@@ -23,28 +23,35 @@ from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError, require_flag, require_whole
 
 
-class HuggingFaceGenerate:
-    """`generate` of Transformers as shipped, with the request's limits, sampling settings and processors."""
+class Generation:
+    """A method of Transformers' `generate`. options: what it passes besides the request's own settings."""
 
     engine = "hf"
     feeds = None
 
+    def __init__(self, target: LoadedModel, **options: Any) -> None:
+        self._target, self._options = target.transformers, options
+
     def lossless(self, sampling: Sampling) -> bool:
         return True
 
-    def __init__(self, target: LoadedModel) -> None:
-        self._target = target.transformers
-
     @torch.inference_mode()
     def decode(self, request: Request, trace: Trace) -> list[int]:
-        return generate(self._target, request)
+        return generate(self._target, request, **self._options)
+
+
+class HuggingFaceGenerate(Generation):
+    """`generate` of Transformers as shipped, with the request's limits, sampling settings and processors."""
+
+    def __init__(self, target: LoadedModel) -> None:
+        super().__init__(target)
 
     @torch.inference_mode()
     def decode_together(self, requests: Sequence[Request]) -> list[list[int]]:
         return generate_together(self._target, requests)
 
 
-class HuggingFaceAssisted:
+class HuggingFaceAssisted(Generation):
     """Assisted generation of Transformers: a small model drafts, `generate` verifies.
 
     decoder_mask: pass the decoder an attention mask of ones. Without it, encoder–decoders run the drafter
@@ -57,28 +64,18 @@ class HuggingFaceAssisted:
     logits, whose vocabularies it takes to be the same.
     """
 
-    engine = "hf"
-    feeds = None
-
-    def lossless(self, sampling: Sampling) -> bool:
-        return True
-
     def __init__(
-        self,
-        target: LoadedModel,
-        draft: LoadedModel,
-        decoder_mask: bool = False,
-        window: int | None = None,
+        self, target: LoadedModel, draft: LoadedModel, decoder_mask: bool = False, window: int | None = None
     ) -> None:
+        super().__init__(target)
         require_flag("decoder_mask", decoder_mask)
         for model in (target, draft):
             require_cache("assisted generation", model)
-        self._target = target.transformers
         self._draft = draft.transformers
         self._universal = not same_vocabulary(target.checkpoint, draft.checkpoint)
         if self._universal:
             require_universal(target.checkpoint, draft.checkpoint)
-        # `generate` adapts the drafter's settings from call to call: a copy of our own keeps methods apart
+        # `generate` adapts the drafter's settings from call to call: a copy of our own keeps methods independent
         self._settings = copy.deepcopy(draft.checkpoint.generation)
         for name in asked_for(self._settings):
             setattr(self._settings, name, None)  # the drafter passes through the target's processors
@@ -119,7 +116,7 @@ class HuggingFaceAssisted:
         return dict(zip(("tokenizer", "assistant_tokenizer"), map(copy.copy, pair), strict=True))
 
 
-class HuggingFacePromptLookup:
+class HuggingFacePromptLookup(Generation):
     """Prompt lookup of Transformers: `generate` drafts a copy of what followed the same tokens earlier, and verifies.
 
     On encoder–decoders it searches only the text so far; `drafters.PromptLookup` also searches the
@@ -129,18 +126,11 @@ class HuggingFacePromptLookup:
     follow. Raises UserError for a model whose state cannot roll back to an earlier token.
     """
 
-    engine = "hf"
-    feeds = None
-
-    def lossless(self, sampling: Sampling) -> bool:
-        return True
-
     def __init__(self, target: LoadedModel, window: int, longest_match: int) -> None:
         require_whole("the draft window", window, 1)
         require_whole("longest_match", longest_match, 1)
-        self._target = target.transformers
         require_cache("prompt lookup", target)
-        self._options = {"prompt_lookup_num_tokens": window, "max_matching_ngram_size": longest_match}
+        super().__init__(target, prompt_lookup_num_tokens=window, max_matching_ngram_size=longest_match)
 
     @torch.inference_mode()
     def decode(self, request: Request, trace: Trace) -> list[int]:
@@ -152,10 +142,10 @@ class HuggingFacePromptLookup:
                 f"{most} of the {limits.positions} that {kind(self._target)} reads; lower decoding.max_new_tokens by "
                 f"{most - limits.positions}, or use policy=prompt_lookup"
             )
-        return generate(self._target, request, **self._options)
+        return super().decode(request, trace)
 
 
-class HuggingFaceEarlyExit:
+class HuggingFaceEarlyExit(Generation):
     """Early exit of Transformers: the target's first layers draft with their own KV cache, `generate` verifies.
 
     As shipped it drafts up to 20 tokens, fewer if the exit's probability falls below 0.4.
@@ -165,14 +155,8 @@ class HuggingFaceEarlyExit:
     decoders such as GPT-2 that run every layer whatever `num_hidden_layers` says.
     """
 
-    engine = "hf"
-    feeds = None
-
-    def lossless(self, sampling: Sampling) -> bool:
-        return True
-
     def __init__(self, target: LoadedModel, exit_layer: int) -> None:
-        self._target = target.transformers
+        super().__init__(target, assistant_early_exit=exit_layer)
         require_cache("early exit", target)
         if target.checkpoint.encoder_decoder or not exits_early(target.checkpoint):
             ours = decoder_layers(weightless(target.checkpoint)) is not None
@@ -182,14 +166,13 @@ class HuggingFaceEarlyExit:
             )
         depth = target.checkpoint.config.num_hidden_layers
         require_whole("exit_layer", exit_layer, 1, depth, f"the target has {depth} layers")
-        self._exit_layer = exit_layer
 
     @torch.inference_mode()
     def decode(self, request: Request, trace: Trace) -> list[int]:
         config = self._target.module.base_model.config
         depth = config.num_hidden_layers
         try:
-            return generate(self._target, request, assistant_early_exit=self._exit_layer)
+            return super().decode(request, trace)
         finally:
             config.num_hidden_layers = depth  # an interrupt during a draft would leave the shared model truncated
 
@@ -294,17 +277,14 @@ def require_cache(what: str, model: LoadedModel) -> None:
 
 def require_universal(target: Checkpoint, draft: Checkpoint) -> None:
     """Raise UserError for a pair of vocabularies that universal assisted generation does not take."""
-    remedy = "use policy=speculative"
-    if target.encoder_decoder:
-        raise UserError(
-            f"{draft.path} has another vocabulary than {target.path}, and assisted generation of transformers gives an "
-            f"encoder–decoder's drafter the target's source tokens; {remedy}"
-        )
     sizes = [each.config.get_text_config().vocab_size for each in (target, draft)]
-    if sizes[0] == sizes[1]:
+    problem = "gives an encoder–decoder's drafter the target's source tokens" if target.encoder_decoder else ""
+    if not problem and sizes[0] == sizes[1]:
+        problem = f"takes models that both give {sizes[0]} logits to share one"
+    if problem:
         raise UserError(
-            f"{draft.path} has another vocabulary than {target.path}, and assisted generation of transformers takes "
-            f"models that both give {sizes[0]} logits to share one; {remedy}"
+            f"{draft.path} has another vocabulary than {target.path}, and assisted generation of transformers "
+            f"{problem}; use policy=speculative"
         )
 
 

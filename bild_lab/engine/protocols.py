@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, Self, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor
@@ -19,22 +20,31 @@ from bild_lab.engine.trace import Trace
 class Drafter(Protocol):
     """Proposes tokens for the target to check. The base of all drafters, which need only write what they change.
 
+    A drafter is configuration and shared weights; `start` gives the drafter of one text, a copy that holds its state.
     Between two proposals the text may become shorter: a `SpeculativeDrafter` rolls its inner drafter back whenever
     the target rejects a token. All tokens except the last are then unchanged. A draft continues the given tokens.
 
     wants: what it needs of the target's forwards. gives: which fields of its drafts it fills for rules that need
     them, such as "own_probs". draws_from: the model whose distribution each sampled token is drawn from, if a session
-    of its own can tell.
+    of its own can tell. hybrid_places: which of a `HybridDrafter`'s two it can be. A drafter of rows of its own in the
+    target's forward cannot be the first: they do not run where the second drafts.
     """
 
     drafts_trees: bool
     drafts_nothing: ClassVar[bool] = False
+    hybrid_places: ClassVar[tuple[str, ...]] = ("first", "second")
     wants: Want = EVERYTHING
     gives: frozenset[str] = frozenset()
     draws_from: Model | None = None
 
-    def start(self, request: Request, target: Session) -> None:
-        """Start a new text. target: the session that will verify the drafts."""
+    def start(self, request: Request, target: Session) -> Self:
+        """The drafter of a new text. target: the session that will verify the drafts."""
+        text = copy.copy(self)
+        text.begin(request, target)
+        return text
+
+    def begin(self, request: Request, target: Session) -> None:
+        """Set the state of a new text, on the copy that `start` returns. Fields that change must be new ones."""
 
     @abstractmethod
     def propose(self, tokens: list[int]) -> Draft:
@@ -44,11 +54,11 @@ class Drafter(Protocol):
         """Receive the result of verifying the draft."""
 
     def observe_other(self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Receive the result of verifying another drafter's draft behind these tokens (`HybridDrafter`)."""
+        """Receive the result of verifying another drafter's draft after these tokens (`HybridDrafter`)."""
         self.observe(draft, scores, verdict)
 
-    def forget(self, length: int) -> None:
-        """Drop what is kept of the text, or of drafts, behind its first `length` tokens: others come there."""
+    def rollback(self, length: int) -> None:
+        """Drop what is kept of the text, or of drafts, after its first `length` tokens: others come there."""
 
 
 class Acceptance(Protocol):

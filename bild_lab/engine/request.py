@@ -32,6 +32,11 @@ class Source:
     device: torch.device = torch.device("cpu")
     processors: LogitsProcessorList | None = None
 
+    @property
+    def key(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The decoder's and the encoder's tokens, on the host."""
+        return self.prompt, () if self.encoder_ids is None else tuple(self.encoder_ids[0].tolist())
+
     def to(self, device: torch.device) -> Source:
         ids = None if self.encoder_ids is None else self.encoder_ids.to(device)
         return replace(self, encoder_ids=ids, device=device)
@@ -55,11 +60,11 @@ class Limits:
         return self.prompt_length + self.max_new_tokens - len(tokens)
 
     def reach(self, tokens: Sequence[int]) -> int:
-        """How many positions the models have behind the last token."""
+        """How many positions the models have after the last token."""
         return sys.maxsize if self.positions is None else self.positions - len(tokens)
 
     def fitting(self, draft: Draft, tokens: Sequence[int]) -> Draft:
-        """The draft without nodes behind the last position that the models have."""
+        """The draft without nodes after the last position that the models have."""
         return draft.within(self.reach(tokens))
 
     def reached(self, tokens: Sequence[int]) -> bool:

@@ -15,8 +15,8 @@ from bild_lab.errors import UserError
 class Sampling:
     """Standardized sampling (speculative decoding §2.2): one adjusted distribution for every model.
 
-    temperature 0 is argmax; top_k keeps the k likeliest tokens; top_p keeps the smallest set of the
-    likeliest tokens whose probability reaches p.
+    temperature 0 is argmax; top_k keeps the k most likely tokens; top_p keeps the smallest set of the
+    most likely tokens whose probability reaches p.
     """
 
     temperature: float = 0.0
@@ -48,7 +48,7 @@ class Sampling:
         """The adjusted distribution, in float32 or better."""
         logits = precise(logits)
         if self.greedy:
-            return torch.zeros_like(logits).scatter_(-1, likeliest(logits)[:, None], 1.0)
+            return torch.zeros_like(logits).scatter_(-1, most_likely(logits)[:, None], 1.0)
         logits = logits / self.temperature
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             kth = logits.topk(self.top_k, dim=-1).values[..., -1:]
@@ -58,14 +58,14 @@ class Sampling:
         return logits.softmax(-1)
 
     def choose(self, logits: Float[Tensor, "n vocab"], generator: torch.Generator | None) -> Int[Tensor, " n"]:
-        """One token per row: the likeliest, or a draw from the adjusted distribution."""
+        """One token per row: the most likely, or a draw from the adjusted distribution."""
         if self.greedy:
-            return likeliest(precise(logits))
+            return most_likely(precise(logits))
         return draw(self.probs(logits), generator)
 
 
 def outside_nucleus(logits: Float[Tensor, "n vocab"], top_p: float) -> Tensor:
-    """True for tokens outside the smallest set of the likeliest tokens whose probability reaches top_p."""
+    """True for tokens outside the smallest set of the most likely tokens whose probability reaches top_p."""
     ordered, order = logits.softmax(-1).sort(-1, descending=True)
     before = ordered.cumsum(-1) - ordered  # probability of the likelier tokens
     return torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before >= top_p)
@@ -78,7 +78,7 @@ def pick(probs: Float[Tensor, "n vocab"], uniforms: Float[Tensor, " n"]) -> Int[
     return below.sum(-1).clamp(max=probs.shape[-1] - 1)
 
 
-def likeliest(logits: Float[Tensor, "n vocab"]) -> Int[Tensor, " n"]:
+def most_likely(logits: Float[Tensor, "n vocab"]) -> Int[Tensor, " n"]:
     """The argmax of each row, the first of equal ones."""
     if logits.device.type != "cpu":
         return logits.argmax(-1)

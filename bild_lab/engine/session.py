@@ -87,7 +87,7 @@ class Scores:
     """The requested outputs of a forward.
 
     logits: row i scores the token after the i-th of the last rows; None if none were requested. head_input: the last
-    layer's output after the final norm, for the same rows, behind those of the prompt if these were asked for. hidden:
+    layer's output after the final norm, for the same rows, after those of the prompt if these were asked for. hidden:
     one entry for each of `Want.hidden`.
     """
 
@@ -157,7 +157,7 @@ class DraftedChain:
 
     tokens: on the device if nothing had to be read. forwards: how many ran, up to the chain's end. fallback: the last
     one's confidence was below the threshold. confidences: of every forward, empty without a threshold. probs,
-    own_probs: of the drafted tokens, as in `Draft`. states: of every row that ran, behind the last of the chain's
+    own_probs: of the drafted tokens, as in `Draft`. states: of every row that ran, after the last of the chain's
     layers, if these are given.
     """
 
@@ -172,7 +172,7 @@ class DraftedChain:
 
 @dataclass(frozen=True)
 class Growth:
-    """A tree of tokens to grow in one go, from the likeliest leaves (EAGLE-2, Li et al., 2024, §4).
+    """A tree of tokens to grow in one go, from the most likely leaves (EAGLE-2, Li et al., 2024, §4).
 
     A token's chance is the product of the probabilities of all tokens on its branch. nodes: how many tokens at most,
     the most likely. depth: of the longest branch. width: how many leaves grow in one forward, the most likely.
@@ -196,7 +196,7 @@ class Growth:
 class GrownTree:
     """What was grown.
 
-    tokens, parents: of each node, as in `Draft`. rows: the place of each node among the rows that ran behind the
+    tokens, parents: of each node, as in `Draft`. rows: the place of each node among the rows that ran after the
     text, as `keep` counts them; None for a node that did not run. forwards: how many rows each forward ran.
     """
 
@@ -222,10 +222,10 @@ class Session(Protocol):
         """
 
     def draft(self, rows: Sequence[int], chain: Chain) -> DraftedChain | None:
-        """Run these rows of the text, and a chain behind them, in one go; None if there is no program for it."""
+        """Run these rows of the text, and a chain after them, in one go; None if there is no program for it."""
 
     def grow(self, rows: Sequence[int], growth: Growth) -> GrownTree | None:
-        """Run these rows of the text, and grow a tree behind them, in one go; None if there is no program for it."""
+        """Run these rows of the text, and grow a tree after them, in one go; None if there is no program for it."""
 
     def keep(self, path: Sequence[int]) -> None:
         """Keep these rows of the last `extend` or tree (in order, root to leaf) and drop the others."""
@@ -243,7 +243,7 @@ class StagedSession(Session, Protocol):
     def until_saturated(self, token: int, bar: float) -> tuple[Float[Tensor, "1 vocab"], int] | None:
         """Run the text's next row up to the first layer whose output's cosine with its input exceeds the bar.
 
-        In one go; None if there is no program for it. The layers behind it get their keys and values from that output.
+        In one go; None if there is no program for it. The layers after it get their keys and values from that output.
         Returns the head's scores of it, and how many layers ran.
         """
 
@@ -252,7 +252,7 @@ class StagedSession(Session, Protocol):
 
 
 class Feed(IntEnum):
-    """The most that a method feeds a session behind the prompt: one row at a time, chains of rows, or trees."""
+    """The most that a method feeds a session after the prompt: one row at a time, chains of rows, or trees."""
 
     ROWS = 0
     CHAINS = 1
@@ -335,7 +335,7 @@ class LoadedModel(Model, Protocol):
         """Raise UserError unless the layers can be run one by one. what: the method that needs it, for the message."""
 
     def require_blocks(self, what: str) -> None:
-        """The same for attention and feed-forward apart."""
+        """The same for attention and feed-forward separately."""
 
     def prompt_cache(self, embeddings: Float[Tensor, "p dim"]) -> Prefix:
         """Keys and values of a shallow prompt (BiTA), [p, dim] embeddings: causal attention, no rotary positions."""

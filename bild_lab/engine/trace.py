@@ -85,7 +85,7 @@ class Trace:
     def step(self, draft: Draft, verdict: Verdict | None, end_tokens: frozenset[int] = frozenset()) -> None:
         """Record one round. Without a verdict the whole draft is accepted unverified.
 
-        No drafted token behind an end token counts, whether it was accepted or not: a drafter on an accelerator drafts
+        No drafted token after an end token counts, whether it was accepted or not: a drafter on an accelerator drafts
         on without looking.
         """
         drafted, chain = draft.token_list, draft.parents is None

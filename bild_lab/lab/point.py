@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from bild_lab.engine.batch_room import require_batches
+from bild_lab.engine.batched import require_batches
 from bild_lab.engine.heads import bita, eagle_files, hydra, judge, layer_heads, medusa
 from bild_lab.engine.models.device import resolve_device
 from bild_lab.engine.models.placement import Placement

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from bild_lab.engine.batch import Batch
-from bild_lab.engine.batch_room import require_room
-from bild_lab.engine.batched import BatchedText, decode_batch
+from bild_lab.engine.batched import BatchedText, decode_batch, require_room
 from bild_lab.engine.protocols import External, Method
 from bild_lab.engine.request import Request
 from bild_lab.engine.trace import Trace

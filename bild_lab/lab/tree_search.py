@@ -128,9 +128,8 @@ def fit_tree(
     """The content of a tree's file: the tree with the most tokens per second, and what is expected of every size.
 
     facts: also for the file, such as the machine and the texts. rounds: to learn acceptance from. widest: candidates of
-    each depth. rows: of a forward. Raises UserError for a method without a tree of candidates.
+    each depth. rows: of a forward.
     """
-    require_tree(decoder)
     method, drafter = decoder.method, decoder.method.drafter
     widest, deepest = min(widest, decoder.target.checkpoint.config.vocab_size), drafter.most_depth
     collector = replace(method, drafter=collecting(drafter, widest))
@@ -168,16 +167,6 @@ def summary(content: Mapping[str, Any]) -> str:
         f"{tokens:.2f} tokens in a round of {rows} rows and {ms:.2f} ms: {1000 * tokens / ms:.0f} tokens/s, "
         f"{tokens * content['costs']['plain_ms'] / ms:.2f} times the target alone"
     )
-
-
-def require_tree(decoder: Decoder) -> None:
-    """Raise UserError for a method without a tree of candidates."""
-    drafter = getattr(decoder.method, "drafter", decoder.method)
-    if not isinstance(drafter, CandidateDrafter):
-        raise UserError(
-            f"only trees of candidates (medusa, bita) can be fitted, got {type(drafter).__name__}; "
-            "choose one of these policies, and screen the windows of draft models: scripts/screen.py"
-        )
 
 
 def collecting(drafter: CandidateDrafter, widest: int) -> CandidateDrafter:

@@ -1,23 +1,154 @@
-"""The numbers that a run gives for a paper's figure or table."""
+"""The points of a paper's figure or table: which row or curve each belongs to, and the numbers that they give."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from bild_lab.engine.ppd.pipeline import SHARED
 from bild_lab.engine.speculative_theory import expected_tokens
 from bild_lab.lab.analysis.statistics import best_at_loss
+from bild_lab.lab.formatting import short_name
+from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.numbers import Quality, Speedup
 from bild_lab.lab.schema.result import Result
-from bild_lab.papers import points as rows
 from bild_lab.papers.match_rates import TOTAL, Rate
-from bild_lab.papers.points import RowOf, baseline_quality, curves
 from bild_lab.papers.published import Cell, Key
 
+RowOf = Callable[[Result], str | None]  # the row or curve that a point belongs to; None if it belongs to none
+
+PROMPTS = {"none": "masks only", "shallow": "shallow prompt", "deep": "deep prompt"}
+LOSSY_RULES = {  # by policy
+    "speculative": "lenience",
+    "typical_acceptance": "typical acceptance",
+    "static_ensemble": "static ensemble",
+    "relaxed": "relaxed acceptance",
+    "fly": "FLy",
+    "judge": "judge",
+    "step_cascade": "step cascade",
+}
 MINIMAL_LOSS, ONE_POINT = 0.12, 1.19  # the largest losses of quality, in points, in BiLD's Table 1
 
 Number = float | Speedup | Quality | None
 Cells = Callable[[Sequence[Result]], list[Cell]]
+
+
+def read_points(folders: Iterable[Path]) -> list[Result]:
+    """Every finished point of these sweeps."""
+    return [result for folder in folders for result in Sweep(folder).results()]
+
+
+def curves(points: Sequence[Result], row: RowOf) -> dict[tuple[str, str], list[Result]]:
+    """The points of each curve, by data set and row, in order of appearance.
+
+    Those of the baseline are left out, and those whose quality is undefined.
+    """
+    found: dict[tuple[str, str], list[Result]] = {}
+    for point in points:
+        name = None if point.is_baseline or point.quality.value is None else row(point)
+        if name is not None:
+            found.setdefault((dataset(point), name), []).append(point)
+    return found
+
+
+def baseline_quality(points: Iterable[Result]) -> float | None:
+    """The quality of the baseline that the points were compared with."""
+    known = (point.quality.baseline for point in points)
+    return next((value for value in known if value is not None), None)
+
+
+def dataset(point: Result) -> str:
+    return point.setting.dataset
+
+
+def policy(point: Result) -> str:
+    return point.policy
+
+
+def pair(point: Result) -> str:
+    return point.facts["pair"]
+
+
+def alignment(point: Result) -> str | None:
+    """BiLD's two curves: with the fine-tuned drafter, or with the aligned one."""
+    if point.policy != "bild":
+        return None
+    return "aligned" if point.facts["aligned"] else "unaligned"
+
+
+def ablation(point: Result) -> str | None:
+    """BiLD with both policies or without one of them, with the aligned drafter."""
+    known = point.policy in ("bild", "bild_no_rollback", "bild_no_fallback") and point.facts["aligned"]
+    return point.policy if known else None
+
+
+def unaligned_or_speculative(point: Result) -> str | None:
+    if point.policy == "speculative":
+        return "speculative"
+    return "bild" if alignment(point) == "unaligned" else None
+
+
+def lossy_rule(point: Result) -> str | None:
+    """BiLD (unaligned), the rule of a cascade, or another lossy rule by its name."""
+    if point.policy == "speculative_cascade":
+        return f"cascade {point.knobs['rule']}"
+    if point.policy in LOSSY_RULES:
+        return LOSSY_RULES[point.policy]
+    return "bild" if alignment(point) == "unaligned" else None
+
+
+def rollback_threshold(point: Result) -> str | None:
+    return f"rollback {point.knobs['rollback']:g}" if alignment(point) == "aligned" else None
+
+
+def drafter(point: Result) -> str | None:
+    """The draft model's name, or the order of n-grams."""
+    if point.policy == "ngram":
+        return {1: "unigrams", 2: "bigrams"}.get(point.knobs["order"])
+    draft = point.setting.draft
+    return short_name(draft) if point.policy == "speculative" and draft else None
+
+
+def lenience(point: Result) -> str | None:
+    return f"lenience {point.knobs['lenience']:g}" if point.policy == "speculative" else None
+
+
+def prompt_design(point: Result) -> str | None:
+    """BiTA's kinds of prompt, as the adapter was trained."""
+    return PROMPTS[_adapter(point, "prompt")] if point.policy == "bita" else None
+
+
+def tree(point: Result) -> str | None:
+    """BiTA's ways of decoding; a straightforward chain has one candidate per mask."""
+    if point.policy != "bita":
+        return None
+    kind = point.knobs["tree"]
+    return kind if kind == "straightforward" else f"{kind}, k = {point.knobs['top_k']}"
+
+
+def prompt_tokens(point: Result) -> str | None:
+    return f"{_adapter(point, 'prompt_tokens')} prompt tokens" if point.policy == "bita" else None
+
+
+def mask_tokens(point: Result) -> str | None:
+    return f"{_adapter(point, 'mask_tokens')} mask tokens" if point.policy == "bita" else None
+
+
+def pipeline(point: Result) -> str | None:
+    """PPD's heads and number of candidates, and the exit layer unless it is half of the layers."""
+    if point.policy != "ppd":
+        return None
+    heads = "shared head" if point.knobs["heads"] == "shared" else "trained heads"
+    exit_layer = point.pipeline.exit_layer
+    half = point.knobs["exit_layer"] is None or 2 * exit_layer == point.pipeline.layers
+    return f"{heads}, k = {point.knobs['top_k']}" + ("" if half else f", layer {exit_layer}")
+
+
+def _adapter(point: Result, key: str) -> Any:
+    """A setting of the adapter as it was run: the trained value, unless a knob of this name gives a smaller one."""
+    fewer = point.knobs.get(key)
+    return point.facts["trained"]["adapter"][key] if fewer is None else fewer
 
 
 def cell(data: str, row: str, quantity: str, number: Number, formula: float | None = None) -> list[Cell]:
@@ -30,7 +161,7 @@ def cell(data: str, row: str, quantity: str, number: Number, formula: float | No
 
 
 def at_losses(row: RowOf) -> Cells:
-    """The fastest point of each curve at minimal loss and at one point of loss, and its best text."""
+    """The fastest point of each curve at minimal loss and at one point of loss, and its best quality."""
 
     def cells(points: Sequence[Result]) -> list[Cell]:
         found = []
@@ -64,7 +195,7 @@ def replaced(point: Result) -> float:
 def cost_ratios(points: Sequence[Result]) -> list[Cell]:
     """BiLD Figure 8: the costs of the fastest point at minimal loss, relative to the baseline's."""
     found = []
-    for (panel, name), curve in curves(points, rows.alignment).items():
+    for (panel, name), curve in curves(points, alignment).items():
         best = best_at_loss(curve, MINIMAL_LOSS)
         if best is not None and best.cost is not None:
             found += cell(panel, name, "FLOPs", best.cost.flops_ratio)
@@ -77,7 +208,7 @@ def cost_ratios(points: Sequence[Result]) -> list[Cell]:
 def against_speculative(points: Sequence[Result]) -> list[Cell]:
     """BiLD §4.2: the fastest speculative point, and how far BiLD is ahead of it at equal quality and at equal speed."""
     timed = [point for point in points if point.speedup.value is not None]
-    both, found = curves(timed, rows.unaligned_or_speculative), []
+    both, found = curves(timed, unaligned_or_speculative), []
     for (panel, name), curve in both.items():
         if name != "speculative":
             continue
@@ -94,7 +225,7 @@ def against_speculative(points: Sequence[Result]) -> list[Cell]:
 def table(
     row: RowOf,
     quantities: Mapping[str, Callable[[Result], Number]],
-    panel: RowOf = rows.dataset,
+    panel: RowOf = dataset,
     by_temperature: bool = False,
 ) -> Cells:
     """A table of these quantities, each the greatest of a row's points: a row may have a point for each window."""
@@ -123,7 +254,7 @@ def by_category(points: Sequence[Result]) -> list[Cell]:
     for point in points:
         if not point.is_baseline and point.categories:
             for category, part in {**point.categories, "overall": point}.items():
-                found += cell(category, rows.pair(point), "greedy speedup", part.tokens_per_s_ratio)
+                found += cell(category, pair(point), "greedy speedup", part.tokens_per_s_ratio)
     return greatest(found)
 
 
@@ -131,10 +262,10 @@ def theorem_table(points: Sequence[Result]) -> list[Cell]:
     """Speculative decoding Table 4: the measured speedup beside Theorem 3.8 with the run's own α and c."""
     found = []
     for point in points:
-        name, predicted = rows.drafter(point), theorem(point)
+        name, predicted = drafter(point), theorem(point)
         if name is not None and predicted is not None:
             row = f"{name}, window {point.knobs['window']}, temperature {point.setting.temperature:g}"
-            found += cell(rows.dataset(point), row, "speedup", point.speedup, predicted)
+            found += cell(dataset(point), row, "speedup", point.speedup, predicted)
     return found
 
 
@@ -153,13 +284,13 @@ def tokens_per_call(points: Sequence[Result]) -> list[Cell]:
 def pipeline_trade_off(points: Sequence[Result]) -> list[Cell]:
     """PPD Figure 2: match rate, the latency that the theorem gives for it, mean number of processes, and speedup."""
     found = []
-    for (panel, name), several in curves(points, rows.pipeline).items():
+    for (panel, name), several in curves(points, pipeline).items():
         for point in several:
-            pipeline = point.pipeline
-            found += cell(panel, name, "match rate", pipeline.match_rate)
-            latency = None if pipeline.theorem is None else 1 / pipeline.theorem
+            run = point.pipeline
+            found += cell(panel, name, "match rate", run.match_rate)
+            latency = None if run.theorem is None else 1 / run.theorem
             found += cell(panel, name, "latency per token by the theorem", latency)
-            found += cell(panel, name, "processes on average", pipeline.compute_units / pipeline.latency_units)
+            found += cell(panel, name, "processes on average", run.compute_units / run.latency_units)
             found += cell(panel, name, "speedup", point.speedup)
     return found
 
@@ -167,24 +298,23 @@ def pipeline_trade_off(points: Sequence[Result]) -> list[Cell]:
 def pipeline_compute(points: Sequence[Result]) -> list[Cell]:
     """PPD Figure 4: layers run per token and the speedup, each beside Theorem 4.1 with the measured match rate."""
     found = []
-    for (panel, name), several in curves(points, rows.pipeline).items():
+    for (panel, name), several in curves(points, pipeline).items():
         for point in several:
-            pipeline = point.pipeline
-            layers, predicted = pipeline.compute_units, pipeline.predicted_compute_units
-            found += cell(panel, name, "layers run per token", layers, predicted)
-            found += cell(panel, name, "speedup", point.speedup, pipeline.theorem)
+            run = point.pipeline
+            found += cell(panel, name, "layers run per token", run.compute_units, run.predicted_compute_units)
+            found += cell(panel, name, "speedup", point.speedup, run.theorem)
     return found
 
 
 def match_rates(rates: Sequence[tuple[str, Rate]], positions: bool) -> list[Cell]:
     """PPD Table 1, or Tables 4 to 6 by position of the token."""
     found = []
-    for dataset, one in rates:
+    for data, one in rates:
         whole = one.position == TOTAL
         name = f"layer {one.layer}, {'shared' if one.heads == SHARED else 'trained'}, k = {one.top_k}"
         if whole or positions:
             part = "" if whole else f"tokens {one.position}"
-            found.append(Cell(dataset, name, "match rate", one.rate, part=part))
+            found.append(Cell(data, name, "match rate", one.rate, part=part))
     return found
 
 
@@ -199,7 +329,7 @@ def greatest(cells: Sequence[Cell]) -> list[Cell]:
 
 def _vanilla(points: Sequence[Result]) -> list[Cell]:
     found = []
-    for panel in dict.fromkeys(map(rows.dataset, points)):
-        quality = baseline_quality(point for point in points if rows.dataset(point) == panel)
+    for panel in dict.fromkeys(map(dataset, points)):
+        quality = baseline_quality(point for point in points if dataset(point) == panel)
         found += cell(panel, "vanilla", "quality", quality)
     return found

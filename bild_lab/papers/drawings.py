@@ -17,12 +17,10 @@ from bild_lab.lab.analysis.statistics import pareto_front
 from bild_lab.lab.formatting import MINUS
 from bild_lab.lab.schema.examples import MeasuredExample, read_examples
 from bild_lab.lab.schema.result import Result
-from bild_lab.papers.cells import replaced, tokens_per_call
-from bild_lab.papers.points import RowOf, baseline_quality, curves
+from bild_lab.papers.cells import RowOf, baseline_quality, curves, replaced, tokens_per_call
 from bild_lab.papers.published import Comparison, Line, Published
-from bild_lab.papers.speculative_curves import add_expected_tokens
-from bild_lab.report.figure_files import add_panel, paper_figure
-from bild_lab.report.style import HAIRLINE, INK, MUTED, Mark, marks
+from bild_lab.papers.theory import add_expected_tokens
+from bild_lab.report.style import HAIRLINE, INK, MUTED, Mark, add_panel, marks, paper_figure
 
 SAME_QUALITY = 0.05  # texts of one model that differ by ties move its quality less
 _PANEL = (4.6, 3.6)  # inches
@@ -290,22 +288,6 @@ def draw_texts(picture: Picture, path: Path) -> None:
                 axes.text(column, height + 0.5, text, color=colour, **look)
             if not line:
                 axes.axhline(height + 0.5, color=HAIRLINE, linewidth=0.8)
-
-
-def texts_as_markdown(points: Sequence[Result]) -> str:
-    """The same texts as Markdown, the target's tokens in bold."""
-    parts = []
-    for one in written(points):
-        marked = "".join(_bold(piece.text) if piece.by_target else piece.text for piece in one.bild)
-        marked = marked.replace("****", "").strip()  # two pieces of a word are one bold word
-        parts.append("\n".join(f"- {name}: {text}" for name, text in {**one.plain, "BiLD": marked}.items()))
-    return "\n\n".join(parts)
-
-
-def _bold(text: str) -> str:
-    """Bold in Markdown: the marks touch the word, so the space before it stays outside."""
-    word = text.strip()
-    return text.replace(word, f"**{word}**") if word else text
 
 
 TextLine = list[tuple[int, str, str, str]]  # column, text, colour, weight

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,8 @@ from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
 from bild_lab.lab.results.groups import setting_title
 from bild_lab.lab.schema.result import Result
-from bild_lab.papers import cells as cells_of
+from bild_lab.papers import cells, match_rates
 from bild_lab.papers import drawings as draw
-from bild_lab.papers import match_rates
-from bild_lab.papers import points as rows
-from bild_lab.papers.points import RowOf
 from bild_lab.papers.published import (
     AGREES,
     SCALES,
@@ -34,66 +32,61 @@ from bild_lab.report.provenance import caption, notes
 class PaperFigure:
     """How outputs become a figure.
 
-    cells: computes a run's numbers. row: which curve a point belongs to. borrowed: rows that come from another
-    figure's folder; a data set with only these gets no panel. read: reads the points of folders. texts: Markdown that
-    follows the tables.
+    numbers: computes a run's cells. row: which curve a point belongs to. borrowed: rows that come from another
+    figure's folder; a data set with only these gets no panel. read: reads the points of folders.
     """
 
-    cells: Callable[[Sequence[Any]], list[Cell]]
+    numbers: Callable[[Sequence[Any]], list[Cell]]
     drawing: draw.Drawing = draw.draw_dots
-    row: RowOf = rows.policy
+    row: cells.RowOf = cells.policy
     borrowed: frozenset[str] = frozenset()
-    read: Callable[[Sequence[Path]], list[Any]] = rows.read_points
-    texts: Callable[[Sequence[Result]], str] = lambda _: ""
+    read: Callable[[Sequence[Path]], list[Any]] = cells.read_points
 
 
-def _trade_off(row: RowOf, *borrowed: str) -> PaperFigure:
-    return PaperFigure(cells_of.at_losses(row), draw.draw_trade_offs, row, frozenset(borrowed))
+def _trade_off(row: cells.RowOf, *borrowed: str) -> PaperFigure:
+    return PaperFigure(cells.at_losses(row), draw.draw_trade_offs, row, frozenset(borrowed))
 
 
-def _bita(row: RowOf, panel: RowOf = rows.dataset) -> PaperFigure:
-    return PaperFigure(cells_of.table(row, {"greedy speedup": lambda point: point.tokens_per_s_ratio}, panel))
+def _bita(row: cells.RowOf, panel: cells.RowOf = cells.dataset) -> PaperFigure:
+    return PaperFigure(cells.table(row, {"greedy speedup": lambda point: point.tokens_per_s_ratio}, panel))
 
 
 def _match_rates(positions: bool) -> PaperFigure:
-    def cells(rates: Sequence[tuple[str, match_rates.Rate]]) -> list[Cell]:
-        return cells_of.match_rates(rates, positions)
-
-    return PaperFigure(cells, read=match_rates.read_rates)
+    return PaperFigure(partial(cells.match_rates, positions=positions), read=match_rates.read_rates)
 
 
 _SPEEDUP = {"speedup": lambda point: point.speedup}
 _ALPHA = {"acceptance rate": lambda point: point.counts.acceptance_rate}
-_THEOREM = {"Theorem 3.8": cells_of.theorem}
+_THEOREM = {"Theorem 3.8": cells.theorem}
 FIGURES = {
-    "bild_fig2": PaperFigure(cells_of.replaced_share, draw.draw_engagement, lambda _: "small model"),
-    "bild_fig4": _trade_off(rows.alignment),
-    "bild_fig5": _trade_off(rows.ablation, "bild"),
-    "bild_fig6_7": _trade_off(rows.policy),
-    "bild_fig8": PaperFigure(cells_of.cost_ratios),
-    "bild_fig9": _trade_off(rows.rollback_threshold),
-    "bild_fig10": PaperFigure(lambda _: [], draw.draw_texts, texts=draw.texts_as_markdown),
+    "bild_fig2": PaperFigure(cells.replaced_share, draw.draw_engagement, lambda _: "small model"),
+    "bild_fig4": _trade_off(cells.alignment),
+    "bild_fig5": _trade_off(cells.ablation, "bild"),
+    "bild_fig6_7": _trade_off(cells.policy),
+    "bild_fig8": PaperFigure(cells.cost_ratios),
+    "bild_fig9": _trade_off(cells.rollback_threshold),
+    "bild_fig10": PaperFigure(lambda _: [], draw.draw_texts),
     "bild_speculative": PaperFigure(
-        cells_of.against_speculative, draw.draw_trade_offs, rows.unaligned_or_speculative, frozenset({"bild"})
+        cells.against_speculative, draw.draw_trade_offs, cells.unaligned_or_speculative, frozenset({"bild"})
     ),
-    "bild_lossy": _trade_off(rows.lossy_rule, "bild"),
-    "spec_tab2": PaperFigure(cells_of.table(rows.drafter, _SPEEDUP | _ALPHA, by_temperature=True)),
-    "spec_tab3": PaperFigure(cells_of.table(rows.drafter, _SPEEDUP | _ALPHA, by_temperature=True)),
-    "spec_tab4": PaperFigure(cells_of.theorem_table),
-    "spec_tab5": PaperFigure(cells_of.table(rows.lenience, _ALPHA | _THEOREM | _SPEEDUP, by_temperature=True)),
-    "spec_fig2_4": PaperFigure(cells_of.tokens_per_call, draw.draw_tokens_per_call),
-    "bita_tab1": _bita(rows.pair),
-    "bita_tab2": _bita(rows.policy, rows.pair),
-    "bita_tab3_8": _bita(rows.prompt_design),
-    "bita_tab4_9": _bita(rows.tree),
-    "bita_tab7": PaperFigure(cells_of.by_category),
-    "bita_fig7": _bita(rows.policy, rows.pair),
-    "bita_fig8": _bita(rows.prompt_tokens),
-    "bita_fig9": _bita(rows.mask_tokens),
+    "bild_lossy": _trade_off(cells.lossy_rule, "bild"),
+    "spec_tab2": PaperFigure(cells.table(cells.drafter, _SPEEDUP | _ALPHA, by_temperature=True)),
+    "spec_tab3": PaperFigure(cells.table(cells.drafter, _SPEEDUP | _ALPHA, by_temperature=True)),
+    "spec_tab4": PaperFigure(cells.theorem_table),
+    "spec_tab5": PaperFigure(cells.table(cells.lenience, _ALPHA | _THEOREM | _SPEEDUP, by_temperature=True)),
+    "spec_fig2_4": PaperFigure(cells.tokens_per_call, draw.draw_tokens_per_call),
+    "bita_tab1": _bita(cells.pair),
+    "bita_tab2": _bita(cells.policy, cells.pair),
+    "bita_tab3_8": _bita(cells.prompt_design),
+    "bita_tab4_9": _bita(cells.tree),
+    "bita_tab7": PaperFigure(cells.by_category),
+    "bita_fig7": _bita(cells.policy, cells.pair),
+    "bita_fig8": _bita(cells.prompt_tokens),
+    "bita_fig9": _bita(cells.mask_tokens),
     "ppd_tab1": _match_rates(positions=False),
     "ppd_tab4_6": _match_rates(positions=True),
-    "ppd_fig2": PaperFigure(cells_of.pipeline_trade_off),
-    "ppd_fig4": PaperFigure(cells_of.pipeline_compute),
+    "ppd_fig2": PaperFigure(cells.pipeline_trade_off),
+    "ppd_fig4": PaperFigure(cells.pipeline_compute),
 }
 
 
@@ -144,15 +137,16 @@ def measured(figure: PaperFigure, published: Published, outputs: Path, scale: st
     """The figure's points in its folders; empty if they give no number and no text."""
     found = figure.read([outputs / name for name in published.folders[scale]])
     if figure.borrowed:
-        own = {panel for panel, row in rows.curves(found, figure.row) if row not in figure.borrowed}
-        found = [point for point in found if rows.dataset(point) in own]
-    return found if figure.cells(found) or figure.texts(found) else []
+        own = {panel for panel, row in cells.curves(found, figure.row) if row not in figure.borrowed}
+        found = [point for point in found if cells.dataset(point) in own]
+    has_texts = figure.drawing is draw.draw_texts and draw.written(found)
+    return found if figure.numbers(found) or has_texts else []
 
 
 def _drawn(name: str, published: Published, points: list[Any], scale: str, folder: Path) -> Drawn:
     figure, path = FIGURES[name], folder / (name if scale == "paper" else f"{name}_small")
     results = [one for one in points if isinstance(one, Result)]
-    comparison = compare(figure.cells(points), published, scale)
+    comparison = compare(figure.numbers(points), published, scale)
     title, where = f"{published.item} ({published.paper.partition(',')[0]})", _where(points)
     beside = published.stands_for.panel if scale == "small" else None
     subtitle = ", ".join(filter(None, (where, caption(results))))
@@ -176,7 +170,6 @@ def _drawn(name: str, published: Published, points: list[Any], scale: str, folde
         f"Drawn by `python scripts/figures.py {name} scale={scale}`.",
         f"![{published.item}]({path.name}.png)",
         markdown(comparison),
-        figure.texts(points),
     ]
     write_atomically(path.with_suffix(".md"), ("\n\n".join(filter(None, parts)) + "\n").encode())
     return Drawn(scale, path, comparison)

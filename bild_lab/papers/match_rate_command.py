@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import cycle
 from pathlib import Path
@@ -37,12 +35,10 @@ from bild_lab.papers.match_rates import (
     TOTAL,
     MatchRates,
     MatchSpec,
-    Rate,
     layers_of,
     measure_match_rates,
 )
-from bild_lab.report.figure_files import add_panel, paper_figure, write_csv
-from bild_lab.report.style import MUTED, marks
+from bild_lab.report.style import MUTED, add_panel, marks, paper_figure, write_csv
 from bild_lab.training.folder import require_same_settings, write_json, writing
 
 FIGURE = "match_rates.png"
@@ -118,7 +114,7 @@ def write(found: MatchRates, folder: Path, settings: dict[str, Any], target: Loa
     counts = {"texts": found.texts, "tokens": found.tokens, "totals": found.totals()}
     what = f"{short_name(target.checkpoint.path)}, {settings['dataset.name']}: {found.tokens:,} tokens"
     with writing(folder, "the match rates"):
-        write_csv(folder / CSV, Rate._fields, found.rows())
+        write_csv(folder / CSV, pd.DataFrame(found.rows()))
         draw_match_rates(found, folder / FIGURE, f"{what} of {found.texts:,} greedy texts; bars: 95 % over texts")
         write_json(folder / METRICS, {"settings": settings, **counts, "environment": environment(target.device)})
 
@@ -138,37 +134,30 @@ def draw_match_rates(found: MatchRates, path: Path, subtitle: str) -> None:
     The right panel shows the middle k, with a line for each layer; a group of positions is drawn at its first one.
     """
     middle = found.top_k[len(found.top_k) // 2]
-    by_k: dict[tuple[str, str], list[tuple]] = defaultdict(list)  # points of x, rate, low and high
-    by_layer: dict[tuple[str, str], list[tuple]] = defaultdict(list)
-    for row in found.totals():
-        by_k[row["heads"], f"k = {row['top_k']}"].append((row["layer"], row["rate"], row["low"], row["high"]))
-    first = {found.label(group): group * found.positions + 1 for group in range(found.counts.shape[1])}
-    for row in found.rows():
-        if row.position != TOTAL and row.top_k == middle:
-            place = first[row.position]
-            if row.count >= FEW or place == 1:
-                by_layer[row.heads, f"layer {row.layer}"].append((place, row.rate, row.rate, row.rate))
+    totals, rows = pd.DataFrame(found.totals()), pd.DataFrame(found.rows())
+    rows = rows[(rows["position"] != TOTAL) & (rows["top_k"] == middle)]
+    rows = rows.assign(x=rows["position"].str.partition("-")[0].astype(int), low=rows["rate"], high=rows["rate"])
+    rows = rows[(rows["count"] >= FEW) | (rows["x"] == 1)]
     with paper_figure(path, (10.0, 4.8), "Match rates of early layers", subtitle) as figure:
         left = add_panel(figure, (0.07, 0.12, 0.42, 0.68), "all positions", xlabel="layer", ylim=(0, 1.02))
         right = add_panel(figure, (0.55, 0.12, 0.42, 0.68), f"k = {middle}", xlabel="position", ylim=(0, 1.02))
         left.set(ylabel="share of final tokens among the first k choices", xticks=found.layers)
-        _draw_lines(left, by_k)
-        _draw_lines(right, by_layer)
+        _draw_lines(left, totals.assign(x=totals["layer"], line="k = " + totals["top_k"].astype(str)))
+        _draw_lines(right, rows.assign(line="layer " + rows["layer"].astype(str)))
 
 
-def _draw_lines(axes: Axes, lines: Mapping[tuple[str, str], Sequence[tuple]]) -> None:
-    """A line for each kind of heads and each label, dashed and hollow for the model's own head."""
-    looks = marks(list(dict.fromkeys(label for _, label in lines)))
-    names = list(dict.fromkeys(name for name, _ in lines))
+def _draw_lines(axes: Axes, table: pd.DataFrame) -> None:
+    """A line for each kind of heads and each value of `line`, dashed and hollow for the model's own head."""
+    looks, names = marks(list(table["line"].unique())), list(table["heads"].unique())
     trained = (name for name in names if name != SHARED)
     dashes = {SHARED: (0, (4, 2)), **dict(zip(trained, cycle(("-", "-.", ":")), strict=False))}
-    for (name, label), points in lines.items():
-        x, rate, low, high = np.array(points).T
+    for (name, label), line in table.groupby(["heads", "line"], sort=False):
         mark = looks[label]
         filling = {"mfc": "white" if name == SHARED else mark.colour, "mec": mark.colour, "ms": 5}
-        reach = np.clip([rate - low, high - rate], 0, None)  # rounding may put the rate just outside its interval
+        # rounding may put the rate just outside its interval
+        reach = np.clip([line["rate"] - line["low"], line["high"] - line["rate"]], 0, None)
         style = {"color": mark.colour, "linestyle": dashes[name], "elinewidth": 1.0, "linewidth": 1.5}
-        axes.errorbar(x, rate, reach, marker=mark.marker, **style, **filling)
+        axes.errorbar(line["x"], line["rate"], reach, marker=mark.marker, **style, **filling)
     shown = [Line2D([], [], color=mark.colour, marker=mark.marker, ms=5, label=label) for label, mark in looks.items()]
     shown += [Line2D([], [], color=MUTED, linestyle=dashes[name], label=name) for name in names]
     axes.legend(handles=shown, loc="lower right", fontsize=7.5, frameon=False)

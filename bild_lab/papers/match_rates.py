@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bild_lab.engine.acceptance import ExactMatch
 from bild_lab.engine.batch import Batch
-from bild_lab.engine.batch_room import quiet_batch
+from bild_lab.engine.batched import quiet_batch
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.drafters import NoDraft
 from bild_lab.engine.heads.layer_heads import LayerHeads, LayerHeadsConfig, require_heads_of, require_layers
@@ -52,15 +52,15 @@ class MatchSpec:
         if not heads or not all(isinstance(one, str) and one for one in heads):
             raise UserError(f"heads must be {SHARED}, a folder of trained heads, or several, got {self.heads!r}")
         object.__setattr__(self, "heads", tuple(dict.fromkeys(heads)))
-        object.__setattr__(self, "top_k", _ascending("top_k", self.top_k, "[1,3,5]"))
+        object.__setattr__(self, "top_k", _ascending("top_k", self.top_k))
         if self.layers is not None:
-            object.__setattr__(self, "layers", _ascending("layers", self.layers, "[4,6,8]"))
+            object.__setattr__(self, "layers", _ascending("layers", self.layers))
         require_whole("positions", self.positions, 1)
 
 
-def _ascending(key: str, values: object, example: str) -> tuple[int, ...]:
-    if not isinstance(values, Sequence) or isinstance(values, str) or not values:
-        raise UserError(f"{key} must list whole numbers, such as {example}, got {values!r}")
+def _ascending(key: str, values: Sequence[int]) -> tuple[int, ...]:
+    if not values:
+        raise UserError(f"{key} must list whole numbers, such as [1,3,5], got none")
     for value in values:
         require_whole(f"each of {key}", value, 1)
     return tuple(sorted(set(values)))
@@ -228,7 +228,7 @@ def measure_match_rates(
 
     target.load()
     alone = DraftThenVerify(target, NoDraft(target), ExactMatch())
-    loops = [lambda slot, request=request: hits_of(request) for request in requests]
+    loops = [lambda request=request: hits_of(request) for request in requests]
     batch = Batch(quiet_batch(alone, [target], requests))
     hits = [text.result for text in batch.run(loops, lambda index: advance())]
     groups = -(-max(hit.shape[-1] for hit in hits) // spec.positions)

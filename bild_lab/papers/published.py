@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from pathlib import Path
 
@@ -126,6 +126,7 @@ def published_names() -> list[str]:
     return sorted(file.stem for file in FOLDER.glob("*.yaml"))
 
 
+@cache
 def load_published(name: str) -> Published:
     """The printed numbers of a figure. Raises UserError for an unknown figure."""
     if name not in published_names():

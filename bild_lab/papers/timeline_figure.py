@@ -18,8 +18,7 @@ from bild_lab.lab.results.groups import Group, by_setting, setting_title
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.examples import MeasuredExample, read_examples
 from bild_lab.lab.schema.result import Result, Setting
-from bild_lab.report.figure_files import add_panel, paper_figure
-from bild_lab.report.style import INK, MUTED, STAGE_COLOURS
+from bild_lab.report.style import INK, MUTED, STAGE_COLOURS, add_panel, paper_figure
 
 MOST_LANES = 6
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
+
+import pandas as pd
 
 from bild_lab.engine.models.ranks import launched
 from bild_lab.files import write_atomically
@@ -80,25 +82,25 @@ def _read_run(folder: Path) -> Run:
     """A folder's line. One whose files cannot be read says so."""
     try:
         return _run(folder)
-    except (OSError, ValueError, KeyError, csv.Error) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         return Run(folder.name, f"{folder.name}/", free=f"cannot be read: {type(error).__name__}: {error}")
 
 
 def _run(folder: Path) -> Run:
     """A folder's line. Its numbers are those of `sweep.csv`; a folder without that was not reported yet."""
     table, commands = folder / "sweep.csv", read_commands(folder)
-    rows: list[dict[str, str]] = []
-    if table.is_file():
-        with table.open(newline="", encoding="utf-8") as stream:
-            rows = list(csv.DictReader(stream, strict=True))
-    written = (table if rows else folder).stat().st_mtime
+    rows = pd.read_csv(table) if table.is_file() else pd.DataFrame()
+    written = (folder if rows.empty else table).stat().st_mtime
     points = {file.parent.name.partition(".")[0] for file in folder.glob("points/*/result.json")}
+    several = rows.to_dict("records")
     return Run(
         name=folder.name,
         link=f"{folder.name}/{'report.html' if (folder / 'report.html').is_file() else ''}",
         date=commands[-1].started if commands else datetime.fromtimestamp(written, UTC).isoformat(timespec="seconds"),
-        pair=_several([_pair(row) for row in rows]),
-        data=_several([f"{short_name(row['dataset'])} {row['split']}, {row['n_examples']} examples" for row in rows]),
+        pair=_several([_pair(row) for row in several]),
+        data=_several(
+            [f"{short_name(row['dataset'])} {row['split']}, {row['n_examples']} examples" for row in several]
+        ),
         points=len(points - {""}),  # a folder that begins with a dot is unfinished
         free=_best(rows, 0.0),
         cheap=_best(rows, 1.0),
@@ -106,38 +108,35 @@ def _run(folder: Path) -> Run:
     )
 
 
-def _pair(row: Mapping[str, str]) -> str:
-    return short_name(row["target"]) + (f" drafted by {short_name(row['draft'])}" if row["draft"] else "")
+def _pair(row: Mapping[str, Any]) -> str:
+    return short_name(row["target"]) + (f" drafted by {short_name(row['draft'])}" if pd.notna(row["draft"]) else "")
 
 
-def _best(rows: Sequence[Mapping[str, str]], loss: float) -> str:
+def _data(row: Mapping[str, Any]) -> str:
+    return f"{short_name(row['dataset'])} {row['split']}, {row['n_examples']} examples"
+
+
+def _best(rows: pd.DataFrame, loss: float) -> str:
     """The fastest point of all settings that lost at most so many points of quality, with its interval."""
-    drafted = [row for row in rows if row["speedup"] and row["quality_difference"]]
-    enough = [row for row in drafted if int(row["n_examples"]) >= ENOUGH_EXAMPLES]
-    kept = [row for row in enough if float(row["quality_difference"]) >= -loss - 1e-9]
-    if not kept:
-        return MISSING if enough or not drafted else _TOO_FEW
-    best = max(kept, key=lambda row: float(row["speedup"]))
-    bounds = interval(*(float(row) if row else None for row in (best["speedup_low"], best["speedup_high"])))
-    return f"{_label(best, rows)} {times(float(best['speedup']))} {bounds}".strip()
+    if rows.empty:
+        return MISSING
+    drafted = rows.dropna(subset=["speedup", "quality_difference"])
+    enough = drafted[drafted["n_examples"] >= ENOUGH_EXAMPLES]
+    kept = enough[enough["quality_difference"] >= -loss - 1e-9]
+    if kept.empty:
+        return _TOO_FEW if enough.empty and not drafted.empty else MISSING
+    best = kept.loc[kept["speedup"].idxmax()]
+    bounds = interval(*(None if pd.isna(best[end]) else best[end] for end in ("speedup_low", "speedup_high")))
+    return f"{_label(best, rows)} {times(best['speedup'])} {bounds}".strip()
 
 
-def _label(row: Mapping[str, str], rows: Sequence[Mapping[str, str]]) -> str:
+def _label(best: pd.Series, rows: pd.DataFrame) -> str:
     """The policy with the knobs in which the point differs from others of its policy."""
-    names = list(row)
+    names, peers = list(rows), rows[rows["policy"] == best["policy"]]
     knobs = names[names.index("policy") + 1 : names.index("target")]
-    peers = [one for one in rows if one["policy"] == row["policy"]]
-    telling = [knob for knob in knobs if row[knob] and len({one[knob] for one in peers}) > 1]
-    label = ", ".join(f"{knob} {_plain(row[knob])}" for knob in telling)
-    return f"{row['policy']} ({label})" if label else row["policy"]
-
-
-def _plain(value: str) -> str:
-    """A knob's value; numbers without trailing zeros."""
-    try:
-        return knob_value(float(value))
-    except ValueError:
-        return value
+    telling = [knob for knob in knobs if pd.notna(best[knob]) and peers[knob].nunique(dropna=False) > 1]
+    label = ", ".join(f"{knob} {knob_value(best[knob])}" for knob in telling)
+    return f"{best['policy']} ({label})" if label else best["policy"]
 
 
 def _several(words: Sequence[str]) -> str:

@@ -5,16 +5,13 @@ Front points have their knobs beside them where there is room.
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 from pathlib import Path
 
-from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.path import Path as MatplotlibPath
@@ -22,13 +19,11 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 from matplotlib.transforms import Bbox
 
 from bild_lab.errors import UserError
-from bild_lab.files import write_atomically
 from bild_lab.lab.formatting import MINUS, TIMES, knob_label, short_name
 from bild_lab.lab.results.groups import Group, by_setting
 from bild_lab.lab.schema.result import Result
 from bild_lab.report.provenance import caption
 from bild_lab.report.style import (
-    FIGURE_STYLE,
     HAIRLINE,
     INK,
     MUTED,
@@ -38,15 +33,13 @@ from bild_lab.report.style import (
     marks,
     speedups_on_axis,
     with_bars,
+    written_figure,
 )
 
 _PANEL_INCHES = (8.0, 5.0)
-_DPI = 150
 _LABELS_AT_MOST = 6
-_DISTANCES, _ANGLES = (
-    (14, 24, 36, 52, 70, 92),
-    (45, 135, 90, 315, 225, 270, 0, 180, 20, 160, 70, 110),
-)  # pixels, degrees
+_DISTANCES = (14, 24, 36, 52, 70, 92)  # pixels
+_ANGLES = (45, 135, 90, 315, 225, 270, 0, 180, 20, 160, 70, 110)  # degrees
 
 XY = tuple[float, float]  # in pixels
 
@@ -75,18 +68,12 @@ def draw_pareto(results: Sequence[Result], path: Path) -> None:
     if not groups:
         raise UserError("a Pareto figure wants a point with latency and quality, got none; run a point first")
     colours = marks(sorted({policy for group in groups for policy in group.policies}))
-    height = 1 / len(groups)
-    with rc_context(FIGURE_STYLE):
-        figure = Figure(figsize=(_PANEL_INCHES[0], _PANEL_INCHES[1] * len(groups)), dpi=_DPI)
-        FigureCanvasAgg(figure)
+    height, (across, up) = 1 / len(groups), _PANEL_INCHES
+    with written_figure(path, (across, up * len(groups)), ("png", "pdf")) as figure:
         for row, group in enumerate(groups, start=1):
             bottom = 1 - row * height
             axes = figure.add_axes((0.09, bottom + 0.205 * height, 0.81, 0.58 * height))
             _draw_panel(_Panel(figure, axes, group, colours, bottom, height))
-        for suffix in (".pdf", ".png"):
-            image = io.BytesIO()
-            figure.savefig(image, format=suffix[1:])
-            write_atomically(path.with_suffix(suffix), image.getvalue())
 
 
 def _draw_panel(panel: _Panel) -> None:
@@ -150,13 +137,13 @@ def _draw_baseline(axes: Axes, group: Group) -> None:
     quality = group.baseline_quality
     if quality is None:
         return
-    for level, text, dashes in (
-        (quality, group.setting.baseline, "-"),
-        (quality - 1, f"{MINUS}1 point", (0, (5, 4))),
+    for level, text, dashes, side in (  # one text above its line, one below: the lines may be close
+        (quality, group.setting.baseline, "-", "bottom"),
+        (quality - 1, f"{MINUS}1 point", (0, (5, 4)), "top"),
     ):
         axes.axhline(level, color=MUTED, linewidth=1.0, linestyle=dashes, zorder=1.5)
         position = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
-        axes.annotate(text, (1, level), (6, 0), **position, va="center", color=MUTED, annotation_clip=False)
+        axes.annotate(text, (1, level), (6, 0), **position, va=side, color=MUTED, annotation_clip=False)
     axes.plot(1.0, quality, "x", color=INK, ms=9, mew=2.4, zorder=6)
 
 

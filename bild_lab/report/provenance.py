@@ -65,6 +65,9 @@ def sources(results: Sequence[Result]) -> list[dict[str, str]]:
     """Return a row per source: what differs between the sources, and its count of points; no rows for one source."""
     found = [_source(result) for result in results]
     keys = [key for key in _SOURCE if len({source[key] for source in found}) > 1]
+    codes = {(result.policy, source["code"]) for result, source in zip(results, found, strict=True)}
+    if "code" in keys and len(codes) == len({policy for policy, _ in codes}):
+        keys.remove("code")  # it is a hash of what a policy reaches, and no policy has two
     counts = Counter(tuple(source[key] for key in keys) for source in found)
     if len(counts) < 2:
         return []

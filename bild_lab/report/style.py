@@ -1,4 +1,4 @@
-"""Colours and markers of policies, the same in every figure, and what figures of quality against latency share.
+"""How figures look: colours and markers of policies, ticks, and matplotlib figures with their files.
 
 Okabe and Ito's colour-blind safe set, with orange and sky blue darker: every colour stands out from a white and from a
 dark page by 3 to 1.
@@ -6,8 +6,21 @@ dark page by 3 to 1.
 
 from __future__ import annotations
 
+import io
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import pandas as pd
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from bild_lab.files import write_atomically
 from bild_lab.lab.results.groups import Group
 from bild_lab.lab.schema.result import Result
 
@@ -30,6 +43,8 @@ FIGURE_STYLE = {
     "xtick.color": MUTED,
     "ytick.color": MUTED,
 }
+_DPI = 150
+_LETTER = 0.06  # inches, as wide as a letter of the subtitle
 
 
 @dataclass(frozen=True)
@@ -87,3 +102,51 @@ def front_corners(group: Group) -> list[tuple[float, float]]:
     if group.relative and quality is not None and not any(x <= 1.0 and y >= quality - 1e-9 for x, y in corners):
         corners = sorted([*corners, (1.0, quality)])
     return corners
+
+
+@contextmanager
+def written_figure(path: Path, inches: tuple[float, float], kinds: Sequence[str] = ("png",)) -> Iterator[Figure]:
+    """An empty figure, written when the block ends. kinds: of files, "png" and "pdf"."""
+    with rc_context(FIGURE_STYLE):
+        figure = Figure(figsize=inches, dpi=_DPI)
+        FigureCanvasAgg(figure)
+        yield figure
+        for kind in kinds:
+            image = io.BytesIO()
+            figure.savefig(image, format=kind, metadata={"CreationDate": None} if kind == "pdf" else {})
+            write_atomically(path.with_suffix(f".{kind}"), image.getvalue())
+
+
+@contextmanager
+def paper_figure(
+    path: Path, inches: tuple[float, float], title: str, subtitle: str, kinds: Sequence[str] = ("png",)
+) -> Iterator[Figure]:
+    """A figure with its heading, written when the block ends."""
+    with written_figure(path, inches, kinds) as figure:
+        left = 0.45 / inches[0]
+        figure.text(left, 1 - 0.24 / inches[1], title, va="center", size=11.5, weight="bold")
+        lines = textwrap.fill(subtitle, int((inches[0] - 0.6) / _LETTER))
+        figure.text(left, 1 - 0.42 / inches[1], lines, va="top", size=8, color=MUTED)
+        yield figure
+
+
+def add_panel(
+    figure: Figure, area: tuple[float, float, float, float], title: str = "", grid: str = "both", **settings: Any
+) -> Axes:
+    """Axes on a part of the figure, with a grid behind what is drawn.
+
+    area: left, bottom, width and height in shares of the figure. grid: along "x", "y" or "both". settings: of the axes,
+    such as xlabel and ylim.
+    """
+    axes = figure.add_axes(area)
+    axes.grid(axis=grid, color=HAIRLINE, linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines["top"].set_visible(False)
+    axes.set_title(title, loc="left", fontsize=9.5, color=INK)
+    axes.set(**settings)
+    return axes
+
+
+def write_csv(figure: Path, table: pd.DataFrame) -> None:
+    """Write the values that a figure shows to a CSV of the same name."""
+    write_atomically(figure.with_suffix(".csv"), table.to_csv(index=False).encode())

@@ -14,8 +14,7 @@ import pyarrow.parquet as pq
 
 from bild_lab.engine.acceptance import ExactMatch
 from bild_lab.engine.batch import Batch
-from bild_lab.engine.batch_room import require_room
-from bild_lab.engine.batched import decode_batch
+from bild_lab.engine.batched import decode_batch, require_room
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.drafters import NoDraft
 from bild_lab.engine.hf_generation import HuggingFaceGenerate

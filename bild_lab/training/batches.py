@@ -44,30 +44,27 @@ class TokenizedExample:
         return len(self.prompt) + len(self.answer)
 
 
-@dataclass(frozen=True)
-class TokenLimits:
-    """The most tokens kept of a prompt (None: all of them) and of an answer, its end token included."""
-
-    source: int | None
-    target: int
-
-
 def tokenize(
-    examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, encoder_decoder: bool, limits: TokenLimits
+    examples: Sequence[Example],
+    tokenizer: PreTrainedTokenizerBase,
+    encoder_decoder: bool,
+    max_source_tokens: int | None,
+    max_target_tokens: int,
 ) -> list[TokenizedExample]:
     """Prompts as decoding tokenizes them (`Checkpoint.source`), and first references as answers.
 
-    An answer has no special token but the end token. Raises UserError for a decoder's prompt without tokens.
+    max_source_tokens: None keeps whole prompts. An answer has no special token but the end token, which counts. Raises
+    UserError for a decoder's prompt without tokens.
     """
     found = []
     for start in range(0, len(examples), _CHUNK):
         chunk = examples[start : start + _CHUNK]
-        prompts = _prompt_ids(tokenizer, [example.prompt for example in chunk], limits.source)
+        prompts = _prompt_ids(tokenizer, [example.prompt for example in chunk], max_source_tokens)
         answers = tokenizer([example.references[0] for example in chunk], add_special_tokens=False, verbose=False)
         for example, prompt, answer in zip(chunk, prompts, answers["input_ids"], strict=True):
             if not prompt and not encoder_decoder:
                 raise UserError(f"the prompt of example {example.id} has no tokens; a decoder needs at least one")
-            ended = [*answer[: limits.target - 1], tokenizer.eos_token_id]
+            ended = [*answer[: max_target_tokens - 1], tokenizer.eos_token_id]
             found.append(TokenizedExample(np.array(prompt, np.int32), np.array(ended, np.int32)))
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, fields
@@ -92,7 +93,7 @@ def _quoted(value: Any) -> str:
     if isinstance(value, list):
         return f"[{','.join(map(_quoted, value))}]"
     if value is None or isinstance(value, bool | int | float):
-        return {None: "null", True: "true", False: "false"}.get(value, str(value))
+        return json.dumps(value)
     plain = re.fullmatch(r"[A-Za-z_./][\w./-]*", value, flags=re.A) and value.lower() not in RESERVED
     escaped = value.replace("\\", "\\\\").replace("'", "\\'")
     return value if plain else f"'{escaped}'"

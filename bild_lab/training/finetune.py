@@ -9,7 +9,7 @@ import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from transformers import (
     GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    TrainerCallback,
     TrainingArguments,
 )
 
@@ -32,22 +31,19 @@ from bild_lab.lab.cli import stages
 from bild_lab.lab.data.examples import DatasetSpec, Example
 from bild_lab.lab.metrics import score
 from bild_lab.lab.results.records import require_writable
-from bild_lab.report.wandb.logger import WandbLogger
 from bild_lab.training.batches import (
     IGNORED,
     BatchOrder,
     Collator,
     TokenizedExample,
-    TokenLimits,
     evaluation_batches,
     tokenize,
 )
 from bild_lab.training.dataset_words import dataset_words
 from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.losses import LayerLoss, layer_weights
-from bild_lab.training.recipe import Recipe
 from bild_lab.training.reports import model_card
-from bild_lab.training.run import Objective, TrainingRun
+from bild_lab.training.run import Objective, TrainingJob, TrainingRun
 from bild_lab.training.soft_targets import taught
 from bild_lab.training.start import (
     FreshModel,
@@ -62,7 +58,7 @@ from bild_lab.training.trainer import TrainingTask
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuningJob:
+class FinetuningJob(TrainingJob):
     """One training from examples to `folder/checkpoint`.
 
     Either model_path (a folder, a hub id, or toy:small) or model (a fresh configuration, the fields of
@@ -74,8 +70,6 @@ class FinetuningJob:
     train: tuple[Example, ...]
     validation: tuple[Example, ...]
     metric: str  # bleu, rouge or agreement
-    recipe: Recipe
-    folder: Path
     model_path: str | None = None
     model: Mapping[str, Any] | None = None
     model_revision: str | None = None
@@ -83,10 +77,6 @@ class FinetuningJob:
     max_source_tokens: int | None = None  # longer prompts are cut
     data: str = "examples given by the caller"  # what they are, for the model card
     title: str = "training"
-    progress: bool = True
-    logger: WandbLogger | None = None
-    callbacks: tuple[TrainerCallback, ...] = ()
-    provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if bool(self.recipe.soft_targets) != (self.teacher is not None):
@@ -115,7 +105,7 @@ def finetune(job: FinetuningJob) -> dict[str, Any]:
     layer_weights(job.recipe.loss, decoder_depth(start.config))
     folder = TrainingFolder(job.folder)
     run = TrainingRun(
-        recipe=job.recipe,
+        job=job,
         folder=folder,
         title=job.title,
         start=start.name,
@@ -124,10 +114,6 @@ def finetune(job: FinetuningJob) -> dict[str, Any]:
         evaluates=bool(job.validation),
         examples=len(job.train),
         prepare=lambda arguments: _prepare(job, start, folder, arguments),
-        shown=job.progress,
-        logger=job.logger,
-        callbacks=job.callbacks,
-        provenance=job.provenance,
     )
     return run.train()
 
@@ -257,10 +243,10 @@ def _prepare(
     recipe = job.recipe
     with arguments.main_process_first(local=False):
         tokenizer = _tokenizer(job, start, folder)
-    limits = TokenLimits(job.max_source_tokens, recipe.max_target_tokens)
+    limits = (job.max_source_tokens, recipe.max_target_tokens)
     encoder_decoder = bool(start.config.is_encoder_decoder)
     train, validation = (
-        tokenize(examples, tokenizer, encoder_decoder, limits) for examples in (job.train, job.validation)
+        tokenize(examples, tokenizer, encoder_decoder, *limits) for examples in (job.train, job.validation)
     )
     require_room([one.length for one in (*train, *validation)], start.config)
     model = start.model(tokenizer)

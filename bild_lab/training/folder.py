@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
 from bild_lab.lab.config import flatten
@@ -123,16 +124,17 @@ class TrainingFolder:
 
     @contextmanager
     def saving(self, step: int) -> Iterator[None]:
-        """Wraps the writing of a step's checkpoint. A failure removes only this checkpoint and raises UserError."""
+        """Wraps the writing of a step's checkpoint by all processes, and marks it as complete.
+
+        A failure removes only this checkpoint and raises UserError.
+        """
         place = self.checkpoint_of(step)
         with writing(place, "the checkpoint", self._remedy(), half_written=place):
             yield
-
-    def mark_complete(self, step: int) -> None:
-        """Mark a step's checkpoint as written to its end."""
-        place = self.checkpoint_of(step)
-        sizes = {file.name: file.stat().st_size for file in sorted(place.iterdir()) if file.is_file()}
-        write_json(place / _COMPLETE, sizes)
+            launched().wait()  # each process writes the state of its generators
+            if launched().first:
+                sizes = {file.name: file.stat().st_size for file in sorted(place.iterdir()) if file.is_file()}
+                write_json(place / _COMPLETE, sizes)
 
     def publish(self, write: Callable[[Path], None]) -> None:
         """Let `write` fill the result's folder, which appears whole; then remove the checkpoints."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
@@ -117,15 +116,3 @@ def multiplies_bfloat16(facts: str) -> bool:
     It has matrix tiles, or products of pairs that are not Intel's, which are half as fast as float32.
     """
     return "amx_bf16" in facts or ("avx512_bf16" in facts and "GenuineIntel" not in facts)
-
-
-def steps_for_passes(passes: float, examples: int, batch_size: int) -> int:
-    """Steps of so many passes over the data, in whole batches. Raises UserError unless passes > 0."""
-    require_number("passes", passes, 0, MOST_NUMBER, above=True, remedy="or set train.max_steps")
-    return math.ceil(passes * max(1, examples // batch_size))
-
-
-def warmup_steps_for_ratio(ratio: float, steps: int) -> int:
-    """The share of the steps in which the learning rate rises. Raises UserError unless it lies in [0, 1]."""
-    require_number("warmup_ratio", ratio, 0, 1, remedy="or set train.warmup_steps")
-    return math.ceil(ratio * steps)

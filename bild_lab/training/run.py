@@ -47,16 +47,27 @@ class Objective:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrainingJob:
+    """What every training is given. progress: whether the terminal shows it. provenance: for metrics.json as it is."""
+
+    recipe: Recipe
+    folder: Path
+    progress: bool = True
+    logger: WandbLogger | None = None
+    callbacks: tuple[TrainerCallback, ...] = ()
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainingRun:
     """The shell around an objective: seed, resume, logs, checkpoints, metrics and model card.
 
     start: the model that training starts from, as the logs name it. identity: settings and hashes that decide the
     result; only the same identity resumes a folder or gets its finished result. metric: the score that chooses the best
-    weights, if `evaluates`. examples: how many are trained on. shown: whether the terminal shows the training.
-    provenance: added to metrics.json as it is.
+    weights, if `evaluates`. examples: how many are trained on.
     """
 
-    recipe: Recipe
+    job: TrainingJob
     folder: TrainingFolder
     title: str
     start: str
@@ -65,10 +76,6 @@ class TrainingRun:
     evaluates: bool
     examples: int
     prepare: Callable[[TrainingArguments], Objective]
-    shown: bool = True
-    logger: WandbLogger | None = None
-    callbacks: tuple[TrainerCallback, ...] = ()
-    provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def train(self) -> dict[str, Any]:
         """Train and leave the result in the folder; returns its metrics.json.
@@ -80,14 +87,15 @@ class TrainingRun:
         self.folder.require_same(self.identity)
         if (finished := self.folder.finished()) is not None:
             return finished
-        with isolated(self.recipe.seed, self.folder.threads(self.recipe.threads)):
+        recipe = self.job.recipe
+        with isolated(recipe.seed, self.folder.threads(recipe.threads)):
             return self._train()
 
     def _train(self) -> dict[str, Any]:
-        folder = self.folder
-        if self.shown:
+        folder, recipe = self.folder, self.job.recipe
+        if self.job.progress:
             stages.enter("preparing model and texts")
-        arguments = training_arguments(self.recipe, folder, self.metric if self.evaluates else None)
+        arguments = training_arguments(recipe, folder, self.metric if self.evaluates else None)
         try:
             with arguments.main_process_first(local=False):
                 if launched().first:
@@ -98,8 +106,8 @@ class TrainingRun:
             raise
         last = folder.last_checkpoint()
         with self._logs(arguments) as logs:
-            callbacks = [*logs, *self.callbacks]
-            trainer = ResumableTrainer(objective.model, self.recipe, objective.task, folder, arguments, callbacks)
+            callbacks = [*logs, *self.job.callbacks]
+            trainer = ResumableTrainer(objective.model, recipe, objective.task, folder, arguments, callbacks)
             with holding(folder.lock) if launched().first else nullcontext():
                 trainer.train(resume_from_checkpoint=None if last is None else str(last))
         metrics = {
@@ -110,7 +118,7 @@ class TrainingRun:
             "processes": launched().count,
             "identity": self.identity,
             "environment": environment(arguments.device),
-            **self.provenance,
+            **self.job.provenance,
         }
 
         def write(place: Path) -> None:
@@ -129,18 +137,18 @@ class TrainingRun:
         if not launched().first:
             yield []
             return
-        with progress_bar(self.shown) as bar:
-            logs: list[TrainerCallback] = [TerminalLog(bar, self.title, self.recipe.max_steps, self.metric)]
-            if self.logger is not None:  # a resumed training continues the run of the same identity
+        with progress_bar(self.job.progress) as bar:
+            logs: list[TrainerCallback] = [TerminalLog(bar, self.title, self.job.recipe.max_steps, self.metric)]
+            if self.job.logger is not None:  # a resumed training continues the run of the same identity
                 about = {"composition": self.start, "environment": dict(environment(arguments.device))}
                 about = {**self.identity, **about}
                 name = content_hash(dict(self.identity))
-                logs.append(LogToWandb(self.logger.begin(name, self.folder.root.name, about, TRAINING)))
+                logs.append(LogToWandb(self.job.logger.begin(name, self.folder.root.name, about, TRAINING)))
             yield logs
 
     def _progress(self, state: TrainerState) -> dict[str, Any]:
         """How the training went: steps, time, losses and evaluations."""
-        batch, history = self.recipe.batch_size, state.log_history
+        batch, history = self.job.recipe.batch_size, state.log_history
         losses = [entry for entry in history if "loss" in entry]
         evaluations = [entry for entry in history if f"eval_{self.metric}" in entry]
         best = next((entry for entry in evaluations if entry["step"] == state.best_global_step), None)
@@ -157,7 +165,7 @@ class TrainingRun:
             "best": best and {key.removeprefix("eval_"): value for key, value in best.items() if key != "epoch"},
             "evaluations": len(evaluations),
             "history": [{key: value for key, value in entry.items() if key != "epoch"} for entry in history],
-            "recipe": asdict(self.recipe),
+            "recipe": asdict(self.job.recipe),
         }
 
 

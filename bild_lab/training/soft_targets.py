@@ -53,7 +53,7 @@ def taught(
 def soft_targets(
     teacher: HuggingFaceModel, examples: Sequence[TokenizedExample], collate: Collator, count: int, batch_size: int
 ) -> list[SoftTargets]:
-    """The teacher's `count` most likely tokens, the likeliest first, at each token of every answer, and their shares.
+    """The teacher's `count` most likely tokens, the most likely first, at each token of every answer, and their shares.
 
     Shares are of these tokens alone: what the teacher gives to others is left out.
     """

@@ -112,13 +112,9 @@ class ResumableTrainer(Trainer):
         self._clock_step, self._clock_s = step, time.perf_counter()
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        step = self.state.global_step
-        with self._folder.saving(step):
+        with self._folder.saving(self.state.global_step):
             super()._save_checkpoint(model, trial)
-            launched().wait()  # each process writes the state of its generators
-            if launched().first:
-                self._folder.mark_complete(step)
-        self._restart_clock(step)
+        self._restart_clock(self.state.global_step)
 
     def _init_training_state(self, *values: Any) -> tuple[int, int]:
         found = super()._init_training_state(*values)

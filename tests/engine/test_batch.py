@@ -22,7 +22,7 @@ def want(kind: object, work: object, size: int = TARGET, ahead: bool = False) ->
 
 
 def steps(count: int) -> Callable[[int], list[tuple[int, int]]]:
-    return lambda slot: [want("step", at) for at in range(count)]
+    return lambda: [want("step", at) for at in range(count)]
 
 
 def kinds(batch: Batch) -> list[tuple[object, int]]:
@@ -37,8 +37,8 @@ def test_a_text_joins_as_soon_as_another_has_ended() -> None:
 
 
 def test_the_target_waits_until_every_text_wants_it() -> None:
-    def speculative(drafts: Sequence[int]) -> Callable[[int], None]:
-        def loop(slot: int) -> None:
+    def speculative(drafts: Sequence[int]) -> Callable[[], None]:
+        def loop() -> None:
             for count in drafts:
                 for at in range(count):
                     want("draft", at, DRAFTER)
@@ -54,8 +54,8 @@ def test_the_target_waits_until_every_text_wants_it() -> None:
 
 
 def test_of_one_model_the_largest_group_runs_first() -> None:
-    def loop(kind: str) -> Callable[[int], None]:
-        return lambda slot: want(kind, 0)
+    def loop(kind: str) -> Callable[[], None]:
+        return lambda: want(kind, 0)
 
     batch = Batch(3)
     batch.run([loop("a"), loop("b"), loop("b")])
@@ -63,8 +63,8 @@ def test_of_one_model_the_largest_group_runs_first() -> None:
 
 
 def test_encoders_of_texts_to_come_run_with_those_of_texts_that_join() -> None:
-    def loop(slot: int) -> int:
-        _, together = want("encode", slot, ENCODER, ahead=True)
+    def loop() -> int:
+        _, together = want("encode", 0, ENCODER, ahead=True)
         want("step", 0)
         return together
 
@@ -77,8 +77,8 @@ def test_encoders_of_texts_to_come_run_with_those_of_texts_that_join() -> None:
 def test_a_text_that_wants_nothing_may_begin_early() -> None:
     """As over a record that holds all of its rows."""
 
-    def loop(count: int) -> Callable[[int], int]:
-        def run(slot: int) -> int:
+    def loop(count: int) -> Callable[[], int]:
+        def run() -> int:
             want("encode", 0, ENCODER, ahead=True)
             for at in range(count):
                 want("step", at)
@@ -86,7 +86,7 @@ def test_a_text_that_wants_nothing_may_begin_early() -> None:
 
         return run
 
-    def nothing(slot: int) -> int:
+    def nothing() -> int:
         return 0
 
     batch = Batch(3)
@@ -97,8 +97,8 @@ def test_a_text_that_wants_nothing_may_begin_early() -> None:
 
 
 def test_a_text_that_joins_is_encoded_at_once_however_many_others_wait() -> None:
-    def loop(count: int) -> Callable[[int], None]:
-        def run(slot: int) -> None:
+    def loop(count: int) -> Callable[[], None]:
+        def run() -> None:
             want("encode", 0, ahead=True)
             for at in range(count):
                 want("step", at)
@@ -110,17 +110,16 @@ def test_a_text_that_joins_is_encoded_at_once_however_many_others_wait() -> None
     assert [count for kind, count in kinds(batch) if kind == "step"] == [3] * 6  # no place is idle
 
 
-def test_no_more_than_a_batch_decode_at_once_and_slots_are_apart() -> None:
-    running, most = set(), 0
+def test_no_more_than_a_batch_decode_at_once() -> None:
+    running, most = 0, 0
 
-    def loop(slot: int) -> None:
-        nonlocal most
-        assert slot not in running
-        running.add(slot)
+    def loop() -> None:
+        nonlocal running, most
+        running += 1
         for at in range(3):
             want("step", at)
-            most = max(most, len(running))
-        running.discard(slot)
+            most = max(most, running)
+        running -= 1
 
     Batch(4).run([loop] * 11)
     assert most == 4
@@ -128,7 +127,7 @@ def test_no_more_than_a_batch_decode_at_once_and_slots_are_apart() -> None:
 
 def test_results_come_in_the_order_of_the_texts_and_each_end_is_told() -> None:
     ended: list[int] = []
-    texts = Batch(2).run([lambda slot, count=count: len(steps(count)(slot)) for count in (3, 1, 0, 2)], ended.append)
+    texts = Batch(2).run([lambda count=count: len(steps(count)()) for count in (3, 1, 0, 2)], ended.append)
     assert [one.result for one in texts] == [3, 1, 0, 2]
     assert sorted(ended) == [0, 1, 2, 3] and ended[0] == 1
 
@@ -136,17 +135,17 @@ def test_results_come_in_the_order_of_the_texts_and_each_end_is_told() -> None:
 def test_a_fault_names_the_example_and_ends_the_others() -> None:
     closed, running = [], []
 
-    def fails(slot: int) -> None:
+    def fails() -> None:
         want("step", 0)
         raise ValueError("no such token")
 
-    def waits(slot: int) -> None:
+    def waits() -> None:
         running.append(greenlet.getcurrent())  # held, so that nothing but the batch ends it
         try:
             for at in range(9):
                 want("step", at)
         finally:
-            closed.append(slot)
+            closed.append(True)
 
     batch = Batch(3)
     with pytest.raises(RuntimeError, match="example 1: no such token"):
@@ -156,7 +155,7 @@ def test_a_fault_names_the_example_and_ends_the_others() -> None:
 
 
 def test_what_a_user_can_mend_stays_as_it_is() -> None:
-    def refuses(slot: int) -> None:
+    def refuses() -> None:
         raise UserError("use another policy")
 
     with pytest.raises(UserError, match="use another policy"):
@@ -168,8 +167,8 @@ def test_seconds_are_shared_out() -> None:
         time.sleep(0.01)
         return works
 
-    def loop(count: int) -> Callable[[int], None]:
-        return lambda slot: [current_batch().wait(Wanted("slow", 1, slow, at)) for at in range(count)]
+    def loop(count: int) -> Callable[[], None]:
+        return lambda: [current_batch().wait(Wanted("slow", 1, slow, at)) for at in range(count)]
 
     started = time.perf_counter()
     texts = Batch(2).run([loop(2), loop(4), loop(2)])
@@ -185,10 +184,10 @@ def test_all_work_that_ran_before_a_text_got_its_place_counts_as_its_wait() -> N
         time.sleep(0.01)
         return works
 
-    def loop(count: int) -> Callable[[int], None]:
-        def run(slot: int) -> None:
+    def loop(count: int) -> Callable[[], None]:
+        def run() -> None:
             for encoder in ("target's", "drafter's"):
-                current_batch().wait(Wanted(encoder, ENCODER, slow, slot, ahead=True))
+                current_batch().wait(Wanted(encoder, ENCODER, slow, 0, ahead=True))
             for at in range(count):
                 want("step", at)
 

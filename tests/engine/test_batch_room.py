@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bild_lab.engine import batch_room
-from bild_lab.engine.batch_room import QUIET_BATCH, bytes_of_text, quiet_batch, require_batches, require_room
+from bild_lab.engine import batched as batch_room
+from bild_lab.engine.batched import QUIET_BATCH, bytes_of_text, quiet_batch, require_batches, require_room
 from bild_lab.engine.models.native.layers import SPARE_ROWS
 from bild_lab.engine.models.native.side_by_side import Pool
 from bild_lab.errors import UserError

@@ -16,9 +16,8 @@ import pytest
 import torch
 
 from bild_lab.engine.batch import Batch, current_batch
-from bild_lab.engine.batched import BatchedText, apart, decode_batch, why_not_in_batches
+from bild_lab.engine.batched import BatchedText, decode_batch, why_not_in_batches
 from bild_lab.engine.draft import ROOT
-from bild_lab.engine.drafters import AdaptiveWindow, ModelDrafter
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.native import layers as native_layers
 from bild_lab.engine.models.native.cpu import TextRows
@@ -212,7 +211,7 @@ def shifted(rows: SideBySide) -> SideBySide:
     """Positions count from the end of the longest text."""
     late = (rows.positions.amax(1, keepdim=True) < rows.positions.max()).long()
     positions = rows.positions + late
-    return replace(rows, positions=positions, each_position=positions.flatten()[rows.packing.row])
+    return replace(rows, positions=positions, each_position=positions.flatten()[rows.row])
 
 
 def seeing(rows: SideBySide) -> SideBySide:
@@ -222,8 +221,7 @@ def seeing(rows: SideBySide) -> SideBySide:
 
 def exchanged(rows: SideBySide) -> SideBySide:
     """Rows read and write the cache of the next text."""
-    places = rows.packing.places.roll(1)
-    return replace(rows, packing=replace(rows.packing, places=places))
+    return replace(rows, places=rows.places.roll(1))
 
 
 FAULTS = {
@@ -302,10 +300,13 @@ def test_planted_faults_in_the_kernels_change_texts(fault: str, family: str, mon
 
 def test_every_text_has_a_state_of_its_own_and_shares_models() -> None:
     method = load(tiny_checkpoints(), "llama", "speculative_adaptive").method
-    other = apart(method)
-    assert other.drafter is not method.drafter and other.drafter._window is not method.drafter._window
-    assert isinstance(other.drafter, ModelDrafter) and isinstance(other.drafter._window, AdaptiveWindow)
-    assert other.target is method.target and other.drafter._model is method.drafter._model
+    request = Request(Source((5, 6)), Limits(2, 4))
+    session = method.target.start(request.source, 4)
+    one, other = (method.drafter.start(request, session) for _ in range(2))
+    assert one.session is not other.session and one._window is not other._window
+    one._window.observe(4, 4)
+    assert other._window.acceptance_rate == method.drafter._window.acceptance_rate < one._window.acceptance_rate
+    assert one._model is other._model is method.drafter._model
 
 
 def test_what_runs_one_text_at_a_time_says_why() -> None:

@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,15 +17,15 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, NoRepeatNGramLogitsProcessor, PreTrainedModel
 
 import run
-from bild_lab.engine.beam import BeamDrafter, BeamSearch, Hypothesis
+from bild_lab.engine.beam import BeamDrafter, BeamSearch
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import EVERYTHING, Model, Rows, Scores, Want
+from bild_lab.engine.session import Model
 from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import run_application
 from tests.policies import in_memory
-from tests.stubs import ModuleModel, NextLogits, StubModel, StubSession
+from tests.stubs import ModuleModel, NextLogits, StubModel
 from tests.thinned import thinned
 from tests.tiny import END, PAD, START, VOCABULARY, relative_of, tiny_llama, tiny_t5
 
@@ -133,26 +133,6 @@ def test_a_target_that_drafts_for_itself_has_every_step_accepted(family: str) ->
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_cached_proposals_are_those_of_a_drafter_that_starts_anew(family: str) -> None:
-    seen = []
-
-    class Overheard(BeamDrafter):
-        def propose(self, running: Sequence[Hypothesis]) -> list[tuple[Hypothesis, ...]]:
-            drafted = super().propose(running)
-            seen.append((running, [[one.text for one in step] for step in drafted]))
-            return drafted
-
-    module = random_target(family, 1)
-    draft, request = ModuleModel(relative_of(module, 2, noise=0.02)), random_request(family, 2, 20)
-    _, trace = decode(ModuleModel(module), request, 3, drafter=Overheard(draft, 3, 4))
-    assert trace.accepted > 0 and trace.rollbacks > 0
-    for running, texts in seen:
-        fresh = BeamDrafter(draft, 3, 4)
-        fresh.start(request, 3, [])
-        assert [[one.text for one in step] for step in fresh.propose(running)] == texts
-
-
-@pytest.mark.parametrize("family", FAMILIES)
 def test_every_forward_of_both_models_is_recorded(family: str) -> None:
     module = random_target(family, 1)
     target, draft = in_memory(module, "native"), in_memory(relative_of(module, 2, noise=0.05), "native")
@@ -178,7 +158,7 @@ def following(table: dict[int, dict[int, float]]) -> NextLogits:
 BUSH = following({0: {1: 0.6, 2: 0.4}, 1: {1: 0.6, 2: 0.4}, 2: dict.fromkeys(range(10), 0.1)})
 # the first token says all others, so that two texts part at once and for ever
 FORK = following({0: {1: 0.6, 2: 0.4}, 1: {1: 1.0}, 2: {2: 1.0}})
-# the likeliest first token is followed by any of many, the other by itself
+# the most likely first token is followed by any of many, the other by itself
 TRAP = following({0: {1: 0.6, 3: 0.4}, 1: dict.fromkeys(range(10), 0.1), 3: {3: 0.9, 4: 0.1}})
 
 
@@ -187,12 +167,6 @@ def test_what_all_hypotheses_share_is_fed_once() -> None:
     tokens, _ = decode(target, Request(Source((5, 0)), Limits(2, 5)), 2)
     assert tokens == [5, 0, 1, 1, 1, 1, 1]
     assert target.fed == [0, 1, 2, 1, 2, 1, 2, 1, 2]
-
-
-def test_what_hypotheses_do_not_share_is_fed_again() -> None:
-    target = StubModel(FORK)
-    decode(target, Request(Source((5, 0)), Limits(2, 4)), 2)
-    assert target.fed == [0, 1, 2, *[1, 2] * 2, *[1, 2] * 3]
 
 
 def test_a_greedy_trap_is_left_by_the_second_beam() -> None:
@@ -208,27 +182,6 @@ def test_a_search_ends_where_the_best_that_runs_only_equals_the_worst_that_ended
     assert (tokens, steps(trace)) == ([0, 9], 2)
 
 
-def test_each_round_tells_the_last_token_of_the_best_hypothesis() -> None:
-    counting = following({0: {1: 0.9, 4: 0.1}, 1: {2: 0.9, 4: 0.1}, 2: {3: 0.9, 4: 0.1}})
-    _, trace = decode(StubModel(counting), Request(Source((0,)), Limits(1, 3)), 2)
-    assert [each.next_token for each in trace.rounds] == [1, 2, 3]
-
-
-def test_a_drafter_has_its_own_number_of_candidates_and_can_be_asked_again() -> None:
-    request, first = Request(Source((5, 0)), Limits(2, 9)), [Hypothesis((0,), 0.0)]
-    for beams, width in ((None, 2), (4, 4)):
-        drafter = BeamDrafter(StubModel(BUSH), 2, beams)
-        drafter.start(request, 2, [])
-        drafted = drafter.propose(first)
-        assert [len(step) for step in drafted] == [width] * 2
-        assert drafter.propose(first) == drafted
-    request = random_request("llama", 0, 9)
-    once = BeamDrafter(ModuleModel(random_target("llama", 1)), 1)
-    once.start(request, 2, [])
-    first = [Hypothesis(request.source.prompt[-1:], 0.0)]
-    assert once.propose(first) == once.propose(first)
-
-
 def test_a_verification_is_of_all_candidates_and_a_missed_selection_costs_no_forward() -> None:
     target, draft = StubModel(BUSH), StubModel(FORK)
     request = Request(Source((5, 0)), Limits(2, 5))
@@ -241,63 +194,11 @@ def test_a_verification_is_of_all_candidates_and_a_missed_selection_costs_no_for
     assert [each.draft_calls for each in trace.rounds] == [2, 2, 1, 0]
 
 
-def test_steps_behind_the_end_of_the_search_were_judged_by_nobody() -> None:
-    target = StubModel(following({0: {1: 0.6, 2: 0.4}, 1: {9: 0.9, 1: 0.1}, 2: {9: 0.9, 2: 0.1}}))
-    request = Request(Source((0,)), Limits(1, 20, frozenset([9])))
-    drafter = BeamDrafter(target, window=4)
-    tokens, trace = decode(target, request, 2, early_stopping=True, drafter=drafter)
-    assert tokens == [0, 1, 9]
-    assert [(each.drafted, each.accepted, each.draft_calls) for each in trace.rounds] == [((1,), 1, 4)]
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"beams": 1}, "beams must be a whole number >= 2, got 1; use policy=vanilla for a single hypothesis"),
-        ({"beams": "4"}, "beams must be a whole number >= 2, got '4'"),
-        ({"length_penalty": True}, "length_penalty must be a finite number, got True"),
-        ({"length_penalty": "1"}, "length_penalty must be a finite number, got '1'"),
-        ({"length_penalty": math.inf}, "length_penalty must be a finite number, got inf"),
-        ({"early_stopping": "never"}, "early_stopping must be true or false, got 'never'"),
-        ({"window": 0}, "the draft window must be a whole number >= 1, got 0"),
-        ({"draft_beams": 3}, "draft_beams must be a whole number >= 4, got 3; fewer never hold all"),
-    ],
-)
-def test_values_out_of_range_are_told_with_a_remedy(values: dict[str, object], message: str) -> None:
-    model = StubModel(FORK)
-    chosen = {"beams": 4, "window": 2, "draft_beams": 4, **values}
-    with pytest.raises(UserError, match=message):
-        drafter = BeamDrafter(model, chosen.pop("window"), chosen.pop("draft_beams"))
-        BeamSearch(model, drafter=drafter, **chosen)
-
-
 def test_a_search_is_not_the_greedy_text_and_tells_its_stages() -> None:
     assert not BeamSearch(StubModel(FORK), 2).lossless(Sampling())
     request = Request(Source((0,)), Limits(1, 2, NEVER))
     BeamSearch(StubModel(FORK), 2).decode(request, trace := StageTrace())
     assert [name for name, _, _ in trace.spans] == ["prefill", *["draft", "verify"] * len(trace.rounds)]
-
-
-def test_texts_that_form_a_chain_are_fed_as_one() -> None:
-    """The first forward has one text; a tree's mask would cost time and change nothing."""
-    fed: list[Rows] = []
-
-    class Session(StubSession):
-        def extend(self, rows: Rows, want: Want = EVERYTHING) -> Scores:
-            fed.append(rows)
-            return super().extend(rows, want)
-
-    target = StubModel(FORK)
-    target.start = lambda source, room, forwards: Session(target, list(source.prompt[:-1]))
-    BeamSearch(target, 2).decode(Request(Source((0,)), Limits(1, 3, NEVER)), Trace())
-    assert [one.tree is None for one in fed[:2]] == [True, False]
-
-
-def test_a_draft_model_of_another_vocabulary_is_refused() -> None:
-    model = StubModel(FORK)
-    model.writes_text = True
-    with pytest.raises(UserError, match="speculative beam search reads the draft model's scores"):
-        BeamDrafter(model, 2)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -15,12 +15,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import bild_lab
-from bild_lab.engine.calm import MEASURES, Calm, Measure, decaying_threshold, softmax_response
+from bild_lab.engine.calm import MEASURES, Calm, Measure, decaying_threshold
 from bild_lab.engine.models.native.attention import PlacedRows
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import StageTrace, Trace
-from bild_lab.errors import UserError
 from bild_lab.lab.analysis.cost import dimensions
 from bild_lab.lab.decoding.decoder import Timed
 from bild_lab.lab.decoding.load import build_method
@@ -209,21 +208,6 @@ def test_tokens_leave_where_nothing_changes_any_more(family: str, measure: str) 
         assert tokens == vanilla(module, request)[0]
 
 
-def test_not_even_layers_that_change_nothing_exceed_a_threshold_of_1() -> None:
-    """Rounded, the cosine of a state with itself may be above 1."""
-    module = target_of("llama").float()
-    for index in range(1, DEPTH):
-        scale_layer(module, index, 0.0)
-    _, trace = decoded(module, requests_of("llama", 1)[0], threshold=1, temperature=0)
-    assert set(exits_of(trace)) == {DEPTH}
-
-
-def test_a_vocabulary_of_two_tokens_has_a_response_too() -> None:
-    state = torch.ones(1, 3)
-    logits = torch.tensor([[0.75, 0.25]]).log()
-    assert softmax_response(state, state, logits).tolist() == pytest.approx([0.5])
-
-
 def test_the_threshold_decays_from_the_first_position_to_the_length_limit() -> None:
     assert decaying_threshold(0.9, 4, 0, 100) == pytest.approx(0.91)
     assert decaying_threshold(0.9, 4, 50, 100) == pytest.approx(0.81 + 0.1 * math.exp(-2))
@@ -232,19 +216,6 @@ def test_the_threshold_decays_from_the_first_position_to_the_length_limit() -> N
     assert decaying_threshold(1.0, 0, 5, 10) == 1.0
     assert decaying_threshold(2.0, 0, 5, 10) == 1.0  # clipped
     assert decaying_threshold(-1.0, 0, 5, 10) == 0.0
-
-
-def test_the_bar_falls_along_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    bars = []
-    step = Calm._step
-
-    def noted(self: Calm, session: object, token: int, bar: float) -> object:
-        bars.append(bar)
-        return step(self, session, token, bar)
-
-    monkeypatch.setattr(Calm, "_step", noted)
-    decoded(target_of("llama"), requests_of("llama", 1, length=3)[0], threshold=0.5, temperature=3)
-    assert bars == pytest.approx([0.45 + 0.1 * math.exp(-share) for share in (0.0, 1.0, 2.0)])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -353,32 +324,6 @@ def test_a_compiled_target_leaves_early_all_the_same(checkpoints: Path) -> None:
         for each in (False, True)
     ]
     assert texts[0] == texts[1]
-
-
-@pytest.mark.parametrize(
-    ("knob", "wrong", "told"),
-    [
-        ("measure", "cosine", "measure must be one of hidden_state, softmax, got 'cosine'"),
-        ("threshold", 1.5, r"threshold must lie in \[0, 1\], got 1.5"),
-        ("threshold", "high", r"threshold must lie in \[0, 1\], got 'high'"),
-        ("threshold", True, r"threshold must lie in \[0, 1\], got True"),
-        ("temperature", math.inf, "temperature must be a number >= 0, got inf"),
-        ("temperature", -1, "temperature must be a number >= 0, got -1"),
-        ("temperature", None, "temperature must be a number >= 0, got None"),
-    ],
-)
-def test_values_out_of_range_are_refused(checkpoints: Path, knob: str, wrong: object, told: str) -> None:
-    with pytest.raises(UserError, match=told):
-        bild_lab.load(str(checkpoints / "t5"), policy="calm", **{knob: wrong})
-
-
-def test_the_least_values_are_allowed_and_the_target_is_told_who_needs_its_layers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    target, asked = in_memory(target_of("t5"), "native"), []
-    monkeypatch.setattr(type(target), "require_layers", lambda self, what: asked.append(what))
-    Calm(target, "hidden_state", 0, 0)
-    assert asked == ["CALM"]
 
 
 def test_a_token_as_sure_as_the_threshold_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,73 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
 
 from bild_lab.engine.batch import Batch, Wanted
-from bild_lab.engine.batched import apart, decode_batch, why_not_in_batches
-from bild_lab.engine.drafters.model import AdaptiveWindow
+from bild_lab.engine.batched import decode_batch, why_not_in_batches
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
 from bild_lab.lab.runner import warm_up
-
-
-class Drafting:
-    """A drafter with all kinds of parts."""
-
-    def __init__(self, inner: object = None) -> None:
-        self.model, self.table, self.inner = object(), (1, [2]), inner
-        self.window = AdaptiveWindow(0.1, 5, 0.5, 1.0)
-        self.kept = [[1], {2: 3}]
-        self.seen, self.ahead, self.by_token = {4}, deque([5]), {6: [7]}
-
-    def propose(self, tokens: list[int]) -> None: ...
-
-
-@dataclass(frozen=True)
-class Frozen:
-    """A method that notes its texts."""
-
-    drafter: object
-    other: object
-    kind: type = Drafting
-
-    def lossless(self) -> bool: ...
-
-    def decode(self) -> None: ...
-
-
-@dataclass
-class Copied:
-    number: int = 0
-
-    def copied(self) -> Copied:
-        return Copied(self.number + 1)
-
-
-def test_what_keeps_state_of_a_text_is_copied_and_the_rest_is_shared() -> None:
-    inner = Drafting()
-    method = Frozen(Drafting(inner), inner)
-    method.drafter.special = Copied()
-    own = apart(method)
-    assert type(own) is Frozen and own is not method and own.kind is Drafting
-    for mine, theirs in ((own.drafter, method.drafter), (own.other, inner)):
-        assert mine is not theirs and (mine.model, mine.table) == (theirs.model, theirs.table)
-        assert mine.model is theirs.model and mine.table is theirs.table
-        for part in ("window", "kept", "seen", "ahead", "by_token"):
-            assert getattr(mine, part) is not getattr(theirs, part)
-        assert mine.kept == theirs.kept and mine.kept[0] is theirs.kept[0]
-        assert (mine.seen, mine.ahead, mine.by_token) == ({4}, deque([5]), {6: [7]})
-    assert own.drafter.inner is own.other  # one part stays one part
-    assert (own.drafter.special.number, method.drafter.special.number) == (1, 0)
-    own.drafter.window.observe(4, 4)
-    assert method.drafter.window.acceptance_rate == 0.5 < own.drafter.window.acceptance_rate
-    half = SimpleNamespace(decode=1), SimpleNamespace(lossless=1)
-    assert [apart(one) is one for one in half] == [True, True]
 
 
 def requests(*numbers: int) -> list[Request]:
@@ -77,7 +20,7 @@ def requests(*numbers: int) -> list[Request]:
 
 
 class Counting:
-    """Emits how many texts this copy of it has seen, after a wait that all texts share."""
+    """Emits how many texts it has seen, after a wait that all texts share."""
 
     def __init__(self, batch: Batch | None) -> None:
         self.batch, self.texts = batch, []
@@ -92,13 +35,12 @@ class Counting:
         return [*request.source.prompt, len(self.texts)]
 
 
-def test_each_place_of_a_batch_has_its_copy_of_the_method() -> None:
+def test_texts_of_a_batch_begin_as_others_end() -> None:
     method, ended = Counting(batch := Batch(2)), []
     texts = decode_batch(method, requests(3, 1, 1, 1), batch, ended.append)
     assert ended == [1, 2, 0, 3]
-    assert [one.token_ids for one in texts] == [[1], [1], [2], [3]]
-    assert [one.trace.stats["text"] for one in texts] == [3, 1, 1, 1]
-    assert method.texts == [] and all(0 < one.share_s <= one.latency_s for one in texts)
+    assert [one.trace.stats["text"] for one in texts] == method.texts == [3, 1, 1, 1]
+    assert all(0 < one.share_s <= one.latency_s for one in texts)
     assert max(count for _, count in batch.sizes) == 2
 
 

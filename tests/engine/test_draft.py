@@ -72,15 +72,6 @@ def test_a_draft_is_cut_below_a_depth_with_all_that_belongs_to_its_nodes(depth: 
     assert chain.uniforms is None
 
 
-def test_a_draft_that_fits_or_has_probes_is_left_as_it_is() -> None:
-    flat = Draft(TOKENS, parents=torch.full((5,), -1))
-    probing = tree(probes=torch.tensor([99]), shape=Tree(torch.tensor([-1])))
-    assert flat.within(1) is flat and probing.within(1) is probing
-    for draft in (tree(), Draft(TOKENS)):
-        assert draft.within(5) is draft
-    assert tree().within(3).token_list == TOKENS.tolist()
-
-
 def test_values_tokens_and_parents_come_to_the_host_together() -> None:
     draft = tree()
     assert draft.to_host(torch.tensor([0.5, 2.0]), torch.tensor([True, False, True])) == [[0.5, 2.0], [1.0, 0.0, 1.0]]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import BartConfig, Gemma3Config, GPT2Config, MambaConfig, PreTrainedConfig
+from transformers import MambaConfig, PreTrainedConfig
 
 import bild_lab
 from bild_lab.engine.hf_generation import HuggingFaceEarlyExit, HuggingFaceGenerate, HuggingFacePromptLookup
@@ -18,7 +18,7 @@ from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from tests.engine.vocabularies.foreign import foreign_module
 from tests.policies import DECODER_ONLY, FAMILIES, REFUSED, in_memory, load, shipped
-from tests.tiny import END, PAD, START, WORDS, relative_of, save, tiny_llama, tiny_t5
+from tests.tiny import END, PAD, START, relative_of, save, tiny_llama, tiny_t5
 from tests.tiny_architectures import build, word_tokenizer
 
 
@@ -58,16 +58,6 @@ def test_a_drafter_of_another_vocabulary_gives_the_text_of_generate_and_stays_wh
     assert own.generate("w5 w9 w30", 25, temperature=1.0).token_ids == before
 
 
-def test_other_vocabularies_that_transformers_cannot_take_are_refused(checkpoints: Path, tmp_path: Path) -> None:
-    module, words = foreign_module(tiny_t5(1), seed=3)
-    folder = str(save(module, tmp_path / "t5", words))
-    with pytest.raises(UserError, match="gives an encoder–decoder's drafter the target's source tokens"):
-        bild_lab.load(str(checkpoints / "t5"), folder, "hf_assisted")
-    moved = str(save(tiny_llama(1), tmp_path / "llama", WORDS[::-1]))
-    with pytest.raises(UserError, match="models that both give 40 logits to share one; use policy=speculative"):
-        bild_lab.load(str(checkpoints / "llama"), moved, "hf_assisted")
-
-
 def repetitive(family: str) -> tuple[HuggingFaceModel, Request]:
     """A model that repeats itself, and a prompt."""
     module = tiny_t5(2) if family == "t5" else tiny_llama(2)
@@ -94,15 +84,6 @@ def test_prompt_lookup_gives_the_text_of_generate_in_fewer_forwards(
     ran = counting(target)
     assert HuggingFacePromptLookup(target, window, longest_match).decode(request, Trace()) == expected
     assert ran[0] < 30
-
-
-def test_the_knobs_of_prompt_lookup_are_those_of_generate(monkeypatch: pytest.MonkeyPatch) -> None:
-    target, request = repetitive("llama")
-    given: dict[str, object] = {}
-    generate = target.module.generate
-    monkeypatch.setattr(target.module, "generate", lambda **options: given.update(options) or generate(**options))
-    HuggingFacePromptLookup(target, window=4, longest_match=3).decode(request, Trace())
-    assert (given["prompt_lookup_num_tokens"], given["max_matching_ngram_size"]) == (4, 3)
 
 
 def test_early_exit_drafts_with_the_first_layers_and_gives_the_text_of_generate() -> None:
@@ -145,20 +126,6 @@ def of(config: PreTrainedConfig) -> HuggingFaceModel:
     return HuggingFaceModel(checkpoint, torch.device("cpu"), torch.float32)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        GPT2Config(),  # looks at no number of layers when it is called
-        BartConfig(),  # has another number for its decoder
-        Gemma3Config(text_config={"num_hidden_layers": 2}, vision_config={"num_hidden_layers": 1}),  # so has this
-    ],
-    ids=lambda config: config.model_type,
-)
-def test_early_exit_is_refused_where_every_layer_would_draft(config: PreTrainedConfig) -> None:
-    with pytest.raises(UserError, match=f"cannot exit early from no/weights .{config.model_type}.*hf_prompt_lookup"):
-        HuggingFaceEarlyExit(of(config), 1)
-
-
 @pytest.mark.parametrize("policy", ["hf_assisted", "hf_early_exit", "hf_prompt_lookup"])
 def test_drafts_are_refused_where_the_state_cannot_go_back(policy: str) -> None:
     stateful = (build("mamba"), word_tokenizer())
@@ -175,15 +142,3 @@ def test_drafts_are_refused_where_the_state_cannot_go_back(policy: str) -> None:
 def test_prompt_lookup_is_refused_where_the_state_cannot_go_back() -> None:
     with pytest.raises(UserError, match=r"needs a model with a key-value cache, got .*mamba.*use policy=hf_generate"):
         HuggingFacePromptLookup(of(MambaConfig()), 10, 2)
-
-
-@pytest.mark.parametrize("exit_layer", [0, 3, True, "1", None])
-def test_an_exit_is_one_of_the_targets_layers(checkpoints: Path, exit_layer: object) -> None:
-    with pytest.raises(UserError, match="exit_layer must be a whole number >= 1 and <= 2, got"):
-        load(checkpoints, "llama", "hf_early_exit", exit_layer=exit_layer)
-
-
-@pytest.mark.parametrize("knob", ["window", "longest_match"])
-def test_prompt_lookup_copies_at_least_one_token(checkpoints: Path, knob: str) -> None:
-    with pytest.raises(UserError, match="must be a whole number >= 1, got 0"):
-        load(checkpoints, "llama", "hf_prompt_lookup", **{knob: 0})

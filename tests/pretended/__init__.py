@@ -1,7 +1,6 @@
 """A pretended GPU: tensors that say they are on CUDA and hold their values in the CPU's memory. See `machine`."""
 
-from tests.pretended.faults import CudaFault
 from tests.pretended.gpu import pretended_gpu
-from tests.pretended.machine import Machine, Wait
+from tests.pretended.machine import CudaFault, Machine, Wait
 
 __all__ = ["CudaFault", "Machine", "Wait", "pretended_gpu"]

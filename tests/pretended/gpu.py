@@ -13,8 +13,7 @@ from unittest.mock import patch
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tests.pretended.faults import CudaFault
-from tests.pretended.machine import Capture, Clock, Machine, Stream
+from tests.pretended.machine import Capture, Clock, CudaFault, Machine, Stream
 from tests.pretended.tensor import DEVICE, WHOLE, GpuGenerator, GpuMode, GpuTensor, RealGenerator, moved, pinned, poison
 
 GIB = 1024**3

@@ -19,11 +19,13 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tests.pretended.faults import CudaFault
-
 HERE = str(Path(__file__).parent)
 REPOSITORY = str(Path(__file__).parents[2])
 Clock = dict[int, int]  # how far each stream is known to be done
+
+
+class CudaFault(RuntimeError):
+    """An operation that fails on CUDA, or that gives wrong values there."""
 
 
 @dataclass(frozen=True)

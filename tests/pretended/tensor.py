@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.pretended.faults import CudaFault
-from tests.pretended.machine import Copy, Extent, Machine, Memory, called_from, same_memory
+from tests.pretended.machine import Copy, CudaFault, Extent, Machine, Memory, called_from, same_memory
 
 DEVICE = torch.device("cuda", 0)
 RealGenerator = torch.Generator

@@ -1,5 +1,7 @@
 """Tests of what the report says about where points came from."""
 
+from dataclasses import replace
+
 from bild_lab.lab.schema.result import Result
 from bild_lab.report.provenance import caption, notes, sources
 from tests.report.sample import ENVIRONMENT, sample_result
@@ -23,6 +25,12 @@ def test_places_differ_by_what_differs_alone():
         {"git": "def5678", "torch": "2.14.0", "points": "1"},
     ]
     assert notes(results) == ["The points come from 3 sources, which differ in git, torch."]
+
+
+def test_the_code_of_a_policy_is_compared_with_the_same_policys() -> None:
+    bild, speculative = measured(0.2, code="a"), replace(measured(0.4, code="b"), policy="speculative")
+    assert sources([bild, speculative]) == []
+    assert [one["code"] for one in sources([bild, speculative, measured(0.6, code="c")])] == ["a", "b", "c"]
 
 
 def test_shared_devices_and_older_measurements_are_counted():

@@ -18,7 +18,6 @@ from bild_lab.training.batches import (
     Collator,
     SoftTargets,
     TokenizedExample,
-    TokenLimits,
     evaluation_batches,
     spread_evenly,
     tokenize,
@@ -74,13 +73,13 @@ def test_prompts_of_a_decoder_are_padded_on_the_left() -> None:
 
 def test_the_first_reference_is_the_answer_and_ends_with_the_end_token() -> None:
     for encoder_decoder, prompt in ((True, [5, 6, 7, END]), (False, [START, 5, 6, 7])):
-        (tokenized,) = tokenize([EXAMPLE], tiny_tokenizer(encoder_decoder), encoder_decoder, TokenLimits(None, 20))
+        (tokenized,) = tokenize([EXAMPLE], tiny_tokenizer(encoder_decoder), encoder_decoder, None, 20)
         assert tokenized.prompt.tolist() == prompt
         assert tokenized.answer.tolist() == [8, 9, 10, END]
 
 
 def test_a_long_answer_is_cut_before_its_end_token() -> None:
-    (tokenized,) = tokenize([EXAMPLE], tiny_tokenizer(True), True, TokenLimits(None, 3))
+    (tokenized,) = tokenize([EXAMPLE], tiny_tokenizer(True), True, None, 3)
     assert tokenized.answer.tolist() == [8, 9, END]
 
 
@@ -89,8 +88,7 @@ def test_prompts_are_tokenized_as_for_decoding(name: str, checkpoints: Path) -> 
     checkpoint = Checkpoint(str(checkpoints / name))
     for longest in (None, 3):
         source = checkpoint.source(EXAMPLE.prompt, longest)
-        limits = TokenLimits(longest, 20)
-        (tokenized,) = tokenize([EXAMPLE], checkpoint.tokenizer, checkpoint.encoder_decoder, limits)
+        (tokenized,) = tokenize([EXAMPLE], checkpoint.tokenizer, checkpoint.encoder_decoder, longest, 20)
         decoded = source.prompt if source.encoder_ids is None else source.encoder_ids[0].tolist()
         assert tokenized.prompt.tolist() == list(decoded)
 

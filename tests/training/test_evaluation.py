@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from bild_lab.engine.request import Source
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.metrics import score
-from bild_lab.training.batches import Collator, TokenLimits, tokenize
+from bild_lab.training.batches import Collator, tokenize
 from bild_lab.training.finetune import Evaluator, greedy_settings
 from bild_lab.training.losses import LayerLoss
 from tests.stubs import uncached
@@ -24,7 +24,7 @@ LENGTH = 12
 def evaluator(model: PreTrainedModel, batch_size: int) -> Evaluator:
     encoder_decoder = model.config.is_encoder_decoder
     tokenizer, start = tiny_tokenizer(encoder_decoder), PAD if encoder_decoder else None
-    examples = tokenize(EXAMPLES, tokenizer, encoder_decoder, TokenLimits(None, LENGTH))
+    examples = tokenize(EXAMPLES, tokenizer, encoder_decoder, None, LENGTH)
     settings = greedy_settings(LENGTH, [END], PAD, start)
     references = [example.references for example in EXAMPLES]
     return Evaluator(references, examples, "bleu", tokenizer, Collator(PAD, start), batch_size, settings)

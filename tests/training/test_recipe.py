@@ -15,16 +15,15 @@ from bild_lab.lab.config import config_dir
 from bild_lab.training import recipe
 from bild_lab.training.finetune import FinetuningJob
 from bild_lab.training.folder import TrainingFolder
-from bild_lab.training.recipe import steps_for_passes, warmup_steps_for_ratio
 from bild_lab.training.trainer import optimizer, training_arguments
 from tests.training.jobs import MICRO, sentences
 
 REFUSED = {
     "max_steps": (0, "train.max_steps must be a whole number >= 1, got 0"),
-    "learning_rate": ("1e-3x", "train.learning_rate must be a number > 0, got '1e-3x'"),
+    "learning_rate": ("1e-3x", "train.learning_rate must lie in .*, got '1e-3x'"),
     "optimizer": ("sgd", "train.optimizer must be one of adafactor, adamw, got 'sgd'"),
     "loss": ("first", "train.loss must be one of last, early_exit, calm, got 'first'"),
-    "label_smoothing": (1.0, r"train.label_smoothing must be a number in \[0, 1\), got 1.0"),
+    "label_smoothing": (1.0, "train.label_smoothing must lie in .*, got 1.0"),
     "clip_norm": (0.0, r"train.clip_norm must lie in \(0, .*, got 0.0"),
     "evaluate_every": (0, "train.evaluate_every must be a whole number >= 1, got 0"),
     "log_every": (4, "train.evaluate_every must be a multiple of train.log_every=4, got 2"),
@@ -86,16 +85,6 @@ def test_the_papers_adafactor_does_not_scale_its_rate_and_the_small_one_does() -
         made = kind([torch.nn.Parameter(torch.ones(2))], **values)
         assert made.param_groups[0]["scale_parameter"] is scale
         assert made.param_groups[0]["lr"] == 0.05 and made.param_groups[0]["relative_step"] is False
-
-
-def test_steps_and_warm_up_follow_from_passes_and_ratio() -> None:
-    assert [steps_for_passes(*given) for given in ((3, 1000, 128), (0.5, 1000, 128), (3, 50, 128))] == [21, 4, 3]
-    assert [warmup_steps_for_ratio(*given) for given in ((0.04, 1640), (0.04, 10), (0, 10))] == [66, 1, 0]
-    for passes in (0, -1, "three", True):
-        with pytest.raises(UserError, match="passes must lie in"):
-            steps_for_passes(passes, 1000, 128)
-    with pytest.raises(UserError, match="warmup_ratio must lie in"):
-        warmup_steps_for_ratio(1.5, 100)
 
 
 def test_processes_share_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

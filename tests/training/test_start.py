@@ -13,9 +13,8 @@ import torch
 from omegaconf import OmegaConf
 from transformers import LlamaConfig, T5Config
 
-from bild_lab.engine.models.checkpoint import decoder_depth
 from bild_lab.errors import UserError
-from bild_lab.lab.config import config_dir
+from bild_lab.lab.config import compose_config, config_dir
 from bild_lab.lab.data.examples import Example
 from bild_lab.training.finetune import finetune
 from bild_lab.training.start import (
@@ -52,8 +51,7 @@ def test_a_fresh_model_has_the_tokenizers_vocabulary_and_special_tokens(base: di
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_every_configuration_of_the_project_can_be_built(name: str) -> None:
-    values = OmegaConf.to_container(OmegaConf.load(config_dir() / "model" / f"{name}.yaml"))
-    values.pop("defaults")
+    values = OmegaConf.to_container(compose_config([f"model={name}"], "finetune").model)
     model = FreshModel(**values)
     assert model.name == name
     assert model.configuration(vocab_size=model.vocabulary).hidden_size % 32 == 0
@@ -165,12 +163,6 @@ def test_a_share_of_what_each_sub_layer_adds_is_dropped_while_the_model_trains()
     assert torch.equal(model(IDS).logits, first) and not torch.equal(model(IDS).logits, first)
 
 
-def test_without_it_nothing_is_hooked() -> None:
-    model = tiny_t5(0)
-    add_residual_dropout(model, 0)
-    assert not any(module._forward_hooks for module in model.modules())
-
-
 def test_an_architecture_with_other_sub_layers_is_told_of_its_own_dropout() -> None:
     with pytest.raises(UserError, match=r"o_proj and down_proj, such as Llama's; T5ForCond.*\.dropout_rate=0\.1"):
         add_residual_dropout(tiny_t5(0), 0.1)
@@ -189,11 +181,6 @@ def test_it_is_a_share_and_not_for_frozen_models(tmp_path: Path, checkpoints: Pa
         type(MICRO)(**{**MICRO.__dict__, "residual_dropout": 1})
     with pytest.raises(UserError, match=r"train\.residual_dropout is for models that are trained"):
         frozen_job(tmp_path, checkpoints / "llama", residual_dropout=0.1)
-
-
-def test_the_depth_is_that_of_the_decoder() -> None:
-    assert decoder_depth(tiny_t5(0, layers=1, decoder_layers=3).config) == 3
-    assert decoder_depth(tiny_llama(0, layers=4).config) == 4
 
 
 def test_an_example_without_a_reference_is_refused() -> None:

@@ -13,7 +13,7 @@ from bild_lab.engine.acceptance.speculative_sampling import SpeculativeRule, as_
 from bild_lab.engine.acceptance.trees import PerNode, PerRow, accepted_path, first_of
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.request import Request
-from bild_lab.engine.sampling import Sampling, likeliest, precise
+from bild_lab.engine.sampling import Sampling, most_likely, precise
 from bild_lab.errors import UserError, require_number
 
 
@@ -118,10 +118,10 @@ class StaticEnsemble(SpeculativeRule):
 
     def _greedy(self, draft: Draft, logits: PerRow) -> Verdict:
         scores, n = precise(logits), len(draft)
-        chosen = likeliest(scores)
+        chosen = most_likely(scores)
         if n and self._weight < 1:
             p = scores[:n].softmax(-1)
-            chosen[:n] = likeliest(self._mixed(p, as_wide_as(p, draft.own_probs)))
+            chosen[:n] = most_likely(self._mixed(p, as_wide_as(p, draft.own_probs)))
         (chosen,) = draft.to_host(chosen)
         path, row = accepted_path(draft, first_of([draft.token_list[place] == chosen[place] for place in range(n)]))
         return Verdict(path, int(chosen[row]))

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import random
-from dataclasses import replace
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
 
 from bild_lab.engine.draft import Draft, Verdict
-from bild_lab.engine.drafters.memory import Memory
 from bild_lab.engine.drafters.model import LowConfidence, ModelDrafter
 from bild_lab.engine.models.views import TargetLayers, skipping
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
-from bild_lab.engine.sampling import likeliest, precise
+from bild_lab.engine.sampling import most_likely, precise
 from bild_lab.engine.session import LoadedModel, Rows, Scores, Session, Want
 from bild_lab.errors import UserError, require_flag, require_whole
 
@@ -51,10 +50,29 @@ class AdaptiveSkip(TargetLayers):
         return Want(layers=layers, skipped=skipped)
 
 
+@dataclass
+class Search:
+    """Where the search for blocks to skip has come to.
+
+    used: the blocks that are skipped. tried: how many candidates were. judged: rows on which `candidate` was compared.
+    matches: of the blocks in use and of the candidate.
+    """
+
+    used: Blocks
+    tried: int = 0
+    chance: random.Random = field(default_factory=lambda: random.Random(0))
+    candidate: Blocks | None = None
+    judged: int = 0
+    matches: tuple[int, int] = (0, 0)
+
+    def forget_candidate(self) -> None:
+        self.candidate, self.judged, self.matches = None, 0, (0, 0)
+
+
 class AdaptiveSkipDrafter(Drafter):
     """Drafts with the target's own blocks, and looks for better ones to skip while the text is decoded.
 
-    In each round a candidate reads what was drafted, in one forward, and its likeliest tokens are compared with the
+    In each round a candidate reads what was drafted, in one forward, and its most likely tokens are compared with the
     target's, as those of the blocks in use are ("matchness", SWIFT §4.2, Eq. 3). After `context` rows the one with
     more matches is used. Candidates are in turn a random set and the set in use with one block exchanged. The search
     ends after `candidates`, or once every row of one comparison matched.
@@ -81,22 +99,17 @@ class AdaptiveSkipDrafter(Drafter):
         require_flag("keep", keep)
         self._part, self._drafter = draft, ModelDrafter(draft, window, stop)
         self._context, self._candidates, self._keep = context, candidates, keep
-        self._begun = Memory()
-        self._reset()
+        self._latest = [Search(draft.first)]  # of the text that began last
+        self._begun: dict[Hashable, Search] = {}  # with what each source's first text began
 
-    def start(self, request: Request, target: Session) -> None:
-        self._target = target
-        if not self._keep:
-            self._reset()
-        elif request.source in self._begun:
-            self._chance, state = random.Random(), self._begun[request.source]
-            self._used, self._tried, self._candidate, self._judged, self._matches = state[:-1]
-            self._chance.setstate(state[-1])
-        else:
-            state = (self._used, self._tried, self._candidate, self._judged, self._matches, self._chance.getstate())
-            self._begun.put(request.source, state)
-        self._drafter.start(request, target)
-        self._use(self._used)
+    def begin(self, request: Request, target: Session) -> None:
+        self._target, self._guessed = target, None
+        self._search = Search(self._part.first)
+        if self._keep:
+            begun = self._begun.setdefault(request.source.key, copy.deepcopy(self._latest[0]))
+            self._latest[0] = self._search = copy.deepcopy(begun)
+        self._drafter = self._drafter.start(request, target)
+        self._use(self._search.used)
 
     def propose(self, tokens: list[int]) -> Draft:
         draft, self._guessed = self._drafter.propose(tokens), None
@@ -104,63 +117,53 @@ class AdaptiveSkipDrafter(Drafter):
             return draft
         rows = Rows(draft.under(tokens[-1])[:-1], position=self._target.length)
         scores = self._target.extend(rows, self._part.without(candidate))
-        self._guessed = likeliest(precise(scores.logits))
+        self._guessed = most_likely(precise(scores.logits))
         return replace(draft, calls=draft.calls + 1)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Count how often the blocks in use and the candidate would have chosen the target's likeliest token."""
+        """Count how often the blocks in use and the candidate would have chosen the target's most likely token."""
         self._drafter.observe(draft, scores, verdict)
         if self._guessed is None:
             return
-        guessed = self._guessed[: len(draft)]
-        right = likeliest(precise(scores.logits[: len(draft)])).to(guessed.device)
-        drafted = draft.tokens if draft.probs is None else likeliest(draft.probs)
-        self._judged += len(draft)
-        used, candidate = self._matches
+        search, guessed = self._search, self._guessed[: len(draft)]
+        right = most_likely(precise(scores.logits[: len(draft)])).to(guessed.device)
+        drafted = draft.tokens if draft.probs is None else most_likely(draft.probs)
+        search.judged += len(draft)
+        used, candidate = search.matches
         matched = torch.stack([drafted == right, guessed == right]).sum(-1).tolist()  # one wait for a GPU
-        self._matches = used + matched[0], candidate + matched[1]
-        if self._judged >= self._context:
+        search.matches = used + matched[0], candidate + matched[1]
+        if search.judged >= self._context:
             self._decide()
 
     def observe_other(self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Nothing to learn: the blocks in use did not draft."""
 
-    def forget(self, length: int) -> None:
-        self._drafter.forget(length)
-
-    def _reset(self) -> None:
-        """Begin the search anew."""
-        self._chance = random.Random(0)
-        self._used, self._tried = self._part.first, 0
-        self._guessed: Int[Tensor, " n"] | None = None
-        self._forget_candidate()
-
-    def _forget_candidate(self) -> None:
-        self._candidate: Blocks | None = None
-        self._judged, self._matches = 0, (0, 0)  # rows, and matches of the blocks in use and of the candidate
+    def rollback(self, length: int) -> None:
+        self._drafter.rollback(length)
 
     def _use(self, blocks: Blocks) -> None:
         """Leave these blocks out from now on."""
-        self._used, part = blocks, self._part.without(blocks)
+        self._search.used, part = blocks, self._part.without(blocks)
         self._drafter.session.run_only(part.layers, part.skipped)
 
     def _decide(self) -> None:
-        used, candidate = self._matches
+        search = self._search
+        used, candidate = search.matches
         if candidate > used:
-            self._use(self._candidate)
-        self._tried = self._candidates if max(used, candidate) == self._judged else self._tried + 1
-        self._forget_candidate()
+            self._use(search.candidate)
+        search.tried = self._candidates if max(used, candidate) == search.judged else search.tried + 1
+        search.forget_candidate()
 
     def _next(self) -> Blocks | None:
         """The set of blocks to compare in this round; None when the search has ended."""
-        free, count = self._part.free, self._part.count
-        if self._tried >= self._candidates or count == len(free):
+        free, count, search = self._part.free, self._part.count, self._search
+        if search.tried >= self._candidates or count == len(free):
             return None
-        if self._candidate is None:
-            if self._tried % 2:
-                out = self._chance.choice(sorted(self._used))
-                new = self._chance.choice(sorted(set(free) - self._used))
-                self._candidate = self._used - {out} | {new}
+        if search.candidate is None:
+            if search.tried % 2:
+                out = search.chance.choice(sorted(search.used))
+                new = search.chance.choice(sorted(set(free) - search.used))
+                search.candidate = search.used - {out} | {new}
             else:
-                self._candidate = frozenset(self._chance.sample(free, count))
-        return self._candidate
+                search.candidate = frozenset(search.chance.sample(free, count))
+        return search.candidate

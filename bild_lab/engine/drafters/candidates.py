@@ -39,7 +39,7 @@ AUTO, STRAIGHTFORWARD = "auto", "straightforward"
 class CandidateDrafter(Drafter):
     """Drafts a tree of candidates, which do not depend on the path that leads to them.
 
-    candidates: [depth, widest], the likeliest tokens of the positions behind the text so far; None: not known yet.
+    candidates: [depth, widest], the most likely tokens of the positions after the text so far; None: not known yet.
     most_depth: for how many positions there can be candidates. most_probes: how many probes can follow a row, 0 for
     drafters without probes.
     """
@@ -66,18 +66,16 @@ class CandidateDrafter(Drafter):
         other._trees = TokenTrees(trees, self._vocabulary, self._device, widest)
         return other
 
-    def start(self, request: Request, target: Session) -> None:
+    def begin(self, request: Request, target: Session) -> None:
         if self._trees is None:
-            raise UserError(
-                f"a tree is fitted by run.py alone, got tree={AUTO}; make a file with scripts/fit_tree.py and give it"
-            )
+            raise UserError(f"a tree is fitted by run.py alone, got tree={AUTO}; give the file that it keeps")
         self._limits = request.limits
         self.candidates = None
 
     def propose(self, tokens: list[int]) -> Draft:
         room, reach = self._limits.room(tokens), self._limits.reach(tokens)
         depth = 0 if self.candidates is None else min(self.candidates.shape[0], room, reach)
-        # a next draft cannot be deeper than the room behind the next token, and probes follow the deepest node
+        # a next draft cannot be deeper than the room after the next token, and probes follow the deepest node
         self._layout: Layout = self._trees.layout(depth, min(self.most_probes, room - 1, reach - depth))
         return self._trees.draft(self.candidates, self._layout)
 
@@ -90,7 +88,7 @@ def named_trees(
         return None
     if not isinstance(tree, str) or not (tree in GROWTHS or Path(tree).expanduser().is_file()):
         kinds = [*GROWTHS, *([STRAIGHTFORWARD] if most_probes else []), AUTO]
-        raise UserError(f"tree must be one of {', '.join(kinds)} or a file of scripts/fit_tree.py, got {tree!r}")
+        raise UserError(f"tree must be one of {', '.join(kinds)} or the file of a fitted tree, got {tree!r}")
     if tree in GROWTHS:
         widths = widths_of(top_k, most_depth, vocabulary)
         return grown(GROWTHS[tree], widths, min(most_probes, len(widths)))
@@ -98,7 +96,7 @@ def named_trees(
 
 
 class MedusaDrafter(CandidateDrafter):
-    """A tree of the likeliest tokens of each head.
+    """A tree of the most likely tokens of each head.
 
     The heads read the hidden state of the last accepted token, from which the target's own head chose the next
     token. Head i (from 0) predicts the token i + 1 positions after that one. The first round drafts nothing.
@@ -106,7 +104,7 @@ class MedusaDrafter(CandidateDrafter):
     Each head's product with its vocabulary matrix is recorded as a forward without layers, that of heads with a shared
     matrix as one. The residual blocks are far smaller and not recorded. Heads beyond the tree's depth do not run.
 
-    tree: full_tree (the paper's Cartesian product), efficient_tree (BiTA's), a file of `scripts/fit_tree.py`, or auto:
+    tree: full_tree (the paper's Cartesian product), efficient_tree (BiTA's), a file that `auto` kept, or auto:
     `run.py` fits one. top_k: candidates of each head, one number or one for each of the first heads; not for a file.
     """
 
@@ -120,8 +118,8 @@ class MedusaDrafter(CandidateDrafter):
         if not self._shared:  # a shared matrix needs the target's weights
             self._heads()
 
-    def start(self, request: Request, target: Session) -> None:
-        super().start(request, target)
+    def begin(self, request: Request, target: Session) -> None:
+        super().begin(request, target)
         self._forwards = target.forwards
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
@@ -130,7 +128,7 @@ class MedusaDrafter(CandidateDrafter):
             return
         row = verdict.path[-1] + 1 if verdict.path else 0
         depth = self._trees.depth
-        self.candidates = self._heads().likeliest(scores.head_input[row], depth, self._trees.widest)
+        self.candidates = self._heads().most_likely(scores.head_input[row], depth, self._trees.widest)
         together = depth if self._shared else 1
         self._forwards += [Forward(self._config, rows=0, scored=together, layers=0)] * (depth // together)
 
@@ -148,19 +146,21 @@ class MaskTokenDrafter(CandidateDrafter):
 
     Every forward runs the last committed token, the draft, and groups of masks. Take the group after the last
     accepted token. Its mask j (from 0) predicts the token j + 2 positions ahead; the target's own next token is
-    1 ahead. The likeliest tokens of each mask are the candidates of the next draft. The first forward has no
+    1 ahead. The most likely tokens of each mask are the candidates of the next draft. The first forward has no
     draft, and one group after the prompt.
 
-    tree: efficient_tree (Figure 5) extends only each depth's likeliest candidate; full_tree extends every
+    tree: efficient_tree (Figure 5) extends only each depth's most likely candidate; full_tree extends every
     candidate. Both have a group of masks after every token. straightforward (Figure 4) drafts a chain of each
-    mask's likeliest token, with a single group after the last committed token. So predictions for tokens that
-    have since been accepted are lost, and the remaining ones were made without seeing those tokens. A file of
-    `scripts/fit_tree.py` has a tree for each number of candidates, and says after which tokens masks run, and how
+    mask's most likely token, with a single group after the last committed token. So predictions for tokens that
+    have since been accepted are lost, and the remaining ones were made without seeing those tokens. A file that
+    `auto` kept has a tree for each number of candidates, and says after which tokens masks run, and how
     many; auto: `run.py` fits one.
     top_k: candidates of each mask, one number or one for each mask; straightforward always uses 1.
     adapter: its configuration; the weights are the target's.
     mask_tokens: use only this many of the adapter's masks, from the first; None: all, or as many as there are widths.
     """
+
+    hybrid_places = ()
 
     def __init__(
         self,

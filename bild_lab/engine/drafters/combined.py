@@ -9,9 +9,6 @@ from torch import Tensor
 
 from bild_lab.engine.acceptance.speculative_sampling import SpeculativeSampling
 from bild_lab.engine.draft import Draft, Verdict
-from bild_lab.engine.drafters.candidates import MaskTokenDrafter
-from bild_lab.engine.drafters.lookahead import LookaheadDrafter
-from bild_lab.engine.drafters.model import FixedWindow
 from bild_lab.engine.protocols import Drafter, Prepares
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import EVERYTHING, Model, Scores, Session, Want, on_device, require_scores
@@ -47,9 +44,9 @@ class SpeculativeDrafter(Drafter):
         require_scores(draft, "a hierarchy's middle model")
         self._model = draft
         self._drafter = drafter
-        self._window = FixedWindow(window).size()
+        require_whole("the draft window", window, 1)
+        self._window = window
         self._accept = SpeculativeSampling()
-        self._session: Session | None = None
 
     def prepare(self, request: Request) -> None:
         """Let the inner drafter prepare, if it is one that does."""
@@ -60,11 +57,10 @@ class SpeculativeDrafter(Drafter):
     def draws_from(self) -> Model:
         return self._model
 
-    def start(self, request: Request, target: Session) -> None:
+    def begin(self, request: Request, target: Session) -> None:
         self._request = request
-        self._session = None  # frees a compiled model's workspace for the next sequence
         self._session = self._model.start(request.source, request.limits.max_new_tokens, target.forwards, target)
-        self._drafter.start(request, self._session)
+        self._drafter = self._drafter.start(request, self._session)
 
     def propose(self, tokens: list[int]) -> Draft:
         limits, sampling = self._request.limits, self._request.sampling
@@ -87,9 +83,9 @@ class SpeculativeDrafter(Drafter):
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Nothing to do: the next call of `propose` gets the accepted text."""
 
-    def forget(self, length: int) -> None:
+    def rollback(self, length: int) -> None:
         self._session.rollback(length)
-        self._drafter.forget(length)
+        self._drafter.rollback(length)
 
     def _round(self, text: list[int]) -> tuple[list[int], Tensor, int]:
         """Verify one inner draft. Returns the emitted tokens, the logits of each, and the inner drafter's forwards."""
@@ -114,7 +110,7 @@ def second_drafter(second_draft: Model) -> Model:
 class HybridDrafter(Drafter):
     """Drafts with the first drafter where it is confident, else with the second (SAM decoding, Hu et al., 2024, §3.3).
 
-    The first is confident if its draft is at least `shortest` tokens deep. A drafter that copies drafts further behind
+    The first is confident if its draft is at least `shortest` tokens deep. A drafter that copies drafts further after
     longer matches, and a model with a stop rule as far as it is sure, so this holds for both. With 1 the second is
     asked where the first drafts nothing. Both learn from every verification what they can. Each round's statistics
     hold `second`, whether the second drafted.
@@ -126,7 +122,7 @@ class HybridDrafter(Drafter):
     def __init__(self, first: Drafter, second: Drafter, shortest: int) -> None:
         require_whole("shortest", shortest, 1)
         for place, drafter in (("first", first), ("second", second)):
-            if isinstance(drafter, MaskTokenDrafter) or (place == "first" and isinstance(drafter, LookaheadDrafter)):
+            if place not in drafter.hybrid_places:
                 raise UserError(
                     f"the {place} drafter of a hybrid cannot be a {type(drafter).__name__}, which drafts from rows of "
                     "its own that run in every forward of the target; choose another"
@@ -146,19 +142,18 @@ class HybridDrafter(Drafter):
             if isinstance(drafter, Prepares):
                 drafter.prepare(request)
 
-    def start(self, request: Request, target: Session) -> None:
-        for drafter in self._both:
-            drafter.start(request, target)
+    def begin(self, request: Request, target: Session) -> None:
+        self._first, self._second = (drafter.start(request, target) for drafter in self._both)
 
     def propose(self, tokens: list[int]) -> Draft:
         self._tokens = tokens
         draft, self._asked, calls = self._first.propose(tokens), self._first, 0
         if draft.depth < self._shortest:
             calls = draft.calls
-            self._first.forget(len(tokens))
+            self._first.rollback(len(tokens))
             draft, self._asked = self._second.propose(tokens), self._second
         else:
-            self._second.forget(len(tokens) - 1)  # as the text may have become shorter
+            self._second.rollback(len(tokens) - 1)  # as the text may have become shorter
         second = self._asked is self._second
         return replace(draft, calls=calls + draft.calls, stats={**draft.stats, "second": second})
 
@@ -166,7 +161,7 @@ class HybridDrafter(Drafter):
         for drafter in self._both:
             if drafter is self._asked:
                 drafter.observe(draft, scores, verdict)
-                drafter.forget(len(self._tokens) + len(verdict.path))
+                drafter.rollback(len(self._tokens) + len(verdict.path))
             else:
                 drafter.observe_other(self._tokens, draft, scores, verdict)
 
@@ -174,9 +169,9 @@ class HybridDrafter(Drafter):
         for drafter in self._both:
             drafter.observe_other(tokens, draft, scores, verdict)
 
-    def forget(self, length: int) -> None:
+    def rollback(self, length: int) -> None:
         for drafter in self._both:
-            drafter.forget(length)
+            drafter.rollback(length)
 
 
 def both_wants(first: Want, second: Want) -> Want:

@@ -43,7 +43,7 @@ class EagleDrafter(StateTreeDrafter):
 
 
 class EagleSession:
-    """One text in an EAGLE: the pairs of a state of the target and the token after it, and drafted ones behind them.
+    """One text in an EAGLE: pairs of the target's state and the next token, then drafted ones.
 
     `length` counts the tokens that need not be passed again, as in `Session`; the first token of a text is in no pair.
     Rows of a tree read the layer's own output at their parent. `receive` drops them.

@@ -42,7 +42,7 @@ class HydraDrafter(StateTreeDrafter):
 
 
 class HydraSession:
-    """The last state of a text, and the branches drafted behind it, each with its tokens."""
+    """The last state of a text, and the branches drafted after it, each with its tokens."""
 
     def __init__(self, heads: HydraHeads, config: PreTrainedConfig, forwards: list[Forward], length: int) -> None:
         self.forwards, self.length = forwards, length - 1

@@ -7,7 +7,7 @@ import random
 from bild_lab.engine.draft import ROOT, Draft, Tree, Verdict
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
-from bild_lab.engine.sampling import likeliest, precise
+from bild_lab.engine.sampling import most_likely, precise
 from bild_lab.engine.session import Model, Scores, Session, on_device
 from bild_lab.errors import require_whole
 
@@ -18,9 +18,9 @@ class LookaheadDrafter(Drafter):
     """The lookahead branch and the verification branch of Fu et al., 2023, §3.1 and §3.2 (Figure 2b).
 
     A window of `window` columns slides over the positions ahead. Its `ngram` − 1 levels are what the last Jacobi
-    iterations guessed: level i of column j stands i + j positions behind the last committed token, which is column 0
+    iterations guessed: level i of column j is i + j positions after the last committed token, which is column 0
     of level 0. Level 0 is a chain; a token of a later level follows the token above it in its column. The rows of the
-    last level give the newest guesses. Each column, with the newest guess behind it, is an n-gram for the pool, and
+    last level give the newest guesses. Each column, with the newest guess after it, is an n-gram for the pool, and
     the oldest level is dropped. Until there are all levels, the window starts from tokens drawn from the prompt.
 
     The draft is a tree of at most `guesses` n-grams of the pool that begin with the last committed token, the newest
@@ -29,6 +29,7 @@ class LookaheadDrafter(Drafter):
     """
 
     drafts_trees = True
+    hybrid_places = ("second",)
 
     def __init__(self, target: Model, window: int, ngram: int, guesses: int) -> None:
         require_whole("the lookahead window", window, 1)
@@ -37,7 +38,7 @@ class LookaheadDrafter(Drafter):
         self._device = target.device
         self._window, self._ngram, self._guesses = window, ngram, guesses
 
-    def start(self, request: Request, target: Session) -> None:
+    def begin(self, request: Request, target: Session) -> None:
         self._limits, source = request.limits, request.source
         known = [*source.prompt, *([] if source.encoder_ids is None else source.encoder_ids[0].tolist())]
         self._levels = [random.Random(0).choices(known, k=self._window + self._ngram - 2)]
@@ -65,7 +66,7 @@ class LookaheadDrafter(Drafter):
         if not self._rows:
             return
         rows = on_device(self._rows, scores.logits.device)
-        guessed = likeliest(precise(scores.logits.index_select(0, rows))).tolist()
+        guessed = most_likely(precise(scores.logits.index_select(0, rows))).tolist()
         if len(self._levels) < self._ngram - 1:
             self._levels = [level[1:] for level in [*self._levels, guessed]]
             return
@@ -81,7 +82,7 @@ class LookaheadDrafter(Drafter):
         """Nothing to learn: another drafter's forward has no rows of the window."""
 
     def _branches(self, last: int, depth: int) -> tuple[list[int], list[int]]:
-        """The pool's n-grams behind this token as a tree: tokens and parents."""
+        """The pool's n-grams after this token as a tree: tokens and parents."""
         drafted: list[int] = []
         parents: list[int] = []
         places: dict[tuple[int, int], int] = {}  # a node by its parent and token

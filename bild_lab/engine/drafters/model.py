@@ -73,7 +73,6 @@ class ModelDrafter(Drafter):
         self._keeps_probs = keeps_probs
         # on an accelerator a fixed window is drafted without reading the tokens, as that would synchronize
         self.stop_on_eos = stop is not None or draft.device.type == "cpu"
-        self._session: Session | None = None
 
     @property
     def gives(self) -> frozenset[str]:
@@ -89,11 +88,10 @@ class ModelDrafter(Drafter):
         """The draft model's session of the text that started last."""
         return self._session
 
-    def start(self, request: Request, target: Session) -> None:
+    def begin(self, request: Request, target: Session) -> None:
         self._request = request
-        self._session = None  # frees a compiled model's workspace for the next sequence
         self._session = self._model.start(request.source, request.limits.max_new_tokens, target.forwards, target)
-        self._window.start()
+        self._window = self._window.start()
 
     def propose(self, tokens: list[int]) -> Draft:
         limits, sampling = self._request.limits, self._request.sampling
@@ -181,7 +179,7 @@ class ModelDrafter(Drafter):
     def observe_other(self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Nothing to learn: the window follows this drafter's own acceptance."""
 
-    def forget(self, length: int) -> None:
+    def rollback(self, length: int) -> None:
         self._session.rollback(length)
 
 
@@ -199,8 +197,8 @@ PROBE_ROUNDS = 8  # if drafting does not pay, one token is still drafted once in
 class Window(Protocol):
     """Decides before each round how many tokens to draft, from the results of earlier rounds."""
 
-    def start(self) -> None:
-        """Start a new text."""
+    def start(self) -> Window:
+        """The window of a new text."""
 
     def size(self) -> int:
         """The window of the round that starts now; 0 drafts nothing."""
@@ -218,8 +216,8 @@ class FixedWindow:
     def __post_init__(self) -> None:
         require_whole("the draft window", self.tokens, 1)
 
-    def start(self) -> None:
-        """Nothing to forget."""
+    def start(self) -> FixedWindow:
+        return self
 
     def size(self) -> int:
         return self.tokens
@@ -254,12 +252,12 @@ class AdaptiveWindow:
         self._largest = largest
         self._prior = prior
         self._memory = memory
-        self.start()
-
-    def start(self) -> None:
         self._accepted = self._prior * PRIOR_TOKENS
         self._judged = PRIOR_TOKENS
         self._idle_rounds = 0
+
+    def start(self) -> AdaptiveWindow:
+        return AdaptiveWindow(self._cost_ratio, self._largest, self._prior, self._memory)
 
     @property
     def acceptance_rate(self) -> float:

@@ -1,4 +1,4 @@
-"""A small model that drafts a tree of tokens, grown where it is likeliest to be accepted (EAGLE-2, Li et al., 2024)."""
+"""A small model that drafts a tree of tokens, grown where acceptance is most likely (EAGLE-2, Li et al., 2024)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ModelTreeDrafter(Drafter):
     """Drafts a tree of up to `nodes` tokens, of which the target can accept one branch.
 
     A token's chance is the product of the drafter's probabilities along its branch. In each of at most `window`
-    forwards the `width` likeliest leaves grow `children` each; of all tokens the `nodes` likeliest are drafted
+    forwards the `width` most likely leaves grow `children` each; of all tokens the `nodes` most likely are drafted
     (EAGLE-2 §4). The tree depends on the drafter's distributions alone, never on a random number. So every drafted
     token counts as certain (q is one-hot), and speculative sampling is lossless.
 
@@ -40,42 +40,21 @@ class ModelTreeDrafter(Drafter):
         min_prob: float = 0.0,
         stop: LowConfidence | None = None,
     ) -> None:
-        for name, value in (("nodes", nodes), ("window", window), ("width", width), ("children", children)):
-            require_whole(name, value, 1)
-        require_number("min_prob", min_prob, 0, 1, remedy="0 always grows on")
         self._model = draft
-        confident = None if stop is None else stop.threshold
-        self._growth = Growth(nodes, window, width, children, frozenset(), confident, min_prob)
-        self._session: Session | None = None
+        self._growth = growth_by(nodes, window, width, children, min_prob, None if stop is None else stop.threshold)
 
-    def start(self, request: Request, target: Session) -> None:
+    def begin(self, request: Request, target: Session) -> None:
         self._request = request
-        self._session = None  # frees a compiled model's workspace for the next sequence
         self._session = self._model.start(request.source, request.limits.max_new_tokens, target.forwards, target)
         self._grown = GrownTree([], [], [], [])
 
     def propose(self, tokens: list[int]) -> Draft:
-        limits, sampling = self._request.limits, self._request.sampling
         self._session.rollback(len(tokens) - 1)
-        growth = replace(
-            self._growth,
-            depth=min(self._growth.depth, limits.room(tokens)),
-            end_tokens=limits.end_tokens,
-            temperature=1.0 if sampling.greedy else sampling.temperature,
-            plain=sampling.greedy or sampling.plain,
-        )
+        growth = growth_of_round(self._growth, self._request, tokens)
         feed = tokens[self._session.length :]
         grown = self._session.grow(feed, growth)
-        if grown is None:
-            grown = grow(self._session, feed, growth, sampling)
-        self._grown = grown
-        device = self._model.device
-        return Draft(
-            on_device(grown.tokens, device),
-            on_device(grown.parents, device),
-            calls=len(grown.forwards),
-            known_parents=grown.parents,
-        )
+        self._grown = grow(self._session, feed, growth, self._request.sampling) if grown is None else grown
+        return draft_of(self._grown, self._model.device)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Keep the accepted tokens that have run."""
@@ -86,8 +65,39 @@ class ModelTreeDrafter(Drafter):
     def observe_other(self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Nothing to keep."""
 
-    def forget(self, length: int) -> None:
+    def rollback(self, length: int) -> None:
         self._session.rollback(length)
+
+
+def growth_by(
+    nodes: int, window: int, width: int, children: int, least: float, prune_confidence: float | None = None
+) -> Growth:
+    """How a policy's trees grow. Raises UserError for values out of range."""
+    for name, value in (("nodes", nodes), ("window", window), ("width", width), ("children", children)):
+        require_whole(name, value, 1)
+    require_number("least", least, 0, 1, remedy="0 always grows on")
+    return Growth(nodes, window, width, children, frozenset(), prune_confidence, least)
+
+
+def growth_of_round(growth: Growth, request: Request, tokens: list[int]) -> Growth:
+    """The same within the room after these tokens, by the probabilities that they are sampled from."""
+    limits, sampling = request.limits, request.sampling
+    return replace(
+        growth,
+        depth=min(growth.depth, limits.room(tokens)),
+        end_tokens=limits.end_tokens,
+        temperature=1.0 if sampling.greedy else sampling.temperature,
+        plain=sampling.greedy or sampling.plain,
+    )
+
+
+def draft_of(grown: GrownTree, device: torch.device) -> Draft:
+    return Draft(
+        on_device(grown.tokens, device),
+        on_device(grown.parents, device),
+        calls=len(grown.forwards),
+        known_parents=grown.parents,
+    )
 
 
 @dataclass
@@ -101,15 +111,15 @@ class Node:
 
 
 def grow(session: Session, feed: list[int], growth: Growth, sampling: Sampling) -> GrownTree:
-    """Run these tokens of the text, then grow a tree behind them, one forward for each level."""
+    """Run these tokens of the text, then grow a tree after them, one forward for each level."""
     nodes: list[Node] = []
-    parents: list[int] = []  # of the rows that have run behind the text
+    parents: list[int] = []  # of the rows that have run after the text
     forwards = [len(feed)]
     logits = session.extend(feed, LAST).logits
     leaves = [ROOT]
     while True:
         level = len(nodes)
-        nodes += likeliest_children(logits, leaves, nodes, growth, sampling)
+        nodes += most_likely_children(logits, leaves, nodes, growth, sampling)
         growing = [n for n in range(level, len(nodes)) if nodes[n].token not in growth.end_tokens]
         growing = [n for n in growing if nodes[n].chance >= growth.min_prob]
         leaves = sorted(sorted(growing, key=lambda n: -nodes[n].chance)[: growth.width])
@@ -122,13 +132,13 @@ def grow(session: Session, feed: list[int], growth: Growth, sampling: Sampling) 
         rows = Rows([nodes[leaf].token for leaf in leaves], Tree(on_device(parents, logits.device)))
         logits = session.extend(rows, Want()).logits
         forwards.append(len(leaves))
-    return likeliest(nodes, growth.nodes, forwards)
+    return most_likely(nodes, growth.nodes, forwards)
 
 
-def likeliest_children(
+def most_likely_children(
     logits: torch.Tensor, leaves: list[int], nodes: list[Node], growth: Growth, sampling: Sampling
 ) -> list[Node]:
-    """The likeliest tokens after each leaf, from its row of logits."""
+    """The most likely tokens after each leaf, from its row of logits."""
     probs = precise(logits).softmax(-1)
     confidences = probs.amax(-1)
     if not sampling.greedy:
@@ -145,8 +155,8 @@ def likeliest_children(
     return children
 
 
-def likeliest(nodes: list[Node], most: int, forwards: list[int]) -> GrownTree:
-    """The likeliest nodes, in the order grown. A parent is never less likely than its children, and comes first."""
+def most_likely(nodes: list[Node], most: int, forwards: list[int]) -> GrownTree:
+    """The most likely nodes, in the order grown. A parent is never less likely than its children, and comes first."""
     kept = sorted(sorted(range(len(nodes)), key=lambda n: -nodes[n].chance)[:most])
     place = {ROOT: ROOT} | {node: index for index, node in enumerate(kept)}
     return GrownTree(

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class NGramDrafter(Drafter):
     """Drafts up to `window` tokens from a table, without a model.
 
-    Greedy decoding drafts the likeliest token after the last one. Sampling draws from the table's
+    Greedy decoding drafts the most likely token after the last one. Sampling draws from the table's
     distribution, standardized like the target's, and returns it in the draft's probs.
     """
 
@@ -42,7 +42,7 @@ class NGramDrafter(Drafter):
         self._table = table
         self._window = window
 
-    def start(self, request: Request, target: Session) -> None:
+    def begin(self, request: Request, target: Session) -> None:
         self._request = request
         self._rows: dict[int | None, tuple[Tensor, Tensor]] = {}
         if not request.sampling.greedy:
@@ -60,7 +60,7 @@ class NGramDrafter(Drafter):
         uniforms = None if sampling.greedy else torch.rand(window, dtype=torch.float64, generator=self._generator)
         for place in range(window):
             if sampling.greedy:
-                token = self._table.likeliest_after(token)
+                token = self._table.most_likely_after(token)
             else:
                 rows.append(self._distribution(token))
                 seen, probs = rows[-1]
@@ -133,16 +133,16 @@ class NGramTable:
             return self.unigrams
         return Counts(self.followers.tokens[begin:end], self.followers.times[begin:end])
 
-    def likeliest_after(self, token: int) -> int:
-        return self._likeliest.get(token, self._likeliest_of_all)
+    def most_likely_after(self, token: int) -> int:
+        return self._most_likely.get(token, self._most_likely_of_all)
 
     @cached_property
-    def _likeliest(self) -> dict[int, int]:
+    def _most_likely(self) -> dict[int, int]:
         seen = self.starts.diff().nonzero()[:, 0]
         return dict(zip(seen.tolist(), self.followers.tokens[self.starts[seen]].tolist(), strict=True))
 
     @cached_property
-    def _likeliest_of_all(self) -> int:
+    def _most_likely_of_all(self) -> int:
         return int(self.unigrams.tokens[0])
 
     def unigram(self) -> NGramTable:

@@ -34,7 +34,7 @@ class PromptLookup(Drafter):
         self._window = window
         self._lengths = range(longest_match, shortest_match - 1, -1)
 
-    def start(self, request: Request, target: Session) -> None:
+    def begin(self, request: Request, target: Session) -> None:
         self._limits = request.limits
         self._text: list[int] = []  # the encoder's input, then the tokens
         self._places: dict[tuple[int, ...], list[int]] = {}  # the indices that follow each n-gram in the text
@@ -52,7 +52,7 @@ class PromptLookup(Drafter):
         drafted = self._copied(min(self._window, self._limits.room(tokens)))
         return Draft(on_device(drafted, self._device)) if drafted else self._nothing
 
-    def forget(self, length: int) -> None:
+    def rollback(self, length: int) -> None:
         self._take_back(self._offset + length)
 
     def _append(self, tokens: Sequence[int]) -> None:

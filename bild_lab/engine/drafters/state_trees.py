@@ -14,12 +14,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bild_lab.engine.draft import ROOT, Draft, Tree, Verdict, empty_draft
-from bild_lab.engine.drafters.model_tree import grow
+from bild_lab.engine.drafters.model_tree import draft_of, grow, growth_by, growth_of_round
 from bild_lab.engine.drafters.trees import GROWTHS, Node, TreeFile, efficient_tree, read_trees, widths_of
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
-from bild_lab.engine.session import EVERYTHING, Growth, LoadedModel, Rows, Scores, Session, Want, on_device
-from bild_lab.errors import UserError, require_number, require_whole
+from bild_lab.engine.session import EVERYTHING, LoadedModel, Rows, Scores, Session, Want, on_device
+from bild_lab.errors import UserError
 
 DYNAMIC, CHAIN, PUBLISHED = "dynamic", "chain", "eagle_tree"
 # the ranks of each branch's candidates in EAGLE-1's tree for 7B models, which Figure 7 of the paper shows
@@ -42,47 +42,23 @@ class StateSession(Protocol):
         """How many tokens of the text do not have to be passed again."""
 
     def receive(self, states: Float[Tensor, "m states"]) -> None:
-        """States of the target behind those received before. Rows of the last tree are dropped."""
+        """States of the target after those received before. Rows of the last tree are dropped."""
 
     def extend(self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING) -> Scores:
-        """Run the text's next tokens, all those whose states were received, or the next level of a tree behind them."""
-
-
-@dataclass(frozen=True)
-class TreeKnobs:
-    """What tree to draft.
-
-    tree: dynamic (EAGLE-2 §4, as in `ModelTreeDrafter`: nodes, width, children and min_prob are its knobs), eagle_tree
-    (EAGLE-1's), chain, or full_tree and efficient_tree with `top_k` candidates, one number or one for each depth, or a
-    file in the form of `scripts/fit_tree.py`. window: the longest branch. Raises UserError for what cannot be.
-    """
-
-    tree: TreeFile
-    window: int
-    top_k: int | Sequence[int] = 3
-    nodes: int = 15
-    width: int = 4
-    children: int = 3
-    min_prob: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("nodes", "window", "width", "children"):
-            require_whole(name, getattr(self, name), 1)
-        require_number("least", self.min_prob, 0, 1, remedy="0 always grows on")
-
-    @property
-    def growth(self) -> Growth:
-        return Growth(self.nodes, self.window, self.width, self.children, frozenset(), None, self.min_prob)
+        """Run the text's next tokens, all those whose states were received, or the next level of a tree after them."""
 
 
 class StateTreeDrafter(Drafter):
-    """A tree of the likeliest continuations of the target's states.
+    """A tree of the most likely continuations of the target's states.
 
     The first round of a text drafts nothing: the states of the prompt come out of its verification. A token's place in
     a tree never depends on a random number, so each counts as certain (q is one-hot), and speculative sampling is
     lossless.
 
-    heads: the trained module; its configuration has the target's vocabulary. The knobs are those of `TreeKnobs`.
+    heads: the trained module; its configuration has the target's vocabulary. tree: dynamic (EAGLE-2 §4: nodes, width,
+    children and min_prob are as in `ModelTreeDrafter`), eagle_tree (EAGLE-1's), chain, or full_tree and efficient_tree
+    with `top_k` candidates, one number or one for each depth, or the file of a fitted tree. window: the longest branch.
+    Raises UserError for what cannot be.
     """
 
     longest: float = float("inf")  # the longest branch that it can draft
@@ -100,10 +76,10 @@ class StateTreeDrafter(Drafter):
         min_prob: float = 0.0,
     ) -> None:
         self._target, self._heads = target, heads
-        knobs = TreeKnobs(tree, window, top_k, nodes, width, children, min_prob)
-        self._knobs = replace(knobs, window=min(window, self.longest))
+        growth = growth_by(nodes, window, width, children, min_prob)
+        self._growth = replace(growth, depth=min(window, self.longest))
         self.wants = self.reads()
-        shape = named_nodes(tree, top_k, self._knobs.window, heads.config.vocabulary)
+        shape = named_nodes(tree, top_k, self._growth.depth, heads.config.vocabulary)
         self._static = None if shape is None else StaticTree(shape, target.device)
         self._chain = tree == CHAIN
         self.drafts_trees = not self._chain
@@ -120,32 +96,24 @@ class StateTreeDrafter(Drafter):
     def states(self, scores: Scores) -> Float[Tensor, "m states"]:
         """What the session receives of a forward of the target."""
 
-    def start(self, request: Request, target: Session) -> None:
+    def begin(self, request: Request, target: Session) -> None:
         self._request = request
         self._session = self.opened(request, target)
 
     def propose(self, tokens: list[int]) -> Draft:
-        limits, sampling, session = self._request.limits, self._request.sampling, self._session
-        depth, device = min(self._knobs.window, limits.room(tokens)), self._target.device
-        if not session.ready or depth < 1:
+        session, device = self._session, self._target.device
+        growth = growth_of_round(self._growth, self._request, tokens)
+        if not session.ready or growth.depth < 1:
             return empty_draft(device)
         feed = tokens[session.length :]
         if self._static is not None:
-            return self._static.draft(session, feed, depth, self._chain)
-        temperature = 1.0 if sampling.greedy else sampling.temperature
-        growth = replace(self._knobs.growth, depth=depth, end_tokens=limits.end_tokens, temperature=temperature)
-        grown = grow(session, feed, growth, sampling)
-        return Draft(
-            on_device(grown.tokens, device),
-            on_device(grown.parents, device),
-            calls=len(grown.forwards),
-            known_parents=grown.parents,
-        )
+            return self._static.draft(session, feed, growth.depth, self._chain)
+        return draft_of(grow(session, feed, growth, self._request.sampling), device)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Pass on the states of the prompt, of the last committed token and of the accepted ones."""
         states = self.states(scores)
-        probes = 0 if draft.probes is None else len(draft.probes)  # another drafter's, behind its draft
+        probes = 0 if draft.probes is None else len(draft.probes)  # another drafter's, after its draft
         before = states.shape[0] - probes - len(draft) - 1  # rows of the prompt, which another drafter may want alone
         rows = [
             *range(before if self.wants.prompt else 0),
@@ -169,7 +137,7 @@ class Level:
 
 
 class StaticTree:
-    """A tree whose shape never changes: each node is the candidate of one rank behind its parent."""
+    """A tree whose shape never changes: each node is the candidate of one rank after its parent."""
 
     def __init__(self, nodes: Sequence[Node], device: torch.device) -> None:
         self._nodes, self._device = nodes, device
@@ -182,8 +150,8 @@ class StaticTree:
         scores = session.extend(feed, Want(logits=1))
         drafted, calls = [], 1
         for level in levels:
-            likeliest = scores.logits.topk(self._widest).indices  # [rows, widest]
-            drafted.append(likeliest[level.above, level.ranks])
+            most_likely = scores.logits.topk(self._widest).indices  # [rows, widest]
+            drafted.append(most_likely[level.above, level.ranks])
             if level.rows is not None:
                 scores = session.extend(Rows(drafted[-1][level.runs], level.rows))
                 calls += 1
@@ -237,7 +205,7 @@ def named_nodes(tree: str, top_k: int | Sequence[int], window: int, vocabulary: 
             raise UserError(f"{tree} has no tree with nodes; give another file, or one of {DYNAMIC}, {PUBLISHED}")
         return nodes
     kinds = ", ".join([DYNAMIC, CHAIN, PUBLISHED, *GROWTHS])
-    raise UserError(f"tree must be one of {kinds} or a file of scripts/fit_tree.py, got {tree!r}")
+    raise UserError(f"tree must be one of {kinds} or the file of a fitted tree, got {tree!r}")
 
 
 def published_tree() -> list[Node]:

@@ -41,23 +41,24 @@ class StepDrafter(Drafter):
         self._inner.stop_on_eos = True  # at every token, for the end of the step
         self._ends = step_ends(target.checkpoint.tokenizer, ENDS[step])
 
-    def start(self, request: Request, target: Session) -> None:
+    def begin(self, request: Request, target: Session) -> None:
         limits = request.limits
-        self._inner.start(replace(request, limits=replace(limits, end_tokens=limits.end_tokens | self._ends)), target)
+        until = replace(request, limits=replace(limits, end_tokens=limits.end_tokens | self._ends))
+        self._inner = self._inner.start(until, target)
         self._left = 0  # tokens of a step that the target still writes, at most
 
     def propose(self, tokens: list[int]) -> Draft:
         if tokens[-1] in self._ends:
             self._left = 0
-        self._inner.forget(len(tokens) - 1)  # in each round: it would keep the rejected step while the target writes
+        self._inner.rollback(len(tokens) - 1)  # in each round: it would keep the rejected step while the target writes
         return empty_draft(self._model.device) if self._left else self._inner.propose(tokens)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """A rejected step is the target's, from the token that it emits in this round on."""
         self._left = self._window - 1 if len(draft) and not verdict.path else max(0, self._left - 1)
 
-    def forget(self, length: int) -> None:
-        self._inner.forget(length)
+    def rollback(self, length: int) -> None:
+        self._inner.rollback(length)
 
 
 @lru_cache(maxsize=4)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import weakref
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from bild_lab.engine.draft import Draft, Verdict, empty_draft
-from bild_lab.engine.drafters.memory import Memory
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import LoadedModel, Scores, Session, on_device
@@ -49,42 +49,41 @@ class SuffixDrafter(Drafter):
         self._nothing = empty_draft(target.device)
         self._window, self._factor, self._min_prob, self._keep = window, factor, min_prob, keep
         self._files = corpus_files(corpus)
-        self._automaton: SuffixAutomaton | None = None
-        self._answers = Memory()
-        self._known: list[int] = []  # how long the automaton is behind the corpus, and behind each earlier answer
+        self._answers: dict[Hashable, list[int]] = {}  # by source, in the order in which these first came
+        self._idle: list[SuffixAutomaton] = []  # of texts that have ended, for the next ones
 
     def prepare(self, request: Request) -> None:
         """Read the corpus, and take in the answers to the texts before this one."""
-        if self._automaton is None:
-            self._automaton = SuffixAutomaton()
-            tokenizer = self._target.checkpoint.tokenizer if self._files else None
-            for file in self._files:
-                self._automaton.extend(
-                    tokenizer(file.read_text(encoding="utf-8"), add_special_tokens=False)["input_ids"]
-                )
-                self._automaton.end_text()
-            self._known.append(len(self._automaton))
-        if self._keep:
-            before = self._answers.before(request.source)
-            del self._known[len(before) + 1 :]
-            self._automaton.cut(self._known[-1])
-            for answer in before[len(self._known) - 1 :]:
-                self._automaton.extend(answer)
-                self._automaton.end_text()
-                self._known.append(len(self._automaton))
+        self._idle.append(self._known_before(request))
 
-    def start(self, request: Request, target: Session) -> None:
-        if self._automaton is None:
-            self.prepare(request)
+    def begin(self, request: Request, target: Session) -> None:
         self._request, self._limits = request, request.limits
-        automaton, source = self._automaton, request.source
-        self._first_time = self._keep and source not in self._answers
-        automaton.cut(self._known[-1])
+        automaton, source = self._known_before(request), request.source
+        self._automaton = automaton
+        weakref.finalize(self, self._idle.append, automaton).atexit = False
+        self._first_time = self._keep and source.key not in self._answers
         if source.encoder_ids is not None:
             automaton.extend(source.encoder_ids[0].tolist())
             automaton.end_text()
         self._offset = len(automaton)  # where the tokens begin
         automaton.extend(source.prompt)
+
+    def _known_before(self, request: Request) -> SuffixAutomaton:
+        """An automaton that no text uses, with the corpus and, if they are kept, the answers before this text."""
+        if self._idle:
+            automaton = self._idle.pop()
+        else:
+            automaton = SuffixAutomaton()
+            tokenizer = self._target.checkpoint.tokenizer if self._files else None
+            for file in self._files:
+                automaton.learn(tokenizer(file.read_text(encoding="utf-8"), add_special_tokens=False)["input_ids"])
+        key, before = request.source.key, list(self._answers.values())
+        if key in self._answers:
+            before = before[: list(self._answers).index(key)]
+        automaton.unlearn(len(self._files) + len(before))
+        for answer in before[len(automaton.texts) - len(self._files) :]:
+            automaton.learn(answer)
+        return automaton
 
     def propose(self, tokens: list[int]) -> Draft:
         automaton = self._automaton
@@ -99,17 +98,17 @@ class SuffixDrafter(Drafter):
         if self._first_time:
             accepted = [draft.token_list[node] for node in verdict.path]
             text = self._limits.append(self._tokens, [*accepted, verdict.next_token])
-            self._answers.put(self._request.source, text[self._limits.prompt_length :])
+            self._answers[self._request.source.key] = text[self._limits.prompt_length :]
 
     def observe_other(self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict) -> None:
         self._tokens = tokens
         self.observe(draft, scores, verdict)
 
-    def forget(self, length: int) -> None:
+    def rollback(self, length: int) -> None:
         self._automaton.cut(self._offset + length)
 
     def _followed(self, room: int) -> list[int]:
-        """The likeliest way on from the longest match, up to an end token."""
+        """The most likely way on from the longest match, up to an end token."""
         automaton, drafted, chance = self._automaton, [], 1.0
         state = automaton.links[automaton.whole]  # the text's longest suffix that occurs elsewhere too
         most = min(room, int(self._factor * automaton.lengths[state])) if state > ROOT else 0
@@ -170,40 +169,44 @@ class _Step:
 
 
 class SuffixAutomaton:
-    """All that occurs in a sequence: each state stands for the substrings that end at the same places.
+    """All that occurs in a sequence: each state is of the substrings that end at the same places.
 
     Appending a token, and taking it back, takes a few steps for each of the sequence's suffixes that occurred before
     with other tokens in front.
     follow: [state], the next state by token. links: [state], the state of its longest suffix that ends at more places.
     lengths: [state], of its longest substring. counts: [state], how often it occurs. latest: [state], where it ended
-    last, as a number of tokens from the sequence's start. whole: the state of the whole sequence.
+    last, as a number of tokens from the sequence's start. whole: the state of the whole sequence. texts: after how many
+    tokens each text that was learned ends.
     """
 
     def __init__(self) -> None:
         self.follow: list[dict[int, int]] = [{}]
         self.links, self.lengths, self.counts, self.latest = [NOWHERE], [0], [0], [0]
         self.whole = ROOT
+        self.texts: list[int] = []
         self._steps: list[_Step] = []
         self._boundaries = 0
 
     def __len__(self) -> int:
         return len(self._steps)
 
-    def copied(self) -> SuffixAutomaton:
-        """One of its own, for a text beside this one."""
-        other = SuffixAutomaton()
-        other.follow = [dict(each) for each in self.follow]
-        other.links, other.lengths, other.counts = self.links[:], self.lengths[:], self.counts[:]
-        other.latest, other.whole = self.latest[:], self.whole
-        other._steps, other._boundaries = self._steps[:], self._boundaries
-        return other
+    def learn(self, tokens: Iterable[int]) -> None:
+        """Append a whole text."""
+        self.extend(tokens)
+        self.end_text()
+        self.texts.append(len(self))
+
+    def unlearn(self, texts: int) -> None:
+        """Take back all that came after the first so many texts."""
+        del self.texts[texts:]
+        self.cut(self.texts[-1] if self.texts else 0)
 
     def extend(self, tokens: Iterable[int]) -> None:
         for token in tokens:
             self._append(token)
 
     def end_text(self) -> None:
-        """Put a boundary behind the sequence: a token below 0 that occurs once, so that nothing is matched across."""
+        """Put a boundary after the sequence: a token below 0 that occurs once, so that nothing is matched across."""
         self._boundaries += 1
         self._append(-self._boundaries)
 

@@ -11,14 +11,12 @@ from torch import Tensor
 from bild_lab.engine.acceptance.exact_match import ExactMatch
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft
-from bild_lab.engine.drafters.memory import key_of
-from bild_lab.engine.drafters.model import FixedWindow
 from bild_lab.engine.drafters.none import NoDraft
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.session import LAST, Model, Session, on_device, require_scores
 from bild_lab.engine.trace import Trace
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, require_number, require_whole
 
 
 class SyntheticDrafter(Drafter):
@@ -42,39 +40,35 @@ class SyntheticDrafter(Drafter):
     drafts_trees = False
 
     def __init__(self, target: Model, acceptance_rate: float, window: int, draft: Model | None = None) -> None:
-        if not isinstance(acceptance_rate, int | float) or not 0.0 <= acceptance_rate <= 1.0:
-            raise UserError(
-                f"a synthetic drafter's acceptance rate must lie in [0, 1], got {acceptance_rate!r}; "
-                "1 drafts no wrong token"
-            )
+        require_number("a synthetic drafter's acceptance rate", acceptance_rate, 0, 1, remedy="1 drafts no wrong token")
         if draft is not None:
             require_scores(draft, "a synthetic drafter with a model's cost")
         self._target = target
         self._acceptance_rate = acceptance_rate
-        self._window = FixedWindow(window).size()
+        require_whole("the draft window", window, 1)
+        self._window = window
         self._model = draft
-        self._session: Session | None = None
-        self._request: Request | None = None
         self._known: dict[tuple[object, ...], Recital] = {}
+        self._prepared: dict[int, tuple[Request, Recital]] = {}  # by the request itself, whose tokens may be on a GPU
 
     def prepare(self, request: Request) -> None:
         """Find the text to draft for this request, unless it is known."""
-        if request is self._request:  # comparing its tokens would synchronize with the GPU
+        if id(request) in self._prepared:
             return
         if not request.sampling.greedy:
             raise UserError(
                 "a synthetic drafter drafts the target's greedy text, got decoding.temperature="
                 f"{request.sampling.temperature}; use decoding=greedy"
             )
-        key = (*key_of(request.source), request.limits)
+        key = (request.source.key, request.limits)
         if key not in self._known:
             self._known[key] = self._recital(request)
-        self._request, self._proposals = request, self._known[key]
+        self._prepared[id(request)] = request, self._known[key]
 
-    def start(self, request: Request, target: Session) -> None:
-        self._proposals.start(request, target)
+    def begin(self, request: Request, target: Session) -> None:
+        self.prepare(request)
+        self._request, self._proposals = request, self._prepared[id(request)][1].start(request, target)
         if self._model is not None:
-            self._session = None  # frees a compiled model's workspace for the next sequence
             self._session = self._model.start(request.source, request.limits.max_new_tokens, target.forwards, target)
 
     def propose(self, tokens: list[int]) -> Draft:
@@ -97,8 +91,8 @@ class SyntheticDrafter(Drafter):
         it, until it no longer changes. Every pass agrees further than the one before; in float32 the
         first pass already agrees throughout.
         """
-        start, chance = len(request.source.prompt), np.random.default_rng(sum(key_of(request.source), ()))
-        stands = chance.random(request.limits.max_new_tokens) < self._acceptance_rate
+        start, chance = len(request.source.prompt), np.random.default_rng(sum(request.source.key, ()))
+        accepted = chance.random(request.limits.max_new_tokens) < self._acceptance_rate
         drafter: NoDraft | Recital = NoDraft(self._target)
         text: list[int] | None = None
         for _ in range(request.limits.max_new_tokens + 1):
@@ -106,7 +100,7 @@ class SyntheticDrafter(Drafter):
             if found == text:
                 break
             text = found
-            proposals = spoiled(text, stands.tolist(), request.limits)
+            proposals = spoiled(text, accepted.tolist(), request.limits)
             drafter = Recital(on_device(proposals, self._target.device), self._window)
         return drafter
 
@@ -120,7 +114,7 @@ class Recital(Drafter):
         self._text = text
         self._window = window
 
-    def start(self, request: Request, target: Session) -> None:
+    def begin(self, request: Request, target: Session) -> None:
         self._limits = request.limits
 
     def propose(self, tokens: list[int]) -> Draft:
@@ -128,7 +122,9 @@ class Recital(Drafter):
         return Draft(self._text[position : position + min(self._window, self._limits.room(tokens))])
 
 
-def spoiled(text: list[int], stands: list[bool], limits: Limits) -> list[int]:
+def spoiled(text: list[int], accepted: list[bool], limits: Limits) -> list[int]:
     """The text with a wrong token, never an end token, at each position that is to be rejected."""
     others = [token for token in range(len(limits.end_tokens) + 2) if token not in limits.end_tokens]
-    return [token if kept else next(o for o in others if o != token) for token, kept in zip(text, stands, strict=False)]
+    return [
+        token if kept else next(o for o in others if o != token) for token, kept in zip(text, accepted, strict=False)
+    ]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from bild_lab.engine.draft import ROOT, Draft, Verdict, empty_draft
-from bild_lab.engine.drafters.memory import Memory
 from bild_lab.engine.drafters.trees import MOST_NODES, Node
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
@@ -14,13 +13,13 @@ from bild_lab.engine.session import Model, Scores, Session, on_device
 from bild_lab.errors import require_flag, require_whole
 
 MOST_CANDIDATES = 64
-Candidates = dict[int, Sequence[int]]  # the likeliest next tokens behind a token, the likeliest first
+Candidates = dict[int, Sequence[int]]  # the most likely next tokens after a token, the most likely first
 
 
 class TokenRecycling(Drafter):
     """A tree of the candidates that followed each token when the target last read it (Luo et al., 2024, §3).
 
-    The adjacency matrix has the `top_k` likeliest next tokens of every token that the target has read, in the text or
+    The adjacency matrix has the `top_k` most likely next tokens of every token that the target has read, in the text or
     in a draft, accepted or not; the newest row of a token counts. The tree is static: a node's i-th child is the i-th
     candidate of its token. Nodes without a candidate, and those below them, are left out. The rows of the prompt are
     not scored, so they add no candidates here, as they do in the paper.
@@ -38,17 +37,15 @@ class TokenRecycling(Drafter):
         self._device, self._nothing = target.device, empty_draft(target.device)
         self._top_k, self._keep = top_k, keep
         self._tree = static_tree(nodes, top_k)
-        self._candidates: Candidates = {}
-        self._begun = Memory()
+        self._latest: list[Candidates] = [{}]  # of the text that began last
+        self._begun: dict[Hashable, Candidates] = {}  # with what each source's first text began
 
-    def start(self, request: Request, target: Session) -> None:
+    def begin(self, request: Request, target: Session) -> None:
         self._limits = request.limits
-        if not self._keep:
-            self._candidates = {}
-        elif request.source in self._begun:
-            self._candidates = dict(self._begun[request.source])
-        else:
-            self._begun.put(request.source, dict(self._candidates))
+        self._candidates: Candidates = {}
+        if self._keep:
+            begun = self._begun.setdefault(request.source.key, dict(self._latest[0]))
+            self._latest[0] = self._candidates = dict(begun)
 
     def propose(self, tokens: list[int]) -> Draft:
         self._last = tokens[-1]
@@ -90,7 +87,7 @@ class TokenRecycling(Drafter):
 
 
 def static_tree(nodes: int, top_k: int) -> list[Node]:
-    """The tree of this many nodes that a draft is likeliest to follow furthest, parents first.
+    """The tree of this many nodes that a draft is most likely to follow furthest, parents first.
 
     A node's chance is that of its rank times its parent's: the optimum for ranks that are right independently
     (Sequoia, Chen et al., 2024, §3), in place of the paper's tree, which was found by hand.

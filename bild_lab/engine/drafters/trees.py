@@ -31,7 +31,7 @@ class Node:
 
 
 def efficient_tree(widths: Sequence[int]) -> list[Node]:
-    """Each depth's candidates, all as children of the previous depth's likeliest candidate (BiTA, Figure 5)."""
+    """Each depth's candidates, all as children of the previous depth's most likely candidate (BiTA, Figure 5)."""
     nodes: list[Node] = []
     above = ROOT
     for depth, width in enumerate(widths):
@@ -76,7 +76,7 @@ def widths_of(top_k: int | Sequence[int], depth: int, vocabulary: int) -> tuple[
 class ProbedTree:
     """A tree of candidates and the probes of its rows.
 
-    nodes: each behind its parent. probes: [n + 1], how many probes follow the last committed token and each node.
+    nodes: each after its parent. probes: [n + 1], how many probes follow the last committed token and each node.
     """
 
     nodes: tuple[Node, ...]
@@ -178,11 +178,11 @@ class TokenTrees:
         )
 
 
-MAKE = "make one with scripts/fit_tree.py"
+MAKE = "policy.tree=auto makes one, and says where it is"
 
 
 def read_trees(path: str, most_depth: int, most_probes: int, vocabulary: int) -> tuple[ProbedTree, ...]:
-    """The trees in a file of `scripts/fit_tree.py`, by how many positions have candidates.
+    """The trees in a file that `tree: auto` kept, by how many positions have candidates.
 
     most_depth, most_probes: what the adapter or the heads were trained for.
     Raises UserError for another file, and for trees that the adapter or the heads cannot draft.
@@ -224,7 +224,7 @@ def tree_of(content: dict[str, Any]) -> ProbedTree:
         nodes.append(Node(0 if parent == ROOT else nodes[parent].depth + 1, rank, parent))
     places = sorted((node.parent, node.rank) for node in nodes)
     if any(one == other for one, other in pairwise(places)):
-        raise ValueError("a candidate stands twice below one node")
+        raise ValueError("a candidate comes twice below one node")
     return ProbedTree(tuple(nodes), tuple(probes))
 
 

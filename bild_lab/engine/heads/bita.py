@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
-from bild_lab.engine.heads.folder import Kind, SavedModule, base_of, read_config, require_made_for
+from bild_lab.engine.heads.folder import Kind, SavedModule, base_of, read_config
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import LoadedModel, Prefix, Session
 from bild_lab.engine.trace import Forward
@@ -26,7 +26,7 @@ KIND = Kind(
     weights="adapter.safetensors",
     config="adapter_config.json",
     noun="BiTA adapter",
-    remedy=f"make one with: {TRAIN} and give outputs/bita/adapter",
+    remedy=f"make one with: {TRAIN} and give policy.adapter=outputs/bita/adapter",
 )
 
 
@@ -122,18 +122,10 @@ def bita_config(path: Path | FilePath) -> BitaConfig:
 
 
 def load_bita(target: LoadedModel, path: FilePath | None) -> BitaAdapter:
-    """Load the adapter in this folder, in the target's precision and on its device.
-
-    Raises UserError if there is none, or if its shapes are not the target's.
-    """
-    if path is None:
-        raise UserError(f"policy bita needs an adapter; {KIND.remedy}, as policy.adapter=outputs/bita/adapter")
-    adapter = BitaAdapter.load(path)
-    noun = f"the BiTA adapter {path}"
-    base = base_of(target.checkpoint.config, noun)
+    """The adapter in this folder, in the target's precision. Raises UserError as `SavedModule.load_for` does."""
+    base = base_of(target.checkpoint.config, KIND.noun)
     sizes = {name: getattr(base, name) for name in ("layers", "kv_heads", "head_dim", "hidden_size")}
-    require_made_for(target.checkpoint, adapter.config, sizes, noun)
-    return adapter.to(target.device, target.dtype).requires_grad_(False)
+    return BitaAdapter.load_for(target, path, **sizes).to(target.dtype)
 
 
 class BitaTarget:

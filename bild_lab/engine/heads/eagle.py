@@ -95,7 +95,7 @@ class Eagle(nn.Module):
         self._target: tuple[Tensor, Tensor] | None = None
 
     def attach(self, embedding: Float[Tensor, "vocab dim"], head: Float[Tensor, "vocab dim"]) -> Eagle:
-        """Use the target's embedding and head. They may have rows for padding behind the vocabulary."""
+        """Use the target's embedding and head. They may have rows for padding after the vocabulary."""
         self._target = (embedding, head)
         return self
 

@@ -91,8 +91,8 @@ def read_eagle(folder: Path, depth: int) -> Eagle:
     wanted, came = shapes(eagle.state_dict()), shapes(weights)
     if wanted != came:
         differing = {name for name in {*wanted, *came} if wanted.get(name) != came.get(name)}
-        told = [described({name: one[name] for name in differing & set(one)}) for one in (wanted, came)]
-        raise UserError(f"the EAGLE {folder} must hold {told[0]}, got {told[1]}; {KIND.remedy}")
+        held = [described({name: one[name] for name in differing & set(one)}) for one in (wanted, came)]
+        raise UserError(f"the EAGLE {folder} must hold {held[0]}, got {held[1]}; {KIND.remedy}")
     eagle.load_state_dict(weights)
     return eagle
 

@@ -20,6 +20,7 @@ from bild_lab.files import write_atomically
 
 if TYPE_CHECKING:
     from bild_lab.engine.models.checkpoint import Checkpoint
+    from bild_lab.engine.session import LoadedModel
 
 Config = TypeVar("Config")
 
@@ -103,6 +104,19 @@ class SavedModule(nn.Module):
         module = cls(read_config(folder, cls.kind, cls.config_class))
         read_weights(folder, cls.kind, module)
         return module
+
+    @classmethod
+    def load_for(cls, target: LoadedModel, path: str | None, **sizes: int) -> Self:
+        """Read a module that drafts or judges for this target, on its device. It is not trained any further.
+
+        sizes: of the target, which the module's configuration must have. Raises UserError without a path, for another
+        folder, and for a module of another model.
+        """
+        if path is None:
+            raise UserError(f"this policy needs a {cls.kind.noun}; {cls.kind.remedy}")
+        module = cls.load(path)
+        require_made_for(target.checkpoint, module.config, sizes, f"the {cls.kind.noun} {path}")
+        return module.to(target.device).requires_grad_(False)
 
 
 def read_config(folder: Path, kind: Kind, cls: type[Config]) -> Config:

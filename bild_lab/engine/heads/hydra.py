@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 from transformers import PreTrainedConfig
 
-from bild_lab.engine.heads.folder import Kind, SavedModule, require_made_for
-from bild_lab.errors import UserError, require_whole
+from bild_lab.engine.heads.folder import Kind, SavedModule
+from bild_lab.errors import require_whole
 from bild_lab.files import FilePath
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ KIND = Kind(
     weights="heads.safetensors",
     config="hydra_config.json",
     noun="folder of Hydra heads",
-    remedy=f"make one with: {TRAIN} and give outputs/hydra/heads",
+    remedy=f"make one with: {TRAIN} and give policy.heads=outputs/hydra/heads",
 )
 
 
@@ -49,7 +49,7 @@ class HydraConfig:
 
 
 class HydraHeads(SavedModule):
-    """Head i (from 0) reads a state h of the target and the i + 1 tokens behind it, and predicts the token after these.
+    """Head i (from 0) reads a state h of the target and the i + 1 tokens after it, and predicts the token after these.
 
     The first block is h + silu(W [h; e_1; …; e_i+1] + b), with the target's embeddings e; further ones are x + silu(W x
     + b); then a matrix to the vocabulary. All W and b start at zero. `attach` gives the heads the target's embedding,
@@ -92,7 +92,7 @@ class HydraHeads(SavedModule):
     def forward(
         self, head: int, states: Float[Tensor, "*rows dim"], tokens: Int[Tensor, "*rows path"]
     ) -> Float[Tensor, "*rows vocab"]:
-        """Scores by this head. tokens: the head + 1 tokens behind the state."""
+        """Scores by this head. tokens: the head + 1 tokens after the state."""
         embedded = self._embedding[0][tokens].flatten(-2).to(states.dtype)
         bias = self.biases[head]
         x = states + silu(linear(torch.cat([states, embedded], -1), self.firsts[head], bias[0]))
@@ -102,14 +102,7 @@ class HydraHeads(SavedModule):
 
 
 def load_hydra(target: LoadedModel, path: FilePath | None) -> HydraHeads:
-    """Load the heads in this folder, in the target's precision and on its device.
-
-    Raises UserError if there are none, or if their shapes are not the target's.
-    """
-    if path is None:
-        raise UserError(f"policy hydra needs heads; {KIND.remedy}, as policy.heads=outputs/hydra/heads")
-    heads = HydraHeads.load(path)
+    """The heads in this folder, in the target's precision. Raises UserError as `SavedModule.load_for` does."""
     text = target.checkpoint.config.get_text_config(decoder=True)
-    sizes = {"hidden_size": text.hidden_size, "vocabulary": text.vocab_size}
-    require_made_for(target.checkpoint, heads.config, sizes, f"the heads {path}")
-    return heads.to(target.device, target.dtype).requires_grad_(False)
+    heads = HydraHeads.load_for(target, path, hidden_size=text.hidden_size, vocabulary=text.vocab_size)
+    return heads.to(target.dtype)

@@ -11,9 +11,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-from bild_lab.engine.heads.folder import Kind, SavedModule, require_made_for
+from bild_lab.engine.heads.folder import Kind, SavedModule
 from bild_lab.engine.sampling import precise
-from bild_lab.errors import UserError, require_number, require_whole
+from bild_lab.errors import require_number, require_whole
 from bild_lab.files import FilePath
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ KIND = Kind(
     weights="judge.safetensors",
     config="judge_config.json",
     noun="folder of a judge",
-    remedy=f"make one with: {TRAIN} and give outputs/judge/judge",
+    remedy=f"make one with: {TRAIN} and give policy.adapter=outputs/judge/judge",
 )
 
 
@@ -50,7 +50,7 @@ class JudgeConfig:
 
 
 class JudgeHead(SavedModule):
-    """The chance that a mismatch matters: σ(w · h + b), where h is what the target's head reads behind the token.
+    """The chance that a mismatch matters: σ(w · h + b), where h is what the target's head reads after the token.
 
     weight: [dim], with the standardization of the training folded in. bias: [1].
     """
@@ -73,13 +73,5 @@ def hidden_size_of(config: PreTrainedConfig) -> int:
 
 
 def load_judge(target: LoadedModel, path: FilePath | None) -> JudgeHead:
-    """Load the judge in this folder, on the target's device.
-
-    Raises UserError if there is none, or if it was trained for another target.
-    """
-    if path is None:
-        raise UserError(f"policy judge needs a trained judge; {KIND.remedy}, as policy.adapter=outputs/judge/judge")
-    head = JudgeHead.load(path)
-    sizes = {"hidden_size": hidden_size_of(target.checkpoint.config)}
-    require_made_for(target.checkpoint, head.config, sizes, f"the judge {path}")
-    return head.to(target.device).requires_grad_(False)
+    """The judge in this folder. Raises UserError as `SavedModule.load_for` does."""
+    return JudgeHead.load_for(target, path, hidden_size=hidden_size_of(target.checkpoint.config))

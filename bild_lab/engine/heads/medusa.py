@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 from transformers import PreTrainedConfig
 
-from bild_lab.engine.heads.folder import Kind, SavedModule, base_of, require_made_for
+from bild_lab.engine.heads.folder import Kind, SavedModule, base_of
 from bild_lab.engine.sampling import precise
-from bild_lab.errors import UserError, require_flag, require_whole
+from bild_lab.errors import require_flag, require_whole
 from bild_lab.files import FilePath
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ KIND = Kind(
     weights="heads.safetensors",
     config="heads_config.json",
     noun="folder of Medusa heads",
-    remedy=f"make one with: {TRAIN} and give outputs/medusa/heads",
+    remedy=f"make one with: {TRAIN} and give policy.heads=outputs/medusa/heads",
 )
 
 
@@ -101,8 +101,8 @@ class MedusaHeads(SavedModule):
         logits = self._logits(rows, self.config.heads)
         return logits.view(self.config.heads, *hidden.shape[:-1], self.config.vocabulary)
 
-    def likeliest(self, hidden: Float[Tensor, " dim"], depth: int, count: int) -> Int[Tensor, "depth count"]:
-        """The first heads' likeliest tokens."""
+    def most_likely(self, hidden: Float[Tensor, " dim"], depth: int, count: int) -> Int[Tensor, "depth count"]:
+        """The first heads' most likely tokens."""
         return precise(self._logits(hidden[None], depth)[:, 0]).topk(count).indices
 
     def _logits(self, rows: Float[Tensor, "n dim"], depth: int) -> Float[Tensor, "depth n vocab"]:
@@ -114,15 +114,7 @@ class MedusaHeads(SavedModule):
 
 
 def load_medusa(target: LoadedModel, path: FilePath | None) -> MedusaHeads:
-    """Load the heads in this folder, in the target's precision and on its device.
-
-    Raises UserError if there are none, or if their shapes are not the target's.
-    """
-    if path is None:
-        raise UserError(f"policy medusa needs heads; {KIND.remedy}, as policy.heads=outputs/medusa/heads")
-    heads = MedusaHeads.load(path)
-    noun = f"the heads {path}"
-    base = base_of(target.checkpoint.config, noun)
-    sizes = {"hidden_size": base.hidden_size, "vocabulary": base.vocabulary}
-    require_made_for(target.checkpoint, heads.config, sizes, noun)
-    return heads.to(target.device, target.dtype).requires_grad_(False)
+    """The heads in this folder, in the target's precision. Raises UserError as `SavedModule.load_for` does."""
+    base = base_of(target.checkpoint.config, "Medusa")
+    heads = MedusaHeads.load_for(target, path, hidden_size=base.hidden_size, vocabulary=base.vocabulary)
+    return heads.to(target.dtype)

@@ -197,9 +197,8 @@ class CachedSession:
         self.prefill()
         found = self.layers.until_saturated(self._cached, token, bar)
         if found is not None:
-            self._ran(self._cached, 1, layers=found[1], filled_layers=self.layers.depth - found[1])
             self._base, self._started = self._cached, None
-            self._cached += 1
+            self._cached = self._ran(self._cached, [1], layers=found[1], filled_layers=self.layers.depth - found[1])
         return found
 
     @torch.inference_mode()
@@ -251,14 +250,15 @@ class CachedSession:
     def _have_run(self, counts: Sequence[int]) -> None:
         """A program ran forwards of so many rows, the pending ones among the first."""
         self._pending, self._started = [], None
-        for index, count in enumerate(counts):
-            self._ran(self._cached, count, scored=count if index else 1)
-            self._cached += count
+        self._cached = self._ran(self._cached, counts)
 
-    def _ran(self, start: int, rows: int, scored: int = 1, **what: int) -> None:
-        """Record a forward of a program. what: other fields of `Forward`."""
-        source = self.layers.source
-        self.forwards.append(Forward(self.layers.config, rows=rows, cached=start, scored=scored, source=source, **what))
+    def _ran(self, start: int, counts: Sequence[int], **what: int) -> int:
+        """Record the forwards of a program, with so many rows each. what: other fields. Returns the next slot."""
+        for index, rows in enumerate(counts):
+            source, scored = self.layers.source, rows if index else 1
+            self.forwards.append(Forward(self.layers.config, rows, start, scored, source, **what))
+            start += rows
+        return start
 
     def _joins(self) -> bool:
         """Whether the prompt runs with the first rows."""
@@ -293,18 +293,15 @@ class CachedSession:
         drafted = self.layers.draft(start, rows, chain)
         if drafted is None:
             return None
-        slot = start
-        for count in (len(rows), *[1] * (drafted.forwards - 1)):
-            self._ran(
-                slot,
-                count,
-                layers=len(chain.layers),
-                skipped_attention=len(chain.skipped.attention),
-                skipped_feed_forward=len(chain.skipped.feed_forward),
-            )
-            slot += count
+        end = self._ran(
+            start,
+            [len(rows), *[1] * (drafted.forwards - 1)],
+            layers=len(chain.layers),
+            skipped_attention=len(chain.skipped.attention),
+            skipped_feed_forward=len(chain.skipped.feed_forward),
+        )
         if is_first(chain.layers, chain.skipped):
-            ran = on_device([*rows, *drafted.tokens][: slot - start], self.layers.device)
+            ran = on_device([*rows, *drafted.tokens][: end - start], self.layers.device)
             self._remember(start, Started(ran, drafted.states, len(chain.layers)))
         else:
             self._started = None

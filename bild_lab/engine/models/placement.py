@@ -80,8 +80,21 @@ class Placement:
         return ShardedModel(checkpoint, device, dtype, self.ranks)
 
 
+class _InParts(HuggingFaceModel):
+    """A checkpoint whose layers cannot be run one by one, as they are on several devices."""
+
+    def require_layers(self, what: str) -> None:
+        self.refuse(f"{what} runs some of the target's layers")
+
+    def refuse(self, what: str) -> NoReturn:
+        raise UserError(
+            f"{what}, and {self.checkpoint.path} is spread over devices; "
+            "leave out runtime.device_map and runtime.tensor_parallel"
+        )
+
+
 @dataclass
-class SpreadModel(HuggingFaceModel):
+class SpreadModel(_InParts):
     """A checkpoint whose layers Accelerate distributes over GPUs, main memory and disk, in this order.
 
     device_map: one of DEVICE_MAPS, or the device of every part. Parts in memory or on disk are copied to `device` to
@@ -101,14 +114,11 @@ class SpreadModel(HuggingFaceModel):
             )
         return module
 
-    def require_layers(self, what: str) -> None:
-        require_one_device(self.checkpoint, f"{what} runs some of the target's layers")
-
     def vocabulary_weights(self) -> tuple[Float[Tensor, "vocab dim"], Float[Tensor, "vocab dim"]]:
         """Raises UserError if one of them is on disk or in memory only until it runs."""
         ends = (self.module.get_input_embeddings(), self.module.get_output_embeddings())
         if any(each.weight.is_meta for each in ends):
-            require_one_device(self.checkpoint, READS_VOCABULARY)
+            self.refuse(READS_VOCABULARY)
         return super().vocabulary_weights()
 
     @property
@@ -119,7 +129,7 @@ class SpreadModel(HuggingFaceModel):
 
 
 @dataclass
-class ShardedModel(HuggingFaceModel):
+class ShardedModel(_InParts):
     """A checkpoint split by tensor parallelism: each process holds a shard of every layer."""
 
     ranks: Ranks = ONE_PROCESS
@@ -130,12 +140,9 @@ class ShardedModel(HuggingFaceModel):
             self.dtype, distributed_config=DistributedConfig(tp_size=self.ranks.count)
         ).eval()
 
-    def require_layers(self, what: str) -> None:
-        require_one_device(self.checkpoint, f"{what} runs some of the target's layers")
-
     def vocabulary_weights(self) -> tuple[Float[Tensor, "vocab dim"], Float[Tensor, "vocab dim"]]:
         """Raises UserError: each process has a part of them."""
-        require_one_device(self.checkpoint, READS_VOCABULARY)
+        self.refuse(READS_VOCABULARY)
 
     @torch.inference_mode()
     def start(
@@ -157,14 +164,6 @@ class ShardedModel(HuggingFaceModel):
             return heads.chunk(self.ranks.count, dim=1)[self.ranks.rank]
 
         return replace(prefix, keys=own(prefix.keys), values=own(prefix.values))
-
-
-def require_one_device(checkpoint: Checkpoint, what: str) -> NoReturn:
-    """Raise UserError: a target that is spread over devices cannot do this."""
-    raise UserError(
-        f"{what}, and {checkpoint.path} is spread over devices; "
-        "leave out runtime.device_map and runtime.tensor_parallel"
-    )
 
 
 def why_not_sharded(config: PreTrainedConfig, count: int) -> str | None:

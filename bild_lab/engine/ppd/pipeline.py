@@ -33,7 +33,7 @@ Head = Callable[[int, Float[Tensor, "n dim"]], Float[Tensor, "n vocab"]]  # from
 class PredictivePipeline:
     """The target without a drafter: each token starts while the one before it finishes. Lossless.
 
-    After the exit layer d̄ of d a head predicts the next token. The k likeliest candidates run through the first
+    After the exit layer d̄ of d a head predicts the next token. The k most likely candidates run through the first
     d − d̄ layers, as one batch, while the current token runs through the last d − d̄ layers: on the CPU in two
     threads with one intra-op thread each, on a GPU in two streams. The next token is always the one that the last
     layer chooses, greedily or sampled. If it was a candidate, its first layers are not run again.

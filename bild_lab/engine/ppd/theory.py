@@ -1,7 +1,7 @@
 """Predicted gain of predictive pipelined decoding: the closed forms of Yang et al. (2023), section 4.
 
 A target with d layers (`layers`) predicts the next token after layer d̄ (`exit_layer`). It starts on the k (`top_k`)
-likeliest candidates while it finishes the current token. One of them is correct with probability p (`match_rate`),
+most likely candidates while it finishes the current token. One of them is correct with probability p (`match_rate`),
 independently for every token. Time is counted in layers run one after another, compute in layers run by any
 process.
 """

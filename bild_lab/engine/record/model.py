@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from bild_lab.engine.draft import Tree
+from bild_lab.engine.models.cached_session import CachedSession, Pass, is_first
 from bild_lab.engine.models.native.layers import KERNEL_ROWS
 from bild_lab.engine.models.processed_session import processed
 from bild_lab.engine.record.store import Store
@@ -38,7 +40,7 @@ NO_STATES = "a record holds what a model scores, and this method reads states in
 
 
 class RecordedModel:
-    """A loaded model behind the same protocol, with a memory of every row that it has scored.
+    """A loaded model in the same protocol, with a memory of every row that it has scored.
 
     A record is exact for methods that decide by scores and draw no random numbers. store: where rows are kept on disk;
     None: in memory alone. memory_bytes: of saved rows that stay in memory too. All else, such as the checkpoint, is the
@@ -75,7 +77,8 @@ class RecordedModel:
                 lambda: self.model.start(plain, room, None, None, prefix),
                 blocks,
             )
-        session = RecordedSession(self, self._texts[name], plain, [] if forwards is None else forwards, prefix)
+        layers = RecordedLayers(self, self._texts[name], plain, 0 if prefix is None else prefix.length)
+        session = RecordedSession(layers, source.prompt, [] if forwards is None else forwards)
         return processed(session, source)
 
     def save(self) -> None:
@@ -109,57 +112,59 @@ def text_name(source: Source, prefix: Prefix | None = None) -> str:
     return digest.hexdigest()[:24]
 
 
-class RecordedSession:
+class RecordedSession(CachedSession):
     """A session over a recorded text: the same rows, counts and forwards as those of the model's own."""
 
-    def __init__(
-        self, model: RecordedModel, text: RecordedText, source: Source, forwards: list[Forward], prefix: Prefix | None
-    ) -> None:
-        self._text, self.forwards, self._device = text, forwards, model.device
-        self._rows: list[Node] = []  # cached behind the prompt, in order
-        self._base = 0  # of the last extend, or the tree, the first row
-        self._drafted: list[int] = []  # tokens behind the cached ones that ran through some layers
-        self._start = self._pending = len(source.prompt) - 1
-        self._counted = Counted(model, source, forwards, 0 if prefix is None else prefix.length)
-
-    @property
-    def length(self) -> int:
-        return self._start + len(self._rows)
+    layers: RecordedLayers
 
     def extend(self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING) -> Scores:
         rows = as_rows(rows)
-        if rows.states is not None or want.hidden or want.fill or want.prompt:
+        inner = rows.states is not None or want.hidden or want.fill or (want.prompt and want.head_input)
+        drafted = rows.position is not None
+        if inner or drafted != (want.layers is not None) or (drafted and (rows.tree is not None or want.head_input)):
             raise UserError(NO_STATES)
-        tokens = rows.tokens.tolist() if isinstance(rows.tokens, Tensor) else list(rows.tokens)
-        if rows.position is not None or want.layers is not None:
-            return self._draft_rows(tokens, rows, want)
-        cached, above, earlier = self._rows, None, 0
-        if rows.tree is not None:
-            parents = rows.tree.parents.tolist()
-            earlier = len(parents) - len(tokens)
-        self._base = len(cached) - earlier
-        trunk = cached[self._base - 1] if self._base else self._text.root
-        if rows.tree is not None:
-            ran = [trunk, *cached[self._base :]]
-            above = [ran[one + 1] if one < earlier else one - earlier for one in parents[earlier:]]
-        nodes = self._text.rows(trunk, tokens, above, want.head_input)
-        wanted = nodes if want.logits is None else nodes[len(nodes) - want.logits :]
-        self._counted.text(self.length, tokens, len(wanted), rows.tree is None)
-        cached += nodes
-        head = self._stacked(wanted, HEAD_INPUT) if want.head_input else None
-        return Scores(self._stacked(wanted, LOGITS) if wanted else None, head)
+        self.layers.cached = self._cached
+        return super().extend(rows, want)
 
-    def until_saturated(self, token: int, bar: float) -> None:
-        """A record has no states inside the model."""
+    def adopt(self, row: int, layers: Sequence[int]) -> None:
+        raise UserError(NO_STATES)
 
-    def draft(self, rows: Sequence[int], chain: Chain) -> DraftedChain | None:
-        """A greedy chain, from each node's likeliest token and its probability, which are computed once."""
-        blind = chain.threshold is None and self._device.type != "cpu"  # drafts behind an end token too
-        if chain.temperature or blind or not chain.plain or chain.position is not None:
+
+class RecordedLayers:
+    """What a session runs in place of a model's layers: the nodes of a recorded text, by the slots of a cache.
+
+    Rows of the prompt have no nodes, and their scores are not asked for. Hidden states, which a session passes on from
+    the first layers to the others, are empty here. cached: how many slots hold rows of the prefix and of the text.
+    """
+
+    def __init__(self, model: RecordedModel, text: RecordedText, source: Source, reserved: int) -> None:
+        self.config, self.depth, self.device = model.config, model.depth, model.device
+        self.reserved, self.source = reserved, 0 if source.encoder_ids is None else source.encoder_ids.shape[1]
+        self.longest_joined = KERNEL_ROWS if model.engine == "kernels" else None
+        self.cached, self._text = reserved, text
+        self._first = reserved + len(source.prompt) - 1  # the first slot after the prompt
+        self._nodes: list[Node] = []  # by slot, from there on
+        self._drafted: list[int] = []  # tokens after the cached ones that ran through some layers
+
+    def run(self, work: Pass) -> Scores:
+        tokens = work.tokens.tolist()
+        hidden = (torch.empty(work.count, 0, device=self.device),) * len(work.hidden)
+        if work.layers is not None and work.states is None:
+            logits = self._run_part(tokens, work) if work.logits else None
+            return Scores(logits, hidden=hidden)
+        nodes = self._run_text(work.start, tokens, work.tree, work.head_input > 0)
+        logits = self._stacked(nodes[-work.logits :], LOGITS) if nodes and work.logits else None
+        head = self._stacked(nodes[-work.head_input :], HEAD_INPUT) if nodes and work.head_input else None
+        return Scores(logits, head, hidden)
+
+    def draft(self, start: int, tokens: Sequence[int], chain: Chain) -> DraftedChain | None:
+        """A greedy chain, from each node's most likely token and its probability, which are computed once."""
+        if chain.temperature or not chain.stop_on_eos or chain.position is not None:
             return None
-        feed, nodes, confidences, fallback = list(rows), [], [], False
+        feed, nodes, confidences, fallback = list(tokens), [], [], False
         while len(nodes) < chain.steps and not (nodes and feed[0] in chain.end_tokens):
-            node = self._next(feed)
+            node = self._run_text(start, feed, None, False)[-1]
+            start += len(feed)
             token, confidence = node.choice
             if chain.threshold is not None:
                 confidences.append(confidence)
@@ -177,122 +182,55 @@ class RecordedSession:
             own_probs=None if own is None else precise(own).softmax(-1),
         )
 
-    def _next(self, tokens: list[int]) -> Node:
-        """Run the text's next rows. Returns the last one."""
-        nodes = self._text.rows(self._rows[-1] if self._rows else self._text.root, tokens, None, False)
-        self._counted.text(self.length, tokens, 1, True)
-        self._rows += nodes
-        return nodes[-1]
-
-    def grow(self, rows: Sequence[int], growth: Growth) -> None:
+    def grow(self, start: int, tokens: Sequence[int], growth: Growth) -> None:
         """Level by level."""
 
-    def keep(self, path: Sequence[int]) -> None:
-        self._rows[self._base :] = [self._rows[self._base + row] for row in path]
+    def until_saturated(self, start: int, token: int, bar: float) -> None:
+        """A record has no states inside the model."""
 
-    def rollback(self, length: int) -> None:
-        del self._rows[max(0, length - self._start) :]
-        self._drafted.clear()
-        self._counted.started = None
+    def forwards(self, start: int, count: int) -> list[tuple[int, int]]:
+        return [(start, count)]
 
-    def prefill(self) -> None:
-        self._counted.prefill()
+    def scored(self, work: Pass) -> int:
+        return work.read
 
-    def adopt(self, row: int, layers: Sequence[int]) -> None:
-        raise UserError(NO_STATES)
+    def gather(self, start: int, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
+        first = start - self._first
+        self._nodes[first:] = [self._nodes[first + row] for row in rows]
 
-    def _draft_rows(self, tokens: list[int], rows: Rows, want: Want) -> Scores:
-        """Rows of a view, which run through some layers behind the text and are never kept."""
-        if rows.position is None or rows.tree is not None or want.layers is None or want.head_input:
-            raise UserError(NO_STATES)
-        layers, ahead = tuple(want.layers), rows.position - self.length
-        self._drafted[ahead:] = tokens
+    def _node(self, slot: int) -> Node:
+        return self._text.root if slot < self._first else self._nodes[slot - self._first]
+
+    def _run_text(self, start: int, tokens: Sequence[int], tree: Tree | None, head: bool) -> list[Node]:
+        """The nodes of these rows of the text, without those of the prompt. tree: as in `Pass`."""
+        parents = None if tree is None else tree.parents.tolist()
+        earlier = 0 if parents is None else len(parents) - len(tokens)
+        trunk = self._node(start - earlier - 1)
+        prompt = max(0, self._first - start)  # how many of these rows
+        above = None
+        if parents is not None:
+            places = [parent - earlier for parent in parents[earlier + prompt :]]
+            above = [at - prompt if at >= prompt else self._node(start + at) for at in places]
+        nodes = self._text.rows(trunk, tokens[prompt:], above, head)
+        self._nodes[max(0, start - self._first) :] = nodes
+        return nodes
+
+    def _run_part(self, tokens: Sequence[int], work: Pass) -> Tensor:
+        """Logits of rows of a view, which run through some layers after the text and are never kept."""
+        cached = max(self.cached, self._first)
+        self._drafted[work.start - cached :] = tokens
         # the first layers read nothing but tokens; others read rows that the whole model ran up to the text's end
-        skipped = want.skipped
-        first = not skipped and layers == tuple(range(len(layers)))
+        layers, skipped = tuple(work.layers), work.skipped
         name = f"layers {','.join(map(str, layers))}"
         for block, left_out in (("attention", skipped.attention), ("feed-forward", skipped.feed_forward)):
             name += f" without {block} {','.join(map(str, sorted(left_out)))}" if left_out else ""
+        first = is_first(layers, skipped)
         kinds = [name if first else f"{name} {place} ahead" for place in range(len(self._drafted))]
-        trunk = self._rows[-1] if self._rows else self._text.root
-        nodes = self._text.drafted(trunk, self._drafted, Want(layers=layers, skipped=skipped), kinds)
-        count = len(tokens) if want.logits is None else want.logits
-        self._counted.drafted(self.length, ahead, tokens, first, Want(layers=layers, skipped=skipped), count)
-        chosen = list(zip(nodes, kinds, strict=True))[len(nodes) - count :]
-        return Scores(torch.cat([node.rows[kind] for node, kind in chosen]).to(self._device))
+        part = Want(layers=layers, skipped=skipped)
+        nodes = self._text.drafted(self._node(cached - 1), self._drafted, part, kinds)
+        chosen = list(zip(nodes, kinds, strict=True))[-work.logits :]
+        return torch.cat([node.rows[kind] for node, kind in chosen]).to(self.device)
 
     def _stacked(self, nodes: Sequence[Node], kind: str) -> Tensor:
         found = nodes[0].rows[kind] if len(nodes) == 1 else torch.cat([node.rows[kind] for node in nodes])
-        return found if self._device.type == "cpu" else found.to(self._device)
-
-
-class Counted:
-    """The forwards that a session of the model itself would have run, for their costs.
-
-    started: the drafted tokens that ran through the first layers, and how many those are (BiLD §4.4).
-    """
-
-    def __init__(self, model: RecordedModel, source: Source, forwards: list[Forward], reserved: int) -> None:
-        self._config, self._depth, self._forwards, self._reserved = (
-            model.checkpoint.config,
-            model.depth,
-            forwards,
-            reserved,
-        )
-        self._source = 0 if source.encoder_ids is None else source.encoder_ids.shape[1]
-        self._pending = len(source.prompt) - 1
-        self._longest_joined = KERNEL_ROWS if model.engine == "kernels" else None
-        self.started: tuple[list[int], int] | None = None
-        if self._source:
-            self._add(self._source, -reserved, 0, encoder=True)
-
-    def prefill(self) -> None:
-        if self._pending:
-            self._add(self._pending, 0, 1)
-            self._pending = 0
-
-    def text(self, cached: int, tokens: list[int], scored: int, chain: bool) -> None:
-        """Rows of the text. Those that ran through the first layers as a draft run through the others only."""
-        if self._longest_joined is not None and self._pending > self._longest_joined:
-            self.prefill()
-        waiting, self._pending = self._pending, 0
-        count, start = waiting + len(tokens), cached - waiting
-        started, self.started = self.started, None
-        same = shared(started[0], tokens) if started is not None and chain and not waiting else 0
-        if not same:
-            self._add(count, start, scored)
-            return
-        first = started[1]
-        if same < count:
-            self._add(count - same, start + same, 0, layers=first)
-        self._add(count, start, scored, layers=self._depth - first, first_layer=first)
-
-    def drafted(self, cached: int, ahead: int, tokens: list[int], first: bool, part: Want, scored: int) -> None:
-        """Drafted rows. first: whether these are the first layers, whole. part: what they run through."""
-        self.prefill()
-        self._add(
-            len(tokens),
-            cached + ahead,
-            scored,
-            layers=(layers := len(part.layers)),
-            skipped_attention=len(part.skipped.attention),
-            skipped_feed_forward=len(part.skipped.feed_forward),
-        )
-        if not first:
-            return
-        before = self.started
-        if ahead == 0:
-            self.started = (tokens, layers)
-        elif before is None or before[1] != layers or len(before[0]) < ahead:
-            self.started = None
-        else:
-            self.started = ([*before[0][:ahead], *tokens], layers)
-
-    def _add(self, rows: int, cached: int, scored: int, **others: Any) -> None:
-        self._forwards.append(Forward(self._config, rows, self._reserved + cached, scored, self._source, **others))
-
-
-def shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """The length of the common prefix."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (ours, theirs) in pairs if ours != theirs), min(len(one), len(other)))
+        return found if self.device.type == "cpu" else found.to(self.device)

@@ -1,6 +1,6 @@
 """The files of one model's record: rows as the model returned them, and an index with a line for each saved text.
 
-`rows.bin` holds tensors one behind the other, in their own precision. A line of `index.jsonl` says which rows of
+`rows.bin` holds tensors one after the other, in their own precision. A line of `index.jsonl` says which rows of
 which text a stretch of it holds, with a checksum. Rows reach the disk before their line does, so a process that is
 killed loses only the text that it was decoding. `record.json` says whose rows they are.
 """
@@ -76,7 +76,7 @@ class Store:
         self.folder, self._key = folder, dict(key)
         self._require_same_key()
         self._blocks: dict[str, list[Block]] = {}
-        self._end = self._index_end = 0  # behind the last whole block, and its line
+        self._end = self._index_end = 0  # after the last whole block, and its line
         self._map: Tensor | None = None
         self._read_index()
 
@@ -147,7 +147,7 @@ class Store:
             )
 
     def _read_index(self) -> None:
-        """Take every whole line whose rows are there. What a kill or a copy cut short is told and recorded anew."""
+        """Take every whole line whose rows are there. What a kill or a copy cut short is logged and recorded anew."""
         index, rows = self.folder / INDEX, self.folder / ROWS
         if not index.is_file():
             return
@@ -184,7 +184,7 @@ def checksum(order: Sequence[Sequence[int]], content: Any) -> int:
 
 
 def write_at(file: Path, start: int, content: bytes) -> int:
-    """Write behind this position, drop what else was there, and wait for the disk. Returns the new end."""
+    """Write from this position on, drop what else was there, and wait for the disk. Returns the new end."""
     with file.open("r+b" if file.is_file() else "wb") as stream:
         stream.seek(start)
         stream.truncate()

@@ -1,4 +1,4 @@
-"""What a model scored behind one prompt: a tree of tokens, each with its rows."""
+"""What a model scored after one prompt: a tree of tokens, each with its rows."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from bild_lab.engine.draft import Tree
+from bild_lab.engine.draft import Tree, common_prefix
 from bild_lab.engine.record.store import Entry, Row
-from bild_lab.engine.sampling import likeliest, precise
+from bild_lab.engine.sampling import most_likely, precise
 from bild_lab.engine.session import Rows, Session, Want
 
 LOGITS, HEAD_INPUT = "logits", "head_input"
@@ -17,7 +17,7 @@ WHOLE, PART = "whole", "part"  # forwards through all layers, and through some
 
 
 class Node:
-    """A token behind its parent. rows: by kind, what the model returned at this token."""
+    """A token after its parent. rows: by kind, what the model returned at this token."""
 
     __slots__ = ("_choice", "children", "number", "parent", "rows", "token")
 
@@ -29,15 +29,15 @@ class Node:
 
     @property
     def choice(self) -> tuple[int, float]:
-        """The likeliest next token, and its probability at temperature 1."""
+        """The most likely next token, and its probability at temperature 1."""
         if self._choice is None:
             logits = precise(self.rows[LOGITS])
-            self._choice = int(likeliest(logits)), float(logits.softmax(-1).amax(-1))
+            self._choice = int(most_likely(logits)), float(logits.softmax(-1).amax(-1))
         return self._choice
 
     @property
     def context(self) -> list[int]:
-        """The tokens behind the prompt, this one last."""
+        """The tokens after the prompt, this one last."""
         tokens, node = [], self
         while node.parent is not None:
             tokens.append(node.token)
@@ -65,7 +65,7 @@ class RecordedText:
         self.forwards: Counter[str] = Counter()  # that ran since the text was saved
         self._start, self._device, self._open = start, device, open_session
         self._session: Session | None = None
-        self._fed: list[int] = []  # tokens that the session has cached behind the root
+        self._fed: list[int] = []  # tokens that the session has cached after the root
         for entry in (entry for block in blocks for entry in block):
             self._child(self.nodes[entry.parent], entry.token).rows[entry.kind] = entry.row
         self.saved = len(self.nodes)  # nodes
@@ -110,7 +110,7 @@ class RecordedText:
         return self.rows(trunk, tokens, above, head)
 
     def drafted(self, trunk: Node, tokens: Sequence[int], part: Want, kinds: Sequence[str]) -> list[Node]:
-        """The nodes of a chain of drafted rows, which run through a part of the model behind the text.
+        """The nodes of a chain of drafted rows, which run through a part of the model after the text.
 
         part: with its layers, and the blocks skipped. kinds: under which each row is kept.
         """
@@ -156,7 +156,7 @@ class RecordedText:
         self._run(trunk, fed, parents, head)
 
     def _run(self, trunk: Node, tokens: Sequence[int], parents: Sequence[int] | None, head: bool) -> None:
-        """Run rows behind a node and keep what came out. parents: indices, -1 for the trunk; None: a chain."""
+        """Run rows after a node and keep what came out. parents: indices, -1 for the trunk; None: a chain."""
         context = trunk.context
         behind = self._reach(context)
         rows = Rows([*behind, *tokens])
@@ -198,8 +198,7 @@ class RecordedText:
         """Roll the session back to what it shares with this text. Returns the tokens that it still lacks."""
         if self._session is None:
             self._session, self._fed = self._open(), []
-        pairs = zip(self._fed, context, strict=False)
-        same = next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(self._fed), len(context)))
+        same = common_prefix(self._fed, context)
         self._session.rollback(self._start + same)
         self._fed = self._fed[:same]
         return context[same:]

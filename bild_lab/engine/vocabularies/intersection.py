@@ -46,7 +46,7 @@ class IntersectionSession(SessionOver):
         self._overlap, self._positions = overlap, positions
         self._first, self._own_first = len(source.prompt) - 1, len(own.prompt) - 1
         self._last_of_prompt = own.prompt[-1]
-        self._ends: list[int] = []  # behind the prompt, where each token's rows end in the draft model's text
+        self._ends: list[int] = []  # after the prompt, where each token's rows end in the draft model's text
         self._base = 0  # of the last extend, or the tree, the first token
         self._spans: list[list[int]] = []  # its tokens' rows
         pairs = sorted(overlap.shared.items())
@@ -67,19 +67,19 @@ class IntersectionSession(SessionOver):
         tokens = rows.tokens.tolist() if isinstance(rows.tokens, Tensor) else list(rows.tokens)
         earlier = 0 if rows.tree is None else len(rows.tree) - len(tokens)
         self._base = len(self._ends) - earlier
-        standing = [self._standing_for(token, self._base + earlier + place) for place, token in enumerate(tokens)]
+        written = [self._own_tokens(token, self._base + earlier + place) for place, token in enumerate(tokens)]
         place = sum(map(len, self._spans[:earlier]))
         self._spans = self._spans[:earlier]
-        for own in standing:
+        for own in written:
             self._spans.append(list(range(place, place := place + len(own))))
-        fed = list(itertools.chain.from_iterable(standing))
+        fed = list(itertools.chain.from_iterable(written))
         self._require_positions(len(fed))
         wanted = len(tokens) if want.logits is None else want.logits
         scored = [span[-1] - place for span in self._spans[len(self._spans) - wanted :]]  # from the end
         tree = None if rows.tree is None else self._own_tree(rows.tree)
         logits = self._session.extend(Rows(fed, tree), Want(logits=-scored[0] if scored else 0)).logits
         before = self._ends[-1] if self._ends else self._own_first
-        self._ends += itertools.accumulate(map(len, standing[1:]), initial=before + len(standing[0]))
+        self._ends += itertools.accumulate(map(len, written[1:]), initial=before + len(written[0]))
         if logits.shape[0] != wanted:
             logits = logits[on_device([logits.shape[0] + row for row in scored], logits.device)]
         return Scores(self._translated(logits))
@@ -106,9 +106,9 @@ class IntersectionSession(SessionOver):
             del self._ends[kept:]
             self._session.rollback(self._ends[-1] if self._ends else self._own_first)
 
-    def _standing_for(self, token: int, place: int) -> list[int]:
-        """The draft model's tokens for a target token, the place-th behind the prompt."""
-        return self._overlap.standing_for(token) if place else [self._last_of_prompt]
+    def _own_tokens(self, token: int, place: int) -> list[int]:
+        """The draft model's tokens for a target token, the place-th after the prompt."""
+        return self._overlap.draft_tokens(token) if place else [self._last_of_prompt]
 
     def _own_tree(self, tree: Tree) -> Tree:
         """The tree of the draft model's rows: those of one token are a chain."""
@@ -127,7 +127,7 @@ class IntersectionSession(SessionOver):
         if self._positions is None:
             return True
         places = enumerate(rows, start=len(self._ends))
-        more = sum(len(self._standing_for(token, place)) for place, token in places)
+        more = sum(len(self._own_tokens(token, place)) for place, token in places)
         return self._session.length + more + drafted <= self._positions
 
     def _require_positions(self, more: int) -> None:

@@ -77,7 +77,7 @@ class Overlap:
                 found[one] = other
         return found
 
-    def standing_for(self, token: int) -> list[int]:
+    def draft_tokens(self, token: int) -> list[int]:
         """Tokens of the draft model that write what this target token writes: one or more, whatever it is."""
         if token in self.shared:
             return [self.shared[token]]

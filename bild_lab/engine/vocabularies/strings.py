@@ -9,12 +9,12 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from bild_lab.engine.draft import ROOT
+from bild_lab.engine.draft import ROOT, common_prefix
 from bild_lab.engine.drafters.model import read
 from bild_lab.engine.drafters.model_tree import grow
 from bild_lab.engine.models.processed_session import SessionOver
 from bild_lab.engine.request import Source
-from bild_lab.engine.sampling import Sampling, likeliest, precise
+from bild_lab.engine.sampling import Sampling, most_likely, precise
 from bild_lab.engine.session import (
     EVERYTHING,
     LAST,
@@ -37,11 +37,11 @@ NOTHING = DraftedChain([], 0, False, [], None, None)
 
 
 class StringsSession(SessionOver):
-    """A session that drafts text behind the target's tokens, over a session of the draft model.
+    """A session that drafts text after the target's tokens, over a session of the draft model.
 
     The text so far is tokenized for the draft model. It keeps the rows that have the same tokens as before, so it reads
-    again only what a new tokenization changed. What it drafts is tokenized for the target behind the committed
-    tokens, which never change. A draft is the likeliest text, whatever the sampling, so each of its tokens counts as
+    again only what a new tokenization changed. What it drafts is tokenized for the target after the committed
+    tokens, which never change. A draft is the most likely text, whatever the sampling, so each of its tokens counts as
     certain (q is one-hot). It cannot give scores.
 
     source, own: the prompt in both vocabularies. positions: how many tokens the draft model reads.
@@ -50,12 +50,12 @@ class StringsSession(SessionOver):
     def __init__(self, session: Session, overlap: Overlap, source: Source, own: Source, positions: int | None) -> None:
         super().__init__(session)
         self._overlap, self._positions = overlap, positions
-        self._begins = source.encoder_ids is not None  # a decoder's text begins behind its start token
+        self._begins = source.encoder_ids is not None  # a decoder's text begins after its start token
         self._first, self._prompt = len(source.prompt) - 1, list(own.prompt)
         self._tokens: list[int] = []  # the target's, from the prompt's last one on
         self._cached = self._prompt[:-1]  # the draft model's tokens of which it has rows, or will have with the prompt
         self._settled: tuple[bytes, list[int]] = (b"", [])  # a beginning of the text that is not tokenized again
-        self._grown: tuple[int, GrownTree] | None = None  # a tree of the draft model behind so many cached tokens
+        self._grown: tuple[int, GrownTree] | None = None  # a tree of the draft model after so many cached tokens
 
     @property
     def length(self) -> int:
@@ -75,7 +75,7 @@ class StringsSession(SessionOver):
         feed = self._behind_cached(own)
         ends = self._overlap.draft.end_tokens
         chain_of_text = Chain(chain.steps, ends, chain.threshold)
-        drafted = self._session.draft(feed, chain_of_text) or likeliest_chain(self._session, feed, chain_of_text)
+        drafted = self._session.draft(feed, chain_of_text) or most_likely_chain(self._session, feed, chain_of_text)
         self._cached = [*own, *drafted.tokens][: self._session.length]
         tokens = self._target_tokens(text, own, drafted.tokens)[: chain.steps]
         return replace(drafted, tokens=tokens, probs=None, own_probs=None)
@@ -102,7 +102,7 @@ class StringsSession(SessionOver):
         del self._tokens[max(0, length - self._first) :]
 
     def _read(self, rows: Sequence[int]) -> tuple[bytes, list[int]]:
-        """Add these tokens to the text. Returns what it writes behind the prompt, and the draft model's tokens."""
+        """Add these tokens to the text. Returns what it writes after the prompt, and the draft model's tokens."""
         self._tokens += rows
         text = self._overlap.pieces.text(self._tokens[1:])
         if self._begins:
@@ -123,7 +123,7 @@ class StringsSession(SessionOver):
         """Drop the rows that are not the text's. Returns the draft model's tokens that have to run."""
         if self._grown is not None:
             self._keep_branch(own)
-        same = shared(self._cached, own[:-1])
+        same = common_prefix(self._cached, own[:-1])
         self._session.rollback(same)
         return own[same:]
 
@@ -166,15 +166,15 @@ class StringsSession(SessionOver):
         return self._overlap.target.tokenizer.eos_token_id is not None
 
 
-def likeliest_chain(session: Session, feed: Sequence[int], chain: Chain) -> DraftedChain:
-    """A chain of the likeliest tokens, one forward after the other."""
+def most_likely_chain(session: Session, feed: Sequence[int], chain: Chain) -> DraftedChain:
+    """A chain of the most likely tokens, one forward after the other."""
     tokens: list[int] = []
     confidences: list[float] = []
     fallback, calls = False, 0
     while len(tokens) < chain.steps and not fallback and not (tokens and tokens[-1] in chain.end_tokens):
         logits = precise(session.extend(feed, LAST).logits)
         calls += 1
-        confidence, token = read(logits.softmax(-1).amax(-1), likeliest(logits))
+        confidence, token = read(logits.softmax(-1).amax(-1), most_likely(logits))
         if chain.threshold is not None:
             confidences.append(confidence)
             fallback = confidence < chain.threshold
@@ -209,9 +209,3 @@ def merged(chains: Sequence[Sequence[int]], most: int) -> tuple[list[int], list[
                 parents.append(node)
             node = places[node, token]
     return tokens, parents
-
-
-def shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """The length of the common prefix."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (ours, theirs) in pairs if ours != theirs), min(len(one), len(other)))

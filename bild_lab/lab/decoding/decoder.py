@@ -11,8 +11,7 @@ from typing import Any, overload
 import torch
 
 from bild_lab.engine.batch import Batch
-from bild_lab.engine.batch_room import quiet_batch, require_batches, require_room
-from bild_lab.engine.batched import decode_batch
+from bild_lab.engine.batched import decode_batch, quiet_batch, require_batches, require_room
 from bild_lab.engine.models.checkpoint import Prompt
 from bild_lab.engine.models.ranks import Ranks
 from bild_lab.engine.processors import Processors

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import inf
 from pathlib import Path
@@ -16,8 +16,7 @@ import torch
 from omegaconf import DictConfig
 
 from bild_lab.engine.batch import Batch
-from bild_lab.engine.batch_room import QUIET_BATCH, quiet_batch
-from bild_lab.engine.batched import apart
+from bild_lab.engine.batched import QUIET_BATCH, quiet_batch
 from bild_lab.engine.protocols import External
 from bild_lab.engine.record.model import text_name
 from bild_lab.engine.request import Request
@@ -200,21 +199,18 @@ class Screening:
         self.seconds["load"] += time.perf_counter() - clock
         clock = time.perf_counter()
         texts: list[list[Text]] = [[] for _ in requests]
-        copies: dict[int, list[Decoder]] = {}
         alike: dict[str, list[int]] = {}  # examples of one prompt share its record, so they run one after the other
         for index, request in enumerate(requests):
             alike.setdefault(text_name(request.source), []).append(index)
         with progress() as bar:
             task = bar.add_task(f"recording and replaying {len(candidates)} points", total=len(requests))
 
-            def loop_over(indices: Sequence[int]) -> Callable[[int], None]:
-                def loop(slot: int) -> None:
-                    if slot not in copies:
-                        copies[slot] = [replace(one, method=apart(one.method)) for one in decoders]
+            def loop_over(indices: Sequence[int]) -> Callable[[], None]:
+                def loop() -> None:
                     for index in indices:
                         texts[index] = [
                             decoded(one.name, decoder, requests[index], self.machine)
-                            for one, decoder in zip(candidates, copies[slot], strict=True)
+                            for one, decoder in zip(candidates, decoders, strict=True)
                         ]
                         self.records.save()
                         bar.advance(task)

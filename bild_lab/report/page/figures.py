@@ -6,7 +6,10 @@ import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from html import escape
+from itertools import count, pairwise
 from typing import Any
+
+import numpy as np
 
 from bild_lab.lab.analysis.paired import NOT_COMPARED, SAME, Compared
 from bild_lab.lab.formatting import interval, number, percent, point_label, signed, signed_interval
@@ -19,7 +22,7 @@ from bild_lab.report.page.base import HOVER, Figure, Trace, error_bars, figure_o
 from bild_lab.report.page.tables import name_of
 from bild_lab.report.style import COLOURS, MUTED, STAGE_COLOURS, Mark
 
-LOWEST, HIGHEST = -7, 2  # the decades of gaps that have a bar of their own, in nats
+GAPS = (-math.inf, *(10.0**power for power in range(-7, 3)), math.inf)  # the ends of the bars of gaps, in nats
 KINDS = {  # the verdicts on a text that differs from the target's, and their colours
     "rounding by the number of rows": "#2a78b5",
     "another tie": "#7fb2d9",
@@ -97,16 +100,16 @@ def divergence_figure(group: Group, stored: Mapping[str, Sequence[MeasuredExampl
     """
     examples = [one for result in group.results for one in stored.get(name_of(result), ())]
     found = [one.certificate for one in examples if (one.certificate or {}).get("margin") is not None]
-    if not found:
+    differing = [(_kind(one), one["margin"]) for one in found]
+    if not differing:
         return None
     traces = []
     for kind, colour in KINDS.items():
-        places = [gap_place(one["margin"]) for one in found if _kind(one) == kind]
-        counts = [places.count(place) for place in range(len(gap_labels()))]
+        counts, _ = np.histogram([gap for name, gap in differing if name == kind], GAPS)
         hover = f"%{{x}} nats<br>{kind}: %{{y}} texts<extra></extra>"
         look = {"marker": {"color": colour}, "hovertemplate": hover}
-        if places:
-            traces.append({"type": "bar", "name": kind, "x": gap_labels(), "y": counts, **look})
+        if counts.any():
+            traces.append({"type": "bar", "name": kind, "x": _gap_labels(), "y": counts.tolist(), **look})
     layout = {
         "barmode": "stack",
         "xaxis": {"title": "Gap between the target’s two most likely tokens, nats", "type": "category"},
@@ -124,17 +127,10 @@ def _kind(certificate: Mapping[str, Any]) -> str:
     return defect if certificate["verdict"] == "defect" else session
 
 
-def gap_place(gap: float) -> int:
-    """The bar of a gap: 0 for those below the lowest decade, the last for those above the highest."""
-    if gap <= 0:
-        return 0
-    return min(max(math.floor(math.log10(gap)) - LOWEST + 1, 0), HIGHEST - LOWEST + 1)
-
-
-def gap_labels() -> list[str]:
-    """The names of the bars."""
-    decades = [f"{10.0**at:g} to {10.0 ** (at + 1):g}" for at in range(LOWEST, HIGHEST)]
-    return [f"below {10.0**LOWEST:g}", *decades, f"{10.0**HIGHEST:g} and more"]
+def _gap_labels() -> list[str]:
+    low, *decades, high = GAPS[1:-1]
+    between = [f"{one:g} to {other:g}" for one, other in pairwise([low, *decades, high])]
+    return [f"below {low:g}", *between, f"{high:g} and more"]
 
 
 def batch_figure(curves: Sequence[BatchCurve], colours: Mapping[str, Mark]) -> Figure | None:
@@ -309,22 +305,19 @@ def _line(xs: Sequence[float], ys: Sequence[float | None], name: str, mark: Mark
 def _heights(above: Sequence[int]) -> list[float]:
     """The place of each row from top to bottom: leaves one below the other, parents beside their children's middle.
 
-    above: the row of the parent of every row but the first.
+    above: the row of the parent of every row but the first; parents come before their children.
     """
-    children: list[list[int]] = [[] for _ in range(len(above) + 1)]
+    children: dict[int, list[int]] = {}
     for row, parent in enumerate(above, start=1):
-        children[parent].append(row)
-    places, leaves = [0.0] * len(children), 0
-    stack = [(0, False)]
-    while stack:
-        row, done = stack.pop()
-        if done:
-            places[row] = (places[children[row][0]] + places[children[row][-1]]) / 2
-        elif children[row]:
-            stack += [(row, True), *((child, False) for child in reversed(children[row]))]
-        else:
-            places[row] = leaves
-            leaves += 1
+        children.setdefault(parent, []).append(row)
+    leaves, places = count(), [0.0] * (len(above) + 1)
+
+    def place(row: int) -> float:
+        below = [place(child) for child in children.get(row, ())]
+        places[row] = (below[0] + below[-1]) / 2 if below else float(next(leaves))
+        return places[row]
+
+    place(0)
     return places
 
 

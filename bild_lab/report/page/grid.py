@@ -6,12 +6,13 @@ has no heat maps.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from bild_lab.lab.formatting import knob_value, number, point_label, signed, signed_interval, times
 from bild_lab.lab.results.groups import Group, varying_knobs
@@ -39,17 +40,17 @@ class Screened:
 
     policy: str
     knobs: Mapping[str, Any]
-    row: Mapping[str, str]
+    row: Mapping[str, Any]
     live: Result | None
 
     @property
     def speedup(self) -> float:
         """The predicted one."""
-        return float(self.row["predicted_speedup"])
+        return self.row["predicted_speedup"]
 
     @property
     def difference(self) -> float:
-        return float(self.row["quality_difference"])
+        return self.row["quality_difference"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Grid:
     """What the page shows of a split and number of examples that were screened."""
 
     split: str
-    examples: str
+    examples: int
     count: int
     cloud: Figure
     fastest: Table
@@ -141,21 +142,9 @@ def _axis(knob: str, values: Sequence[str]) -> dict[str, Any]:
 
 
 def _in_order(values: Sequence[Any]) -> list[str]:
-    """The texts of a knob's values, numbers by size."""
-
-    def key(text: str) -> tuple[bool, float, str]:
-        value = _read(by_text[text])
-        return (True, 0.0, text) if isinstance(value, str) else (False, value, "")
-
-    by_text = {knob_value(value): value for value in values}
-    return sorted(by_text, key=key)
-
-
-def _read(value: Any) -> float | str:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return str(value)
+    """The texts of a knob's values, numbers by size and before words."""
+    texts = pd.Series({knob_value(value): value for value in values}, dtype=object)
+    return list(pd.to_numeric(texts, errors="coerce").sort_index().sort_values(kind="stable").index)
 
 
 def screened_points(folder: Path, results: Sequence[Result]) -> list[Screened]:
@@ -165,26 +154,24 @@ def screened_points(folder: Path, results: Sequence[Result]) -> list[Screened]:
     """
     if not (folder / SCREENED).is_file():
         return []
-    with (folder / SCREENED).open(newline="", encoding="utf-8") as stream:
-        rows = list(csv.DictReader(stream))
-    names = list(rows[0]) if rows else []
-    knobs = names[names.index("policy") + 1 : names.index("split")] if rows else []
+    table = pd.read_csv(folder / SCREENED, dtype={"confirmed": str}).dropna(subset="predicted_speedup")
+    names = list(table)
+    knobs = names[names.index("policy") + 1 : names.index("split")]
     measured = {result.point: result for result in results}
     return [
         Screened(
             row["policy"],
-            {knob: _read(row[knob]) for knob in knobs if row[knob] != ""},
+            {knob: row[knob] for knob in knobs if pd.notna(row[knob])},
             row,
             measured.get(row["confirmed"]),
         )
-        for row in rows
-        if row["predicted_speedup"] != ""
+        for row in table.to_dict("records")
     ]
 
 
 def grids(points: Sequence[Screened], colours: Mapping[str, Mark]) -> list[Grid]:
     """What the page shows of screened points."""
-    sets: dict[tuple[str, str], list[Screened]] = {}
+    sets: dict[tuple[str, int], list[Screened]] = {}
     for one in points:
         sets.setdefault((one.row["split"], one.row["n_examples"]), []).append(one)
     found = []
@@ -220,7 +207,7 @@ def _cloud(points: Sequence[Screened], colours: Mapping[str, Mark]) -> Figure:
         traces.append(scatter(places, "markers", name=escape(policy), marker=look, **text))
         if live := [one.live for one in own if one.live is not None and one.live.speedup.low is not None]:
             traces.append(_confirmed(policy, live, mark.colour))
-    front = sorted((1 / one.speedup, one.difference) for one in points if one.row["on_front"] == "True")
+    front = sorted((1 / one.speedup, one.difference) for one in points if one.row["on_front"])
     traces.append(scatter(front, "lines", name="front", hoverinfo="skip", line={"shape": "hv", "color": MUTED}))
     layout = {
         "xaxis": {"title": "Predicted latency, relative to the baseline<br>(further left is faster)"},
@@ -230,14 +217,14 @@ def _cloud(points: Sequence[Screened], colours: Mapping[str, Mark]) -> Figure:
 
 
 def _hover(one: Screened) -> str:
-    row = {key: _read(value) for key, value in one.row.items()}
+    row = one.row
     bounds = signed_interval(row["quality_difference_low"], row["quality_difference_high"])
     lines = [
         f"<b>{escape(point_label(one, list(one.knobs)))}</b>",
         f"predicted {times(one.speedup)}",
-        f"{escape(one.row['quality_metric'])} {number(row['quality'])}, {signed(one.difference)} {bounds}",
-        f"{number(row['tokens_per_target_call'])} tokens a call, {one.row['target_calls']} target calls",
-        f"{one.row['fallbacks']} fallbacks, {one.row['rollbacks']} rollbacks",
+        f"{escape(row['quality_metric'])} {number(row['quality'])}, {signed(one.difference)} {bounds}",
+        f"{number(row['tokens_per_target_call'])} tokens a call, {row['target_calls']} target calls",
+        f"{row['fallbacks']} fallbacks, {row['rollbacks']} rollbacks",
     ]
     return "<br>".join(lines)
 

@@ -17,6 +17,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from bild_lab.engine.heads import BitaAdapter
 from bild_lab.errors import UserError, require_whole
 from bild_lab.training.modules.predictors import Predictors
+from bild_lab.training.modules.states import SmallModule
 
 ATTENTION = "bild_lab_bita"  # in Transformers' register of attention functions
 
@@ -79,7 +80,7 @@ class PromptRows:
     layers: set[int] = field(default_factory=set)
 
 
-class BitaModule(nn.Module):
+class BitaModule(SmallModule):
     """Runs the mask tokens of many contexts of an answer through the frozen model, all beside one another.
 
     The tokens run first. They see neither prompt nor masks, so nothing that learns reaches them: they need no gradient,
@@ -89,17 +90,14 @@ class BitaModule(nn.Module):
     """
 
     def __init__(self, base: PreTrainedModel, adapter: BitaAdapter) -> None:
-        super().__init__()
-        self.adapter = adapter
-        self._base = (base,)  # a module in a tuple is no submodule
+        super().__init__(base, adapter)
         AttentionInterface.register(ATTENTION, attend_with_prompt)
         self._require_interface()
 
     def forward(
         self, input_ids: Int[Tensor, "batch n"], contexts: Int[Tensor, "batch contexts"]
     ) -> Float[Tensor, "batch contexts masks vocab"]:
-        """Logits of every mask after each context. contexts: how many tokens each one holds."""
-        base, masks, device = self._base[0], self.adapter.masks, input_ids.device
+        base, masks, device = self.base, self.weights.masks, input_ids.device
         (batch, groups), count, tokens = contexts.shape, masks.shape[0], input_ids.shape[1]
         cache = DynamicCache(config=base.config)
         options = {"past_key_values": cache, "use_cache": True}
@@ -120,20 +118,17 @@ class BitaModule(nn.Module):
         ).logits
         return logits.view(batch, groups, count, -1)
 
-    def save(self, folder: Path) -> None:
-        """Write the adapter's two files."""
-        self.adapter.save(folder)
-
     def _prompt(self) -> tuple[Float[Tensor, "p dim"], PromptRows]:
         """The rows of a shallow prompt, and the keys and values of a deep one."""
-        kind = self.adapter.config.prompt
-        rows = self.adapter.prompt_embeddings if kind == "shallow" else self.adapter.masks[:0]
-        deep = (self.adapter.prompt_keys, self.adapter.prompt_values) if kind == "deep" else (None, None)
+        adapter = self.weights
+        kind = adapter.config.prompt
+        rows = adapter.prompt_embeddings if kind == "shallow" else adapter.masks[:0]
+        deep = (adapter.prompt_keys, adapter.prompt_values) if kind == "deep" else (None, None)
         return rows, PromptRows(*deep)
 
     def _require_interface(self) -> None:
         """Raise UserError unless every layer's attention goes through Transformers' interface and sees all rows."""
-        base, reached = self._base[0], PromptRows(None, None)
+        base, reached = self.base, PromptRows(None, None)
         config = base.config
         kinds = set(getattr(config, "layer_types", None) or [])
         if kinds - {"full_attention"} or (not kinds and getattr(config, "sliding_window", None)):

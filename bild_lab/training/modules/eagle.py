@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
 
@@ -28,7 +28,7 @@ from bild_lab.engine.models.native import why_not_native
 from bild_lab.errors import require_number, require_whole
 from bild_lab.training.modules.layer_heads import own_head
 from bild_lab.training.modules.predictors import OwnLoss, Predictors
-from bild_lab.training.modules.states import decoder_states, head_scale
+from bild_lab.training.modules.states import SmallModule, decoder_states, head_scale
 
 TOKEN_WEIGHT = 0.1  # of EAGLE-1's loss on tokens, beside that on states (Li et al., 2024, §4.2)
 DECAY = 0.8  # of EAGLE-3's loss, from one step of the test to the next, as in the released code
@@ -120,7 +120,7 @@ def layer_like(config: PreTrainedConfig) -> LlamaConfig:
     )
 
 
-class EagleModule(nn.Module):
+class EagleModule(SmallModule):
     """Runs the layer as decoding does: on the frozen model's states, then step by step on its own (EAGLE-3 §3.2).
 
     A step's tokens are the answer's own. So where all first choices are right, these are the tokens that would have
@@ -128,18 +128,15 @@ class EagleModule(nn.Module):
     """
 
     def __init__(self, base: PreTrainedModel, eagle: Eagle, steps: int, noise: float, seed: int) -> None:
-        super().__init__()
-        self.eagle = eagle
-        self._base, self._steps, self._noise, self._seed = (base,), steps, noise, seed  # a tuple is no submodule
-        self._scale, self._head = head_scale(base.config), (base.get_output_embeddings(),)
+        super().__init__(base, eagle)
+        self._steps, self._noise, self._seed = steps, noise, seed
         eagle.attach(base.get_input_embeddings().weight, base.get_output_embeddings().weight)
 
     def forward(self, input_ids: Int[Tensor, "batch n"], contexts: Int[Tensor, "batch contexts"]) -> OwnLoss:
-        """The logits of every step after each context. contexts: how many tokens each one holds."""
-        config, eagle = self.eagle.config, self.eagle
-        with torch.no_grad():  # padding is on the right, where no context sees it
-            found = decoder_states(self._base[0], input_ids, contexts, EagleSpec.skipped)
-            final = found.final * self._scale
+        config, eagle = self.weights.config, self.weights
+        with torch.no_grad():
+            found = decoder_states(self.base, input_ids, contexts, EagleSpec.skipped)
+            final = found.final * head_scale(self.base.config)
             states = joined_states(config.variant, final, [found.hidden[layer] for layer in config.target_layers])
             if self.training and self._noise:
                 states = states + self._drawn(states, input_ids)
@@ -171,16 +168,16 @@ class EagleModule(nn.Module):
         return OwnLoss(torch.stack(logits, 2), torch.stack(losses, 2))
 
     def save(self, folder: Path) -> None:
-        """Write the weights and the configuration."""
-        save_eagle(self.eagle, folder)
+        """Write the weights and the configuration as SafeAILab's code and vLLM read them."""
+        save_eagle(self.weights, folder)
 
     def _losses(self, outputs: Tensor, logits: Tensor, wanted: Tensor) -> Float[Tensor, "batch contexts"]:
         """Cross-entropy with the model's own distribution; EAGLE-1 also learns the state itself."""
         with torch.no_grad():
-            vocabulary = self.eagle.config.vocabulary
-            own = self._head[0](wanted)[..., :vocabulary].float().softmax(-1)
+            vocabulary = self.weights.config.vocabulary
+            own = self.base.get_output_embeddings()(wanted)[..., :vocabulary].float().softmax(-1)
         tokens = -(own * logits.float().log_softmax(-1)).sum(-1)
-        if self.eagle.config.variant == EAGLE3:
+        if self.weights.config.variant == EAGLE3:
             return tokens
         missed = smooth_l1_loss(outputs.float(), wanted.float(), reduction="none").mean(-1)
         return missed + TOKEN_WEIGHT * tokens

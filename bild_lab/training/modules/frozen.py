@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
 from omegaconf import DictConfig
-from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel, TrainerCallback, TrainingArguments
+from transformers import PreTrainedConfig, PreTrainedModel, TrainingArguments
 
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.device import resolve_dtype
@@ -26,7 +24,6 @@ from bild_lab.lab.config import typed
 from bild_lab.lab.data.examples import DatasetSpec, load_examples
 from bild_lab.lab.point import sweep_folder
 from bild_lab.lab.results.records import require_writable
-from bild_lab.report.wandb.logger import WandbLogger
 from bild_lab.training.answers import Calibration, read_calibrations
 from bild_lab.training.batches import BatchOrder, spread_evenly
 from bild_lab.training.calibration import CalibrationJob, generate_calibration
@@ -42,27 +39,12 @@ from bild_lab.training.modules.predictors import (
     RandomContexts,
     collate,
 )
-from bild_lab.training.modules.states import OneRowCheckpoint
+from bild_lab.training.modules.states import OneRowCheckpoint, SmallModule
 from bild_lab.training.recipe import LONGEST_WAIT, Recipe
 from bild_lab.training.reports import answers_bar, model_card, print_closing, training_logger
-from bild_lab.training.run import Objective, TrainingRun, isolated
+from bild_lab.training.run import Objective, TrainingJob, TrainingRun, isolated
 from bild_lab.training.start import require_room
 from bild_lab.training.trainer import TrainingTask
-
-
-class SmallModule(Protocol):
-    """A torch module with weights of its own, which calls a frozen model.
-
-    The frozen model is not its submodule, so the Trainer moves, trains and saves the small weights alone.
-    """
-
-    def __call__(
-        self, input_ids: Int[Tensor, "batch n"], contexts: Int[Tensor, "batch contexts"]
-    ) -> Float[Tensor, "batch contexts predictors vocab"]:
-        """The logits of every predictor after each context. contexts: how many tokens each one holds."""
-
-    def save(self, folder: Path) -> None:
-        """Write the weights as decoding reads them."""
 
 
 class ModuleSpec(Protocol):
@@ -92,7 +74,7 @@ class ModuleSpec(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FrozenJob:
+class FrozenJob(TrainingJob):
     """One training of a small module for `base`, whose weights stay frozen.
 
     calibration: the answers to learn, cut to the recipe's `max_target_tokens`. held_out: answers that are not learned
@@ -103,12 +85,6 @@ class FrozenJob:
     spec: ModuleSpec
     calibration: Calibration
     held_out: int
-    recipe: Recipe
-    folder: Path
-    progress: bool = True
-    logger: WandbLogger | None = None
-    callbacks: tuple[TrainerCallback, ...] = ()
-    provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require_whole("held_out", self.held_out, 1)
@@ -182,7 +158,7 @@ def train_beside_frozen(job: FrozenJob) -> dict[str, Any]:
     """
     require_writable(job.folder)
     run = TrainingRun(
-        recipe=job.recipe,
+        job=job,
         folder=TrainingFolder(job.folder, job.spec.result_name),
         title=f"{job.spec.noun} for {job.base.path}",
         start=job.base.path,
@@ -191,17 +167,17 @@ def train_beside_frozen(job: FrozenJob) -> dict[str, Any]:
         evaluates=True,
         examples=len(job.parts[0]),
         prepare=lambda arguments: _prepare(job, arguments),
-        shown=job.progress,
-        logger=job.logger,
-        callbacks=job.callbacks,
-        provenance=job.provenance,
     )
     return run.train()
 
 
 def _prepare(job: FrozenJob, arguments: TrainingArguments) -> Objective:
     recipe, dataset, (train, held_out) = job.recipe, job.calibration.dataset, job.parts
-    module = _module(job, arguments.device)
+    half = job.base.config.dtype in (torch.bfloat16, torch.float16) and recipe.in_bfloat16
+    base = job.base.weights(torch.bfloat16 if half else torch.float32)  # half precision if the device is fast at it
+    base.requires_grad_(False).eval().to(arguments.device)
+    origin = {"path": job.base.path, "revision": job.base.revision, "fingerprint": job.base.fingerprint}
+    module = job.spec.build(base, origin, recipe.seed)
     order = BatchOrder([row.length for row in train], recipe.batch_size, recipe.max_steps, recipe.seed)
     return Objective(
         model=module,
@@ -226,15 +202,6 @@ def _prepare(job: FrozenJob, arguments: TrainingArguments) -> Objective:
         save=module.save,
         card=lambda metrics: _card(metrics, job.command),
     )
-
-
-def _module(job: FrozenJob, device: torch.device) -> nn.Module:
-    """The small module with its model, which is frozen; a half-precision model stays so if the device is fast at it."""
-    own, half = job.base.config.dtype, (torch.bfloat16, torch.float16)
-    base = job.base.weights(torch.bfloat16 if own in half and job.recipe.in_bfloat16 else torch.float32)
-    base.requires_grad_(False).eval().to(device)
-    origin = {"path": job.base.path, "revision": job.base.revision, "fingerprint": job.base.fingerprint}
-    return job.spec.build(base, origin, job.recipe.seed)
 
 
 def _card(metrics: Mapping[str, Any], command: str) -> str:

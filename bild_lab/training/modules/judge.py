@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
-from scipy.stats import rankdata
+from scipy.stats import mannwhitneyu
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
@@ -128,7 +128,12 @@ def train_judge(job: JudgeJob, advance: Callable[[], None] = lambda: None) -> di
     with holding(folder.lock):
         labels = [_labelled(job, index, advance) for index in range(len(job.examples))]
         searched_s = time.perf_counter() - started
-        metrics, write = _fitted(job, labels, searched_s)
+        head, metrics = _fitted(job, labels, searched_s)
+
+    def write(place: Path) -> None:
+        head.save(place)
+        write_json(place / METRICS, metrics)
+
     folder.publish(write)
     folder.write_metrics(metrics)
     return metrics
@@ -170,23 +175,13 @@ def _search(job: JudgeJob, example: Example) -> dict[str, Any]:
         "id": example.id,
         "own": list(found.own),
         "kept": list(found.kept),
-        "mismatches": [
-            {
-                "place": one.place,
-                "target_token": one.target_token,
-                "draft_token": one.draft_token,
-                "important": one.important,
-            }
-            for one in found.mismatches
-        ],
+        "mismatches": [{key: value for key, value in vars(one).items() if key != "hidden"} for one in found.mismatches],
         "hidden": base64.b64encode(np.concatenate(states).tobytes() if states else b"").decode(),
     }
 
 
-def _fitted(
-    job: JudgeJob, labels: Sequence[Labels], searched_s: float
-) -> tuple[dict[str, Any], Callable[[Path], None]]:
-    """metrics.json, and what writes the judge's folder."""
+def _fitted(job: JudgeJob, labels: Sequence[Labels], searched_s: float) -> tuple[JudgeHead, dict[str, Any]]:
+    """The judge, and its metrics.json."""
     count = max(1, round(job.spec.held_out * len(labels)))
     aside = set(spread_evenly(min(count, len(labels) - 1), len(labels))) if len(labels) > 1 else set()
     parts = [[one for index, one in enumerate(labels) if (index in aside) == held] for held in (False, True)]
@@ -208,11 +203,7 @@ def _fitted(
         "important": int(every.important.sum()),
         "held_out_mismatches": len(held_out),
         "threshold": fitted.head.config.threshold,
-        "strength": fitted.strength,
-        "kept_share": fitted.kept_share,
-        "recall": fitted.recall,
-        "steps": fitted.steps,
-        "loss": fitted.loss,
+        **{name: getattr(fitted, name) for name in ("strength", "kept_share", "recall", "steps", "loss")},
         "metric": "roc_auc",
         "best": {"step": fitted.steps, "roc_auc": fitted.roc_auc},
         "history": [],
@@ -222,11 +213,7 @@ def _fitted(
         "environment": environment(job.decoder.target.device),
     }
 
-    def write(place: Path) -> None:
-        fitted.head.save(place)
-        write_json(place / METRICS, metrics)
-
-    return metrics, write
+    return fitted.head, metrics
 
 
 def _joined(several: Sequence[Labels]) -> Labels:
@@ -331,9 +318,8 @@ def regression(
 
 def roc_auc(scores: Float[Tensor, " n"], important: Bool[Tensor, " n"]) -> float:
     """The chance that an important mismatch scores above an unimportant one; a tie counts half."""
-    ranks, positive = rankdata(scores.numpy()), important.numpy()
-    count, others = int(positive.sum()), int((~positive).sum())
-    return float((ranks[positive].sum() - count * (count + 1) / 2) / (count * others))
+    positive, negative = scores[important].numpy(), scores[~important].numpy()
+    return float(mannwhitneyu(positive, negative).statistic / (len(positive) * len(negative)))
 
 
 def threshold_at(chances: Float[Tensor, " n"], important: Bool[Tensor, " n"], recall: float) -> float:

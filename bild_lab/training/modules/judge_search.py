@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bild_lab.engine.record.model import shared
+from bild_lab.engine.draft import common_prefix
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.sampling import likeliest, precise
+from bild_lab.engine.sampling import most_likely, precise
 from bild_lab.engine.session import Model, Scores, Want
 
 Unchanged = Callable[[Sequence[int]], bool]  # whether a text has the outcome of the target's own
@@ -59,7 +59,7 @@ def search(target: Model, draft: Model, request: Request, judged: Callable[[tupl
     unchanged = judged(own)
     place, found = 0, []
     while place < len(text):
-        choices = likeliest(precise(drafter.read(text[:-1], len(text) - place).logits)).tolist()
+        choices = most_likely(precise(drafter.read(text[:-1], len(text) - place).logits)).tolist()
         others = [at for at, token in enumerate(choices, place) if token != text[at]]
         if not others:
             break
@@ -85,7 +85,7 @@ class Reader:
     def read(self, answer: Sequence[int], rows: int, head: bool = False) -> Scores:
         """What follows the last tokens of the prompt and this answer. head: also what the head reads there."""
         tokens = [self._prompt[-1], *answer]
-        same = min(shared(self._read, tokens), len(tokens) - rows)
+        same = min(common_prefix(self._read, tokens), len(tokens) - rows)
         self._session.rollback(self._start + same)
         scores = self._session.extend(tokens[same:], Want(logits=rows, head_input=head))
         self._read = tokens
@@ -95,5 +95,5 @@ class Reader:
         """The answer, continued greedily to its end."""
         tokens = list(answer)
         while not self._limits.reached([*self._prompt, *tokens]):
-            tokens.append(int(likeliest(precise(self.read(tokens, 1).logits))))
+            tokens.append(int(most_likely(precise(self.read(tokens, 1).logits))))
         return tokens

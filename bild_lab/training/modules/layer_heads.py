@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from bild_lab.engine.heads.layer_heads import LayerHeads, LayerHeadsConfig
@@ -19,9 +19,9 @@ from bild_lab.engine.models.native.llama import norm_factor
 from bild_lab.errors import UserError
 from bild_lab.lab.data.examples import DatasetSpec, Example
 from bild_lab.training.answers import END, Answer, Calibration, contents_hash
-from bild_lab.training.batches import TokenLimits, tokenize
+from bild_lab.training.batches import tokenize
 from bild_lab.training.modules.predictors import MATCH_RATE, Predictors
-from bild_lab.training.modules.states import decoder_states, head_scale
+from bild_lab.training.modules.states import SmallModule, decoder_states, head_scale
 from bild_lab.training.start import require_fitting_tokenizer, require_references
 
 DATA, SELF = "data", "self"
@@ -104,33 +104,17 @@ def own_head(base: PreTrainedModel) -> OwnHead:
     return OwnHead(layers, head, decoder.final_layer_norm.weight, config.layer_norm_epsilon, head_scale(config))
 
 
-class LayerHeadsModule(nn.Module):
+class LayerHeadsModule(SmallModule):
     """Runs all heads on their layers' states at each context's last token, in one forward of the frozen model."""
-
-    def __init__(self, base: PreTrainedModel, heads: LayerHeads) -> None:
-        super().__init__()
-        self.heads = heads
-        self._base = (base,)  # a module in a tuple is no submodule
 
     def forward(
         self, input_ids: Int[Tensor, "batch n"], contexts: Int[Tensor, "batch contexts"]
     ) -> Float[Tensor, "batch contexts layers vocab"]:
-        """Logits of every head after each context. contexts: how many tokens each one holds; the first is the prompt.
-
-        An encoder–decoder's prompt is a row of `OneRowCheckpoint`.
-        """
-        with torch.no_grad():  # padding is on the right, where no context sees it
-            found = decoder_states(self._base[0], input_ids, contexts)
-        every = torch.arange(contexts.shape[0], device=contexts.device)[:, None]
-        dtype = self.heads.norms.dtype
-        layers = self.heads.config.layers
-        states = (found.hidden[layer][every, found.places].to(dtype) for layer in layers)
-        logits = [self.heads.logits(layer, state) for layer, state in zip(layers, states, strict=True)]
-        return torch.stack(logits, 2)
-
-    def save(self, folder: Path) -> None:
-        """Write the heads' two files."""
-        self.heads.save(folder)
+        with torch.no_grad():
+            found = decoder_states(self.base, input_ids, contexts)
+        every, heads = torch.arange(contexts.shape[0], device=contexts.device)[:, None], self.weights
+        states = {layer: found.hidden[layer][every, found.places] for layer in heads.config.layers}
+        return torch.stack([heads.logits(layer, one.to(heads.norms.dtype)) for layer, one in states.items()], 2)
 
 
 def reference_answers(
@@ -142,8 +126,8 @@ def reference_answers(
     """
     require_references(examples)
     require_fitting_tokenizer(base.tokenizer, base.config, base.end_tokens, base.path)
-    limits = TokenLimits(dataset.max_source_tokens, max_target_tokens)
-    tokenized = tokenize(examples, base.tokenizer, base.encoder_decoder, limits)
+    limits = (dataset.max_source_tokens, max_target_tokens)
+    tokenized = tokenize(examples, base.tokenizer, base.encoder_decoder, *limits)
     answers = tuple(
         Answer(example.id, example.prompt, example.references[0], one.answer.tolist(), END)
         for example, one in zip(examples, tokenized, strict=True)

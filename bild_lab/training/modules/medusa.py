@@ -12,14 +12,14 @@ from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from bild_lab.engine.heads import MedusaConfig, MedusaHeads
 from bild_lab.engine.heads.folder import base_of
 from bild_lab.engine.heads.hydra import HydraConfig, HydraHeads
 from bild_lab.training.modules.predictors import Predictors
-from bild_lab.training.modules.states import decoder_states, head_scale
+from bild_lab.training.modules.states import SmallModule, decoder_states, head_scale
 
 DECAY = 0.8  # λ: each head's weight relative to the head before it
 
@@ -61,26 +61,16 @@ class MedusaSpec:
         return ["policy=medusa", f"policy.heads={folder}"]
 
 
-class MedusaModule(nn.Module):
+class MedusaModule(SmallModule):
     """Runs the heads on the hidden state that the frozen model's own head reads at each context's last token."""
-
-    def __init__(self, base: PreTrainedModel, heads: MedusaHeads) -> None:
-        super().__init__()
-        self.heads = heads
-        self._base = (base,)  # a module in a tuple is no submodule
 
     def forward(
         self, input_ids: Int[Tensor, "batch n"], contexts: Int[Tensor, "batch contexts"]
     ) -> Float[Tensor, "batch contexts heads vocab"]:
-        """Logits of every head after each context. contexts: how many tokens each one holds."""
-        with torch.no_grad():  # padding is on the right, where no context sees it
-            hidden = self._base[0].base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+        with torch.no_grad():
+            hidden = self.base.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
         every = torch.arange(contexts.shape[0], device=contexts.device)
-        return self.heads(hidden[every[:, None], contexts - 1].to(self.heads.blocks.dtype)).movedim(0, 2)
-
-    def save(self, folder: Path) -> None:
-        """Write the heads' two files."""
-        self.heads.save(folder)
+        return self.weights(hidden[every[:, None], contexts - 1].to(self.weights.blocks.dtype)).movedim(0, 2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,32 +112,25 @@ class HydraSpec:
         return ["policy=hydra", f"policy.heads={folder}"]
 
 
-class HydraModule(nn.Module):
+class HydraModule(SmallModule):
     """Runs the heads on the state before each context's last token, and on the answer's own tokens."""
 
     def __init__(self, base: PreTrainedModel, heads: HydraHeads) -> None:
-        super().__init__()
-        self.heads = heads.attach(base.get_input_embeddings().weight)
-        self._base = (base,)  # a module in a tuple is no submodule
+        super().__init__(base, heads.attach(base.get_input_embeddings().weight))
 
     def forward(
         self, input_ids: Int[Tensor, "batch n"], contexts: Int[Tensor, "batch contexts"]
     ) -> Float[Tensor, "batch contexts heads vocab"]:
-        """Logits of every head after each context. contexts: how many tokens each one holds."""
-        base = self._base[0]
-        with torch.no_grad():  # padding is on the right, where no context sees it
-            found = decoder_states(base, input_ids, contexts, HydraSpec.skipped)
+        heads = self.weights
+        with torch.no_grad():
+            found = decoder_states(self.base, input_ids, contexts, HydraSpec.skipped)
         every = torch.arange(contexts.shape[0], device=contexts.device)[:, None]
-        scaled = found.final * head_scale(base.config)
-        states = scaled[every, (found.places - 1).clamp(min=0)].to(self.heads.outputs.dtype)
-        ahead = torch.arange(self.heads.config.heads, device=contexts.device)
+        scaled = found.final * head_scale(self.base.config)
+        states = scaled[every, (found.places - 1).clamp(min=0)].to(heads.outputs.dtype)
+        ahead = torch.arange(heads.config.heads, device=contexts.device)
         path = (found.places[..., None] + ahead).clamp(max=found.tokens.shape[1] - 1)  # [batch, contexts, heads]
         tokens = found.tokens[every[..., None], path]
-        return torch.stack([self.heads(int(head), states, tokens[..., : head + 1]) for head in ahead], 2)
-
-    def save(self, folder: Path) -> None:
-        """Write the heads' two files."""
-        self.heads.save(folder)
+        return torch.stack([heads(int(head), states, tokens[..., : head + 1]) for head in ahead], 2)
 
 
 def _heads(count: int, first: int) -> tuple[tuple[str, ...], tuple[int, ...], tuple[float, ...]]:

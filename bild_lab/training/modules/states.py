@@ -1,16 +1,39 @@
-"""The states of a frozen model's decoder on rows of a prompt and an answer, for both families alike."""
+"""A small module beside a frozen model, and the states of the model's decoder on rows of a prompt and an answer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.request import Source
+
+
+class SmallModule(nn.Module):
+    """Weights of its own and the frozen model that it calls.
+
+    The model is not its submodule, so the Trainer moves, trains and saves the small weights alone. `forward` takes
+    input_ids [batch n] and contexts [batch contexts], how many tokens each context holds; padding is on the right,
+    where no context sees it. It returns the logits of every predictor after each context.
+    """
+
+    def __init__(self, base: PreTrainedModel, weights: nn.Module) -> None:
+        super().__init__()
+        self.weights = weights
+        self._base = (base,)  # a module in a tuple is no submodule
+
+    @property
+    def base(self) -> PreTrainedModel:
+        return self._base[0]
+
+    def save(self, folder: Path) -> None:
+        """Write the weights as decoding reads them."""
+        self.weights.save(folder)
 
 
 @dataclass(frozen=True)

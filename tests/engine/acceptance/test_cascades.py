@@ -161,7 +161,7 @@ def test_a_drafter_with_a_smaller_vocabulary_gives_the_rest_no_probability() -> 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.3, top_k=2)])
 def test_the_drafter_keeps_its_own_distribution_whatever_the_sampling(sampling: Sampling) -> None:
     drafter = ModelDrafter(StubModel(lambda tokens: DRAFTER[tokens[-1]].log()), 3, keeps_probs=True)
-    drafter.start(Request(Source((0,)), Limits(1, 10), sampling, torch.Generator().manual_seed(0)), SESSION)
+    drafter = drafter.start(Request(Source((0,)), Limits(1, 10), sampling, torch.Generator().manual_seed(0)), SESSION)
     draft = drafter.propose([0])
     torch.testing.assert_close(draft.own_probs, DRAFTER[[0, *draft.token_list[:-1]]])
     assert len(draft) == 3
@@ -169,7 +169,7 @@ def test_the_drafter_keeps_its_own_distribution_whatever_the_sampling(sampling: 
 
 def test_a_rule_says_what_it_needs_of_its_drafter_when_composed() -> None:
     drafter = ModelDrafter(StubModel(lambda _: DRAFTER[0].log()), 3)
-    drafter.start(GREEDY, SESSION)
+    drafter = drafter.start(GREEDY, SESSION)
     assert drafter.propose([0]).own_probs is None
     with pytest.raises(UserError, match="own_probs.*keeps_probs"):
         DraftThenVerify(StubModel(lambda _: DRAFTER[0].log()), drafter, SpeculativeCascade("diff", 0.1))

@@ -9,6 +9,8 @@ import torch
 from transformers import PreTrainedModel
 
 from bild_lab.engine.acceptance import SpeculativeSampling
+from bild_lab.engine.batch import Batch
+from bild_lab.engine.batched import decode_batch
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.drafters import AdaptiveSkipDrafter
 from bild_lab.engine.drafters.adaptive_skip import AdaptiveSkip, Block
@@ -16,7 +18,6 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import Trace
-from bild_lab.errors import UserError
 from tests.engine.lossless.test_random_models import NEVER
 from tests.engine.models.test_views import ZEROED
 from tests.policies import in_memory
@@ -46,10 +47,8 @@ def method(model: LoadedModel, candidates: int, keep: bool = False, context: int
 
 
 def used(made: DraftThenVerify) -> set[Block]:
-    """The blocks that are left out now."""
-    view = made.drafter._drafter.session
-    whole = {(at, fed) for at in range(LAYERS) if at not in view._layers for fed in (False, True)}
-    return whole | {(at, False) for at in view._skipped.attention} | {(at, True) for at in view._skipped.feed_forward}
+    """The blocks that are left out after its last text, of a method that keeps them."""
+    return set(made.drafter._latest[0].used)
 
 
 @pytest.mark.slow
@@ -58,7 +57,7 @@ def test_the_search_ends_with_blocks_that_agree_more_often(sampling: dict[str, f
     model = target()
     shares = []
     for candidates in (0, 200):  # few comparisons of 8 rows do not tell three silent blocks from four
-        made, trace = method(model, candidates), Trace()
+        made, trace = method(model, candidates, keep=True), Trace()
         made.decode(request(400, **sampling), trace)
         last = trace.rounds[len(trace.rounds) * 3 // 4 :]
         shares.append(sum(each.accepted for each in last) / sum(len(each.drafted) for each in last))
@@ -68,7 +67,7 @@ def test_the_search_ends_with_blocks_that_agree_more_often(sampling: dict[str, f
 
 
 def test_a_candidate_is_chosen_if_more_of_its_tokens_are_the_targets() -> None:
-    made = method(target(), 40)
+    made = method(target(), 40, keep=True)
     made.decode(request(300), Trace())
     # what agrees with the target in every row is found, and the search ends there
     assert len(used(made) & SILENT) >= 3
@@ -101,6 +100,15 @@ def test_every_text_begins_anew_unless_the_search_is_to_go_on() -> None:
     assert counts[False][1] != counts[True][1]
 
 
+def test_texts_beside_each_other_each_go_on_with_a_search_of_their_own() -> None:
+    """A text that begins must not take away the candidate that another one is comparing."""
+    model = target()
+    requests = [request(length, first) for first, length in ((5, 30), (6, 11), (7, 17), (8, 23), (9, 19), (10, 12))]
+    alone = [method(model, 200, keep=True, context=2).decode(one, Trace())[2:] for one in requests]
+    beside = decode_batch(method(model, 200, keep=True, context=2), requests, Batch(3))
+    assert [text.token_ids for text in beside] == alone
+
+
 def test_the_first_and_the_last_layer_run_whole() -> None:
     part = AdaptiveSkip(target(), 0.9)
     assert {layer for layer, _ in part.free} == set(range(1, LAYERS - 1))
@@ -109,23 +117,3 @@ def test_the_first_and_the_last_layer_run_whole() -> None:
     for _ in range(5):
         want = part.without(frozenset(chance.sample(part.free, 3)))
         assert 2 * (LAYERS - len(want.layers)) + len(want.skipped.attention) + len(want.skipped.feed_forward) == 3
-
-
-@pytest.mark.parametrize("wrong", [0, 1, 1.5, True, "half"])
-def test_a_share_that_cannot_be_is_refused(wrong: object) -> None:
-    with pytest.raises(UserError, match="share must lie between 0 and 1"):
-        AdaptiveSkip(target(), wrong)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"window": 0}, "the draft window must be a whole number >= 1, got 0"),
-        ({"context": 0}, "context must be a whole number >= 1, got 0"),
-        ({"candidates": -1}, "candidates must be a whole number >= 0, got -1"),
-        ({"keep": 1}, "keep must be true or false, got 1"),
-    ],
-)
-def test_values_that_cannot_be_are_refused(values: dict, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        AdaptiveSkipDrafter(AdaptiveSkip(target(), 0.3), **{"window": 4, "context": 8, "candidates": 4, **values})

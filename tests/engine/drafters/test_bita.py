@@ -94,7 +94,7 @@ def test_greedy_texts_are_the_targets_wherever_they_end(decoding: str, prompt: s
 
 
 def copying(rank: int = 0) -> StubModel:
-    """Counts up modulo 10; mask j behind n knows n + j + 2, and gives it this rank from the likeliest."""
+    """Counts up modulo 10; mask j behind n knows n + j + 2, and gives it this rank from the most likely."""
 
     def next_logits(tokens: list[int]) -> Tensor:
         masks = [token for token in tokens if token >= 10]
@@ -133,7 +133,7 @@ def test_straightforward_masks_are_used_up_by_what_they_predicted() -> None:
     assert [(len(each.drafted), each.accepted) for each in trace.rounds] == [(0, 0), (3, 3)] * 3
 
 
-def test_only_the_likeliest_candidate_of_an_efficient_tree_is_followed() -> None:
+def test_only_the_most_likely_candidate_of_an_efficient_tree_is_followed() -> None:
     assert [each.accepted for each in counting("efficient_tree", 3, 2, rank=1).rounds] == [0, *[1] * 7]
     assert [each.accepted for each in counting("full_tree", 3, 2, rank=1).rounds] == [0, 3, 3, 3, 2]
     assert [each.accepted for each in counting("full_tree", 3, 2, rank=2).rounds] == [0] * 15

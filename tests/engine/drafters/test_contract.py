@@ -71,7 +71,7 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
 def started(drafter: Drafter, request: Request) -> Drafter:
     if isinstance(drafter, Prepares):
         drafter.prepare(request)
-    drafter.start(request, SESSION)
+    drafter = drafter.start(request, SESSION)
     return drafter
 
 

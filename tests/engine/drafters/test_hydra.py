@@ -61,7 +61,7 @@ def test_heads_come_back_from_their_folder_and_misfits_are_refused(tmp_path: Pat
     again = HydraHeads.load(tmp_path / "hydra")
     assert again.config == saved.config
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(again.parameters(), saved.parameters(), strict=True))
-    with pytest.raises(UserError, match=r"policy hydra needs heads; .*train_module.py module=hydra"):
+    with pytest.raises(UserError, match=r"needs a folder of Hydra heads; .*train_module.py module=hydra"):
         load(checkpoints, "llama", "hydra", heads=None)
     with pytest.raises(
         UserError, match="is no folder of Hydra heads: it needs heads.safetensors and hydra_config.json"

@@ -62,7 +62,7 @@ def request_of(room: int = 20, sampling: Sampling | None = None, seed: int = 0) 
 
 def begun(request: Request, *given: object, model: Programmed | None = None, **options: object) -> ModelDrafter:
     drafter = ModelDrafter(model or Programmed(), *(given or (9,)), **options)
-    drafter.start(request, SESSION)
+    drafter = drafter.start(request, SESSION)
     return drafter
 
 
@@ -94,7 +94,7 @@ def test_rows_that_stand_are_not_fed_again() -> None:
     assert model.fed == [0, 1, 2] and drafter.session.length == 3
     assert drafter.propose([0, 1, 2, 2]).token_list == [3, END]
     assert model.fed == [0, 1, 2, 2, 3]
-    drafter.forget(2)
+    drafter.rollback(2)
     assert drafter.session.length == 2
     drafter.propose([0, 1, 2, 2])
     assert model.fed == [0, 1, 2, 2, 3, 2, 2, 3]
@@ -173,13 +173,12 @@ def test_a_window_learns_from_its_own_rounds_and_begins_each_text_anew() -> None
     drafter = begun(request_of(), window)
     draft, verdict = Draft(torch.tensor([1, 2])), Verdict((0,), 3)
     drafter.observe_other([0], draft, Scores(None), verdict)
-    assert window.acceptance_rate == 0.5
+    assert drafter._window.acceptance_rate == 0.5
     drafter.observe(draft, Scores(None), verdict)
-    assert window.acceptance_rate == 3 / 6
+    assert drafter._window.acceptance_rate == 3 / 6
     drafter.observe(draft, Scores(None), Verdict((0, 1), 3))
-    assert window.acceptance_rate == 5 / 8
-    drafter.start(request_of(), SESSION)
-    assert window.acceptance_rate == 0.5
+    assert drafter._window.acceptance_rate == 5 / 8
+    assert drafter.start(request_of(), SESSION)._window.acceptance_rate == window.acceptance_rate == 0.5
 
 
 def test_what_a_drafter_gives_and_draws_from() -> None:
@@ -188,7 +187,7 @@ def test_what_a_drafter_gives_and_draws_from() -> None:
     assert ModelDrafter(model, 1).draws_from is model and not ModelDrafter(model, 1).drafts_trees
     assert low_confidence(None) is None and low_confidence(0.3) == LowConfidence(0.3)
     assert (LowConfidence(0.5)(0.49), LowConfidence(0.5)(0.5)) == (True, False)  # at equality it drafts
-    assert LowConfidence(1.0)(0.99) and ModelDrafter(model, 1).session is None
+    assert LowConfidence(1.0)(0.99)
     for wrong in (-0.1, 1.1, "much"):
         with pytest.raises(UserError, match=r"a probability and must lie in \[0, 1\], got .*; 0 never falls back"):
             LowConfidence(wrong)
@@ -206,6 +205,6 @@ def test_what_a_drafter_gives_and_draws_from() -> None:
 def test_a_view_of_the_target_drafts_beside_it_and_offers_no_states_of_its_own() -> None:
     target, source = in_memory(TINY["llama"](0), "native"), Source((START, 5, 9))
     drafter = ModelDrafter(EarlyExit(target, 1), 3)
-    drafter.start(Request(source, Limits(3, 20)), target.start(source, 20))
+    drafter = drafter.start(Request(source, Limits(3, 20)), target.start(source, 20))
     assert len(drafter.propose([START, 5, 9])) == 3
     assert drafter.draws_from is None and ModelDrafter(target, 3).draws_from is target

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bild_lab.engine.acceptance import SpeculativeSampling
 from bild_lab.engine.draft import ROOT, Draft
-from bild_lab.engine.drafters.state_trees import StateTreeDrafter, StaticTree, TreeKnobs, named_nodes, published_tree
+from bild_lab.engine.drafters.state_trees import StateTreeDrafter, StaticTree, named_nodes, published_tree
 from bild_lab.engine.drafters.trees import Node, ProbedTree, to_content
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import EVERYTHING, Rows, Scores, Session, Want, as_rows
@@ -125,14 +125,3 @@ def test_a_fitted_file_is_a_static_tree(tmp_path: Path) -> None:
     write_atomically(file, json.dumps({"trees": to_content(trees[:1])}).encode())
     with pytest.raises(UserError, match="has no tree with nodes"):
         named_nodes(str(file), 3, 4, 40)
-
-
-def test_unknown_trees_and_knobs_are_refused() -> None:
-    with pytest.raises(UserError, match="tree must be one of dynamic, chain, eagle_tree, efficient_tree, full_tree or"):
-        named_nodes("broad", 3, 4, 40)
-    with pytest.raises(UserError, match="top_k must give a width for 1 to 2 depths"):
-        named_nodes("full_tree", [1, 1, 1], 2, 40)
-    with pytest.raises(UserError, match="window must be a whole number >= 1, got 0"):
-        TreeKnobs("dynamic", 0)
-    with pytest.raises(UserError, match=r"least must lie in \[0, 1\], got 2"):
-        TreeKnobs("dynamic", 4, min_prob=2)

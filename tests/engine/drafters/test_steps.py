@@ -16,7 +16,6 @@ from bild_lab.engine.drafters.steps import LINE, SENTENCE, step_ends
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import Trace
-from bild_lab.errors import UserError
 from tests.engine.lossless.toy import TableModel
 from tests.stubs import StubModel
 
@@ -136,11 +135,3 @@ def test_steps_are_sampled_from_the_drafter_and_rewritten_by_the_target() -> Non
         texts[threshold] = draft_then_verify(target, drafter, StepScore(threshold), request, Trace(), verify_tail=True)
     repeats = {key: sum(a == b for a, b in pairwise(text)) for key, text in texts.items()}
     assert repeats[0.0] > 25 > 20 > repeats[-99.0]
-
-
-def test_an_encoder_decoder_and_an_unknown_step_are_refused() -> None:
-    with pytest.raises(UserError, match="policy.step must be one of line, sentence, got 'word'"):
-        StepDrafter(TARGET, model(1), 3, "word")
-    encoder = SimpleNamespace(checkpoint=SimpleNamespace(encoder_decoder=True))
-    with pytest.raises(UserError, match="step_cascade is for decoder-only pairs, .* got an encoder–decoder"):
-        StepDrafter(encoder, model(1), 3, "line")

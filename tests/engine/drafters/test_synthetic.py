@@ -60,14 +60,6 @@ def test_at_rate_one_every_draft_stands_and_at_rate_zero_none() -> None:
         assert [each.accepted for each in trace.rounds] == stood
 
 
-def test_a_drafter_knows_the_text_of_each_prompt_and_length() -> None:
-    target = StubModel(copying(1))
-    drafter = SyntheticDrafter(target, 1.0, 4)
-    for prompt, length, accepted in ((0, 4, 4), (5, 4, 4), (0, 8, 4 + 3), (3, 1, 1)):
-        _, trace = decode(target, drafter, ExactMatch(), Source((prompt,)), length, verify_tail=True)
-        assert sum(each.accepted for each in trace.rounds) == accepted
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.3, 0.6, 0.9])
 def test_drafts_stand_with_the_chosen_probability_wherever_they_are_in_a_draft(rate: float) -> None:
@@ -208,19 +200,6 @@ def test_sampled_decoding_is_refused() -> None:
     for act in (lambda: method.prepare(request), lambda: method.decode(request, Trace())):
         with pytest.raises(UserError, match=r"greedy text, got decoding.temperature=0.7; use decoding=greedy"):
             act()
-
-
-@pytest.mark.parametrize("rate", [-0.1, 1.1, math.nan, "much"])
-def test_rates_are_probabilities(rate: float) -> None:
-    with pytest.raises(UserError, match=r"acceptance rate must lie in \[0, 1\], got .*; 1 drafts no wrong token"):
-        SyntheticDrafter(StubModel(copying(1)), rate, 4)
-
-
-def test_a_draft_model_that_drafts_text_is_refused() -> None:
-    draft = StubModel(copying(1))
-    draft.writes_text = True
-    with pytest.raises(UserError, match="^a synthetic drafter with a model's cost reads the draft model's scores"):
-        SyntheticDrafter(StubModel(copying(1)), 0.5, 4, draft)
 
 
 def test_the_window_is_a_whole_number_from_one() -> None:

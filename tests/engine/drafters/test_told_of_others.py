@@ -54,11 +54,9 @@ MADE: dict[str, Callable[[], Drafter]] = {
 
 @pytest.mark.parametrize("made", MADE.values(), ids=MADE)
 def test_where_its_draft_was_dropped_it_drafts_as_anew(made: Callable[[], Drafter]) -> None:
-    drafter, anew = made(), made()
-    for each in (drafter, anew):
-        each.start(request_of(0), SESSION)
+    drafter, anew = (made().start(request_of(0), SESSION) for _ in range(2))
     assert drafter.propose(DROPPED).depth >= 3
-    drafter.forget(len(DROPPED))
+    drafter.rollback(len(DROPPED))
     assert drafter.propose(STANDS).token_list == anew.propose(STANDS).token_list != []
 
 
@@ -74,7 +72,7 @@ def test_a_drafters_model_is_given_the_targets_session_for_what_it_can_read_ther
     synthetic = SyntheticDrafter(TARGET, 1.0, 2, draft)
     synthetic.prepare(request)
     for drafter in (ModelDrafter(draft, 2), SpeculativeDrafter(draft, NoDraft(draft), 2), synthetic):
-        drafter.start(request, SESSION)
+        drafter = drafter.start(request, SESSION)
     assert given == [(request.source, 30, SESSION.forwards, SESSION)] * 3
 
 
@@ -85,7 +83,7 @@ def test_a_hybrid_passes_on_what_another_drafter_did() -> None:
         def observe_other(self, *round: object) -> None:
             told.append(round)
 
-        def forget(self, length: int) -> None:
+        def rollback(self, length: int) -> None:
             told.append(length)
 
         def prepare(self, request: Request) -> None:
@@ -94,7 +92,7 @@ def test_a_hybrid_passes_on_what_another_drafter_did() -> None:
     hybrid = HybridDrafter(Noting(TARGET, 2, 2), Noting(TARGET, 2, 2), 1)
     other = ([0, 3], Draft(torch.tensor([5])), Scores(None), Verdict((0,), 7))
     hybrid.observe_other(*other)
-    hybrid.forget(3)
+    hybrid.rollback(3)
     assert all(one is each for round in told[:2] for one, each in zip(round, other, strict=True))
     hybrid.prepare(request := request_of(0))
     assert told[2:] == [3, 3, request, request]
@@ -106,10 +104,10 @@ def scores(*rows: int) -> Scores:
 
 def test_token_recycling_learns_from_the_rows_that_another_drafted() -> None:
     drafter = TokenRecycling(TARGET, 1, 1)
-    drafter.start(request_of(0), SESSION)
+    drafter = drafter.start(request_of(0), SESSION)
     drafter.observe_other([0, 3], Draft(torch.tensor([5])), scores(5, 6), Verdict((0,), 6))
     assert [drafter.propose([0, token]).token_list for token in (3, 5, 4)] == [[5], [6], []]
-    drafter.start(request_of(0), SESSION)
+    drafter = drafter.start(request_of(0), SESSION)
     assert drafter.propose([0, 3]).token_list == []  # each text begins anew, unless it is told to keep
 
 
@@ -117,26 +115,26 @@ def test_an_answer_is_kept_whoever_drafted_it() -> None:
     drafter = SuffixDrafter(TARGET, 8, 4, 0.0, keep=True)
     first, second = request_of(1, 2), request_of(4)
     drafter.prepare(first)
-    drafter.start(first, SESSION)
+    drafter = drafter.start(first, SESSION)
     drafter.observe_other([1, 2, 3], Draft(torch.tensor([4, 5, 6])), Scores(None), Verdict((0, 1), 7))
     drafter.prepare(second)
-    drafter.start(second, SESSION)
+    drafter = drafter.start(second, SESSION)
     assert drafter.propose([4, 5]).token_list == [7]
 
 
 def test_answers_are_not_kept_unless_asked_for() -> None:
     drafter = SuffixDrafter(TARGET, 8, 4, 0.0)
-    drafter.start(request_of(1, 2), SESSION)
+    drafter = drafter.start(request_of(1, 2), SESSION)
     drafter.observe_other([1, 2, 3], Draft(torch.tensor([4, 5, 6])), Scores(None), Verdict((0, 1), 7))
     second = request_of(4)
     drafter.prepare(second)
-    drafter.start(second, SESSION)
+    drafter = drafter.start(second, SESSION)
     assert drafter.propose([4, 5]).token_list == []
 
 
 def test_a_match_at_the_end_of_the_source_is_followed_by_nothing() -> None:
     drafter = SuffixDrafter(TARGET, 8, 4, 0.0)
-    drafter.start(Request(Source((0,), torch.tensor([[5, 6]])), Limits(1, 30)), SESSION)
+    drafter = drafter.start(Request(Source((0,), torch.tensor([[5, 6]])), Limits(1, 30)), SESSION)
     assert drafter.propose([0, 5, 6]).token_list == []
     assert drafter.propose([0, 5]).token_list == [6]
 
@@ -149,29 +147,9 @@ def test_a_corpus_is_read_without_special_tokens(tmp_path: Path) -> None:
     (tmp_path / "two.txt").write_text("5 6")
     target = SimpleNamespace(device=torch.device("cpu"), checkpoint=SimpleNamespace(tokenizer=tokenizer))
     drafter = SuffixDrafter(target, 8, 4, 0.0, corpus=str(tmp_path))
-    drafter.start(request_of(0), SESSION)
+    drafter = drafter.start(request_of(0), SESSION)
     assert drafter._automaton.follow[ROOT].keys() == {0, 3, 4, 5, 6, -1, -2}
     assert [drafter.propose([0, token]).token_list for token in (3, 4)] == [[4], []]
-
-
-def test_a_copied_automaton_goes_its_own_way() -> None:
-    automaton = SuffixAutomaton()
-    automaton.extend([1, 2, 1])
-    automaton.end_text()
-    other = automaton.copied()
-    automaton.extend([2, 2, 3])
-    automaton.cut(2)
-    held = ("follow", "links", "lengths", "counts", "latest", "whole")
-    expected = SuffixAutomaton()
-    expected.extend([1, 2, 1])
-    expected.end_text()
-    assert [getattr(other, name) for name in held] == [getattr(expected, name) for name in held]
-    assert len(other) == 4 == other.lengths[other.whole]
-    for one in (other, expected):
-        one.end_text()
-        one.cut(1)
-        one.extend([1, 5])
-    assert [getattr(other, name) for name in held] == [getattr(expected, name) for name in held]
 
 
 def test_nothing_is_matched_across_boundaries() -> None:
@@ -194,10 +172,10 @@ class Known(CandidateDrafter):
         )
         super().__init__(target, 2, 1, trees)
 
-    def begin(self, request: Request) -> Known:
-        self.start(request, SESSION)
-        self.candidates = torch.tensor([[10, 11, 12], [20, 21, 22]])
-        return self
+    def begun(self, request: Request) -> Known:
+        text = self.start(request, SESSION)
+        text.candidates = torch.tensor([[10, 11, 12], [20, 21, 22]])
+        return text
 
 
 TREES = [
@@ -214,15 +192,14 @@ def test_candidates_are_drafted_as_deep_as_there_is_room() -> None:
         drafter.start(request_of(0), SESSION)
     wide = drafter.drafting(TREES, 3)
     assert wide.fitted and not drafter.fitted and wide is not drafter
-    drafts = [wide.begin(request_of(0, room=room)).propose([0]) for room in (30, 2, 1)]
+    drafts = [wide.begun(request_of(0, room=room)).propose([0]) for room in (30, 2, 1)]
     assert [each.token_list for each in drafts] == [[10, 11, 21], [10, 11, 21], [10]]
     assert [drawn(each.probes) for each in drafts] == [[50, 50, 50], [50, 50, 50], None]
-    wide.start(request_of(0), SESSION)
-    first = wide.propose([0])
+    first = wide.start(request_of(0), SESSION).propose([0])
     assert (first.token_list, drawn(first.probes)) == ([], [50])  # no candidates yet
     limited = Request(Source((0,)), Limits(1, 30, positions=2))
-    assert wide.begin(limited).propose([0]).token_list == [10]
-    narrow = Known(TREES).begin(request_of(0))  # two candidates at each depth, as many as the trees use
+    assert wide.begun(limited).propose([0]).token_list == [10]
+    narrow = Known(TREES).begun(request_of(0))  # two candidates at each depth, as many as the trees use
     narrow.candidates = torch.tensor([[10, 11], [20, 21]])
     assert narrow.fitted and narrow.propose([0]).token_list == [10, 11, 21]
 
@@ -238,5 +215,5 @@ def test_trees_by_name_have_probes_where_there_are_any() -> None:
     assert {count for tree in plain for count in tree.probes} == {0}
     assert max(count for tree in probed for count in tree.probes) == 2
     for probes, kinds in ((0, "full_tree, auto"), (3, "full_tree, straightforward, auto")):
-        with pytest.raises(UserError, match=f"tree must be one of efficient_tree, {kinds} or a file of .*, got 'no'"):
+        with pytest.raises(UserError, match=f"tree must be one of efficient_tree, {kinds} or the file of .*, got 'no'"):
             named_trees("no", 2, 3, probes, 50)

@@ -47,7 +47,7 @@ def test_trees_are_read_as_they_were_written(tmp_path: Path) -> None:
         ('{"trees": [{"parents": [0], "ranks": [0], "probes": [0, 0]}]}', "node 0 comes before its parent 0"),
         ('{"trees": [{"parents": [-1], "ranks": [0.5], "probes": [0, 0]}]}', "0.5 is not a whole number"),
         ('{"trees": [{"parents": [-1], "ranks": [0], "probes": [0]}]}', "lengths that do not fit"),
-        ('{"trees": [{"parents": [-1, -1], "ranks": [0, 0], "probes": [0, 0, 0]}]}', "stands twice below one node"),
+        ('{"trees": [{"parents": [-1, -1], "ranks": [0, 0], "probes": [0, 0, 0]}]}', "comes twice below one node"),
         ('{"trees": [{"parents": [-1], "ranks": [0], "probes": [0, 0]}]}', "must have nodes of depths below 0"),
         ('{"trees": [{"parents": [], "ranks": [], "probes": [1]}]}', "must have 0 to 0 probes below a row, got 1"),
         ('{"trees": []}', "must hold a tree for 0 to 3 depths, got 0 trees"),
@@ -57,7 +57,7 @@ def test_a_file_that_is_no_tree_is_refused(content: str, message: str, tmp_path:
     (tmp_path / "tree.json").write_text(content)
     with pytest.raises(UserError, match=message) as refused:
         read_trees(str(tmp_path / "tree.json"), 3, 3, 40)
-    assert "scripts/fit_tree.py" in str(refused.value)
+    assert "policy.tree=auto" in str(refused.value)
 
 
 def test_a_tree_that_the_adapter_cannot_draft_is_refused(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_an_unfitted_tree_cannot_decode() -> None:
     drafter = MedusaDrafter(target, heads, "auto", 3)
     assert not drafter.fitted and drafter.drafting([ProbedTree((), (0,))]).fitted
     with pytest.raises(UserError, match="a tree is fitted by run.py alone, got tree=auto"):
-        drafter.start(Request(Source((START,)), Limits(1, 4)), target.start(Source((START,)), 4))
+        drafter = drafter.start(Request(Source((START,)), Limits(1, 4)), target.start(Source((START,)), 4))
 
 
 @torch.inference_mode()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from bild_lab.engine.draft import ROOT, Draft
-from bild_lab.engine.drafters.trees import Growth, Node, TokenTrees, efficient_tree, full_tree, grown, widths_of
-from bild_lab.errors import UserError
+from bild_lab.engine.drafters.trees import Growth, Node, TokenTrees, efficient_tree, full_tree, grown
 
 CPU = torch.device("cpu")
 CANDIDATES = torch.tensor([[10, 11, 12], [20, 21, 22], [30, 31, 32]])
@@ -20,7 +18,7 @@ def draft(
     return trees.draft(candidates, trees.layout(depth, 9))
 
 
-def test_in_an_efficient_tree_only_the_likeliest_of_each_depth_has_children() -> None:
+def test_in_an_efficient_tree_only_the_most_likely_of_each_depth_has_children() -> None:
     """Figure 5 with 3 candidates at each of 2 depths."""
     assert efficient_tree([3, 2]) == [
         Node(0, 0, ROOT),
@@ -80,32 +78,9 @@ def test_there_may_be_more_candidates_than_a_tree_uses() -> None:
     assert trees.draft(CANDIDATES, trees.layout(2)).token_list == [10, 11, 20]
 
 
-def test_a_shape_is_laid_out_once() -> None:
-    trees = TokenTrees(grown(efficient_tree, (2, 1), 2), 40, CPU)
-    first, second = (trees.draft(CANDIDATES[:, :2] + offset, trees.layout(2, 2)) for offset in (0, 1))
-    assert first.shape is second.shape
-    assert first.shape.ancestors is second.shape.ancestors
-    assert (first.token_list, second.token_list) == ([10, 11, 20], [11, 12, 21])
-
-
-def test_widths_are_one_number_for_all_depths_or_one_for_each_of_the_first() -> None:
-    assert widths_of(4, 3, 40) == (4, 4, 4)
-    assert widths_of([5, 2], 3, 40) == (5, 2)
-    assert widths_of([40], 3, 40) == (40,)  # all tokens
-    with pytest.raises(UserError, match="top_k must be a whole number >= 1, got 1.5"):
-        widths_of([1.5], 3, 40)
-
-
 def test_the_target_runs_a_row_for_the_last_token_every_node_and_every_probe() -> None:
     assert [tree.rows for tree in grown(efficient_tree, (2, 1), 2)] == [1 + 2, 1 + 2 + 3 * 2, 1 + 3 + 4 * 2]
     assert [tree.rows for tree in grown(efficient_tree, (2, 1))] == [1, 3, 4]
-
-
-def test_a_full_tree_may_be_too_large_and_no_other() -> None:
-    with pytest.raises(UserError, match="has 1110 nodes, more than 1024"):
-        grown(full_tree, (10, 10, 10))
-    assert grown(efficient_tree, (10, 10, 10))[-1].rows == 31
-    assert grown(full_tree, (1024,))[-1].rows == 1025
 
 
 def test_trees_without_nodes_use_no_candidates_and_ask_for_no_probes_unless_told() -> None:

@@ -65,11 +65,11 @@ def algorithm_1(
 ) -> list[Step]:
     """Algorithm 1 of BiTA, line by line and without any cache, until `length` tokens are there.
 
-    full: children of every candidate rather than of the likeliest alone. Where fewer tokens than the tree
+    full: children of every candidate rather than of the most likely alone. Where fewer tokens than the tree
     is deep may still come, the tree is cut there.
     """
 
-    def likeliest(tokens: list[int]) -> list[list[int]]:
+    def most_likely(tokens: list[int]) -> list[list[int]]:
         rows = masks(tokens)
         return [rows[i].topk(width).indices.tolist() for i, width in enumerate(widths)]
 
@@ -88,7 +88,7 @@ def algorithm_1(
             if appended[-1] != level[0] and not full:
                 break
         steps.append(Step(candidates, [*appended, a]))
-        candidates = likeliest([*prompt, *output, *appended])
+        candidates = most_likely([*prompt, *output, *appended])
         output += [*appended, a]
     return steps
 

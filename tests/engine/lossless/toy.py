@@ -71,7 +71,7 @@ class TreeDrafter(Drafter):
     def __init__(self, probs: Tensor) -> None:
         self._probs = probs
 
-    def start(self, request: Request, target: Session) -> None:
+    def begin(self, request: Request, target: Session) -> None:
         self._request = request
 
     def propose(self, tokens: list[int]) -> Draft:

@@ -36,11 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("settings", "message"),
     [
         ({"quant_method": "awq", "bits": 4, "group_size": 8, "version": "gemm"}, r"are quantized \(awq\) .*gptqmodel"),
-        ({"quant_method": "gptq", "bits": 4, "group_size": 8}, r"are quantized \(gptq\) .* requires optimum"),
-        (
-            {"quant_method": "bitsandbytes", "load_in_4bit": True},
-            r"are quantized \(bitsandbytes\) .* requires bits",
-        ),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, r"are quantized \(bitsandbytes\) .* requires bits"),
         (
             {"quant_method": "compressed-tensors", "config_groups": {}},
             r"are quantized \(compressed-tensors\) .*require",

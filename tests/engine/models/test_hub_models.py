@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.loopback_hub import COMMIT, loopback_hub
+from tests.loopback_hub import COMMIT, contents, loopback_hub, printed_in_a_fresh_process
 
-REPOSITORY = Path(__file__).resolve().parents[3]
 CODE = b"""
 from pathlib import Path
 from transformers import T5Config
@@ -34,23 +30,14 @@ for fields in json.loads(sys.argv[1]):
 """
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
-
-
 def read_in_a_fresh_process(endpoint: str, home: Path, *checkpoints: dict[str, object]) -> list[str]:
-    """What came of each checkpoint; the hub's libraries read their variables only once, at import."""
-    switches = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", _READ_ALL, json.dumps(checkpoints)]
-    environment = {**os.environ, **switches, "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(command, env=environment, cwd=home, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    """What came of each checkpoint."""
+    return printed_in_a_fresh_process(_READ_ALL, endpoint, home, json.dumps(checkpoints))
 
 
 @pytest.fixture
 def models(checkpoints: Path) -> dict[str, dict[str, bytes]]:
-    whole = files(checkpoints / "t5")
+    whole = contents(checkpoints / "t5")
     own = {**json.loads(whole["config.json"]), "model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig"}}
     pickled = {name: content for name, content in whole.items() if name != "model.safetensors"}
     return {

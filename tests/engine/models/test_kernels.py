@@ -180,7 +180,7 @@ def test_a_chain_in_one_program_is_that_of_the_loop(family: str, sampling: Sampl
             request = Request(source, Limits(len(source.prompt), 40, ends), sampling, generator)
             drafter = ModelDrafter(model, 1 + seed % 7, None if stop is None else LowConfidence(stop), keeps_probs=True)
             session = in_memory(TINY[family](1), "kernels").start(source, 40)
-            drafter.start(request, session)
+            drafter = drafter.start(request, session)
             text = list(source.prompt)
             for step in range(4):  # then the target decides otherwise, or takes all
                 draft = drafter.propose(text)
@@ -359,10 +359,10 @@ def test_without_a_compiler_pytorch_runs_and_it_is_said_once(
     ("layers", "dim", "shared", "most"),
     [(0, 32, False, 3), (1, 32, False, 3), (2, 44, False, 3), (1, 32, True, 3), (2, 32, True, 40)],
 )
-def test_the_likeliest_tokens_of_heads_are_those_of_pytorch(
+def test_the_most_likely_tokens_of_heads_are_those_of_pytorch(
     layers: int, dim: int, shared: bool, most: int, dtype: torch.dtype
 ) -> None:
-    """Of 40 tokens, which leave a panel not full, for one, two and all heads, likeliest first."""
+    """Of 40 tokens, which leave a panel not full, for one, two and all heads, most likely first."""
     draw = torch.Generator().manual_seed(layers)
     target = in_memory(TINY["llama"](0).to(dtype), "kernels")
     heads = MedusaHeads(MedusaConfig(most, layers, dim, VOCABULARY, shared=shared))
@@ -376,9 +376,9 @@ def test_the_likeliest_tokens_of_heads_are_those_of_pytorch(
     for depth in (1, 2, most):
         hidden = torch.randn(dim, generator=draw).to(dtype)
         expected = heads(hidden.float())[:depth]  # [depth, vocab]
-        tokens = packed.likeliest(hidden, depth, 5)
+        tokens = packed.most_likely(hidden, depth, 5)
         if dtype == torch.float32:
-            assert torch.equal(tokens, heads.likeliest(hidden, depth, 5))
+            assert torch.equal(tokens, heads.most_likely(hidden, depth, 5))
         found = expected.gather(-1, tokens)
         torch.testing.assert_close(
             found, expected.topk(5).values, atol=0.1 if dtype == torch.bfloat16 else 1e-5, rtol=0

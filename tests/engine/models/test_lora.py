@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +11,7 @@ import torch
 from bild_lab.engine.models import lora
 from bild_lab.errors import UserError
 from bild_lab.lab.decoding.load import load
-from tests.loopback_hub import REPOSITORY, loopback_hub
+from tests.loopback_hub import contents, loopback_hub, printed_in_a_fresh_process
 from tests.policies import shipped
 from tests.tiny_architectures import build, word_tokenizer
 
@@ -105,24 +102,11 @@ def test_an_adapter_on_the_hub_is_fetched_with_its_base_and_serves_without_a_net
     settings = json.loads((adapter / "adapter_config.json").read_text())
     moved = json.dumps({**settings, "base_model_name_or_path": "me/base"}).encode()
     models = {
-        "me/base": files(adapter.parent / "base"),
-        "me/adapter": {**files(adapter), "adapter_config.json": moved},
+        "me/base": contents(adapter.parent / "base"),
+        "me/adapter": {**contents(adapter), "adapter_config.json": moved},
     }
     wanted = load(adapter, policy=shipped("vanilla")).generate(PROMPT, 12).token_ids
     with loopback_hub({}, models) as endpoint:
-        fetched = printed_in_a_fresh_process(_GENERATE, endpoint, tmp_path)
+        fetched = printed_in_a_fresh_process(_GENERATE, endpoint, tmp_path)[-1]
     assert fetched.endswith(str(wanted))
-    assert printed_in_a_fresh_process(_GENERATE, "http://127.0.0.1:9", tmp_path) == fetched
-
-
-def printed_in_a_fresh_process(code: str, endpoint: str, home: Path) -> str:
-    """The hub's libraries read their variables only once, at import."""
-    switches = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", "PYTHONPATH": str(REPOSITORY)}
-    environment = {**os.environ, **switches}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=home, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip().splitlines()[-1]
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+    assert printed_in_a_fresh_process(_GENERATE, "http://127.0.0.1:9", tmp_path)[-1] == fetched

@@ -41,68 +41,37 @@ PARENTS = [-1, 0, 0, 1, 1, 2]
 BRANCHES = {3: [7, 8, 10], 4: [7, 8, 11], 5: [7, 9, 12]}
 
 
-def open_native_t5() -> Opened:
-    source = Source((PAD,), torch.tensor([[5, 9, 12, 30, 1]]))
-    module = tiny_t5(0, layers=2, decoder_layers=3).double()
-    large = uncached(module, source)
-    return native_session(T5Decoder(copy.deepcopy(module)), source, 4), large, list(source.prompt)
+def opened_on(engine: str, family: str) -> Opened:
+    """A session of a random model on hf, native, compiled or, in float32, kernels; and what scores without a cache."""
+    t5 = family == "t5"
+    source = Source((PAD,), torch.tensor([[5, 9, 12, 30, 1]])) if t5 else Source((START, 5, 9, 12, 30))
+    module = tiny_t5(0, layers=2, decoder_layers=3) if t5 else TINY[family](0)
+    if engine != "kernels":
+        module = module.double()
+    large = uncached(copy.deepcopy(module).double(), source)
+    if engine == "hf":
+        return module_session(module, source), large, list(source.prompt)
+    decoder = (T5Decoder if t5 else LlamaDecoder)(module)
+    workspace = Workspace(decoder, 128, 16 if t5 else 0) if engine == "compiled" else None
+    session = native_session(decoder, source, 4, workspace=workspace, kernels=engine == "kernels")
+    return session, large, list(source.prompt)
 
 
-def open_native_decoder(family: str) -> Opened:
-    source = Source((START, 5, 9, 12, 30))
-    module = TINY[family](0).double()
-    return native_session(LlamaDecoder(module), source, 4), uncached(module, source), list(source.prompt)
-
-
-def open_fixed_t5() -> Opened:
-    session, large, prompt = open_native_t5()
-    workspace = Workspace(session.layers.decoder, 128, 16)
-    source = Source((PAD,), torch.tensor([[5, 9, 12, 30, 1]]))
-    return native_session(session.layers.decoder, source, 4, workspace=workspace), large, prompt
-
-
-def open_fixed_decoder(family: str) -> Opened:
-    session, large, prompt = open_native_decoder(family)
-    workspace = Workspace(session.layers.decoder, 128, 0)
-    return native_session(session.layers.decoder, Source(tuple(prompt)), 4, workspace=workspace), large, prompt
-
-
-def open_kernels(family: str) -> Opened:
-    """The CPU kernels, in float32."""
-    source = Source((PAD,), torch.tensor([[5, 9, 12, 30, 1]])) if family == "t5" else Source((START, 5, 9, 12, 30))
-    module = TINY[family](0)
-    decoder = (T5Decoder if family == "t5" else LlamaDecoder)(copy.deepcopy(module))
-    session = native_session(decoder, source, 4, kernels=True)
-    return session, uncached(module.double(), source), list(source.prompt)
-
-
-def open_t5() -> Opened:
-    source = Source((PAD,), torch.tensor([[5, 9, 12, 30, 1]]))
-    module = tiny_t5(0, layers=2, decoder_layers=3).double()
-    return module_session(module, source), uncached(module, source), list(source.prompt)
-
-
-def open_llama() -> Opened:
-    source = Source((START, 5, 9, 12, 30))
-    module = TINY["llama"](0).double()
-    return module_session(module, source), uncached(module, source), list(source.prompt)
-
-
-DECODERS = [
-    pytest.param(
-        partial(opened, family),
-        id=f"{opened.__name__} {family}",
-        # compiling takes seconds
-        marks=[pytest.mark.slow] if opened is open_fixed_decoder and family != "llama" else [],
-    )
-    for opened in (open_native_decoder, open_fixed_decoder)
-    for family in ("llama", *WINDOWED)
-]
-KERNELS = [
-    pytest.param(partial(open_kernels, family), id=f"kernels {family}", marks=needs_kernels)
-    for family in ("t5", "llama", *WINDOWED)
-]
-sessions = pytest.mark.parametrize("opened", [open_t5, open_llama, open_native_t5, open_fixed_t5, *DECODERS, *KERNELS])
+MARKS = {"kernels": [needs_kernels], "compiled": [pytest.mark.slow]}  # compiling takes seconds
+CASES = [("hf", "t5"), ("hf", "llama"), ("compiled", "t5"), ("compiled", "llama")]
+CASES += [(engine, family) for engine in ("native", "kernels") for family in ("t5", "llama", *WINDOWED)]
+CASES += [("compiled", family) for family in WINDOWED]
+sessions = pytest.mark.parametrize(
+    "opened",
+    [
+        pytest.param(
+            partial(opened_on, engine, family),
+            id=f"{engine} {family}",
+            marks=[] if engine == "compiled" and family not in WINDOWED else MARKS.get(engine, []),
+        )
+        for engine, family in CASES
+    ],
+)
 
 
 def assert_scores(scores: torch.Tensor, large: NextLogits, contexts: list[list[int]]) -> None:

@@ -23,7 +23,7 @@ from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.cost import total
 from bild_lab.lab.analysis.prediction import pipeline_log
-from bild_lab.papers.ppd import simulate
+from bild_lab.papers.theory import simulate
 from tests.policies import FAMILIES, in_memory
 from tests.thinned import thinned
 from tests.tiny import END, PAD, START, VOCABULARY, tiny_llama, tiny_t5
@@ -175,13 +175,6 @@ def test_matched_tokens_skip_the_layers_that_were_begun(targets: dict[str, Loade
     assert to_exit == [3, *[3 - 2] * (request.limits.max_new_tokens - 2)]
 
 
-def test_a_stream_is_the_same_text_token_by_token(targets: dict[str, LoadedModel]) -> None:
-    method, request = PredictivePipeline(targets["llama"], 3, 2), requests_of("llama", 1)[0]
-    text = method.decode(request, Trace())
-    assert list(method.stream(request, Trace())) == [[token] for token in text[request.limits.prompt_length :]]
-    assert method.lossless(Sampling()) and method.lossless(Sampling(temperature=1.0))
-
-
 def test_a_traced_text_tells_each_token_and_its_stages(targets: dict[str, LoadedModel]) -> None:
     request, trace = requests_of("llama", 1, longest=4)[0], StageTrace()
     text = PredictivePipeline(targets["llama"], 3, 2).decode(request, trace)
@@ -251,41 +244,9 @@ def test_threads_are_as_before_and_one_each_meanwhile(targets: dict[str, LoadedM
     assert set(seen) == {1}
 
 
-@pytest.mark.parametrize("wrong", [1, 2, DEPTH + 1, 3.0, True, "3"])
-def test_an_exit_before_half_of_the_layers_is_refused(targets: dict[str, LoadedModel], wrong: object) -> None:
-    with pytest.raises(
-        UserError, match=f"exit_layer must be a whole number >= 3 and <= {DEPTH}, got .*; half of the {DEPTH} layers"
-    ):
-        PredictivePipeline(targets["llama"], wrong)
-
-
-def test_an_exit_at_the_last_layer_is_refused(targets: dict[str, LoadedModel]) -> None:
-    with pytest.raises(UserError, match="got 5 of 5; use at most 4"):
-        PredictivePipeline(targets["t5"], DEPTH)
-    with pytest.raises(UserError, match="two layers or more, got one"):
-        PredictivePipeline(in_memory(tiny_llama(0, layers=1), "native"))
-
-
-def test_more_candidates_than_tokens_are_refused(targets: dict[str, LoadedModel]) -> None:
-    with pytest.raises(
-        UserError, match=f"at most the target's vocabulary of {VOCABULARY} tokens, got {VOCABULARY + 1}"
-    ):
-        PredictivePipeline(targets["t5"], 3, VOCABULARY + 1)
-    for wrong in (0, 1.5, True):
-        with pytest.raises(UserError, match="top_k must be a whole number >= 1"):
-            PredictivePipeline(targets["t5"], 3, wrong)
-
-
 def test_compiled_steps_are_refused(checkpoints: Path) -> None:
     with pytest.raises(UserError, match=r"set runtime\.compile=false"):
         bild_lab.load(str(checkpoints / "t5"), policy="ppd", compile=True)
-
-
-def test_wrong_knobs_are_refused_before_any_weight_is_read(checkpoints: Path) -> None:
-    with pytest.raises(UserError, match="half of the 2 layers"):
-        bild_lab.load(str(checkpoints / "llama"), policy="ppd", dtype="bfloat16", exit_layer=0)
-    fresh = bild_lab.load(str(checkpoints / "llama"), policy="ppd", dtype="bfloat16")
-    assert not {"decoder", "module"} & set(vars(fresh.target))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

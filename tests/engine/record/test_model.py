@@ -16,7 +16,6 @@ import torch
 from transformers import LogitsProcessorList, NoRepeatNGramLogitsProcessor
 
 from bild_lab.engine.batch import Batch
-from bild_lab.engine.batched import apart
 from bild_lab.engine.draft import Tree
 from bild_lab.engine.models.views import View
 from bild_lab.engine.protocols import Method
@@ -269,14 +268,14 @@ def test_examples_recorded_at_once_are_those_recorded_one_by_one(engine: str, tm
         node = shipped("bild")
         method = build_method(node, {"target": lambda two=two: two[0], "draft": lambda two=two: two[1]})
 
-        def loop(slot: int, request: Request, method: Method = method, two: list = two) -> list[int]:
-            own = [apart(method).decode(request, Trace())[1:] for _ in range(2)]  # again, from the record
+        def loop(request: Request, method: Method = method, two: list = two) -> list[int]:
+            own = [method.decode(request, Trace())[1:] for _ in range(2)]  # again, from the record
             assert own[0] == own[1]
             for one in two:
                 one.save()
             return own[0]
 
-        loops = [lambda slot, request=request, loop=loop: loop(slot, request) for request in requests]
+        loops = [lambda request=request, loop=loop: loop(request) for request in requests]
         texts.append([one.result for one in Batch(size).run(loops)])
         rows.append([one.forwards(sources) for one in two])
     live = build_method(node, {"target": lambda: target, "draft": lambda: draft})

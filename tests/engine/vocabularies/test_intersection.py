@@ -39,7 +39,7 @@ class Fake:
     shared, width = SHARED, 4
     draft = SimpleNamespace(path="small")
 
-    def standing_for(self, token: int) -> list[int]:
+    def draft_tokens(self, token: int) -> list[int]:
         return STANDING[token]
 
     def source(self, source: Source, most: int | None = None) -> Source:
@@ -181,7 +181,7 @@ def require_law(
 def test_drafts_are_drawn_from_the_shared_tokens_alone() -> None:
     drafter = ModelDrafter(small_model(), 4, keeps_probs=True)
     request = Request(Source((0, 3)), Limits(2, 9), Sampling(1.0), torch.Generator().manual_seed(0))
-    drafter.start(request, StubModel(by_context(TARGET)).start(request.source, 9))
+    drafter = drafter.start(request, StubModel(by_context(TARGET)).start(request.source, 9))
     draft = drafter.propose([0, 3])
     assert set(draft.token_list) <= set(SHARED)
     assert draft.probs[:, 2:].sum() == 0

@@ -118,7 +118,7 @@ def test_texts_of_the_kernels_are_vanillas_to_the_last_bit(policy: str, family: 
 
 @pytest.mark.parametrize("how", [INTERSECTION, STRINGS])
 def test_a_model_drafts_by_its_text_what_it_drafts_by_shared_tokens_where_it_wants_no_others(how: str) -> None:
-    """Words are written alone, so both ways draft the same where the likeliest token is shared."""
+    """Words are written alone, so both ways draft the same where the most likely token is shared."""
     drafts = {}
     for way in (INTERSECTION, STRINGS):
         trace = Trace()

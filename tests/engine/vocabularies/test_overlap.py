@@ -55,7 +55,7 @@ def test_every_target_token_stands_for_draft_tokens_that_write_it(target: str, d
     both = overlap(target, draft)
     whole = 0
     for token, text in both.pieces.written.items():
-        standing = both.standing_for(token)
+        standing = both.draft_tokens(token)
         assert standing
         whole += both.draft_pieces.text(standing) == text
     assert whole >= (len(both.pieces.written) if draft in ("byte_level", "byte_fallback") else 1)

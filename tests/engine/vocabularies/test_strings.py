@@ -144,7 +144,9 @@ def test_what_the_draft_model_cannot_write_back_is_drafted_on() -> None:
     own = both.source(source)
     small = reciter("lowercase", " man in a blue shirt is standing", len(own.prompt), begins=False)
     drafter = ModelDrafter(TranslatedModel(small, both, "strings"), 9)
-    drafter.start(Request(source, Limits(len(source.prompt), 30)), StubModel(small.next_logits).start(source, 9))
+    drafter = drafter.start(
+        Request(source, Limits(len(source.prompt), 30)), StubModel(small.next_logits).start(source, 9)
+    )
     ours = both.pieces
     tokens = list(source.prompt)
     draft = drafter.propose(tokens)
@@ -163,7 +165,7 @@ def test_nothing_is_drafted_where_the_draft_models_positions_end() -> None:
         lambda model: ModelTreeDrafter(model, nodes=4, window=2, width=2, children=2),
     ):
         drafter = make(TranslatedModel(small, both, "strings"))
-        drafter.start(Request(source, Limits(len(source.prompt), 99)), small.start(source, 9))
+        drafter = drafter.start(Request(source, Limits(len(source.prompt), 99)), small.start(source, 9))
         assert len(drafter.propose(list(source.prompt)))
         long = [*source.prompt, *both.pieces.tokens(f" {TEXTS[0]}".encode(), behind=True)]
         assert not len(drafter.propose(long))
@@ -180,7 +182,7 @@ def mixed(tokens: list[int], ways: int) -> int:
 
 
 def two_tokens(tokens: list[int]) -> Tensor:
-    """A draft model over the same two words whose likeliest token depends on the whole text."""
+    """A draft model over the same two words whose most likely token depends on the whole text."""
     return torch.tensor([[2.0, 1.0], [1.0, 2.0]])[mixed(tokens, 2)]
 
 

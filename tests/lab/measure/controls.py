@@ -126,7 +126,7 @@ class SampledTree(Drafter):
     def __init__(self, draft: Model) -> None:
         self.draws_from = draft
 
-    def start(self, request: Request, target: Session) -> None:
+    def begin(self, request: Request, target: Session) -> None:
         self._request, self._model = request, OneRow(self.draws_from, request)
 
     def propose(self, tokens: list[int]) -> Draft:
@@ -156,7 +156,12 @@ class Misdeclared(Drafter):
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter, self.drafts_trees, self.draws_from = drafter, drafter.drafts_trees, drafter.draws_from
-        self.start, self.observe = drafter.start, drafter.observe
+
+    def begin(self, request: Request, target: Session) -> None:
+        self._drafter = self._drafter.start(request, target)
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        self._drafter.observe(draft, scores, verdict)
 
     def propose(self, tokens: list[int]) -> Draft:
         draft = self._drafter.propose(tokens)

@@ -84,7 +84,7 @@ def test_every_screened_point_has_its_knobs_and_numbers(folder: Path) -> None:
     ]
     assert [(one.speedup, one.difference) for one in points] == [(2.0, 0.0), (1.9, 1.0), (1.8, 2.0), (2.1, -1.0)]
     (grid,) = grids(points, marks(["bild", "speculative"]))
-    assert (grid.split, grid.examples, grid.count, len(grid.maps)) == ("validation", "7", 4, 2)
+    assert (grid.split, grid.examples, grid.count, len(grid.maps)) == ("validation", 7, 4, 2)
     drawn = {trace["name"]: trace for trace in grid.cloud["data"]}
     assert drawn["bild"]["x"] == pytest.approx([1 / 2, 1 / 1.9, 1 / 1.8]) and drawn["bild"]["y"] == [0, 1, 2]
     assert "11 target calls" in drawn["bild"]["text"][1]

@@ -1,13 +1,25 @@
-"""Tests of the Weights & Biases logger: offline runs, and the way there when nothing can be reached."""
+"""The Weights & Biases logger: what runs are given, offline runs, and the way there when nothing can be reached."""
+
+from __future__ import annotations
 
 import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
+import wandb
+from omegaconf import OmegaConf
+from PIL import Image
 
 from bild_lab.errors import UserError
+from bild_lab.lab.config import compose_config
+from bild_lab.lab.data.examples import DatasetSpec, load_examples
+from bild_lab.lab.hashing import data_hash
+from bild_lab.lab.results.records import Sweep
 from bild_lab.report.wandb.logger import NoLogger, WandbLogger, flat_metrics
 from bild_lab.report.wandb.panels import panels, title
-from tests.report.sample import sample_baseline, sample_result
+from tests.report.sample import sample_baseline, sample_drafted, sample_example, sample_result
 
 
 def logger(directory, mode):
@@ -26,6 +38,79 @@ def test_every_point_becomes_one_offline_run_under_the_outputs(tmp_path):
     for result in (*results, *results):  # the second time they are known
         offline.log_point(result, {"policy": {"fallback": 0.5}})
     assert offline_runs(tmp_path / "outputs" / "first") == sorted(f"first-{result.point}" for result in results)
+
+
+class GivenRun:
+    """Stands in for a run of wandb: keeps what it is given."""
+
+    url = "https://wandb.example/run"
+
+    def __init__(self, **about: Any) -> None:
+        self.about, self.logged, self.summary, self.artifacts, self.finished = about, {}, {}, [], False
+
+    def log(self, several: dict[str, Any]) -> None:
+        self.logged |= several
+
+    def log_artifact(self, artifact: wandb.Artifact) -> None:
+        self.artifacts.append(artifact)
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[GivenRun]:
+    """Every run that begins."""
+    begun: list[GivenRun] = []
+    monkeypatch.setattr(wandb, "init", lambda **about: begun.append(GivenRun(**about)) or begun[-1])
+    return begun
+
+
+def test_a_sweep_is_logged_with_runs_tables_curves_picture_headline_and_report(
+    runs: list[GivenRun], tmp_path: Path, data: Path
+) -> None:
+    folder = tmp_path / "my sweep"
+    words = ["dataset=multi30k", f"dataset.path={data}", "pair.target=/models/big", "pair.draft=/models/small"]
+    config = compose_config(words)
+    examples = load_examples(DatasetSpec(**OmegaConf.to_container(config.dataset)))
+    result = sample_drafted("bild", {"fallback": 0.5, "rollback": 2.0, "window": 3}, 1.6, 0.1, (0.8, 0.5))
+    setting = replace(result.setting, entries={**result.setting, "data": data_hash(examples)})
+    texts = [sample_example(one.id, prediction=one.references[0]) for one in examples]
+    sweep, result = Sweep(folder), replace(result, setting=setting)
+    point = replace(result, folder=sweep.write_point(result.point, OmegaConf.to_yaml(config), result, texts))
+    for name in ("report.html", "sweep.csv"):
+        (folder / name).write_text(f"{name} of a sweep")
+    Image.new("RGB", (8, 4)).save(folder / "pareto.png")
+    online = WandbLogger("ours", None, group="my sweep", mode="online", tags=["test"], directory=str(folder))
+    online.log_point(point, OmegaConf.to_container(config, resolve=True))
+    online.log_sweep(sweep)
+    run, whole = runs
+    assert run.about["id"].endswith(point.point) and run.about["id"].startswith("my-sweep-")
+    assert {key: run.about[key] for key in ("project", "group", "name", "job_type", "tags", "mode")} == {
+        "project": "ours",
+        "group": "my sweep",
+        "name": "bild (fallback 0.5, rollback 2, window 3)",
+        "job_type": "point",
+        "tags": ["test", "t5-large drafted by t5-tiny", "multi30k"],
+        "mode": "online",
+    }
+    given = run.about["config"]
+    assert (given["pair"]["name"], given["point"]) == ("t5-large drafted by t5-tiny", point.point)
+    assert given["composition"] == point.composition and given["dataset"]["name"] == "multi30k"
+    assert (run.summary["relative_latency"], run.summary["speedup/value"]) == (1 / 1.6, 1.6)
+    table = run.logged["examples"]
+    (first, *others) = [dict(zip(table.columns, row, strict=True)) for row in table.data]
+    assert first["reference"] == first["prediction"] and first["prompt"] and len(others) == 5
+    assert run.logged["points"].data[0][:2] == ["bild", "fallback 0.5, rollback 2, window 3"]
+    assert run.logged["acceptance_by_position"].table.data == [[1, 0.86], [2, 0.83], [3, 0.8]]
+    assert (whole.about["name"], whole.about["job_type"]) == ("my sweep", "sweep")
+    assert "1.60×" in whole.summary["headline"] and whole.about["notes"] == whole.summary["headline"]
+    assert whole.logged["sweep_points"].data[0][:3] == [True, "bild", "fallback 0.5, rollback 2, window 3"]
+    assert "pareto" in whole.logged
+    (artifact,) = whole.artifacts
+    assert set(artifact.manifest.entries) == {"report.html", "pareto.png", "sweep.csv"}
+    assert run.finished and whole.finished
+    assert online.closing() == [f"logged to Weights & Biases: 2 runs in group my sweep. {GivenRun.url}"]
 
 
 def test_what_a_point_does_not_have_is_no_panel():

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from bild_lab.errors import UserError
 from bild_lab.lab.cli import words_as_list
 from bild_lab.report.wandb.logger import Logged, note
+from bild_lab.report.wandb.report import require_logged
 from scripts import wandb_report as script
 
 Command = Callable[..., tuple[int, str]]
@@ -65,6 +67,24 @@ def test_the_report_holds_all_groups_together_and_each_alone_with_what_runs_log(
         assert key in together
     for key in ("acceptance_by_position_table", "points", "examples"):
         assert f'"{key}"' in alone
+
+
+class Service:
+    """Stands in for the service's interface: has runs of one group in one project."""
+
+    default_entity = "us"
+
+    def runs(self, place: str, filters: dict[str, str], per_page: int) -> list[str]:
+        if place != "us/ours":
+            raise ValueError(f"no project {place}")
+        return ["a run"] if filters == {"group": "first"} else []
+
+
+def test_runs_are_asked_of_the_service_where_somebody_is_logged_in(tmp_path: Path) -> None:
+    require_logged(["first"], "ours", None, tmp_path, Service())
+    for groups, project in ((["first", "second"], "ours"), (["first"], "other")):
+        with pytest.raises(UserError, match=f"'{groups[-1]}' has no runs in project '{project}'.*wandb sync"):
+            require_logged(groups, project, None, tmp_path, Service())
 
 
 def test_without_the_library_the_remedy_is_printed(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,8 +124,8 @@ def test_the_adapter_learns_and_nothing_else(prompt: str, bases: dict[str, Check
     loss = PredictionLoss((1.0, 1.0, 1.0))(rows(texts(2, 8), torch.tensor([[4], [6]])), texts(6, 1).view(2, 1, 3))
     loss.backward()
     assert all(bool(weight.grad.abs().sum() > 0) for weight in adapter.parameters())
-    assert set(rows.state_dict()) == {f"adapter.{name}" for name in adapter.state_dict()}
-    assert all(weight.grad is None for weight in rows._base[0].parameters())
+    assert set(rows.state_dict()) == {f"weights.{name}" for name in adapter.state_dict()}
+    assert all(weight.grad is None for weight in rows.base.parameters())
 
 
 def test_an_adapter_learns_what_follows(tmp_path: Path, bases: dict[str, Checkpoint]) -> None:
@@ -139,7 +139,7 @@ def test_an_adapter_learns_what_follows(tmp_path: Path, bases: dict[str, Checkpo
         optimizer.step()
     assert rows(text[:, :7], contexts).argmax(-1).tolist() == labels.tolist()
     rows.save(tmp_path)
-    torch.testing.assert_close(BitaAdapter.load(tmp_path).masks, rows.adapter.masks)
+    torch.testing.assert_close(BitaAdapter.load(tmp_path).masks, rows.weights.masks)
 
 
 REFUSED = {

@@ -22,7 +22,6 @@ from bild_lab.training.modules.eagle import EagleModule, EagleSpec
 from bild_lab.training.modules.frozen import FrozenJob, train_beside_frozen
 from bild_lab.training.modules.predictors import PredictionLoss
 from bild_lab.training.modules.states import OneRowCheckpoint
-from scripts import train_module
 from tests.engine.drafters.naive import eagle_behind
 from tests.engine.heads.tiny import random_eagle
 from tests.engine.models.test_states import ENCODED
@@ -69,7 +68,7 @@ def outputs_of(variant: str, train: bool) -> tuple[EagleModule, Any, Tensor]:
 def test_eagle_3_learns_the_models_own_distribution_at_every_step() -> None:
     eagle, found, labels = outputs_of(EAGLE3, train=True)
     with torch.no_grad():
-        own = eagle._base[0](torch.tensor([[START, 5, 9, *TEXT]])).logits[0].softmax(-1)
+        own = eagle.base(torch.tensor([[START, 5, 9, *TEXT]])).logits[0].softmax(-1)
     for group, context in enumerate((4, 7)):
         for step in range(3):
             q = found.logits[0, group, step].log_softmax(-1)
@@ -81,11 +80,11 @@ def test_eagle_3_learns_the_models_own_distribution_at_every_step() -> None:
 def test_eagle_1_learns_states_and_a_tenth_of_the_tokens_at_the_first_step() -> None:
     eagle, found, labels = outputs_of(EAGLE, train=True)
     assert found.losses.shape == (1, 2, 1)
-    base, rows = eagle._base[0], torch.tensor([[START, 5, 9, *TEXT]])
+    base, rows = eagle.base, torch.tensor([[START, 5, 9, *TEXT]])
     with torch.no_grad():
         final = base.model(rows).last_hidden_state[0]
         own = base.lm_head(final).softmax(-1)
-        logits = eagle_behind(eagle.eagle, base, rows[0, :4].tolist())([])
+        logits = eagle_behind(eagle.weights, base, rows[0, :4].tolist())([])
         # the state that gives these scores
         drafted = torch.linalg.lstsq(base.lm_head.weight, logits[:, None]).solution[:, 0]
         expected = smooth_l1_loss(drafted, final[3]) - 0.1 * (own[3] * logits.log_softmax(-1)).sum()
@@ -135,22 +134,6 @@ def test_an_encoder_decoder_trains_on_its_decoders_states(tmp_path: Path, checkp
     first, *_, last = losses(metrics)
     assert last[1] < 0.98 * first[1]
     assert read_eagle(tmp_path / "heads", 2).config.target_size == 32
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["t5", "llama"])
-def test_the_command_trains_on_the_models_own_answers(
-    family: str, command: Command, checkpoints: Path, data: Path
-) -> None:
-    quick = ["train.max_steps=2", "train.batch_size=4", "train.accumulate=1", "train.evaluate_every=2"]
-    quick += ["train.log_every=1", "train.device=cpu", "train.precision=float32", "held_out=2"]
-    line = ["name=eagle", f"model.path={checkpoints / family}", "dataset=multi30k", f"dataset.path={data}"]
-    line += ["dataset.split=test", "answers.max_new_tokens=8", "module.steps=2", "module=eagle3", *quick]
-    code, printed = command(train_module, *line)
-    assert code == 0, printed
-    assert (
-        "outputs/eagle/heads: 2 steps, loss" in printed and "policy=eagle3 policy.heads=outputs/eagle/heads" in printed
-    )
 
 
 def test_what_cannot_be_trained_is_refused() -> None:

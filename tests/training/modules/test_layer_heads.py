@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 from safetensors.torch import load_file
 from transformers import FalconConfig
 
@@ -23,7 +22,7 @@ from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.request import Limits, Request
 from bild_lab.errors import UserError
-from bild_lab.lab.config import compose_config, typed
+from bild_lab.lab.config import compose_config
 from bild_lab.lab.data.examples import DatasetSpec, Example
 from bild_lab.papers.match_rates import greedy_states
 from bild_lab.training.folder import TrainingFolder
@@ -75,7 +74,7 @@ def noisy(model: LayerHeadsModule) -> LayerHeads:
     with torch.no_grad():
         for weight in model.parameters():
             weight += 0.3 * torch.randn(weight.shape, generator=generator)
-    return model.heads.requires_grad_(False)
+    return model.weights.requires_grad_(False)
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *WINDOWED])
@@ -109,7 +108,7 @@ def test_heads_predict_in_training_what_they_predict_in_decoding(family: str, ra
 def test_heads_begin_as_those_of_the_decoder_that_runs_them(family: str, rank: int | None, deep: Path) -> None:
     base = Checkpoint(str(deep / family)).weights(torch.float32)
     decoder = (T5Decoder if family == "t5" else LlamaDecoder)(base)
-    ours, theirs = spec(rank=rank).build(base, {}, seed=5).heads, LayerHeads.fresh(decoder, {}, (1, 3), rank, 5)
+    ours, theirs = spec(rank=rank).build(base, {}, seed=5).weights, LayerHeads.fresh(decoder, {}, (1, 3), rank, 5)
     assert ours.config == theirs.config
     for name, value in theirs.state_dict().items():
         assert torch.equal(ours.state_dict()[name], value), name
@@ -146,25 +145,12 @@ def test_a_training_goes_on_as_if_it_had_not_been_killed(
         train_beside_frozen(job(tmp_path / "killed", deep / family, **changes, callbacks=(Kill(3),)))
     saved = load_file(TrainingFolder(tmp_path / "killed", "heads").last_checkpoint() / "model.safetensors")
     names = {"norms", "matrices"} if rank is None else {"norms", "head", "ups", "downs"}
-    assert set(saved) == {f"heads.{name}" for name in names}
+    assert set(saved) == {f"weights.{name}" for name in names}
     assert losses(train_beside_frozen(job(tmp_path / "killed", deep / family, **changes))) == losses(whole)
     ours, theirs = (load_file(tmp_path / name / "heads" / "heads.safetensors") for name in ("killed", "whole"))
     assert set(theirs) == names and all(torch.equal(ours[name], theirs[name]) for name in names)
     card = (tmp_path / "whole" / "heads" / "README.md").read_text()
     assert "policy=ppd policy.exit_layer=3 policy.heads=" in card and "| top_1_layer_3 |" in card
-
-
-def test_a_folder_of_other_heads_is_not_gone_on_with(tmp_path: Path, deep: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        train_beside_frozen(job(tmp_path, deep / "llama", callbacks=(Kill(3),)))
-    for key, change, held, now in (
-        ("heads.layers", {"layers": [2]}, r"\[1, 3\]", r"\[2\]"),
-        ("heads.labels", {"labels": "data"}, "self", "data"),
-        ("heads.rank", {"rank": 2}, "None", "2"),
-    ):
-        message = f"holds a training with {key}={held}, but this command has {key}={now}; choose another"
-        with pytest.raises(UserError, match=message):
-            train_beside_frozen(job(tmp_path, deep / "llama", spec=spec(**change)))
 
 
 def test_the_match_rate_is_the_mean_over_layers() -> None:
@@ -205,14 +191,10 @@ def test_steps_and_warm_up_follow_from_the_data_unless_they_are_given() -> None:
     assert recipe("passes=30") == (210, 9)
     assert recipe("train.max_steps=100") == (100, 4)
     assert recipe("train.max_steps=100", "train.warmup_steps=7") == (100, 7)
-
-
-def test_the_default_recipe_is_that_of_table_2() -> None:
-    config = compose_config([], "train_lm_heads")
-    assert (config.train.optimizer, config.train.learning_rate, config.train.batch_size) == ("adamw", 2e-5, 128)
-    assert (config.passes, config.warmup_ratio, config.heads.labels) == (3, 0.04, "data")
-    fields = {"layers": [4], **config.heads}
-    assert typed(LayerHeadsSpec, OmegaConf.create(fields), "heads").layers == (4,)
+    assert recipe("passes=0.5", "train.batch_size=2000", "train.accumulate=1") == (1, 1)  # at least one batch a pass
+    for key, value in (("passes", "0"), ("passes", "three"), ("warmup_ratio", "1.5")):
+        with pytest.raises(UserError, match=f"{key} must lie in"):
+            recipe(f"{key}={value}")
 
 
 QUICK = ["train.batch_size=4", "train.accumulate=1", "train.evaluate_every=20", "train.log_every=10", "held_out=2"]

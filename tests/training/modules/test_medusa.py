@@ -16,13 +16,12 @@ from bild_lab.engine.request import Source
 from bild_lab.errors import UserError
 from bild_lab.training.modules.frozen import train_beside_frozen
 from bild_lab.training.modules.medusa import HydraModule, HydraSpec, MedusaModule, MedusaSpec
-from scripts import train_module
 from tests.engine.drafters.naive import hydra_behind
 from tests.engine.heads.tiny import random_hydra
 from tests.engine.models.test_states import ENCODED
 from tests.tiny import PAD, START, VOCABULARY, tiny_llama, tiny_t5
 from tests.training.modules.frozen_jobs import frozen_job
-from tests.training.modules.test_eagle import TEXT, Command
+from tests.training.modules.test_eagle import TEXT
 
 
 @pytest.fixture
@@ -119,19 +118,3 @@ def test_a_training_leaves_hydra_heads_that_learned(tmp_path: Path, checkpoints:
     assert metrics["best"]["top_1_head_1"] > 0.3  # of 40 words
     assert HydraHeads.load(tmp_path / "heads").config.base["fingerprint"] == base.fingerprint
     assert f"policy=hydra policy.heads={tmp_path}/heads" in (tmp_path / "heads" / "README.md").read_text()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["t5", "llama"])
-def test_the_command_trains_on_the_models_own_answers(
-    family: str, command: Command, checkpoints: Path, data: Path
-) -> None:
-    quick = ["train.max_steps=2", "train.batch_size=4", "train.accumulate=1", "train.evaluate_every=2"]
-    quick += ["train.log_every=1", "train.device=cpu", "train.precision=float32", "held_out=2"]
-    line = ["name=hydra", f"model.path={checkpoints / family}", "dataset=multi30k", f"dataset.path={data}"]
-    line += ["dataset.split=test", "answers.max_new_tokens=8", "module.heads=2", "module=hydra", *quick]
-    code, printed = command(train_module, *line)
-    assert code == 0, printed
-    assert (
-        "outputs/hydra/heads: 2 steps, loss" in printed and "policy=hydra policy.heads=outputs/hydra/heads" in printed
-    )

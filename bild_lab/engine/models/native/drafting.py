@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bild_lab.engine.sampling import likeliest, pick, precise
+from bild_lab.engine.sampling import most_likely, pick, precise
 from bild_lab.engine.session import Chain, DraftedChain, on_device
 from bild_lab.engine.trace import until_end
 
@@ -48,7 +48,7 @@ class Window:
             own.append(precise(logits).softmax(-1))
             confidences.append(own[-1].amax(-1))
             if self._uniforms is None:
-                chosen.append(likeliest(precise(logits)))
+                chosen.append(most_likely(precise(logits)))
             else:
                 probs.append((precise(logits) / self._temperature).softmax(-1))
                 chosen.append(pick(probs[-1], self._uniforms[place : place + 1]))

@@ -19,7 +19,7 @@ from bild_lab.engine.models.native import llama, t5
 from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows, joined, place_rows
 from bild_lab.engine.models.native.compiled import Workspace
 from bild_lab.engine.models.native.cpu import PackedDecoder, TextRows
-from bild_lab.engine.models.native.side_by_side import CachesTogether, Pool, SourcesTogether, side_by_side
+from bild_lab.engine.models.native.side_by_side import Pool, SourcesTogether, side_by_side
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import Chain, DraftedChain, GrownTree, Growth, Prefix, Scores
 
@@ -197,8 +197,9 @@ def run_rows(works: Sequence[Work]) -> list[Scores]:
     else:
         pool, places = first.cache.pool, [layers.cache.place for layers, _ in works]
         rows = side_by_side([layers.placed(work) for layers, work in works], places, first.device)
-        cache, sources = CachesTogether(pool), [layers.source for layers, _ in works]
-        memory = [SourcesTogether(pool, rows.packing, sources)] if first.memory else []
+        cache, memory = pool, []
+        if first.memory:
+            memory = [SourcesTogether(pool, rows, [layers.source for layers, _ in works])]
     x = joined([layers.embed(work) if work.states is None else work.states for layers, work in works])
     chosen = range(first.depth) if one.layers is None else one.layers
     if one.fill:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,7 +18,8 @@ from bild_lab.engine.session import on_device
 class Pool:
     """One tensor for the keys, and one for the values, of as many texts as are in a batch; and their sources.
 
-    It grows by need: to the longest text so far and to the most texts at once. Slots of shorter texts are masked.
+    It grows by need: to the longest text so far and to the most texts at once. Slots of shorter texts are masked. For
+    `SideBySide` rows it is the cache of all texts.
     """
 
     def __init__(self, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> None:
@@ -31,8 +32,11 @@ class Pool:
         """A place for a text of about so many slots."""
         if not self._free:
             texts = self.keys.shape[1]
-            self._free = list(range(max(1, 2 * texts) - 1, texts - 1, -1))
-            self._reserve(texts=max(1, 2 * texts))
+            more = max(1, 2 * texts)
+            self._free = list(range(more - 1, texts - 1, -1))
+            self.keys, self.values = (grown(each, more, each.shape[3]) for each in (self.keys, self.values))
+            sources = (self.source_keys, self.source_values)
+            self.source_keys, self.source_values = (grown(each, more, each.shape[3]) for each in sources)
         self.reserve(capacity)
         return PooledCache(self, self._free.pop())
 
@@ -42,27 +46,32 @@ class Pool:
     def reserve(self, slots: int) -> None:
         """Make sure that every text has so many slots."""
         if slots > self.keys.shape[3]:
-            self._reserve(slots=slots)
+            self.keys, self.values = (grown(each, each.shape[1], slots) for each in (self.keys, self.values))
 
     def remember(self, place: int, memory: Memory) -> Memory:
         """Store a text's source. Returns it as it lies here."""
         count = memory.keys.shape[2]
         if count > self.source_keys.shape[3]:
-            self.source_keys, self.source_values = (
-                grown(each, each.shape[1], count) for each in (self.source_keys, self.source_values)
-            )
-        self.source_keys[:, place, :, :count] = memory.keys
-        self.source_values[:, place, :, :count] = memory.values
-        return PooledMemory(self, place, count)
+            sources = (self.source_keys, self.source_values)
+            self.source_keys, self.source_values = (grown(each, each.shape[1], count) for each in sources)
+        keys, values = (each[:, place, :, :count] for each in (self.source_keys, self.source_values))
+        keys[:], values[:] = memory.keys, memory.values
+        return Memory(keys, values)
 
-    def _reserve(self, texts: int | None = None, slots: int | None = None) -> None:
-        texts = self.keys.shape[1] if texts is None else texts
-        wide = self.keys.shape[3] if slots is None else slots
-        self.keys, self.values = grown(self.keys, texts, wide), grown(self.values, texts, wide)
-        source = self.source_keys.shape[3]
-        self.source_keys, self.source_values = (
-            grown(each, texts, source) for each in (self.source_keys, self.source_values)
-        )
+    def write(
+        self, layer: int, rows: SideBySide, keys: Float[Tensor, "m heads dim"], values: Float[Tensor, "m heads dim"]
+    ) -> None:
+        """As `KeyValueCache.write`."""
+        self.keys[layer][rows.text, :, rows.slots] = keys
+        self.values[layer][rows.text, :, rows.slots] = values
+
+    def attend(
+        self, layer: int, rows: SideBySide, queries: Float[Tensor, "m heads dim"], mask: Tensor, scale: float
+    ) -> Float[Tensor, "m features"]:
+        """mask: [heads, n, widest, stop] to be added, or [n, widest, stop]: which slots are seen."""
+        mask = mask[:, None] if mask.dtype == torch.bool else mask.transpose(0, 1)
+        keys, values = self.keys[layer, :, :, : rows.stop], self.values[layer, :, :, : rows.stop]
+        return rows.attend(queries, keys, values, mask, scale)
 
 
 def grown(
@@ -95,67 +104,18 @@ class PooledCache(KeyValueCache):
         return self
 
 
-class PooledMemory(Memory):
-    """The source of one text in a pool."""
-
-    def __init__(self, pool: Pool, place: int, count: int) -> None:
-        vars(self).update(pool=pool, place=place, count=count, visible=None)
-
-    @property
-    def keys(self) -> Float[Tensor, "layers heads s dim"]:
-        return self.pool.source_keys[:, self.place, :, : self.count]
-
-    @property
-    def values(self) -> Float[Tensor, "layers heads s dim"]:
-        return self.pool.source_values[:, self.place, :, : self.count]
-
-
 @dataclass(frozen=True)
-class Packing:
-    """Rows of n texts, packed one behind the other; attention sees them padded to [n, widest].
+class SideBySide:
+    """Placed rows of n texts, as `PlacedRows` for one. They are packed one after the other, [m].
 
-    places: [n], of the texts in the pool. row: [m], where each row is among the n * widest.
+    Attention sees them padded to [n, widest]. Padded rows see slot 0, and nothing reads them. places: [n], of the texts
+    in the pool. row: [m], where each row is among the n * widest. slots: [m], in its text's cache. text: [m], the
+    text's place in the pool. positions: [n, widest]. visible: [n, widest, stop], each text's own slots alone.
+    key_positions: [n, stop]. each_position: [m].
     """
 
     places: Int[Tensor, " n"]
     row: Int[Tensor, " m"]
-    count: int
-    widest: int
-
-    def padded(self, x: Float[Tensor, "m heads dim"]) -> Float[Tensor, "n heads widest dim"]:
-        out = x.new_zeros(self.count * self.widest, *x.shape[1:])
-        out[self.row] = x
-        return out.view(self.count, self.widest, *x.shape[1:]).transpose(1, 2)
-
-    def attend(
-        self,
-        queries: Float[Tensor, "m heads dim"],
-        keys: Float[Tensor, "texts kv_heads slots dim"],
-        values: Float[Tensor, "texts kv_heads slots dim"],
-        mask: Float[Tensor, "n heads widest slots"] | Bool[Tensor, "n heads widest slots"],
-        scale: float,
-    ) -> Float[Tensor, "m features"]:
-        """Attention of each text's rows over its own slots."""
-        out = scaled_dot_product_attention(
-            self.padded(queries),
-            keys[self.places],
-            values[self.places],
-            attn_mask=mask,
-            scale=scale,
-            enable_gqa=keys.shape[1] != queries.shape[1],
-        )
-        return out.transpose(1, 2).flatten(0, 1).flatten(1)[self.row]
-
-
-@dataclass(frozen=True)
-class SideBySide:
-    """Placed rows of several texts, as `PlacedRows` for one. Padded rows see slot 0, and nothing reads them.
-
-    positions: [n, widest]. visible: [n, widest, stop], each text's own slots alone. key_positions: [n, stop].
-    slots: [m], in its text's cache; text: [m], the text's place in the pool. each_position: [m].
-    """
-
-    packing: Packing
     slots: Int[Tensor, " m"]
     text: Int[Tensor, " m"]
     stop: int
@@ -167,6 +127,27 @@ class SideBySide:
     @property
     def count(self) -> int:
         return self.slots.shape[0]
+
+    def attend(
+        self,
+        queries: Float[Tensor, "m heads dim"],
+        keys: Float[Tensor, "texts kv_heads slots dim"],
+        values: Float[Tensor, "texts kv_heads slots dim"],
+        mask: Float[Tensor, "n heads widest slots"] | Bool[Tensor, "n heads widest slots"],
+        scale: float,
+    ) -> Float[Tensor, "m features"]:
+        """Attention of each text's rows over its own slots."""
+        padded = queries.new_zeros(self.positions.numel(), *queries.shape[1:])
+        padded[self.row] = queries
+        out = scaled_dot_product_attention(
+            padded.view(*self.positions.shape, *queries.shape[1:]).transpose(1, 2),  # [n, heads, widest, dim]
+            keys[self.places],
+            values[self.places],
+            attn_mask=mask,
+            scale=scale,
+            enable_gqa=keys.shape[1] != queries.shape[1],
+        )
+        return out.transpose(1, 2).flatten(0, 1).flatten(1)[self.row]
 
 
 def side_by_side(texts: Sequence[PlacedRows], places: Sequence[int], device: torch.device) -> SideBySide:
@@ -186,48 +167,19 @@ def side_by_side(texts: Sequence[PlacedRows], places: Sequence[int], device: tor
         slots += range(text.slots.start, text.slots.stop)
         owner += [places[index]] * text.count
     where = on_device([*row, *slots, *owner], device).view(3, -1)
-    packing = Packing(on_device(places, device), where[0], n, widest)
-    return SideBySide(packing, where[1], where[2], stop, positions, visible, keys, positions.flatten()[where[0]])
+    each_position = positions.flatten()[where[0]]
+    return SideBySide(on_device(places, device), *where, stop, positions, visible, keys, each_position)
 
 
-@dataclass
-class CachesTogether:
-    """The caches of several texts as one, for `SideBySide` rows."""
-
-    pool: Pool
-
-    def write(
-        self, layer: int, rows: SideBySide, keys: Float[Tensor, "m heads dim"], values: Float[Tensor, "m heads dim"]
-    ) -> None:
-        self.pool.keys[layer][rows.text, :, rows.slots] = keys
-        self.pool.values[layer][rows.text, :, rows.slots] = values
-
-    def attend(
-        self, layer: int, rows: SideBySide, queries: Float[Tensor, "m heads dim"], mask: Tensor, scale: float
-    ) -> Float[Tensor, "m features"]:
-        """mask: [heads, n, widest, stop] to be added, or [n, widest, stop]: which slots are seen."""
-        mask = mask[:, None] if mask.dtype == torch.bool else mask.transpose(0, 1)
-        keys, values = self.pool.keys[layer, :, :, : rows.stop], self.pool.values[layer, :, :, : rows.stop]
-        return rows.packing.attend(queries, keys, values, mask, scale)
-
-
-@dataclass
 class SourcesTogether:
     """The sources of several texts, of different lengths, as one memory. lengths: of each."""
 
-    pool: Pool
-    packing: Packing
-    lengths: Sequence[int]
-    visible: Bool[Tensor, "n 1 1 longest"] = field(init=False)
-
-    def __post_init__(self) -> None:
-        device = self.packing.row.device
-        self._longest = max(self.lengths)
-        places = torch.arange(self._longest, device=device)
-        self.visible = (places < on_device(self.lengths, device)[:, None])[:, None, None]
+    def __init__(self, pool: Pool, rows: SideBySide, lengths: Sequence[int]) -> None:
+        self._rows, longest = rows, max(lengths)
+        self._keys, self._values = (each[:, :, :, :longest] for each in (pool.source_keys, pool.source_values))
+        places = torch.arange(longest, device=rows.row.device)
+        self._visible = (places < on_device(lengths, rows.row.device)[:, None])[:, None, None]  # [n, 1, 1, longest]
 
     def attend(self, layer: int, queries: Float[Tensor, "m heads dim"]) -> Float[Tensor, "m features"]:
         """Attention of decoder rows over their own text's source."""
-        keys = self.pool.source_keys[layer, :, :, : self._longest]
-        values = self.pool.source_values[layer, :, :, : self._longest]
-        return self.packing.attend(queries, keys, values, self.visible, scale=1.0)
+        return self._rows.attend(queries, self._keys[layer], self._values[layer], self._visible, scale=1.0)

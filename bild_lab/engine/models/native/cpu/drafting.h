@@ -88,6 +88,7 @@ struct Chains {
         rows.add_all(first);
         rows.fill(pass);
     }
+    int waiting() const { return int(texts.size()); }
     void read(int i, const float* x) {
         Chain& chain = *chains[i];
         const Text& text = pass.text[i];
@@ -113,20 +114,6 @@ struct Chains {
         rows.fill(pass);
     }
 };
-
-template <class T>
-void draft(Chains& all, Buffers& b) {
-    for (;;) {
-        forward<T>(all.model, all.pass, b);
-        Span mine = share(int(all.texts.size()));
-        for (int i = mine.first; i < mine.last; ++i) all.read(i, b.x);
-        #pragma omp barrier
-        #pragma omp master
-        all.next();
-        #pragma omp barrier
-        if (all.texts.empty()) return;
-    }
-}
 
 struct Node { int64_t token; int32_t parent, row; double chance; };
 
@@ -245,6 +232,8 @@ struct Trees {
         rows.add_all(first);
         rows.fill(pass);
     }
+    int waiting() const { return int(found.size()); }
+    void read(int i, const float*) { found[i].first->read(found[i].second); }
     void next() {  // by one thread
         rows.clear();
         found.clear();
@@ -262,17 +251,17 @@ struct Trees {
     }
 };
 
-template <class T>
-void grow(const Model& model, Trees& all, Buffers& b) {
-    for (;;) {
+// Chains or trees, step by step until the last has ended: a forward, then what follows from each row of logits
+template <class T, class Drafts>
+void draft(const Model& model, Drafts& all, Buffers& b) {  // by every thread of a team
+    while (all.waiting()) {
         forward<T>(model, all.pass, b);
-        Span mine = share(int(all.found.size()));
-        for (int row = mine.first; row < mine.last; ++row) all.found[row].first->read(all.found[row].second);
+        Span mine = share(all.waiting());
+        for (int i = mine.first; i < mine.last; ++i) all.read(i, b.x);
         #pragma omp barrier
         #pragma omp master
         all.next();
         #pragma omp barrier
-        if (all.alive.empty()) return;
     }
 }
 

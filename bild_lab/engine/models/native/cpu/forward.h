@@ -30,22 +30,175 @@ struct Sizes {
     }
 };
 
-
+// One pass, as each thread of a team runs it: threads share the panels of a product, the rows or the heads, and wait for
+// each other behind every part
 template <class T>
-void forward(const Model& model, const Pass& pass, Buffers& b) {  // by every thread of a team
-    const int m = pass.count, dim = model.dim, head_dim = model.head_dim;
-    const int heads = model.heads, kv_heads = model.kv_heads, both = heads + kv_heads;
-    const Sizes sizes(model, pass);
-    const int64_t features = sizes.features;
-    float* x = b.x;
+struct Run {
+    const Model& model;
+    const Pass& pass;
+    Buffers& b;
+    const Sizes sizes;
+    const int m, dim, head_dim, heads, kv_heads, both;
+    float* const x;
 
-    auto normed = [&](const float* weight) {
+    Run(const Model& model, const Pass& pass, Buffers& b)
+        : model(model), pass(pass), b(b), sizes(model, pass), m(pass.count), dim(model.dim), head_dim(model.head_dim),
+          heads(model.heads), kv_heads(model.kv_heads), both(heads + kv_heads), x(b.x) {}
+
+    void all() {
+        embed();
+        bool fill = pass.fill;  // only keys and values
+        for (int l = 0; l < pass.layers; ++l) {
+            const int index = pass.layer[l], skipped = pass.skipped ? pass.skipped[l] : 0;
+            const Layer& layer = model.layer[index];
+            const bool leaves = pass.before && !fill && l + 1 < pass.layers;
+            if (leaves && omp_get_thread_num() == 0) std::memcpy(pass.before, x, 4 * dim);  // x changes after barriers
+            if (!(skipped & 1)) {
+                keys_and_values(layer, index);
+                if (fill) continue;
+                attention(layer, index);
+                if (layer.cross_query.packed) attention_to_source(layer, index);
+            }
+            if (!(skipped & 2)) feed_forward(layer);
+            if (pass.hidden) {
+                Span rows = share(m * dim);
+                std::memcpy(pass.hidden + int64_t(l) * m * dim + rows.first, x + rows.first, 4 * (rows.last - rows.first));
+                #pragma omp barrier
+            }
+            if (leaves) {  // every thread finds the same
+                fill = cosine(pass.before, x, dim) > pass.bar;
+                if (fill && omp_get_thread_num() == 0) *pass.ran = l + 1;
+                #pragma omp barrier
+            }
+        }
+        if (pass.scored) score();
+    }
+
+    void embed() {
+        Span rows = share(m);
+        for (int row = rows.first; row < rows.last; ++row) {
+            if (pass.states) {
+                std::memcpy(x + int64_t(row) * dim, pass.states + int64_t(row) * dim, 4 * dim);
+                continue;
+            }
+            const bool mask = is_mask(pass, pass.tokens[row]);
+            const T* table = static_cast<const T*>(mask ? pass.masks : model.embedding);
+            const T* embedding = table + (pass.tokens[row] - (mask ? pass.first_mask : 0)) * dim;
+            const float scale = mask ? 1.0f : model.embedding_scale;
+            for (int i = 0; i < dim; ++i) x[int64_t(row) * dim + i] = widen(embedding[i]) * scale;
+        }
+        #pragma omp barrier
+    }
+
+    // queries, keys and values, normed and rotated; keys and values go to the cache
+    void keys_and_values(const Layer& layer, int index) {
+        project(layer.qkv, layer.norm);
+        Span mine = share(m * (both + kv_heads));
+        for (int task = mine.first; task < mine.last; ++task) {
+            int row = task / (both + kv_heads), head = task % (both + kv_heads);
+            float* from = b.qkv + row * sizes.features + int64_t(head) * head_dim;
+            const Text& text = pass.text[pass.text_of[row]];
+            const int at = row - text.first;  // in its text
+            if (head < both) place(model, layer, pass, position_of(text, at), head, from);
+            if (head < heads) continue;
+            const int64_t cached = int64_t(index) * kv_heads + (head < both ? head - heads : head - both);
+            T* to = static_cast<T*>(head < both ? text.keys : text.values) +
+                    (cached * text.capacity + text.start + at) * head_dim;
+            for (int i = 0; i < head_dim; ++i) narrow(from[i], to + i);
+        }
+        #pragma omp barrier
+    }
+
+    void attention(const Layer& layer, int index) {
+        Span mine = share(m * heads);
+        for (int task = mine.first; task < mine.last; ++task) {
+            int head = task / m, row = task % m;
+            const Text& text = pass.text[pass.text_of[row]];
+            const int in_text = row - text.first, stop = text.start + text.count;
+            const uint8_t* visible = text.visible ? text.visible + int64_t(in_text) * stop : nullptr;
+            const int64_t position = position_of(text, in_text);
+            const int64_t farthest = model.farthest, nearest = model.bidirectional ? -farthest : 0;
+            const float* table = model.distance_bias ? model.distance_bias + head * (farthest - nearest + 1) : nullptr;
+            auto sees = [&](int slot, float& bias) {
+                int64_t key = visible ? text.key_positions[slot] : slot - text.reserved;
+                if (visible && !visible[slot]) return false;
+                int64_t distance = position - key;
+                if (layer.window && key >= 0 && distance >= layer.window) return false;
+                bias = table ? table[std::min(std::max(distance, nearest), farthest) - nearest] : 0.0f;
+                return true;
+            };
+            const int64_t at = (int64_t(index) * kv_heads + head / (heads / kv_heads)) * text.capacity * head_dim;
+            const int end = visible || model.bidirectional ? stop : text.start + in_text + 1;
+            mix(row, head, static_cast<const T*>(text.keys) + at, static_cast<const T*>(text.values) + at, end, sees);
+        }
+        #pragma omp barrier
+        residual(layer.out, b.mixed, sizes.mixed, layer.out_norm);
+    }
+
+    void attention_to_source(const Layer& layer, int index) {
+        project(layer.cross_query, layer.cross_norm);
+        Span mine = share(m * heads);
+        for (int task = mine.first; task < mine.last; ++task) {
+            int head = task / m, row = task % m;
+            const Text& text = pass.text[pass.text_of[row]];
+            const int64_t at = (int64_t(index) * heads + head) * text.source * head_dim;
+            auto sees = [](int, float& bias) { bias = 0.0f; return true; };
+            const T *keys = static_cast<const T*>(text.memory_keys), *values = static_cast<const T*>(text.memory_values);
+            mix(row, head, keys + at, values + at, text.source, sees);
+        }
+        #pragma omp barrier
+        residual(layer.cross_out, b.mixed, sizes.mixed, nullptr);
+    }
+
+    void feed_forward(const Layer& layer) {
+        const int kind = model.activation;
+        if (model.gated)  // a panel holds 16 columns of the gate, then the same 16 of what it gates
+            product<T>(layer.inner, normed(layer.feed_norm), dim, m, b, [&](int row, int panel, vec gate, vec up) {
+                store(b.inner + row * sizes.inner + panel * LANES, activate(gate, kind) * up);
+            });
+        else
+            product<T>(layer.inner, normed(layer.feed_norm), dim, m, b, [&](int row, int panel, vec left, vec right) {
+                put(b.inner + row * sizes.inner, panel, layer.inner.outputs, activate(left, kind), activate(right, kind));
+            });
+        #pragma omp barrier
+        residual(layer.outer, b.inner, sizes.inner, layer.feed_out_norm);
+    }
+
+    void score() {
+        for (int r = 0; r < pass.scored; ++r)
+            normalize(x + int64_t(pass.scored_row[r]) * dim, model.final_norm, model.epsilon, dim,
+                      b.normed + int64_t(r) * dim, model.final_scale);
+        product<T>(model.head, b.normed, dim, pass.scored, b, [&](int row, int panel, vec left, vec right) {
+            put(pass.logits + int64_t(row) * model.vocab, panel, model.vocab, left, right);
+        });
+        if (omp_get_thread_num() == 0 && pass.head_input)
+            std::memcpy(pass.head_input, b.normed, 4 * int64_t(pass.scored) * dim);
+        #pragma omp barrier
+    }
+
+    const float* normed(const float* weight) {
         for (int r = 0; r < m; ++r)
             normalize(x + int64_t(r) * dim, weight, model.epsilon, dim, b.normed + int64_t(r) * dim);
         return b.normed;
-    };
-    // what a block adds to the residual stream, through the norm behind it if there is one
-    auto residual = [&](const Matrix& matrix, const float* in, int stride, const float* norm) {
+    }
+
+    // the normed rows times a matrix, into b.qkv
+    void project(const Matrix& matrix, const float* norm) {
+        product<T>(matrix, normed(norm), dim, m, b, [&](int row, int panel, vec left, vec right) {
+            put(b.qkv + row * sizes.features, panel, matrix.outputs, left, right);
+        });
+        #pragma omp barrier
+    }
+
+    // a query's attention over these keys and values, into b.mixed
+    template <class Sees>
+    void mix(int row, int head, const T* keys, const T* values, int stop, Sees sees) {
+        attend(b.qkv + row * sizes.features + int64_t(head) * head_dim, keys, values, stop, head_dim, model.scale, sees,
+               b.scores, b.seen, b.mixed + row * sizes.mixed + int64_t(head) * head_dim);
+    }
+
+    // what a block adds to the residual stream, through the norm after it if there is one
+    void residual(const Matrix& matrix, const float* in, int stride, const float* norm) {
         if (!norm) {
             product<T>(matrix, in, stride, m, b, [&](int row, int panel, vec left, vec right) {
                 add(x + int64_t(row) * dim, panel, dim, left, right);
@@ -63,128 +216,12 @@ void forward(const Model& model, const Pass& pass, Buffers& b) {  // by every th
             for (int i = 0; i < dim; ++i) x[int64_t(row) * dim + i] += b.normed[i];
         }
         #pragma omp barrier
-    };
-
-    {
-        Span rows = share(m);
-        for (int row = rows.first; row < rows.last; ++row) {
-            if (pass.states) {
-                std::memcpy(x + int64_t(row) * dim, pass.states + int64_t(row) * dim, 4 * dim);
-                continue;
-            }
-            const bool mask = is_mask(pass, pass.tokens[row]);
-            const T* table = static_cast<const T*>(mask ? pass.masks : model.embedding);
-            const T* embedding = table + (pass.tokens[row] - (mask ? pass.first_mask : 0)) * dim;
-            const float scale = mask ? 1.0f : model.embedding_scale;
-            for (int i = 0; i < dim; ++i) x[int64_t(row) * dim + i] = widen(embedding[i]) * scale;
-        }
-        #pragma omp barrier
     }
-    bool fill = pass.fill;  // only keys and values
-    for (int l = 0; l < pass.layers; ++l) {
-        const int index = pass.layer[l];
-        const Layer& layer = model.layer[index];
-        const bool leaves = pass.before && !fill && l + 1 < pass.layers;
-        if (leaves && omp_get_thread_num() == 0) std::memcpy(pass.before, x, 4 * dim);  // x changes behind barriers
+};
 
-        const int skipped = pass.skipped ? pass.skipped[l] : 0;
-        if (!(skipped & 1)) {
-            product<T>(layer.qkv, normed(layer.norm), dim, m, b, [&](int row, int panel, vec left, vec right) {
-                put(b.qkv + row * features, panel, layer.qkv.outputs, left, right);
-            });
-            #pragma omp barrier
-            Span mine = share(m * (both + kv_heads));
-            for (int task = mine.first; task < mine.last; ++task) {
-                int row = task / (both + kv_heads), head = task % (both + kv_heads);
-                float* from = b.qkv + row * features + int64_t(head) * head_dim;
-                const Text& text = pass.text[pass.text_of[row]];
-                const int at = row - text.first;  // in its text
-                if (head < both) place(model, layer, pass, position_of(text, at), head, from);
-                if (head < heads) continue;
-                const int64_t cached = int64_t(index) * kv_heads + (head < both ? head - heads : head - both);
-                T* to = static_cast<T*>(head < both ? text.keys : text.values) +
-                        (cached * text.capacity + text.start + at) * head_dim;
-                for (int i = 0; i < head_dim; ++i) narrow(from[i], to + i);
-            }
-            #pragma omp barrier
-            if (fill) continue;
-            mine = share(m * heads);
-            for (int task = mine.first; task < mine.last; ++task) {
-                int head = task / m, row = task % m;
-                const Text& text = pass.text[pass.text_of[row]];
-                const int in_text = row - text.first, stop = text.start + text.count;
-                const uint8_t* visible = text.visible ? text.visible + int64_t(in_text) * stop : nullptr;
-                const int64_t position = position_of(text, in_text);
-                const int64_t farthest = model.farthest, nearest = model.bidirectional ? -farthest : 0;
-                const float* table = model.distance_bias ? model.distance_bias + head * (farthest - nearest + 1) : nullptr;
-                auto sees = [&](int slot, float& bias) {
-                    int64_t key = visible ? text.key_positions[slot] : slot - text.reserved;
-                    if (visible && !visible[slot]) return false;
-                    int64_t distance = position - key;
-                    if (layer.window && key >= 0 && distance >= layer.window) return false;
-                    bias = table ? table[std::min(std::max(distance, nearest), farthest) - nearest] : 0.0f;
-                    return true;
-                };
-                const int64_t at = (int64_t(index) * kv_heads + head / (heads / kv_heads)) * text.capacity * head_dim;
-                const int end = visible || model.bidirectional ? stop : text.start + in_text + 1;
-                attend(b.qkv + row * features + int64_t(head) * head_dim, static_cast<const T*>(text.keys) + at,
-                       static_cast<const T*>(text.values) + at, end, head_dim, model.scale, sees, b.scores, b.seen,
-                       b.mixed + row * sizes.mixed + int64_t(head) * head_dim);
-            }
-            #pragma omp barrier
-            residual(layer.out, b.mixed, sizes.mixed, layer.out_norm);
-
-            if (layer.cross_query.packed) {
-                product<T>(layer.cross_query, normed(layer.cross_norm), dim, m, b, [&](int row, int panel, vec left, vec right) {
-                    put(b.qkv + row * features, panel, layer.cross_query.outputs, left, right);
-                });
-                #pragma omp barrier
-                for (int task = mine.first; task < mine.last; ++task) {
-                    int head = task / m, row = task % m;
-                    const Text& text = pass.text[pass.text_of[row]];
-                    int64_t at = (int64_t(index) * heads + head) * text.source * head_dim;
-                    auto sees = [](int, float& bias) { bias = 0.0f; return true; };
-                    attend(b.qkv + row * features + int64_t(head) * head_dim, static_cast<const T*>(text.memory_keys) + at,
-                           static_cast<const T*>(text.memory_values) + at, text.source, head_dim, model.scale, sees, b.scores,
-                           b.seen, b.mixed + row * sizes.mixed + int64_t(head) * head_dim);
-                }
-                #pragma omp barrier
-                residual(layer.cross_out, b.mixed, sizes.mixed, nullptr);
-            }
-        }
-        if (!(skipped & 2)) {
-            const int kind = model.activation;
-            if (model.gated)  // a panel holds 16 columns of the gate, then the same 16 of what it gates
-                product<T>(layer.inner, normed(layer.feed_norm), dim, m, b, [&](int row, int panel, vec gate, vec up) {
-                    store(b.inner + row * sizes.inner + panel * LANES, activate(gate, kind) * up);
-                });
-            else
-                product<T>(layer.inner, normed(layer.feed_norm), dim, m, b, [&](int row, int panel, vec left, vec right) {
-                    put(b.inner + row * sizes.inner, panel, layer.inner.outputs, activate(left, kind), activate(right, kind));
-                });
-            #pragma omp barrier
-            residual(layer.outer, b.inner, sizes.inner, layer.feed_out_norm);
-        }
-        if (pass.hidden) {
-            Span rows = share(m * dim);
-            std::memcpy(pass.hidden + int64_t(l) * m * dim + rows.first, x + rows.first, 4 * (rows.last - rows.first));
-            #pragma omp barrier
-        }
-        if (leaves) {  // every thread finds the same
-            fill = cosine(pass.before, x, dim) > pass.bar;
-            if (fill && omp_get_thread_num() == 0) *pass.ran = l + 1;
-            #pragma omp barrier
-        }
-    }
-    if (!pass.scored) return;
-    for (int r = 0; r < pass.scored; ++r)
-        normalize(x + int64_t(pass.scored_row[r]) * dim, model.final_norm, model.epsilon, dim, b.normed + int64_t(r) * dim,
-                  model.final_scale);
-    product<T>(model.head, b.normed, dim, pass.scored, b, [&](int row, int panel, vec left, vec right) {
-        put(pass.logits + int64_t(row) * model.vocab, panel, model.vocab, left, right);
-    });
-    if (omp_get_thread_num() == 0 && pass.head_input) std::memcpy(pass.head_input, b.normed, 4 * int64_t(pass.scored) * dim);
-    #pragma omp barrier
+template <class T>
+void forward(const Model& model, const Pass& pass, Buffers& b) {
+    Run<T>(model, pass, b).all();
 }
 
 // `work<T>(buffers)` by every thread of a team; T: the weights' type. later: how many slots its later passes fill

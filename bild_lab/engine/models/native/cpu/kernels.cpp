@@ -64,7 +64,7 @@ void draft_chains(const Model* model, const Pass* pass, Chain* chain) {
     Chains all(*model, *pass, chain);
     int later = 0;
     for (int i = 0; i < pass->texts; ++i) later = std::max(later, chain[i].steps);
-    with_buffers(*model, all.pass, later, [&]<class T>(Buffers& b) { draft<T>(all, b); });
+    with_buffers(*model, all.pass, later, [&]<class T>(Buffers& b) { draft<T>(*model, all, b); });
 }
 
 // Grow a tree for each text: the first forward runs the pass's rows, each later one the most likely leaves. The logits
@@ -78,7 +78,7 @@ void grow_trees(const Model* model, const Pass* pass, Growth* growth) {
         leaves += growth[i].width;
     }
     widest.count = std::max(widest.count, leaves);
-    with_buffers(*model, widest, later, [&]<class T>(Buffers& b) { grow<T>(*model, all, b); });
+    with_buffers(*model, widest, later, [&]<class T>(Buffers& b) { draft<T>(*model, all, b); });
     for (auto& tree : all.trees) tree.finish();
 }
 

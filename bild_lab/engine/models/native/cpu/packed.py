@@ -318,8 +318,8 @@ class PackedHeads:
             outputs=addressof(self._held[1]),
         )
 
-    def likeliest(self, hidden: Float[Tensor, " dim"], depth: int, count: int) -> Int[Tensor, "depth count"]:
-        """The first heads' most likely tokens, as `MedusaHeads.likeliest` in one call."""
+    def most_likely(self, hidden: Float[Tensor, " dim"], depth: int, count: int) -> Int[Tensor, "depth count"]:
+        """The first heads' most likely tokens, as `MedusaHeads.most_likely` in one call."""
         state, tokens = hidden.float().contiguous(), torch.empty(depth, count, dtype=torch.long)
         self._library.most_likely_tokens(
             byref(self._heads), state.data_ptr(), depth, count, torch.get_num_threads(), tokens.data_ptr()

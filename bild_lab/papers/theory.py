@@ -1,0 +1,245 @@
+"""What papers draw by equations alone, each figure with its values as CSV.
+
+Figures 2 to 4 of speculative decoding (Leviathan et al., 2023), and Figures 2 and 4 of predictive pipelined decoding
+(Yang et al., 2023) beside its pipeline simulated on a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from bild_lab.engine.ppd.theory import compute_per_time_unit, compute_per_token, latency_per_token, require_exit
+from bild_lab.engine.speculative_theory import (
+    expected_tokens,
+    operations_increase,
+    optimal_window,
+    oracle_improvement,
+    walltime_improvement,
+)
+from bild_lab.errors import require_whole
+from bild_lab.papers.published import load_published
+from bild_lab.report.style import INK, MUTED, add_panel, marks, paper_figure, write_csv
+
+WINDOWS = (1, 3, 5, 7, 10)
+COST_RATIOS = (0.01, 0.02, 0.05, 0.1, 0.2)
+RATES = tuple(index / 200 for index in range(201))
+RATES_OF_WINDOWS = RATES[:-10]  # up to 0.95: towards 1 the optimal window grows without bound
+LAYERS = 40  # of Vicuna-13B
+TABLE_1_LAYERS, TOP_KS = (10, 20, 30, 35, 37), (1, 3, 5)
+DATASETS = {"SQuAD": "squad", "WMT": "wmt15_en_fr", "CNN/DM": "cnn_dailymail_ppd"}  # as published files name them
+EXITS = (20, 30, 35, 37)  # the paper's figures show only the first, half of the layers
+HEADS = {False: "shared", True: "trained"}
+SIMULATED_TOKENS, SIMULATED_TEXTS = 128, 30
+MAIN = 0  # the process that finishes every token; the candidates' are 1 to k
+
+_ALPHA = "acceptance rate α"
+_ONE_PANEL = (0.08, 0.11, 0.88, 0.74)
+
+
+def curves(
+    parameter: str,
+    values: Iterable[float],
+    rates: Sequence[float] = RATES,
+    **formulas: Callable[[float, float], float],
+) -> pd.DataFrame:
+    """A row for each value of the parameter and each acceptance rate, with `formula(rate, value)` in its column."""
+    rows = [
+        {parameter: one, "acceptance_rate": rate, **{name: formula(rate, one) for name, formula in formulas.items()}}
+        for one in values
+        for rate in rates
+    ]
+    return pd.DataFrame(rows)
+
+
+def draw_curves(axes: Axes, table: pd.DataFrame, formula: str, word: str, **style: object) -> None:
+    """Draw a curve per parameter in shades of blue, from light to dark, with a legend. word: before the parameter."""
+    groups = table.groupby(table.columns[0])
+    shades = colormaps["Blues"](np.linspace(0.4, 1.0, len(groups)))
+    for (value, curve), shade in zip(groups, shades, strict=True):
+        look = {"color": shade, "linewidth": 1.7, "label": f"{word} {value:g}", **style}
+        axes.plot(curve["acceptance_rate"], curve[formula], clip_on=False, zorder=3, **look)
+    axes.legend(loc="upper left", frameon=False)
+
+
+def draw_expected_tokens(path: Path) -> None:
+    """Figure 2: tokens per target call against the acceptance rate, a curve per window."""
+    any_window = {"expected_tokens": lambda rate, _: oracle_improvement(rate, 0.0)}
+    bound = curves("window", [float("inf")], RATES[:-1], **any_window)
+    title, subtitle = "Expected tokens per target call", "Equation 1: (1 − α^(γ+1)) / (1 − α) for windows γ"
+    with paper_figure(path, (8.0, 5.0), title, subtitle) as figure:
+        axes, table = add_expected_tokens(figure)
+        axes.plot(bound["acceptance_rate"], bound["expected_tokens"], color=MUTED, linewidth=1.2, linestyle=(0, (5, 3)))
+        beside = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
+        axes.text(0.87, 9, "any window: below 1 / (1 − α)", ha="right", va="center", bbox=beside)
+    write_csv(path, pd.concat([table, bound]))
+
+
+def add_expected_tokens(figure: Figure) -> tuple[Axes, pd.DataFrame]:
+    """The panel and the curves of Equation 1."""
+    table = curves("window", WINDOWS, expected_tokens=expected_tokens)
+    labels = {"xlabel": _ALPHA, "ylabel": "tokens per target call"}
+    axes = add_panel(figure, _ONE_PANEL, xlim=(0, 1), ylim=(0, 12), **labels)
+    draw_curves(axes, table, "expected_tokens", "window")
+    return axes, table
+
+
+def draw_optimal_window(path: Path) -> None:
+    """Figure 3: the window with the largest walltime improvement, a curve per cost ratio."""
+    table = curves("cost_ratio", COST_RATIOS, RATES_OF_WINDOWS, optimal_window=optimal_window)
+    subtitle = "The largest walltime improvement (Theorem 3.8); c is a drafter step's time over a target step's"
+    with paper_figure(path, (8.0, 5.0), "Optimal window", subtitle) as figure:
+        limits = {"xlim": (0, RATES_OF_WINDOWS[-1]), "ylim": (0, 42)}
+        axes = add_panel(figure, _ONE_PANEL, xlabel=_ALPHA, ylabel="tokens drafted per round", **limits)
+        draw_curves(axes, table, "optimal_window", "c =", drawstyle="steps-post")
+    write_csv(path, table)
+
+
+def draw_speed_and_operations(path: Path) -> None:
+    """Figure 4: walltime improvement and growth of operations for a drafter that costs nothing (c = ĉ = 0)."""
+    formulas = {"walltime_improvement": walltime_improvement, "operations_increase": operations_increase}
+    free = {name: partial(formula, cost_ratio=0.0) for name, formula in formulas.items()}
+    table = curves("window", WINDOWS, **free)
+    subtitle = "Theorems 3.8 (left) and 3.11 (right) for a drafter that costs nothing, c = ĉ = 0"
+    with paper_figure(path, (10.0, 5.0), "Speed is paid for with operations", subtitle) as figure:
+        labels = ("times as fast as the target alone", "times the target's operations")
+        for start, formula, what in zip((0.06, 0.555), formulas, labels, strict=True):
+            area, limits = (start, 0.11, 0.41, 0.74), {"xlim": (0, 1), "ylim": (0, 12)}
+            draw_curves(add_panel(figure, area, xlabel=_ALPHA, ylabel=what, **limits), table, formula, "window")
+    write_csv(path, table)
+
+
+class Busy(NamedTuple):
+    """A process runs layers for a token: from `start` to `end` on the clock, one layer per unit.
+
+    token: its index in the text, from 0; for a candidate, the index of the token that it would follow.
+    """
+
+    process: int
+    token: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """One text: when which process was busy."""
+
+    busy: tuple[Busy, ...]
+
+    @property
+    def latency(self) -> int:
+        """Units until the last token is finished."""
+        return max(each.end for each in self.busy if each.process == MAIN)
+
+    @property
+    def compute(self) -> int:
+        """Units of all processes together."""
+        return sum(each.end - each.start for each in self.busy)
+
+
+def simulate(matches: Sequence[bool], layers: int, exit_layer: int, top_k: int) -> Simulated:
+    """Simulate Algorithm 1 in layer-time units, on a text with one token more than `matches` has values.
+
+    matches: for each token but the last, whether one of the candidates predicted from it was its
+    successor; drawn (`draw_matches`) or from data. Raises UserError for values out of range.
+    """
+    require_exit(layers, exit_layer)
+    require_whole("top_k", top_k, 1)
+    ahead = layers - exit_layer  # layers that a candidate runs while the current token finishes
+    clock, done = 0, 0  # done: layers of the current token that its candidate process has run
+    busy: list[Busy] = []
+    for token, matched in enumerate([*matches, False]):
+        exit_time = clock + exit_layer - done
+        end = exit_time + ahead
+        busy.append(Busy(MAIN, token, clock, end))
+        busy += [Busy(process, token, exit_time, end) for process in range(1, top_k + 1)]
+        clock, done = end, ahead if matched else 0
+    return Simulated(tuple(busy))
+
+
+def draw_matches(tokens: int, match_rate: float, generator: np.random.Generator) -> list[bool]:
+    """Draw independent matches for a text of `tokens` tokens, as the theorem assumes."""
+    return (generator.random(tokens - 1) < match_rate).tolist()
+
+
+def match_rate(dataset: str, top_k: int, trained: bool, layer: int) -> float:
+    """p̂ of the paper's Table 1, in [0, 1]."""
+    printed = load_published("ppd_tab1").printed
+    return printed[DATASETS[dataset], f"layer {layer}, {HEADS[trained]}, k = {top_k}", "match rate"]
+
+
+def draw_compute_per_time_unit(path: Path) -> None:
+    """Figure 2: how many processes run on average (Eqs. 2 and 4 at half the layers, Theorem 4.1 elsewhere)."""
+    _draw_trade_offs(path, "compute_per_time_unit", "processes that run on average")
+
+
+def draw_compute_per_token(path: Path) -> None:
+    """Figure 4: operations per token relative to the target alone (Eqs. 2 and 6 at half the layers)."""
+    _draw_trade_offs(path, "compute_per_token", "times the compute of the target alone")
+
+
+def trade_offs() -> pd.DataFrame:
+    """Theory and simulation for every printed match rate at these exits, a row each.
+
+    latency, compute_per_token: of a token, relative to the target alone. compute_per_time_unit: processes that run on
+    average. Each also as simulated, over texts drawn at this match rate.
+    """
+    generator = np.random.default_rng(0)
+    rows = []
+    for dataset, trained, exit_layer, top_k in product(DATASETS, HEADS, EXITS, TOP_KS):
+        rate, alone = match_rate(dataset, top_k, trained, exit_layer), LAYERS * SIMULATED_TOKENS
+        texts = [
+            simulate(draw_matches(SIMULATED_TOKENS, rate, generator), LAYERS, exit_layer, top_k)
+            for _ in range(SIMULATED_TEXTS)
+        ]
+        latency, work = np.mean([text.latency for text in texts]), np.mean([text.compute for text in texts])
+        rows.append(
+            {
+                "dataset": dataset,
+                "trained": trained,
+                "exit_layer": exit_layer,
+                "top_k": top_k,
+                "latency": latency_per_token(LAYERS, exit_layer, rate) / LAYERS,
+                "simulated_latency": latency / alone,
+                "compute_per_time_unit": compute_per_time_unit(LAYERS, exit_layer, rate, top_k),
+                "simulated_compute_per_time_unit": work / latency,
+                "compute_per_token": compute_per_token(LAYERS, exit_layer, rate, top_k) / LAYERS,
+                "simulated_compute_per_token": work / alone,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _draw_trade_offs(path: Path, compute: str, what: str) -> None:
+    subtitle = (
+        f"Match rates of Vicuna-13B (Table 1), exits after {', '.join(map(str, EXITS))} of {LAYERS} layers, "
+        f"k = {', '.join(map(str, TOP_KS))} along each line. Crosses: simulated"
+    )
+    points, looks = trade_offs(), marks([str(exit_layer) for exit_layer in EXITS])
+    with paper_figure(path, (10.0, 4.6), f"Latency against {compute.replace('_', ' ')}", subtitle) as figure:
+        limits = {"xlim": (0.9, points[compute].max() + 0.2), "ylim": (0.45, 1.02)}
+        for index, (dataset, panel) in enumerate(points.groupby("dataset", sort=False)):
+            axes = add_panel(figure, (0.06 + 0.315 * index, 0.12, 0.285, 0.66), dataset, xlabel=what, **limits)
+            axes.tick_params(labelleft=not index)
+            axes.set_ylabel("" if index else "latency over the target alone")
+            for (exit_layer, trained), line in panel.groupby(["exit_layer", "trained"]):
+                mark = looks[str(exit_layer)]
+                style = {"color": mark.colour, "linestyle": "-" if trained else (0, (4, 2)), "linewidth": 1.5}
+                filling = {"mfc": mark.colour if trained else "white", "mec": mark.colour, "ms": 5}
+                name = f"layer {exit_layer}" if trained else None
+                axes.plot(line[compute], line["latency"], marker=mark.marker, label=name, **style, **filling)
+                crosses = line[f"simulated_{compute}"], line["simulated_latency"]
+                axes.plot(*crosses, "x", color=INK, ms=4, mew=0.9, zorder=5)
+        axes.legend(loc="lower right", fontsize=7.5, frameon=False, title="dashed: shared head")
+    write_csv(path, points)
