@@ -187,7 +187,7 @@ def test_the_python_of_the_page_prints_results(
 
 
 def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text().split()) <= 900
+    assert len((ROOT / "README.md").read_text().split()) <= 700
 
 
 def test_the_pages_are_thirteen_and_short() -> None:
