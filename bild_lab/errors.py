@@ -1,5 +1,7 @@
 """The one exception that means "the input was wrong", shown to the user as a single message."""
 
+import math
+
 
 class UserError(ValueError):
     """Something the user gave cannot be used.
@@ -34,6 +36,14 @@ def require_number(key: str, value: object, least: float, most: float, above: bo
     if not number or not least <= value <= most or (above and value == least):
         bounds = f"{'(' if above else '['}{least:g}, {most:g}]"
         raise UserError(f"{key} must lie in {bounds}, got {value!r}{remedy and f'; {remedy}'}")
+
+
+def require_finite(key: str, value: object, least: float = -math.inf, above: bool = False, remedy: str = "") -> None:
+    """Raise UserError unless the value is a finite number of at least `least`; above: `least` itself is not allowed."""
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or value < least or (above and value == least):
+        bound = "" if least == -math.inf else f" {'>' if above else '>='} {least:g}"
+        raise UserError(f"{key} must be a finite number{bound}, got {value!r}{remedy and f'; {remedy}'}")
 
 
 def require_model_path(key: str, value: object) -> None:

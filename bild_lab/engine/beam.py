@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,7 +15,7 @@ from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.sampling import Sampling, precise
 from bild_lab.engine.session import Feed, Model, Rows, Session, Want, on_device, require_scores
 from bild_lab.engine.trace import Forward, Round, Trace
-from bild_lab.errors import UserError, require_flag, require_whole
+from bild_lab.errors import UserError, require_finite, require_flag, require_whole
 
 Text = tuple[int, ...]  # the prompt's last token, then the emitted tokens
 MostLikely = Mapping[Text, list[tuple[int, float]]]  # tokens that may follow a text, with their log-probabilities
@@ -76,9 +75,7 @@ class BeamSearch:
 
     def __post_init__(self) -> None:
         require_whole("beams", self.beams, 2, remedy="use policy=vanilla for a single hypothesis")
-        penalty = self.length_penalty
-        if isinstance(penalty, bool) or not isinstance(penalty, int | float) or not math.isfinite(penalty):
-            raise UserError(f"length_penalty must be a finite number, got {penalty!r}; 0 ignores how long a text is")
+        require_finite("length_penalty", self.length_penalty, remedy="0 ignores how long a text is")
         require_flag("early_stopping", self.early_stopping)
         if self.drafter is not None and self.drafter.beams is not None:
             remedy = "fewer never hold all the target selects"

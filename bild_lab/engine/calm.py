@@ -6,17 +6,16 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from bild_lab.engine.decode import whole
+from bild_lab.engine.decode import TokenLoop
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, precise
 from bild_lab.engine.session import Feed, LoadedModel, Rows, StagedSession, Want
 from bild_lab.engine.trace import Round, Trace
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, require_finite, require_number
 
 State = Float[Tensor, "1 dim"]
 Logits = Float[Tensor, "1 vocab"]
@@ -45,7 +44,7 @@ MEASURES = {"hidden_state": Measure(saturation, False), "softmax": Measure(softm
 
 
 @dataclass(frozen=True)
-class Calm:
+class Calm(TokenLoop):
     """Decodes token by token. Each token runs layer by layer until the measure exceeds the threshold.
 
     measure: hidden_state or softmax, at temperature 1, taken after every layer but the last. After the
@@ -69,20 +68,10 @@ class Calm:
     def __post_init__(self) -> None:
         if self.measure not in MEASURES:
             raise UserError(f"CALM's measure must be one of {', '.join(MEASURES)}, got {self.measure!r}")
-        if not number(self.threshold) or not 0.0 <= self.threshold <= 1.0:
-            raise UserError(
-                f"CALM's threshold must lie in [0, 1], got {self.threshold!r}; smaller exits earlier, "
-                "1 with temperature 0 never"
-            )
-        if not number(self.temperature) or not 0.0 <= self.temperature < math.inf:
-            raise UserError(
-                f"CALM's temperature must be a number >= 0, got {self.temperature!r}; 0 keeps the threshold constant"
-            )
+        exits = "smaller exits earlier, 1 with temperature 0 never"
+        require_number("CALM's threshold", self.threshold, 0, 1, remedy=exits)
+        require_finite("CALM's temperature", self.temperature, 0, remedy="0 keeps the threshold constant")
         self.target.require_layers("CALM")
-
-    @property
-    def engine(self) -> str:
-        return self.target.engine
 
     @property
     def feeds(self) -> Feed:
@@ -91,15 +80,7 @@ class Calm:
     def lossless(self, sampling: Sampling) -> bool:
         return False
 
-    @torch.inference_mode()
-    def decode(self, request: Request, trace: Trace) -> list[int]:
-        return whole(request, self._tokens(request, trace))
-
-    @torch.inference_mode()
-    def stream(self, request: Request, trace: Trace) -> Iterator[list[int]]:
-        yield from self._tokens(request, trace)
-
-    def _tokens(self, request: Request, trace: Trace) -> Iterator[list[int]]:
+    def rounds(self, request: Request, trace: Trace) -> Iterator[list[int]]:
         limits = request.limits
         tokens = list(request.source.prompt)
         with trace.span("prefill"):
@@ -143,7 +124,3 @@ class Calm:
 def decaying_threshold(threshold: float, temperature: float, position: int, length: int) -> float:
     """clip(0.9 λ + 0.1 exp(−t i / N), 0, 1) for output position i, from 0, of at most N (CALM; BiLD §7.2.1)."""
     return min(1.0, max(0.0, 0.9 * threshold + 0.1 * math.exp(-temperature * position / length)))
-
-
-def number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 
-from bild_lab.engine.protocols import Acceptance, Drafter, Prepares, ReadsRound
+from bild_lab.engine.protocols import Acceptance, Drafter, Method, ReadsRound
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import Feed, Model, Rows
@@ -15,8 +17,38 @@ from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError, require_flag
 
 
+class TokenLoop(Method, Protocol):
+    """A method over one target that finds the tokens of a text round by round."""
+
+    target: Model
+
+    @property
+    def engine(self) -> str:
+        return self.target.engine
+
+    @abstractmethod
+    def rounds(self, request: Request, trace: Trace) -> Iterator[list[int]]:
+        """Yields the tokens that each round adds to the text, until an end token or the length limit."""
+
+    def prepare(self, request: Request) -> None:
+        """Nothing to prepare."""
+
+    @torch.inference_mode()
+    def decode(self, request: Request, trace: Trace) -> list[int]:
+        self.prepare(request)
+        tokens = list(request.source.prompt)
+        for new in self.rounds(request, trace):
+            tokens += new
+        return tokens
+
+    @torch.inference_mode()
+    def stream(self, request: Request, trace: Trace) -> Iterator[list[int]]:
+        self.prepare(request)
+        yield from self.rounds(request, trace)
+
+
 @dataclass(frozen=True)
-class DraftThenVerify:
+class DraftThenVerify(TokenLoop):
     """A target, a drafter and an acceptance rule.
 
     verify_tail: also verify drafted tokens that end the text. False returns them unverified, as
@@ -43,10 +75,6 @@ class DraftThenVerify:
             )
 
     @property
-    def engine(self) -> str:
-        return self.target.engine
-
-    @property
     def feeds(self) -> Feed:
         if self.drafter.drafts_trees:
             return Feed.TREES
@@ -56,64 +84,34 @@ class DraftThenVerify:
         return self.verify_tail and self.acceptance.lossless(sampling)
 
     def prepare(self, request: Request) -> None:
-        """Call the drafter's `prepare`, if it has one."""
-        if isinstance(self.drafter, Prepares):
-            self.drafter.prepare(request)
+        self.drafter.prepare(request)
 
-    @torch.inference_mode()
-    def decode(self, request: Request, trace: Trace) -> list[int]:
-        self.prepare(request)
-        return draft_then_verify(self.target, self.drafter, self.acceptance, request, trace, self.verify_tail)
-
-    @torch.inference_mode()
-    def stream(self, request: Request, trace: Trace) -> Iterator[list[int]]:
-        self.prepare(request)
-        yield from rounds(self.target, self.drafter, self.acceptance, request, trace, self.verify_tail)
-
-
-def draft_then_verify(
-    target: Model, drafter: Drafter, accept: Acceptance, request: Request, trace: Trace, verify_tail: bool
-) -> list[int]:
-    """Continue the prompt until an end token or the length limit; returns prompt and continuation."""
-    return whole(request, rounds(target, drafter, accept, request, trace, verify_tail))
-
-
-def rounds(
-    target: Model, drafter: Drafter, accept: Acceptance, request: Request, trace: Trace, verify_tail: bool
-) -> Iterator[list[int]]:
-    """The loop: yields the tokens that each round adds to the text."""
-    limits = request.limits
-    tokens = list(request.source.prompt)
-    want, reads = drafter.wants, isinstance(accept, ReadsRound)
-    if reads and accept.wants.head_input:
-        want = replace(want, head_input=True)
-    with trace.span("prefill"):
-        session = target.start(request.source, limits.max_new_tokens, trace.forwards)
-        text = drafter.start(request, session)
-    while not limits.reached(tokens):
-        committed = len(tokens)
-        with trace.span("draft"):
-            draft = limits.fitting(text.propose(tokens), tokens)
-        if not verify_tail and limits.reached(tail := limits.append(tokens, draft.token_list)):
-            trace.step(draft, None, limits.end_tokens)
-            yield tail[committed:]
-            return
-        with trace.span("verify"):
-            # the last committed token is not cached yet
-            scores = session.extend(Rows(draft.under(tokens[-1]), draft.tree), want)
-            rule = accept.in_round(tokens, scores) if reads else accept
-            verdict = rule(draft, scores.logits[: len(draft) + 1], request)  # probes come last
-        session.keep([0, *(node + 1 for node in verdict.path)])
-        text.observe(draft, scores, verdict)
-        drafted = draft.token_list
-        tokens = limits.append(tokens, [*(drafted[node] for node in verdict.path), verdict.next_token])
-        trace.step(draft, verdict, limits.end_tokens)
-        yield tokens[committed:]
-
-
-def whole(request: Request, new_tokens: Iterator[list[int]]) -> list[int]:
-    """The prompt followed by all tokens that a loop yields for it."""
-    tokens = list(request.source.prompt)
-    for new in new_tokens:
-        tokens += new
-    return tokens
+    def rounds(self, request: Request, trace: Trace) -> Iterator[list[int]]:
+        """The loop: yields the tokens that each round adds to the text."""
+        limits = request.limits
+        tokens = list(request.source.prompt)
+        want, reads = self.drafter.wants, isinstance(self.acceptance, ReadsRound)
+        if reads and self.acceptance.wants.head_input:
+            want = replace(want, head_input=True)
+        with trace.span("prefill"):
+            session = self.target.start(request.source, limits.max_new_tokens, trace.forwards)
+            text = self.drafter.start(request, session)
+        while not limits.reached(tokens):
+            committed = len(tokens)
+            with trace.span("draft"):
+                draft = limits.fitting(text.propose(tokens), tokens)
+            if not self.verify_tail and limits.reached(tail := limits.append(tokens, draft.token_list)):
+                trace.step(draft, None, limits.end_tokens)
+                yield tail[committed:]
+                return
+            with trace.span("verify"):
+                # the last committed token is not cached yet
+                scores = session.extend(Rows(draft.under(tokens[-1]), draft.tree), want)
+                rule = self.acceptance.in_round(tokens, scores) if reads else self.acceptance
+                verdict = rule(draft, scores.logits[: len(draft) + 1], request)  # probes come last
+            session.keep([0, *(node + 1 for node in verdict.path)])
+            text.observe(draft, scores, verdict)
+            drafted = draft.token_list
+            tokens = limits.append(tokens, [*(drafted[node] for node in verdict.path), verdict.next_token])
+            trace.step(draft, verdict, limits.end_tokens)
+            yield tokens[committed:]

@@ -37,6 +37,9 @@ class Drafter(Protocol):
     gives: frozenset[str] = frozenset()
     draws_from: Model | None = None
 
+    def prepare(self, request: Request) -> None:
+        """Do what is not timed; a second call for one request does nothing."""
+
     def start(self, request: Request, target: Session) -> Self:
         """The drafter of a new text. target: the session that will verify the drafts."""
         text = copy.copy(self)

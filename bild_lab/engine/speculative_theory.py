@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from jaxtyping import Float
 
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, require_finite, require_number, require_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,8 +27,7 @@ def expected_tokens(acceptance_rate: float, window: float) -> float:
     for an acceptance rate outside [0, 1] or a negative window.
     """
     _require_rate(acceptance_rate)
-    if not 0 <= window < math.inf:
-        raise UserError(f"the draft window must be a number >= 0, got {window!r}; 0 drafts nothing")
+    require_finite("the draft window", window, 0, remedy="0 drafts nothing")
     if acceptance_rate == 0:
         return 1.0
     if acceptance_rate == 1:
@@ -65,8 +64,7 @@ def optimal_window(acceptance_rate: float, cost_ratio: float, most: int = 100) -
     """
     _require_rate(acceptance_rate)
     _require_ratio(cost_ratio)
-    if not isinstance(most, int) or most < 0:
-        raise UserError(f"the largest window must be a whole number >= 0, got {most!r}")
+    require_whole("the largest window", most, 0)
     if acceptance_rate <= cost_ratio:
         return 0
     window, best = 0, 1.0
@@ -112,8 +110,7 @@ def lenient_acceptance(p: Float[Tensor, "n vocab"], q: Float[Tensor, "n vocab"],
     lenience: l in (0, 1]; 1 is lossless. Raises UserError for another lenience, or unless every row is
     a distribution.
     """
-    if not 0 < lenience <= 1:
-        raise UserError(f"the lenience must lie in (0, 1], got {lenience!r}; 1 is lossless")
+    require_number("the lenience", lenience, 0, 1, above=True, remedy="1 is lossless")
     if p.ndim != 2 or p.shape != q.shape or not len(p):
         raise UserError(
             f"p and q must both be [positions, vocabulary], got {list(p.shape)} and {list(q.shape)}; "
@@ -126,14 +123,8 @@ def lenient_acceptance(p: Float[Tensor, "n vocab"], q: Float[Tensor, "n vocab"],
 
 
 def _require_rate(acceptance_rate: float) -> None:
-    if not 0 <= acceptance_rate <= 1:
-        raise UserError(
-            f"an acceptance rate must lie in [0, 1], got {acceptance_rate!r}; give accepted / (accepted + rejections)"
-        )
+    require_number("an acceptance rate", acceptance_rate, 0, 1, remedy="give accepted / (accepted + rejections)")
 
 
 def _require_ratio(cost_ratio: float) -> None:
-    if not 0 <= cost_ratio < math.inf:
-        raise UserError(
-            f"a cost ratio must be a number >= 0, got {cost_ratio!r}; give a drafter step's cost over a target step's"
-        )
+    require_finite("a cost ratio", cost_ratio, 0, remedy="give a drafter step's cost over a target step's")

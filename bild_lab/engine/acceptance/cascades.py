@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -14,7 +13,7 @@ from bild_lab.engine.acceptance.trees import PerNode, PerRow, accepted_path, fir
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, most_likely, precise
-from bild_lab.errors import UserError, require_number
+from bild_lab.errors import UserError, require_finite, require_number
 
 
 def greatest(probs: PerNode) -> Float[Tensor, "n 1"]:
@@ -58,8 +57,7 @@ class SpeculativeCascade(SpeculativeRule):
     def __init__(self, rule: str, alpha: float) -> None:
         if rule not in DEFERRALS:
             raise UserError(f"a cascade's rule must be one of {', '.join(DEFERRALS)}, got {rule!r}")
-        if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
-            raise UserError(f"a cascade's alpha must be a finite number, got {alpha!r}; greater defers less")
+        require_finite("a cascade's alpha", alpha, remedy="greater defers less")
         self._defers, self._alpha = DEFERRALS[rule], alpha
 
     def lossless(self, sampling: Sampling) -> bool:

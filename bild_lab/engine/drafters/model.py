@@ -16,7 +16,7 @@ from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import pick, precise
 from bild_lab.engine.session import LAST, Chain, Model, Scores, Session, on_device, require_scores
 from bild_lab.engine.speculative_theory import optimal_window
-from bild_lab.errors import UserError, require_flag, require_whole
+from bild_lab.errors import require_flag, require_number, require_whole
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,7 @@ class LowConfidence:
     threshold: float
 
     def __post_init__(self) -> None:
-        if not isinstance(self.threshold, int | float) or not 0.0 <= self.threshold <= 1.0:
-            raise UserError(
-                f"the fallback threshold is a probability and must lie in [0, 1], got {self.threshold!r}; "
-                "0 never falls back"
-            )
+        require_number("the fallback threshold", self.threshold, 0, 1, remedy="it is a probability; 0 never falls back")
 
     def __call__(self, confidence: float) -> bool:
         return confidence < self.threshold
@@ -245,8 +241,7 @@ class AdaptiveWindow:
 
     def __init__(self, cost_ratio: float, largest: int, prior: float, memory: float) -> None:
         require_whole("the largest draft window", largest, 1)
-        if not 0.0 < memory <= 1.0:
-            raise UserError(f"the window's memory must lie in (0, 1], got {memory!r}; 1 never forgets")
+        require_number("the window's memory", memory, 0, 1, above=True, remedy="1 never forgets")
         optimal_window(prior, cost_ratio, largest)  # raises for rates and ratios out of range
         self._cost_ratio = cost_ratio
         self._largest = largest

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bild_lab.engine.decode import whole
+from bild_lab.engine.decode import TokenLoop
 from bild_lab.engine.draft import ROOT, Tree
 from bild_lab.engine.heads.layer_heads import LayerHeads, LayerHeadsConfig, require_heads_of
 from bild_lab.engine.ppd.lanes import Together, two_lanes
@@ -30,7 +30,7 @@ Head = Callable[[int, Float[Tensor, "n dim"]], Float[Tensor, "n vocab"]]  # from
 
 
 @dataclass(frozen=True)
-class PredictivePipeline:
+class PredictivePipeline(TokenLoop):
     """The target without a drafter: each token starts while the one before it finishes. Lossless.
 
     After the exit layer d̄ of d a head predicts the next token. The k most likely candidates run through the first
@@ -72,10 +72,6 @@ class PredictivePipeline:
             require_heads_of(self.target, LayerHeadsConfig.read(self.heads), self.heads, self._exit)
 
     @property
-    def engine(self) -> str:
-        return self.target.engine
-
-    @property
     def feeds(self) -> Feed:
         return Feed.TREES
 
@@ -86,16 +82,7 @@ class PredictivePipeline:
         """Read the heads."""
         _ = self._trained_head
 
-    @torch.inference_mode()
-    def decode(self, request: Request, trace: Trace) -> list[int]:
-        return whole(request, self._tokens(request, trace))
-
-    @torch.inference_mode()
-    def stream(self, request: Request, trace: Trace) -> Iterator[list[int]]:
-        yield from self._tokens(request, trace)
-
-    def _tokens(self, request: Request, trace: Trace) -> Iterator[list[int]]:
-        self.prepare(request)
+    def rounds(self, request: Request, trace: Trace) -> Iterator[list[int]]:
         trace.stats |= {"layers": self.target.depth, "exit_layer": self._exit, "top_k": self.top_k}
         limits, tokens = request.limits, list(request.source.prompt)
         with trace.span("prefill"):

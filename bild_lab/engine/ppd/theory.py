@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from bild_lab.errors import UserError, require_whole
+from bild_lab.errors import UserError, require_number, require_whole
 
 
 def expected_latency(tokens: int, layers: int, exit_layer: int, match_rate: float) -> float:
@@ -20,7 +20,7 @@ def expected_latency(tokens: int, layers: int, exit_layer: int, match_rate: floa
     tokens: ℓ, the length of the text. Raises UserError for values out of range.
     """
     require_exit(layers, exit_layer)
-    _require_rate(match_rate)
+    require_number("a match rate", match_rate, 0, 1, remedy="give matches / predictions")
     require_whole("tokens", tokens, 1)
     return layers * tokens - (layers - exit_layer) * (tokens - 1) * match_rate
 
@@ -60,7 +60,7 @@ def latency_per_token(layers: int, exit_layer: int, match_rate: float) -> float:
     Raises UserError for values out of range.
     """
     require_exit(layers, exit_layer)
-    _require_rate(match_rate)
+    require_number("a match rate", match_rate, 0, 1, remedy="give matches / predictions")
     return layers - (layers - exit_layer) * match_rate
 
 
@@ -87,11 +87,6 @@ def require_exit(layers: int, exit_layer: int) -> None:
     require_whole("layers", layers, 1)
     remedy = f"half of the {layers} layers or more: candidates run the others while the current token finishes"
     require_whole("exit_layer", exit_layer, math.ceil(layers / 2), layers, remedy)
-
-
-def _require_rate(match_rate: float) -> None:
-    if isinstance(match_rate, bool) or not isinstance(match_rate, int | float) or not 0 <= match_rate <= 1:
-        raise UserError(f"a match rate must lie in [0, 1], got {match_rate!r}; give matches / predictions")
 
 
 def _require_runs(runs: Sequence[int]) -> None:

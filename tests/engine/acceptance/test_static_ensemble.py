@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bild_lab.engine.acceptance import StaticEnsemble
-from bild_lab.engine.decode import draft_then_verify
+from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.drafters import ModelDrafter
 from bild_lab.engine.request import Limits, Request, Source
@@ -52,7 +52,7 @@ def test_the_expected_acceptance_is_the_measured_one() -> None:
     drafter, rule = ModelDrafter(TableModel(DRAFTER), 3, keeps_probs=True), StaticEnsemble(0.7)
     request = Request(Source((0,)), Limits(1, 600), Sampling(temperature=1.0), torch.Generator().manual_seed(1))
     trace = Trace()
-    draft_then_verify(TableModel(TARGET), drafter, rule, request, trace, verify_tail=True)
+    DraftThenVerify(TableModel(TARGET), drafter, rule).decode(request, trace)
     expected, accepted = 0.0, 0
     for one in trace.rounds:
         judged = min(one.accepted + 1, len(one.drafted))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bild_lab.engine.acceptance import ExactMatch, SpeculativeSampling
-from bild_lab.engine.decode import DraftThenVerify, draft_then_verify
+from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.drafters import MaskTokenDrafter
 from bild_lab.engine.heads.bita import PROMPTS, BitaTarget
@@ -117,7 +117,7 @@ def counting(decoding: str, masks: int, top_k: int | list[int], rank: int = 0, l
     adapter = SimpleNamespace(mask_tokens=masks)
     drafter = MaskTokenDrafter(target, adapter, decoding, top_k)
     trace, request = Trace(), Request(Source((0,)), Limits(1, length, NEVER))
-    tokens = draft_then_verify(copying(rank), drafter, SpeculativeSampling(), request, trace, verify_tail=True)
+    tokens = DraftThenVerify(copying(rank), drafter, SpeculativeSampling()).decode(request, trace)
     assert tokens == [number % 10 for number in range(length + 1)]
     return trace
 
@@ -145,7 +145,7 @@ def test_no_probe_is_run_for_tokens_behind_the_length_limit() -> None:
     target = SimpleNamespace(checkpoint=checkpoint, device=torch.device("cpu"))
     drafter = MaskTokenDrafter(target, SimpleNamespace(mask_tokens=3), "efficient_tree", 2)
     request = Request(Source((0,)), Limits(1, 4, NEVER))
-    draft_then_verify(model, drafter, SpeculativeSampling(), request, Trace(), verify_tail=True)
+    DraftThenVerify(model, drafter, SpeculativeSampling()).decode(request, Trace())
     # the first token and 3 masks, for the 3 tokens that may follow; then it, 6 candidates, and 2 masks for each of 7
     assert len(model.fed) == 4 + 1 + 6 + 14
     assert model.fed[:5] == [0, 10, 11, 12, 1]
@@ -203,9 +203,7 @@ def test_sampled_texts_have_exactly_the_targets_law(decoding: str) -> None:
         drafter = MaskTokenDrafter(target, adapter, decoding, 2)
         request = Request(Source((0,)), Limits(1, length), Sampling(temperature=1.0), sampled().generator)
         try:
-            tokens = draft_then_verify(
-                StubModel(masked_table), drafter, Scripted(script), request, Trace(), verify_tail=True
-            )
+            tokens = DraftThenVerify(StubModel(masked_table), drafter, Scripted(script)).decode(request, Trace())
         except Unscripted as pause:
             for text, share in pause.law.items():
                 depths.add(len(text) - 1)

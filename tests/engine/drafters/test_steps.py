@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bild_lab.engine.acceptance import StepScore
-from bild_lab.engine.decode import draft_then_verify
+from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.drafters import StepDrafter
 from bild_lab.engine.drafters.steps import LINE, SENTENCE, step_ends
 from bild_lab.engine.request import Limits, Request, Source
@@ -106,7 +106,7 @@ def test_the_whole_cascade_is_that_of_its_words(step: str, marks: tuple[str, ...
             drafter = StepDrafter(target, draft, window, step)
             request = Request(Source((0,)), Limits(1, 30, frozenset([END])))
             trace = Trace()
-            text = draft_then_verify(target, drafter, StepScore(threshold), request, trace, verify_tail=True)
+            text = DraftThenVerify(target, drafter, StepScore(threshold)).decode(request, trace)
             assert text == expected, (seed, threshold, authors)
             steps = [one for one in trace.rounds if one.drafted]
             assert "".join("d" if one.accepted else "t" for one in steps) == authors
@@ -132,6 +132,6 @@ def test_steps_are_sampled_from_the_drafter_and_rewritten_by_the_target() -> Non
     request = Request(Source((0,)), Limits(1, 40), Sampling(temperature=1.0), torch.Generator().manual_seed(0))
     texts = {}
     for threshold in (-99.0, 0.0):
-        texts[threshold] = draft_then_verify(target, drafter, StepScore(threshold), request, Trace(), verify_tail=True)
+        texts[threshold] = DraftThenVerify(target, drafter, StepScore(threshold)).decode(request, Trace())
     repeats = {key: sum(a == b for a, b in pairwise(text)) for key, text in texts.items()}
     assert repeats[0.0] > 25 > 20 > repeats[-99.0]

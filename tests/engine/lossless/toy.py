@@ -9,7 +9,7 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
-from bild_lab.engine.decode import draft_then_verify
+from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import ROOT, Draft
 from bild_lab.engine.protocols import Acceptance, Drafter
 from bild_lab.engine.request import Limits, Request, Source
@@ -97,9 +97,7 @@ def sampled_texts(
     generator = torch.Generator().manual_seed(seed)
     request = Request(Source((FIRST,)), Limits(1, length), Sampling(temperature=1.0), generator)
     model = TableModel(target)
-    return [
-        tuple(draft_then_verify(model, drafter, rule, request, Trace(), verify_tail=True)[1:]) for _ in range(count)
-    ]
+    return [tuple(DraftThenVerify(model, drafter, rule).decode(request, Trace())[1:]) for _ in range(count)]
 
 
 def text_law(judge: Judge, target: Tensor, draft: Tensor, window: int, length: int) -> Tensor:

@@ -34,7 +34,7 @@ from tests.engine.drafters.test_steps import model
 from tests.stubs import SESSION, StubModel
 
 TARGET = StubModel(lambda _: torch.zeros(9))
-DROPPED, STANDS = [0], [0, 3, 5, 3]
+DROPPED, KEPT = [0], [0, 3, 5, 3]
 
 
 def request_of(*prompt: int, room: int = 30) -> Request:
@@ -57,7 +57,7 @@ def test_where_its_draft_was_dropped_it_drafts_as_anew(made: Callable[[], Drafte
     drafter, anew = (made().start(request_of(0), SESSION) for _ in range(2))
     assert drafter.propose(DROPPED).depth >= 3
     drafter.rollback(len(DROPPED))
-    assert drafter.propose(STANDS).token_list == anew.propose(STANDS).token_list != []
+    assert drafter.propose(KEPT).token_list == anew.propose(KEPT).token_list != []
 
 
 def test_a_drafters_model_is_given_the_targets_session_for_what_it_can_read_there() -> None:
