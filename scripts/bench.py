@@ -50,7 +50,8 @@ def pair_bench(
     from bild_lab.engine.request import Request
     from bild_lab.engine.vocabularies import in_vocabulary_of
     from bild_lab.lab.bench import Limits, bench_of, peer_methods
-    from bild_lab.lab.data.examples import DatasetSpec, load_examples
+    from bild_lab.lab.data.dataset_spec import DatasetSpec
+    from bild_lab.lab.data.examples import load_examples
 
     pair, decoding = typed(PairSpec, cfg.pair, "pair"), typed(DecodingSpec, cfg.decoding, "decoding")
     dataset = typed(DatasetSpec, cfg.dataset, "dataset")

@@ -37,14 +37,15 @@ from bild_lab.lab.config import (
     resolved,
     typed,
 )
-from bild_lab.lab.data.examples import DatasetSpec, Example, load_examples
+from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.data.examples import Example, load_examples
 from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Decoder
 from bild_lab.lab.decoding.load import decoder_of
 from bild_lab.lab.hashing import code_hash, content_hash, data_hash, file_hash, named_files, parts_of
 from bild_lab.lab.measure.environment import placement_setting
-from bild_lab.lab.metrics import AGREEMENT, Scoring
 from bild_lab.lab.metrics.programs import require_permission
-from bild_lab.lab.metrics.text_metrics import EVALUATE, PASS_AT_1, require_loadable, script_of
+from bild_lab.lab.metrics.quality import Scoring
+from bild_lab.lab.metrics.text_metrics import AGREEMENT, EVALUATE, PASS_AT_1, require_loadable, script_of
 from bild_lab.lab.results.records import require_writable
 
 PACKAGES = ("torch", "transformers", "tokenizers", "sacrebleu", "rouge-score")  # whose version can change a number
@@ -220,10 +221,7 @@ def cached_examples(spec: DatasetSpec) -> tuple[Example, ...]:
 
 
 def _setting(
-    specs: Specs,
-    examples: tuple[Example, ...],
-    decoders: Mapping[str, Decoder],
-    policies: Mapping[str, dict[str, Any]],
+    specs: Specs, examples: tuple[Example, ...], decoders: Mapping[str, Decoder], policies: Mapping[str, dict[str, Any]]
 ) -> dict[str, Any]:
     """Everything that two points must share to be compared. What has its usual value in most settings is left out."""
     pair, dataset, runtime, measure = specs.pair, specs.dataset, specs.runtime, specs.measure

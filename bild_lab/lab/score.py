@@ -253,10 +253,7 @@ def measured_examples(
 
 
 def with_trace(
-    example: MeasuredExample,
-    prompt: str,
-    spans: Sequence[Span],
-    pieces: Callable[[Iterable[int]], Mapping[int, str]],
+    example: MeasuredExample, prompt: str, spans: Sequence[Span], pieces: Callable[[Iterable[int]], Mapping[int, str]]
 ) -> MeasuredExample:
     """The example with additional data for the trace viewer: the prompt, each stage's times, each token's text."""
     tokens = {*example.token_ids, *(token for one in example.rounds for token in one.drafted)}

@@ -30,7 +30,8 @@ from bild_lab.errors import UserError
 from bild_lab.files import cache_folder, write_atomically
 from bild_lab.lab.cli import console, escape
 from bild_lab.lab.config import resolved, typed
-from bild_lab.lab.data.examples import DatasetSpec, Example, load_examples
+from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.data.examples import Example, load_examples
 from bild_lab.lab.data.rows import canonical_split
 from bild_lab.lab.decoding.decoder import METHOD, Decoder
 from bild_lab.lab.hashing import content_hash, data_hash, file_hash, named_files

@@ -360,10 +360,7 @@ BAD_INPUT = {
     "misspelt key": (["policy.fallbck=0.5"], "no configuration key policy.fallbck; did you mean policy.fallback?"),
     "unknown key": (["flavour=sweet"], "no configuration key flavour"),
     "misspelt policy": (["policy=blid"], "no policy 'blid'; did you mean bild?"),
-    "unknown experiment": (
-        ["experiment=xyz"],
-        "there is no experiment 'xyz'. There are first_run, ",
-    ),
+    "unknown experiment": (["experiment=xyz"], "there is no experiment 'xyz'. There are first_run, "),
     "fallback out of range": (["policy.fallback=1.5"], r"must lie in [0, 1], got 1.5"),
     "rollback out of range": (["policy.rollback=0"], "rollback threshold, in nats, must lie in (0, inf], got 0"),
     "no draft model": (["pair.draft=null"], "policy bild drafts with a small model"),

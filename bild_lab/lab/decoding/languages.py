@@ -10,13 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from transformers import (
-    M2M100Tokenizer,
-    MBart50Tokenizer,
-    MBartTokenizer,
-    NllbTokenizer,
-    PreTrainedTokenizerBase,
-)
+from transformers import M2M100Tokenizer, MBart50Tokenizer, MBartTokenizer, NllbTokenizer, PreTrainedTokenizerBase
 
 from bild_lab.engine.models.checkpoint import Checkpoint, Prompt
 from bild_lab.engine.processors import asked_for

@@ -28,16 +28,12 @@ from bild_lab.lab.analysis.statistics import (
 )
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Timed
-from bild_lab.lab.metrics import Judged, Scoring
+from bild_lab.lab.metrics.quality import Judged, Scoring
 from bild_lab.lab.metrics.text_metrics import interval, resampled_sums
 from bild_lab.lab.schema.numbers import Category, Change, Counts, DecodingCosts, Quality, Speedup, Work
 
 
-def summarize(
-    examples: Sequence[Example],
-    timed: Mapping[str, Sequence[Timed]],
-    seed: int,
-) -> dict[str, Any]:
+def summarize(examples: Sequence[Example], timed: Mapping[str, Sequence[Timed]], seed: int) -> dict[str, Any]:
     """Fields of a Result: latency, speed and counts of the method, against the baseline if it was timed."""
     baseline = timed.get(BASELINE)
     return {

@@ -331,19 +331,3 @@ def _drafting(alone: Result) -> float:
     """Seconds of a round's drafting, in steps of the target."""
     steps = (alone.counts.draft_calls or alone.counts.drafted) / alone.counts.target_calls
     return steps * alone.prediction.cost_ratio
-
-
-def roofline(weights: int, bytes_per_value: int, bandwidth: float, flops: float) -> Seconds:
-    """Seconds of a forward on a device that does nothing but read weights and multiply.
-
-    weights: numbers in all matrices that a forward reads. bandwidth: bytes per second. flops: per second.
-    """
-    return lambda rows: max(weights * bytes_per_value / bandwidth, 2 * weights * rows / flops)
-
-
-def device_speedup(alone: Result, batch: int, target_s: Seconds, drafter_s: Seconds | None) -> float:
-    """`predicted_speedup` on a device of which only these two costs are known, without a host."""
-    counts = alone.counts
-    rows, steps = 1 + counts.drafted / counts.target_calls, counts.draft_calls / counts.target_calls
-    drafting = 0.0 if drafter_s is None else steps * drafter_s(batch)
-    return counts.tokens_per_target_call * target_s(batch) / (target_s(batch * rows) + drafting)

@@ -50,12 +50,7 @@ class Sweep:
         return max(_readable(folders), key=_age, default=None)
 
     def write_point(
-        self,
-        point: str,
-        config_yaml: str,
-        result: Result,
-        examples: Iterable[MeasuredExample],
-        beside: bool = False,
+        self, point: str, config_yaml: str, result: Result, examples: Iterable[MeasuredExample], beside: bool = False
     ) -> Path:
         """Store a finished point atomically. Returns its folder.
 
@@ -106,14 +101,16 @@ class Sweep:
 
     def older(self) -> int:
         """How many results `results` leaves out because their point was measured again later."""
-        found = self.all_results()
-        return len(found) - len({_identity(one) for one in found})
+        return len(self.all_results()) - len(self.results())
 
     def failures(self) -> list[Failure]:
         """Every point whose last attempt failed, and every damaged result that has not been measured again."""
-        failed = [failure for file in self._files(FAILURE) if (failure := _read_failure(file)) is not None]
+        failed = []
+        for file in self._files(FAILURE):
+            with suppress(OSError, ValueError):
+                failed.append(from_json(Failure, json.loads(file.read_bytes())))
         damaged = [file for file in self._files(RESULT) if _read(file) is None and file.is_file()]
-        return failed + [_damage(file) for file in damaged if self.newest(_point_of(file.parent)) is None]
+        return failed + [_damage(file) for file in damaged if self.newest(file.parent.name.partition(".")[0]) is None]
 
     @contextmanager
     def report_lock(self) -> Iterator[None]:
@@ -121,14 +118,8 @@ class Sweep:
 
         If several processes finish together, the last one to write has then seen every point.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.folder / ".report.lock", fallback_to_soft=False)
-        with suppress(OSError):  # a network folder without locks: the next run reports the rest
-            lock.acquire()
-        try:
+        with self._locked(".report.lock", blocking=True):
             yield
-        finally:
-            lock.release()
 
     @contextmanager
     def search_lock(self) -> Iterator[None]:
@@ -136,15 +127,20 @@ class Sweep:
 
         A second search would mistake the first one's running trial for that of a killed process, and repeat it.
         """
+        with self._locked(".search.lock", blocking=False):
+            yield
+
+    @contextmanager
+    def _locked(self, name: str, blocking: bool) -> Iterator[None]:
         self.folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.folder / ".search.lock", fallback_to_soft=False)
+        lock = FileLock(self.folder / name, fallback_to_soft=False)
         try:
-            lock.acquire(blocking=False)
+            lock.acquire(blocking=blocking)
         except Timeout as error:
             raise UserError(
                 f"another process searches in {self.folder}; wait until it ends, or choose another name=NAME"
             ) from error
-        except OSError:  # a network folder without locks
+        except OSError:  # a network folder without locks: the next run reports the rest
             pass
         try:
             yield
@@ -212,21 +208,9 @@ def _read(file: Path) -> Result | None:
         return None
 
 
-def _read_failure(file: Path) -> Failure | None:
-    try:
-        return from_json(Failure, json.loads(file.read_bytes()))
-    except (OSError, ValueError):
-        return None
-
-
 def _damage(file: Path) -> Failure:
     message = f"{file} cannot be read: it was damaged after it was written; run the same sweep to measure it again"
     return Failure(file.parent.name, "unknown", {}, FailureCause("Damaged", message))
-
-
-def _point_of(folder: Path) -> str:
-    """The point whose result is in this folder: HASH for HASH.2."""
-    return folder.name.partition(".")[0]
 
 
 def _age(result: Result) -> tuple[str, int, str]:

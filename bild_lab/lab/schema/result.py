@@ -132,7 +132,7 @@ class Result:
     composition: str
     setting: Setting = group("")
     engine: str | None = column(
-        "What ran the target: kernels (our C++), native (our modules), hf (those of Transformers), or a peer’s own.",
+        "What ran the target: kernels (our C++), native (our modules), hf (those of Transformers), or a peer’s own."
     )
     environment: Environment = group("")
     facts: Mapping[str, Any] | None = None

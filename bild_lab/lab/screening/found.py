@@ -22,13 +22,7 @@ from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.screening.candidates import KNOB, Candidate, Grid
 from bild_lab.lab.screening.replay import SECONDS, Screened
-from bild_lab.lab.screening.rows import (
-    Row,
-    Summary,
-    require_same_setting,
-    with_front,
-    write_rows,
-)
+from bild_lab.lab.screening.rows import Row, Summary, require_same_setting, with_front, write_rows
 from bild_lab.lab.screening.screen import Screening, ScreenSpec
 
 

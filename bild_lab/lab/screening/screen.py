@@ -31,7 +31,8 @@ from bild_lab.lab.decoding.decoder import METHOD, Decoder
 from bild_lab.lab.decoding.history import with_history
 from bild_lab.lab.measure.cost_model import CostModel, TimedText
 from bild_lab.lab.measure.summary import require_no_nan
-from bild_lab.lab.metrics import AGREEMENT, score_pool
+from bild_lab.lab.metrics.quality import score_pool
+from bild_lab.lab.metrics.text_metrics import AGREEMENT
 from bild_lab.lab.point import Point, decoder_of, prepare, sweep_folder
 from bild_lab.lab.runner import time_methods
 from bild_lab.lab.screening.candidates import Candidate, Grid, vanilla

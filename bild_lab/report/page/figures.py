@@ -13,7 +13,7 @@ import numpy as np
 
 from bild_lab.lab.analysis.paired import NOT_COMPARED, SAME, Compared
 from bild_lab.lab.formatting import interval, number, percent, point_label, signed, signed_interval
-from bild_lab.lab.metrics import Difference
+from bild_lab.lab.metrics.quality import Difference
 from bild_lab.lab.results.groups import BatchCurve, Group
 from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.numbers import Speedup

@@ -21,7 +21,7 @@ from bild_lab.engine.models.placement import ShardedModel
 from bild_lab.engine.models.ranks import ONE_PROCESS, Ranks, launched
 from bild_lab.engine.session import Prefix
 from bild_lab.errors import UserError
-from bild_lab.lab import torchrun as processes
+from bild_lab.lab import cli as processes
 from bild_lab.lab.cli import only_first_prints, run_application
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.decoding.load import load_model

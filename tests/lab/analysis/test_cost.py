@@ -167,12 +167,7 @@ def test_all_weight_matrices_but_the_embedding_are_read(name: str) -> None:
 
 
 LLAMA = LlamaConfig(
-    vocab_size=10,
-    hidden_size=4,
-    intermediate_size=6,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    num_key_value_heads=1,
+    vocab_size=10, hidden_size=4, intermediate_size=6, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1
 )
 T5 = T5Config(
     vocab_size=10,

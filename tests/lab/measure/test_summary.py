@@ -12,7 +12,7 @@ from bild_lab.lab.analysis.cost import kinds_of, total
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.decoding.decoder import Timed
 from bild_lab.lab.measure.summary import by_category, counts, decoding_costs, qualities, speed, summarize, work_of
-from bild_lab.lab.metrics import Scoring
+from bild_lab.lab.metrics.quality import Scoring
 from bild_lab.lab.schema.numbers import Counts, Quality, Speedup
 from bild_lab.lab.score import measured_examples, with_trace
 
