@@ -15,9 +15,8 @@ import sys
 import hydra
 from omegaconf import DictConfig
 
-from bild_lab.lab.cli import console, run_application
+from bild_lab.lab.cli import console, only_first_prints, run_application
 from bild_lab.lab.config import config_dir
-from bild_lab.lab.torchrun import only_first_prints
 
 FIRST = "experiment=first_run"
 NEXT = (

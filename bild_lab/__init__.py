@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bild_lab.lab.decoding.decoder import Decoder, Generation
     from bild_lab.lab.decoding.load import load
-    from bild_lab.lab.results.table import load_results
+    from bild_lab.lab.results.records import load_results
 
 try:
     __version__ = version("bild_lab")
@@ -20,7 +20,7 @@ _MODULES = {
     "Decoder": "decoding.decoder",
     "Generation": "decoding.decoder",
     "load": "decoding.load",
-    "load_results": "results.table",
+    "load_results": "results.records",
 }
 __all__ = ["Decoder", "Generation", "load", "load_results"]
 

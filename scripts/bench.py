@@ -30,7 +30,7 @@ from bild_lab.lab.config import DecodingSpec, PairSpec, RuntimeSpec, compose_con
 if TYPE_CHECKING:
     import torch
 
-    from bild_lab.lab.measure.bench import Bench, Models
+    from bild_lab.lab.bench import Bench, Models
 
 BUSY_PERCENT = 15
 ROUNDS_OF_A_PAIR = 5  # of several texts each
@@ -49,8 +49,9 @@ def pair_bench(
     """A pair of checkpoints on texts of a dataset."""
     from bild_lab.engine.request import Request
     from bild_lab.engine.vocabularies import in_vocabulary_of
-    from bild_lab.lab.data.examples import DatasetSpec, load_examples
-    from bild_lab.lab.measure.bench import Limits, bench_of, peer_methods
+    from bild_lab.lab.bench import Limits, bench_of, peer_methods
+    from bild_lab.lab.data.dataset_spec import DatasetSpec
+    from bild_lab.lab.data.examples import load_examples
 
     pair, decoding = typed(PairSpec, cfg.pair, "pair"), typed(DecodingSpec, cfg.decoding, "decoding")
     dataset = typed(DatasetSpec, cfg.dataset, "dataset")
@@ -115,7 +116,7 @@ def chosen(words: list[str], overrides: list[str], gpu: bool) -> list[str]:
 
     Raises UserError for one that there is not.
     """
-    from bild_lab.lab.measure.bench import SHAPES
+    from bild_lab.lab.bench import SHAPES
 
     every = [*SHAPES, "toy"]
     if unknown := sorted(set(words) - set(every)):
@@ -134,7 +135,7 @@ def main() -> None:
     import torch  # late: it takes seconds to load
 
     from bild_lab.engine.models.device import resolve_device, resolve_dtype
-    from bild_lab.lab.measure.bench import SHAPES, forward_costs, read_gb_per_s, run, synthetic_bench, why_without_peers
+    from bild_lab.lab.bench import SHAPES, forward_costs, read_gb_per_s, run, synthetic_bench, why_without_peers
     from bild_lab.lab.measure.environment import environment
 
     runtime = typed(RuntimeSpec, compose_config([*DEFAULTS, *overrides]).runtime, "runtime")

@@ -22,7 +22,8 @@ from bild_lab.lab.cli import escape, output, refusing, run_application, stages
 from bild_lab.lab.config import config_dir, typed
 
 if TYPE_CHECKING:
-    from bild_lab.lab.data.examples import DatasetSpec, Example
+    from bild_lab.lab.data.dataset_spec import DatasetSpec
+    from bild_lab.lab.data.examples import Example
     from bild_lab.training.finetune import FinetuningJob
 
 
@@ -42,7 +43,7 @@ class ValidationSpec:
 
 def run(cfg: DictConfig) -> None:
     """Train, and print where the checkpoint is. Raises UserError for bad input."""
-    from bild_lab.lab.data.examples import DatasetSpec
+    from bild_lab.lab.data.dataset_spec import DatasetSpec
     from bild_lab.training.dataset_words import dataset_words
     from bild_lab.training.finetune import finetune  # late: torch takes seconds to load
     from bild_lab.training.folder import TrainingFolder
@@ -64,7 +65,7 @@ def run(cfg: DictConfig) -> None:
 
 def finetuning_job(cfg: DictConfig) -> FinetuningJob:
     """The configuration as a job; the data is read."""
-    from bild_lab.lab.data.examples import DatasetSpec
+    from bild_lab.lab.data.dataset_spec import DatasetSpec
     from bild_lab.lab.point import sweep_folder
     from bild_lab.lab.results.records import require_writable
     from bild_lab.training.finetune import FinetuningJob

@@ -57,7 +57,8 @@ def calibration_job(cfg: DictConfig, device: torch.device) -> CalibrationJob:
     from bild_lab.engine.models.checkpoint import Checkpoint
     from bild_lab.engine.models.device import resolve_dtype
     from bild_lab.engine.models.hf import HuggingFaceModel
-    from bild_lab.lab.data.examples import DatasetSpec, load_examples
+    from bild_lab.lab.data.dataset_spec import DatasetSpec
+    from bild_lab.lab.data.examples import load_examples
     from bild_lab.lab.point import sweep_folder
     from bild_lab.lab.results.records import require_writable
     from bild_lab.training.calibration import CalibrationJob

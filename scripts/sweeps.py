@@ -86,7 +86,7 @@ def merge(cfg: DictConfig) -> None:
     """Copy the points, print where they came from, and write the report. Raises UserError for bad input."""
     sources = given_sweeps(cfg)
     from bild_lab.lab.point import sweep_folder
-    from bild_lab.lab.results.progress import record_command
+    from bild_lab.lab.progress import record_command
     from bild_lab.lab.results.records import Sweep, require_writable
     from bild_lab.report.sweep import report_sweep
 
@@ -109,9 +109,10 @@ def merge(cfg: DictConfig) -> None:
 def interleave(cfg: DictConfig) -> None:
     """Measure the points side by side, store, report and compare them. Raises UserError for bad input."""
     from bild_lab.lab.point import sweep_folder
-    from bild_lab.lab.results.progress import record_command
+    from bild_lab.lab.progress import record_command
     from bild_lab.lab.results.records import Sweep
-    from bild_lab.lab.runner import DECODING, run_points
+    from bild_lab.lab.runner import run_points
+    from bild_lab.lab.score import DECODING
     from bild_lab.lab.sweep import process_age_s
     from bild_lab.report.sweep import report_sweep
 
@@ -184,9 +185,9 @@ def ranking(points: Sequence[Point], results: Sequence[Result]) -> Iterator[str]
 
     from bild_lab.lab.analysis.statistics import paired_speedup
     from bild_lab.lab.formatting import interval, signed, times
-    from bild_lab.lab.point_progress import title_of
     from bild_lab.lab.results.groups import varying_knobs
     from bild_lab.lab.schema.examples import read_examples
+    from bild_lab.lab.sweep import title_of
 
     first = None
     for point, result in sorted(zip(points, results, strict=True), key=lambda pair: pair[1].latency_s.total):
@@ -290,7 +291,7 @@ def print_points(folder: Path) -> None:
 def log(cfg: DictConfig) -> None:
     """Log every sweep, and print where its runs are. Raises UserError for bad input, before anything is logged."""
     sweeps = given_sweeps(cfg)
-    from bild_lab.lab.decoding.build import build
+    from bild_lab.lab.decoding.load import build
     from bild_lab.lab.results.records import require_writable
 
     for sweep in sweeps:

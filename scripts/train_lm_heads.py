@@ -41,7 +41,8 @@ def train(cfg: DictConfig) -> None:
 
 def heads_job(cfg: DictConfig) -> FrozenJob:
     """The configuration as a job on the dataset's references, or on the model's own answers."""
-    from bild_lab.lab.data.examples import DatasetSpec, load_examples
+    from bild_lab.lab.data.dataset_spec import DatasetSpec
+    from bild_lab.lab.data.examples import load_examples
     from bild_lab.training.modules.frozen import frozen_model, job_of, own_answers
     from bild_lab.training.modules.layer_heads import SELF, LayerHeadsSpec, reference_answers
 

@@ -27,14 +27,14 @@ from bild_lab.lab.cli import escape, output, progress, refusing, run_application
 from bild_lab.lab.config import DecodingSpec, PairSpec, RuntimeSpec, compose_policy, config_dir, typed
 
 if TYPE_CHECKING:
-    from bild_lab.lab.data.examples import DatasetSpec
+    from bild_lab.lab.data.dataset_spec import DatasetSpec
     from bild_lab.training.modules.judge import JudgeSpec
     from bild_lab.training.ngrams import NgramSpec
 
 
 def train(cfg: DictConfig) -> None:
     """Train the module that the configuration names. Raises UserError for bad input."""
-    from bild_lab.lab.decoding.build import find_part  # late: torch takes seconds to load
+    from bild_lab.lab.config import find_part  # late: torch takes seconds to load
     from bild_lab.training.modules.frozen import frozen_job, train_and_report
     from bild_lab.training.modules.judge import JudgeSpec
     from bild_lab.training.ngrams import NgramSpec
@@ -112,7 +112,7 @@ def count_ngrams(cfg: DictConfig, spec: NgramSpec) -> None:
 
 def checked(cfg: DictConfig) -> tuple[PairSpec, Path, DatasetSpec]:
     """The pair, the folder of the result and the dataset."""
-    from bild_lab.lab.data.examples import DatasetSpec
+    from bild_lab.lab.data.dataset_spec import DatasetSpec
     from bild_lab.lab.point import sweep_folder
     from bild_lab.lab.results.records import require_writable
 

@@ -22,7 +22,8 @@ _LOAD_ALL = """
 import json, sys
 from types import SimpleNamespace
 import huggingface_hub.file_download
-from bild_lab.lab.data import DatasetSpec, load_examples
+from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.data.examples import load_examples
 from bild_lab.errors import UserError
 huggingface_hub.file_download.time = SimpleNamespace(sleep=lambda seconds: None)  # it waits before each new try
 columns = dict(name="x", source_column="translation.de", reference_column="translation.en", metric="bleu")

@@ -18,8 +18,7 @@ from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
-from bild_lab.lab.config import compose_policy, policy_names
-from bild_lab.lab.decoding.build import flatten
+from bild_lab.lab.config import compose_policy, flatten, policy_names
 from tests.checkpoints import tiny_checkpoints
 from tests.engine.drafters.tables import ngram_table
 from tests.engine.heads.tiny import files_of

@@ -30,7 +30,7 @@ from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import Trace
 from bild_lab.lab.cli import quote_free_text
 from bild_lab.lab.config import compose_config, policy_names, typed
-from bild_lab.lab.data.examples import DatasetSpec
+from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.screening.candidates import grid_of
 from tests.policies import EXTERNAL, GREEDY_ONLY, REFUSED, is_lossless

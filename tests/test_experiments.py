@@ -23,7 +23,8 @@ from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.native import NativeModel
 from bild_lab.lab.config import PairSpec, config_dir, typed
-from bild_lab.lab.data.examples import DatasetSpec, load_examples
+from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.point import cached_examples, prepare
 from bild_lab.papers.figures import FIGURES, measured
 from bild_lab.papers.match_rate_command import match_rates

@@ -15,8 +15,9 @@ import run
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import require_no_secrets
-from bild_lab.lab.data import DatasetSpec, load_examples
-from bild_lab.lab.decoding.build import build
+from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.data.examples import load_examples
+from bild_lab.lab.decoding.load import build
 
 TOKEN = "hf_AbCdEfGhIjKlMnOpQrStUvWxYz"
 SCRIPT = "<script>alert('w3')</script>"

@@ -1,12 +1,15 @@
-"""Code shared by all commands: one clear message for bad input, and Hydra's errors in plain words."""
+"""Code shared by all commands: help, one clear message for bad input, Hydra's errors in plain words, `torchrun`."""
 
 from __future__ import annotations
 
 import difflib
+import io
 import logging
 import os
 import re
 import sys
+import textwrap
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -14,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console, ConsoleRenderable
 from rich.live import Live
@@ -24,9 +27,11 @@ from rich.spinner import Spinner
 
 from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError
-from bild_lab.lab.usage import usage
+from bild_lab.lab.config import compose_config, config_dir
+from bild_lab.lab.glossary import terms_text
 
 BAD_INPUT, INTERRUPTED = 2, 130
+WIDTH = 80  # columns of help
 console = Console(stderr=True, soft_wrap=True, highlight=False)
 output = Console(soft_wrap=True, highlight=False)
 SECRET_NAME = re.compile(r"(?i)(token|secret|password|passwd|api_?key|credentials?)$")
@@ -117,6 +122,31 @@ def run_application(main: Callable[[], Any], config_name: str | None = "config")
     finally:
         stages.leave()
     sys.exit(0)
+
+
+def usage(text: str, config_name: str | None) -> str:
+    """Help for a script. text: its docstring, whose first line ends in a command. config_name: None without keys."""
+    first, _, rest = text.strip().partition("\n")
+    what, _, command = first.partition(": python ")
+    parts = [f"usage: python {command}", f"{what}.", *([rest.strip("\n")] if rest.strip() else [])]
+    if config_name is not None:
+        file = config_dir() / f"{config_name}.yaml"
+        keys = file.read_text(encoding="utf-8").partition("\n")[2].partition("\nhydra:")[0]
+        listed = [_files_of(group) for group in sorted(config_dir().iterdir()) if group.is_dir()]
+        parts.append(f"Keys (KEY=VALUE), from conf/{file.name}\n\n{keys.strip()}")
+        parts.append("Groups (GROUP=FILE)\n\n" + "\n".join(listed))
+        parts.append(f"Every key with its value, without running anything: python {command.split()[0]} --cfg job")
+    if config_name == "config":  # of run.py, whose reports use the terms
+        parts.append(f"Words of the reports\n\n{terms_text(WIDTH)}")
+    return "\n\n".join(parts)
+
+
+def _files_of(group: Path) -> str:
+    """A group's files, and its folders with a slash, in a paragraph."""
+    files = sorted(file.stem for file in group.glob("*.yaml"))
+    folders = sorted(f"{one.name}/…" for one in group.iterdir() if one.is_dir())
+    wrapper = textwrap.TextWrapper(WIDTH, break_on_hyphens=False, subsequent_indent=" " * 13)
+    return wrapper.fill(f"  {group.name:10} {', '.join([*files, *folders])}")
 
 
 def show(text: str) -> NoReturn:
@@ -244,29 +274,18 @@ def unknown_choice(choice: str, options: list[str]) -> str:
 
     options: what Hydra found in the group, a user's own files included.
     """
-    from bild_lab.lab.config import config_dir
-
     group, _, name = choice.partition("/")
     folder = config_dir() / group
     files = [file.relative_to(folder).with_suffix("").as_posix() for file in sorted(folder.rglob("*.yaml"))]
     if inside := [file for file in files if file.startswith(f"{name}/")]:
         return f"{group}={name} is a folder; choose one of its files: {', '.join(inside)}"
-    place = name.rpartition("/")[0]
-    beside = [file for file in files if file.rpartition("/")[0] == place]
-    beside = beside or [file for file in files if "/" not in file] or options
-    folders = sorted({file.partition("/")[0] for file in files if "/" in file})
     near = difflib.get_close_matches(name, [*files, *options], n=1, cutoff=0.5)
-    said = f"there is no {group or 'config'} {name!r}" + (f"; did you mean {near[0]}?" if near else ".")
-    there = f" There are {', '.join(beside)}" if beside else ""
-    more = f", and the folders {', '.join(folders)}" if folders and "/" not in "".join(beside) else ""
-    return f"{said}{there}{more}"
+    meant = f"; did you mean {near[0]}?" if near else "."
+    return f"there is no {group or 'config'} {name!r}{meant} There are {', '.join(dict.fromkeys([*options, *files]))}"
 
 
 def known_keys(config_name: str) -> list[str]:
     """Every dotted key of the configuration, with the chosen policy, dataset and so on."""
-    from omegaconf import DictConfig
-
-    from bild_lab.lab.config import compose_config
 
     config = compose_config([], config_name)
     # of several policies to sweep over, take the first
@@ -289,3 +308,35 @@ def known_keys(config_name: str) -> list[str]:
 def escape(text: str) -> str:
     """Make rich print square brackets as text, not as markup."""
     return text.replace("[", r"\[")
+
+
+GRACE_S = 30  # time for the first process to print what went wrong and to report finished points
+SIGNALLED = 128  # a higher exit status means a signal, which all processes got
+
+
+@contextmanager
+def only_first_prints() -> Iterator[None]:
+    """Run an application in each process that `torchrun` started. Only the first one prints.
+
+    Another process prints only if it fails. `torchrun` ends all processes when one fails, so the failed process waits
+    a while before it exits, to let the first process print.
+    """
+    ranks, printed = launched(), io.StringIO()
+    if not ranks.first:
+        console.file, output.quiet = printed, True
+    try:
+        yield
+    except SystemExit as ended:
+        if ended.code and not ranks.first and ended.code <= SIGNALLED:
+            time.sleep(GRACE_S)
+            sys.stderr.write(f"process {ranks.rank}:\n{printed.getvalue()}")
+        torch = sys.modules.get("torch")  # not imported for `--help`
+        if not ended.code and ranks.count > 1 and torch is not None and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        raise
+
+
+def require_basic_launcher(launcher: str) -> None:
+    """Raise UserError for a Hydra launcher other than the basic one: `torchrun` does not know its processes."""
+    if launched().count > 1 and not launcher.endswith(".BasicLauncher"):
+        raise UserError(f"under torchrun every process runs every point, got the launcher {launcher}; leave it out")

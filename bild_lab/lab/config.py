@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -19,6 +20,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from hydra.types import RunMode
+from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
@@ -281,3 +283,60 @@ def policy_names() -> list[str]:
 def knob_values(policy: Mapping[str, Any]) -> dict[str, Any]:
     """The knobs of a policy: everything in its file except its name and its parts."""
     return {key: policy[key] for key in policy if key not in ("name", "decoder")}
+
+
+def find_part(path: Any) -> Callable[..., Any]:
+    """The class or function of a dotted path. Raises UserError for anything else, and for Python's own functions."""
+    if not isinstance(path, str):
+        raise UserError(f"cannot find {path}: give the dotted path of a class")
+    if path.partition(".")[0] in sys.stdlib_module_names:  # a configuration must not run commands
+        raise UserError(f"{path} belongs to Python itself, not to a decoder; give the dotted path of your own class")
+    try:
+        part = get_object(path)
+    except Exception as error:  # Hydra raises errors of its own as well as ImportError
+        raise UserError(f"cannot find {path}: give the dotted path of a class") from error
+    if not callable(part):
+        raise UserError(f"{path} is a {type(part).__name__}: give the dotted path of a class")
+    return part
+
+
+def describe_decoder(node: Any) -> str:
+    """A decoder's parts and values in one line, such as `ModelDrafter(window=10) + Rollback(threshold=2.0)`.
+
+    A part is left out if all its values are null, which switches it off.
+    """
+    if not isinstance(node, dict):
+        return str(node)
+    name = node["_target_"].rsplit(".", 1)[-1] if "_target_" in node else ""
+    parts = [
+        describe_decoder(value) for value in node.values() if isinstance(value, dict) and not is_switched_off(value)
+    ]
+    values = [f"{key}={value}" for key, value in node.items() if key != "_target_" and not isinstance(value, dict)]
+    if name == "DraftThenVerify":
+        return " + ".join(parts) + "".join(f", {value}" for value in values if value != "verify_tail=True")
+    return f"{name}({', '.join([*values, *parts])})"
+
+
+def is_switched_off(node: dict[str, Any]) -> bool:
+    """Whether a part has values, and all of them are null."""
+    values = [value for key, value in node.items() if key != "_target_"]
+    return bool(values) and all(value is None for value in values)
+
+
+def policy_label(policy: DictConfig) -> str:
+    """The policy's name, with the parts or values that differ from its file."""
+    try:
+        shipped = compose_policy(policy.name).decoder
+    except UserError:  # the user's own policy
+        return policy.name
+    ours, theirs = (flatten(OmegaConf.to_container(node)) for node in (policy.decoder, shipped))
+    changed = [key for key in {**theirs, **ours} if ours.get(key) != theirs.get(key)]
+    return f"{policy.name} (changed: {', '.join(changed)})" if changed else policy.name
+
+
+def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one mapping with dotted keys."""
+    if not isinstance(node, dict):
+        return {prefix: node}
+    start = f"{prefix}." if prefix else ""
+    return {key: value for name, item in node.items() for key, value in flatten(item, f"{start}{name}").items()}

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import inspect
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from bild_lab.files import FilePath, NamesFile
+from bild_lab.lab.config import find_part
 from bild_lab.lab.data.examples import Example
 
 
@@ -54,7 +57,7 @@ def file_hash(path: str) -> str | None:
 PACKAGE = Path(__file__).resolve().parents[1]
 # Folders of modules that can change a number. What lies elsewhere reads, stores or shows, or is part of a point's name.
 MEASURING = ("engine", "lab/analysis", "lab/decoding", "lab/measure", "lab/metrics")
-EVERY_POINT = ("bild_lab.lab.runner", "bild_lab.lab.decoding.load", "bild_lab.engine.decode")  # of any policy
+EVERY_POINT = ("bild_lab.lab.runner", "bild_lab.lab.score", "bild_lab.lab.decoding.load", "bild_lab.engine.decode")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 CPP = (".cpp", ".h")
 
@@ -164,3 +167,39 @@ def code_text(node: object) -> str:
         if value is not None and value != []:  # newer Pythons add fields, empty in code that older ones can read
             parts.append(f"{field}={code_text(value)}")
     return f"{type(node).__name__}({','.join(parts)})"
+
+
+def parts_of(node: Any) -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
+    """Every part of a decoder, with its values. node: resolved."""
+    if isinstance(node, dict):
+        if "_target_" in node:
+            yield find_part(node["_target_"]), {key: value for key, value in node.items() if key != "_target_"}
+        for value in node.values():
+            yield from parts_of(value)
+
+
+def named_files(policy: Mapping[str, Any]) -> dict[str, str]:
+    """The files and folders that a policy's knobs name, by knob; also the knobs of policies that it is composed of.
+
+    Which knobs these are is said by the parameters that they are passed to: see `NamesFile`. policy: resolved.
+    """
+    paths = {path for part, values in parts_of(policy["decoder"]) for path in _paths(part, values)}
+    inner = {key: value for key, value in policy.items() if isinstance(value, dict) and key != "decoder"}
+    groups = {"": policy, **{f"{key}.": value for key, value in inner.items()}}
+    named = {f"{group}{knob}": value for group, knobs in groups.items() for knob, value in knobs.items()}
+    return {knob: value for knob, value in named.items() if isinstance(value, str) and value in paths}
+
+
+def _paths(part: Callable[..., Any], values: Mapping[str, Any]) -> Iterator[str]:
+    """The values that parameters marked with `NamesFile` have."""
+    parameters, names = inspect.signature(part).parameters, vars(sys.modules[part.__module__])
+    for name, value in values.items():
+        hint = parameters[name].annotation if name in parameters else None
+        if isinstance(hint, str):
+            try:
+                hint = eval(hint, names)  # our own source, as `typing.get_type_hints` does for all at once
+            except NameError:  # of types that are imported for type checking alone
+                hint = FilePath if "FilePath" in hint else None
+        marks = [mark for one in (hint, *get_args(hint)) for mark in getattr(one, "__metadata__", ())]
+        if isinstance(value, str) and any(isinstance(one, NamesFile) and value not in one.words for one in marks):
+            yield value

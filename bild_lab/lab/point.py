@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib.metadata import version
@@ -18,6 +18,7 @@ from bild_lab.engine.heads import bita, eagle_files, hydra, judge, layer_heads, 
 from bild_lab.engine.models.device import resolve_device
 from bild_lab.engine.models.placement import Placement
 from bild_lab.engine.protocols import External
+from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
 from bild_lab.errors import UserError, require_flag
 from bild_lab.lab.config import (
@@ -28,23 +29,24 @@ from bild_lab.lab.config import (
     PairSpec,
     RuntimeSpec,
     compose_policy,
+    describe_decoder,
     knob_values,
+    policy_label,
     require_keys,
     require_policy,
     resolved,
     typed,
 )
-from bild_lab.lab.data.examples import DatasetSpec, Example, load_examples
-from bild_lab.lab.decoding.build import describe_decoder, named_files, parts_of, policy_label
-from bild_lab.lab.decoding.decoder import Decoder
+from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.data.examples import Example, load_examples
+from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Decoder
 from bild_lab.lab.decoding.load import decoder_of
-from bild_lab.lab.hashing import code_hash, content_hash, data_hash, file_hash
+from bild_lab.lab.hashing import code_hash, content_hash, data_hash, file_hash, named_files, parts_of
 from bild_lab.lab.measure.environment import placement_setting
-from bild_lab.lab.metrics import AGREEMENT, Scoring
 from bild_lab.lab.metrics.programs import require_permission
-from bild_lab.lab.metrics.text_metrics import EVALUATE, PASS_AT_1, require_loadable, script_of
+from bild_lab.lab.metrics.quality import Scoring
+from bild_lab.lab.metrics.text_metrics import AGREEMENT, EVALUATE, PASS_AT_1, require_loadable, script_of
 from bild_lab.lab.results.records import require_writable
-from bild_lab.lab.schema.timed import BASELINE, METHOD
 
 PACKAGES = ("torch", "transformers", "tokenizers", "sacrebleu", "rouge-score")  # whose version can change a number
 LONGEST_NAME = 200  # bytes; file systems allow 255, and our temporary names are longer than the folder's
@@ -124,6 +126,12 @@ class Point:
     @property
     def max_source_tokens(self) -> int | None:
         return self.specs.dataset.max_source_tokens
+
+    def requests(self, examples: Iterable[Example]) -> list[Request]:
+        """These examples as the point decodes them."""
+        decoder, limit = self.decoders[METHOD], self.decoding.max_new_tokens
+        longest = self.specs.dataset.max_source_tokens
+        return [decoder.request(one.prompt, limit, self.sampling, self.seed, longest) for one in examples]
 
     @property
     def baseline_is_target(self) -> bool:
@@ -213,10 +221,7 @@ def cached_examples(spec: DatasetSpec) -> tuple[Example, ...]:
 
 
 def _setting(
-    specs: Specs,
-    examples: tuple[Example, ...],
-    decoders: Mapping[str, Decoder],
-    policies: Mapping[str, dict[str, Any]],
+    specs: Specs, examples: tuple[Example, ...], decoders: Mapping[str, Decoder], policies: Mapping[str, dict[str, Any]]
 ) -> dict[str, Any]:
     """Everything that two points must share to be compared. What has its usual value in most settings is left out."""
     pair, dataset, runtime, measure = specs.pair, specs.dataset, specs.runtime, specs.measure

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -30,19 +30,17 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError
-from bild_lab.lab.cli import Stopped, console, escape, plain_message, refuse, stages
-from bild_lab.lab.config import compose_config, knob_values
-from bild_lab.lab.decoding.build import build, policy_label
-from bild_lab.lab.decoding.load import load_model
-from bild_lab.lab.formatting import times
+from bild_lab.lab.cli import Stopped, console, escape, plain_message, refuse, require_basic_launcher, stages
+from bild_lab.lab.config import compose_config, knob_values, policy_label, shipped_knobs
+from bild_lab.lab.decoding.decoder import METHOD
+from bild_lab.lab.decoding.load import build, load_model
+from bild_lab.lab.formatting import knob_label, short_name, times
 from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.point import Point, prepare, sweep_folder
-from bild_lab.lab.point_progress import PointProgress, remaining, title_of
-from bild_lab.lab.results.progress import Progress, advance, begin, read_progress, record_command
+from bild_lab.lab.progress import PointProgress, Progress, advance, begin, read_progress, record_command, remaining
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.runner import run_point
 from bild_lab.lab.schema.result import Failure, FailureCause, Result
-from bild_lab.lab.torchrun import require_basic_launcher
 
 FAILED_POINTS = 1
 BASIC = ".BasicLauncher"  # measures in this process
@@ -129,6 +127,16 @@ def _place() -> int:
 def _title(point: Point) -> str:
     total = _own_progress(sweep_folder(OmegaConf.create({"name": point.name}))).total
     return title_of(point, _place(), total or _place(), HydraConfig.get().overrides.task)
+
+
+def title_of(point: Point, place: int, points: int, overrides: Sequence[str]) -> str:
+    """The point's place, policy and drafter, and the knobs that were given or differ from the policy's file."""
+    given = {word.partition("=")[0].lstrip("+") for word in overrides}
+    usual = shipped_knobs(point.policy) or {}
+    knobs = [knob for knob, value in point.knobs.items() if f"policy.{knob}" in given or usual.get(knob, ...) != value]
+    drafters = [f"drafter {short_name(model.checkpoint.path)}" for model in point.decoders[METHOD].models[1:]]
+    number = f"{place}/{points} " if points > 1 else ""
+    return number + ", ".join(filter(None, [point.policy, *drafters, knob_label(point, knobs, " ")]))
 
 
 def process_age_s() -> float:

@@ -30,14 +30,13 @@ from bild_lab.errors import UserError
 from bild_lab.files import cache_folder, write_atomically
 from bild_lab.lab.cli import console, escape
 from bild_lab.lab.config import resolved, typed
-from bild_lab.lab.data.examples import DatasetSpec, Example, load_examples
+from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.data.examples import Example, load_examples
 from bild_lab.lab.data.rows import canonical_split
-from bild_lab.lab.decoding.build import named_files
-from bild_lab.lab.decoding.decoder import Decoder
-from bild_lab.lab.hashing import content_hash, data_hash, file_hash
-from bild_lab.lab.measure.timing import no_garbage_collection
+from bild_lab.lab.decoding.decoder import METHOD, Decoder
+from bild_lab.lab.hashing import content_hash, data_hash, file_hash, named_files
+from bild_lab.lab.measure.environment import no_garbage_collection
 from bild_lab.lab.point import Point
-from bild_lab.lab.schema.timed import METHOD
 
 AUTO_EXAMPLES = 200  # read to fit a tree on, until there are enough rounds
 TIMED_TEXTS = 4
@@ -239,14 +238,6 @@ def measured_costs(
     return costs
 
 
-def requests_of(point: Point, examples: Sequence[Example]) -> list[Request]:
-    """The point's requests for these examples."""
-    decoder, tokens = point.decoders[METHOD], point.decoding.max_new_tokens
-    return [
-        decoder.request(each.prompt, tokens, point.sampling, point.seed, point.max_source_tokens) for each in examples
-    ]
-
-
 def facts_of_fit(point: Point, split: str) -> dict[str, Any]:
     """What a file says of the machine, the models and the texts."""
     setting = point.setting
@@ -282,7 +273,7 @@ def with_fitted_tree(point: Point) -> Point:
     if kept is None:
         same = " — the texts of the run itself, as there is no other split" if split == point.setting["split"] else ""
         console.print(escape(f"fitting the tree on {len(examples)} texts of {point.setting['dataset']} {split}{same}"))
-        found = fit_tree(decoder, requests_of(point, examples), facts)
+        found = fit_tree(decoder, point.requests(examples), facts)
         kept = ranks.broadcast(json.dumps(found))
         if ranks.first:
             write_atomically(path, kept.encode())

@@ -22,7 +22,8 @@ from bild_lab.engine.session import LoadedModel
 from bild_lab.errors import UserError, require_model_path, require_whole
 from bild_lab.lab.cli import escape, output, progress
 from bild_lab.lab.config import typed
-from bild_lab.lab.data.examples import DatasetSpec, load_examples
+from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.decoding.load import load_model
 from bild_lab.lab.formatting import short_name
 from bild_lab.lab.hashing import data_hash, file_hash

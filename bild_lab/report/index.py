@@ -17,7 +17,7 @@ from bild_lab.files import write_atomically
 from bild_lab.lab.analysis.statistics import ENOUGH_EXAMPLES
 from bild_lab.lab.cli import console, escape
 from bild_lab.lab.formatting import MISSING, interval, knob_value, short_name, times
-from bild_lab.lab.results.progress import read_commands
+from bild_lab.lab.progress import read_commands
 
 PAGE = "index.html"
 _TOO_FEW = "too few examples"

@@ -17,7 +17,7 @@ def report_sweep(sweep: Sweep) -> None:
     """Write a sweep's table, figure and report and the list of all runs, and print a summary."""
     # drawing libraries take seconds to import: bad input is refused before that
     from bild_lab.lab.results.groups import by_setting
-    from bild_lab.lab.results.table import write_table
+    from bild_lab.lab.results.records import write_table
     from bild_lab.report.headline import headline, leading, reason_lines
     from bild_lab.report.index import update_index
     from bild_lab.report.page.grid import SCREENED

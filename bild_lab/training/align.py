@@ -17,7 +17,7 @@ from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.analysis.statistics import best_at_loss
 from bild_lab.lab.config import MeasureSpec, RuntimeSpec
 from bild_lab.lab.data.examples import Example
-from bild_lab.lab.metrics import score
+from bild_lab.lab.metrics.quality import score
 from bild_lab.lab.point import cached_examples, prepare
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.examples import read_examples

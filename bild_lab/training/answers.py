@@ -24,7 +24,7 @@ from bild_lab.engine.models.native import NativeModel, why_no_kernels, why_not_n
 from bild_lab.engine.protocols import Method
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.errors import UserError
-from bild_lab.lab.data.examples import DatasetSpec
+from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.decoding.load import fits_twice
 from bild_lab.lab.hashing import content_hash
 

@@ -20,7 +20,8 @@ from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError, require_whole
 from bild_lab.files import write_atomically
-from bild_lab.lab.data.examples import DatasetSpec, Example
+from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.data.examples import Example
 from bild_lab.lab.data.rows import canonical_split
 from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.measure.environment import environment

@@ -21,7 +21,7 @@ from bild_lab.errors import UserError, require_whole
 from bild_lab.files import write_atomically
 from bild_lab.lab.analysis.statistics import pareto_front
 from bild_lab.lab.config import compose_policy, knob_values
-from bild_lab.lab.data.examples import DatasetSpec
+from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.measure.cost_model import fit
 from bild_lab.lab.point import prepare

@@ -28,8 +28,9 @@ from bild_lab.engine.models.checkpoint import Checkpoint, decoder_depth
 from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import stages
-from bild_lab.lab.data.examples import DatasetSpec, Example
-from bild_lab.lab.metrics import score
+from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.data.examples import Example
+from bild_lab.lab.metrics.quality import score
 from bild_lab.lab.results.records import require_writable
 from bild_lab.training.batches import (
     IGNORED,

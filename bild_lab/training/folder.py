@@ -16,8 +16,8 @@ from safetensors import SafetensorError
 from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
-from bild_lab.lab.decoding.build import flatten
-from bild_lab.lab.schema.json_values import to_json
+from bild_lab.lab.config import flatten
+from bild_lab.lab.schema.columns import to_json
 
 METRICS = "metrics.json"
 _PREFIX = "checkpoint-"  # and the step, as the Trainer names them

@@ -22,7 +22,7 @@ from bild_lab.lab.config import (
     knob_values,
     policy_names,
 )
-from bild_lab.lab.data.examples import DatasetSpec
+from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.screening.screen import ScreenSpec
 from bild_lab.training.recipe import Recipe
 from docs.hooks import keys

@@ -21,9 +21,9 @@ from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.lab.analysis.cost import dimensions
-from bild_lab.lab.decoding.build import build_method
+from bild_lab.lab.decoding.decoder import Timed
+from bild_lab.lab.decoding.load import build_method
 from bild_lab.lab.measure.summary import counts
-from bild_lab.lab.schema.timed import Timed
 from tests.engine.lossless.test_random_models import random_source
 from tests.policies import FAMILIES, WINDOWED, in_memory, shipped
 from tests.sessions import needs_kernels

@@ -12,7 +12,7 @@ from bild_lab.engine.batch import Batch, Wanted
 from bild_lab.engine.batched import decode_batch, why_not_in_batches
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
-from bild_lab.lab.measure.timing import warm_up
+from bild_lab.lab.runner import warm_up
 
 
 def requests(*numbers: int) -> list[Request]:

@@ -59,10 +59,7 @@ def test_timings_of_different_hardware_never_share_a_curve(command: Command) -> 
     code, printed = command("name=all", "outputs/one", "outputs/two")
     assert code == 0, printed
     groups = by_setting(Sweep(Path("outputs/all")).results())
-    assert [{result.setting.hardware for result in group.results} for group in groups] == [
-        {"EPYC"},
-        {"H200, EPYC"},
-    ]
+    assert [{result.setting.hardware for result in group.results} for group in groups] == [{"EPYC"}, {"H200, EPYC"}]
     assert Path("outputs/all/report.html").read_text().count('<h3 id="pareto-') == 2
 
 

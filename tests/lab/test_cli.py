@@ -27,7 +27,7 @@ from bild_lab.lab import cli, runner
 from bild_lab.lab.cli import quote_free_text
 from bild_lab.lab.decoding.load import load_model
 from bild_lab.lab.measure.environment import DeviceUse
-from bild_lab.lab.results.progress import read_commands
+from bild_lab.lab.progress import read_commands
 from bild_lab.lab.results.records import Sweep
 from bild_lab.report.index import read_runs
 from bild_lab.report.sweep import LiveReport
@@ -127,7 +127,6 @@ def test_the_report_is_written_between_points_and_never_while_one_is_timed(
     assert command(*words)[0] == 0
     assert seen == [("1 of 3 points", 1), ("2 of 3 points", 2)]  # the last report follows the third
     assert command(*words)[0] == 0
-    assert len(seen) == 2  # nothing new
     (given,) = read_commands(Path("outputs/tested"))
     assert given.line.startswith("python run.py -m pair.target=")
 
@@ -218,9 +217,9 @@ def test_a_certified_run_judges_every_text(command: Command, base: list[str]) ->
 
 
 @pytest.mark.slow
-def test_a_certified_run_judges_the_distributions_of_sampled_texts(command: Command, base: list[str]) -> None:
+def test_a_certified_run_judges_the_distributions_of_sampled_texts(command: Command) -> None:
     sweep = ["-m", "policy=speculative,typical_acceptance,fly", "decoding=sample", "measure.baseline=null"]
-    code, printed = command(*base, *sweep, "policy.window=3", "measure.certify=true")
+    code, printed = command(*sweep, "name=tested", "dataset.limit=6", "policy.window=3", "measure.certify=true")
     assert code == 0, printed
     table = pd.read_csv("outputs/tested/sweep.csv").set_index("policy")
     columns = [f"certificate_{name}" for name in ("equal", "ties", "defects", "unjudged")]
@@ -361,10 +360,7 @@ BAD_INPUT = {
     "misspelt key": (["policy.fallbck=0.5"], "no configuration key policy.fallbck; did you mean policy.fallback?"),
     "unknown key": (["flavour=sweet"], "no configuration key flavour"),
     "misspelt policy": (["policy=blid"], "no policy 'blid'; did you mean bild?"),
-    "unknown experiment": (
-        ["experiment=xyz"],
-        "there is no experiment 'xyz'. There are first_run, ",
-    ),
+    "unknown experiment": (["experiment=xyz"], "there is no experiment 'xyz'. There are first_run, "),
     "fallback out of range": (["policy.fallback=1.5"], r"must lie in [0, 1], got 1.5"),
     "rollback out of range": (["policy.rollback=0"], "rollback threshold, in nats, must lie in (0, inf], got 0"),
     "no draft model": (["pair.draft=null"], "policy bild drafts with a small model"),

@@ -13,13 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import run
 from bild_lab.lab.cli import run_application
-from bild_lab.lab.config import (
-    TOP_LEVEL,
-    compose_config,
-    config_dir,
-    knob_values,
-    policy_names,
-)
+from bild_lab.lab.config import TOP_LEVEL, compose_config, config_dir, knob_values, policy_names
 from tests.policies import shipped
 
 HANG_S = 60  # where the machine is busy too
@@ -193,10 +187,7 @@ def test_there_are_hundreds_of_malformed_command_lines() -> None:
 
 @pytest.mark.parametrize("part", [pytest.param(SAMPLE, id="sample"), REST])
 def test_malformed_command_lines_are_refused_and_leave_nothing(
-    part: list[tuple[str, ...]],
-    base: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    part: list[tuple[str, ...]], base: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     complaints = [refused(words, base, monkeypatch, capfd) for words in part]
     assert [complaint for complaint in complaints if complaint is not None] == []

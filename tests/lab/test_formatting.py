@@ -4,14 +4,7 @@ import math
 
 import pytest
 
-from bild_lab.lab.formatting import (
-    duration,
-    knob_value,
-    number,
-    point_label,
-    short_name,
-    signed,
-)
+from bild_lab.lab.formatting import duration, knob_value, number, point_label, short_name, signed
 from tests.report.sample import sample_result
 
 
@@ -35,8 +28,7 @@ def test_differences_carry_their_sign():
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.05, "50.0 ms"), (1.0, "1.0 s"), (119.0, "119.0 s"), (180, "3.0 min"), (7200, "2.0 h")],
+    ("value", "text"), [(0.05, "50.0 ms"), (1.0, "1.0 s"), (119.0, "119.0 s"), (180, "3.0 min"), (7200, "2.0 h")]
 )
 def test_durations_choose_their_unit(value, text):
     assert duration(value) == text
@@ -44,15 +36,7 @@ def test_durations_choose_their_unit(value, text):
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [
-        (True, "on"),
-        (False, "off"),
-        (None, "none"),
-        (1.0, "1"),
-        (0.69, "0.69"),
-        (math.inf, "\u221e"),
-        ("inf", "\u221e"),
-    ],
+    [(True, "on"), (False, "off"), (None, "none"), (1.0, "1"), (0.69, "0.69"), (math.inf, "\u221e"), ("inf", "\u221e")],
 )
 def test_knob_values_read_plainly(value, text):
     assert knob_value(value) == text

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from bild_lab.engine.request import Limits
+from bild_lab.engine.request import Request
 from bild_lab.errors import UserError
 from bild_lab.lab import point as points
 from bild_lab.lab import runner
 from bild_lab.lab.config import compose_config
-from bild_lab.lab.measure.timing import time_methods
 from bild_lab.lab.point import Point, prepare
 from bild_lab.lab.results.records import Sweep
-from bild_lab.lab.runner import PARTS, require_same_work, run_point, run_points
+from bild_lab.lab.runner import require_same_work, run_point, run_points, time_methods
 from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.result import Result
+from bild_lab.lab.score import PARTS, result_of
 from scripts import sweeps as script
 
 Command = Callable[..., tuple[int, str]]
@@ -124,14 +124,13 @@ def test_points_may_end_at_different_positions_far_from_the_texts(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    own = runner._request
+    own = Point.requests
 
-    def requested(point: Point, example: object) -> object:
-        request = own(point, example)
-        limits: Limits = replace(request.limits, positions=positions if point is several[1] else others)
-        return replace(request, limits=limits)
+    def requested(point: Point, examples: object) -> list[Request]:
+        ends = positions if point is several[1] else others
+        return [replace(one, limits=replace(one.limits, positions=ends)) for one in own(point, examples)]
 
-    monkeypatch.setattr(runner, "_request", requested)
+    monkeypatch.setattr(Point, "requests", requested)
     if fits:
         assert len(run_points(several[:2], Sweep(tmp_path))) == 2
         return
@@ -142,13 +141,12 @@ def test_points_may_end_at_different_positions_far_from_the_texts(
 def test_a_fault_behind_the_timing_of_one_point_stores_none(
     several: list[Point], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def score(point: Point, timed: dict) -> int:
+    def scored(point: Point, *others: object) -> object:
         if point is several[1]:
             raise ValueError("no scores")
-        return 1
+        return result_of(point, *others)
 
-    monkeypatch.setattr(runner, "agreement", lambda timed: 1.0)
-    monkeypatch.setattr(runner, "_trace_stages", lambda point, requests, timed: score(point, timed) and None)
+    monkeypatch.setattr(runner, "result_of", scored)
     with pytest.raises(ValueError, match="no scores"):
         run_points(several[:2], Sweep(tmp_path))
     assert not Sweep(tmp_path).all_results()

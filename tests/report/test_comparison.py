@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from bild_lab.lab.analysis.paired import Compared, ComparedQuality, Pair
-from bild_lab.lab.metrics import Difference
+from bild_lab.lab.metrics.quality import Difference
 from bild_lab.report.comparison import comparison_frame, comparison_table, notes, write_comparison
 from tests.report.sample import ENVIRONMENT, sample_result
 

@@ -10,8 +10,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from bild_lab.lab.results.records import Sweep
-from bild_lab.lab.results.table import write_table
+from bild_lab.lab.results.records import Sweep, write_table
 from bild_lab.lab.schema.result import Result
 from bild_lab.report.index import PAGE, Run, read_runs, write_index
 from scripts import sweeps

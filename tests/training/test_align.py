@@ -16,7 +16,8 @@ import torch
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.errors import UserError
-from bild_lab.lab.data.examples import DatasetSpec, load_examples
+from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.decoding.load import load_model
 from bild_lab.training.align import require_fits, split_answers
 from bild_lab.training.answers import Answer, Calibration, read_calibration

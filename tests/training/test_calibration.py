@@ -20,7 +20,8 @@ from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
 from bild_lab.lab.cli import run_application
-from bild_lab.lab.data.examples import DatasetSpec, load_examples
+from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.data.examples import load_examples
 from bild_lab.training import calibration as generate
 from bild_lab.training.answers import SCHEMA, Answer, contents_hash, read_calibration
 from scripts import generate_calibration

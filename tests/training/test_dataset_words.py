@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from bild_lab.lab.cli import quote_free_text
 from bild_lab.lab.config import compose_config
-from bild_lab.lab.data.examples import DatasetSpec
+from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.training.dataset_words import dataset_words
 from tests.lab.data.test_examples import from_config
 

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from bild_lab.engine.request import Source
 from bild_lab.lab.data.examples import Example
-from bild_lab.lab.metrics import score
+from bild_lab.lab.metrics.quality import score
 from bild_lab.training.batches import Collator, tokenize
 from bild_lab.training.finetune import Evaluator, greedy_settings
 from bild_lab.training.losses import LayerLoss

@@ -12,7 +12,8 @@ import numpy as np
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.statistics import paired_speedup
 from bild_lab.lab.hashing import plain_numbers
-from bild_lab.lab.metrics import AGREEMENT, Difference, Judged, cut_text, judge, judge_values
+from bild_lab.lab.metrics.quality import Difference, Judged, cut_text, judge, judge_values
+from bild_lab.lab.metrics.text_metrics import AGREEMENT
 from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.numbers import Quality, Speedup
 from bild_lab.lab.schema.result import Result

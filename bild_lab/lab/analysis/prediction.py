@@ -17,9 +17,9 @@ from bild_lab.engine.ppd.theory import expected_compute, expected_latency
 from bild_lab.engine.speculative_theory import walltime_improvement
 from bild_lab.engine.trace import Trace
 from bild_lab.lab.analysis.statistics import acceptance_rate
+from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Timed
 from bild_lab.lab.schema.numbers import Pipeline, Prediction
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.schema.timed import BASELINE, METHOD, Timed
 
 FIXED_WINDOW_SHARE = 0.9  # a window is fixed if at least this share of drafts has one length
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.data.rows import SPLIT_WORDS, SUFFIXES, canonical_split
-from bild_lab.lab.metrics import metric_named
 from bild_lab.lab.metrics.programs import ANSWER
+from bild_lab.lab.metrics.text_metrics import metric_named
 
 SHOT = "{source}\n{reference}\n\n"
 _TEXTS = (

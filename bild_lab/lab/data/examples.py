@@ -14,8 +14,6 @@ from bild_lab.lab.data.dataset_spec import DatasetSpec, Template
 from bild_lab.lab.data.rows import Row, canonical_split, hub_rows, local_rows
 from bild_lab.lab.metrics.programs import ANSWER
 
-__all__ = ["Continuation", "DatasetSpec", "Example", "load_examples", "with_answers", "with_earlier_turns"]
-
 WITHHELD = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # SPEED-Bench has this instead of texts it may not distribute
 NAME = r"[A-Za-z_][\w.]*"  # of a column in a template's braces
 

@@ -180,12 +180,7 @@ _READERS = {".jsonl": _json_lines, ".json": _json, ".csv": _csv, ".tsv": _csv, "
 
 
 def hub_rows(
-    hub_id: str,
-    split: str,
-    *,
-    config: str | None = None,
-    data_dir: str | None = None,
-    revision: str | None = None,
+    hub_id: str, split: str, *, config: str | None = None, data_dir: str | None = None, revision: str | None = None
 ) -> Iterator[tuple[str, Row]]:
     """Rows of one split of a dataset on the hub, or in its local cache, each with its location ("wmt/wmt14 row 3").
 

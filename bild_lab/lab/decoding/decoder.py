@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
 import torch
@@ -22,9 +22,9 @@ from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.engine.vocabularies import TranslatedModel
 from bild_lab.errors import UserError, require_whole
-from bild_lab.lab.decoding.languages import Languages
+from bild_lab.lab.decoding.languages import UNIVERSAL, Languages
 
-UNIVERSAL = "universal"  # how Transformers drafts with another vocabulary
+METHOD, BASELINE = "method", "baseline"  # the measured policy, and the policy that it is compared with
 SPACE = "▁"  # how SentencePiece writes a space, of which decoding drops the first
 
 
@@ -36,6 +36,19 @@ class Generation:
     token_ids: list[int]
     trace: Trace
     latency_s: float
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One method's output on one example: the emitted tokens, the seconds of every repeat, and the trace.
+
+    latency_s: in a batch, its share of the batch's seconds. waited_s: in a batch, from its place to its end.
+    """
+
+    token_ids: list[int]
+    latency_s: list[float]
+    trace: Trace
+    waited_s: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache, partial
@@ -12,7 +14,7 @@ from typing import Any
 import psutil
 import torch
 from omegaconf import DictConfig
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
 from bild_lab.engine.models.checkpoint import Checkpoint, LoadedCheckpoint
 from bild_lab.engine.models.device import resolve_device, resolve_dtype
@@ -20,21 +22,30 @@ from bild_lab.engine.models.hf import HuggingFaceModel, weightless
 from bild_lab.engine.models.lora import adapter_or_model
 from bild_lab.engine.models.native import NativeModel, why_no_kernels, why_not_native
 from bild_lab.engine.models.placement import Placement
+from bild_lab.engine.processors import Processors, asked_for
 from bild_lab.engine.protocols import External, Method
 from bild_lab.engine.session import LoadedModel, NeedsScoresError
 from bild_lab.engine.vocabularies import AUTO, INTERSECTION, in_vocabulary_of
 from bild_lab.errors import UserError
-from bild_lab.lab.config import DecodingSpec, PairSpec, RuntimeSpec, compose_policy, typed
-from bild_lab.lab.decoding.build import build_method
+from bild_lab.lab.config import (
+    DecodingSpec,
+    PairSpec,
+    RuntimeSpec,
+    compose_policy,
+    describe_decoder,
+    find_part,
+    resolved,
+    typed,
+)
 from bild_lab.lab.decoding.decoder import Decoder
-from bild_lab.lab.decoding.generation_settings import (
+from bild_lab.lab.decoding.languages import (
+    CHECKPOINT,
     NONE,
-    processors_of,
+    Languages,
     warn_of_precision,
     warn_of_vocabularies,
     warn_of_what_is_left_out,
 )
-from bild_lab.lab.decoding.languages import Languages
 
 ENGINES = ("auto", "kernels", "native", "hf")
 OPTIONS = {  # the keys of the configuration that `load` takes beside knobs
@@ -220,3 +231,73 @@ def load_model(
     if compile:
         raise UserError(f"only the native engine compiles, and {path} runs on hf; set runtime.compile=false")
     return placement.model(checkpoint, where, dtype)
+
+
+def build_method(policy: DictConfig, models: dict[str, Callable[[], Any]]) -> Method:
+    """The policy's `decoder`: every part built from its `_target_` and values.
+
+    A part with a parameter named like one of `models` ("target", "draft") gets that model.
+    Raises UserError for wrong knobs.
+    """
+    return build(resolved(policy)["decoder"], models)
+
+
+def build(node: Any, models: dict[str, Callable[[], Any]]) -> Any:
+    """Turn nested `_target_` mappings into objects, innermost first. Other values are unchanged.
+
+    Raises UserError for a `_target_` that cannot be used, and for values that a part cannot take.
+    """
+    if not isinstance(node, dict) or "_target_" not in node:
+        return node
+    # values first, so that a threshold out of range is found before a model is read
+    values = {key: build(value, models) for key, value in node.items() if key != "_target_"}
+    part = find_part(node["_target_"])
+    parameters = inspect.signature(part).parameters
+    if unknown := sorted(set(values) - set(parameters)):
+        known = ", ".join(sorted(set(parameters) - set(models)))
+        raise UserError(f"{part.__name__} has no parameter {unknown[0]!r}; it has {known or 'none'}")
+    for name in set(parameters) & set(models) - set(values):
+        values[name] = models[name]()
+    _require_parts(part, values)
+    try:
+        return part(**values)
+    except (TypeError, AttributeError) as error:
+        raise UserError(f"{part.__name__}: {error}; got {describe_decoder(node)}") from error
+
+
+def _require_parts(part: Callable[..., Any], values: dict[str, Any]) -> None:
+    """Raise UserError if a parameter declares one of our protocols and gets plain data."""
+    module = sys.modules[part.__module__]
+    for name, parameter in inspect.signature(part).parameters.items():
+        wanted = getattr(module, str(parameter.annotation), None)
+        data = values.get(name) is None or isinstance(values[name], bool | int | float | str | list | dict)
+        if getattr(wanted, "_is_protocol", False) and data:
+            got = values.get(name)
+            raise UserError(f"{part.__name__} needs a {wanted.__name__} as its {name}, got {got!r}; give its _target_")
+
+
+def processors_of(wanted: Any, checkpoint: Checkpoint) -> Processors:
+    """The processors of `decoding.processors`: none, those of the target's generation settings, or a list.
+
+    Raises UserError for anything else.
+    """
+    if wanted == NONE:
+        return Processors()
+    if wanted == CHECKPOINT:
+        return Processors(asked_for(checkpoint.generation))
+    if isinstance(wanted, str) or not isinstance(wanted, Sequence) or not wanted:
+        raise UserError(
+            f"decoding.processors must be {CHECKPOINT}, {NONE}, or a list of Transformers' logits processors such as "
+            f"[{{_target_: transformers.NoRepeatNGramLogitsProcessor, ngram_size: 3}}], got {wanted!r}"
+        )
+    return Processors(own=tuple(_processor(each) for each in wanted))
+
+
+def _processor(node: Any) -> LogitsProcessor:
+    try:
+        built = build(node, {})
+    except ValueError as error:  # the processors check their values themselves
+        raise UserError(f"decoding.processors: {error}") from error
+    if not isinstance(built, LogitsProcessor):
+        raise UserError(f"decoding.processors must list logits processors, each with its _target_, got {node!r}")
+    return built

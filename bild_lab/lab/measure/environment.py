@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import platform
 import resource
@@ -11,7 +12,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -178,3 +180,16 @@ def device_name(device: torch.device) -> str:
     if device.type != "cuda":
         return device.type
     return f"cuda-{torch.cuda.get_device_properties(device).uuid}"
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Keep the garbage collector from running inside a timed example."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from statistics import median
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Float
+from torch import Tensor
 
-from bild_lab.engine.trace import Round, Span, Trace
+from bild_lab.engine.request import Request, Source
+from bild_lab.engine.session import LoadedModel
+from bild_lab.engine.trace import Trace
+from bild_lab.errors import UserError
 from bild_lab.lab.analysis.cost import kinds_of, knows, total
 from bild_lab.lab.analysis.statistics import (
     acceptance_by_position,
@@ -22,19 +27,13 @@ from bild_lab.lab.analysis.statistics import (
     paired_speedup,
 )
 from bild_lab.lab.data.examples import Example
-from bild_lab.lab.measure.certificate import Certificate
-from bild_lab.lab.metrics import Judged, Scoring
+from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Timed
+from bild_lab.lab.metrics.quality import Judged, Scoring
 from bild_lab.lab.metrics.text_metrics import interval, resampled_sums
-from bild_lab.lab.schema.examples import MeasuredExample, MeasuredRound
 from bild_lab.lab.schema.numbers import Category, Change, Counts, DecodingCosts, Quality, Speedup, Work
-from bild_lab.lab.schema.timed import BASELINE, METHOD, Timed
 
 
-def summarize(
-    examples: Sequence[Example],
-    timed: Mapping[str, Sequence[Timed]],
-    seed: int,
-) -> dict[str, Any]:
+def summarize(examples: Sequence[Example], timed: Mapping[str, Sequence[Timed]], seed: int) -> dict[str, Any]:
     """Fields of a Result: latency, speed and counts of the method, against the baseline if it was timed."""
     baseline = timed.get(BASELINE)
     return {
@@ -201,84 +200,6 @@ def decoding_costs(timed: Mapping[str, Sequence[Timed]], bytes_per_value: int) -
     )
 
 
-def measured_examples(
-    examples: Sequence[Example],
-    timed: Mapping[str, Sequence[Timed]],
-    texts: Mapping[str, Sequence[str]],
-    certificates: Sequence[Certificate] = (),
-    scores: Sequence[Mapping[str, float]] = (),
-    log_probabilities: Mapping[str, Sequence[float]] | None = None,
-) -> list[MeasuredExample]:
-    """Each example's texts, tokens, latencies and rounds; its certificate, scores and log-probabilities if known."""
-    likely = log_probabilities or {}
-    found = []
-    for index, example in enumerate(examples):
-        one = timed[METHOD][index]
-        measured = MeasuredExample(
-            id=example.id,
-            category=example.category,
-            turn=example.turn,
-            prediction=texts[METHOD][index],
-            token_ids=one.token_ids,
-            latency_s=one.latency_s,
-            rounds=[measured_round(each) for each in one.trace.rounds],
-            certificate=asdict(certificates[index]) if certificates else None,
-            scores=scores[index] or None if scores else None,
-            log_probability=likely[METHOD][index] if likely.get(METHOD) else None,
-        )
-        if BASELINE in timed:
-            other = timed[BASELINE][index]
-            measured = replace(
-                measured,
-                baseline_prediction=texts[BASELINE][index],
-                baseline_token_ids=other.token_ids,
-                baseline_latency_s=other.latency_s,
-                baseline_log_probability=likely[BASELINE][index] if likely.get(BASELINE) else None,
-            )
-        found.append(measured)
-    return found
-
-
-def with_trace(
-    example: MeasuredExample,
-    prompt: str,
-    spans: Sequence[Span],
-    pieces: Callable[[Iterable[int]], Mapping[int, str]],
-) -> MeasuredExample:
-    """The example with additional data for the trace viewer: the prompt, each stage's times, each token's text."""
-    tokens = {*example.token_ids, *(token for one in example.rounds for token in one.drafted)}
-    timeline = tuple((stage, round(start, 6), round(end, 6)) for stage, start, end in spans)  # to microseconds
-    return replace(
-        example,
-        prompt=prompt,
-        spans=timeline,
-        pieces={str(token): piece for token, piece in pieces(sorted(tokens)).items()},
-    )
-
-
-def measured_round(one: Round) -> MeasuredRound:
-    """The stored form of a round. Empty statistics are left out."""
-    return MeasuredRound(
-        drafted=one.drafted,
-        accepted=one.accepted,
-        next_token=one.next_token,
-        fallback=bool(one.stats.get("fallback", False)),
-        draft_calls=one.draft_calls,
-        statistics={
-            name: _rounded(value)
-            for name, value in one.stats.items()
-            if name != "fallback" and value is not None and value != ()
-        },
-    )
-
-
-def _rounded(value: Any) -> Any:
-    """Floats rounded to four significant digits, also in lists."""
-    if isinstance(value, list | tuple):
-        return [_rounded(item) for item in value]
-    return float(f"{value:.4g}") if isinstance(value, float) else value
-
-
 def change_of(
     timed: Mapping[str, Sequence[Timed]],
     log_probabilities: Mapping[str, Sequence[float]] | None,
@@ -334,3 +255,63 @@ def _ratio(sums: np.ndarray) -> np.ndarray:
 def _estimate(name: str, value: float, resampled: np.ndarray) -> dict[str, float]:
     low, high = interval(resampled)
     return {name: float(value), f"{name}_low": low, f"{name}_high": high}
+
+
+ROWS = 256  # of which the log-softmax is taken at once
+
+
+def require_no_nan(
+    models: Iterable[LoadedModel], request: Request, emitted: Sequence[int] = ()
+) -> Float[Tensor, "m vocab"]:
+    """The first model's scores of a text. Broken weights or overflows fail the point, so that no garbage is stored.
+
+    Every model, such as it decoded, runs once over the prompt and the emitted tokens. Raises UserError, naming the
+    checkpoint, if any has NaN among its scores.
+    """
+    first: Float[Tensor, "m vocab"] | None = None
+    for model in models:
+        logits = text_logits(model, request, emitted)
+        first = logits if first is None else first
+        if bool(logits.isnan().any()):
+            dtype = str(model.dtype).removeprefix("torch.")
+            raise UserError(
+                f"the checkpoint {model.checkpoint.path} scores a text with NaN in {dtype}: its weights are broken "
+                "or its numbers overflow; set runtime.dtype=float32 or give another checkpoint"
+            )
+    return first
+
+
+@torch.inference_mode()
+def text_logits(model: LoadedModel, request: Request, emitted: Sequence[int]) -> Float[Tensor, "m vocab"]:
+    """The scores after the prompt and after every emitted token except the last, in one forward."""
+    source = request.source
+    text = Source((*source.prompt, *emitted[:-1]), source.encoder_ids, source.device)  # a prompt is never compiled
+    # a model of another vocabulary has another number of rows
+    return model.text_logits(text)[-max(1, len(emitted)) :]
+
+
+def log_probability(logits: Float[Tensor, "m vocab"], emitted: Sequence[int]) -> float:
+    """How likely a model finds a text: the sum, in nats, of its tokens' log-probabilities at temperature 1.
+
+    logits: after the prompt and after every emitted token except the last, as the model gives them: logits processors
+    are left out.
+    """
+    chosen = torch.tensor(list(emitted), dtype=torch.long, device=logits.device)
+    total = 0.0
+    for rows, own in zip(logits[: len(chosen)].split(ROWS), chosen.split(ROWS), strict=True):
+        total += float(rows.float().log_softmax(dim=-1).gather(1, own[:, None]).double().sum())
+    return total
+
+
+def log_probabilities(
+    target: LoadedModel,
+    requests: Sequence[Request],
+    texts: Sequence[Sequence[int]],
+    others: Sequence[Sequence[int]],
+    known: Sequence[float],
+) -> list[float]:
+    """What the target gives to a text of every request. Where another text is the same, its value is known."""
+    return [
+        value if list(text) == list(other) else log_probability(text_logits(target, request, text), text)
+        for request, text, other, value in zip(requests, texts, others, known, strict=True)
+    ]

@@ -13,7 +13,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bild_lab.errors import UserError
 from bild_lab.lab.config import typed
-from bild_lab.lab.data.examples import DatasetSpec, Example, load_examples
+from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.data.examples import Example, load_examples
 from bild_lab.lab.hashing import data_hash
 from bild_lab.lab.results.records import CONFIG, Sweep
 from bild_lab.lab.schema.result import Result

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 from filelock import FileLock, Timeout
 
 from bild_lab.errors import UserError
 from bild_lab.files import sync_folder, write_atomically
 from bild_lab.lab.hashing import plain_numbers
+from bild_lab.lab.schema.columns import from_json, to_json
 from bild_lab.lab.schema.examples import EXAMPLES, MeasuredExample
-from bild_lab.lab.schema.json_values import from_json, to_json
-from bild_lab.lab.schema.result import Failure, FailureCause, Result
+from bild_lab.lab.schema.result import IDENTITY, TABLE, Failure, FailureCause, Result
 
 CONFIG, RESULT, FAILURE = "config.yaml", "result.json", "failed.json"
 LEAST_FREE_BYTES = 2**20  # free on the disk that results go to
@@ -47,12 +50,7 @@ class Sweep:
         return max(_readable(folders), key=_age, default=None)
 
     def write_point(
-        self,
-        point: str,
-        config_yaml: str,
-        result: Result,
-        examples: Iterable[MeasuredExample],
-        beside: bool = False,
+        self, point: str, config_yaml: str, result: Result, examples: Iterable[MeasuredExample], beside: bool = False
     ) -> Path:
         """Store a finished point atomically. Returns its folder.
 
@@ -103,14 +101,16 @@ class Sweep:
 
     def older(self) -> int:
         """How many results `results` leaves out because their point was measured again later."""
-        found = self.all_results()
-        return len(found) - len({_identity(one) for one in found})
+        return len(self.all_results()) - len(self.results())
 
     def failures(self) -> list[Failure]:
         """Every point whose last attempt failed, and every damaged result that has not been measured again."""
-        failed = [failure for file in self._files(FAILURE) if (failure := _read_failure(file)) is not None]
+        failed = []
+        for file in self._files(FAILURE):
+            with suppress(OSError, ValueError):
+                failed.append(from_json(Failure, json.loads(file.read_bytes())))
         damaged = [file for file in self._files(RESULT) if _read(file) is None and file.is_file()]
-        return failed + [_damage(file) for file in damaged if self.newest(_point_of(file.parent)) is None]
+        return failed + [_damage(file) for file in damaged if self.newest(file.parent.name.partition(".")[0]) is None]
 
     @contextmanager
     def report_lock(self) -> Iterator[None]:
@@ -118,14 +118,8 @@ class Sweep:
 
         If several processes finish together, the last one to write has then seen every point.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.folder / ".report.lock", fallback_to_soft=False)
-        with suppress(OSError):  # a network folder without locks: the next run reports the rest
-            lock.acquire()
-        try:
+        with self._locked(".report.lock", blocking=True):
             yield
-        finally:
-            lock.release()
 
     @contextmanager
     def search_lock(self) -> Iterator[None]:
@@ -133,15 +127,20 @@ class Sweep:
 
         A second search would mistake the first one's running trial for that of a killed process, and repeat it.
         """
+        with self._locked(".search.lock", blocking=False):
+            yield
+
+    @contextmanager
+    def _locked(self, name: str, blocking: bool) -> Iterator[None]:
         self.folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.folder / ".search.lock", fallback_to_soft=False)
+        lock = FileLock(self.folder / name, fallback_to_soft=False)
         try:
-            lock.acquire(blocking=False)
+            lock.acquire(blocking=blocking)
         except Timeout as error:
             raise UserError(
                 f"another process searches in {self.folder}; wait until it ends, or choose another name=NAME"
             ) from error
-        except OSError:  # a network folder without locks
+        except OSError:  # a network folder without locks: the next run reports the rest
             pass
         try:
             yield
@@ -209,21 +208,9 @@ def _read(file: Path) -> Result | None:
         return None
 
 
-def _read_failure(file: Path) -> Failure | None:
-    try:
-        return from_json(Failure, json.loads(file.read_bytes()))
-    except (OSError, ValueError):
-        return None
-
-
 def _damage(file: Path) -> Failure:
     message = f"{file} cannot be read: it was damaged after it was written; run the same sweep to measure it again"
     return Failure(file.parent.name, "unknown", {}, FailureCause("Damaged", message))
-
-
-def _point_of(folder: Path) -> str:
-    """The point whose result is in this folder: HASH for HASH.2."""
-    return folder.name.partition(".")[0]
 
 
 def _age(result: Result) -> tuple[str, int, str]:
@@ -249,3 +236,62 @@ def require_writable(folder: Path) -> None:
             f"results go to {folder}, whose disk is full ({free:,} bytes free); "
             "make room, and the same command runs the rest"
         )
+
+
+def load_results(*folders: str | Path) -> pd.DataFrame:
+    """The finished points of sweeps: a row per point, in the order of the folders, each sweep oldest first.
+
+    folders: of sweeps, `"outputs/NAME"`. The first column, `sweep`, is the folder's name; the others are those of
+    `sweep.csv` (docs/outputs.md), knobs under their own names. What a point does not have is NaN or None. Points with
+    another setting, such as other data, are rows like the others: compare within equal `target`, `dataset` and so on.
+
+    Raises UserError for a folder without finished points, and for results of a newer version of the package.
+    """
+    frames = []
+    for folder in folders:
+        path = Path(folder).expanduser()
+        results = Sweep(path).results()
+        if not results:
+            raise UserError(f"{folder} has no finished points; give the folder of a sweep, outputs/NAME")
+        frames.append((path.resolve().name, results))
+    if not frames:
+        raise UserError('a folder is needed, got none; give the folder of a sweep: load_results("outputs/NAME")')
+    found = to_frame([result for _, results in frames for result in results])
+    found.insert(0, "sweep", [name for name, results in frames for _ in results])
+    return found
+
+
+def to_row(result: Result) -> dict[str, Any]:
+    """One result as a flat row: identity, knobs under their own names, then the measured numbers."""
+    row = {column.name: column.of(result) for column in TABLE} | _further(result)
+    knobs = {_knob_column(knob): math.inf if value == "inf" else value for knob, value in result.knobs.items()}
+    return {**{column.name: row.pop(column.name) for column in IDENTITY}, **knobs, **row}
+
+
+def to_frame(results: Sequence[Result]) -> pd.DataFrame:
+    """One row per point; knobs that a policy does not have are empty."""
+    knobs = dict.fromkeys(_knob_column(knob) for result in results for knob in result.knobs)
+    identity, others = TABLE[: len(IDENTITY)], TABLE[len(IDENTITY) :]
+    further = dict.fromkeys(name for result in results for name in _further(result))
+    columns = [*(column.name for column in identity), *knobs, *(column.name for column in others), *further]
+    return pd.DataFrame([to_row(result) for result in results], columns=columns)
+
+
+def _further(result: Result) -> dict[str, float | None]:
+    """The metrics behind the leading one, each with its interval and its difference from the baseline's."""
+    row: dict[str, float | None] = {}
+    for name, quality in result.further_qualities.items():
+        row |= {name: quality.value, f"{name}_low": quality.low, f"{name}_high": quality.high}
+        bounds = (quality.difference, quality.difference_low, quality.difference_high)
+        row |= dict(zip((f"{name}_difference{end}" for end in ("", "_low", "_high")), bounds, strict=True))
+    return row
+
+
+def write_table(results: Sequence[Result], path: Path) -> None:
+    """Write `sweep.csv` atomically."""
+    write_atomically(path, to_frame(results).to_csv(index=False).encode())
+
+
+def _knob_column(knob: str) -> str:
+    """The knob's own name, or knob_NAME if a measured number has that name, such as `acceptance_rate`."""
+    return f"knob_{knob}" if knob in {column.name for column in TABLE} else knob

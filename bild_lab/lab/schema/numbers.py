@@ -130,8 +130,7 @@ class Counts(HasColumns):
     )
     rollbacks: int | None = column("How often the target replaced a drafted token.", digits=0)
     exit_layer_mean: float | None = column(
-        "After how many layers a token was predicted, on average; for methods that exit early.",
-        unit="layers",
+        "After how many layers a token was predicted, on average; for methods that exit early.", unit="layers"
     )
     acceptance_by_position: list[float | None] | None = None
     accepted_by_depth: list[float] | None = None
@@ -226,7 +225,7 @@ class CertificateCounts(HasColumns):
     defects: int = column("Examples that differ from it by more.", digits=0, required=True)
     unjudged: int | None = column("Sampled examples of a rule whose output distribution has no closed form.", digits=0)
     output: float | None = column(
-        "The largest total variation between what the rule emits and the target’s distribution, in any context.",
+        "The largest total variation between what the rule emits and the target’s distribution, in any context."
     )
     rounding: Mapping[str, float] | None = None
 
@@ -275,16 +274,10 @@ class DecodingCosts(HasColumns):
         required=True,
     )
     flops_ratio: float | None = column(
-        "Operations per token over the baseline’s.",
-        label="operations, relative",
-        heading="operations",
-        unit=TIMES,
+        "Operations per token over the baseline’s.", label="operations, relative", heading="operations", unit=TIMES
     )
     bytes_ratio: float | None = column(
-        "Memory traffic per token over the baseline’s.",
-        label="memory traffic, relative",
-        heading="traffic",
-        unit=TIMES,
+        "Memory traffic per token over the baseline’s.", label="memory traffic, relative", heading="traffic", unit=TIMES
     )
     intensity_ratio: float | None = column(
         "Intensity over the baseline’s.", label="intensity, relative", heading="intensity", unit=TIMES

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bild_lab.errors import UserError
-from bild_lab.lab.schema.columns import SHARE, TIMES, Column, column, columns_of, group
-from bild_lab.lab.schema.json_values import NOT_STORED, from_json, to_json
+from bild_lab.lab.schema.columns import NOT_STORED, SHARE, TIMES, Column, column, columns_of, from_json, group, to_json
 from bild_lab.lab.schema.numbers import (
     Category,
     CertificateCounts,
@@ -133,7 +132,7 @@ class Result:
     composition: str
     setting: Setting = group("")
     engine: str | None = column(
-        "What ran the target: kernels (our C++), native (our modules), hf (those of Transformers), or a peer’s own.",
+        "What ran the target: kernels (our C++), native (our modules), hf (those of Transformers), or a peer’s own."
     )
     environment: Environment = group("")
     facts: Mapping[str, Any] | None = None

@@ -44,7 +44,7 @@ class Space:
 
     def candidate(self, chosen: Sequence[str] = ()) -> Candidate:
         """With these overrides of knobs."""
-        from bild_lab.lab.decoding.build import policy_label  # late: torch takes seconds to load
+        from bild_lab.lab.config import policy_label  # late: torch takes seconds to load
 
         policy = copy.deepcopy(self.base)
         for word in chosen:

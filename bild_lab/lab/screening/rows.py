@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import pandas as pd
 
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
@@ -74,37 +73,21 @@ def write_rows(folder: Path, rows: Sequence[Row]) -> None:
 
     The front is that of all rows of a split and its number of examples.
     """
-    file, merged = folder / TABLE, {}
-    before: list[dict[str, Any]] = []
+    file, found = folder / TABLE, pd.DataFrame([row.to_columns() for row in rows])
     if file.is_file():
-        with file.open(newline="") as stream:
-            before = list(csv.DictReader(stream))
-    for values in [*before, *(row.to_columns() for row in rows)]:
-        merged[identity(values)] = {name: value for name, value in values.items() if value not in ("", None)}
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-    for row in merged.values():
-        groups[row["split"], plain(row["n_examples"])].append(row)
-    for own in groups.values():
-        speeds = [float(row["predicted_speedup"]) if "predicted_speedup" in row else None for row in own]
-        front = on_front([(speed, float(row["quality"])) for speed, row in zip(speeds, own, strict=True)])
-        for place, row in enumerate(own):
-            row["on_front"] = place in front
+        found = pd.concat([pd.read_csv(file), found], ignore_index=True)
     fixed = list(Row.__dataclass_fields__)[2:]
-    knobs = dict.fromkeys(name for row in merged.values() for name in row if name not in ("policy", *fixed))
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, ["policy", *knobs, *fixed], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(merged.values())
-    write_atomically(file, text.getvalue().encode())
+    knobs = [name for name in found if name not in ("policy", *fixed)]
+    own = found[["policy", *knobs, "split", "n_examples"]].map(plain).agg(" ".join, axis=1)
+    found = found[~own.duplicated(keep="last")].copy()
+    for _, group in found.groupby(["split", "n_examples"]):
+        speeds = [None if pd.isna(one) else one for one in group.predicted_speedup]
+        front = on_front(list(zip(speeds, group.quality, strict=True)))
+        found.loc[group.index, "on_front"] = [place in front for place in range(len(group))]
+    write_atomically(file, found[["policy", *knobs, *fixed]].to_csv(index=False).encode())
 
 
 NUMBERS = [name for name in Row.__dataclass_fields__ if name not in ("policy", "knobs", "split", "n_examples")]
-
-
-def identity(columns: Mapping[str, Any]) -> str:
-    """What tells a row from others: its policy, knobs, split and number of examples."""
-    known = {name: plain(value) for name, value in columns.items() if name not in NUMBERS and value not in ("", None)}
-    return json.dumps(known, sort_keys=True)
 
 
 def plain(value: Any) -> str:

@@ -27,14 +27,14 @@ from bild_lab.lab.analysis.cost import Machine
 from bild_lab.lab.cli import progress
 from bild_lab.lab.config import PairSpec, RuntimeSpec, typed
 from bild_lab.lab.data.rows import canonical_split
-from bild_lab.lab.decoding.decoder import Decoder
+from bild_lab.lab.decoding.decoder import METHOD, Decoder
 from bild_lab.lab.decoding.history import with_history
 from bild_lab.lab.measure.cost_model import CostModel, TimedText
-from bild_lab.lab.measure.scores import require_no_nan
-from bild_lab.lab.measure.timing import time_methods
-from bild_lab.lab.metrics import AGREEMENT, score_pool
+from bild_lab.lab.measure.summary import require_no_nan
+from bild_lab.lab.metrics.quality import score_pool
+from bild_lab.lab.metrics.text_metrics import AGREEMENT
 from bild_lab.lab.point import Point, decoder_of, prepare, sweep_folder
-from bild_lab.lab.schema.timed import METHOD
+from bild_lab.lab.runner import time_methods
 from bild_lab.lab.screening.candidates import Candidate, Grid, vanilla
 from bild_lab.lab.screening.replay import FOLDER, Judged, Records, Screened, Text, decoded, judge, versions
 from bild_lab.lab.screening.rows import Row, with_front

@@ -13,9 +13,8 @@ import numpy as np
 
 from bild_lab.lab.analysis.paired import NOT_COMPARED, SAME, Compared
 from bild_lab.lab.formatting import interval, number, percent, point_label, signed, signed_interval
-from bild_lab.lab.metrics import Difference
-from bild_lab.lab.results.batches import BatchCurve
-from bild_lab.lab.results.groups import Group
+from bild_lab.lab.metrics.quality import Difference
+from bild_lab.lab.results.groups import BatchCurve, Group
 from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import Result

@@ -20,9 +20,8 @@ from bild_lab.lab.formatting import (
     times,
 )
 from bild_lab.lab.glossary import TERMS
-from bild_lab.lab.results.batches import batch_curves
-from bild_lab.lab.results.groups import FEW, Group, by_setting, differing_keys, setting_title
-from bild_lab.lab.results.progress import read_commands
+from bild_lab.lab.progress import read_commands
+from bild_lab.lab.results.groups import FEW, Group, batch_curves, by_setting, differing_keys, setting_title
 from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.result import Failure, Result
 from bild_lab.report.headline import reason_lines, sentences

@@ -21,8 +21,7 @@ from bild_lab.lab.formatting import (
     signed_interval,
     times,
 )
-from bild_lab.lab.results.batches import BatchCurve
-from bild_lab.lab.results.groups import Group
+from bild_lab.lab.results.groups import BatchCurve, Group
 from bild_lab.lab.schema.numbers import Category, Speedup
 from bild_lab.lab.schema.result import COLUMNS, Result
 from bild_lab.report.provenance import disturbance

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.formatting import knob_label, point_label, short_name
 from bild_lab.lab.results.groups import by_setting
-from bild_lab.lab.results.table import to_row
+from bild_lab.lab.results.records import to_row
 from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.result import Result
 

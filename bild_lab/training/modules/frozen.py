@@ -21,7 +21,8 @@ from bild_lab.engine.models.ranks import launched, process_group
 from bild_lab.errors import UserError, require_model_path, require_whole
 from bild_lab.lab.cli import escape, output, stages
 from bild_lab.lab.config import typed
-from bild_lab.lab.data.examples import DatasetSpec, load_examples
+from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.point import sweep_folder
 from bild_lab.lab.results.records import require_writable
 from bild_lab.training.answers import Calibration, read_calibrations

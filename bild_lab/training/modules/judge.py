@@ -27,11 +27,13 @@ from bild_lab.engine.heads.judge import JudgeConfig, JudgeHead
 from bild_lab.engine.sampling import Sampling
 from bild_lab.errors import UserError, require_flag, require_number
 from bild_lab.files import holding, write_atomically
-from bild_lab.lab.data.examples import DatasetSpec, Example
+from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.data.examples import Example
 from bild_lab.lab.decoding.decoder import Decoder
 from bild_lab.lab.hashing import data_hash
 from bild_lab.lab.measure.environment import environment
-from bild_lab.lab.metrics import AGREEMENT, cut_text, score
+from bild_lab.lab.metrics.quality import cut_text, score
+from bild_lab.lab.metrics.text_metrics import AGREEMENT
 from bild_lab.training.batches import spread_evenly
 from bild_lab.training.dataset_words import dataset_words
 from bild_lab.training.folder import METRICS, TrainingFolder, require_same_settings, write_json, writing

@@ -17,7 +17,8 @@ from bild_lab.engine.models.checkpoint import Checkpoint, decoder_depth
 from bild_lab.engine.models.native import why_not_native
 from bild_lab.engine.models.native.llama import norm_factor
 from bild_lab.errors import UserError
-from bild_lab.lab.data.examples import DatasetSpec, Example
+from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.data.examples import Example
 from bild_lab.training.answers import END, Answer, Calibration, contents_hash
 from bild_lab.training.batches import tokenize
 from bild_lab.training.modules.predictors import MATCH_RATE, Predictors

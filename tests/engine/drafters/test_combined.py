@@ -33,7 +33,7 @@ from bild_lab.engine.session import EVERYTHING, Growth, Scores, Want
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.config import compose_policy, resolved
-from bild_lab.lab.decoding.build import named_files
+from bild_lab.lab.hashing import named_files
 from tests.engine.drafters.naive import drafted, eagle_behind, grown, hydra_behind, texts_before
 from tests.engine.heads.tiny import files_of, random_eagle, random_hydra
 from tests.engine.test_decode import (

@@ -19,7 +19,8 @@ from bild_lab.engine.session import EVERYTHING, Rows, Scores, Want, as_rows
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.statistics import acceptance_by_position
-from bild_lab.lab.measure.timing import time_methods, trace_stages
+from bild_lab.lab.runner import time_methods
+from bild_lab.lab.score import trace_stages
 from tests.engine.test_decode import (
     FAMILIES,
     NEVER,

@@ -13,7 +13,7 @@ from bild_lab.engine.protocols import Method
 from bild_lab.engine.request import Request
 from bild_lab.engine.trace import Trace
 from bild_lab.lab.config import policy_names
-from bild_lab.lab.decoding.build import build_method
+from bild_lab.lab.decoding.load import build_method
 from bild_lab.training.ngrams import estimate
 from tests.engine.heads.tiny import files_of
 from tests.policies import EXTERNAL, is_lossless, is_peer, shipped

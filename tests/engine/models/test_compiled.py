@@ -15,7 +15,7 @@ from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.request import Source
 from bild_lab.engine.trace import Trace
 from bild_lab.lab.decoding.load import load_model
-from bild_lab.lab.measure.timing import time_methods
+from bild_lab.lab.runner import time_methods
 from tests.checkpoints import SHARED, needs_shared
 from tests.policies import FAMILIES, WINDOWED
 from tests.sessions import native_session

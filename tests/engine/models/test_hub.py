@@ -10,7 +10,8 @@ import pytest
 
 from bild_lab.engine.models.hub import hub_problem, offline_hub, require_hub
 from bild_lab.errors import UserError
-from bild_lab.lab.data import DatasetSpec, load_examples
+from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.data.examples import load_examples
 from tests.loopback_hub import load_in_a_fresh_process, loopback_hub
 
 ROWS = b'{"translation": {"de": "Ja", "en": "Yes"}}\n{"translation": {"de": "Nein", "en": "No"}}\n'

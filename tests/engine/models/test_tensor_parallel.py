@@ -21,13 +21,12 @@ from bild_lab.engine.models.placement import ShardedModel
 from bild_lab.engine.models.ranks import ONE_PROCESS, Ranks, launched
 from bild_lab.engine.session import Prefix
 from bild_lab.errors import UserError
-from bild_lab.lab import torchrun as processes
-from bild_lab.lab.cli import run_application
+from bild_lab.lab import cli as processes
+from bild_lab.lab.cli import only_first_prints, run_application
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.decoding.load import load_model
 from bild_lab.lab.measure.environment import OtherLoad, cpu_name
 from bild_lab.lab.point import prepare
-from bild_lab.lab.torchrun import only_first_prints
 from tests.engine.heads.tiny import random_adapter
 
 CPU = torch.device("cpu")

@@ -25,7 +25,7 @@ from bild_lab.engine.session import LAST, Rows
 from bild_lab.engine.trace import Forward, Round, Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.config import policy_names
-from bild_lab.lab.decoding.build import build_method
+from bild_lab.lab.decoding.load import build_method
 from tests.engine.heads.tiny import files_of
 from tests.engine.lossless.greedy import emitted, table_of
 from tests.engine.lossless.test_random_models import random_source

@@ -15,7 +15,7 @@ from bild_lab.engine.record import RecordedModel
 from bild_lab.engine.session import NeedsScoresError
 from bild_lab.engine.trace import Trace
 from bild_lab.engine.vocabularies import INTERSECTION, STRINGS, TranslatedModel
-from bild_lab.lab.decoding.build import build_method
+from bild_lab.lab.decoding.load import build_method
 from tests.engine.lossless.greedy import LOSSLESS, WINDOW_KNOBS, Case, Models, Seen, compare, emitted
 from tests.engine.lossless.test_random_models import CASES, cases_of, random_target
 from tests.engine.vocabularies.foreign import foreign

@@ -38,7 +38,7 @@ from bild_lab.engine.trace import Forward, Round, Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.cost import Cost, Matrices, by_model, dimensions, knows, total
 from bild_lab.lab.config import compose_policy
-from bild_lab.lab.decoding.build import build_method
+from bild_lab.lab.decoding.load import build_method
 from tests.policies import in_memory
 from tests.sessions import module_session, native_session
 from tests.thinned import thinned
@@ -167,12 +167,7 @@ def test_all_weight_matrices_but_the_embedding_are_read(name: str) -> None:
 
 
 LLAMA = LlamaConfig(
-    vocab_size=10,
-    hidden_size=4,
-    intermediate_size=6,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    num_key_value_heads=1,
+    vocab_size=10, hidden_size=4, intermediate_size=6, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1
 )
 T5 = T5Config(
     vocab_size=10,

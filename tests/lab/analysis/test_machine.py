@@ -14,11 +14,11 @@ from transformers import LlamaConfig
 from bild_lab.engine.trace import Forward, Round, Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.cost import Machine, kinds_of, read_machine, total
+from bild_lab.lab.decoding.decoder import Timed
 from bild_lab.lab.measure.summary import work_of
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.numbers import Work
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.schema.timed import Timed
 from scripts import sweeps as script
 from tests.report.sample import sample_baseline, sample_result
 

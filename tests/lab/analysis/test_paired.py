@@ -10,14 +10,7 @@ from sacrebleu.metrics import BLEU
 from sacrebleu.significance import PairedTest
 
 from bild_lab.errors import UserError
-from bild_lab.lab.analysis.paired import (
-    SACREBLEU_SEED,
-    Compared,
-    Pair,
-    compare_pair,
-    differences,
-    match,
-)
+from bild_lab.lab.analysis.paired import SACREBLEU_SEED, Compared, Pair, compare_pair, differences, match
 from bild_lab.lab.metrics.quality import judge, judge_values
 from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.numbers import Speedup

@@ -37,10 +37,7 @@ def test_best_at_no_loss_is_the_fastest_at_least_as_good_as_the_baseline():
 
 
 def test_best_at_one_point_of_loss_may_be_one_point_worse_but_not_more():
-    results = [
-        sample_result("bild", {"rollback": 1}, 1.5, -1.0),
-        sample_result("bild", {"rollback": 9}, 1.9, -1.01),
-    ]
+    results = [sample_result("bild", {"rollback": 1}, 1.5, -1.0), sample_result("bild", {"rollback": 9}, 1.9, -1.01)]
     assert best_at_loss(results, 1.0) is results[0]
 
 

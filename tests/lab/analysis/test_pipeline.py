@@ -10,11 +10,10 @@ import pytest
 from bild_lab.engine.trace import Round, Trace
 from bild_lab.lab.analysis.prediction import PipelineLog, pipeline_log, pipeline_summary, pipeline_units
 from bild_lab.lab.config import compose_config
+from bild_lab.lab.decoding.decoder import Timed
 from bild_lab.lab.point import prepare
-from bild_lab.lab.results.records import Sweep
-from bild_lab.lab.results.table import to_row
+from bild_lab.lab.results.records import Sweep, to_row
 from bild_lab.lab.runner import run_point
-from bild_lab.lab.schema.timed import Timed
 
 SHAPE = {"layers": 8, "exit_layer": 6, "top_k": 3}
 AHEAD = SHAPE["layers"] - SHAPE["exit_layer"]

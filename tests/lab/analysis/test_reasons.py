@@ -8,8 +8,8 @@ import pytest
 
 from bild_lab.engine.trace import Round, Trace
 from bild_lab.lab.analysis.prediction import predict, reasons
+from bild_lab.lab.decoding.decoder import Timed
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.schema.timed import Timed
 from tests.report.sample import sample_baseline, sample_result
 
 STEP_S = 0.010  # a token by the target alone

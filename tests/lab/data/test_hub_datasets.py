@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from bild_lab.errors import UserError
-from bild_lab.lab.data import DatasetSpec, load_examples
+from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.data.examples import load_examples
 from tests.loopback_hub import load_in_a_fresh_process, loopback_hub
 
 CONVERTED = {"hub_revision": "refs/convert/parquet", "hub_data_dir": "de-en"}

@@ -11,9 +11,8 @@ from transformers import GenerationConfig, MBart50Tokenizer, NoRepeatNGramLogits
 from bild_lab.engine.models.checkpoint import LoadedCheckpoint
 from bild_lab.engine.processors import asked_for
 from bild_lab.errors import UserError
-from bild_lab.lab.decoding.generation_settings import processors_of, warn, warn_of_what_is_left_out
-from bild_lab.lab.decoding.languages import Languages
-from bild_lab.lab.decoding.load import load
+from bild_lab.lab.decoding.languages import Languages, warn, warn_of_what_is_left_out
+from bild_lab.lab.decoding.load import load, processors_of
 from tests.policies import shipped
 from tests.tiny_architectures import build, word_tokenizer
 

@@ -33,12 +33,7 @@ def test_each_turn_follows_on_the_greedy_answers_to_those_before(vanilla, turns,
     one = vanilla.generate("w5 w6", LIMIT).text
     two = vanilla.generate(f"w5 w6 {one} w7", LIMIT).text
     whole = with_history(turns, vanilla, SETTING, LIMIT, tmp_path)
-    assert [example.prompt for example in whole] == [
-        "w5 w6",
-        f"w5 w6 {one} w7",
-        f"w5 w6 {one} w7 {two} w8 w9",
-        "w10",
-    ]
+    assert [example.prompt for example in whole] == ["w5 w6", f"w5 w6 {one} w7", f"w5 w6 {one} w7 {two} w8 w9", "w10"]
     assert [example.id for example in whole] == ["a", "a/2", "a/3", "b"]
 
 

@@ -13,9 +13,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 import bild_lab
 from bild_lab.engine.vocabularies import overlap
 from bild_lab.errors import UserError
-from bild_lab.lab.config import compose_policy, policy_names
-from bild_lab.lab.decoding.build import describe_decoder, policy_label
-from bild_lab.lab.decoding.generation_settings import warn
+from bild_lab.lab.config import compose_policy, describe_decoder, policy_label, policy_names
+from bild_lab.lab.decoding.languages import warn
 from tests.checkpoints import SHARED, needs_shared
 from tests.engine.vocabularies.foreign import foreign_module
 from tests.policies import GREEDY_ONLY, RUNNABLE, is_lossless, load

@@ -31,10 +31,11 @@ from bild_lab.engine.sampling import Sampling, pick
 from bild_lab.engine.session import EVERYTHING, LoadedModel, Model, Rows, Scores, Session, Want
 from bild_lab.engine.trace import Forward, Trace
 from bild_lab.lab.config import compose_config
-from bild_lab.lab.data.examples import DatasetSpec, load_examples
+from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.measure.certificate import certify, certify_sampled, count_verdicts
 from bild_lab.lab.measure.recorder import OneRow
-from bild_lab.lab.measure.timing import seeded
+from bild_lab.lab.score import seeded
 from tests.checkpoints import SHARED
 
 WINDOW = 3

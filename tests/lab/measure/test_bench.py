@@ -17,9 +17,8 @@ from bild_lab.engine.peers.methods import Peer
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.measure import bench, bench_models
-from bild_lab.lab.measure.bench import Bench, bench_of, run, synthetic_bench
-from bild_lab.lab.measure.bench_models import Shape, llama, t5
+from bild_lab.lab import bench
+from bild_lab.lab.bench import SHAPES, Bench, Shape, bench_of, llama, run, synthetic_bench, t5
 from scripts import bench as script
 
 CPU = torch.device("cpu")
@@ -126,7 +125,7 @@ def test_other_engines_take_part_where_they_can_run_and_end_after_their_turn(cap
 @pytest.mark.parametrize(
     ("words", "overrides", "gpu", "found"),
     [
-        ([], [], False, [*(name for name, shape in bench_models.SHAPES.items() if not shape.gpu), "toy"]),
+        ([], [], False, [*(name for name, shape in SHAPES.items() if not shape.gpu), "toy"]),
         ([], [], True, ["llama_1b", "t5_3b"]),
         (["toy", "t5_small"], [], True, ["t5_small", "toy"]),
         ([], ["pair.target=x"], False, ["pair"]),
@@ -137,7 +136,7 @@ def test_other_engines_take_part_where_they_can_run_and_end_after_their_turn(cap
 def test_shapes_are_those_that_are_named_or_the_devices(
     words: list[str], overrides: list[str], gpu: bool, found: list[str] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench, "SHAPES", bench_models.SHAPES)
+    monkeypatch.setattr(bench, "SHAPES", SHAPES)
     if found is None:
         with pytest.raises(UserError):
             script.chosen(words, overrides, gpu)

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from bild_lab.errors import UserError
 from bild_lab.lab.decoding.load import load
-from bild_lab.lab.measure import scores
-from bild_lab.lab.measure.scores import log_probabilities, log_probability, require_no_nan, text_logits
+from bild_lab.lab.measure import summary
+from bild_lab.lab.measure.summary import log_probabilities, log_probability, require_no_nan, text_logits
 from tests.tiny import END
 
 
@@ -88,14 +88,14 @@ def test_it_is_the_sum_over_the_tokens_of_the_text(
             given["input_ids"] = request.source.encoder_ids
         with torch.no_grad():
             expected += float(module(**given).logits[0, -1].log_softmax(-1)[token])
-    monkeypatch.setattr(scores, "ROWS", 3)  # also across parts
+    monkeypatch.setattr(summary, "ROWS", 3)  # also across parts
     assert log_probability(text_logits(decoder.target, request, emitted), emitted) == pytest.approx(expected, abs=1e-3)
     assert log_probability(text_logits(decoder.target, request, []), []) == 0.0
 
 
 def test_a_text_whose_value_is_known_is_not_scored_again(monkeypatch: pytest.MonkeyPatch) -> None:
     scored: list[list[int]] = []
-    monkeypatch.setattr(scores, "text_logits", lambda target, request, text: scored.append(text))
-    monkeypatch.setattr(scores, "log_probability", lambda logits, text: -len(text))
+    monkeypatch.setattr(summary, "text_logits", lambda target, request, text: scored.append(text))
+    monkeypatch.setattr(summary, "log_probability", lambda logits, text: -len(text))
     found = log_probabilities(None, [0, 1], [[1, 2], [4, 4, 4]], [[1, 2], [3]], [-0.5, -0.25])
     assert found == [-0.5, -3] and scored == [[4, 4, 4]]

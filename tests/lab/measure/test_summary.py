@@ -10,20 +10,11 @@ from transformers import LlamaConfig, MambaConfig
 from bild_lab.engine.trace import Forward, Round, Trace
 from bild_lab.lab.analysis.cost import kinds_of, total
 from bild_lab.lab.data.examples import Example
-from bild_lab.lab.measure.summary import (
-    by_category,
-    counts,
-    decoding_costs,
-    measured_examples,
-    qualities,
-    speed,
-    summarize,
-    with_trace,
-    work_of,
-)
-from bild_lab.lab.metrics import Scoring
+from bild_lab.lab.decoding.decoder import Timed
+from bild_lab.lab.measure.summary import by_category, counts, decoding_costs, qualities, speed, summarize, work_of
+from bild_lab.lab.metrics.quality import Scoring
 from bild_lab.lab.schema.numbers import Counts, Quality, Speedup
-from bild_lab.lab.schema.timed import Timed
+from bild_lab.lab.score import measured_examples, with_trace
 
 
 def timed(tokens: int, median_s: float, drafted: int = 0, accepted: int = 0) -> Timed:

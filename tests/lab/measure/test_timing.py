@@ -17,16 +17,10 @@ from bild_lab.engine.drafters import ModelDrafter
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import StageTrace, Trace
-from bild_lab.lab.measure import timing
-from bild_lab.lab.measure.timing import (
-    BLOCK,
-    no_garbage_collection,
-    order,
-    seeded,
-    time_methods,
-    trace_stages,
-    warm_up,
-)
+from bild_lab.lab import score
+from bild_lab.lab.measure.environment import no_garbage_collection
+from bild_lab.lab.runner import BLOCK, order, time_methods, warm_up
+from bild_lab.lab.score import seeded, trace_stages
 from tests.stubs import StubModel
 
 
@@ -186,7 +180,7 @@ def test_the_stages_of_all_examples_add_up_and_the_rest_is_host_code(monkeypatch
             return []
 
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(timing, "StageTrace", lambda synchronize: StageTrace(synchronize=synchronize, started=now[0]))
+    monkeypatch.setattr(score, "StageTrace", lambda synchronize: StageTrace(synchronize=synchronize, started=now[0]))
     requests = noted(temperature=1.0, examples=2)[2]
     stages = trace_stages(Staged(), requests, 5, lambda: None)
     assert stages.seconds == {"prefill": 2, "draft": 8, "verify": 8, "host": 64}

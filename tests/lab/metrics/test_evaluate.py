@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from bild_lab.errors import UserError
-from bild_lab.lab.metrics import judge, score, text_metrics
+from bild_lab.lab.metrics import text_metrics
+from bild_lab.lab.metrics.quality import judge, score
 from bild_lab.lab.metrics.text_metrics import evaluated, require_loadable
 
 SCRIPT = """

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from bild_lab.errors import UserError
-from bild_lab.lab.metrics import programs, score
+from bild_lab.lab.metrics import programs
 from bild_lab.lab.metrics.programs import code_of, ends_well, passes
+from bild_lab.lab.metrics.quality import score
 
 HUMANEVAL = Path(__file__).resolve().parents[4] / "shared" / "data" / "humaneval" / "HumanEval.jsonl"
 TESTED = "def double(x):\n{answer}\n\nassert double(2) == 4\n"

@@ -8,18 +8,9 @@ import numpy as np
 import pytest
 
 from bild_lab.errors import UserError
-from bild_lab.lab.metrics import (
-    METRICS,
-    Difference,
-    Scoring,
-    cut_text,
-    judge,
-    judge_values,
-    score,
-    score_pool,
-    text_metrics,
-)
-from bild_lab.lab.metrics.text_metrics import p_value, resampled_sums
+from bild_lab.lab.metrics import text_metrics
+from bild_lab.lab.metrics.quality import Difference, Scoring, cut_text, judge, judge_values, score, score_pool
+from bild_lab.lab.metrics.text_metrics import METRICS, p_value, resampled_sums
 from tests.lab.metrics.test_text_metrics import corpus
 
 
@@ -49,10 +40,7 @@ def test_the_interval_of_a_mean_is_near_the_binomial_one() -> None:
 def test_the_difference_is_that_of_the_scores_and_changes_sign_with_its_order(metric: str) -> None:
     worse, references = corpus(40, seed=0)
     better = [several[0] for several in references]
-    difference, reverse = (
-        compare(metric, better, worse, references),
-        compare(metric, worse, better, references),
-    )
+    difference, reverse = (compare(metric, better, worse, references), compare(metric, worse, better, references))
     expected = score(metric, better, references).value - score(metric, worse, references).value
     assert difference.value == pytest.approx(expected) == pytest.approx(-reverse.value)
     assert 0 < difference.low <= difference.value <= difference.high

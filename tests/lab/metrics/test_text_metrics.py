@@ -11,8 +11,18 @@ from rouge_score.rouge_scorer import RougeScorer
 from sacrebleu.metrics import BLEU, CHRF, TER
 
 from bild_lab.errors import UserError
-from bild_lab.lab.metrics import METRICS, metric_named, score, text_metrics
-from bild_lab.lab.metrics.text_metrics import ROUGE, Metric, equals, last_number, mean_of, same_number
+from bild_lab.lab.metrics import text_metrics
+from bild_lab.lab.metrics.quality import score
+from bild_lab.lab.metrics.text_metrics import (
+    METRICS,
+    ROUGE,
+    Metric,
+    equals,
+    last_number,
+    mean_of,
+    metric_named,
+    same_number,
+)
 
 WORDS = "a the cat dog sat ran on under mat tree quickly .".split()
 LINES = "the cats cat running runs quickly on under mats 42 x-ray naïve .".split()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bild_lab.lab.results.batches import batch_curves, device_speedup, predicted_speedup, roofline, step_seconds
+from bild_lab.lab.results.groups import batch_curves, predicted_speedup, step_seconds
 from bild_lab.lab.schema.result import Result
 from tests.report.sample import sample_result
 
@@ -93,13 +93,3 @@ def test_a_round_is_predicted_from_its_rows() -> None:
     assert predicted_speedup(uncounted, 1, free) == predicted_speedup(alone, 1, free)
     nobody = at(1, 1.8, prediction=PREDICTION, target_calls=0)
     assert predicted_speedup(alone, 2, None) is None and predicted_speedup(nobody, 2, paid) is None
-
-
-def test_a_device_reads_weights_until_it_multiplies_for_longer() -> None:
-    seconds = roofline(weights=10, bytes_per_value=2, bandwidth=20.0, flops=200.0)
-    assert [seconds(rows) for rows in (1, 10, 20)] == pytest.approx([1.0, 1.0, 2.0])
-    alone = at(1, 1.8, target_calls=100, drafted=400, draft_calls=400, tokens_per_target_call=3.0)
-    drafter = roofline(weights=1, bytes_per_value=2, bandwidth=20.0, flops=200.0)
-    assert device_speedup(alone, 1, seconds, drafter) == pytest.approx(3 / (1 + 4 * 0.1))
-    assert device_speedup(alone, 8, seconds, None) == pytest.approx(3 / 4)  # 40 rows
-    assert device_speedup(alone, 20, seconds, None) == pytest.approx(3 * 2 / 10)

@@ -6,10 +6,7 @@ from tests.report.sample import sample_baseline, sample_result, sample_sweep, wi
 
 def test_results_of_different_settings_never_share_a_group():
     groups = by_setting(sample_sweep() + sample_sweep(setting={"dataset": "iwslt"}))
-    assert [{result.setting.dataset for result in group.results} for group in groups] == [
-        {"multi30k"},
-        {"iwslt"},
-    ]
+    assert [{result.setting.dataset for result in group.results} for group in groups] == [{"multi30k"}, {"iwslt"}]
     assert differing_keys(groups) == ["dataset"]
 
 

@@ -14,8 +14,7 @@ import pandas as pd
 import pytest
 
 from bild_lab.errors import UserError
-from bild_lab.lab.results.records import Sweep, require_writable
-from bild_lab.lab.results.table import write_table
+from bild_lab.lab.results.records import Sweep, require_writable, write_table
 from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.result import SCHEMA, Failure, FailureCause, Result
 from tests.report.sample import sample_example, sample_result

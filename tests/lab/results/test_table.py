@@ -11,8 +11,7 @@ import pytest
 
 import bild_lab
 from bild_lab.errors import UserError
-from bild_lab.lab.results.records import Sweep
-from bild_lab.lab.results.table import to_frame, write_table
+from bild_lab.lab.results.records import Sweep, to_frame, write_table
 from tests.report.sample import sample_result
 
 

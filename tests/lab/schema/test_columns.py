@@ -7,7 +7,7 @@ from dataclasses import fields
 import pytest
 
 from bild_lab.lab.glossary import TERMS
-from bild_lab.lab.results.table import to_row
+from bild_lab.lab.results.records import to_row
 from bild_lab.lab.schema.numbers import Change, Counts, DecodingCosts, Latency, Pipeline, Prediction
 from bild_lab.lab.schema.result import COLUMNS, TABLE, Environment, Result
 from tests.report.sample import ENVIRONMENT, sample_drafted, sample_result

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bild_lab.errors import UserError
-from bild_lab.lab.schema.json_values import from_json, to_json
+from bild_lab.lab.schema.columns import from_json, to_json
 from bild_lab.lab.schema.numbers import Counts
 from bild_lab.lab.schema.result import SCHEMA, Result
 from tests.report.sample import sample_drafted, sample_result, with_quality, with_speedup

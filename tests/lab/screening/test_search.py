@@ -13,13 +13,13 @@ import pytest
 from omegaconf import OmegaConf
 
 from bild_lab.errors import UserError
+from bild_lab.lab.decoding.decoder import METHOD
 from bild_lab.lab.measure.cost_model import CostModel
-from bild_lab.lab.schema.timed import METHOD
 from bild_lab.lab.screening.candidates import Candidate, Grid, Space, read_lists
+from bild_lab.lab.screening.found import objectives, search
 from bild_lab.lab.screening.replay import Screened
 from bild_lab.lab.screening.rows import Row
 from bild_lab.lab.screening.screen import ScreenSpec
-from bild_lab.lab.screening.search import objectives, search
 from tests.engine.models.test_views import ZEROED
 from tests.lab.screening.test_screen import SPEC, Command, row
 from tests.tiny import TINY, tiny_tokenizer

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from bild_lab.lab.analysis.paired import Compared, Pair
-from bild_lab.lab.metrics import Difference
-from bild_lab.lab.results.batches import batch_curves
-from bild_lab.lab.results.groups import by_setting
+from bild_lab.lab.metrics.quality import Difference
+from bild_lab.lab.results.groups import batch_curves, by_setting
 from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import Result
 from bild_lab.report.page import figures

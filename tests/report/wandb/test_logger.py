@@ -14,7 +14,8 @@ from PIL import Image
 
 from bild_lab.errors import UserError
 from bild_lab.lab.config import compose_config
-from bild_lab.lab.data.examples import DatasetSpec, load_examples
+from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.hashing import data_hash
 from bild_lab.lab.results.records import Sweep
 from bild_lab.report.wandb.logger import NoLogger, WandbLogger, flat_metrics

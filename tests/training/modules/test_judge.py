@@ -14,7 +14,8 @@ import torch
 
 from bild_lab.engine.heads import JudgeHead
 from bild_lab.errors import UserError
-from bild_lab.lab.data.examples import DatasetSpec, load_examples
+from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.decoding.load import load
 from bild_lab.training.modules import judge as jobs
 from bild_lab.training.modules.judge import (

@@ -23,7 +23,8 @@ from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.request import Limits, Request
 from bild_lab.errors import UserError
 from bild_lab.lab.config import compose_config
-from bild_lab.lab.data.examples import DatasetSpec, Example
+from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.data.examples import Example
 from bild_lab.papers.match_rates import greedy_states
 from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.modules.frozen import FrozenJob, train_beside_frozen

@@ -1,4 +1,4 @@
-"""The commands that added to a sweep (`commands.jsonl`), and how far the last one is (`.progress.json`)."""
+"""How far a sweep is: on the terminal (`PointProgress`), in `.progress.json`, and its commands in `commands.jsonl`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,79 @@ import json
 import os
 import shlex
 import sys
+import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import TracebackType
+
+from rich.console import Group
+from rich.live import Live
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bars
+from rich.text import Text
 
 from bild_lab.files import write_atomically
+from bild_lab.lab.cli import console, stages
+
+DECODING = "decoding"  # the stage whose examples are counted
+
+
+class PointProgress:
+    """Two or three lines on a terminal, which go when the block ends: the point, its stage, the sweep.
+
+    place: of the point among `points`, from 1. typical_s: seconds that a point of this sweep takes; None if none was
+    measured yet.
+    """
+
+    def __init__(self, title: str, examples: int, place: int = 1, points: int = 1, typical_s: float | None = None):
+        self._examples, self._later, self._typical_s = examples, max(0, points - place), typical_s
+        self._done, self._started_s, self._decoding_s = 0, time.perf_counter(), 0.0
+        said = TextColumn("{task.fields[said]}")
+        self._bars = Bars(TextColumn("{task.description}"), BarColumn(None), said, console=console, expand=True)
+        self._stage = self._bars.add_task("", total=None, said="")
+        self._sweep = None
+        if points > 1:
+            said = f"{place - 1}/{points}"
+            self._sweep = self._bars.add_task("sweep", total=points, completed=place - 1, said=said)
+            self._place = said
+        lines = Group(Text(title, no_wrap=True, overflow="ellipsis"), self._bars)
+        self._live = Live(lines, console=console, transient=True, refresh_per_second=4, redirect_stdout=False)
+
+    def __enter__(self) -> PointProgress:
+        stages.leave()
+        self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+        self._live.stop()
+
+    def stage(self, name: str) -> None:
+        """The point has reached this stage."""
+        total, said = (self._examples, f"0/{self._examples}") if name == DECODING else (None, "")
+        self._bars.reset(self._stage, description=name, total=total, said=said)
+        self._decoding_s = time.perf_counter()
+
+    def advance(self) -> None:
+        """One example more is decoded."""
+        self._done += 1
+        now = time.perf_counter()
+        left_s = (now - self._decoding_s) / self._done * (self._examples - self._done)
+        said = f"{self._done}/{self._examples}, {remaining(left_s)}"
+        self._bars.update(self._stage, completed=self._done, said=said)
+        if self._sweep is not None:
+            point_s = self._typical_s or now - self._started_s + left_s
+            self._bars.update(self._sweep, said=f"{self._place}, {remaining(left_s + self._later * point_s)}")
+
+
+def remaining(seconds: float) -> str:
+    """The time left in words: `40 s left`, `3 min left`, `2 h 5 min left`."""
+    if seconds < 60:
+        return f"{seconds:.0f} s left"
+    minutes = round(seconds / 60)
+    return f"{minutes} min left" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min left"
+
 
 PROGRESS = ".progress.json"
 

@@ -1,17 +1,29 @@
-"""What is on the screen while a point is measured."""
+"""How far a sweep is: on the screen and as another process sees it; and the commands that added to it."""
 
 from __future__ import annotations
 
 import io
+import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from bild_lab.lab import cli, point_progress
+from bild_lab.lab import cli, progress
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.point import prepare
-from bild_lab.lab.point_progress import PointProgress, title_of
+from bild_lab.lab.progress import (
+    COMMANDS,
+    PROGRESS,
+    PointProgress,
+    Progress,
+    advance,
+    begin,
+    read_commands,
+    read_progress,
+    record_command,
+)
+from bild_lab.lab.sweep import title_of
 
 
 @pytest.fixture
@@ -19,7 +31,7 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> Console:
     """A terminal of 80 columns that keeps what it was sent."""
     console = Console(file=io.StringIO(), force_terminal=True, width=80, color_system=None)
     monkeypatch.setattr(cli, "console", console)
-    monkeypatch.setattr(point_progress, "console", console)
+    monkeypatch.setattr(progress, "console", console)
     return console
 
 
@@ -27,7 +39,7 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> Console:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time in seconds, which a test sets."""
     now = [0.0]
-    monkeypatch.setattr(point_progress.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: now[0])
     return now
 
 
@@ -72,3 +84,51 @@ def test_a_title_names_place_drafter_and_the_knobs_that_were_given(checkpoints: 
     assert title_of(point, 1, 1, []) == "bild, drafter t5-draft, rollback 5"  # the file's window is 10
     alone = prepare(compose_config([*words[:4], "policy=vanilla"]))
     assert title_of(alone, 1, 1, []) == "vanilla"
+
+
+def test_a_running_command_says_how_far_it_is(tmp_path: Path) -> None:
+    begin(tmp_path, 9)
+    advance(tmp_path, 2.0)
+    advance(tmp_path, None)  # finished before
+    advance(tmp_path, 4.0)
+    found = read_progress(tmp_path)
+    assert (str(found), found.typical_s) == ("3 of 9 points", 3.0)
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"nine": 9}', None])
+def test_without_a_readable_file_nothing_is_known(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / PROGRESS).write_text(content)
+    assert read_progress(tmp_path) is None
+    advance(tmp_path / "file", 1.0)  # stops no sweep
+
+
+def test_a_folder_that_cannot_be_written_stops_no_sweep(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    Progress(9).write(tmp_path / "file")
+
+
+def given(monkeypatch: pytest.MonkeyPatch, folder: Path, *words: str) -> None:
+    monkeypatch.setattr(sys, "argv", list(words))
+    record_command(folder)
+
+
+def test_commands_are_kept_in_order_and_a_repeated_one_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "outputs" / "first"
+    given(monkeypatch, folder, "run.py", "-m", "policy.fallback=0.3,0.5")
+    given(monkeypatch, folder, str(tmp_path / "scripts" / "sweeps.py"), "merge", "name=first", "outputs/a b")
+    given(monkeypatch, folder, "run.py", "-m", "policy.fallback=0.3,0.5")
+    assert [one.line for one in read_commands(folder)] == [
+        "python run.py -m policy.fallback=0.3,0.5",
+        "python scripts/sweeps.py merge name=first 'outputs/a b'",
+    ]
+
+
+def test_a_line_that_was_cut_short_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_commands(tmp_path) == []
+    given(monkeypatch, tmp_path, "run.py")
+    with (tmp_path / COMMANDS).open("a") as file:
+        file.write('{"started": "2026-\n')
+    given(monkeypatch, tmp_path, "run.py", "policy=bild")
+    assert len(read_commands(tmp_path)) == 2

@@ -1,0 +1,289 @@
+"""From the texts that a point decoded to its result: traced, certified, and scored."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from bild_lab.engine.models.device import DTYPES
+from bild_lab.engine.protocols import Method, Prepares
+from bild_lab.engine.request import Request
+from bild_lab.engine.trace import Round, Span, StageTrace
+from bild_lab.lab.analysis.prediction import pipeline_summary, predict
+from bild_lab.lab.data.examples import Example
+from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Timed
+from bild_lab.lab.measure.certificate import Certificate, certify, certify_sampled, count_verdicts
+from bild_lab.lab.measure.environment import peak_memory_mb
+from bild_lab.lab.measure.summary import (
+    agreement,
+    change_of,
+    decoding_costs,
+    log_probabilities,
+    log_probability,
+    qualities,
+    require_no_nan,
+    summarize,
+    work_of,
+)
+from bild_lab.lab.point import Point
+from bild_lab.lab.progress import DECODING
+from bild_lab.lab.schema.examples import MeasuredExample, MeasuredRound
+from bild_lab.lab.schema.result import Environment, Result, Setting
+
+PARTS = {  # of a measurement: their names in a result's `seconds`, and on the screen
+    "load": "loading models",
+    "fit": "fitting the tree",
+    "history": "preparing texts",
+    "warmup": "warming up",
+    "decode": DECODING,
+    "trace": "tracing",
+    "certify": "certifying",
+    "check": "checking",
+    "likelihood": "scoring by the target",
+    "metrics": "scoring",
+}
+
+
+class Clock:
+    """Wall-clock seconds of each part of a measurement. stage: called with a part's name on the screen."""
+
+    def __init__(self, stage: Callable[[str], None] = lambda name: None) -> None:
+        self._stage = stage
+        self.laps: dict[str, float] = {}
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """The block is this one of `PARTS`."""
+        self._stage(PARTS[name])
+        since = time.perf_counter()
+        yield
+        self.laps[name] = time.perf_counter() - since
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What points that were timed together share.
+
+    seconds: of every part so far, each point's share. stage: see `run_points`.
+    """
+
+    examples: Sequence[Example]
+    requests: list[Request]
+    surroundings: Mapping[str, Any]
+    seconds: Mapping[str, float]
+    stage: Callable[[str], None]
+
+
+def result_of(point: Point, measured: Measured, timed: dict[str, list[Timed]]) -> tuple[Result, list[MeasuredExample]]:
+    """Trace, certify and score a point: its numbers, and those of each example."""
+    requests, examples, clock = measured.requests, measured.examples, Clock(measured.stage)
+    decoder = point.decoders[METHOD]
+    with clock.part("trace"):
+        stages = _traced(point, requests, timed)
+    with clock.part("certify"):
+        certificates = _certified(point, requests, timed) if point.measure.certify else None
+    with clock.part("check"):
+        likelihoods: dict[str, list[float]] = {METHOD: []}
+        for request, one in zip(requests, timed[METHOD], strict=True):
+            logits = require_no_nan(decoder.running, request, one.token_ids)  # the target's: its forward serves twice
+            if point.measure.target_log_probability:
+                likelihoods[METHOD].append(log_probability(logits, one.token_ids))
+    with clock.part("likelihood"):
+        if point.measure.target_log_probability and BASELINE in timed:
+            ours, theirs = ([one.token_ids for one in timed[name]] for name in (METHOD, BASELINE))
+            known = likelihoods[METHOD]
+            likelihoods[BASELINE] = log_probabilities(decoder.running[0], requests, theirs, ours, known)
+    with clock.part("metrics"):
+        # what a program begins with counts; a space at its end does not
+        texts = {name: [decoder.text(one.token_ids).rstrip() for one in several] for name, several in timed.items()}
+        judged, scores = qualities(point.scoring, examples, texts, point.seed)
+        result = Result(
+            point=point.id,
+            name=point.name,
+            policy=point.policy,
+            knobs=point.knobs,
+            composition=point.composition,
+            engine=decoder.method.engine,
+            setting=Setting(point.setting),
+            facts=point.facts,
+            same_as_baseline=point.same_as_baseline,
+            quality=judged.pop(point.scoring.lead),
+            further_qualities=judged,
+            change=change_of(timed, likelihoods if likelihoods[METHOD] else None, point.sampling.greedy, point.seed),
+            **summarize(examples, timed, point.seed),
+            agreement_with_target=agreement(timed) if point.baseline_is_target else None,
+            certificate=None if certificates is None else count_verdicts(certificates),
+            peak_memory_mb=None if "side_by_side" in measured.surroundings else peak_memory_mb(decoder.target.device),
+            **_stages_and_costs(point, timed, stages),
+            environment=Environment({**measured.surroundings, "code": point.code}),
+            seconds={},
+        )
+    seconds = {part: measured.seconds.get(part, 0.0) + clock.laps.get(part, 0.0) for part in ("setup", *PARTS)}
+    result = replace(result, seconds={**seconds, "total": sum(seconds.values())})
+    rows = measured_examples(examples, timed, texts, certificates or (), scores, likelihoods)
+    spans = iter(() if stages is None else stages.spans)
+    for index, example in enumerate(examples[: point.measure.traced_examples]):
+        rows[index] = with_trace(rows[index], example.prompt, next(spans, ()), decoder.pieces)
+    return result, rows
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The time of traced examples by stage.
+
+    seconds: in prefill, draft, verify and host code, over all examples. spans: for each example, its stages in order.
+    """
+
+    seconds: dict[str, float]
+    spans: tuple[list[Span], ...]
+
+
+def _traced(point: Point, requests: list[Request], timed: dict[str, list[Timed]]) -> Stages | None:
+    """The time of the first examples by stage; None without rounds, and in a batch, where stages overlap."""
+    decoder, count = point.decoders[METHOD], point.measure.traced_examples
+    if not count or point.batch > 1 or not timed[METHOD][0].trace.rounds:
+        return None
+    return trace_stages(decoder.method, requests[:count], point.seed, decoder.synchronize)
+
+
+def trace_stages(method: Method, requests: Sequence[Request], seed: int, synchronize: Callable[[], None]) -> Stages:
+    """Decode the examples once more with a clock in each stage. Host code is the time between the stages."""
+    seconds = {"prefill": 0.0, "draft": 0.0, "verify": 0.0, "host": 0.0}
+    spans = []
+    for index, request in enumerate(requests):
+        prepare_method(method, [request], synchronize)
+        trace = StageTrace(synchronize=synchronize)
+        method.decode(seeded(request, seed, index), trace)
+        synchronize()
+        whole = time.perf_counter() - trace.started
+        for stage, part in trace.stages_s.items():
+            seconds[stage] += part
+        seconds["host"] += whole - sum(trace.stages_s.values())
+        spans.append(trace.spans)
+    return Stages(seconds, tuple(spans))
+
+
+def seeded(request: Request, seed: int, index: int) -> Request:
+    """The request with its own generator, so that the same seed and example give the same tokens."""
+    if request.sampling.greedy:
+        return request
+    device = request.source.device
+    return replace(request, generator=torch.Generator(device).manual_seed(seed * 1_000_003 + index))
+
+
+def prepare_method(method: Method, requests: Sequence[Request], synchronize: Callable[[], None]) -> None:
+    """What a method does before each text, and is not timed (`Prepares`)."""
+    for request in requests if isinstance(method, Prepares) else []:
+        method.prepare(request)
+    synchronize()
+
+
+def _certified(point: Point, requests: list[Request], timed: dict[str, list[Timed]]) -> list[Certificate]:
+    """Each example's text compared with the target's own, or when sampling its distributions."""
+    decoder = point.decoders[METHOD]
+    target, method = decoder.target, decoder.method
+    texts = [one.token_ids for one in timed[METHOD]]
+    if not point.sampling.greedy:
+        again = [seeded(request, point.seed, index) for index, request in enumerate(requests)]
+        return [certify_sampled(method, target, *pair) for pair in zip(again, texts, strict=True)]
+    trios = zip(requests, texts, timed[BASELINE], strict=True)
+    return [certify(target, request, text, own.token_ids, method) for request, text, own in trios]
+
+
+def _stages_and_costs(point: Point, timed: dict[str, list[Timed]], stages: Stages | None) -> dict[str, Any]:
+    """Fields of a Result: seconds by stage, the cost of all forwards, and the predictions of theory."""
+    seconds = None if stages is None else stages.seconds
+    count, prediction = point.measure.traced_examples, None
+    if seconds is not None and BASELINE in timed:
+        traced = {name: several[:count] for name, several in timed.items()}
+        end_tokens = point.decoders[METHOD].target.checkpoint.end_tokens
+        prediction = predict(**traced, stages_s=seconds, end_tokens=end_tokens)
+    width = DTYPES[point.setting["dtype"]].itemsize
+    alone = point.batch == 1  # in a batch several texts share what a forward reads
+    return {
+        "stages_s": seconds,
+        "prediction": prediction,
+        "pipeline": pipeline_summary(timed, seconds, count),
+        "cost": decoding_costs(timed, width) if alone else None,
+        "work": work_of(timed, width) if alone else None,
+    }
+
+
+def measured_examples(
+    examples: Sequence[Example],
+    timed: Mapping[str, Sequence[Timed]],
+    texts: Mapping[str, Sequence[str]],
+    certificates: Sequence[Certificate] = (),
+    scores: Sequence[Mapping[str, float]] = (),
+    log_probabilities: Mapping[str, Sequence[float]] | None = None,
+) -> list[MeasuredExample]:
+    """Each example's texts, tokens, latencies and rounds; its certificate, scores and log-probabilities if known."""
+    likely = log_probabilities or {}
+    found = []
+    for index, example in enumerate(examples):
+        one = timed[METHOD][index]
+        measured = MeasuredExample(
+            id=example.id,
+            category=example.category,
+            turn=example.turn,
+            prediction=texts[METHOD][index],
+            token_ids=one.token_ids,
+            latency_s=one.latency_s,
+            rounds=[measured_round(each) for each in one.trace.rounds],
+            certificate=asdict(certificates[index]) if certificates else None,
+            scores=scores[index] or None if scores else None,
+            log_probability=likely[METHOD][index] if likely.get(METHOD) else None,
+        )
+        if BASELINE in timed:
+            other = timed[BASELINE][index]
+            measured = replace(
+                measured,
+                baseline_prediction=texts[BASELINE][index],
+                baseline_token_ids=other.token_ids,
+                baseline_latency_s=other.latency_s,
+                baseline_log_probability=likely[BASELINE][index] if likely.get(BASELINE) else None,
+            )
+        found.append(measured)
+    return found
+
+
+def with_trace(
+    example: MeasuredExample, prompt: str, spans: Sequence[Span], pieces: Callable[[Iterable[int]], Mapping[int, str]]
+) -> MeasuredExample:
+    """The example with additional data for the trace viewer: the prompt, each stage's times, each token's text."""
+    tokens = {*example.token_ids, *(token for one in example.rounds for token in one.drafted)}
+    timeline = tuple((stage, round(start, 6), round(end, 6)) for stage, start, end in spans)  # to microseconds
+    return replace(
+        example,
+        prompt=prompt,
+        spans=timeline,
+        pieces={str(token): piece for token, piece in pieces(sorted(tokens)).items()},
+    )
+
+
+def measured_round(one: Round) -> MeasuredRound:
+    """The stored form of a round. Empty statistics are left out."""
+    return MeasuredRound(
+        drafted=one.drafted,
+        accepted=one.accepted,
+        next_token=one.next_token,
+        fallback=bool(one.stats.get("fallback", False)),
+        draft_calls=one.draft_calls,
+        statistics={
+            name: _rounded(value)
+            for name, value in one.stats.items()
+            if name != "fallback" and value is not None and value != ()
+        },
+    )
+
+
+def _rounded(value: Any) -> Any:
+    """Floats rounded to four significant digits, also in lists."""
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
