@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from bild_lab.errors import UserError
@@ -91,9 +93,11 @@ NUMBERS = [name for name in Row.__dataclass_fields__ if name not in ("policy", "
 
 
 def plain(value: Any) -> str:
-    """A value as text, with 2.0 as 2."""
+    """A value as text, the same before and after a file: 2.0 as 2, and nothing for None."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
     try:
-        return str(value) if isinstance(value, bool) else repr(float(value))
+        return str(value) if isinstance(value, bool | np.bool_) else repr(float(value))
     except (TypeError, ValueError):
         return str(value)
 

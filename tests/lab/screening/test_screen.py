@@ -184,6 +184,12 @@ def test_rows_of_several_commands_make_one_table_with_one_front(tmp_path: Path) 
     assert list(frame.columns[:3]) == ["policy", "fallback", "verify_tail"]
 
 
+def test_a_row_is_known_again_whatever_its_knobs_are(tmp_path: Path) -> None:
+    for _ in range(2):
+        write_rows(tmp_path, [row(2.0, 40.0, stop=None, keep=True, blocks=[1, 3], fallback=1)])
+    assert len(pd.read_csv(tmp_path / "screen.csv")) == 1
+
+
 @pytest.mark.parametrize("key", ["dataset", "weights", "dtype"])
 def test_a_table_of_other_data_models_or_precision_is_not_added_to(key: str, tmp_path: Path) -> None:
     setting = {"dataset": "multi30k", "weights": "abc", "dtype": "float32", "split": "validation"}
