@@ -31,7 +31,7 @@ from omegaconf.errors import OmegaConfBaseException
 from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import Stopped, console, escape, plain_message, refuse, require_basic_launcher, stages
-from bild_lab.lab.config import compose_config, knob_values, policy_label, shipped_knobs
+from bild_lab.lab.config import compose_config, knob_values, policy_label, shipped_knobs, without_hydra
 from bild_lab.lab.decoding.decoder import METHOD
 from bild_lab.lab.decoding.load import build, load_model
 from bild_lab.lab.formatting import knob_label, short_name, times
@@ -323,7 +323,7 @@ def _check(config: DictConfig) -> None:
     try:
         Sweep(sweep_folder(config)).all_results()  # raises for results of a newer version
         logger(config)
-        _prepare(OmegaConf.masked_copy(config, [key for key in config if key != "hydra"]))
+        _prepare(without_hydra(config))
     except (UserError, HydraException, OmegaConfBaseException) as error:
         refuse(error)
     except Exception:  # a bug of ours: Hydra would only warn and continue

@@ -61,28 +61,11 @@ def test_two_tokens_tied_below_the_best_are_a_defect() -> None:
 
 
 def test_what_counts_as_a_tie_is_what_the_targets_own_scores_vary_by() -> None:
-    class Noisy(StubModel):
-        """Scores that depend on how many rows are fed at once, as in half precision."""
-
-        def start(self, source: Source, room: int, *_: object):  # type: ignore[no-untyped-def]
-            session = super().start(source, room)
-            extend = session.extend
-
-            def noisy(tokens, want):  # type: ignore[no-untyped-def]
-                scores = extend(tokens, want)
-                if len(as_rows(tokens).tokens) > 1:
-                    scores.logits[:, 4] += 0.06
-                return scores
-
-            session.extend = noisy  # type: ignore[method-assign]
-            return session
-
-    def logits(_: list[int]) -> torch.Tensor:
-        return torch.tensor([0, 0, 0, 5.0, 4.9, 0], dtype=torch.float64)
-
-    assert certify(StubModel(logits), REQUEST, [3, 4], [3, 3]).verdict == DEFECT
-    assert certify(Noisy(logits, dtype=torch.bfloat16), REQUEST, [3, 4], [3, 3]).verdict == TIE
-    found = certify(Noisy(logits), REQUEST, [3, 4], [3, 3])  # no rounding in float32 comes to 0.06 nats
+    """In a forward of two rows, the prompt and the token before, token 4 gets more."""
+    texts = (REQUEST, [3, 4], [3, 3])
+    assert certify(by_width({}), *texts).verdict == DEFECT
+    assert certify(by_width({2: 0.006}, torch.bfloat16), *texts).verdict == TIE
+    found = certify(by_width({2: 0.006}), *texts)  # no rounding in float32 comes to so much
     assert found.verdict == SESSION_DEFECT == "defect of the model's session"
     assert count_verdicts([found]) == CertificateCounts(equal=0, ties=0, defects=1)
 
