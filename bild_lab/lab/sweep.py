@@ -64,7 +64,7 @@ def measure_point(cfg: DictConfig) -> float:
             measured = True
             result = _measure(point, sweep, process_age_s() if _is_first() else time.perf_counter() - begun_s)
         else:
-            console.print(f"[dim]{escape(_title(point))}: finished before[/dim]")
+            console.print(f"[dim]{escape(_title(point, sweep))}: finished before[/dim]")
         if ranks.first:
             sweep.forget_failure(failure_hash(cfg))
             _log(cfg, sweep, result)
@@ -92,8 +92,8 @@ def _prepare(cfg: DictConfig) -> Point:
 
 def _measure(point: Point, sweep: Sweep, setup_s: float) -> Result:
     """Measure a point, showing how far it is."""
-    progress, place = _own_progress(sweep.folder), _place()
-    bars = PointProgress(_title(point), len(point.examples), place, progress.total or place, progress.typical_s)
+    progress, place, title = _own_progress(sweep.folder), _place(), _title(point, sweep)
+    bars = PointProgress(title, len(point.examples), place, progress.total or place, progress.typical_s)
     with bars as shown:
         result = run_point(point, sweep, setup_s, shown.advance, shown.stage)
     speedup, others = result.speedup.value, result.further_qualities.values()
@@ -101,7 +101,7 @@ def _measure(point: Point, sweep: Sweep, setup_s: float) -> Result:
     point_s, later = result.total_s - result.seconds["setup"], (progress.total or 0) - place
     left = "" if later <= 0 else f"; {remaining(later * (progress.typical_s or point_s))}"
     scored = ", ".join(f"{one.metric} {one.value:.2f}" for one in (result.quality, *others))
-    console.print(f"{escape(_title(point))}: {escape(scored)}{faster}{left}")
+    console.print(f"{escape(title)}: {escape(scored)}{faster}{left}")
     if result.environment.busy:
         busy = result.environment.busy_elsewhere_percent
         console.print(f"[bold red]{busy:.0f} % of the machine was busy with something else[/bold red]: timings suffer")
@@ -124,9 +124,9 @@ def _place() -> int:
     return (HydraConfig.get().job.get("num") or 0) + 1
 
 
-def _title(point: Point) -> str:
-    total = _own_progress(sweep_folder(OmegaConf.create({"name": point.name}))).total
-    return title_of(point, _place(), total or _place(), HydraConfig.get().overrides.task)
+def _title(point: Point, sweep: Sweep) -> str:
+    points = _own_progress(sweep.folder).total or _place()
+    return title_of(point, _place(), points, HydraConfig.get().overrides.task)
 
 
 def title_of(point: Point, place: int, points: int, overrides: Sequence[str]) -> str:

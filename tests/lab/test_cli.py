@@ -303,20 +303,9 @@ BAD_INPUT = {
     "unknown key": (["flavour=sweet"], "no configuration key flavour"),
     "misspelt policy": (["policy=blid"], "no policy 'blid'; did you mean bild?"),
     "unknown experiment": (["experiment=xyz"], "there is no experiment 'xyz'. There are first_run, "),
-    "fallback out of range": (["policy.fallback=1.5"], r"must lie in [0, 1], got 1.5"),
-    "rollback out of range": (["policy.rollback=0"], "rollback threshold, in nats, must lie in (0, inf], got 0"),
     "no draft model": (["pair.draft=null"], "policy bild drafts with a small model"),
-    "missing checkpoint": (["pair.target=/nowhere/model"], "no checkpoint folder /nowhere/model"),
     "unreachable hub": (["pair.target=google/t5"], "wanted the checkpoint google/t5 from the Hugging Face hub"),
-    "missing data": (["dataset.path=/nowhere"], "dataset.path /nowhere does not exist"),
-    "wrong columns": (["dataset.source_column=fr"], "wants column fr, got columns de, en"),
-    "certificate without a baseline": (
-        ["measure.certify=true", "measure.baseline=null"],
-        "measure.certify compares greedy text with",
-    ),
-    "name with a slash": (["name=a/b"], "name must be a plain folder name"),
     "whole sweep out of range": (["-m", "policy.fallback=2,3"], r"must lie in [0, 1], got 2"),
-    "no drafter": (["policy.decoder.drafter=null"], "DraftThenVerify"),
     "logger mode": (["logger=wandb", "logger.mode=onlin"], "logger mode wants online or offline, got onlin"),
     "knob of one policy only": (
         ["-m", "policy=bild,vanilla", "policy.fallback=0.5"],
@@ -345,15 +334,8 @@ def test_bad_input_gives_one_message_and_leaves_nothing(
 def test_the_script_runs_as_a_process_and_tells_its_exit_code(base: list[str], tmp_path: Path) -> None:
     script = Path(run.__file__)
     environment = {**os.environ, "PYTHONPATH": str(script.parent)}
-    done = subprocess.run(
-        [sys.executable, str(script), *base, "policy.fallbck=1"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    words = [sys.executable, str(script), *base, "policy.fallbck=1"]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "did you mean policy.fallback?" in done.stderr
     assert "Traceback" not in done.stderr

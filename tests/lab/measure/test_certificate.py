@@ -223,10 +223,10 @@ def test_each_context_is_scored_again_after_the_same_tokens_in_the_same_rows(dra
     text = method.decode(request, Trace())[2:]
     verified = [shape(rows) for rows in target.rows]
     for length in range(len(text)):
-        found = verification(target, request, text[:length], method)
-        assert found.rows == width
-        assert len(found.wide) == 2  # anew, and what the rule read
-        assert all(torch.equal(logits, by_text([*prompt, *text[:length]])) for logits in (found.alone, *found.wide))
+        rows, alone, wide = verification(target, request, text[:length], method)
+        assert rows == width
+        assert len(wide) == 2  # anew, and what the rule read
+        assert all(torch.equal(logits, by_text([*prompt, *text[:length]])) for logits in (alone, *wide))
         assert shape(target.rows[-1]) in verified
     assert set(target.rooms) == {8}
 
@@ -234,8 +234,8 @@ def test_each_context_is_scored_again_after_the_same_tokens_in_the_same_rows(dra
 def test_the_text_of_a_method_that_drafts_nothing_is_scored_in_one_forward() -> None:
     target = noting()
     for method in (None, DraftThenVerify(target, NoDraft(target), ExactMatch())):
-        found = verification(target, REQUEST, [3, 4, 5], method)
-        assert (found.rows, len(found.wide)) == (4, 1)
-        assert torch.equal(found.wide[0], by_text([0, 3, 4, 5]))
+        rows, _, wide = verification(target, REQUEST, [3, 4, 5], method)
+        assert (rows, len(wide)) == (4, 1)
+        assert torch.equal(wide[0], by_text([0, 3, 4, 5]))
         assert shape(target.rows[-1]) == ([0, 3, 4, 5], None)
     assert set(target.rooms) == {8}
