@@ -29,6 +29,7 @@ from bild_lab.training.comparison import LOSSES, Comparison, Report, agreement, 
 from bild_lab.training.finetune import FinetuningJob, finetune
 from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.recipe import Recipe
+from bild_lab.training.start import FromCheckpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,8 +171,7 @@ def _training(
         metric=dataset.metric,
         recipe=job.recipe,
         folder=job.folder,
-        model_path=job.small.path,
-        model_revision=job.small.revision,
+        start=FromCheckpoint(job.small),
         teacher=job.calibration.target if job.recipe.soft_targets else None,
         max_source_tokens=dataset.max_source_tokens,
         data=f"{len(learned):,} greedy answers of {source['target']} to {dataset.name} ({dataset.split})",

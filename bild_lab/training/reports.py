@@ -24,7 +24,7 @@ class TerminalLog(TrainerCallback):
     If that is not a terminal, every logged loss is a line too.
     """
 
-    def __init__(self, bar: Progress, title: str, steps: int, metric: str) -> None:
+    def __init__(self, bar: Progress, title: str, steps: int, metric: str | None) -> None:
         self._metric, self._bar = metric, bar
         self._task = bar.add_task(title, total=steps, loss="")
         self._logged, self._best = "", float("-inf")

@@ -18,11 +18,13 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel, TrainerCallback
 
 import bild_lab
+from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.errors import UserError
 from bild_lab.training import finetune as finetuning
 from bild_lab.training import run as runs
 from bild_lab.training.finetune import finetune
 from bild_lab.training.folder import TrainingFolder
+from bild_lab.training.start import FromCheckpoint
 from tests.lab.data.test_examples import from_config
 from tests.thinned import thinned
 from tests.training.jobs import LLAMA, T5, Kill, job, losses, sentences
@@ -289,9 +291,11 @@ def test_without_validation_the_last_weights_are_kept(tmp_path: Path) -> None:
 def test_a_training_can_start_from_a_checkpoint_and_keeps_its_tokenizer(
     whole: tuple[Path, dict], tmp_path: Path
 ) -> None:
-    start = str(whole[0] / "checkpoint")
-    metrics = finetune(job(tmp_path, model_path=start, max_steps=2, learning_rate=1e-9, scale_parameter=False))
-    assert metrics["start"] == start
+    start = Checkpoint(str(whole[0] / "checkpoint"))
+    metrics = finetune(
+        job(tmp_path, start=FromCheckpoint(start), max_steps=2, learning_rate=1e-9, scale_parameter=False)
+    )
+    assert metrics["start"] == start.path
     ours, theirs = weights(tmp_path), weights(whole[0])
     assert all(torch.allclose(ours[name], theirs[name], atol=1e-6) for name in theirs)
     assert (tmp_path / "checkpoint" / "tokenizer.json").read_text() == (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,10 +12,9 @@ from omegaconf import OmegaConf
 from bild_lab.errors import UserError
 from bild_lab.lab.config import config_dir
 from bild_lab.training import recipe
-from bild_lab.training.finetune import FinetuningJob
 from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.trainer import optimizer, training_arguments
-from tests.training.jobs import MICRO, sentences
+from tests.training.jobs import MICRO
 
 REFUSED = {
     "max_steps": (0, "train.max_steps must be a whole number >= 1, got 0"),
@@ -71,12 +69,6 @@ def test_a_recipe_that_cannot_be_used_is_refused(key: str) -> None:
     value, message = REFUSED[key]
     with pytest.raises(UserError, match=message):
         replace(MICRO, **{key: value})
-
-
-@pytest.mark.parametrize("start", [{}, {"model_path": "there", "model": {"name": "x"}}])
-def test_a_job_starts_from_one_model(start: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match="either a checkpoint or a fresh configuration"):
-        FinetuningJob(train=sentences(1), validation=(), metric="bleu", recipe=MICRO, folder=Path("nowhere"), **start)
 
 
 def test_the_papers_adafactor_does_not_scale_its_rate_and_the_small_one_does() -> None:

@@ -13,6 +13,7 @@ import torch
 from omegaconf import OmegaConf
 from transformers import LlamaConfig, T5Config
 
+from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.errors import UserError
 from bild_lab.lab.config import compose_config, config_dir
 from bild_lab.lab.data.examples import Example
@@ -40,7 +41,7 @@ def fresh(base: dict = T5, **changes: Any) -> FreshModel:
 @pytest.mark.parametrize("base", [T5, LLAMA], ids=["t5", "llama"])
 def test_a_fresh_model_has_the_tokenizers_vocabulary_and_special_tokens(base: dict) -> None:
     start = FromScratch(fresh(base), max_target_tokens=7)
-    tokenizer = start.tokenizer(lambda: [*WORDS, *TURNED.values()])
+    tokenizer = start.tokenizer([*WORDS, *TURNED.values()])
     model, special = start.model(tokenizer), start.special_tokens(tokenizer)
     assert model.config.vocab_size == len(tokenizer) <= 90
     assert (model.config.pad_token_id, model.config.eos_token_id) == (special.pad, *special.end) == (0, 1)
@@ -91,27 +92,25 @@ def change(folder: Path, file: str, **values: Any) -> None:
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(copied: Path) -> None:
     change(copied, "config.json", vocab_size=30)
     with pytest.raises(UserError, match=r"does not match its model: it has token 39, the model 30 embeddings"):
-        FromCheckpoint(str(copied))
+        FromCheckpoint(Checkpoint(str(copied)))
 
 
 def test_a_tokenizer_whose_end_token_does_not_end_decoding_is_refused(copied: Path) -> None:
     change(copied, "generation_config.json", eos_token_id=7)
     with pytest.raises(UserError, match=r"texts end with token 1, decoding with \[7\]"):
-        FromCheckpoint(str(copied))
+        FromCheckpoint(Checkpoint(str(copied)))
 
 
 def test_weights_of_another_architecture_are_refused(checkpoints: Path, copied: Path) -> None:
     shutil.copy(checkpoints / "llama" / "model.safetensors", copied / "model.safetensors")
-    start = FromCheckpoint(str(copied))
+    start = FromCheckpoint(Checkpoint(str(copied)))
     with pytest.raises(UserError, match="belong to another architecture"):
-        start.model(start.tokenizer(list))
+        start.model(start.tokenizer([]))
 
 
 def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no config.json"):
-        FromCheckpoint(str(tmp_path))
-    with pytest.raises(UserError, match="model.path must be a folder or a hub id, got 3"):
-        FromCheckpoint(3)
+        FromCheckpoint(Checkpoint(str(tmp_path)))
 
 
 TEXTS = [*WORDS, *TURNED.values(), "Hund, Katze und Maus!"]

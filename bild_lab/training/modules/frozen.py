@@ -43,9 +43,9 @@ from bild_lab.training.modules.predictors import (
 from bild_lab.training.modules.states import OneRowCheckpoint, SmallModule
 from bild_lab.training.recipe import LONGEST_WAIT, Recipe
 from bild_lab.training.reports import answers_bar, model_card, print_closing, training_logger
-from bild_lab.training.run import Objective, TrainingJob, TrainingRun, isolated
+from bild_lab.training.run import TrainingJob, TrainingRun, isolated
 from bild_lab.training.start import require_room
-from bild_lab.training.trainer import TrainingTask
+from bild_lab.training.trainer import Objective
 
 
 class ModuleSpec(Protocol):
@@ -165,7 +165,6 @@ def train_beside_frozen(job: FrozenJob) -> dict[str, Any]:
         start=job.base.path,
         identity=job.identity,
         metric=job.spec.predictors.metric,
-        evaluates=True,
         examples=len(job.parts[0]),
         prepare=lambda arguments: _prepare(job, arguments),
     )
@@ -182,13 +181,11 @@ def _prepare(job: FrozenJob, arguments: TrainingArguments) -> Objective:
     order = BatchOrder([row.length for row in train], recipe.batch_size, recipe.max_steps, recipe.seed)
     return Objective(
         model=module,
-        task=TrainingTask(
-            examples=RandomContexts(train, job.chooser),
-            order=EpochOrder(order),
-            collate=collate,
-            loss=PredictionLoss(job.spec.predictors.weights),
-            evaluate=PredictionEvaluator(held_out, job.chooser, recipe.evaluation_batch_size),
-        ),
+        examples=RandomContexts(train, job.chooser),
+        order=EpochOrder(order),
+        collate=collate,
+        loss=PredictionLoss(job.spec.predictors.weights),
+        evaluate=PredictionEvaluator(held_out, job.chooser, recipe.evaluation_batch_size),
         facts={
             "noun": job.spec.noun,
             "architecture": job.base.config.model_type,
