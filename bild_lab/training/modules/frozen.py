@@ -32,7 +32,6 @@ from bild_lab.training.dataset_words import dataset_words
 from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.modules.predictors import (
     AnsweredPrompt,
-    ContextChooser,
     EpochOrder,
     PredictionEvaluator,
     PredictionLoss,
@@ -103,10 +102,6 @@ class FrozenJob(TrainingJob):
             )
 
     @cached_property
-    def chooser(self) -> ContextChooser:
-        return ContextChooser(self.spec.predictors, self.recipe.seed)
-
-    @cached_property
     def rows(self) -> tuple[AnsweredPrompt, ...]:
         """Prompts whose answers have enough tokens. Raises UserError if there are too few."""
         limit, longest = self.calibration.dataset.max_source_tokens, self.recipe.max_target_tokens
@@ -172,7 +167,7 @@ def train_beside_frozen(job: FrozenJob) -> dict[str, Any]:
 
 
 def _prepare(job: FrozenJob, arguments: TrainingArguments) -> Objective:
-    recipe, dataset, (train, held_out) = job.recipe, job.calibration.dataset, job.parts
+    recipe, predictors, dataset, (train, held_out) = job.recipe, job.spec.predictors, job.calibration.dataset, job.parts
     half = job.base.config.dtype in (torch.bfloat16, torch.float16) and recipe.in_bfloat16
     base = job.base.weights(torch.bfloat16 if half else torch.float32)  # half precision if the device is fast at it
     base.requires_grad_(False).eval().to(arguments.device)
@@ -181,11 +176,11 @@ def _prepare(job: FrozenJob, arguments: TrainingArguments) -> Objective:
     order = BatchOrder([row.length for row in train], recipe.batch_size, recipe.max_steps, recipe.seed)
     return Objective(
         model=module,
-        examples=RandomContexts(train, job.chooser),
+        examples=RandomContexts(train, predictors, recipe.seed),
         order=EpochOrder(order),
         collate=collate,
-        loss=PredictionLoss(job.spec.predictors.weights),
-        evaluate=PredictionEvaluator(held_out, job.chooser, recipe.evaluation_batch_size),
+        loss=PredictionLoss(predictors.weights),
+        evaluate=PredictionEvaluator(held_out, predictors, recipe.evaluation_batch_size),
         facts={
             "noun": job.spec.noun,
             "architecture": job.base.config.model_type,
@@ -195,7 +190,7 @@ def _prepare(job: FrozenJob, arguments: TrainingArguments) -> Objective:
             "train_examples": len(train),
             "held_out_examples": len(held_out),
             "dropped_examples": len(job.calibration.answers) - len(job.rows),  # too short
-            "columns": job.spec.predictors.names,
+            "columns": predictors.names,
         },
         save=module.save,
         card=lambda metrics: _card(metrics, job.command),

@@ -33,7 +33,7 @@ from bild_lab.training.modules.layer_heads import (
     LayerHeadsSpec,
     reference_answers,
 )
-from bild_lab.training.modules.predictors import AnsweredPrompt, ContextChooser, collate
+from bild_lab.training.modules.predictors import AnsweredPrompt, choose_contexts, collate
 from bild_lab.training.modules.states import OneRowCheckpoint
 from scripts import match_rates, train_lm_heads
 from tests.checkpoints import write_data
@@ -88,7 +88,7 @@ def test_heads_predict_in_training_what_they_predict_in_decoding(family: str, ra
         noisy(rows),
         NativeModel(HuggingFaceModel(Checkpoint(str(deep / family)), torch.device("cpu"), torch.float32)),
     )
-    chooser, samples, decoded = ContextChooser(spec().predictors, 0), [], []
+    samples, decoded = [], []
     for length, prompt in enumerate(PROMPTS, start=4):
         source = target.source(prompt)
         _, text, states = greedy_states(target, Request(source, Limits(len(source.prompt), length)))
@@ -96,7 +96,7 @@ def test_heads_predict_in_training_what_they_predict_in_decoding(family: str, ra
         row = checkpoint.source(prompt).prompt
         samples.append(AnsweredPrompt(torch.tensor([*row, *text]).numpy(), len(row)))
         decoded.append((text, torch.stack([heads.logits(layer, states[layer - 1]) for layer in (1, 3)], 1)))
-    batch = collate([chooser.evenly(sample) for sample in samples])
+    batch = collate([choose_contexts(sample, spec().predictors) for sample in samples])
     trained = rows(batch["input_ids"], batch["contexts"])
     assert trained.shape == (3, 6, 2, VOCABULARY)
     for index, (text, expected) in enumerate(decoded):
