@@ -11,12 +11,12 @@ from omegaconf import DictConfig
 
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.device import resolve_device, resolve_dtype
-from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.analysis.statistics import best_at_loss
 from bild_lab.lab.config import MeasureSpec, RuntimeSpec
 from bild_lab.lab.data.examples import Example
+from bild_lab.lab.decoding.load import load_model
 from bild_lab.lab.metrics.quality import score
 from bild_lab.lab.point import cached_examples, prepare
 from bild_lab.lab.results.records import Sweep
@@ -195,7 +195,8 @@ def retokenized(small: Checkpoint, answers: Sequence[Answer]) -> float:
 
 def _measured(job: Alignment, draft: Checkpoint, held_out: Sequence[Answer], report: Report) -> dict[str, Any]:
     """A drafter's agreement with the target and, with a comparison, what decoding gains from it."""
-    model = HuggingFaceModel(draft, resolve_device(job.runtime.device), resolve_dtype(job.runtime.dtype))
+    device, dtype = resolve_device(job.runtime.device), resolve_dtype(job.runtime.dtype)
+    model = load_model(draft.path, draft.revision, str(device), dtype, "auto")
     longest, limit = job.calibration.dataset.max_source_tokens, job.calibration.manifest["decoding"]["max_new_tokens"]
     if job.comparison is None:
         answers = [(answer.prompt, answer.answer_token_ids) for answer in held_out]

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.ranks import launched
+from bild_lab.engine.session import LoadedModel
 from bild_lab.errors import UserError, require_whole
 from bild_lab.files import write_atomically
 from bild_lab.lab.data.dataset_spec import DatasetSpec
@@ -50,7 +50,7 @@ class CalibrationJob:
     batch_size: prompts decoded at once. part_size: examples of one file; a kill loses at most one file per process.
     """
 
-    target: HuggingFaceModel
+    target: LoadedModel
     dataset: DatasetSpec
     examples: tuple[Example, ...]
     max_new_tokens: int

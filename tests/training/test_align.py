@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from bild_lab.engine.models.checkpoint import Checkpoint
-from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.session import LoadedModel
 from bild_lab.errors import UserError
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
@@ -31,7 +31,6 @@ from tests.training.processes import TWO, finished, killed_when, started
 from tests.training.targets import ending
 
 Command = Callable[..., tuple[int, str]]
-CPU = torch.device("cpu")
 LIMIT = 9  # tokens of an answer
 FOLDER = Path("outputs/aligned")
 FAMILIES = ("t5", "llama", "deaf")
@@ -70,8 +69,7 @@ def answered(pairs: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactor
         name="multi30k", path=str(prompts), source_column="de", reference_column="en", metric="bleu", split="test"
     )
     for family in FAMILIES:
-        target = HuggingFaceModel(Checkpoint(str(pairs / family)), CPU, torch.float32)
-        job = CalibrationJob(target, dataset, load_examples(dataset), LIMIT, 32, 100, folder / family)
+        job = CalibrationJob(model_of(pairs / family), dataset, load_examples(dataset), LIMIT, 32, 100, folder / family)
         generate_calibration(job)
     return {family: folder / family for family in FAMILIES}
 
@@ -101,8 +99,8 @@ def base(pairs: Path, answered: dict[str, Path]) -> list[str]:
     ]
 
 
-def model_of(path: Path) -> HuggingFaceModel:
-    return HuggingFaceModel(Checkpoint(str(path)), CPU, torch.float32)
+def model_of(path: Path) -> LoadedModel:
+    return load_model(str(path), None, "cpu", torch.float32, "auto")
 
 
 def said(folder: Path) -> list[tuple[str, list[int]]]:

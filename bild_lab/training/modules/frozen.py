@@ -16,13 +16,13 @@ from transformers import PreTrainedConfig, PreTrainedModel, TrainingArguments
 
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.device import resolve_dtype
-from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.ranks import launched, process_group
 from bild_lab.errors import UserError, require_model_path, require_whole
 from bild_lab.lab.cli import escape, output, stages
 from bild_lab.lab.config import typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
+from bild_lab.lab.decoding.load import load_model
 from bild_lab.lab.point import sweep_folder
 from bild_lab.lab.results.records import require_writable
 from bild_lab.training.answers import Calibration, read_calibrations
@@ -269,13 +269,11 @@ def own_answers(cfg: DictConfig, recipe: Recipe) -> Calibration:
         folders = [cfg.calibration] if isinstance(cfg.calibration, str) else cfg.calibration
         return read_calibrations([Path(folder) for folder in folders])
     dataset, settings = typed(DatasetSpec, cfg.dataset, "dataset"), typed(AnswerSpec, cfg.answers, "answers")
-    base, examples = Checkpoint(cfg.model.path, cfg.model.revision), load_examples(dataset)
-    folder = sweep_folder(cfg) / "calibration"
+    examples, folder = load_examples(dataset), sweep_folder(cfg) / "calibration"
     stages.enter("loading the model")
     with isolated(recipe.seed, recipe.threads):
-        target = HuggingFaceModel(
-            base, process_group(recipe.on_cpu, LONGEST_WAIT).device, resolve_dtype(settings.dtype)
-        )
+        device, dtype = process_group(recipe.on_cpu, LONGEST_WAIT).device, resolve_dtype(settings.dtype)
+        target = load_model(cfg.model.path, cfg.model.revision, str(device), dtype, "auto")
         sizes = (settings.max_new_tokens, settings.batch_size, settings.part_size)
         with answers_bar() as report:
             generate_calibration(CalibrationJob(target, dataset, examples, *sizes, folder), report)

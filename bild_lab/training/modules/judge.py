@@ -5,7 +5,6 @@ Every finished example is kept.
 
 from __future__ import annotations
 
-import base64
 import json
 import shlex
 import time
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
+from safetensors.torch import load_file, save
 from scipy.stats import mannwhitneyu
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
@@ -143,19 +143,17 @@ def train_judge(job: JudgeJob, advance: Callable[[], None] = lambda: None) -> di
 
 def _labelled(job: JudgeJob, index: int, advance: Callable[[], None]) -> Labels:
     """The labels of one example, from its file or by search."""
-    file = job.labels / f"{index:06d}.json"
+    file = job.labels / f"{index:06d}.safetensors"
     if not file.is_file():
         with writing(file, "the labels", "make room, then run the same command again: finished examples are kept"):
-            write_atomically(file, json.dumps(_search(job, job.examples[index]), ensure_ascii=False).encode())
+            write_atomically(file, save(_search(job, job.examples[index])))
     advance()
-    held = json.loads(file.read_text())
-    states = np.frombuffer(base64.b64decode(held["hidden"]), np.float32).copy()
-    important = torch.tensor([one["important"] for one in held["mismatches"]], dtype=torch.bool)
-    width = states.size // max(1, len(important))  # of an answer without a mismatch nothing is known
-    return Labels(torch.from_numpy(states).view(len(important), width), important)
+    held = load_file(file)
+    return Labels(held["hidden"], held["important"])
 
 
-def _search(job: JudgeJob, example: Example) -> dict[str, Any]:
+def _search(job: JudgeJob, example: Example) -> dict[str, Tensor]:
+    """The example's mismatches as tensors, each in the order of the answer."""
     decoder, dataset, (target, draft) = job.decoder, job.dataset, job.decoder.models
     longest, agreement = dataset.max_source_tokens, dataset.metric == AGREEMENT
     request = decoder.request(example.prompt, job.max_new_tokens, Sampling(), max_source_tokens=longest)
@@ -171,14 +169,15 @@ def _search(job: JudgeJob, example: Example) -> dict[str, Any]:
         least = points(own) - job.spec.tolerance
         return lambda tokens: points(tokens) >= least
 
-    found = search(target, draft, request, judged)
-    states = [one.hidden.numpy() for one in found.mismatches]
+    found = search(target, draft, request, judged).mismatches
+    hidden = [one.hidden for one in found]
     return {
-        "id": example.id,
-        "own": list(found.own),
-        "kept": list(found.kept),
-        "mismatches": [{key: value for key, value in vars(one).items() if key != "hidden"} for one in found.mismatches],
-        "hidden": base64.b64encode(np.concatenate(states).tobytes() if states else b"").decode(),
+        "hidden": torch.stack(hidden) if hidden else torch.zeros(0, 1),
+        "important": torch.tensor([one.important for one in found], dtype=torch.bool),
+        **{
+            name: torch.tensor([getattr(one, name) for one in found], dtype=torch.int64)
+            for name in ("place", "target_token", "draft_token")
+        },
     }
 
 

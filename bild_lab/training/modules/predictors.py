@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,6 +40,12 @@ class Predictors:
     skipped: int = 0
     ahead: int = 0
     metric: str = ACCEPTED
+
+    @classmethod
+    def in_turn(cls, kind: str, first: int, weights: Sequence[float], **values: Any) -> Predictors:
+        """Predictors of one token after another, from offset `first` on: KIND_1, KIND_2, …"""
+        names = tuple(f"{kind}_{number}" for number in range(1, len(weights) + 1))
+        return cls(names, tuple(range(first, first + len(weights))), tuple(weights), **values)
 
     @property
     def shortest_answer(self) -> int:

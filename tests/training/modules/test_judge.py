@@ -86,11 +86,12 @@ def test_an_interrupted_search_goes_on_and_ends_the_same(job: JudgeJob, monkeypa
     assert heads[0].weight.tolist() == heads[1].weight.tolist() and heads[0].config == heads[1].config
 
 
-def test_an_answer_without_a_mismatch_has_no_labels(job: JudgeJob) -> None:
-    job.labels.mkdir(parents=True)
-    (job.labels / "000000.json").write_text(json.dumps({"mismatches": [], "hidden": ""}))
-    labels = _labelled(job, 0, lambda: None)
-    assert len(labels) == len(_joined([labels, labels])) == 0
+def test_an_answer_without_a_mismatch_has_no_labels(job: JudgeJob, checkpoints: Path) -> None:
+    alike = load(str(checkpoints / "llama"), str(checkpoints / "llama"), "speculative")
+    none = _labelled(replace(job, decoder=alike), 0, lambda: None)
+    assert len(none) == len(_joined([none, none])) == 0
+    some = labels(5, 0)
+    assert torch.equal(_joined([none, some]).hidden, some.hidden)
 
 
 def test_other_settings_are_refused_in_the_same_folder(job: JudgeJob) -> None:
@@ -130,7 +131,7 @@ def test_real_scores_that_never_change_teach_nothing(job: JudgeJob) -> None:
         patch.setattr(jobs, "score", REAL_SCORE)
         with pytest.raises(UserError, match="mismatches to learn from, 0 change the outcome, and a judge needs both"):
             train_judge(replace(job, dataset=replace(job.dataset, metric="exact_match")))
-    assert len(list((job.folder / "labels").glob("0*.json"))) == 6
+    assert len(list((job.folder / "labels").glob("0*.safetensors"))) == 6
 
 
 def test_with_agreement_as_the_metric_every_other_text_is_another_outcome(job: JudgeJob) -> None:
