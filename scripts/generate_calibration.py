@@ -36,16 +36,8 @@ def generate(cfg: DictConfig) -> None:
     device = resolve_device(cfg.runtime.device)
     processes = process_group(device.type == "cpu", LONGEST_WAIT)
     job = calibration_job(cfg, processes.device if launched().count > 1 else device)
-    answered = 0
-
-    with answers_bar() as advance:
-
-        def report(done: int, total: int) -> None:
-            nonlocal answered
-            answered = done
-            advance(done, total)
-
-        generate_calibration(job, report)
+    with answers_bar() as report:
+        answered = generate_calibration(job, report)
     print_summary(job, answered)
     processes.destroy_process_group()
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from bild_lab.engine.drafters.ngram import vocabulary_hash
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.device import resolve_device, resolve_dtype
 from bild_lab.engine.models.ranks import launched
@@ -23,7 +24,7 @@ from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.result import Result
 from bild_lab.report.wandb.logger import WandbLogger
-from bild_lab.training.answers import END, Answer, Calibration, tokenizer_hash
+from bild_lab.training.answers import END, Answer, Calibration
 from bild_lab.training.batches import spread_evenly
 from bild_lab.training.comparison import LOSSES, Comparison, Report, agreement, gains, measured_points
 from bild_lab.training.finetune import FinetuningJob, finetune
@@ -111,7 +112,7 @@ def require_fits(calibration: Calibration, small: Checkpoint) -> None:
             f"answers are in {calibration.folder}, is {kinds[model['encoder_decoder']]} ({model['type']}); "
             "choose model.path of the same kind"
         )
-    if tokenizer_hash(small) != model["vocabulary"]:
+    if vocabulary_hash(small.vocabulary) != model["vocabulary"]:
         raise UserError(
             f"{small.path} ({len(small.vocabulary)} pieces) has another vocabulary than {model['path']}, whose answers "
             f"are in {calibration.folder}; choose model.path with the target's tokenizer"
@@ -220,8 +221,8 @@ def _swept(job: Alignment, draft: Checkpoint, report: Report) -> tuple[list[Resu
     if job.comparison.select is None:
         results = measured_points([speculative, *bild], sweep, job.logger, report)
         return results, [best_at_loss(results[1:], loss) for loss in LOSSES]
-    chosen = job.comparison.choose(bild, draft.fingerprint, report)
-    distinct = list({id(config): config for config in chosen if config is not None}.values())
-    results = measured_points([speculative, *distinct], sweep, job.logger, report)
-    own = {id(config): result for config, result in zip(distinct, results[1:], strict=True)}
-    return results, [own.get(id(config)) for config in chosen]
+    places = job.comparison.choose(bild, draft.fingerprint, report)
+    distinct = sorted({place for place in places if place is not None})
+    results = measured_points([speculative, *(bild[place] for place in distinct)], sweep, job.logger, report)
+    chosen = dict(zip(distinct, results[1:], strict=True))
+    return results, [chosen.get(place) for place in places]

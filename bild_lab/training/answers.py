@@ -131,11 +131,6 @@ def read_part(file: Path) -> Iterator[Answer]:
         yield Answer(**row)
 
 
-def tokenizer_hash(checkpoint: Checkpoint) -> str:
-    """Identifies a tokenizer's pieces and their ids."""
-    return content_hash({"pieces": sorted(checkpoint.vocabulary.items(), key=lambda item: item[1])})
-
-
 def contents_hash(answers: Sequence[Answer]) -> str:
     """SHA-256 over the rows in their order, however they are divided into files."""
     digest = hashlib.sha256()

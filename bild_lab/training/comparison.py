@@ -119,8 +119,8 @@ class Comparison:
         ]
         return _Configured(tuple(configs), tuple(candidates), self.select, self.select_limit)
 
-    def choose(self, configs: Sequence[DictConfig], fingerprint: str, report: Report) -> list[DictConfig | None]:
-        """The fastest points that lose at most so much on `select`, one for each of LOSSES; None without any.
+    def choose(self, configs: Sequence[DictConfig], fingerprint: str, report: Report) -> list[int | None]:
+        """The places of the fastest points that lose at most so much on `select`, one for each of LOSSES.
 
         fingerprint: of the drafter's weights. Points are decoded over a record of the models' scores, and their speed
         is predicted (docs/screening.md). What was chosen is kept in `chosen.json`.
@@ -138,7 +138,7 @@ class Comparison:
                 rows = screening.rows(screened, fit(texts, "0"))
                 known[key] = [fastest(rows, loss) for loss in LOSSES]
                 write_atomically(file, (json.dumps(known, indent=2) + "\n").encode())
-        return [None if place is None else configs[place] for place in known[key]]
+        return known[key]
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import shlex
 import time
@@ -30,6 +28,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.cli import stages
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import Example
+from bild_lab.lab.hashing import data_hash
 from bild_lab.lab.metrics.quality import score
 from bild_lab.lab.results.records import require_writable
 from bild_lab.training.batches import (
@@ -113,8 +112,8 @@ def job_identity(job: FinetuningJob) -> dict[str, Any]:
         **job.start.identity,
         "dataset.max_source_tokens": job.max_source_tokens,
         "metric": job.metric,
-        "training examples": _digest(job.train),
-        "validation examples": _digest(job.validation),
+        "training examples": data_hash(job.train),
+        "validation examples": data_hash(job.validation),
         **({} if job.teacher is None else {"teacher": job.teacher.fingerprint}),
     }
 
@@ -305,10 +304,3 @@ def _card(metrics: Mapping[str, Any], folder: Path) -> str:
     ]
     summary = f"A {metrics['architecture']} with {metrics['parameters']:,} parameters, from {metrics['start']}"
     return model_card(metrics, folder.name, summary, evaluated, scores, commands, library="transformers")
-
-
-def _digest(examples: Sequence[Example]) -> str:
-    digest = hashlib.sha256()
-    for example in examples:
-        digest.update(json.dumps([example.id, example.prompt, example.references]).encode() + b"\n")
-    return digest.hexdigest()[:16]

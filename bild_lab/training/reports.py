@@ -83,10 +83,10 @@ def progress_bar(shown: bool) -> Iterator[Progress]:
 
 @contextmanager
 def answers_bar() -> Iterator[Callable[[int, int], None]]:
-    """A bar of the first process's answers while the block runs; the block reports (answered, to answer)."""
+    """A bar of the first process's answers while the block runs; the block reports (more answers, all to answer)."""
     with progress(shown=launched().first) as bar:
         task = bar.add_task("answers", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        yield lambda count, total: bar.update(task, advance=count, total=total)
 
 
 def training_logger(logger: DictConfig) -> WandbLogger | None:

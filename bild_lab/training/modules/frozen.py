@@ -229,38 +229,8 @@ def frozen_model(cfg: DictConfig, spec: ModuleSpec) -> Checkpoint:
 def frozen_job(cfg: DictConfig, spec: ModuleSpec) -> FrozenJob:
     """A command's configuration as a job on the model's own answers; missing ones are generated."""
     base, recipe = frozen_model(cfg, spec), typed(Recipe, cfg.train, "train")
-    return job_of(cfg, spec, base, recipe, own_answers(cfg, recipe))
-
-
-def job_of(
-    cfg: DictConfig,
-    spec: ModuleSpec,
-    base: Checkpoint,
-    recipe: Recipe,
-    calibration: Calibration,
-    provenance: Mapping[str, Any] | None = None,
-) -> FrozenJob:
-    """The job of a command with these answers."""
-    return FrozenJob(
-        base=base,
-        spec=spec,
-        calibration=calibration,
-        held_out=cfg.held_out,
-        recipe=recipe,
-        folder=sweep_folder(cfg),
-        logger=training_logger(cfg.logger),
-        provenance=provenance or {},
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class AnswerSpec:
-    """How the model answers if no `calibration` is given; `CalibrationJob` checks the values."""
-
-    max_new_tokens: int
-    batch_size: int
-    part_size: int
-    dtype: str
+    given = {"calibration": own_answers(cfg, recipe), "logger": training_logger(cfg.logger)}
+    return FrozenJob(base=base, spec=spec, recipe=recipe, held_out=cfg.held_out, folder=sweep_folder(cfg), **given)
 
 
 def own_answers(cfg: DictConfig, recipe: Recipe) -> Calibration:
@@ -268,7 +238,7 @@ def own_answers(cfg: DictConfig, recipe: Recipe) -> Calibration:
     if cfg.calibration:
         folders = [cfg.calibration] if isinstance(cfg.calibration, str) else cfg.calibration
         return read_calibrations([Path(folder) for folder in folders])
-    dataset, settings = typed(DatasetSpec, cfg.dataset, "dataset"), typed(AnswerSpec, cfg.answers, "answers")
+    dataset, settings = typed(DatasetSpec, cfg.dataset, "dataset"), cfg.answers
     examples, folder = load_examples(dataset), sweep_folder(cfg) / "calibration"
     stages.enter("loading the model")
     with isolated(recipe.seed, recipe.threads):

@@ -190,15 +190,15 @@ def test_the_threshold_rejects_as_many_as_asked(recall: float, expected: float) 
 def test_the_figures_are_those_of_the_head_that_is_stored() -> None:
     """Its weights hold the standardization: hidden states go in as they are."""
     train, held_out = labels(200, 1), labels(80, 2)
-    fitted = fit(train, held_out, 0.9, {"path": "t"}, {"path": "d"})
-    chances = fitted.head(held_out.hidden)
-    threshold, important = fitted.head.config.threshold, held_out.important
-    assert fitted.roc_auc == pytest.approx(roc_auc(chances.detach(), important), abs=1e-6)
-    assert fitted.roc_auc > 0.8
-    assert fitted.recall == pytest.approx(float((chances >= threshold - 1e-6)[important].double().mean()))
-    assert fitted.kept_share == pytest.approx(float((chances < threshold - 1e-6)[~important].double().mean()))
-    assert fitted.recall >= 0.9 > 1 - fitted.kept_share
-    assert (fitted.head.config.base, fitted.head.config.drafter) == ({"path": "t"}, {"path": "d"})
+    head, figures = fit(train, held_out, 0.9, {"path": "t"}, {"path": "d"})
+    chances = head(held_out.hidden)
+    threshold, important = head.config.threshold, held_out.important
+    assert figures["roc_auc"] == pytest.approx(roc_auc(chances.detach(), important), abs=1e-6)
+    assert figures["roc_auc"] > 0.8
+    assert figures["recall"] == pytest.approx(float((chances >= threshold - 1e-6)[important].double().mean()))
+    assert figures["kept_share"] == pytest.approx(float((chances < threshold - 1e-6)[~important].double().mean()))
+    assert figures["recall"] >= 0.9 > 1 - figures["kept_share"]
+    assert (head.config.base, head.config.drafter) == ({"path": "t"}, {"path": "d"})
 
 
 @pytest.mark.parametrize("value", [True, False])
