@@ -247,6 +247,7 @@ def own_answers(cfg: DictConfig, recipe: Recipe) -> Calibration:
         sizes = (settings.max_new_tokens, settings.batch_size, settings.part_size)
         with answers_bar() as report:
             generate_calibration(CalibrationJob(target, dataset, examples, *sizes, folder), report)
+    load_model.cache_clear()  # the training needs the memory
     return read_calibrations([folder])
 
 
