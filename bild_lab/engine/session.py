@@ -155,7 +155,7 @@ class Chain:
 class DraftedChain:
     """What was drafted of a chain.
 
-    tokens: on the device if nothing had to be read. forwards: how many ran, up to the chain's end. fallback: the last
+    tokens: on the host if a program read them. forwards: how many ran, up to the chain's end. fallback: the last
     one's confidence was below the threshold. confidences: of every forward, empty without a threshold. probs,
     own_probs: of the drafted tokens, as in `Draft`. states: of every row that ran, after the last of the chain's
     layers, if these are given.

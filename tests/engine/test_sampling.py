@@ -180,8 +180,9 @@ def test_thresholds_of_certainty_and_of_nothing_are_allowed() -> None:
 
 
 def test_a_drafter_at_its_threshold_drafts() -> None:
-    assert not LowConfidence(0.5)(0.5)
-    assert LowConfidence(0.5)(0.4999)
+    even = StubModel(lambda _: torch.zeros(2, dtype=torch.float64))
+    for threshold, drafted in ((0.5, 1), (math.nextafter(0.5, 1), 0)):
+        assert len(ModelDrafter(even, 1, LowConfidence(threshold)).start(GREEDY, SESSION).propose([0])) == drafted
 
 
 def test_exact_match_walks_down_a_tree() -> None:

@@ -152,13 +152,11 @@ def test_no_probe_is_run_for_tokens_behind_the_length_limit() -> None:
     assert model.fed[-14:] == [10, 11] * 7
 
 
-class Scripted:
+class Scripted(SpeculativeSampling):
     """Speculative sampling whose outcomes are dictated; behind the script decoding stops, and tells what could come."""
 
-    accepts_trees = True
-    needs: frozenset[str] = frozenset()
-
     def __init__(self, script: list[Verdict]) -> None:
+        super().__init__()
         self._script = iter(script)
 
     def __call__(self, draft: Draft, logits: Tensor, request: Request) -> Verdict:
@@ -177,7 +175,8 @@ class Unscripted(Exception):
 def path_of(draft: Draft, text: tuple[int, ...]) -> Verdict:
     path: list[int] = []
     for token in text[:-1]:
-        path.append(draft.child(path[-1] if path else -1, token))
+        nodes = list(zip(draft.parent_list, draft.token_list, strict=True))
+        path.append(nodes.index((path[-1] if path else -1, token)))
     return Verdict(tuple(path), text[-1])
 
 
