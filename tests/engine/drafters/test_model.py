@@ -19,7 +19,7 @@ from bild_lab.engine.sampling import Sampling, pick
 from bild_lab.engine.session import Chain, DraftedChain, Scores
 from bild_lab.engine.speculative_theory import optimal_window
 from bild_lab.errors import UserError
-from tests.engine.test_decode import FAMILIES, NEVER, autoregressive, decode, finished, random_pair, uncached
+from tests.engine.test_decode import decode
 from tests.policies import in_memory
 from tests.stubs import SESSION, NextLogits, StubModel, StubSession
 from tests.tiny import START, TINY
@@ -254,14 +254,6 @@ def test_where_nothing_stands_one_token_is_drafted_in_every_eighth_round() -> No
     assert rounds == [2, 1, *[0] * 7, 1, *[0] * 7, 1]
 
 
-def test_a_text_where_drafting_never_pays_is_probed_in_its_eighth_round() -> None:
-    window, sizes = AdaptiveWindow(cost_ratio=0.9, largest=6, prior=0.1, memory=0.5), []
-    for _ in range(PROBE_ROUNDS):
-        sizes.append(window.size())
-        window.observe(sizes[-1], 0)
-    assert sizes == [0] * 7 + [1]
-
-
 def test_drafting_resumes_after_a_probe_that_stood() -> None:
     window = AdaptiveWindow(cost_ratio=0.3, largest=6, prior=0.7, memory=0.5)
     rounds = drafted(saying((0, 1)), saying((0, 2), (9, 1)), window, 30)
@@ -275,16 +267,3 @@ def test_a_round_without_a_draft_costs_no_forward_of_the_drafter() -> None:
     _, trace = decode(StubModel(saying((0, 2))), drafter, ExactMatch(), Source((0,)), 9)
     assert trace.draft_calls == trace.drafted == 3
     assert trace.target_calls == 9
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_an_adaptive_window_is_lossless(family: str) -> None:
-    sizes: set[int] = set()
-    for seed in range(4):
-        target, draft, source = random_pair(family, seed, noise=0.03)
-        expected = autoregressive(uncached(target.module, source), source.prompt, finished(source, 21, NEVER))
-        drafter = ModelDrafter(draft, AdaptiveWindow(cost_ratio=0.1, largest=8, prior=0.7, memory=0.7))
-        actual, trace = decode(target, drafter, SpeculativeSampling(), source, 21)
-        assert actual == expected
-        sizes.update(len(each.drafted) for each in trace.rounds)
-    assert len(sizes) > 3
