@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import bild_lab
-from bild_lab.engine.calm import MEASURES, Calm, Measure, decaying_threshold
+from bild_lab.engine.calm import MEASURES, Calm, decaying_threshold
 from bild_lab.engine.models.native.attention import PlacedRows
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.sampling import Sampling
@@ -290,6 +290,6 @@ def test_a_token_as_sure_as_the_threshold_goes_on(monkeypatch: pytest.MonkeyPatc
     (request,) = requests_of("llama", 1)
     for confidence, exit_layer in ((bar, DEPTH), (math.nextafter(bar, 1), 1)):
         sure = torch.tensor([confidence], dtype=torch.float64)
-        monkeypatch.setitem(MEASURES, "hidden_state", Measure(lambda *_, sure=sure: sure, reads_logits=False))
+        monkeypatch.setitem(MEASURES, "hidden_state", lambda *_, sure=sure: sure)
         _, trace = decoded(target_of("llama"), request, threshold=0.5, temperature=0.0)
         assert exits_of(trace) == [exit_layer] * LENGTH

@@ -31,7 +31,6 @@ from bild_lab.errors import UserError
 
 LONGEST_TAIL = 600  # bytes of the text that are tokenized in every round
 SHORTEST_TAIL = 300
-NOTHING = DraftedChain([], 0, False, [], None, None)
 
 
 class StringsSession(SessionOver):
@@ -69,7 +68,7 @@ class StringsSession(SessionOver):
     def draft(self, rows: Sequence[int], chain: Chain) -> DraftedChain:
         text, own = self._read(rows)
         if self._positions is not None and len(own) + chain.steps > self._positions:
-            return NOTHING
+            return DraftedChain()
         feed = self._behind_cached(own)
         ends = self._overlap.draft.end_tokens
         own_chain = Chain(chain.steps, ends, chain.threshold)
@@ -85,7 +84,7 @@ class StringsSession(SessionOver):
     def grow(self, rows: Sequence[int], growth: Growth) -> GrownTree:
         text, own = self._read(rows)
         if self._positions is not None and len(own) + growth.depth * growth.width > self._positions:
-            return GrownTree([], [], [], [])
+            return GrownTree()
         feed = self._behind_cached(own)
         growth_of_text = replace(growth, end_tokens=self._overlap.draft.end_tokens, temperature=1.0, plain=True)
         grown = self._session.grow(feed, growth_of_text) or grow(self._session, feed, growth_of_text, Sampling())
