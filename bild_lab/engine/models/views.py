@@ -33,24 +33,12 @@ from bild_lab.errors import UserError, require_whole
 class TargetLayers:
     """Some layers of the target as a draft model, in the target's own KV cache.
 
-    skipped: blocks that are left out of these layers.
+    skipped: blocks that are left out of these layers. depth: how many layers the whole target has.
     """
 
     def __init__(self, target: LoadedModel, layers: Sequence[int], skipped: Skipped = NOTHING) -> None:
-        self._target, self.layers, self.skipped = target, tuple(layers), skipped
-
-    @property
-    def depth(self) -> int:
-        """How many layers the whole target has."""
-        return self._target.depth
-
-    @property
-    def device(self) -> torch.device:
-        return self._target.device
-
-    @property
-    def engine(self) -> str:
-        return self._target.engine
+        self.layers, self.skipped = tuple(layers), skipped
+        self.depth, self.device, self.engine = target.depth, target.device, target.engine
 
     def start(
         self,

@@ -13,7 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from bild_lab.engine.draft import Tree
-from bild_lab.engine.models.cached_session import CachedSession, Pass, is_first
+from bild_lab.engine.models.cached_session import CachedSession, Layers, Pass, is_first
 from bild_lab.engine.models.native.layers import KERNEL_ROWS
 from bild_lab.engine.models.processed_session import processed
 from bild_lab.engine.record.store import Store
@@ -24,7 +24,6 @@ from bild_lab.engine.session import (
     EVERYTHING,
     Chain,
     DraftedChain,
-    Growth,
     LoadedModel,
     Prefix,
     Rows,
@@ -130,7 +129,7 @@ class RecordedSession(CachedSession):
         raise UserError(NO_STATES)
 
 
-class RecordedLayers:
+class RecordedLayers(Layers):
     """What a session runs in place of a model's layers: the nodes of a recorded text, by the slots of a cache.
 
     Rows of the prompt have no nodes, and their scores are not asked for. Hidden states, which a session passes on from
@@ -181,18 +180,6 @@ class RecordedLayers:
             probs=None,
             own_probs=None if own is None else precise(own).softmax(-1),
         )
-
-    def grow(self, start: int, tokens: Sequence[int], growth: Growth) -> None:
-        """Level by level."""
-
-    def until_saturated(self, start: int, token: int, bar: float) -> None:
-        """A record has no states inside the model."""
-
-    def forwards(self, start: int, count: int) -> list[tuple[int, int]]:
-        return [(start, count)]
-
-    def scored(self, work: Pass) -> int:
-        return work.read
 
     def gather(self, start: int, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
         first = start - self._first

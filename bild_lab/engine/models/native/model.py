@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 
 from bild_lab.engine.batch import current_batch
 from bild_lab.engine.models.cached_session import CachedSession
-from bild_lab.engine.models.checkpoint import Checkpoint, Prompt, quantization
+from bild_lab.engine.models.checkpoint import Prompt, quantization
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.native import llama, t5
 from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows
@@ -39,24 +39,10 @@ class NativeModel:
 
     def __init__(self, transformers: HuggingFaceModel, compiled: bool = False, kernels: bool = False) -> None:
         self.transformers, self.compiled, self.kernels = transformers, compiled, kernels
+        self.checkpoint, self.device, self.dtype = transformers.checkpoint, transformers.device, transformers.dtype
+        self.engine = "kernels" if kernels else "native"
         self.compiled_steps = 0  # so far; a timing during which it grew measured the compiler
         self._free: list[Workspace] = []
-
-    @property
-    def engine(self) -> str:
-        return "kernels" if self.kernels else "native"
-
-    @property
-    def checkpoint(self) -> Checkpoint:
-        return self.transformers.checkpoint
-
-    @property
-    def device(self) -> torch.device:
-        return self.transformers.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.transformers.dtype
 
     @property
     def family(self) -> type[Decoder]:
