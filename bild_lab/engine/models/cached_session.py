@@ -142,14 +142,14 @@ class CachedSession:
     (BiLD §4.4).
     """
 
-    def __init__(self, layers: Layers, prompt: Sequence[int], forwards: list[Forward]) -> None:
-        self.layers, self.forwards = layers, forwards
+    def __init__(self, layers: Layers, prompt: Sequence[int], forwards: list[Forward] | None = None) -> None:
+        self.layers, self.forwards = layers, [] if forwards is None else forwards
         self._cached = layers.reserved  # slots of the prefix and of rows that have run through all layers
         self._base = self._cached  # the slot of the last extend's first row
         self._pending = list(prompt[:-1])  # prompt tokens that have not run yet
         self._started: Started | None = None
         if layers.source:
-            forwards.append(Forward(layers.config, layers.source, source=layers.source, encoder=True))
+            self.forwards.append(Forward(layers.config, layers.source, source=layers.source, encoder=True))
 
     @property
     def length(self) -> int:

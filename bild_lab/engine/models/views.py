@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from bild_lab.engine.models.processed_session import SessionOver
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import (
+    ALONE,
     EVERYTHING,
     NOTHING,
     Chain,
     DraftedChain,
     Growth,
     LoadedModel,
-    Prefix,
+    Opening,
     Rows,
     Scores,
     Session,
@@ -26,7 +26,6 @@ from bild_lab.engine.session import (
     Want,
     as_rows,
 )
-from bild_lab.engine.trace import Forward
 from bild_lab.errors import UserError, require_whole
 
 
@@ -40,17 +39,10 @@ class TargetLayers:
         self.layers, self.skipped = tuple(layers), skipped
         self.depth, self.device, self.engine = target.depth, target.device, target.engine
 
-    def start(
-        self,
-        source: Source,
-        room: int,
-        forwards: list[Forward] | None = None,
-        target: Session | None = None,
-        prefix: Prefix | None = None,
-    ) -> View:
-        if target is None:
+    def start(self, source: Source, room: int, opening: Opening = ALONE) -> View:
+        if opening.target is None:
             raise ValueError("a view of the target starts beside the target's session, got none")
-        return View(target, self.layers, self.skipped)
+        return View(opening.target, self.layers, self.skipped)
 
 
 class EarlyExit(TargetLayers):

@@ -21,10 +21,12 @@ from bild_lab.engine.record.text import HEAD_INPUT, LOGITS, Node, RecordedText
 from bild_lab.engine.request import Source
 from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import (
+    ALONE,
     EVERYTHING,
     Chain,
     DraftedChain,
     LoadedModel,
+    Opening,
     Prefix,
     Rows,
     Scores,
@@ -32,7 +34,6 @@ from bild_lab.engine.session import (
     Want,
     as_rows,
 )
-from bild_lab.engine.trace import Forward
 from bild_lab.errors import UserError
 
 NO_STATES = "a record holds what a model scores, and this method reads states inside it; measure it with run.py instead"
@@ -57,14 +58,8 @@ class RecordedModel:
         return getattr(self.model, name)
 
     @torch.inference_mode()
-    def start(
-        self,
-        source: Source,
-        room: int,
-        forwards: list[Forward] | None = None,
-        target: Session | None = None,
-        prefix: Prefix | None = None,
-    ) -> Session:
+    def start(self, source: Source, room: int, opening: Opening = ALONE) -> Session:
+        prefix = opening.prefix
         name = text_name(source, prefix)
         self._used.setdefault(greenlet.getcurrent(), set()).add(name)
         plain = replace(source, processors=None)  # rows are kept as the model gives them
@@ -73,12 +68,11 @@ class RecordedModel:
             self._texts[name] = RecordedText(
                 len(source.prompt) - 1,
                 self.model.device,
-                lambda: self.model.start(plain, room, None, None, prefix),
+                lambda: self.model.start(plain, room, Opening(prefix=prefix)),
                 blocks,
             )
         layers = RecordedLayers(self, self._texts[name], plain, 0 if prefix is None else prefix.length)
-        session = RecordedSession(layers, source.prompt, [] if forwards is None else forwards)
-        return processed(session, source)
+        return processed(RecordedSession(layers, source.prompt, opening.forwards), source)
 
     def save(self) -> None:
         """Save the new rows of the texts that the caller asked for: in a batch, those of its own example.

@@ -26,7 +26,7 @@ from bild_lab.engine.models.native.layers import Decoder, NativeLayers
 from bild_lab.engine.models.views import EarlyExit, LayerSkip
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling, pick
-from bild_lab.engine.session import Chain, Prefix, Rows, Want
+from bild_lab.engine.session import Chain, Prefix, Rows, Want, beside
 from bild_lab.engine.trace import Forward, Trace
 from tests.engine.models.test_native import ARCHITECTURES, build
 from tests.engine.models.test_native import test_logits_are_those_of_transformers_in_float32 as compare_in_float32
@@ -245,7 +245,7 @@ def test_a_view_drafts_in_one_program_what_it_drafts_in_the_loop(
 def test_the_target_goes_on_from_rows_that_a_view_ran_in_several_chains() -> None:
     target, source = in_memory(TINY["llama"](1, layers=3), "kernels"), Source((START, 5, 9, 12))
     session = target.start(source, 40)
-    view = EarlyExit(target, 2).start(source, 40, target=session)
+    view = EarlyExit(target, 2).start(source, 40, beside(session))
     text = [12, *view.draft([12], Chain(2, frozenset())).tokens]
     text += view.draft(text[-1:], Chain(3, frozenset())).tokens
     scores = session.extend(text).logits

@@ -23,8 +23,7 @@ from bild_lab.engine.models.native.layers import SPARE_ROWS, Decoder, NativeLaye
 from bild_lab.engine.models.native.side_by_side import Pool
 from bild_lab.engine.models.processed_session import processed
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import Feed, Prefix, Session, Want
-from bild_lab.engine.trace import Forward
+from bild_lab.engine.session import ALONE, Feed, Opening, Prefix, Session, Want
 
 
 class NativeModel:
@@ -123,15 +122,8 @@ class NativeModel:
         return model
 
     @torch.inference_mode()
-    def start(
-        self,
-        source: Source,
-        room: int,
-        forwards: list[Forward] | None = None,
-        target: Session | None = None,
-        prefix: Prefix | None = None,
-    ) -> Session:
-        batch, workspace, pool = current_batch(), None, None
+    def start(self, source: Source, room: int, opening: Opening = ALONE) -> Session:
+        batch, workspace, pool, prefix = current_batch(), None, None, opening.prefix
         if self.compiled and prefix is None:
             workspace = self._workspace(len(source.prompt) + room + SPARE_ROWS, source)
         if batch is not None and not self.kernels:
@@ -140,7 +132,7 @@ class NativeModel:
             self.decoder, source, room, prefix, workspace, self.packed, self.packed_encoder, batch, pool
         )
         layers.drafts_whole = self.drafts_whole
-        session = CachedSession(layers, source.prompt, [] if forwards is None else forwards)
+        session = CachedSession(layers, source.prompt, opening.forwards)
         if pool is not None:
             weakref.finalize(session, pool.give_back, layers.cache.place)
         if workspace is not None:
