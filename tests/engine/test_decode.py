@@ -291,8 +291,8 @@ def test_each_part_is_told_what_it_asks_for(streamed: bool) -> None:
         assert list(method.stream(request, trace)) == [[6], [7], [8]]
     else:
         assert method.decode(request, trace) == [4, 5, 6, 7, 8]
-    ((room, forwards),) = started
-    assert room == 3 and forwards is trace.forwards
+    ((room, opening),) = started
+    assert room == 3 and opening.forwards is trace.forwards
     assert [each[0] for each in drafter.told[:2]] == ["prepare", "start"]
     assert drafter.told[0][1] is drafter.told[1][1] is request and isinstance(drafter.told[1][2], Session)
     assert drafter.told[2:] == [([5], 3, 6), ([6], 3, 7), ([7], 3, 8)]
