@@ -13,7 +13,7 @@ from torch.nn.functional import cosine_similarity
 from bild_lab.engine.decode import TokenLoop
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, precise
-from bild_lab.engine.session import Feed, LoadedModel, Rows, StagedSession, Want
+from bild_lab.engine.session import Feed, LoadedModel, Opening, Rows, StagedSession, Want
 from bild_lab.engine.trace import Round, Trace
 from bild_lab.errors import UserError, require_finite, require_number
 
@@ -84,7 +84,7 @@ class Calm(TokenLoop):
         limits = request.limits
         tokens = list(request.source.prompt)
         with trace.span("prefill"):
-            session = self.target.start(request.source, limits.max_new_tokens, trace.forwards)
+            session = self.target.start(request.source, limits.max_new_tokens, Opening(trace.forwards))
             session.prefill()
         while not limits.reached(tokens):
             position = len(tokens) - limits.prompt_length

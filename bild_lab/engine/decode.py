@@ -12,7 +12,7 @@ import torch
 from bild_lab.engine.protocols import Acceptance, Drafter, Method, ReadsRound
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import Feed, Model, Rows
+from bild_lab.engine.session import Feed, Model, Opening, Rows
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError, require_flag
 
@@ -94,7 +94,7 @@ class DraftThenVerify(TokenLoop):
         if reads and self.acceptance.wants.head_input:
             want = replace(want, head_input=True)
         with trace.span("prefill"):
-            session = self.target.start(request.source, limits.max_new_tokens, trace.forwards)
+            session = self.target.start(request.source, limits.max_new_tokens, Opening(trace.forwards))
             text = self.drafter.start(request, session)
         while not limits.reached(tokens):
             committed = len(tokens)

@@ -251,6 +251,27 @@ class StagedSession(Session, Protocol):
         """Move this drafted row (from 0) to the first slot after the cached rows, in these layers."""
 
 
+@dataclass(frozen=True)
+class Opening:
+    """What a session begins with besides its source.
+
+    forwards: where to record forwards; None: in a list of its own. target: the session that the model drafts for; a
+    view of the target uses its cache. prefix: extra keys, values and embeddings for probe rows.
+    """
+
+    forwards: list[Forward] | None = None
+    target: Session | None = None
+    prefix: Prefix | None = None
+
+
+ALONE = Opening()
+
+
+def beside(target: Session) -> Opening:
+    """For a draft model's session: its forwards are recorded among the target's."""
+    return Opening(target.forwards, target)
+
+
 class Feed(IntEnum):
     """The most that a method feeds a session after the prompt: one row at a time, chains of rows, or trees."""
 
@@ -269,20 +290,8 @@ class Model(Protocol):
     def engine(self) -> str:
         """native or hf."""
 
-    def start(
-        self,
-        source: Source,
-        room: int,
-        forwards: list[Forward] | None = None,
-        target: Session | None = None,
-        prefix: Prefix | None = None,
-    ) -> Session:
-        """A session for this source.
-
-        room: about how many rows will be kept after the prompt. forwards: where to record forwards. target: the
-        session that this model drafts for; a view of the target uses its cache. prefix: extra keys, values and
-        embeddings for probe rows.
-        """
+    def start(self, source: Source, room: int, opening: Opening = ALONE) -> Session:
+        """A session for this source, with room for about so many rows after the prompt."""
 
 
 class LoadedModel(Model, Protocol):

@@ -349,8 +349,8 @@ def test_a_target_is_told_its_room_and_where_its_forwards_go() -> None:
 
     target.start = start
     _, trace = decode(target, Noted(target), ExactMatch(), Source((4, 5)), 3)
-    ((room, forwards),) = told
-    assert room == 3 and forwards is trace.forwards
+    ((room, opening),) = told
+    assert room == 3 and opening.forwards is trace.forwards
 
 
 def test_drafts_keep_to_the_positions_that_are_left() -> None:

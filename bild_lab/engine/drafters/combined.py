@@ -11,7 +11,7 @@ from bild_lab.engine.acceptance.speculative_sampling import SpeculativeSampling
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.protocols import Drafter, Prepares
 from bild_lab.engine.request import Request
-from bild_lab.engine.session import EVERYTHING, Model, Scores, Session, Want, on_device, require_scores
+from bild_lab.engine.session import EVERYTHING, Model, Scores, Session, Want, beside, on_device, require_scores
 from bild_lab.errors import UserError, require_whole
 
 
@@ -59,7 +59,7 @@ class SpeculativeDrafter(Drafter):
 
     def begin(self, request: Request, target: Session) -> None:
         self._request = request
-        self._session = self._model.start(request.source, request.limits.max_new_tokens, target.forwards, target)
+        self._session = self._model.start(request.source, request.limits.max_new_tokens, beside(target))
         self._drafter = self._drafter.start(request, self._session)
 
     def propose(self, tokens: list[int]) -> Draft:

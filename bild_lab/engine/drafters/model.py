@@ -14,7 +14,7 @@ from bild_lab.engine.models.views import TargetLayers
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import pick, precise
-from bild_lab.engine.session import LAST, Chain, Model, Scores, Session, on_device, require_scores
+from bild_lab.engine.session import LAST, Chain, Model, Scores, Session, beside, on_device, require_scores
 from bild_lab.engine.speculative_theory import optimal_window
 from bild_lab.errors import require_flag, require_number, require_whole
 
@@ -86,7 +86,7 @@ class ModelDrafter(Drafter):
 
     def begin(self, request: Request, target: Session) -> None:
         self._request = request
-        self._session = self._model.start(request.source, request.limits.max_new_tokens, target.forwards, target)
+        self._session = self._model.start(request.source, request.limits.max_new_tokens, beside(target))
         self._window = self._window.start()
 
     def propose(self, tokens: list[int]) -> Draft:

@@ -19,7 +19,7 @@ from bild_lab.engine.ppd.lanes import Together, two_lanes
 from bild_lab.engine.ppd.theory import require_exit
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import Feed, LoadedModel, Rows, StagedSession, Want
+from bild_lab.engine.session import Feed, LoadedModel, Opening, Rows, StagedSession, Want
 from bild_lab.engine.trace import Round, Trace
 from bild_lab.errors import UserError, require_whole
 from bild_lab.files import NamesFile
@@ -86,7 +86,7 @@ class PredictivePipeline(TokenLoop):
         trace.stats |= {"layers": self.target.depth, "exit_layer": self._exit, "top_k": self.top_k}
         limits, tokens = request.limits, list(request.source.prompt)
         with trace.span("prefill"):
-            session = self.target.start(request.source, limits.max_new_tokens + self.top_k, trace.forwards)
+            session = self.target.start(request.source, limits.max_new_tokens + self.top_k, Opening(trace.forwards))
         begun: Float[Tensor, "1 dim"] | None = None  # the current token after d − d̄ layers, if it was a candidate
         with two_lanes(self.target.device) as together:
             while not limits.reached(tokens):

@@ -16,7 +16,7 @@ from bild_lab.engine.drafters.model import PRIOR_TOKENS, PROBE_ROUNDS, low_confi
 from bild_lab.engine.models.views import EarlyExit
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling, pick
-from bild_lab.engine.session import Chain, DraftedChain, Scores
+from bild_lab.engine.session import ALONE, Chain, DraftedChain, Opening, Scores
 from bild_lab.engine.speculative_theory import optimal_window
 from bild_lab.errors import UserError
 from tests.engine.test_decode import FAMILIES, NEVER, autoregressive, decode, finished, random_pair, uncached
@@ -45,7 +45,7 @@ class Programmed(StubModel):
         super().__init__(lambda tokens: TABLE[tokens[-1]].log())
         self.drafted, self.given = drafted, []
 
-    def start(self, source: Source, room: int, forwards: list | None = None, *_: object) -> StubSession:
+    def start(self, source: Source, room: int, opening: Opening = ALONE) -> StubSession:
         model = self
 
         class Session(StubSession):
@@ -53,7 +53,7 @@ class Programmed(StubModel):
                 model.given.append((list(rows), chain))
                 return model.drafted
 
-        self.started = (source, room, forwards)
+        self.started = (source, room, opening.forwards)
         return Session(self, list(source.prompt[:-1]))
 
 

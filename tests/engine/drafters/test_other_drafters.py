@@ -27,7 +27,7 @@ from bild_lab.engine.drafters.suffix import ROOT, SuffixAutomaton
 from bild_lab.engine.drafters.trees import Node, ProbedTree
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.session import Scores
+from bild_lab.engine.session import Scores, beside
 from bild_lab.errors import UserError
 from tests.engine.drafters.test_steps import TARGET as TEXTS
 from tests.engine.drafters.test_steps import model
@@ -73,7 +73,7 @@ def test_a_drafters_model_is_given_the_targets_session_for_what_it_can_read_ther
     synthetic.prepare(request)
     for drafter in (ModelDrafter(draft, 2), SpeculativeDrafter(draft, NoDraft(draft), 2), synthetic):
         drafter = drafter.start(request, SESSION)
-    assert given == [(request.source, 30, SESSION.forwards, SESSION)] * 3
+    assert given == [(request.source, 30, beside(SESSION))] * 3
 
 
 def test_a_hybrid_passes_on_what_another_drafter_did() -> None:
