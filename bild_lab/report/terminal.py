@@ -8,16 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from bild_lab.lab.formatting import (
-    TIMES,
-    interval,
-    knob_label,
-    number,
-    percent,
-    point_label,
-    short_name,
-    signed,
-)
+from bild_lab.lab.formatting import TIMES, interval, knob_label, number, percent, point_label, short_name, signed
 from bild_lab.lab.results.groups import Group, by_setting, differing_keys
 from bild_lab.lab.schema.result import COLUMNS, Failure, Result
 from bild_lab.report.page.tables import CATEGORY, categories_of

@@ -158,13 +158,7 @@ class WandbLogger:
         return lines
 
     def begin(
-        self,
-        identity: str,
-        name: str,
-        config: dict,
-        kind: str,
-        notes: str | None = None,
-        tags: Sequence[str] = (),
+        self, identity: str, name: str, config: dict, kind: str, notes: str | None = None, tags: Sequence[str] = ()
     ) -> wandb.Run:
         """Begin a run, offline if the server cannot be reached.
 
@@ -274,9 +268,5 @@ def _settings() -> wandb.Settings:
     import wandb
 
     return wandb.Settings(
-        init_timeout=_INIT_TIMEOUT_S,
-        login_timeout=_INIT_TIMEOUT_S,
-        silent=True,
-        console="off",
-        x_disable_stats=True,
+        init_timeout=_INIT_TIMEOUT_S, login_timeout=_INIT_TIMEOUT_S, silent=True, console="off", x_disable_stats=True
     )
