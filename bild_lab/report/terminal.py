@@ -19,12 +19,8 @@ _ON_FRONT = "\u25cf"
 _CROSS = TIMES
 _DISTURBED = "!"
 _NUMBERS = (  # the columns after the quality
-    "quality_difference",
-    "speedup",
-    "latency_s_median",
-    "tokens_per_target_call",
-    "acceptance_rate",
-    "agreement_with_target",
+    *("quality_difference", "speedup", "latency_s_median"),
+    *("tokens_per_target_call", "acceptance_rate", "agreement_with_target"),
 )
 _SHORTENED = [COLUMNS[name] for name in _NUMBERS if COLUMNS[name].short]
 _LEGEND = (

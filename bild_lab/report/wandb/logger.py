@@ -39,16 +39,8 @@ _RECORD = Path("wandb", "logged.jsonl")  # in the folder of a sweep
 _REPORT_FILES = ("report.html", "pareto.png", "sweep.csv")
 # what identifies a point; everything else in a result was measured
 _NOT_METRICS = (
-    "schema",
-    "name",
-    "point",
-    "policy",
-    "knobs",
-    "composition",
-    "setting",
-    "facts",
-    "environment",
-    "stored_at",
+    *("schema", "name", "point", "policy", "knobs", "composition"),
+    *("setting", "facts", "environment", "stored_at"),
 )
 
 
