@@ -7,6 +7,7 @@ Figures 2 to 4 of speculative decoding (Leviathan et al., 2023), and Figures 2 a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -40,16 +41,14 @@ DATASETS = {"SQuAD": "squad", "WMT": "wmt15_en_fr", "CNN/DM": "cnn_dailymail_ppd
 EXITS = (20, 30, 35, 37)  # the paper's figures show only the first, half of the layers
 HEADS = {False: "shared", True: "trained"}
 SIMULATED_TOKENS, SIMULATED_TEXTS = 128, 30
+MAIN = 0  # the process that finishes every token; the candidates' are 1 to k
 
 _ALPHA = "acceptance rate α"
 _ONE_PANEL = (0.08, 0.11, 0.88, 0.74)
 
 
 def curves(
-    parameter: str,
-    values: Iterable[float],
-    rates: Sequence[float] = RATES,
-    **formulas: Callable[[float, float], float],
+    parameter: str, values: Iterable[float], rates: Sequence[float] = RATES, **formulas: Callable[[float, float], float]
 ) -> pd.DataFrame:
     """A row for each value of the parameter and each acceptance rate, with `formula(rate, value)` in its column."""
     rows = [
@@ -117,11 +116,33 @@ def draw_speed_and_operations(path: Path) -> None:
     write_csv(path, table)
 
 
-class Simulated(NamedTuple):
-    """One text: units until its last token is finished, and units of all processes together."""
+class Busy(NamedTuple):
+    """A process runs layers for a token: from `start` to `end` on the clock, one layer per unit.
 
-    latency: int
-    compute: int
+    token: its index in the text, from 0; for a candidate, the index of the token that it would follow.
+    """
+
+    process: int
+    token: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """One text: when which process was busy."""
+
+    busy: tuple[Busy, ...]
+
+    @property
+    def latency(self) -> int:
+        """Units until the last token is finished."""
+        return max(each.end for each in self.busy if each.process == MAIN)
+
+    @property
+    def compute(self) -> int:
+        """Units of all processes together."""
+        return sum(each.end - each.start for each in self.busy)
 
 
 def simulate(matches: Sequence[bool], layers: int, exit_layer: int, top_k: int) -> Simulated:
@@ -133,12 +154,15 @@ def simulate(matches: Sequence[bool], layers: int, exit_layer: int, top_k: int) 
     require_exit(layers, exit_layer)
     require_whole("top_k", top_k, 1)
     ahead = layers - exit_layer  # layers that a candidate runs while the current token finishes
-    clock = compute = done = 0  # done: layers of the current token that its candidate process has run
-    for matched in [*matches, False]:
-        clock += layers - done
-        compute += layers - done + top_k * ahead  # of the token itself, and of its candidates
-        done = ahead if matched else 0
-    return Simulated(clock, compute)
+    clock, done = 0, 0  # done: layers of the current token that its candidate process has run
+    busy: list[Busy] = []
+    for token, matched in enumerate([*matches, False]):
+        exit_time = clock + exit_layer - done
+        end = exit_time + ahead
+        busy.append(Busy(MAIN, token, clock, end))
+        busy += [Busy(process, token, exit_time, end) for process in range(1, top_k + 1)]
+        clock, done = end, ahead if matched else 0
+    return Simulated(tuple(busy))
 
 
 def draw_matches(tokens: int, match_rate: float, generator: np.random.Generator) -> list[bool]:

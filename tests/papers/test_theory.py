@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from bild_lab.engine.speculative_theory import (
     walltime_improvement,
 )
 from bild_lab.papers import theory
-from bild_lab.papers.theory import draw_matches, match_rate, simulate
+from bild_lab.papers.theory import MAIN, Busy, draw_matches, match_rate, simulate
 from scripts import figures
 
 SHAPES = [(8, 4), (8, 6), (7, 4), (40, 35), (6, 6)]
@@ -99,9 +100,15 @@ def test_matches_from_data_give_the_times_of_their_runs() -> None:
     assert text.compute == compute_of_runs([3, 1, 2], 10, 6, 2)
 
 
-def test_the_run_of_figure_3_takes_the_time_and_the_processes_that_the_figure_has() -> None:
+def test_the_run_of_figure_3_is_on_the_clock_where_the_figure_has_it() -> None:
     """X = 3 and k = 3: d + 2d̄ units, of which 3(d − d̄) engage four processes and the others one."""
     layers, exit_layer = 10, 6
-    latency, compute = simulate([True, True], layers, exit_layer, 3)
-    assert latency == layers + 2 * exit_layer
-    assert compute == latency + 3 * 3 * (layers - exit_layer)
+    text = simulate([True, True], layers, exit_layer, 3)
+    assert [each for each in text.busy if each.process == MAIN] == [
+        Busy(MAIN, 0, 0, 10),
+        Busy(MAIN, 1, 10, 16),
+        Busy(MAIN, 2, 16, 22),
+    ]
+    assert [(each.start, each.end) for each in text.busy if each.process == 2] == [(6, 10), (12, 16), (18, 22)]
+    engaged = Counter(sum(each.start <= unit < each.end for each in text.busy) for unit in range(text.latency))
+    assert engaged == {4: 3 * (layers - exit_layer), 1: layers + 2 * exit_layer - 3 * (layers - exit_layer)}

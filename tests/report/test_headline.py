@@ -9,13 +9,7 @@ import pytest
 from bild_lab.lab.results.groups import by_setting
 from bild_lab.lab.schema.result import Result
 from bild_lab.report.headline import headline, reason_lines
-from tests.report.sample import (
-    ENVIRONMENT,
-    sample_baseline,
-    sample_prediction,
-    sample_result,
-    sample_sweep,
-)
+from tests.report.sample import ENVIRONMENT, sample_baseline, sample_prediction, sample_result, sample_sweep
 
 EXACT = {"agreement_with_target": 1.0}
 CHANGED = {"agreement_with_target": 0.3}
