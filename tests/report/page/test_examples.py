@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
+from bild_lab.lab.config import typed
+from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.data.examples import load_examples
+from bild_lab.lab.hashing import data_hash
 from bild_lab.lab.results.groups import by_setting
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.examples import MeasuredExample
-from bild_lab.lab.schema.result import Result
+from bild_lab.lab.schema.result import Result, Setting
 from bild_lab.report.page import examples
 from bild_lab.report.page.examples import AFTER, BEFORE, SAME, change, text_browser, traced_points
 from bild_lab.report.page.tables import name_of
@@ -42,10 +48,7 @@ def test_examples_have_their_distinct_texts_and_each_points_place_among_them() -
     assert [point["label"] for point in page["points"]] == ["bild (rollback 5)", "bild (rollback 1)"]
     first, second = page["examples"]
     assert (first["id"], first["of"]) == ("test-1", [0, 1])
-    assert first["texts"] == [
-        [(SAME, "a man in a"), (BEFORE, "red"), (AFTER, "blue"), (SAME, "hat")],
-        [(SAME, TARGET)],
-    ]
+    assert first["texts"] == [[(SAME, "a man in a"), (BEFORE, "red"), (AFTER, "blue"), (SAME, "hat")], [(SAME, TARGET)]]
     assert first["changes"] == [pytest.approx(1 / 6, abs=1e-4), 0.0]
     assert first["speedups"] == [0.75, 3.0]  # of medians
     assert (second["id"], second["texts"], second["of"]) == ("test-0", [[(SAME, TARGET)]], [0, 0])
@@ -78,7 +81,9 @@ def test_sources_and_references_are_read_from_the_data_set(tmp_path: Path, data:
     config = f"""
 dataset: {{name: multi30k, path: "{data}", split: test, source_column: de, reference_column: en, metric: bleu}}
 """
-    Sweep(tmp_path).write_point(FAST.point, config, FAST, [example(0, "a man in a blue hat")])
+    known = data_hash(load_examples(typed(DatasetSpec, OmegaConf.create(config).dataset, "dataset")))
+    result = replace(FAST, setting=Setting({**FAST.setting, "data": known}))
+    Sweep(tmp_path).write_point(FAST.point, config, result, [example(0, "a man in a blue hat")])
     (group,) = by_setting(Sweep(tmp_path).results())
     stored = {name_of(one): [example(0, "a man in a blue hat")] for one in group.results}
     (only,) = text_browser(group, stored)["examples"]
