@@ -34,13 +34,13 @@ def native_session(
     packed = PackedDecoder(decoder) if kernels else None
     encoder = PackedDecoder(decoder.encoder) if kernels and isinstance(decoder, T5Decoder) else None
     layers = NativeLayers(decoder, source, room, prefix, workspace, packed, encoder)
-    return CachedSession(layers, source.prompt, [] if forwards is None else forwards)
+    return CachedSession(layers, source.prompt, forwards)
 
 
 def module_session(
     module: PreTrainedModel, source: Source, prefix: Prefix | None = None, forwards: list[Forward] | None = None
 ) -> CachedSession:
-    return CachedSession(ModuleLayers(module, source, prefix), source.prompt, [] if forwards is None else forwards)
+    return CachedSession(ModuleLayers(module, source, prefix), source.prompt, forwards)
 
 
 def tree_rows(tokens, parents) -> Rows:

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.module_layers import ModuleLayers
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import EVERYTHING, Chain, Growth, Rows, Scores, Want, as_rows
+from bild_lab.engine.session import ALONE, EVERYTHING, Chain, Growth, Opening, Rows, Scores, Want, as_rows
 from bild_lab.engine.trace import Forward
 
 NextLogits = Callable[[list[int]], Tensor]
@@ -30,7 +30,7 @@ class StubModel:
     fed: list[int] = field(default_factory=list)
     depth: int = 1
 
-    def start(self, source: Source, room: int, forwards: list[Forward] | None = None, *_: object) -> StubSession:
+    def start(self, source: Source, room: int, *_: object) -> StubSession:
         return StubSession(self, list(source.prompt[:-1]))
 
 
@@ -90,14 +90,14 @@ class ModuleModel:
     def device(self) -> torch.device:
         return self.module.device
 
-    def start(self, source: Source, room: int, forwards: list[Forward] | None = None, *_: object) -> CountingSession:
-        return CountingSession(self, source, [] if forwards is None else forwards)
+    def start(self, source: Source, room: int, opening: Opening = ALONE) -> CountingSession:
+        return CountingSession(self, source, opening.forwards)
 
 
 class CountingSession(CachedSession):
     """A session that notes how many rows each forward ran."""
 
-    def __init__(self, model: ModuleModel, source: Source, forwards: list[Forward]) -> None:
+    def __init__(self, model: ModuleModel, source: Source, forwards: list[Forward] | None) -> None:
         super().__init__(ModuleLayers(model.module, source), source.prompt, forwards)
         self._model = model
 

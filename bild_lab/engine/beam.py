@@ -13,7 +13,7 @@ from torch import Tensor
 from bild_lab.engine.draft import ROOT, Tree, common_prefix
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.sampling import Sampling, precise
-from bild_lab.engine.session import Feed, Model, Rows, Session, Want, on_device, require_scores
+from bild_lab.engine.session import Feed, Model, Opening, Rows, Session, Want, on_device, require_scores
 from bild_lab.engine.trace import Forward, Round, Trace
 from bild_lab.errors import UserError, require_finite, require_flag, require_whole
 
@@ -181,7 +181,7 @@ class SharedPrefix:
     def __init__(self, model: Model, request: Request, forwards: list[Forward]) -> None:
         self._device = model.device
         source = replace(request.source, processors=None)
-        self._session: Session = model.start(source, request.limits.max_new_tokens, forwards)
+        self._session: Session = model.start(source, request.limits.max_new_tokens, Opening(forwards))
         self._processors, self._before = request.source.processors, source.prompt[:-1]
         self._behind = len(self._before)  # tokens of the sequence before a text
         self._cached: Text = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Protocol
 
@@ -153,20 +153,20 @@ class Chain:
 
 @dataclass(frozen=True)
 class DraftedChain:
-    """What was drafted of a chain.
+    """What was drafted of a chain; by default nothing.
 
-    tokens: on the device if nothing had to be read. forwards: how many ran, up to the chain's end. fallback: the last
+    tokens: on the host if a program read them. forwards: how many ran, up to the chain's end. fallback: the last
     one's confidence was below the threshold. confidences: of every forward, empty without a threshold. probs,
     own_probs: of the drafted tokens, as in `Draft`. states: of every row that ran, after the last of the chain's
     layers, if these are given.
     """
 
-    tokens: list[int] | Int[Tensor, " n"]
-    forwards: int
-    fallback: bool
-    confidences: list[float]
-    probs: Float[Tensor, "n vocab"] | None
-    own_probs: Float[Tensor, "n vocab"] | None
+    tokens: list[int] | Int[Tensor, " n"] = field(default_factory=list)
+    forwards: int = 0
+    fallback: bool = False
+    confidences: list[float] = field(default_factory=list)
+    probs: Float[Tensor, "n vocab"] | None = None
+    own_probs: Float[Tensor, "n vocab"] | None = None
     states: Float[Tensor, "rows dim"] | None = None
 
 
@@ -194,16 +194,16 @@ class Growth:
 
 @dataclass(frozen=True)
 class GrownTree:
-    """What was grown.
+    """What was grown; by default nothing.
 
     tokens, parents: of each node, as in `Draft`. rows: the place of each node among the rows that ran after the
     text, as `keep` counts them; None for a node that did not run. forwards: how many rows each forward ran.
     """
 
-    tokens: list[int]
-    parents: list[int]
-    rows: list[int | None]
-    forwards: list[int]
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    rows: list[int | None] = field(default_factory=list)
+    forwards: list[int] = field(default_factory=list)
 
 
 class Session(Protocol):
@@ -251,6 +251,27 @@ class StagedSession(Session, Protocol):
         """Move this drafted row (from 0) to the first slot after the cached rows, in these layers."""
 
 
+@dataclass(frozen=True)
+class Opening:
+    """What a session begins with besides its source.
+
+    forwards: where to record forwards; None: in a list of its own. target: the session that the model drafts for; a
+    view of the target uses its cache. prefix: extra keys, values and embeddings for probe rows.
+    """
+
+    forwards: list[Forward] | None = None
+    target: Session | None = None
+    prefix: Prefix | None = None
+
+
+ALONE = Opening()
+
+
+def beside(target: Session) -> Opening:
+    """For a draft model's session: its forwards are recorded among the target's."""
+    return Opening(target.forwards, target)
+
+
 class Feed(IntEnum):
     """The most that a method feeds a session after the prompt: one row at a time, chains of rows, or trees."""
 
@@ -269,20 +290,8 @@ class Model(Protocol):
     def engine(self) -> str:
         """native or hf."""
 
-    def start(
-        self,
-        source: Source,
-        room: int,
-        forwards: list[Forward] | None = None,
-        target: Session | None = None,
-        prefix: Prefix | None = None,
-    ) -> Session:
-        """A session for this source.
-
-        room: about how many rows will be kept after the prompt. forwards: where to record forwards. target: the
-        session that this model drafts for; a view of the target uses its cache. prefix: extra keys, values and
-        embeddings for probe rows.
-        """
+    def start(self, source: Source, room: int, opening: Opening = ALONE) -> Session:
+        """A session for this source, with room for about so many rows after the prompt."""
 
 
 class LoadedModel(Model, Protocol):

@@ -68,12 +68,12 @@ def test_without_a_mistake_a_round_waits_once(desk: Desk) -> None:
 def test_a_window_of_one_graph_ends_where_a_step_ends_if_that_is_looked_for(desk: Desk, looks: bool) -> None:
     """As `StepDrafter` asks for; without, nothing is read."""
     drafter, tokens = ModelDrafter(desk.draft.as_compiled(), 4), list(desk.request.source.prompt)
-    first = drafter.start(desk.request, desk.target.start(desk.request.source, NEW_TOKENS, []))
+    first = drafter.start(desk.request, desk.target.start(desk.request.source, NEW_TOKENS))
     drafted = first.propose(tokens).token_list
     del first  # frees the graph's memory
     drafter.stop_on_eos = looks
     ends = replace(desk.request.limits, end_tokens=frozenset([drafted[1]]))
-    drafter = drafter.start(replace(desk.request, limits=ends), desk.target.start(desk.request.source, NEW_TOKENS, []))
+    drafter = drafter.start(replace(desk.request, limits=ends), desk.target.start(desk.request.source, NEW_TOKENS))
     with desk.machine.counting() as waits:
         draft = drafter.propose(tokens)
     assert len(waits) == looks

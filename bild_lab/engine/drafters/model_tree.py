@@ -11,7 +11,7 @@ from bild_lab.engine.drafters.model import LowConfidence
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, precise
-from bild_lab.engine.session import LAST, GrownTree, Growth, Model, Rows, Scores, Session, Want, on_device
+from bild_lab.engine.session import LAST, GrownTree, Growth, Model, Rows, Scores, Session, Want, beside, on_device
 from bild_lab.errors import require_number, require_whole
 
 
@@ -45,8 +45,8 @@ class ModelTreeDrafter(Drafter):
 
     def begin(self, request: Request, target: Session) -> None:
         self._request = request
-        self._session = self._model.start(request.source, request.limits.max_new_tokens, target.forwards, target)
-        self._grown = GrownTree([], [], [], [])
+        self._session = self._model.start(request.source, request.limits.max_new_tokens, beside(target))
+        self._grown = GrownTree()
 
     def propose(self, tokens: list[int]) -> Draft:
         self._session.rollback(len(tokens) - 1)

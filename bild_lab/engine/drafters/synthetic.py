@@ -14,7 +14,7 @@ from bild_lab.engine.draft import Draft
 from bild_lab.engine.drafters.none import NoDraft
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Limits, Request
-from bild_lab.engine.session import LAST, Model, Session, on_device, require_scores
+from bild_lab.engine.session import LAST, Model, Session, beside, on_device, require_scores
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError, require_number, require_whole
 
@@ -69,7 +69,7 @@ class SyntheticDrafter(Drafter):
         self.prepare(request)
         self._request, self._proposals = request, self._prepared[id(request)][1].start(request, target)
         if self._model is not None:
-            self._session = self._model.start(request.source, request.limits.max_new_tokens, target.forwards, target)
+            self._session = self._model.start(request.source, request.limits.max_new_tokens, beside(target))
 
     def propose(self, tokens: list[int]) -> Draft:
         draft = self._proposals.propose(tokens)

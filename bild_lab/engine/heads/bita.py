@@ -14,8 +14,7 @@ from transformers import PreTrainedConfig
 
 from bild_lab.engine.heads.folder import Kind, SavedModule, base_of, read_config
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import LoadedModel, Prefix, Session
-from bild_lab.engine.trace import Forward
+from bild_lab.engine.session import ALONE, LoadedModel, Opening, Prefix, Session
 from bild_lab.errors import UserError, require_whole
 from bild_lab.files import FilePath
 
@@ -152,15 +151,8 @@ class BitaTarget:
     def engine(self) -> str:
         return self._target.engine
 
-    def start(
-        self,
-        source: Source,
-        room: int,
-        forwards: list[Forward] | None = None,
-        target: Session | None = None,
-        prefix: Prefix | None = None,
-    ) -> Session:
-        return self._target.start(source, room, forwards, target, self._prefix)
+    def start(self, source: Source, room: int, opening: Opening = ALONE) -> Session:
+        return self._target.start(source, room, replace(opening, prefix=self._prefix))
 
     @cached_property
     def _prefix(self) -> Prefix:

@@ -73,7 +73,7 @@ class Pass:
 
 
 class Layers(Protocol):
-    """What an engine implements: a model's layers and the KV cache of one sequence.
+    """What an engine implements: a model's layers and the KV cache of one sequence. By default it has no programs.
 
     reserved: the first slots, which hold a prefix and never roll back. source: the number of encoder tokens,
     0 for decoder-only models. longest_joined: a longer prompt runs by itself, any other with the first rows;
@@ -85,28 +85,33 @@ class Layers(Protocol):
     depth: int
     reserved: int
     source: int
-    longest_joined: int | None
+    longest_joined: int | None = None
 
     def run(self, work: Pass) -> Scores:
         """Run the rows. `hidden` of the result has all rows."""
 
     def draft(self, start: int, tokens: Sequence[int], chain: Chain) -> DraftedChain | None:
-        """Run these rows from slot `start` on, and a chain behind them; None if there is no program for it."""
+        """Run these rows from slot `start` on, and a chain after them; None if there is no program for it."""
+        return None
 
     def forwards(self, start: int, count: int) -> list[tuple[int, int]]:
         """The forwards that run rows from slot `start` on: the first slot and the number of rows of each.
 
         They begin before this slot if rows have to run again, because a state cannot be cut.
         """
+        return [(start, count)]
 
     def until_saturated(self, start: int, token: int, bar: float) -> tuple[Float[Tensor, "1 vocab"], int] | None:
         """As in `StagedSession`, at slot `start`."""
+        return None
 
     def grow(self, start: int, tokens: Sequence[int], growth: Growth) -> GrownTree | None:
-        """Run these rows from slot `start` on, and a tree behind them; None if there is no program for it."""
+        """Run these rows from slot `start` on, and a tree after them; None if there is no program for it."""
+        return None
 
     def scored(self, work: Pass) -> int:
         """For how many rows the head runs."""
+        return work.read
 
     def gather(self, start: int, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
         """Move these rows, counted from slot `start`, to slot `start` and the following slots, in these layers."""
@@ -137,14 +142,14 @@ class CachedSession:
     (BiLD §4.4).
     """
 
-    def __init__(self, layers: Layers, prompt: Sequence[int], forwards: list[Forward]) -> None:
-        self.layers, self.forwards = layers, forwards
+    def __init__(self, layers: Layers, prompt: Sequence[int], forwards: list[Forward] | None = None) -> None:
+        self.layers, self.forwards = layers, [] if forwards is None else forwards
         self._cached = layers.reserved  # slots of the prefix and of rows that have run through all layers
         self._base = self._cached  # the slot of the last extend's first row
         self._pending = list(prompt[:-1])  # prompt tokens that have not run yet
         self._started: Started | None = None
         if layers.source:
-            forwards.append(Forward(layers.config, layers.source, source=layers.source, encoder=True))
+            self.forwards.append(Forward(layers.config, layers.source, source=layers.source, encoder=True))
 
     @property
     def length(self) -> int:

@@ -29,7 +29,7 @@ from bild_lab.engine.models.processed_session import processed
 from bild_lab.engine.models.ranks import ONE_PROCESS, Ranks
 from bild_lab.engine.models.slot_cache import SlotCache
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import Feed, Prefix, Rows, Session, Skipped, Want
+from bild_lab.engine.session import ALONE, Feed, Opening, Prefix, Rows, Session, Skipped, Want
 from bild_lab.engine.trace import Forward
 from bild_lab.errors import UserError
 
@@ -153,15 +153,9 @@ class HuggingFaceModel:
             require_same_by_blocks(self.module, self.checkpoint.path)
 
     @torch.inference_mode()
-    def start(
-        self,
-        source: Source,
-        room: int,
-        forwards: list[Forward] | None = None,
-        target: Session | None = None,
-        prefix: Prefix | None = None,
-    ) -> Session:
-        return processed(open_session(self.module, source, prefix, self._one_by_one, forwards), source)
+    def start(self, source: Source, room: int, opening: Opening = ALONE) -> Session:
+        session = open_session(self.module, source, opening.prefix, self._one_by_one, opening.forwards)
+        return processed(session, source)
 
     @torch.inference_mode()
     def prompt_cache(self, embeddings: Float[Tensor, "p dim"]) -> Prefix:
@@ -193,7 +187,7 @@ def open_session(
 ) -> CachedSession:
     """A session of a module, as in `Model.start` and `ModuleLayers`."""
     layers = ModuleLayers(module, source, prefix, one_by_one)
-    return CachedSession(layers, source.prompt, [] if forwards is None else forwards)
+    return CachedSession(layers, source.prompt, forwards)
 
 
 def weightless(checkpoint: Checkpoint) -> PreTrainedModel:

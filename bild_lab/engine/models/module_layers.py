@@ -15,12 +15,12 @@ from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
 from bild_lab.engine.draft import Tree
 from bild_lab.engine.models.admission import input_device
-from bild_lab.engine.models.cached_session import Pass
+from bild_lab.engine.models.cached_session import Layers, Pass
 from bild_lab.engine.models.checkpoint import decoder_depth
 from bild_lab.engine.models.layer_control import Branches, Plan, following, sets_positions, wrap_layers
 from bild_lab.engine.models.slot_cache import SlotCache, Snapshots
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import Chain, Growth, Prefix, Scores
+from bild_lab.engine.session import Prefix, Scores
 from bild_lab.errors import UserError
 
 NO_BRANCHES = (
@@ -32,14 +32,12 @@ NO_SINGLE_LAYERS = (
 )
 
 
-class ModuleLayers:
+class ModuleLayers(Layers):
     """A module's decoder layers and the cache of one sequence. A prefix fills the cache's first slots.
 
     one_by_one: run rows behind the prompt each in a forward of its own, for a recurrent module that begins several
     rows from an empty state. Raises UserError for a module that takes no cache.
     """
-
-    longest_joined = None
 
     def __init__(
         self, module: PreTrainedModel, source: Source, prefix: Prefix | None = None, one_by_one: bool = False
@@ -91,15 +89,6 @@ class ModuleLayers:
         if self._one_by_one and first:
             return [(slot, 1) for slot in range(first, end)]
         return [(first, end - first)]
-
-    def until_saturated(self, start: int, token: int, bar: float) -> None:
-        """Transformers' layers run one at a time."""
-
-    def draft(self, start: int, tokens: Sequence[int], chain: Chain) -> None:
-        """Transformers has no program for a chain."""
-
-    def grow(self, start: int, tokens: Sequence[int], growth: Growth) -> None:
-        """Nor for a tree."""
 
     def scored(self, work: Pass) -> int:
         """Some models of Transformers run their head for all rows."""

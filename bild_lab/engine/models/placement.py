@@ -14,14 +14,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.distributed import DistributedConfig
 
 from bild_lab.engine.models.admission import input_device
-from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.device import resolve_device
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.ranks import ONE_PROCESS, Ranks, launched, local_rank
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import Prefix, Session
-from bild_lab.engine.trace import Forward
+from bild_lab.engine.session import ALONE, Opening, Prefix, Session
 from bild_lab.errors import UserError, require_flag
 
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
@@ -145,15 +143,9 @@ class ShardedModel(_InParts):
         self.refuse(READS_VOCABULARY)
 
     @torch.inference_mode()
-    def start(
-        self,
-        source: Source,
-        room: int,
-        forwards: list[Forward] | None = None,
-        target: Session | None = None,
-        prefix: Prefix | None = None,
-    ) -> CachedSession:
-        return super().start(source, room, forwards, target, None if prefix is None else self._shard_of(prefix))
+    def start(self, source: Source, room: int, opening: Opening = ALONE) -> Session:
+        own = None if opening.prefix is None else self._shard_of(opening.prefix)
+        return super().start(source, room, replace(opening, prefix=own))
 
     def _shard_of(self, prefix: Prefix) -> Prefix:
         """This process's heads of a prefix. A prefix made by running the sharded layers has only these already."""

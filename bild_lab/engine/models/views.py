@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from bild_lab.engine.models.processed_session import SessionOver
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import (
+    ALONE,
     EVERYTHING,
     NOTHING,
     Chain,
     DraftedChain,
     Growth,
     LoadedModel,
-    Prefix,
+    Opening,
     Rows,
     Scores,
     Session,
@@ -26,43 +26,23 @@ from bild_lab.engine.session import (
     Want,
     as_rows,
 )
-from bild_lab.engine.trace import Forward
 from bild_lab.errors import UserError, require_whole
 
 
 class TargetLayers:
     """Some layers of the target as a draft model, in the target's own KV cache.
 
-    skipped: blocks that are left out of these layers.
+    skipped: blocks that are left out of these layers. depth: how many layers the whole target has.
     """
 
     def __init__(self, target: LoadedModel, layers: Sequence[int], skipped: Skipped = NOTHING) -> None:
-        self._target, self.layers, self.skipped = target, tuple(layers), skipped
+        self.layers, self.skipped = tuple(layers), skipped
+        self.depth, self.device, self.engine = target.depth, target.device, target.engine
 
-    @property
-    def depth(self) -> int:
-        """How many layers the whole target has."""
-        return self._target.depth
-
-    @property
-    def device(self) -> torch.device:
-        return self._target.device
-
-    @property
-    def engine(self) -> str:
-        return self._target.engine
-
-    def start(
-        self,
-        source: Source,
-        room: int,
-        forwards: list[Forward] | None = None,
-        target: Session | None = None,
-        prefix: Prefix | None = None,
-    ) -> View:
-        if target is None:
+    def start(self, source: Source, room: int, opening: Opening = ALONE) -> View:
+        if opening.target is None:
             raise ValueError("a view of the target starts beside the target's session, got none")
-        return View(target, self.layers, self.skipped)
+        return View(opening.target, self.layers, self.skipped)
 
 
 class EarlyExit(TargetLayers):

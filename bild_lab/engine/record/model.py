@@ -13,7 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from bild_lab.engine.draft import Tree
-from bild_lab.engine.models.cached_session import CachedSession, Pass, is_first
+from bild_lab.engine.models.cached_session import CachedSession, Layers, Pass, is_first
 from bild_lab.engine.models.native.layers import KERNEL_ROWS
 from bild_lab.engine.models.processed_session import processed
 from bild_lab.engine.record.store import Store
@@ -21,11 +21,12 @@ from bild_lab.engine.record.text import HEAD_INPUT, LOGITS, Node, RecordedText
 from bild_lab.engine.request import Source
 from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import (
+    ALONE,
     EVERYTHING,
     Chain,
     DraftedChain,
-    Growth,
     LoadedModel,
+    Opening,
     Prefix,
     Rows,
     Scores,
@@ -33,7 +34,6 @@ from bild_lab.engine.session import (
     Want,
     as_rows,
 )
-from bild_lab.engine.trace import Forward
 from bild_lab.errors import UserError
 
 NO_STATES = "a record holds what a model scores, and this method reads states inside it; measure it with run.py instead"
@@ -58,14 +58,8 @@ class RecordedModel:
         return getattr(self.model, name)
 
     @torch.inference_mode()
-    def start(
-        self,
-        source: Source,
-        room: int,
-        forwards: list[Forward] | None = None,
-        target: Session | None = None,
-        prefix: Prefix | None = None,
-    ) -> Session:
+    def start(self, source: Source, room: int, opening: Opening = ALONE) -> Session:
+        prefix = opening.prefix
         name = text_name(source, prefix)
         self._used.setdefault(greenlet.getcurrent(), set()).add(name)
         plain = replace(source, processors=None)  # rows are kept as the model gives them
@@ -74,12 +68,11 @@ class RecordedModel:
             self._texts[name] = RecordedText(
                 len(source.prompt) - 1,
                 self.model.device,
-                lambda: self.model.start(plain, room, None, None, prefix),
+                lambda: self.model.start(plain, room, Opening(prefix=prefix)),
                 blocks,
             )
         layers = RecordedLayers(self, self._texts[name], plain, 0 if prefix is None else prefix.length)
-        session = RecordedSession(layers, source.prompt, [] if forwards is None else forwards)
-        return processed(session, source)
+        return processed(RecordedSession(layers, source.prompt, opening.forwards), source)
 
     def save(self) -> None:
         """Save the new rows of the texts that the caller asked for: in a batch, those of its own example.
@@ -130,7 +123,7 @@ class RecordedSession(CachedSession):
         raise UserError(NO_STATES)
 
 
-class RecordedLayers:
+class RecordedLayers(Layers):
     """What a session runs in place of a model's layers: the nodes of a recorded text, by the slots of a cache.
 
     Rows of the prompt have no nodes, and their scores are not asked for. Hidden states, which a session passes on from
@@ -181,18 +174,6 @@ class RecordedLayers:
             probs=None,
             own_probs=None if own is None else precise(own).softmax(-1),
         )
-
-    def grow(self, start: int, tokens: Sequence[int], growth: Growth) -> None:
-        """Level by level."""
-
-    def until_saturated(self, start: int, token: int, bar: float) -> None:
-        """A record has no states inside the model."""
-
-    def forwards(self, start: int, count: int) -> list[tuple[int, int]]:
-        return [(start, count)]
-
-    def scored(self, work: Pass) -> int:
-        return work.read
 
     def gather(self, start: int, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
         first = start - self._first

@@ -11,8 +11,7 @@ from torch import Tensor
 from bild_lab.engine.models.checkpoint import Checkpoint, same_vocabulary
 from bild_lab.engine.models.processed_session import processed
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import LoadedModel, Prefix, Session
-from bild_lab.engine.trace import Forward
+from bild_lab.engine.session import ALONE, LoadedModel, Opening, Session
 from bild_lab.engine.vocabularies.intersection import IntersectionSession
 from bild_lab.engine.vocabularies.overlap import AUTO, CHOICES, INTERSECTION, Overlap, chosen, overlap_of
 from bild_lab.engine.vocabularies.strings import StringsSession
@@ -54,16 +53,9 @@ class TranslatedModel:
         """The same weights, run by the CPU kernels."""
         return TranslatedModel(self.model.by_kernels(), self.overlap, self.how)
 
-    def start(
-        self,
-        source: Source,
-        room: int,
-        forwards: list[Forward] | None = None,
-        target: Session | None = None,
-        prefix: Prefix | None = None,
-    ) -> Session:
+    def start(self, source: Source, room: int, opening: Opening = ALONE) -> Session:
         own = self.overlap.source(source, self.model.source_positions)
-        session = self.model.start(own, 2 * room, forwards, None, prefix)
+        session = self.model.start(own, 2 * room, replace(opening, target=None))
         kind = StringsSession if self.writes_text else IntersectionSession
         translated = kind(session, self.overlap, source, own, self.model.session_positions)
         # no processor sees a drafted text's own tokens; the target's scores pass through them

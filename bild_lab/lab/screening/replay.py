@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ from torch import Tensor
 from bild_lab.engine.record import RecordedModel, Store
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import precise
-from bild_lab.engine.session import EVERYTHING, LoadedModel, Prefix, Rows, Scores, Session, Want
-from bild_lab.engine.trace import Forward, Trace
+from bild_lab.engine.session import ALONE, EVERYTHING, LoadedModel, Opening, Rows, Scores, Session, Want
+from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.cost import Machine, kinds_of
 from bild_lab.lab.decoding.decoder import Decoder
@@ -176,19 +176,13 @@ class ComparedModel:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.recorded, name)
 
-    def start(
-        self,
-        source: Any,
-        room: int,
-        forwards: list[Forward] | None = None,
-        target: Session | None = None,
-        prefix: Prefix | None = None,
-    ) -> ComparedSession:
+    def start(self, source: Any, room: int, opening: Opening = ALONE) -> ComparedSession:
+        target = opening.target
         served, own = (target.served, target.own) if isinstance(target, ComparedSession) else (target, target)
         return ComparedSession(
             self,
-            self.recorded.start(source, room, forwards, served, prefix),
-            self.recorded.model.start(source, room, None, own, prefix),
+            self.recorded.start(source, room, replace(opening, target=served)),
+            self.recorded.model.start(source, room, replace(opening, forwards=None, target=own)),
         )
 
 

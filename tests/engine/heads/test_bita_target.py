@@ -10,7 +10,7 @@ from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
 
 from bild_lab.engine.heads.bita import PROMPTS, BitaTarget
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import Session, Want
+from bild_lab.engine.session import Opening, Session, Want
 from bild_lab.engine.trace import Forward
 from tests.engine.heads.oracle import uncached_masks
 from tests.engine.heads.tiny import random_adapter
@@ -112,7 +112,7 @@ def test_both_engines_say_the_same(prompt: str) -> None:
 @engines
 def test_forwards_are_recorded_with_their_probe_rows_and_the_prompts_slots(engine: str) -> None:
     forwards: list[Forward] = []
-    session = adapted(tiny_llama(0), engine, "deep").start(SOURCE, 8, forwards)
+    session = adapted(tiny_llama(0), engine, "deep").start(SOURCE, 8, Opening(forwards))
     session.extend(tree_rows(torch.tensor(TOKENS), torch.tensor(PARENTS)))
     assert [(one.rows, one.cached, one.scored) for one in forwards] == [(4 + len(TOKENS), 4, len(TOKENS))]
 

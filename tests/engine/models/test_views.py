@@ -23,7 +23,7 @@ from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows
 from bild_lab.engine.models.native.layers import NativeLayers
 from bild_lab.engine.models.views import EarlyExit, LayerSkip
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.session import Chain, LoadedModel, Want
+from bild_lab.engine.session import Chain, LoadedModel, Want, beside
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.config import compose_policy
@@ -67,7 +67,7 @@ close = partial(torch.testing.assert_close, atol=1e-5, rtol=1e-5)  # Transformer
 def test_an_early_exit_scores_as_its_layers_alone(family: str, engine: str, layers: int) -> None:
     target, source = target_of(family, engine), random_source(family, random.Random(3))
     session = target.start(source, 20)
-    view = EarlyExit(target, layers).start(source, 20, target=session)
+    view = EarlyExit(target, layers).start(source, 20, beside(session))
     close(view.extend([source.prompt[-1]]).logits, alone(family, source, [], layers))
     close(view.extend([9]).logits, alone(family, source, [9], layers))
     session.extend([source.prompt[-1], 9, 10, 11])
@@ -83,7 +83,7 @@ def test_a_layer_skip_is_the_same_on_both_engines(family: str) -> None:
     for engine in ENGINES:
         target = target_of(family, engine)
         session = target.start(source, 20)
-        view = LayerSkip(target, [1]).start(source, 20, target=session)
+        view = LayerSkip(target, [1]).start(source, 20, beside(session))
         view.extend([source.prompt[-1]])
         view.extend([9])
         session.extend([source.prompt[-1], 9, 10])
@@ -117,7 +117,7 @@ def test_a_skipped_block_adds_nothing(family: str, engine: str, block: str) -> N
     for layers in ([0], [1, 2]):
         target = target_of(family, engine)
         skip = LayerSkip(target, [], **{f"skipped_{block}": layers})
-        view = skip.start(source, 20, target=target.start(source, 20))
+        view = skip.start(source, 20, beside(target.start(source, 20)))
         view.extend([START])
         close(
             view.extend([9]).logits,
@@ -134,11 +134,11 @@ def test_the_kernels_skip_the_same_blocks(family: str) -> None:
     for engine in ("native", "kernels"):
         target = in_memory(module, engine)
         session = target.start(source, 20)
-        view = LayerSkip(target, [], [0, 2], [1]).start(source, 20, target=session)
+        view = LayerSkip(target, [], [0, 2], [1]).start(source, 20, beside(session))
         view.extend([source.prompt[-1]])
         found.append(view.extend([9]).logits)
     torch.testing.assert_close(*found, atol=1e-4, rtol=1e-4)
-    assert not torch.allclose(found[1], EarlyExit(target, 3).start(source, 20, target=session).extend([9]).logits)
+    assert not torch.allclose(found[1], EarlyExit(target, 3).start(source, 20, beside(session)).extend([9]).logits)
 
 
 @families
@@ -150,7 +150,7 @@ def test_the_target_runs_the_first_layers_again_behind_a_draft_that_skipped_thei
     target, source = target_of(family, engine), random_source(family, random.Random(2))
     for skipped in ({"skipped_attention": [1]}, {"skipped_feed_forward": [0]}):
         plain, session = target.start(source, 60), target.start(source, 60)
-        view = LayerSkip(target, [], **skipped).start(source, 60, target=session)
+        view = LayerSkip(target, [], **skipped).start(source, 60, beside(session))
         for token in (9, 10, 11):
             view.extend([token])
         plain.prefill()
@@ -223,11 +223,11 @@ def test_a_second_view_leaves_nothing_of_its_own_where_the_first_ones_rows_were(
     )
     session = target.start(source, 40)
     for view in (EarlyExit(target, 2), LayerSkip(target, [0])):
-        beside = view.start(source, 40, target=session)
+        drafting = view.start(source, 40, beside(session))
         if in_one_program:
-            assert beside.draft([9], Chain(2, frozenset())) is not None
+            assert drafting.draft([9], Chain(2, frozenset())) is not None
         else:
-            beside.extend([9])
+            drafting.extend([9])
     session.extend([9])
     torch.testing.assert_close(
         session.extend([12]).logits, target.start(source, 40).extend([9, 12]).logits[1:], atol=1e-5, rtol=1e-5
@@ -326,7 +326,7 @@ def test_verification_behind_an_exit_scores_as_running_everything_does(
     target = in_memory(random_target(family, 3).to(dtype), engine)
     source = random_source(family, random.Random(2))
     plain, session = target.start(source, 60), target.start(source, 60)
-    view = EarlyExit(target, exit_layer).start(source, 60, target=session)
+    view = EarlyExit(target, exit_layer).start(source, 60, beside(session))
     plain.prefill()
     session.prefill()
     tolerance = 2e-6 if dtype == torch.float32 else 1e-13
@@ -359,7 +359,7 @@ def test_begun_rows_stand_after_the_cache_has_grown() -> None:
     target = in_memory(random_target("llama", 0), "native")
     source = Source((START,))
     session = target.start(source, 4)
-    view = EarlyExit(target, 1).start(source, 4, target=session)
+    view = EarlyExit(target, 1).start(source, 4, beside(session))
     tokens = [3 + index % 30 for index in range(session.layers.cache.capacity + 5)]  # one by one past what there is
     for token in tokens:
         view.extend([token])

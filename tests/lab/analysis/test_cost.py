@@ -33,7 +33,7 @@ from bild_lab.engine.draft import Tree
 from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.session import Rows, Session, Want
+from bild_lab.engine.session import Opening, Rows, Session, Want
 from bild_lab.engine.trace import Forward, Round, Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.cost import Cost, Matrices, by_model, dimensions, knows, total
@@ -251,8 +251,8 @@ class EngineModel:
     engine: str
     device: torch.device = torch.device("cpu")
 
-    def start(self, source: Source, room: int, forwards: list[Forward], *_: object) -> Session:
-        return open_session(self.engine, self.module, source, room, forwards)
+    def start(self, source: Source, room: int, opening: Opening) -> Session:
+        return open_session(self.engine, self.module, source, room, opening.forwards)
 
 
 def decode(policy: str, target: EngineModel, draft: EngineModel, source: Source, new: int, **knobs: object) -> Trace:

@@ -28,8 +28,8 @@ from bild_lab.engine.models.cached_session import CachedSession, Layers, Pass
 from bild_lab.engine.protocols import Acceptance, Drafter
 from bild_lab.engine.request import Request, Source
 from bild_lab.engine.sampling import Sampling, pick
-from bild_lab.engine.session import EVERYTHING, LoadedModel, Model, Rows, Scores, Session, Want
-from bild_lab.engine.trace import Forward, Trace
+from bild_lab.engine.session import ALONE, EVERYTHING, LoadedModel, Model, Opening, Rows, Scores, Session, Want
+from bild_lab.engine.trace import Trace
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
@@ -112,11 +112,9 @@ class FaultyModel:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
-    def start(self, source: Source, room: int, forwards: list[Forward] | None = None, *_: object) -> Session:
+    def start(self, source: Source, room: int, opening: Opening = ALONE) -> Session:
         sound = self.model.start(source, 3 * room + 32)  # a stale cache grows
-        return FaultySession(
-            FaultyLayers(sound.layers, self.fault), source.prompt, [] if forwards is None else forwards
-        )
+        return FaultySession(FaultyLayers(sound.layers, self.fault), source.prompt, opening.forwards)
 
 
 class SampledTree(Drafter):

@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig
 
 from bild_lab.engine.batch import Batch, Wanted
 from bild_lab.engine.draft import Tree
-from bild_lab.engine.models.cached_session import Pass
+from bild_lab.engine.models.cached_session import Layers, Pass
 from bild_lab.engine.models.native import llama, t5
 from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows, joined, place_rows
 from bild_lab.engine.models.native.compiled import Workspace
@@ -39,7 +39,7 @@ def cache_bytes(config: PreTrainedConfig, dtype: torch.dtype, tokens: int, sourc
     return 2 * layers * width * (tokens + SPARE_ROWS + source) * dtype.itemsize
 
 
-class NativeLayers:
+class NativeLayers(Layers):
     """A native decoder's layers and the KV cache of one sequence.
 
     The cache is allocated once, for the prompt and `room` more rows; it grows if that is not enough. With a
@@ -162,9 +162,6 @@ class NativeLayers:
         """Let the kernels have the rotations of so many positions."""
         if positions > packed.positions:
             packed.rotate_by(*self.decoder.rotations(positions))
-
-    def forwards(self, start: int, count: int) -> list[tuple[int, int]]:
-        return [(start, count)]
 
     def scored(self, work: Pass) -> int:
         """The kernels run the head wherever its input is asked for."""

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from bild_lab.engine.models.admission import CHANGING, rotations
 from bild_lab.engine.models.native.attention import PlacedRows, joined
 from bild_lab.engine.models.native.stack import Layer, Stack, View, Weight
 
@@ -207,12 +208,5 @@ def why_not(config: PreTrainedConfig) -> str | None:
         return f"it caps logits softly ({capped[0]})"
     if getattr(config, "use_bidirectional_attention", False):
         return "its rows also see those behind them"
-    changing = {"dynamic", "longrope"} & set(rotary_types(config))
-    return f"its rotary scaling is {changing.pop()}, which changes with the length" if changing else None
-
-
-def rotary_types(config: PreTrainedConfig) -> list[str]:
-    """The types of rotary scaling: one, or one for each kind of layer."""
-    parameters = getattr(config, "rope_parameters", None) or {}
-    by_kind = [each for each in parameters.values() if isinstance(each, dict)]
-    return [each.get("rope_type", "default") for each in by_kind or [parameters]]
+    changing = [each["rope_type"] for each in rotations(config) if each.get("rope_type") in CHANGING]
+    return f"its rotary scaling is {changing[0]}, which changes with the length" if changing else None

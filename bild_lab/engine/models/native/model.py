@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 
 from bild_lab.engine.batch import current_batch
 from bild_lab.engine.models.cached_session import CachedSession
-from bild_lab.engine.models.checkpoint import Checkpoint, Prompt, quantization
+from bild_lab.engine.models.checkpoint import Prompt, quantization
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.native import llama, t5
 from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows
@@ -23,8 +23,7 @@ from bild_lab.engine.models.native.layers import SPARE_ROWS, Decoder, NativeLaye
 from bild_lab.engine.models.native.side_by_side import Pool
 from bild_lab.engine.models.processed_session import processed
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import Feed, Prefix, Session, Want
-from bild_lab.engine.trace import Forward
+from bild_lab.engine.session import ALONE, Feed, Opening, Prefix, Session, Want
 
 
 class NativeModel:
@@ -39,24 +38,10 @@ class NativeModel:
 
     def __init__(self, transformers: HuggingFaceModel, compiled: bool = False, kernels: bool = False) -> None:
         self.transformers, self.compiled, self.kernels = transformers, compiled, kernels
+        self.checkpoint, self.device, self.dtype = transformers.checkpoint, transformers.device, transformers.dtype
+        self.engine = "kernels" if kernels else "native"
         self.compiled_steps = 0  # so far; a timing during which it grew measured the compiler
         self._free: list[Workspace] = []
-
-    @property
-    def engine(self) -> str:
-        return "kernels" if self.kernels else "native"
-
-    @property
-    def checkpoint(self) -> Checkpoint:
-        return self.transformers.checkpoint
-
-    @property
-    def device(self) -> torch.device:
-        return self.transformers.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.transformers.dtype
 
     @property
     def family(self) -> type[Decoder]:
@@ -137,15 +122,8 @@ class NativeModel:
         return model
 
     @torch.inference_mode()
-    def start(
-        self,
-        source: Source,
-        room: int,
-        forwards: list[Forward] | None = None,
-        target: Session | None = None,
-        prefix: Prefix | None = None,
-    ) -> Session:
-        batch, workspace, pool = current_batch(), None, None
+    def start(self, source: Source, room: int, opening: Opening = ALONE) -> Session:
+        batch, workspace, pool, prefix = current_batch(), None, None, opening.prefix
         if self.compiled and prefix is None:
             workspace = self._workspace(len(source.prompt) + room + SPARE_ROWS, source)
         if batch is not None and not self.kernels:
@@ -154,7 +132,7 @@ class NativeModel:
             self.decoder, source, room, prefix, workspace, self.packed, self.packed_encoder, batch, pool
         )
         layers.drafts_whole = self.drafts_whole
-        session = CachedSession(layers, source.prompt, [] if forwards is None else forwards)
+        session = CachedSession(layers, source.prompt, opening.forwards)
         if pool is not None:
             weakref.finalize(session, pool.give_back, layers.cache.place)
         if workspace is not None:

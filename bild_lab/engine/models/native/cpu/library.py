@@ -18,7 +18,6 @@ import torch
 from filelock import FileLock
 
 from bild_lab.engine.models.device import processor
-from bild_lab.engine.models.native.cpu.structures import check_layout, layout_source
 from bild_lab.files import cache_folder
 
 log = logging.getLogger(__name__)
@@ -52,16 +51,12 @@ class KernelError(Exception):
 
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL:
-    """The loaded kernels.
-
-    Raises KernelError if they cannot be compiled or loaded, and LayoutError if their structures are not ours.
-    """
+    """The loaded kernels. Raises KernelError if they cannot be compiled or loaded."""
     path = _compiled()
     try:
         loaded = ctypes.CDLL(str(path))
     except OSError as error:
         raise KernelError(f"{path} cannot be loaded: {error}") from error
-    check_layout(loaded)
     pointer, whole = ctypes.c_void_p, ctypes.c_int
     for name, arguments in {
         "run": [pointer] * 2,
@@ -80,7 +75,7 @@ def _compiled() -> Path:
     compiler, runtime = _compiler(), _openmp()
     seen = processor("model name", "flags", "Features")  # by the compiler
     sources = [file.read_text() for file in (SOURCE, *sorted(SOURCE.parent.glob("*.h")))]
-    decisive = (*sources, layout_source(), " ".join(FLAGS), _answer(compiler, "--version"), str(runtime), seen)
+    decisive = (*sources, " ".join(FLAGS), _answer(compiler, "--version"), str(runtime), seen)
     name = hashlib.sha256("\0".join(decisive).encode()).hexdigest()[:16]
     folder = cache_folder() / "kernels"
     path = folder / f"{name}.so"
@@ -99,9 +94,8 @@ def _compile(compiler: str, runtime: Path, path: Path) -> None:
     """Compile and link against PyTorch's own OpenMP: two pools of threads would wait for the same cores."""
     log.warning("compiling the CPU kernels, once for this machine, about 15 seconds")
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        whole, objects, linked = (Path(folder) / f"kernels.{suffix}" for suffix in ("cpp", "o", "so"))
-        whole.write_text(f'#include "{SOURCE}"\n{layout_source()}')
-        _answer(compiler, *FLAGS, "-c", str(whole), "-o", str(objects))
+        objects, linked = (Path(folder) / f"kernels.{suffix}" for suffix in ("o", "so"))
+        _answer(compiler, *FLAGS, "-c", str(SOURCE), "-o", str(objects))
         _answer(compiler, "-shared", str(objects), str(runtime), "-o", str(linked))
         linked.replace(path)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from ctypes import addressof, byref, c_float, c_int32, c_int64
+from ctypes import addressof, byref, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -262,11 +262,11 @@ class PackedDecoder:
 
     def _layer(self, layer: Layer) -> c.Layer:
         packed = c.Layer(window=layer.window, kind=layer.kind)
-        for name in c.NORMS.split():
-            setattr(packed, name, self._vector(getattr(layer, name)))
-        for name in c.MATRICES.split():
-            if (weight := getattr(layer, name)) is not None:
+        for name, kind in c.Layer._fields_:
+            if kind is c.Matrix and (weight := getattr(layer, name)) is not None:
                 setattr(packed, name, self._matrix(weight))
+            elif kind is c_void_p:
+                setattr(packed, name, self._vector(getattr(layer, name)))
         return packed
 
     def _matrix(self, weight: Weight) -> c.Matrix:

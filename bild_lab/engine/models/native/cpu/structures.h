@@ -1,4 +1,4 @@
-// What Python hands to the kernels. `structures.py` has the same structures, and compares both at load
+// What Python hands to the kernels. `structures.py` reads these declarations: `const type *one, *other;` or `type one;`
 #pragma once
 #include <cstdint>
 
