@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -28,7 +27,6 @@ class Peer:
 
     Outside the clock (`prepare`) the checkpoint is converted and loaded, and the process woken; inside are the
     decoding and one message each way, about a tenth of a millisecond. versions: of the engine's packages.
-    cache: where converted checkpoints are kept, if not in the cache of bild_lab.
     Raises UserError without the environment of `make peers`, for a device or a precision that the engine lacks, and for
     requests that sample.
     """
@@ -41,7 +39,7 @@ class Peer:
     _draft: LoadedModel | None = None
     _window: int | None = None
 
-    def __init__(self, target: LoadedModel, cache: Path | None = None) -> None:
+    def __init__(self, target: LoadedModel) -> None:
         self.versions = package_versions(self.packages)
         if target.device.type != "cpu":
             raise UserError(f"{self.engine} is run on a CPU, got {target.device}; set runtime.device=cpu")
@@ -50,7 +48,7 @@ class Peer:
             raise UserError(
                 f"{self.engine} computes in {known} on a CPU, got {_plain(target.dtype)}; set runtime.dtype=float32"
             )
-        self._target, self._cache = target, cache
+        self._target = target
         self._worker: Worker | None = None
         self._threads = 0
 
@@ -115,7 +113,7 @@ class Peer:
         }
 
     def _converted(self, model: LoadedModel) -> str:
-        return str(converted(model.checkpoint, self.engine, self.versions, self._cache))
+        return str(converted(model.checkpoint, self.engine, self.versions))
 
 
 class CTranslate2(Peer):
@@ -145,9 +143,9 @@ class OpenVINOSpeculative(OpenVINO):
     window: how many tokens are drafted in a round.
     """
 
-    def __init__(self, target: LoadedModel, draft: LoadedModel, window: int, cache: Path | None = None) -> None:
+    def __init__(self, target: LoadedModel, draft: LoadedModel, window: int) -> None:
         require_whole("the draft window", window, 1)
-        super().__init__(target, cache)
+        super().__init__(target)
         if target.checkpoint.encoder_decoder:
             raise UserError(
                 f"OpenVINO decodes speculatively with decoder-only models, got {target.checkpoint.path} "
