@@ -31,7 +31,6 @@ from bild_lab.engine.models.ranks import ONE_PROCESS, Ranks
 from bild_lab.engine.models.slot_cache import SlotCache
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import ALONE, Feed, Opening, Prefix, Rows, Session, Skipped, Want
-from bild_lab.engine.trace import Forward
 from bild_lab.errors import UserError
 
 
@@ -155,8 +154,7 @@ class HuggingFaceModel:
 
     @torch.inference_mode()
     def start(self, source: Source, room: int, opening: Opening = ALONE) -> Session:
-        session = open_session(self.module, source, opening.prefix, self._one_by_one, opening.forwards)
-        return processed(session, source)
+        return processed(open_session(self.module, source, opening, self._one_by_one), source)
 
     @torch.inference_mode()
     def prompt_cache(self, embeddings: Float[Tensor, "p dim"]) -> Prefix:
@@ -180,15 +178,10 @@ class HuggingFaceModel:
 
 
 def open_session(
-    module: PreTrainedModel,
-    source: Source,
-    prefix: Prefix | None = None,
-    one_by_one: bool = False,
-    forwards: list[Forward] | None = None,
+    module: PreTrainedModel, source: Source, opening: Opening = ALONE, one_by_one: bool = False
 ) -> CachedSession:
     """A session of a module, as in `Model.start` and `ModuleLayers`."""
-    layers = ModuleLayers(module, source, prefix, one_by_one)
-    return CachedSession(layers, source.prompt, forwards)
+    return CachedSession(ModuleLayers(module, source, opening.prefix, one_by_one), source.prompt, opening.forwards)
 
 
 def weightless(checkpoint: Checkpoint) -> PreTrainedModel:

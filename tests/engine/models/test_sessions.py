@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import torch
 
+from bild_lab.engine.models.hf import open_session
 from bild_lab.engine.models.native import compiled
 from bild_lab.engine.models.native.compiled import Workspace
 from bild_lab.engine.models.native.llama import LlamaDecoder
@@ -16,7 +17,7 @@ from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import Session
 from tests.policies import WINDOWED
-from tests.sessions import module_session, native_session, needs_kernels, tree_rows
+from tests.sessions import native_session, needs_kernels, tree_rows
 from tests.stubs import NextLogits, uncached
 from tests.thinned import thinned
 from tests.tiny import PAD, START, TINY, tiny_t5
@@ -48,7 +49,7 @@ def opened_on(engine: str, family: str) -> Opened:
         module = module.double()
     large = uncached(copy.deepcopy(module).double(), source)
     if engine == "hf":
-        return module_session(module, source), large, list(source.prompt)
+        return open_session(module, source), large, list(source.prompt)
     decoder = (T5Decoder if t5 else LlamaDecoder)(module)
     workspace = Workspace(decoder, 128, 16 if t5 else 0) if engine == "compiled" else None
     session = native_session(decoder, source, 4, workspace=workspace, kernels=engine == "kernels")
