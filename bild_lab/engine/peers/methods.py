@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -27,6 +28,7 @@ class Peer:
 
     Outside the clock (`prepare`) the checkpoint is converted and loaded, and the process woken; inside are the
     decoding and one message each way, about a tenth of a millisecond. versions: of the engine's packages.
+    cache: where converted checkpoints are kept, if not in the cache of bild_lab.
     Raises UserError without the environment of `make peers`, for a device or a precision that the engine lacks, and for
     requests that sample.
     """
@@ -39,7 +41,7 @@ class Peer:
     _draft: LoadedModel | None = None
     _window: int | None = None
 
-    def __init__(self, target: LoadedModel) -> None:
+    def __init__(self, target: LoadedModel, cache: Path | None = None) -> None:
         self.versions = package_versions(self.packages)
         if target.device.type != "cpu":
             raise UserError(f"{self.engine} is run on a CPU, got {target.device}; set runtime.device=cpu")
@@ -48,7 +50,7 @@ class Peer:
             raise UserError(
                 f"{self.engine} computes in {known} on a CPU, got {_plain(target.dtype)}; set runtime.dtype=float32"
             )
-        self._target = target
+        self._target, self._cache = target, cache
         self._worker: Worker | None = None
         self._threads = 0
 
@@ -113,7 +115,7 @@ class Peer:
         }
 
     def _converted(self, model: LoadedModel) -> str:
-        return str(converted(model.checkpoint, self.engine, self.versions))
+        return str(converted(model.checkpoint, self.engine, self.versions, self._cache))
 
 
 class CTranslate2(Peer):
@@ -143,9 +145,9 @@ class OpenVINOSpeculative(OpenVINO):
     window: how many tokens are drafted in a round.
     """
 
-    def __init__(self, target: LoadedModel, draft: LoadedModel, window: int) -> None:
+    def __init__(self, target: LoadedModel, draft: LoadedModel, window: int, cache: Path | None = None) -> None:
         require_whole("the draft window", window, 1)
-        super().__init__(target)
+        super().__init__(target, cache)
         if target.checkpoint.encoder_decoder:
             raise UserError(
                 f"OpenVINO decodes speculatively with decoder-only models, got {target.checkpoint.path} "

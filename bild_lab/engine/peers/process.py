@@ -52,15 +52,20 @@ def package_versions(names: Sequence[str]) -> dict[str, str]:
     return {name: found[name] for name in names}
 
 
-def converted(checkpoint: Checkpoint, engine: str, versions: Mapping[str, str]) -> Path:
+def converted(checkpoint: Checkpoint, engine: str, versions: Mapping[str, str], cache: Path | None = None) -> Path:
     """The folder of the converted checkpoint. The first call for these weights and versions converts, in seconds.
 
-    The weights keep their precision: the engine rounds them, if at all, as it loads. Those of a checkpoint on the hub
-    must have been read once, so that they are in the hub's cache. Raises UserError if the engine cannot convert it.
+    The weights keep their precision: the engine rounds them, if at all, as it loads. cache: where to keep it, by
+    default the cache of bild_lab. The weights of a checkpoint on the hub must have been read once, so that they are in
+    the hub's cache. Raises UserError if the engine cannot convert the checkpoint.
     """
-    decisive = (checkpoint.fingerprint, *map(" ".join, versions.items()), SCRIPT.read_text())
+    decisive = (
+        checkpoint.fingerprint,
+        *(f"{name} {version}" for name, version in versions.items()),
+        SCRIPT.read_text(),
+    )
     name = f"{engine}-{hashlib.sha256(chr(0).join(decisive).encode()).hexdigest()[:16]}"
-    folder = cache_folder() / "peers" / name
+    folder = (cache or cache_folder() / "peers") / name
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
